@@ -21,19 +21,19 @@ from failslow.baselines import bocd, sliding_window
 from failslow.generate import NEGATIVE, POSITIVE, Made, sets
 from failslow.score import QUIET_CV, Outcome, aims, blame, outcome, table, timing
 
-from healthd.failslow.analysis import judged
-from healthd.failslow.model import Judgement
+from healthd.failslow.analysis import diagnose
+from healthd.failslow.model import Diagnosis
 
 SEED = 101
 STREAMS = 200  # of operations, whose period is looked for
 
 
-def healthd(made: Made) -> Judgement:
+def healthd(made: Made) -> Diagnosis:
     """What healthd answers of a set, but for reading its file."""
-    return judged(made.series, made.evidence)
+    return diagnose(made.series, made.evidence)
 
 
-DETECTORS: dict[str, Callable[[Made], Judgement]] = {
+DETECTORS: dict[str, Callable[[Made], Diagnosis]] = {
     "healthd": healthd,
     "plain BOCD": bocd,
     "sliding window": sliding_window,

@@ -219,12 +219,12 @@ def answers(store: Path) -> list[Cost]:
 
 def halves(store: Path) -> tuple[str, str]:
     """The first and the second half of what the store tells of, as `compare` is asked of them."""
-    from healthd.fleet.engine import times_known
-    from healthd.fleet.store import reading
+    from healthd.fleet.engine import covered_period
+    from healthd.fleet.store import open_for_reading
     from healthd.fleet.tables import TABLES
 
-    with reading(str(store)) as snapshot:
-        known = times_known({table: snapshot.files(table) for table in TABLES})
+    with open_for_reading(str(store)) as snapshot:
+        known = covered_period({table: snapshot.files(table) for table in TABLES})
     if known is None:
         sys.exit(f"{store}: nothing in it has a time")
     times = (known[0], sum(known) // 2, known[1])

@@ -60,7 +60,7 @@ def both(name: str, steps: int) -> bool:
     """Whether the aim is reached."""
     reached = True
     for seconds, how in ((0.2, ""), (0.0, ", each step sends")):
-        client.TELL_SECONDS = seconds
+        client.SEND_SECONDS = seconds
         took = measured(steps)
         print(row(name + how, took), flush=True)
         reached &= took[int(len(took) * 0.99)] <= AIM_MICROSECONDS

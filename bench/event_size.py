@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import events
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control import commands
-from healthd.common.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
+from healthd.common.model import Clears, Condition, ConditionState, Drain, DrainRecord, Leave, Mode, RunName, Severity
 from healthd.events import writer
 from healthd.events.reader import Cursor, Tally, find, read
 from healthd.events.schema import Event
@@ -51,10 +51,10 @@ class Node:
         self.boots += 1
         self.is_new = True  # what it remembers to be unwritten may stand in the file already
         boot_id = f"00000000-0000-4000-8000-{self.boots:012d}"
-        self.memory = Memory(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
-        self.memory.recall(dict, boot_id, Mode.ACT, self.now - ROUND)
+        self.memory = ConditionStore(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
+        self.memory.load(dict, boot_id, Mode.ACT, self.now - ROUND)
         self.memory.stream.emit_checks(dict.fromkeys(CHECKS, (healthd.__version__, "0123abcd")))
-        self.memory.stream.emit_alive([run.check for run in CHECKS], anyway=True)
+        self.memory.stream.emit_alive([run.check for run in CHECKS], force=True)
         self.memory.stream.emit([events.decision(Leave("nothing to do"), "nothing to do")])
         self.write()
 
@@ -63,8 +63,8 @@ class Node:
         self.memory.save()
         lines = self.memory.ledger.outbox.lines
         if lines:
-            writer.append(str(self.state), lines, again=self.is_new)
-            self.memory.stream.written(lines)
+            writer.append(str(self.state), lines, may_repeat=self.is_new)
+            self.memory.stream.mark_written(lines)
             self.is_new = False
 
     def has(self, conditions: list[Condition]) -> None:
@@ -80,7 +80,7 @@ class Node:
         reason = f"healthd: gpu_xid/79 {part}: Xid 79: GPU has fallen off the bus"
         self.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
         self.memory.stream.emit([Event("drain", {"stage": "sent", "reason": reason})])
-        self.memory.change(slurm=SlurmMemory(reason=reason))
+        self.memory.change(slurm=DrainRecord(reason=reason))
         for stage in ("sent", "confirmed"):
             self.memory.stream.emit([Event("requeue", {"stage": stage, "job": "4711"})])
         self.memory.stream.emit([events.decision(Leave("drained"), "the drain stands")])
@@ -88,7 +88,7 @@ class Node:
         self.memory.stream.emit(
             [Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})]
         )
-        self.memory.change(slurm=SlurmMemory())
+        self.memory.change(slurm=DrainRecord())
         self.write()
 
 
@@ -129,7 +129,7 @@ def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> 
             stand.append(condition("gpu_retired_pages/pending", part, node.now, Severity.WARNING, text))
         stand = [replace(c, count=c.count + 1, last_seen=node.now, last_level_seen=node.now) for c in stand]
         node.has(stand)
-        node.memory.stream.emit_alive([run.check for run in CHECKS], anyway=False)
+        node.memory.stream.emit_alive([run.check for run in CHECKS], force=False)
         for part_of_day in range(2):
             if of_day == 100 + part_of_day * 100 and day + DAYS * part_of_day < faults:
                 node.drain_and_resume()
@@ -147,7 +147,7 @@ def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int,
         tally, cursor, began = Tally(), Cursor(), time.process_time()
         lines = sum(1 for stream in find([str(node.state)], tally) for _ in read(stream, cursor, tally))
         seconds = time.process_time() - began
-        if list(cursor.seen.holes()) or tally.unread or tally.repeats:
+        if list(cursor.sequences.gaps()) or tally.unread or tally.repeats:
             sys.exit(f"{name}: the stream is not whole")
         return name, lines, size, packed, seconds
 

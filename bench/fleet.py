@@ -19,9 +19,9 @@ from healthd.agent.scheduler.due import phase
 from healthd.agent.settings.config import FleetLimits, Settings
 from healthd.agent.slurm import fleet_limit
 from healthd.agent.slurm.driver import SlurmDriver
-from healthd.agent.slurm.policy import Policy, is_quiet
-from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
-from healthd.common.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
+from healthd.agent.slurm.policy import Policy, needs_no_query
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
+from healthd.common.model import Clears, Condition, ConditionState, DrainRecord, Health, Mode, Severity, Verdict
 from healthd.common.slurm.commands import Command, CommandResult
 
 ROUND_SECONDS = 300.0
@@ -81,8 +81,8 @@ class HealthdNode:
     name: str
     driver: SlurmDriver
     verdict: Verdict = HEALTHY
-    memory: SlurmMemory = field(default_factory=SlurmMemory)
-    steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
+    memory: DrainRecord = field(default_factory=DrainRecord)
+    steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
     again: int = 0  # the number of the look that is to come; others that were planned are void
     changed: bool = False  # the verdict, while a look was under way
     held: int = 0  # how often the limit has held it
@@ -158,8 +158,8 @@ class Fleet:
         assert node.steps is not None
         try:
             step = node.steps.send(answer)
-            while isinstance(step, Remember):
-                node.memory = step.memory
+            while isinstance(step, SaveRecord):
+                node.memory = step.record
                 step = node.steps.send(None)
         except StopIteration as end:
             node.steps = None
@@ -169,8 +169,8 @@ class Fleet:
         self.at(ended, lambda: self._go_on(node, replace(result, started=self.now)))
 
     def _looked(self, node: HealthdNode, report: ReconcileReport) -> None:
-        hold, node.memory = node.memory.hold, report.memory
-        node.held += report.memory.hold is not None and report.memory.hold != hold and report.memory.hold.times > 0
+        hold, node.memory = node.memory.hold, report.record
+        node.held += report.record.hold is not None and report.record.hold != hold and report.record.hold.times > 0
         if node.changed:
             node.changed = False
             self._look(node)
@@ -178,7 +178,7 @@ class Fleet:
         again = self.now + node.driver.retry_seconds(report)
         own = fleet_limit.is_own_hardware(node.verdict.causes)
         waits = fleet_limit.must_wait(node.memory.hold, own, self.now)
-        if not is_quiet(node.verdict, node.memory) and not waits:
+        if not needs_no_query(node.verdict, node.memory) and not waits:
             again = min(again, self._round(node.name, self.now))
         if again < float("inf"):
             number = node.again

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import duckdb
 
-from healthd.fleet import engine, questions, spark
-from healthd.fleet.store import literal, select
+from healthd.fleet import engine, queries, spark
+from healthd.fleet.store import literal, select_sql
 from healthd.fleet.tables import TABLES
 
 BEGIN, DAYS, NODES = 1_767_225_600, 330, 2_000  # 2026-01-01
@@ -68,22 +68,22 @@ def make(folder: Path, jobs: int) -> engine.Files:
             )
             path = str(folder / f"{name}.parquet")
             connection.execute(f"COPY (SELECT {chosen} FROM {name}_made) TO {literal(path)} (FORMAT parquet)")
-            select(connection, name, [path])
+            select_sql(connection, name, [path])
             files[name] = [path]
     return files
 
 
 def answer(engine_name: str, name: str, files: engine.Files) -> dict[str, float]:
     """In this process: what one question costs."""
-    there = questions.built_in()
-    needed = questions.needed(there[name], there)
-    asked = engine.Asked(BEGIN, BEGIN + DAYS * 86400, questions.parameters(needed, {}))
+    there = queries.builtin_queries()
+    needed = queries.with_dependencies(there[name], there)
+    asked = engine.QueryParameters(BEGIN, BEGIN + DAYS * 86400, queries.resolve_parameters(needed, {}))
     began = time.monotonic()
     if engine_name == "duckdb":
-        with engine.answered(needed, files, asked, THREADS, MEMORY_MIB) as found:
+        with engine.run_queries(needed, files, asked, THREADS, MEMORY_MIB) as found:
             rows = sum(1 for _ in found.rows)
     else:
-        with spark.answered(needed, files, asked, "spark", THREADS, MEMORY_MIB) as found:
+        with spark.run_queries(needed, files, asked, "spark", THREADS, MEMORY_MIB) as found:
             rows = sum(1 for _ in found.rows)
     return {"wall": time.monotonic() - began, "rows": rows}
 

@@ -17,12 +17,12 @@ from figure import Figure, table
 from msgspec.structs import replace
 
 from healthd.agent.conditions import bounds
-from healthd.agent.conditions.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.ledger import MAX_CLEARED, MAX_EVENTS, Ledger
+from healthd.agent.conditions.store import ConditionStore
 from healthd.common import values
 from healthd.common.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
 
-CONDITIONS = bounds.MOST
+CONDITIONS = bounds.MAX_CONDITIONS
 SAVES = 50
 NOW = 1_800_000_000.0
 BOOT_ID = "2f6c8f0e-9d7b-4f6e-8b1a-3c5d7e9f1a2b"
@@ -51,19 +51,19 @@ def saved(clears: Clears, observed: bool) -> Iterator[float]:
     """One condition after the other is seen again, with a new event. The quiet time of an event passes before each."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/dev/shm") as folder:
         now = NOW + 3600
-        memory = Memory(folder, lambda: now)
-        memory.recall(dict, BOOT_ID, Mode.OBSERVE)
-        memory.take(replace(full(clears, observed), outbox=memory.ledger.outbox, told=memory.ledger.told))
-        memory.stream.written(memory.ledger.outbox.lines)
+        memory = ConditionStore(folder, lambda: now)
+        memory.load(dict, BOOT_ID, Mode.OBSERVE)
+        memory.commit(replace(full(clears, observed), outbox=memory.ledger.outbox, emitted=memory.ledger.emitted))
+        memory.stream.mark_written(memory.ledger.outbox.lines)
         memory.save()
-        memory.save_anew()
+        memory.save_all()
         for number in range(SAVES):
             now += 0.01
-            memory.pass_quiet_time(0.01, loaded=True)
-            memory.take(with_event(memory.ledger, number * 37 % CONDITIONS, now))
+            memory.count_quiet_time(0.01, under_load=True)
+            memory.commit(with_event(memory.ledger, number * 37 % CONDITIONS, now))
             assert memory.unsaved
             yield ms(memory.save)
-            memory.stream.written(memory.ledger.outbox.lines)
+            memory.stream.mark_written(memory.ledger.outbox.lines)
 
 
 def ms(what: object) -> float:
@@ -84,9 +84,9 @@ def full(clears: Clears, observed: bool = False) -> Ledger:
         boot_id=BOOT_ID,
         mode=Mode.OBSERVE.value,
         conditions=conditions,
-        cleared=tuple(replace(c, subject=f"{c.subject}.0", **ended) for c in conditions[:KEEP_CLEARED]),
-        events=tuple(event(number, NOW + number, observed) for number in range(KEEP_EVENTS)),
-        next_sequence=KEEP_EVENTS,
+        cleared=tuple(replace(c, subject=f"{c.subject}.0", **ended) for c in conditions[:MAX_CLEARED]),
+        events=tuple(event(number, NOW + number, observed) for number in range(MAX_EVENTS)),
+        next_sequence=MAX_EVENTS,
         cursors={"kmsg": {"sequence": 12, "boot_id": BOOT_ID}},
     )
 

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 from healthd import client
-from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.datagram import StepMessage
 from healthd.failslow.live.jobs import Jobs
-from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.settings import LiveSettings
 
 FLOOD = """
 import socket, sys
@@ -117,12 +117,12 @@ def flood(floods: int, seconds: float) -> None:
 
 def memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    jobs = Jobs(Watched(max_jobs=1, max_ranks=1024), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(max_jobs=1, max_ranks=1024), lambda pid, job, local: "")
     began = time.process_time()
     for at in range(400):
         for rank in range(1024):
-            said = Step(rank, rank, at, 1, 0.5 + (at * rank) % 7 * 0.001, 0.4 + (at + rank) % 5 * 0.001, None)
-            jobs.heard(rank, rank, "1", said, float(at))
+            said = StepMessage(rank, rank, at, 1, 0.5 + (at * rank) % 7 * 0.001, 0.4 + (at + rank) % 5 * 0.001, None)
+            jobs.add_step(rank, rank, "1", said, float(at))
     took = time.process_time() - began
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * took / 1024 / 400:.0f} us a message")

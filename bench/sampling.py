@@ -31,8 +31,8 @@ from failslow.counters import MAKERS, bursts, noisy  # noqa: E402
 from healthd.failslow.live import iterations as rule  # noqa: E402
 from healthd.failslow.live.counters import GpuCounters, IbPorts  # noqa: E402
 from healthd.failslow.live.iterations import Iterations  # noqa: E402
-from healthd.failslow.live.job_gpus import Here, look  # noqa: E402
-from healthd.failslow.live.node import read  # noqa: E402
+from healthd.failslow.live.job_gpus import RunningJobs, find_jobs  # noqa: E402
+from healthd.failslow.live.node import read_node  # noqa: E402
 from healthd.failslow.live.series import Series  # noqa: E402
 from healthd.failslow.model import Kind  # noqa: E402
 from healthd.host.host import Host  # noqa: E402
@@ -113,9 +113,9 @@ def costs(folder: Path) -> list[tuple[str, float]]:
     job.mkdir(parents=True)
     (job / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in range(2000, 2200)))
     host = Host(str(tree))
-    here = look(str(tree), False, Here(frozenset()))
-    rows.append(("a look at the job (each 10 s)", cost_of(lambda: look(str(tree), False, here))))
-    rows.append(("a reading of the node's evidence (each 60 s)", cost_of(lambda: read(host, {}), 25)))
+    here = find_jobs(str(tree), False, RunningJobs(frozenset()))
+    rows.append(("a look at the job (each 10 s)", cost_of(lambda: find_jobs(str(tree), False, here))))
+    rows.append(("a reading of the node's evidence (each 60 s)", cost_of(lambda: read_node(host, {}), 25)))
     return rows
 
 
@@ -130,7 +130,7 @@ def windows(seed: int, each: int) -> None:
             for _ in range(each):
                 for maker, make in MAKERS.items():
                     for signal in make(rng, rule.WINDOW, noise):
-                        found = rule.rhythm(signal.rate)
+                        found = rule.find_rhythm(signal.rate)
                         right = found is not None and signal.period and abs(found.period / signal.period - 1) < RIGHT
                         word = "none" if found is None else "right" if right else "wrong"
                         told[maker] += 1

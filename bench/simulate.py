@@ -29,7 +29,7 @@ from slurm_cluster import SlurmCluster  # noqa: E402
 
 from healthd.agent.settings.config import FleetLimits  # noqa: E402
 from healthd.agent.slurm import reconcile  # noqa: E402
-from healthd.agent.slurm.fleet_limit import allowed  # noqa: E402
+from healthd.agent.slurm.fleet_limit import limit_for  # noqa: E402
 from healthd.common.slurm.commands import ENVIRONMENT, CommandResult  # noqa: E402
 
 NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
@@ -172,7 +172,7 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
         fleet.break_with(fault)
     wave = {name for fault in scenario.faults if not fault.shared for name in fault.nodes}
     outcome = Outcome(scenario.name, len(names), wave=len(wave))
-    outcome.shared_limit = allowed(len(names), LIMITS, own_hardware=False)
+    outcome.shared_limit = limit_for(len(names), LIMITS, own_hardware=False)
     not_yet, hours = set(wave), 2.5
     steps = sorted({*(i * STEP for i in range(1, int(hours * HOUR / STEP) + 1)), *(WAVE + s for s in range(1, 30))})
     broken_until = max((fault.end for fault in scenario.faults if fault.end < hours * HOUR), default=0.0)

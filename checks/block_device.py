@@ -30,6 +30,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Inventory,
     KernelEvent,
@@ -37,14 +38,13 @@ from healthd.api import (
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Remedy,
     Seconds,
     Severity,
     is_decimal,
 )
-from healthd.common.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
-from healthd.host.disks import ID_FILES, NO_DISKS, controller, whole
+from healthd.common.mountinfo import MOUNTINFO, Mount, is_host_file_system, is_local, parse_all
+from healthd.host.disks import ID_FILES, NO_DISKS, nvme_controller, whole_disk
 
 USES = ""
 AFTER_EVENTS = ("nvme", "block", "fs")
@@ -70,11 +70,11 @@ def validate(config: Config) -> str | None:
     return "expected: a serial number or wwid must not be empty" if "" in config.expected else None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
-    for look in (_controllers, _missing, _file_systems, _arrays):
+    for probe in (_controllers, _missing, _file_systems, _arrays):
         try:
-            yield from look(host, config, unreadable)
+            yield from probe(host, config, unreadable)
         except (OSError, ValueError) as error:  # it must not hide what the other probes find
             unreadable.append(str(error))
     if unreadable:
@@ -87,7 +87,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _on_disks(host: Host) -> bool:
     """Return True if a file system of the host lies on a local disk."""
     mounts, _ = parse_all(host.read_shared(MOUNTINFO))
-    return any(of_host(mount) for mount in mounts)
+    return any(is_host_file_system(mount) for mount in mounts)
 
 
 def _controllers(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
@@ -110,14 +110,14 @@ def _controllers(host: Host, config: Config, unreadable: list[str]) -> Iterator[
 
 
 def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
-    wanted = {*config.expected}
-    if not wanted:
+    absent = {*config.expected}
+    if not absent:
         return
-    for name in _names_of_disks(host):
-        wanted.discard(name or "")
-        if not wanted:
+    for name in _disk_ids(host):
+        absent.discard(name or "")
+        if not absent:
             return
-    for name in sorted(wanted):
+    for name in sorted(absent):
         message = f"disk {name} is missing"
         confirm = config.confirm_seconds
         yield Finding(
@@ -125,7 +125,7 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
         )
 
 
-def _names_of_disks(host: Host) -> Iterator[str | None]:
+def _disk_ids(host: Host) -> Iterator[str | None]:
     """Yield serial numbers and wwids, those of NVMe controllers first, because they need one file for each disk."""
     for name in host.list(NVME):
         yield host.read(f"{NVME}/{name}/serial")
@@ -136,27 +136,27 @@ def _names_of_disks(host: Host) -> Iterator[str | None]:
 
 
 def _file_systems(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
-    mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
+    mounts, parse_error = parse_all(host.read_shared(MOUNTINFO))
     uppermost = {mount.point: mount for mount in mounts}
     on_disks: dict[str, Mount] = {}
     for mount in mounts:
-        if of_host(mount) and (mount.device not in on_disks or mount.point == "/"):
+        if is_host_file_system(mount) and (mount.device not in on_disks or mount.point == "/"):
             on_disks[mount.device] = mount
     for mount in on_disks.values():
-        turned = mount.turned
+        stopped_state = mount.error_state
         if mount.fstype == "xfs" and uppermost[mount.point] is mount and is_local(mounts, mount.point):
-            turned = turned or _asked(host, mount.point)
-        if turned and mount.point == "/":
-            message = f"the root file system ({mount.fstype}) was {turned} by the kernel"
+            stopped_state = stopped_state or _xfs_state(host, mount.point)
+        if stopped_state and mount.point == "/":
+            message = f"the root file system ({mount.fstype}) was {stopped_state} by the kernel"
             yield Finding(Severity.CRITICAL, "block_device/root_stopped", "/", message, Clears.REBOOT)
-        elif turned:
-            message = f"{mount.point} ({mount.fstype}) was {turned} by the kernel"
+        elif stopped_state:
+            message = f"{mount.point} ({mount.fstype}) was {stopped_state} by the kernel"
             yield Finding(Severity.DEGRADED, "block_device/stopped", mount.point, message, Clears.REBOOT)
-    if wrong:
-        raise ValueError(wrong)
+    if parse_error:
+        raise ValueError(parse_error)
 
 
-def _asked(host: Host, point: str) -> str:
+def _xfs_state(host: Host, point: str) -> str:
     try:
         host.stat(point)
     except OSError as error:
@@ -182,16 +182,16 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
 
 # --- kernel log
 
-STOPS = ("remount_ro", "shutdown", "journal_abort")
-LOSES_DATA = {
+STOP_CODES = ("remount_ro", "shutdown", "journal_abort")
+DATA_LOSS_CODES = {
     "io_error": "io_error",
     "protection_error": "io_error",
     "offline": "io_error",
     "medium_error": "medium_error",
 }
-NO_DATA = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # a drive that refuses these has lost nothing
-NOBODYS = ("loop", "sr", "ram", "zram")  # image files of tests and containers, an empty drive
-TROUBLE = {
+HARMLESS_OPERATIONS = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # a drive that refuses these has lost nothing
+IGNORED_DISKS = ("loop", "sr", "ram", "zram")  # image files of tests and containers, an empty drive
+COMMAND_ERRORS = {
     "timeout": "did not respond in time",
     "controller_down": "was down and is reset",
     "frozen": "is being reset after PCIe errors",
@@ -210,13 +210,13 @@ TROUBLE = {
 }
 
 
-class _Said(NamedTuple):
+class _LineMeaning(NamedTuple):
     """Meaning of one line. Lines with the same `part` are evaluated together: the worst one counts."""
 
     severity: Severity
     name: str
     subject: str
-    words: str
+    message: str
     part: str
     expects: str = ""
     shared: bool = False
@@ -224,170 +224,184 @@ class _Said(NamedTuple):
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """Yield the worst finding of this boot for each disk with its controller, path, adapter, array or file system."""
-    groups: dict[str, list[tuple[KernelEvent, _Said]]] = {}
+    groups: dict[str, list[tuple[KernelEvent, _LineMeaning]]] = {}
     for event in events:
-        said = _said(event, node, config)
-        if said is not None:
-            groups.setdefault(said.part, []).append((event, said))
+        meaning = _line_meaning(event, node, config)
+        if meaning is not None:
+            groups.setdefault(meaning.part, []).append((event, meaning))
     for group in groups.values():
         newest = max((event for event, _ in group), key=lambda event: (event.last_time, event.sequence))
-        group = [(event, said) for event, said in group if event.boot_id == newest.boot_id]
+        group = [(event, meaning) for event, meaning in group if event.boot_id == newest.boot_id]
         worst = max(group, key=lambda pair: (pair[1].severity, pair[0].last_time))[1]
-        over = newest.code == "path_restored"
+        is_over = newest.code == "path_restored"
         lines = sum(event.lines for event, _ in group)
-        warns = worst.severity is Severity.WARNING
+        is_warning = worst.severity is Severity.WARNING
         yield Finding(
             severity=worst.severity,
             code=f"block_device/{worst.name}",
             subject=worst.subject,
-            message=worst.words + (f" ({lines} lines)" if lines > 1 and not over else ""),
-            clears=Clears.WINDOW if warns else Clears.REBOOT,
-            window_seconds=config.warning_window_seconds if warns else 0.0,
+            message=worst.message + (f" ({lines} lines)" if lines > 1 and not is_over else ""),
+            clears=Clears.WINDOW if is_warning else Clears.REBOOT,
+            window_seconds=config.warning_window_seconds if is_warning else 0.0,
             events=tuple(event.sequence for event, _ in group),
             shared_cause=worst.shared,
             expects=worst.expects,
-            over=over,
+            recovered=is_over,
         )
 
 
-def _said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
+def _line_meaning(event: KernelEvent, node: Inventory, config: Config) -> _LineMeaning | None:
     if event.kind == "nvme":
-        return _controller_said(event, node)
+        return _controller_meaning(event, node)
     if event.kind == "block":
-        return _disk_said(event, node, config)
-    return _file_system_said(event, node) if event.kind == "fs" and event.code in STOPS else None
+        return _disk_meaning(event, node, config)
+    return _file_system_meaning(event, node) if event.kind == "fs" and event.code in STOP_CODES else None
 
 
-def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
-    name = event.field("controller") or controller(event.field("device"))
-    known = next((disk for disk in node.disks if disk.name == name or (event.pci and disk.pci == event.pci)), None)
-    pci = event.pci or (known.pci if known else "")
-    name = name or (known.name if known else pci)
-    if event.code in ("path_error", "path_restored") or (event.code == "dead" and known and not pci):
-        words = (
+def _controller_meaning(event: KernelEvent, node: Inventory) -> _LineMeaning | None:
+    name = event.field("controller") or nvme_controller(event.field("device"))
+    listed = next((disk for disk in node.disks if disk.name == name or (event.pci and disk.pci == event.pci)), None)
+    pci = event.pci or (listed.pci if listed else "")
+    name = name or (listed.name if listed else pci)
+    if event.code in ("path_error", "path_restored") or (event.code == "dead" and listed and not pci):
+        message = (
             f"the NVMe controller {name} is {'connected again' if event.code == 'path_restored' else 'not connected'}"
         )
-        return _Said(Severity.WARNING, "nvme_path", name, words, f"path {name}")
+        return _LineMeaning(Severity.WARNING, "nvme_path", name, message, f"path {name}")
     if event.code == "dead":
-        words = f"the NVMe controller {name} is dead" + (", gone from the bus" if event.field("csts") else "")
-        return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {pci or name}")
-    words = TROUBLE.get(event.code, "")
+        message = f"the NVMe controller {name} is dead" + (", gone from the bus" if event.field("csts") else "")
+        return _LineMeaning(Severity.DEGRADED, "nvme", pci or name, message, f"disk {pci or name}")
+    message = COMMAND_ERRORS.get(event.code, "")
     return (
-        _Said(Severity.WARNING, "command_error", name, f"the NVMe controller {name} {words}", f"disk {pci or name}")
-        if words
+        _LineMeaning(
+            Severity.WARNING, "command_error", name, f"the NVMe controller {name} {message}", f"disk {pci or name}"
+        )
+        if message
         else None
     )
 
 
-def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
+def _disk_meaning(event: KernelEvent, node: Inventory, config: Config) -> _LineMeaning | None:
     device = event.field("device")
-    disk = whole(device)
-    if disk.startswith(NOBODYS):
+    disk = whole_disk(device)
+    if disk.startswith(IGNORED_DISKS):
         return None
     if event.code in ("raid_failed", "raid_disk"):
-        return _array_said(event, node, device)
+        return _array_meaning(event, node, device)
     if event.code in ("path_error", "path_restored"):
         path = event.field("path") or disk
-        words = f"the path {path} to a disk is {'back' if event.code == 'path_restored' else 'lost'}"
-        return _Said(Severity.WARNING, "path", path, words, f"path {path}")
+        message = f"the path {path} to a disk is {'back' if event.code == 'path_restored' else 'lost'}"
+        return _LineMeaning(Severity.WARNING, "path", path, message, f"path {path}")
     if event.code == "controller_fault":
         name = event.pci or event.field("controller")
-        words = f"the RAID or host bus adapter {name} had a fault"
-        return _Said(Severity.WARNING, "adapter", name, words, f"adapter {name}")
-    if event.code in LOSES_DATA and disk:
-        return _data_lost(event, disk, node, config)
+        message = f"the RAID or host bus adapter {name} had a fault"
+        return _LineMeaning(Severity.WARNING, "adapter", name, message, f"adapter {name}")
+    if event.code in DATA_LOSS_CODES and disk:
+        return _data_loss_meaning(event, disk, node, config)
     part = disk or event.field("port") or event.field("scsi") or "a disk"
-    words = TROUBLE.get(event.code, "")
-    return _Said(Severity.WARNING, "command_error", part, f"{part} {words}", _part_of(part, node)) if words else None
-
-
-def _part_of(disk: str, node: Inventory) -> str:
-    """Return the part of a disk. With several paths nvme1n1 may belong to the controller nvme0: see the PCI address."""
-    card = controller(disk)
-    pcis = {known.name: known.pci for known in node.disks}
-    return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
-
-
-def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _Said:
-    operation = event.field("operation")
-    device = event.field("device")
-    held = _held([m.point for m in node.mounts if (disk in m.disks and disk not in m.redundant) or m.device == device])
-    spared = "" if held else ", ".join(m.point for m in node.mounts if disk in m.redundant)
-    names = (disk, controller(disk))
-    expected = not spared and any({*known.ids} & {*config.expected} for known in node.disks if known.name in names)
-    watched = (held or expected) and operation not in NO_DATA
-    done = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
-    name = LOSES_DATA[event.code]
-    words = f"data of the disk {disk} could not be {done}" if name == "io_error" else f"the disk {disk} has bad sectors"
-    return _Said(
-        Severity.DEGRADED if watched else Severity.WARNING,
-        name,
-        disk,
-        words + (f"; another copy or path serves {spared}" if spared else held),
-        _part_of(disk, node),
-        "expected" if watched and not held else "",
-        _over_network([disk], node),
+    message = COMMAND_ERRORS.get(event.code, "")
+    return (
+        _LineMeaning(Severity.WARNING, "command_error", part, f"{part} {message}", _disk_part(part, node))
+        if message
+        else None
     )
 
 
-def _over_network(names: Sequence[str], node: Inventory) -> bool:
+def _disk_part(disk: str, node: Inventory) -> str:
+    """Return the part of a disk. With several paths nvme1n1 may belong to the controller nvme0: see the PCI address."""
+    card = nvme_controller(disk)
+    pcis = {listed.name: listed.pci for listed in node.disks}
+    return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
+
+
+def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _LineMeaning:
+    operation = event.field("operation")
+    device = event.field("device")
+    contents = _contents_text(
+        [m.point for m in node.mounts if (disk in m.disks and disk not in m.redundant) or m.device == device]
+    )
+    redundant = "" if contents else ", ".join(m.point for m in node.mounts if disk in m.redundant)
+    names = (disk, nvme_controller(disk))
+    expected = not redundant and any(
+        {*listed.ids} & {*config.expected} for listed in node.disks if listed.name in names
+    )
+    is_watched = (contents or expected) and operation not in HARMLESS_OPERATIONS
+    verb = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
+    name = DATA_LOSS_CODES[event.code]
+    message = (
+        f"data of the disk {disk} could not be {verb}" if name == "io_error" else f"the disk {disk} has bad sectors"
+    )
+    return _LineMeaning(
+        Severity.DEGRADED if is_watched else Severity.WARNING,
+        name,
+        disk,
+        message + (f"; another copy or path serves {redundant}" if redundant else contents),
+        _disk_part(disk, node),
+        "expected" if is_watched and not contents else "",
+        _is_network_storage([disk], node),
+    )
+
+
+def _is_network_storage(names: Sequence[str], node: Inventory) -> bool:
     """Return True for iSCSI and NVMe over fabrics: other nodes lose such disks for the same reason."""
-    known = [disk for disk in node.disks if disk.name in names]
-    return bool(known) and not any(disk.pci for disk in known)
+    listed = [disk for disk in node.disks if disk.name in names]
+    return bool(listed) and not any(disk.pci for disk in listed)
 
 
-def _held(points: Sequence[str]) -> str:
+def _contents_text(points: Sequence[str]) -> str:
     return f"; it contains {', '.join(points)}" if points else ""
 
 
-def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
+def _array_meaning(event: KernelEvent, node: Inventory, array: str) -> _LineMeaning:
     if event.code == "raid_disk":
         disk = event.field("disk")
-        words = f"a disk of the RAID {array} failed" + (f": {disk}" if disk else "")
-        return _Said(Severity.WARNING, "raid_disk", array, words, f"raid {array}")
-    held = _held([mount.point for mount in node.mounts if mount.device == array])
-    severity = Severity.DEGRADED if held else Severity.WARNING
-    return _Said(severity, "raid_failed", array, f"the RAID {array} failed{held}", f"raid {array}")
+        message = f"a disk of the RAID {array} failed" + (f": {disk}" if disk else "")
+        return _LineMeaning(Severity.WARNING, "raid_disk", array, message, f"raid {array}")
+    contents = _contents_text([mount.point for mount in node.mounts if mount.device == array])
+    severity = Severity.DEGRADED if contents else Severity.WARNING
+    return _LineMeaning(severity, "raid_failed", array, f"the RAID {array} failed{contents}", f"raid {array}")
 
 
-def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
+def _file_system_meaning(event: KernelEvent, node: Inventory) -> _LineMeaning | None:
     """Return the finding for a file system of the node, with the text of run(). The check filesystem has the others."""
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
         return None
-    how = "shut down" if event.code == "shutdown" else "turned read-only"
-    shared = _over_network(mount.disks, node)
+    action = "shut down" if event.code == "shutdown" else "turned read-only"
+    shared = _is_network_storage(mount.disks, node)
     if mount.point == "/":
-        words = f"the root file system ({mount.fstype}) was {how} by the kernel"
-        return _Said(Severity.CRITICAL, "root_stopped", "/", words, "mount /", shared=shared)
-    words = f"{mount.point} ({mount.fstype}) was {how} by the kernel"
-    return _Said(Severity.DEGRADED, "stopped", mount.point, words, f"mount {mount.point}", shared=shared)
+        message = f"the root file system ({mount.fstype}) was {action} by the kernel"
+        return _LineMeaning(Severity.CRITICAL, "root_stopped", "/", message, "mount /", shared=shared)
+    message = f"{mount.point} ({mount.fstype}) was {action} by the kernel"
+    return _LineMeaning(Severity.DEGRADED, "stopped", mount.point, message, f"mount {mount.point}", shared=shared)
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    named = set()
+    recorded_ids = set()
     for name in host.list(NVME):
         path = f"{NVME}/{name}"
-        serial, state = host.told(f"{path}/serial"), host.told(f"{path}/state")
-        if host.told(f"{path}/transport") not in ("", "pcie") or not serial:
+        serial, state = host.read_or_empty(f"{path}/serial"), host.read_or_empty(f"{path}/state")
+        if host.read_or_empty(f"{path}/transport") not in ("", "pcie") or not serial:
             continue  # over the network: monitored by the storage array
-        named.add(serial)
+        recorded_ids.add(serial)
         if state == "live":
-            yield Entry("block_device", "expected", key=serial, note=f"{name} {host.told(f'{path}/model')}".strip())
+            yield Entry(
+                "block_device", "expected", key=serial, note=f"{name} {host.read_or_empty(f'{path}/model')}".strip()
+            )
         else:
             yield LeftOut("block_device", f"{name} is {state or 'of unknown state'}", "expected", serial)
     for name in host.list(BLOCK):
         path = f"{BLOCK}/{name}"
-        comes_and_goes = host.told(f"{path}/removable") == "1" or "/usb" in (host.link_target(path) or "")
-        if name.startswith((*NO_DISKS, "nvme")) or comes_and_goes:
+        is_removable = host.read_or_empty(f"{path}/removable") == "1" or "/usb" in (host.link_target(path) or "")
+        if name.startswith((*NO_DISKS, "nvme")) or is_removable:
             continue
-        told = (host.told(f"{path}/{file}") for file in ID_FILES)
-        known = next((text for text in told if text), "")
-        if known and known not in named:
-            named.add(known)  # several paths lead to one disk: the first counts
-            note = f"{name} {host.told(f'{path}/device/model')}".strip()
-            yield Entry("block_device", "expected", key=known, note=note)
+        ids = (host.read_or_empty(f"{path}/{file}") for file in ID_FILES)
+        disk_id = next((text for text in ids if text), "")
+        if disk_id and disk_id not in recorded_ids:
+            recorded_ids.add(disk_id)  # several paths lead to one disk: the first counts
+            note = f"{name} {host.read_or_empty(f'{path}/device/model')}".strip()
+            yield Entry("block_device", "expected", key=disk_id, note=note)
 
 
 _DISK_TODO = (

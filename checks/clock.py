@@ -23,11 +23,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Seconds,
     Severity,
     regex,
@@ -38,9 +38,9 @@ USES = ""
 
 CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0/available_clocksource"
 CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-SLOW = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
+SLOW_SOURCES = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 NAME = regex(r"[a-z][a-z0-9_-]+")
-OF_HYPERVISORS = ("kvm-clock", "xen", "hyperv_clocksource")
+HYPERVISOR_SOURCES = ("kvm-clock", "xen", "hyperv_clocksource")
 TIME_CLIENTS = (
     *("/etc/chrony.conf", "/etc/chrony/chrony.conf", "/etc/ntp.conf", "/etc/ntpsec/ntp.conf"),
     *("/etc/linuxptp", "/etc/ptp4l.conf", "/var/lib/systemd/timesync"),
@@ -66,7 +66,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: OSError | ValueError | None = None
     source = None
     try:
@@ -76,7 +76,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         unreadable = error
     clock = host.clock()
     if clock is not None:
-        yield from _kept(host, clock, config)
+        yield from _synchronisation(host, clock, config)
     elif source is None and not unreadable:
         yield NothingToCheck("no clock in this tree")
     if unreadable:
@@ -86,14 +86,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _source(source: str | None, config: Config) -> Iterator[Finding]:
     if source is not None and not NAME.fullmatch(source):
         raise ValueError(f"{CLOCK_SOURCE}: not a name: {source[:40]!r}")
-    if source in SLOW:
+    if source in SLOW_SOURCES:
         yield _finding("slow_source", f"the kernel reads the time from {source}, not from the CPU", config)
 
 
-def _kept(host: Host, clock: KernelClock, config: Config) -> Iterator[Finding | Observation]:
+def _synchronisation(host: Host, clock: KernelClock, config: Config) -> Iterator[Finding | Observation]:
     yield Observation("clock_synchronised", int(clock.synchronised))
     if clock.offset_seconds is None or clock.max_error_seconds is None:
-        if not clock.synchronised and not _is_left_to_the_hypervisor(host):
+        if not clock.synchronised and not _is_hypervisor_managed(host):
             yield _finding("unsynchronised", "the clock is not synchronised", config)
         return
     offset, error = abs(clock.offset_seconds), clock.max_error_seconds
@@ -102,21 +102,21 @@ def _kept(host: Host, clock: KernelClock, config: Config) -> Iterator[Finding | 
     if error > config.max_error_seconds:
         if clock.synchronised:
             yield _finding("uncertain", f"the clock may be wrong by {error:.1f} s: no time server responds", config)
-        elif not _is_left_to_the_hypervisor(host):
+        elif not _is_hypervisor_managed(host):
             yield _finding("unsynchronised", "the clock is not synchronised", config)
     if offset > config.max_offset_seconds:
         yield _finding("offset", f"the clock is off by {offset:.3f} s", config)
 
 
-def _finding(what: str, message: str, config: Config) -> Finding:
-    return Finding(Severity.WARNING, f"clock/{what}", "", message, confirm_seconds=config.confirm_seconds)
+def _finding(name: str, message: str, config: Config) -> Finding:
+    return Finding(Severity.WARNING, f"clock/{name}", "", message, confirm_seconds=config.confirm_seconds)
 
 
-def _is_left_to_the_hypervisor(host: Host) -> bool:
+def _is_hypervisor_managed(host: Host) -> bool:
     """Return True for a virtual machine on which no time client was ever configured."""
     sources = (host.read(CLOCK_SOURCES) or "").split()
-    virtual = any(source.startswith(OF_HYPERVISORS) for source in sources)
-    return virtual and not any(host.exists(path) for path in TIME_CLIENTS)
+    is_virtual = any(source.startswith(HYPERVISOR_SOURCES) for source in sources)
+    return is_virtual and not any(host.exists(path) for path in TIME_CLIENTS)
 
 
 _TODO = (

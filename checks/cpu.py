@@ -27,13 +27,13 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Severity,
     is_decimal,
     regex,
@@ -43,7 +43,7 @@ USES = ""
 BASELINE = Baseline(("expected",), place=51)
 
 CPUS = "/sys/devices/system/cpu"
-GOVERNOR_TURNS = 4
+GOVERNOR_PARTS = 4
 RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
@@ -59,14 +59,14 @@ class Config(CheckSettings, frozen=True):
     throttle_events: Count = 0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
     judged = bool(config.expected)
     try:
         online = _online(host, config)
         if online:
             yield from _count(len(online), config)
-        for reading in _throttled(host, config, past, online, unreadable):
+        for reading in _throttling(host, config, past, online, unreadable):
             judged = True
             yield reading
     except (OSError, ValueError) as error:  # it must not hide the governors
@@ -106,8 +106,8 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
         yield Finding(Severity.DEGRADED, "cpu/missing", "", message, expects="expected")
 
 
-def _throttled(
-    host: Host, config: Config, past: Past, online: set[int], unreadable: list[str]
+def _throttling(
+    host: Host, config: Config, past: History, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
     """Read the count of each package from its first CPU, which also names its siblings."""
     while online:
@@ -130,22 +130,22 @@ def _throttled(
             yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
 
 
-def _governors(host: Host, config: Config, past: Past, unreadable: list[str]) -> Iterator[Finding | Observation]:
+def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
     """Read all governors at first, then one part of GOVERNOR_PARTS in each run; all again if one is unexpected."""
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
     last = past.last(Observation("cpu_governors_read_part", 0))
-    turn = int(last.value) % GOVERNOR_TURNS + 1 if last and last.value else 0  # 0: all
-    found = _read_governors(host, policies[turn - 1 :: GOVERNOR_TURNS] if turn else policies, unreadable)
-    if turn and not set(found) <= {*config.governors}:
-        turn, found = 0, _read_governors(host, policies, unreadable)
-    is_right = set(found) <= {*config.governors} and not unreadable
-    yield Observation("cpu_governors_read_part", (turn or GOVERNOR_TURNS) if is_right else 0)
-    others = sorted(Counter(governor for governor in found if governor not in config.governors).items())
-    if others:
-        has = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in others)
-        message = f"of {len(found)} CPU frequency policies {has}, not {' or '.join(config.governors)}"
+    part = int(last.value) % GOVERNOR_PARTS + 1 if last and last.value else 0  # 0: all
+    found = _read_governors(host, policies[part - 1 :: GOVERNOR_PARTS] if part else policies, unreadable)
+    if part and not set(found) <= {*config.governors}:
+        part, found = 0, _read_governors(host, policies, unreadable)
+    is_expected = set(found) <= {*config.governors} and not unreadable
+    yield Observation("cpu_governors_read_part", (part or GOVERNOR_PARTS) if is_expected else 0)
+    unexpected = sorted(Counter(governor for governor in found if governor not in config.governors).items())
+    if unexpected:
+        counts = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in unexpected)
+        message = f"of {len(found)} CPU frequency policies {counts}, not {' or '.join(config.governors)}"
         yield Finding(Severity.WARNING, "cpu/governor", "", message)
 
 
@@ -167,7 +167,7 @@ def _read_governors(host: Host, policies: Sequence[str], unreadable: list[str]) 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     online = parse(host.read(f"{CPUS}/online") or "", f"{CPUS}/online")
-    offline = host.told(f"{CPUS}/offline")
+    offline = host.read_or_empty(f"{CPUS}/offline")
     yield Entry("cpu", "expected", len(online), note=f"online; offline: {offline}" if offline else "online")
 
 

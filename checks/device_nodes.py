@@ -24,10 +24,10 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     NothingToCheck,
-    Past,
     Seconds,
     Severity,
     regex,
@@ -57,14 +57,14 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists("/dev/null"):
         yield NothingToCheck("no device files in this tree")  # a profile only guesses which there should be
         return
     if not config.expected:
         yield NOT_IN_BASELINE
     unreadable = []
-    for path, wanted in config.expected.items():
+    for path, expected_mode in config.expected.items():
         try:
             found = host.stat(path)
         except OSError as error:  # it must not hide the other files
@@ -74,17 +74,17 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
             yield _finding("missing", path, f"{path} is missing", config)
         elif not stat.S_ISCHR(found.mode):
             yield _finding("missing", path, f"{path} is not a character device", config)
-        elif stat.S_IMODE(found.mode) != int(wanted, 8):
-            message = f"{path} has the mode {stat.S_IMODE(found.mode):04o}, not {int(wanted, 8):04o}"
+        elif stat.S_IMODE(found.mode) != int(expected_mode, 8):
+            message = f"{path} has the mode {stat.S_IMODE(found.mode):04o}, not {int(expected_mode, 8):04o}"
             yield _finding("wrong_mode", path, message, config)
     if unreadable:
         raise ValueError("; ".join(unreadable))
 
 
-def _finding(what: str, path: str, message: str, config: Config) -> Finding:
+def _finding(name: str, path: str, message: str, config: Config) -> Finding:
     confirm = config.confirm_seconds
     return Finding(
-        Severity.DEGRADED, f"device_nodes/{what}", path, message, confirm_seconds=confirm, expects="expected"
+        Severity.DEGRADED, f"device_nodes/{name}", path, message, confirm_seconds=confirm, expects="expected"
     )
 
 

@@ -23,20 +23,20 @@ from healthd.api import (
     FailureCause,
     Finding,
     Gib,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Percent,
     Severity,
 )
-from healthd.common.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
+from healthd.common.mountinfo import MOUNTINFO, Mount, find_mount, is_local, parse_all
 
 USES = ""
 
 ALWAYS_FULL = {"squashfs", "erofs", "iso9660"}
-MOST_LINKS = 40  # as in the kernel
+MAX_SYMLINKS = 40  # as in the kernel
 
 
 class Limits(Struct, frozen=True):
@@ -70,7 +70,7 @@ def validate(config: Config) -> str | None:
     for path in config.limits:
         if not path.startswith("/"):
             return f'limits: "{path}" must begin with a slash'
-        if problem := _problem(_limits_of(config, path)):
+        if problem := _problem(_path_limits(config, path)):
             return f'limits."{path}": {problem}'
     return _problem(config)
 
@@ -83,16 +83,16 @@ def _problem(config: Config) -> str | None:
     return None
 
 
-def _limits_of(config: Config, path: str) -> Config:
+def _path_limits(config: Config, path: str) -> Config:
     """Return the settings with the limits of `path` in place of the check's."""
-    own = config.limits.get(path, Limits())
+    path_limits = config.limits.get(path, Limits())
     names = ("degraded_percent", "degraded_gib", "warning_percent")
-    return replace(config, **{name: value for name in names if (value := getattr(own, name)) is not None})
+    return replace(config, **{name: value for name in names if (value := getattr(path_limits, name)) is not None})
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
-    mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
-    unreadable = [wrong] if wrong else []
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
+    mounts, parse_error = parse_all(host.read_shared(MOUNTINFO))
+    unreadable = [parse_error] if parse_error else []
     judged = set()
     for path, mount in _by_path(host, config, mounts):
         if "ro" in mount.options or mount.fstype in ALWAYS_FULL or mount.device in judged:
@@ -105,7 +105,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         except OSError as error:  # it must not hide the other file systems
             unreadable.append(f"{mount.point}: {error.strerror}")
             continue
-        limits = _limits_of(config, path)
+        limits = _path_limits(config, path)
         # A total of 0 is skipped: btrfs counts no inodes, tmpfs may have no limit.
         yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, limits)
         yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, limits)
@@ -122,15 +122,15 @@ def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[
     """
     found = []
     for path in (*config.limits, *config.paths):
-        place = _without_links(host, mounts, path)
-        if mount := holding(mounts, place):
-            found.append((posixpath.normpath(place) != mount.point, path, mount))
-    return [(path, mount) for _, path, mount in sorted(found, key=lambda each: each[0])]
+        resolved = _without_links(host, mounts, path)
+        if mount := find_mount(mounts, resolved):
+            found.append((posixpath.normpath(resolved) != mount.point, path, mount))
+    return [(path, mount) for _, path, mount in sorted(found, key=lambda entry: entry[0])]
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
     """Resolve symbolic links (/tmp may link to /scratch/tmp), as long as the path is on a local file system."""
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_SYMLINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]
             if not is_local(mounts, part):
@@ -144,20 +144,20 @@ def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
     return path
 
 
-def _judge(what: str, point: str, available: int, size: int, config: Config) -> Iterator[Finding | Observation]:
+def _judge(resource: str, point: str, available: int, size: int, config: Config) -> Iterator[Finding | Observation]:
     if size <= 0:
         return
     percent = 100.0 * available / size
-    yield Observation(f"disk_{what}_available_ratio", available / size, labels=(("mountpoint", point),))
-    if what == "space":
+    yield Observation(f"disk_{resource}_available_ratio", available / size, labels=(("mountpoint", point),))
+    if resource == "space":
         message = f"{percent:.1f} % of {point} is free: {available / 2**30:.1f} of {size / 2**30:.1f} GiB"
     else:
         message = f"{percent:.1f} % of the inodes of {point} are free: {available} of {size}"
-    roomy = what == "space" and available >= config.degraded_gib * 2**30
-    if percent < config.degraded_percent and not roomy:
-        yield Finding(Severity.DEGRADED, f"disk_space/no_{what}", point, message)
+    has_enough_gib = resource == "space" and available >= config.degraded_gib * 2**30
+    if percent < config.degraded_percent and not has_enough_gib:
+        yield Finding(Severity.DEGRADED, f"disk_space/no_{resource}", point, message)
     elif percent < config.warning_percent:
-        yield Finding(Severity.WARNING, f"disk_space/low_{what}", point, message)
+        yield Finding(Severity.WARNING, f"disk_space/low_{resource}", point, message)
 
 
 _SPACE_TODO = (

@@ -23,6 +23,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Mbps,
@@ -31,7 +32,6 @@ from healthd.api import (
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Seconds,
     Severity,
     is_decimal,
@@ -79,7 +79,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected_mbps and not config.expected_mtu:
         yield NOT_IN_BASELINE
     unreadable = []
@@ -109,7 +109,7 @@ def _members(host: Host, name: str) -> list[str]:
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
 
 
-def _judge(host: Host, name: str, bond: str, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _judge(host: Host, name: str, bond: str, config: Config, past: History) -> Iterator[Finding | Observation]:
     interface = f"interface {name}, a member of {bond}," if bond else f"interface {name}"
     mbps = config.expected_mbps.get(name, 0)
     state = host.read(f"{NET}/{name}/operstate")
@@ -174,7 +174,7 @@ def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
         )
 
 
-def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _carrier(host: Host, name: str, config: Config, past: History) -> Iterator[Finding | Observation]:
     text = host.read(f"{NET}/{name}/carrier_changes")
     if text is None:
         return
@@ -192,13 +192,17 @@ def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Find
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     entries = {name: host.list(f"{NET}/{name}") for name in host.list(NET)}
-    bonds = {name for name, inside in entries.items() if "bonding" in inside}
+    bonds = {name for name, files in entries.items() if "bonding" in files}
     members = {entry[6:] for name in bonds for entry in entries[name] if entry.startswith("lower_")}
     for name in sorted(entries.keys() - members):  # eth_link finds the members of a bond by itself
         path = f"{NET}/{name}"
         if name not in bonds and not is_card(host, path):
             continue
-        if not NAME.fullmatch(name) or host.told(f"{path}/type") != "1" or "f" in host.told(f"{path}/phys_port_name"):
+        if (
+            not NAME.fullmatch(name)
+            or host.read_or_empty(f"{path}/type") != "1"
+            or "f" in host.read_or_empty(f"{path}/phys_port_name")
+        ):
             continue  # not Ethernet (ib_link has InfiniBand), or a virtual function ("pf0vf3", "pf0sf1")
         try:
             state = host.read(f"{path}/operstate") or ""
@@ -209,10 +213,10 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         except (OSError, ValueError) as error:
             yield LeftOut("eth_link", str(error), "expected_mbps", name, unread=True)
             continue
-        known = speed not in SPEED_UNKNOWN and is_decimal(speed)
-        note = "" if known else "the driver does not report the speed"
-        yield Entry("eth_link", "expected_mbps", int(speed) if known else 0, name, note=note)
-        mtu = host.told(f"{path}/mtu")
+        is_speed_known = speed not in SPEED_UNKNOWN and is_decimal(speed)
+        note = "" if is_speed_known else "the driver does not report the speed"
+        yield Entry("eth_link", "expected_mbps", int(speed) if is_speed_known else 0, name, note=note)
+        mtu = host.read_or_empty(f"{path}/mtu")
         if COUNT.fullmatch(mtu) and int(mtu):
             yield Entry("eth_link", "expected_mtu", int(mtu), name)
 

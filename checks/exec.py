@@ -34,12 +34,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
-    Ran,
+    ProgramResult,
     Severity,
     printable,
     regex,
@@ -96,13 +96,13 @@ def _nhc_problem(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
     if config.kind is Kind.NHC:
         yield from _nhc(host, config, seconds / 2)
         return
-    ran = _run(host, config, config.command, seconds)
-    status, message = ran.status, _first_line(ran.stdout) or _first_line(ran.stderr)
+    result = _run(host, config, config.command, seconds)
+    status, message = result.status, _first_line(result.stdout) or _first_line(result.stderr)
     yield Observation("exec_exit_status", status, labels=(("name", config.name),))
     if status == 1:
         yield Finding(Severity.WARNING, "exec/warning", config.name, message or "exit status 1")
@@ -111,20 +111,20 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif status == 3:
         raise RuntimeError(f"{config.name}: exit status 3 (unknown): {message}")
     elif status != 0:
-        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is not 0, 1, 2 or 3"
-        raise RuntimeError(f"{config.name}: {how}: {message}")
+        ending = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is not 0, 1, 2 or 3"
+        raise RuntimeError(f"{config.name}: {ending}: {message}")
 
 
-def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> Ran:
+def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> ProgramResult:
     try:
-        ran = host.run(command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
+        result = host.run(command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
         if error.errno is None:  # not from the kernel: other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
-    if ran is None:
+    if result is None:
         raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
-    return ran
+    return result
 
 
 def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Observation | NothingToCheck]:
@@ -164,8 +164,17 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
     """Put options first: NHC takes all arguments after the first VARIABLE=value for further assignments."""
-    program, *rest = config.command
-    return [program, *(["-a"] if all_checks else []), "-v", "-l", "-", *rest, "NHC_CHECK_FORKED=0", "MARK_OFFLINE=0"]
+    program, *arguments = config.command
+    return [
+        program,
+        *(["-a"] if all_checks else []),
+        "-v",
+        "-l",
+        "-",
+        *arguments,
+        "NHC_CHECK_FORKED=0",
+        "MARK_OFFLINE=0",
+    ]
 
 
 def _nhc_failures(output: str) -> dict[str, str]:

@@ -30,12 +30,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Period,
     Seconds,
     Severity,
@@ -50,9 +50,9 @@ HOLDS_RESUME = False
 
 FILE = told.FILE
 SOURCES = ("nvlink", "pcie", "ib", "power")
-ACTS = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
+ACTION_SEVERITIES = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
 FROM_CLIENTS = ("failslow/job", "failslow/gpu")
-MOST_SAID = 4  # jobs in one sentence
+MAX_JOBS_LISTED = 4  # jobs in one sentence
 STALE_SECONDS = 600.0  # while a job is slow the file is written twice a minute
 
 
@@ -85,8 +85,8 @@ def validate(config: Config) -> str | None:
     for source in config.sample:
         if source not in SOURCES:
             return f'sample: "{source}" cannot be sampled; {", ".join(SOURCES)} can'
-    if config.action not in ("", *ACTS):
-        return f'action: "{config.action}" is not possible; use {" or ".join(ACTS)}, or "" for none'
+    if config.action not in ("", *ACTION_SEVERITIES):
+        return f'action: "{config.action}" is not possible; use {" or ".join(ACTION_SEVERITIES)}, or "" for none'
     if config.action and not config.sample:
         return "action: requires `sample`: reports of jobs never drain a node"
     for code in FROM_CLIENTS:
@@ -95,15 +95,15 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not (config.client or config.sample):
         yield NothingToCheck("off: checks.failslow.client is false and sample is empty")
         return
-    text = host.read(f"{host.runtime_dir}/{FILE}")
-    if text is None:
+    content = host.read(f"{host.runtime_dir}/{FILE}")
+    if content is None:
         yield NothingToCheck("no job has reported its steps yet")
         return
-    document = told.read(text)
+    document = told.parse(content)
     jobs = document.jobs
     yield Observation("failslow_jobs", len({job.job for job in jobs}))
     slow = [job for job in jobs if job.slow]
@@ -112,30 +112,32 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if slow and host.now() - document.written > STALE_SECONDS:
         raise ValueError(f"{FILE} is {host.now() - document.written:.0f} s old: the process that writes it hangs")
     yield from _findings(slow)
-    lost = [job for job in slow if job.source == "counters" and job.node_changed]
-    lost = [job for job in lost if _lost_seconds(job, host.now()) >= config.restart_seconds]
-    if config.action and lost and document.paused_until <= host.now():  # a pause applies to drains as well
+    lossy_jobs = [job for job in slow if job.source == "counters" and job.node_changed]
+    lossy_jobs = [job for job in lossy_jobs if _lost_seconds(job, host.now()) >= config.restart_seconds]
+    if config.action and lossy_jobs and document.paused_until <= host.now():  # a pause applies to drains as well
         yield Finding(
-            ACTS[config.action],
+            ACTION_SEVERITIES[config.action],
             "failslow/loss",
             "",
-            "; ".join(f"{_says(job)}, and lost {_lost_seconds(job, host.now()) / 60:.0f} min" for job in lost),
+            "; ".join(
+                f"{_describe_job(job)}, and lost {_lost_seconds(job, host.now()) / 60:.0f} min" for job in lossy_jobs
+            ),
             Clears.WINDOW,
             window_seconds=config.loss_window_seconds,
             shared_cause=True,
-            slowness=_slowness(lost),
+            slowness=_slowness(lossy_jobs),
         )
 
 
-def _lost_seconds(job: told.JobTold, now: float) -> float:
+def _lost_seconds(job: told.LiveJob, now: float) -> float:
     """Return the time that this slowness cost the job. All its ranks wait alike, so an iteration of 1.26 times its
     length loses 0.26 of 1.26. The result is at most the loss that was counted, iteration by iteration, since the job
     began. For counters that count is already the whole job's (failslow/live/jobs.py), on any number of devices."""
-    lasts = max(0.0, now - job.since) if job.since is not None else 0.0
-    return min(lasts * job.slowdown / (1 + job.slowdown), job.lost_seconds)
+    duration = max(0.0, now - job.since) if job.since is not None else 0.0
+    return min(duration * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 
 
-def _measured(document: told.Told, slow: list[told.JobTold]) -> Iterator[Observation]:
+def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator[Observation]:
     yield Observation("failslow_worst_slowdown", max((job.slowdown for job in slow), default=0.0))
     counter = ObservationKind.COUNTER
     for source, seconds in asdict(document.lost).items():
@@ -148,7 +150,7 @@ def _measured(document: told.Told, slow: list[told.JobTold]) -> Iterator[Observa
         yield Observation("failslow_sampling_cpu_ratio", document.sampling)
 
 
-def _findings(slow: list[told.JobTold]) -> Iterator[Finding]:
+def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
     """Yield one finding for each GPU, and one for all jobs of a source: a job's number would become a metric label."""
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):
@@ -160,13 +162,13 @@ def _findings(slow: list[told.JobTold]) -> Iterator[Finding]:
         yield _finding("failslow/counters", "", sampled)
 
 
-def _finding(code: str, gpu: str, slow: list[told.JobTold]) -> Finding:
-    said = list(map(_says, slow[:MOST_SAID]))
-    said += [f"and {len(slow) - MOST_SAID} more jobs"] if len(slow) > MOST_SAID else []
-    return Finding(Severity.WARNING, code, gpu, "; ".join(said), slowness=_slowness(slow))
+def _finding(code: str, gpu: str, slow: list[told.LiveJob]) -> Finding:
+    descriptions = list(map(_describe_job, slow[:MAX_JOBS_LISTED]))
+    descriptions += [f"and {len(slow) - MAX_JOBS_LISTED} more jobs"] if len(slow) > MAX_JOBS_LISTED else []
+    return Finding(Severity.WARNING, code, gpu, "; ".join(descriptions), slowness=_slowness(slow))
 
 
-def _slowness(slow: list[told.JobTold]) -> Slowness | None:
+def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
     """Return the slowness in numbers, from which the fleet tools count hours."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
@@ -174,10 +176,10 @@ def _slowness(slow: list[told.JobTold]) -> Slowness | None:
     return Slowness(max(job.slowdown for job in slow), min(onsets), tuple(sorted({job.job for job in slow})))
 
 
-def _says(job: told.JobTold) -> str:
-    who = f", slowed by {job.rank}" if job.rank else ""
-    why = f": {', '.join(job.evidence)}" if job.evidence else ""
-    return f"job {job.job} is {job.slowdown:.0%} slower than before{who}{why}"
+def _describe_job(job: told.LiveJob) -> str:
+    suspect = f", slowed by {job.rank}" if job.rank else ""
+    evidence = f": {', '.join(job.evidence)}" if job.evidence else ""
+    return f"job {job.job} is {job.slowdown:.0%} slower than before{suspect}{evidence}"
 
 
 OBSERVATIONS = {

@@ -34,7 +34,7 @@ NAMES = {
     "ok": ("not_responding", "evicted"),  # the client is connected again
     "lbug": ("lustre_bug",),
 }
-WORDS = {
+MESSAGES = {
     "volume_stopped": "{fs} on {part} was turned read-only or shut down by the kernel",
     "errors": "{fs} on {part} found errors",
     "mount_failed": "{fs} on {part} could not be mounted",
@@ -42,7 +42,7 @@ WORDS = {
     "evicted": "the {fs} server {part} evicted this client",
     "lustre_bug": "a thread of Lustre's client stopped at a bug",
 }
-SERVERS = ("not_responding", "evicted")
+SERVER_CODES = ("not_responding", "evicted")
 MAX_NAME = 128  # characters of a server's name
 
 
@@ -65,21 +65,23 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
                 groups.setdefault((name, _part(event)), []).append(event)
     for (name, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
-        over = newest.code == "ok"
-        if over and all(event.code == "ok" for event in group):
+        is_over = newest.code == "ok"
+        if is_over and all(event.code == "ok" for event in group):
             continue
-        words = WORDS[name].format(fs=newest.field("fs"), part=part or "an unnamed device")
+        message = MESSAGES[name].format(fs=newest.field("fs"), part=part or "an unnamed device")
         lines = sum(event.lines for event in group if event.code != "ok")
         yield Finding(
             severity=Severity.WARNING,
             code=f"filesystem/{name}",
             subject=part,
-            message=f"the server {part} responds again" if over else words + (f" ({lines} lines)" if lines > 1 else ""),
+            message=f"the server {part} responds again"
+            if is_over
+            else message + (f" ({lines} lines)" if lines > 1 else ""),
             clears=Clears.REBOOT if name == "lustre_bug" else Clears.WINDOW,
-            window_seconds=config.server_window_seconds if name in SERVERS else config.error_window_seconds,
+            window_seconds=config.server_window_seconds if name in SERVER_CODES else config.error_window_seconds,
             events=tuple(event.sequence for event in group),
-            shared_cause=name in SERVERS,
-            over=over,
+            shared_cause=name in SERVER_CODES,
+            recovered=is_over,
         )
 
 

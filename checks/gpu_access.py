@@ -25,6 +25,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
@@ -32,7 +33,6 @@ from healthd.api import (
     NvmlErrorKind,
     NvmlGpu,
     Observation,
-    Past,
     Remedy,
     Repair,
     Seconds,
@@ -45,8 +45,8 @@ from healthd.host import gpu_reset
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end", "nvml_trouble")
 
-MODULE, CONTROL = "/sys/module/nvidia/initstate", "/dev/nvidiactl"
-CLOSED = {
+MODULE_STATE_FILE, CONTROL_DEVICE = "/sys/module/nvidia/initstate", "/dev/nvidiactl"
+OPEN_FAILURES = {
     NvmlErrorKind.LIBRARY_NOT_FOUND: (
         "library_missing",
         "PCI shows NVIDIA GPUs but libnvidia-ml.so.1 is not installed",
@@ -67,16 +67,16 @@ class Config(CheckSettings, frozen=True):
     hang_degraded_seconds: Seconds = 240.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     try:
         nvml = host.nvml
     except NvmlError as error:
-        if error.kind not in CLOSED or (error.kind is NvmlErrorKind.DRIVER_NOT_LOADED and _has_driver(host)):
+        if error.kind not in OPEN_FAILURES or (error.kind is NvmlErrorKind.DRIVER_NOT_LOADED and _has_driver(host)):
             raise
         if error.kind is NvmlErrorKind.MISMATCH or host.has_nvidia_hardware():
-            what, message = CLOSED[error.kind]
-            shared = error.kind is NvmlErrorKind.MISMATCH
-            yield Finding(Severity.DEGRADED, f"gpu_access/{what}", "", message, shared_cause=shared)
+            name, message = OPEN_FAILURES[error.kind]
+            is_shared = error.kind is NvmlErrorKind.MISMATCH
+            yield Finding(Severity.DEGRADED, f"gpu_access/{name}", "", message, shared_cause=is_shared)
         else:
             yield NO_GPU
         return
@@ -86,8 +86,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         if unreachable.kind is not NvmlErrorKind.NO_PERMISSION:
             yield _unreachable(unreachable, host, config)
         if unreachable.kind is NvmlErrorKind.RESET_REQUIRED and unreachable.pci:
-            yield _refused(unreachable.pci, True)
-    yield from host.each_gpu(lambda gpu: _answers(gpu, past))
+            yield _refusal(unreachable.pci, True)
+    yield from host.each_gpu(lambda gpu: _detect_reset(gpu, past))
     yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
     for unreachable in nvml.unreachable:
         if unreachable.kind is NvmlErrorKind.NO_PERMISSION:
@@ -97,36 +97,36 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _has_driver(host: Host) -> bool:
     """Return True if the kernel has the driver, or is loading it, although NVML reports "not loaded": at boot, or while
     the device files do not exist (the unit keeps NVML from creating them; see the check device_nodes)."""
-    state = host.told(MODULE)
-    return state == "coming" or (state == "live" and not host.exists(CONTROL))
+    state = host.read_or_empty(MODULE_STATE_FILE)
+    return state == "coming" or (state == "live" and not host.exists(CONTROL_DEVICE))
 
 
 def _unreachable(error: NvmlError, host: Host, config: Config) -> Finding:
-    said = f"{error.call}: {error.message}"
-    which = error.pci or f"index {error.index}"
+    detail = f"{error.call}: {error.message}"
+    label = error.pci or f"index {error.index}"
     if error.kind is NvmlErrorKind.GPU_LOST:
         may_be_reset = (not error.pci or gpu_reset.has_driver(host, error.pci)) and gpu_reset.may_reset(host)
         return Finding(
             Severity.CRITICAL,
             "gpu_access/lost",
             error.pci,
-            f"GPU {which} is lost ({said})",
+            f"GPU {label} is lost ({detail})",
             clears=Clears.REBOOT,
             confirm_seconds=config.confirm_seconds if may_be_reset else 0.0,
-            confirmed_by=gpu_reset.GONE,
+            confirmed_by=gpu_reset.PERMANENT_LOSS_CODES,
         )
     if error.kind is NvmlErrorKind.RESET_REQUIRED:
         return Finding(
             Severity.CRITICAL,
             "gpu_access/reset_required",
             error.pci,
-            f"GPU {which} must be reset ({said})",
+            f"GPU {label} must be reset ({detail})",
             clears=Clears.GPU_RESET,
         )
-    return Finding(Severity.DEGRADED, "gpu_access/no_answer", error.pci, f"GPU {which} does not respond ({said})")
+    return Finding(Severity.DEGRADED, "gpu_access/no_answer", error.pci, f"GPU {label} does not respond ({detail})")
 
 
-def _answers(gpu: NvmlGpu, past: Past) -> Iterator[Observation | Repair]:
+def _detect_reset(gpu: NvmlGpu, past: History) -> Iterator[Observation | Repair]:
     """Yield a repair if a GPU that responds was reset since it had to be.
 
     The driver refuses a GPU because of its own record of the GPU ("This property will be cleared on RM init, by which
@@ -136,15 +136,15 @@ def _answers(gpu: NvmlGpu, past: Past) -> Iterator[Observation | Repair]:
     modules 595.45.04, src/nvidia/src/kernel: rmapi/alloc_free.c, gpu/gpu.c (gpuUnmarkDeviceForReset,
     _gpuRefreshRecoveryActionInLock), gpu/gsp/kernel_gsp.c. A driver before 570 does not report a recovery action.
     """
-    refused = _refused(gpu.pci, False)
-    last = past.last(refused)
+    refusal = _refusal(gpu.pci, False)
+    last = past.last(refusal)
     if last is not None and last.value and gpu.recovery_action() == 0:
-        yield refused
-        why = "it had to be reset, responds again, and the driver requests no recovery"
-        yield Repair(Clears.GPU_RESET, gpu.pci, why, before=last.time)
+        yield refusal
+        reason = "it had to be reset, responds again, and the driver requests no recovery"
+        yield Repair(Clears.GPU_RESET, gpu.pci, reason, before=last.time)
 
 
-def _refused(pci: str, is_refused: bool) -> Observation:
+def _refusal(pci: str, is_refused: bool) -> Observation:
     return Observation("gpu_refused_until_reset", int(is_refused), labels=(("pci", pci),))
 
 

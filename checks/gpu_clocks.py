@@ -25,13 +25,13 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Seconds,
     Severity,
     Share,
@@ -41,7 +41,7 @@ USES = "nvml"
 
 SLOWDOWN = 0x8  # set together with each of the other two, and alone when the GPU draws too much current too fast
 REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "power brake of the power supply")}
-HARDWARE = SLOWDOWN | 0x40 | 0x80
+HARDWARE_BITS = SLOWDOWN | 0x40 | 0x80
 
 
 class Config(CheckSettings, frozen=True):
@@ -66,62 +66,62 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unsupported = NothingToCheck("no GPU that reports why its clocks are low")
-    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past), unsupported)
+    yield from host.each_gpu(lambda gpu: _check_gpu(gpu, host.now(), config, past), unsupported)
 
 
-def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    told, counted = gpu.clock_event_reasons(), gpu.slowdown_seconds() or {}
-    if told is None and not counted:
+def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Iterator[Finding | Observation]:
+    reported, counted = gpu.clock_event_reasons(), gpu.slowdown_seconds() or {}
+    if reported is None and not counted:
         return
-    bits = told or 0
+    bits = reported or 0
     labels = (("pci", gpu.pci),)
     reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
-    share, grew = 0.0, set()  # the share of the time since the last run
+    share, grown = 0.0, set()  # the share of the time since the last run
     if last is not None and elapsed <= config.within_seconds:  # else two readings say nothing about the time between
-        share = (_uncounted(bits, counted) + _uncounted(int(last.value), counted)) / 2
+        share = (_is_uncounted(bits, counted) + _is_uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
         counter = (("pci", gpu.pci), ("reason", reason))
         reading = Observation("gpu_clock_slowdown_seconds_total", seconds, ObservationKind.COUNTER, counter)
         yield reading
         share = max(share, min(1.0, past.rate(reading) or 0.0))
         if past.growth(reading, 0.0):
-            grew.add(reason)
+            grown.add(reason)
     # After a long gap between two runs, its share counts as the same share of `within_seconds`.
     slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
-    before = past.last(slowed)
-    total = (before.value if before is not None else 0.0) + share * min(elapsed, config.within_seconds)
+    previous = past.last(slowed)
+    total = (previous.value if previous is not None else 0.0) + share * min(elapsed, config.within_seconds)
     slowed = replace(slowed, value=total)
     yield from (reasons, slowed)
-    if not grew and not bits & HARDWARE:
+    if not grown and not bits & HARDWARE_BITS:
         return
     # Half a round of slack: an increment at the very edge belongs to the time before the window.
     recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
-    degraded = last is not None and recent >= config.slowed_share * config.within_seconds
-    words = [words for reason, (bit, words) in REASONS.items() if reason in grew or bits & bit]
-    shared = bool(words)
-    minutes = f", for {recent / 60:.0f} of the last {config.within_seconds / 60:.0f} minutes" if degraded else ""
+    is_degraded = last is not None and recent >= config.slowed_share * config.within_seconds
+    cause_text = [cause_text for reason, (bit, cause_text) in REASONS.items() if reason in grown or bits & bit]
+    is_shared = bool(cause_text)
+    minutes = f", for {recent / 60:.0f} of the last {config.within_seconds / 60:.0f} minutes" if is_degraded else ""
     yield Finding(
-        Severity.DEGRADED if degraded else Severity.WARNING,
-        "gpu_clocks/slowed" if degraded else "gpu_clocks/slowed_briefly",
+        Severity.DEGRADED if is_degraded else Severity.WARNING,
+        "gpu_clocks/slowed" if is_degraded else "gpu_clocks/slowed_briefly",
         gpu.pci,
-        f"the hardware reduces the clocks ({', '.join(words) or 'no reason reported'}){minutes}",
+        f"the hardware reduces the clocks ({', '.join(cause_text) or 'no reason reported'}){minutes}",
         clears=Clears.WINDOW,
-        window_seconds=config.within_seconds if degraded and shared else config.clean_seconds,
-        relapse_seconds=config.relapse_seconds if degraded and not shared else 0.0,
-        shared_cause=shared,
+        window_seconds=config.within_seconds if is_degraded and is_shared else config.clean_seconds,
+        relapse_seconds=config.relapse_seconds if is_degraded and not is_shared else 0.0,
+        shared_cause=is_shared,
     )
 
 
-def _uncounted(bits: int, counted: dict[str, float]) -> bool:
+def _is_uncounted(bits: int, counted: dict[str, float]) -> bool:
     """Return True if the bits show a slowdown whose seconds the driver does not count."""
     for reason, (bit, _) in REASONS.items():
         if reason in counted and bits & bit:
             bits &= ~(bit | SLOWDOWN)
-    return bool(bits & HARDWARE)
+    return bool(bits & HARDWARE_BITS)
 
 
 _TODO = (

@@ -22,13 +22,13 @@ from healthd.api import (
     FailureCause,
     Finding,
     Gpus,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     NvmlErrorKind,
     Observation,
-    Past,
     Remedy,
     Seconds,
     Severity,
@@ -43,7 +43,7 @@ BASELINE = Baseline(("expected",), place=10)
 REVISION, WIDTH = regex(r"0x[0-9a-f]{2}"), regex(r"[0-9]{1,3}")
 DEAD_REVISION = "0xff"
 DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' value for "unknown"
-SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
+REPORTED_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
 class Config(CheckSettings, frozen=True):
@@ -56,7 +56,7 @@ class Config(CheckSettings, frozen=True):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     on_pci = list(host.pci_gpus())
     yield Observation("gpus_on_pci", len(on_pci))
     if not on_pci and not config.expected and not host.gpus():
@@ -77,19 +77,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             f"GPU {pci} is dead on the bus: its configuration space reads all ones",
             clears=Clears.REBOOT,
             confirm_seconds=config.confirm_seconds if pci in in_reset else 0.0,
-            confirmed_by=gpu_reset.GONE,
+            confirmed_by=gpu_reset.PERMANENT_LOSS_CODES,
         )
     answering = {gpu.pci for gpu in host.gpus()}
-    known = set(answering)
+    accounted_for = set(answering)
     if host.nvml_is_open:
-        known |= {error.pci for error in host.nvml.unreachable if error.kind in SAID_BY_GPU_ACCESS}
-        for refused in host.nvml.unreachable:
-            if refused.kind is NvmlErrorKind.NO_PERMISSION:
-                raise refused  # NVML counts this GPU without identifying it: the missing ones are unknown
+        accounted_for |= {error.pci for error in host.nvml.unreachable if error.kind in REPORTED_BY_GPU_ACCESS}
+        for refusal in host.nvml.unreachable:
+            if refusal.kind is NvmlErrorKind.NO_PERMISSION:
+                raise refusal  # NVML counts this GPU without identifying it: the missing ones are unknown
     absent = sorted({*on_pci} - answering - {*dead})
     resetting = _in_reset(host, [*absent, *dead])
     for pci in absent:
-        if pci not in known:
+        if pci not in accounted_for:
             yield Finding(
                 Severity.CRITICAL,
                 "gpu_count/missing",
@@ -97,7 +97,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 f"GPU {pci} is on the PCI bus but NVML does not show it",
                 clears=Clears.REBOOT,
                 confirm_seconds=config.confirm_seconds if pci in resetting else 0.0,
-                confirmed_by=gpu_reset.GONE,
+                confirmed_by=gpu_reset.PERMANENT_LOSS_CODES,
             )
     if len(answering) < config.expected:
         yield Finding(
@@ -106,16 +106,16 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             "",
             f"{len(answering)} GPUs respond; expected {config.expected}",
             confirm_seconds=config.confirm_seconds if len(answering) + len(resetting) >= config.expected else 0.0,
-            confirmed_by=gpu_reset.GONE,
+            confirmed_by=gpu_reset.PERMANENT_LOSS_CODES,
             expects="expected",
         )
     if unread:
         raise unread[0]
 
 
-def _in_reset(host: Host, missed: list[str]) -> set[str]:
+def _in_reset(host: Host, missing: list[str]) -> set[str]:
     """Return the missing GPUs that may only be in a reset."""
-    in_reset = {pci for pci in missed if gpu_reset.has_driver(host, pci)}
+    in_reset = {pci for pci in missing if gpu_reset.has_driver(host, pci)}
     return in_reset if in_reset and gpu_reset.may_reset(host) else set()
 
 
@@ -139,8 +139,8 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     unreachable = [str(error) for error in host.nvml.unreachable] if host.nvml_is_open else []
     silent = sorted({*host.pci_gpus()} - {gpu.pci for gpu in gpus})
     if unreachable or silent:
-        why = "; ".join(unreachable) or f"GPU {silent[0]} is on PCI and does not respond"
-        yield LeftOut("gpu_count", f"{len(gpus)} GPUs respond, but {why}", "expected")
+        reason = "; ".join(unreachable) or f"GPU {silent[0]} is on PCI and does not respond"
+        yield LeftOut("gpu_count", f"{len(gpus)} GPUs respond, but {reason}", "expected")
     elif gpus:
         models = ", ".join(sorted({gpu.name for gpu in gpus}))
         yield Entry("gpu_count", "expected", len(gpus), note=models)

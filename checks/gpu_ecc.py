@@ -31,13 +31,13 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Repair,
     Seconds,
     Severity,
@@ -53,7 +53,7 @@ AFTER_EVENTS = ("xid", "job_end")
 # (7.0) and T4 (7.5) are older and retire pages. A chip in no column (GB20x is 12.0) counts as not containing errors.
 # This includes Blackwell Ultra (B300 and GB300: 10.3): NVIDIA's driver calls that chip GB110, and the table names no
 # GB11x. If it does contain errors, one job too many is requeued; if it does not, no job continues on lost data.
-CONTAINS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
+CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
@@ -66,25 +66,25 @@ class Config(CheckSettings, frozen=True):
     growth_seconds: Seconds = 900.0  # two rounds of the default interval, and their possible delay
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     judged = False
-    for item in host.each_gpu(lambda gpu: _look(host, gpu, config, past)):
+    for item in host.each_gpu(lambda gpu: _check_gpu(host, gpu, config, past)):
         judged = judged or not (isinstance(item, Observation) and item.name == "gpu_ecc_counts_kept")
         yield item
     if not judged:
         yield NothingToCheck("no GPU with ECC on")
 
 
-def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def _check_gpu(host: Host, gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding | Observation | Repair]:
     if gpu.ecc_mode() is False:
         if gpu.ecc_is_on_by_default() is not False:
             yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, but this GPU supports it")
         return
     counts = _volatile(gpu)
-    kept = Observation("gpu_ecc_counts_kept", int(_outlive_their_users(host, gpu)), labels=(("pci", gpu.pci),))
-    yield kept
-    kept_before = past.last(kept)
-    comparable = kept.value and (kept_before is None or kept_before.value)
+    persistence = Observation("gpu_ecc_counts_kept", int(_counts_survive_idle(host, gpu)), labels=(("pci", gpu.pci),))
+    yield persistence
+    previous_persistence = past.last(persistence)
+    comparable = persistence.value and (previous_persistence is None or previous_persistence.value)
     new = 0.0
     for (location, error), count in counts.items():
         labels = (("pci", gpu.pci), ("location", location), ("error", error))
@@ -98,15 +98,15 @@ def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Find
             yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
     yield from _judge(gpu, counts, new, config)
     life = gpu.ecc_total(uncorrected=True, volatile=False)
-    yield from _lifetime(gpu, life, config, past, judged=not counts)
+    yield from _lifetime(gpu, life, config, past, count_new_errors=not counts)
     if not counts and gpu.ecc_mode() and (life is None or not gpu.mig_enabled()):
         raise ValueError(f"GPU {gpu.pci}: ECC is on, but no error counter can be read")
 
 
-def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
+def _counts_survive_idle(host: Host, gpu: NvmlGpu) -> bool:
     """Return True if the driver keeps the counts while the GPU has no user. healthd closes it after each round."""
     mode = gpu.persistence_mode()
-    return host.driver_was_held is not False if mode is None else mode
+    return host.driver_was_in_use is not False if mode is None else mode
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
@@ -130,40 +130,40 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
     """`new`: number of uncorrected errors since the last round, if that was a short time ago."""
     lost = [f"{where} {count}" for (where, error), count in counts.items() if error == "uncorrected" and count > 0]
     if lost:
-        words = ", ".join(lost)
-        severity, how = _of_new_errors(gpu) if new else (Severity.DEGRADED, "")
-        told = f"{new:.0f} new uncorrected ECC errors{how}; since" if new else "uncorrected ECC errors since"
+        counts_text = ", ".join(lost)
+        severity, qualifier = _rate_new_errors(gpu) if new else (Severity.DEGRADED, "")
+        summary = f"{new:.0f} new uncorrected ECC errors{qualifier}; since" if new else "uncorrected ECC errors since"
         yield Finding(
             severity,
             "gpu_ecc/uncorrected",
             gpu.pci,
-            f"{told} the driver was loaded: {words}",
+            f"{summary} the driver was loaded: {counts_text}",
             clears=Clears.GPU_RESET,
-            evidence=f"uncorrected: {words}",
+            evidence=f"uncorrected: {counts_text}",
         )
     limits = {"sram": config.max_corrected_sram, "dram": config.max_corrected_dram}
-    many = [
+    above_limit = [
         f"{where} {counts[where, 'corrected']} (limit {limit})"
         for where, limit in limits.items()
         if counts.get((where, "corrected"), 0) > limit
     ]
-    if many:
-        message = f"many corrected ECC errors since the driver was loaded: {', '.join(many)}"
+    if above_limit:
+        message = f"many corrected ECC errors since the driver was loaded: {', '.join(above_limit)}"
         yield Finding(Severity.WARNING, "gpu_ecc/corrected", gpu.pci, message, clears=Clears.GPU_RESET)
 
 
-def _of_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
+def _rate_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
     """Return the severity of errors since the last round, and the reason if it is not critical.
 
     The containment is a rule for this part and was not observed: the message uses "should have"."""
-    asked = ACTIONS.get(gpu.recovery_action() or 0)
-    if gpu.compute_capability() not in CONTAINS or (asked and asked.severity is Severity.CRITICAL):
+    action = ACTIONS.get(gpu.recovery_action() or 0)
+    if gpu.compute_capability() not in CONTAINING_CHIPS or (action and action.severity is Severity.CRITICAL):
         return Severity.CRITICAL, ""
     return Severity.DEGRADED, ", which this GPU should have contained (see Xid 94 or 95)"
 
 
 def _lifetime(
-    gpu: NvmlGpu, total: int | None, config: Config, past: Past, judged: bool
+    gpu: NvmlGpu, total: int | None, config: Config, past: History, count_new_errors: bool
 ) -> Iterator[Finding | Observation]:
     if gpu.sram_threshold_exceeded():
         yield Finding(
@@ -179,10 +179,12 @@ def _lifetime(
         reading = Observation("gpu_ecc_aggregate_errors_total", total, ObservationKind.COUNTER, labels)
         yield reading
         last = past.last(reading)
-        if judged and last is not None and total > last.value:
+        if count_new_errors and last is not None and total > last.value:
             is_recent = past.last(reading, within_seconds=config.growth_seconds) is not None
-            severity, how = _of_new_errors(gpu) if is_recent else (Severity.DEGRADED, "")
-            message = f"{total - last.value:.0f} new uncorrected ECC errors{how} ({total} in the life of this GPU)"
+            severity, qualifier = _rate_new_errors(gpu) if is_recent else (Severity.DEGRADED, "")
+            message = (
+                f"{total - last.value:.0f} new uncorrected ECC errors{qualifier} ({total} in the life of this GPU)"
+            )
             yield Finding(severity, "gpu_ecc/uncorrected", gpu.pci, message, clears=Clears.GPU_RESET)
         if total > 0:
             message = f"{total} uncorrected ECC errors in the life of this GPU"

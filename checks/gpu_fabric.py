@@ -31,13 +31,13 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlError,
     NvmlGpu,
     Observation,
-    Past,
     PciFunction,
     Seconds,
     Severity,
@@ -50,7 +50,7 @@ USES = "nvml"
 
 SYSTEMD = "/run/systemd/system"  # it exists if systemd booted the machine: sd_booted(3)
 UNIT = "nvidia-fabricmanager.service"
-ASK = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
+SYSTEMCTL_COMMAND = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
 # FABRIC_MODE: 0 all on this machine, 1 shared NVSwitches, 2 vGPU (Fabric Manager User Guide, config options)
 MANAGER_SETTINGS = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 SHARED_MODE = regex(r"^[ \t]*FABRIC_MODE[ \t]*=[ \t]*[12][ \t]*$", re.MULTILINE)
@@ -61,7 +61,7 @@ NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED
 STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
-GOOD_SUMMARIES = (None, 0, 1)
+HEALTHY_SUMMARIES = (None, 0, 1)
 # Fields of two bits in the health mask: their first bit, the bad value, and its meaning. 0 = not supported. In the last
 # two fields 1 is good: they report a correct state, the others a problem.
 FIELDS = (
@@ -72,7 +72,7 @@ FIELDS = (
     (12, 2, "no partition is assigned"),
     (14, 2, "the fabric manager is disconnected"),
 )
-SLOWS = frozenset({"bandwidth is degraded", "routes are being recovered", SUMMARIES[LIMITED_CAPACITY]})
+SLOWDOWN_PROBLEMS = frozenset({"bandwidth is degraded", "routes are being recovered", SUMMARIES[LIMITED_CAPACITY]})
 CONFIGURATION_SHIFT = 8  # four bits: 0 = not supported, 1 = good
 CONFIGURATIONS = {
     2: "wrong system GUID",
@@ -94,46 +94,46 @@ class Config(CheckSettings, frozen=True):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     failed: list[Exception] = []
-    outside = 0
+    not_joined_count = 0
     joined: Counter[str] = Counter()  # by model
-    without: list[NvmlGpu] = []
+    without_fabric: list[NvmlGpu] = []
     gpus = host.gpus()
     for gpu in gpus:
         try:
             fabric = gpu.fabric()
             if fabric is None or fabric.state == NOT_SUPPORTED:
-                without.append(gpu)
+                without_fabric.append(gpu)
                 continue
             joined[gpu.name] += fabric.state == COMPLETED
             yield Observation("gpu_fabric_state", fabric.state, labels=(("pci", gpu.pci),))
             for finding in _judge(gpu.pci, fabric, config):
-                if not _needs_none(gpu):
-                    given = _shared_out(host, gpu, finding) if fabric.state == IN_PROGRESS else finding
-                    outside += given is not None and given.code == "gpu_fabric/not_joined"
-                    yield from [given] if given else []
+                if not _is_exempt(gpu):
+                    reported = _apply_partition_mode(host, gpu, finding) if fabric.state == IN_PROGRESS else finding
+                    not_joined_count += reported is not None and reported.code == "gpu_fabric/not_joined"
+                    yield from [reported] if reported else []
         except (NvmlError, ValueError, OSError) as error:  # it must not hide the other GPUs
             failed.append(error)
-    if len(without) == len(gpus):
+    if len(without_fabric) == len(gpus):
         yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
-    for gpu in without:
+    for gpu in without_fabric:
         try:
-            if joined[gpu.name] and not _needs_none(gpu):
-                yield _left_out(gpu, joined[gpu.name], config)
+            if joined[gpu.name] and not _is_exempt(gpu):
+                yield _no_fabric(gpu, joined[gpu.name], config)
         except NvmlError as error:
             failed.append(error)
-    if outside:
+    if not_joined_count:
         yield from _cause(host, config)
     if failed:
         raise failed[0]
 
 
-def _needs_none(gpu: NvmlGpu) -> bool:
+def _is_exempt(gpu: NvmlGpu) -> bool:
     return bool(gpu.mig_enabled()) or gpu.virtualization() in IS_VGPU_HOST
 
 
-def _shared_out(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
+def _apply_partition_mode(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
     """Return the finding for a GPU in progress whose NVSwitches may be shared by partitions; None if it is no fault.
 
     Raises ValueError or OSError if the mode cannot be read.
@@ -158,7 +158,7 @@ def _is_nvswitch(function: PciFunction) -> bool:
     return device_kind(function.vendor, function.pci_class) == "nvswitch"
 
 
-def _left_out(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
+def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
     return Finding(
         Severity.DEGRADED,
         "gpu_fabric/no_fabric",
@@ -184,20 +184,20 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
         return
     if fabric.status == NOT_SUPPORTED_STATUS:
         return
-    wrong = [f"joining failed with NVML error {fabric.status}"] if fabric.status else []
-    wrong += problems(fabric.health_mask or 0)
-    if fabric.summary in SUMMARIES and not (wrong and fabric.summary == UNHEALTHY):
-        wrong.append(SUMMARIES[fabric.summary])
-    if wrong:
-        slows = SLOWS.issuperset(wrong)
+    found = [f"joining failed with NVML error {fabric.status}"] if fabric.status else []
+    found += problems(fabric.health_mask or 0)
+    if fabric.summary in SUMMARIES and not (found and fabric.summary == UNHEALTHY):
+        found.append(SUMMARIES[fabric.summary])
+    if found:
+        is_slowdown = SLOWDOWN_PROBLEMS.issuperset(found)
         yield Finding(
-            Severity.DEGRADED if slows else Severity.CRITICAL,
-            "gpu_fabric/degraded" if slows else "gpu_fabric/unhealthy",
+            Severity.DEGRADED if is_slowdown else Severity.CRITICAL,
+            "gpu_fabric/degraded" if is_slowdown else "gpu_fabric/unhealthy",
             pci,
-            f"the GPU is not healthy in the NVLink fabric: {', '.join(wrong)}",
+            f"the GPU is not healthy in the NVLink fabric: {', '.join(found)}",
             confirm_seconds=config.confirm_seconds,
         )
-    elif fabric.summary not in GOOD_SUMMARIES:
+    elif fabric.summary not in HEALTHY_SUMMARIES:
         raise ValueError(f"GPU {pci}: unknown fabric health summary {fabric.summary}")
 
 
@@ -208,7 +208,7 @@ def problems(mask: int) -> list[str]:
     """
     if any(mask >> shift & 0x3 == 0x3 for shift, _, _ in FIELDS):
         raise ValueError(f"not a health mask of the NVLink fabric: {mask:#x}")
-    found = [words for shift, bad, words in FIELDS if mask >> shift & 0x3 == bad]
+    found = [text for shift, bad_value, text in FIELDS if mask >> shift & 0x3 == bad_value]
     configuration = mask >> CONFIGURATION_SHIFT & 0xF
     if configuration > 1:
         found.append(f"incorrect configuration: {CONFIGURATIONS.get(configuration, configuration)}")
@@ -217,15 +217,15 @@ def problems(mask: int) -> list[str]:
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
     """Yield nothing if the unit is not installed: on NVL72 the fabric manager runs on the switches."""
-    ran = host.run(ASK, seconds=5.0) if host.exists(SYSTEMD) else None
-    if ran is None:
+    result = host.run(SYSTEMCTL_COMMAND, seconds=5.0) if host.exists(SYSTEMD) else None
+    if result is None:
         return
-    answers = dict(line.split("=", 1) for line in ran.stdout.split("\n") if "=" in line)
-    state = answers.get("ActiveState")
-    if ran.status != 0 or not state or "LoadState" not in answers:
-        said = (ran.stderr or ran.stdout).strip()
-        raise ValueError(f"systemctl: no state of {UNIT}: {said[:80]!r}")
-    if answers["LoadState"] != "not-found" and state not in ("active", "reloading"):
+    properties = dict(line.split("=", 1) for line in result.stdout.split("\n") if "=" in line)
+    state = properties.get("ActiveState")
+    if result.status != 0 or not state or "LoadState" not in properties:
+        output = (result.stderr or result.stdout).strip()
+        raise ValueError(f"systemctl: no state of {UNIT}: {output[:80]!r}")
+    if properties["LoadState"] != "not-found" and state not in ("active", "reloading"):
         yield Finding(
             Severity.DEGRADED,
             "gpu_fabric/manager",
@@ -236,7 +236,9 @@ def _cause(host: Host, config: Config) -> Iterator[Finding]:
         )
 
 
-_LOOK = "nvidia-smi -q -i PCI (Fabric); journalctl -u nvidia-fabricmanager; journalctl -k | grep -iE 'sxid|xid'."
+_INSPECT_TODO = (
+    "nvidia-smi -q -i PCI (Fabric); journalctl -u nvidia-fabricmanager; journalctl -k | grep -iE 'sxid|xid'."
+)
 
 OBSERVATIONS = {
     "gpu_fabric_state": Meaning(
@@ -252,7 +254,7 @@ EXPLAIN = {
         "The GPU belongs to an NVLink fabric and has not joined it within join_seconds.",
         'CUDA does not start on it (error 802, "system not yet initialized"): each job fails at once.',
         "systemctl restart nvidia-fabricmanager; its version must match the driver's. On B200 and later NVLSM must "
-        f"run as well; on NVL72 check the switches. {_LOOK}",
+        f"run as well; on NVL72 check the switches. {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=True,
     ),
@@ -272,7 +274,7 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
         "Traffic between GPUs continues more slowly: a job on many GPUs is as slow as this one.",
-        f"{_LOOK} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes back: "
+        f"{_INSPECT_TODO} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes back: "
         "check the links, the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
@@ -281,7 +283,7 @@ EXPLAIN = {
         Clears.PASS,
         "This GPU has joined its NVLink fabric but is not healthy in it: it has no routes, or a wrong configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_LOOK} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, the "
+        f"{_INSPECT_TODO} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, the "
         "cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
@@ -290,7 +292,7 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU reports no NVLink fabric, while others of its model on this node have joined theirs.",
         "NVLink does not connect it: collective operations fail there or fall back to PCIe.",
-        f"{_LOOK} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain reset all GPUs of the node or "
+        f"{_INSPECT_TODO} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain reset all GPUs of the node or "
         "reboot. If it comes back: replace the GPU or the baseboard.",
         confirm="confirm_seconds",
     ),

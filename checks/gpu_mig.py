@@ -19,12 +19,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     MigDevices,
     NothingToCheck,
     NvmlGpu,
-    Past,
     Severity,
 )
 
@@ -52,7 +52,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if not config.mode and config.instances < 0:
         yield NOT_IN_BASELINE
     else:
@@ -61,10 +61,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
     """Report only the mode for a GPU in the wrong mode: its number of MIG devices follows from it."""
-    now, after_reset = gpu.mig_mode() or (None, None)
-    if config.mode and MODES[now] != config.mode and not (now is None and config.mode == "off"):
-        later = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != now else ""
-        message = f'MIG is {MODES[now]}{later}; the settings require "{config.mode}"'
+    current, after_reset = gpu.mig_mode() or (None, None)
+    if config.mode and MODES[current] != config.mode and not (current is None and config.mode == "off"):
+        pending_text = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != current else ""
+        message = f'MIG is {MODES[current]}{pending_text}; the settings require "{config.mode}"'
         yield Finding(Severity.DEGRADED, "gpu_mig/mode", gpu.pci, message, expects="mode")
     elif config.instances >= 0 and (count := gpu.mig_instances() or 0) != config.instances:
         message = f"{count} MIG devices; the settings require {config.instances}"

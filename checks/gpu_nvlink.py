@@ -28,6 +28,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Links,
@@ -37,7 +38,6 @@ from healthd.api import (
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Rate,
     Seconds,
     Severity,
@@ -51,10 +51,10 @@ AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 BASELINE = Baseline(("links",), place=11)
 
 # Cards whose links are unconnected until a bridge is plugged in.
-BRIDGED = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
-DEGRADES = ("replay", "recovery", "recovery_failed")
-WORDS = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
-FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
+BRIDGED_MODELS = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
+DEGRADED_KINDS = ("replay", "recovery", "recovery_failed")
+ERROR_NAMES = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
+MAX_DIRECT_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
 class Config(CheckSettings, frozen=True):
@@ -85,7 +85,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     links: dict[NvmlGpu, tuple[Nvlink, ...]] = {}
     failed: list[NvmlError] = []
     gpus = host.gpus()
@@ -100,7 +100,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if gpus and not failed and not config.links and not any(links.values()):
         yield NothingToCheck("no NVLink")
     for gpu, own in links.items():
-        peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
+        peers = [[link.active for link in peer_links] for peer, peer_links in links.items() if peer.name == gpu.name]
         if not own and not config.links and not any(map(any, peers)):
             continue
         active = [link.active for link in own]
@@ -114,11 +114,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
     """Compare with the number in the settings. If it is only a guess, or missing, compare with the other GPUs first."""
-    is_typed = config.links > 0 and "links" not in config.guessed
-    message, expects = "" if is_typed else _lacks(gpu, active, peers), ""
+    is_configured = config.links > 0 and "links" not in config.guessed
+    message, expects = "" if is_configured else _missing_links_message(gpu, active, peers), ""
     if not message and sum(active) < config.links:
         down = [link for link, is_active in enumerate(active) if not is_active]
-        message = f"{sum(active)} of {_links(config.links)} {_is(config.links)} active{_which(down)}"
+        message = f"{sum(active)} of {_links_text(config.links)} {_verb(config.links)} active{_down_links_text(down)}"
         expects = "links"
     if message:
         yield Finding(
@@ -131,32 +131,36 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
         )
 
 
-def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
+def _missing_links_message(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
     """Return a message about links that peers of this model have and this GPU lacks, "" if none."""
-    if not any(active) and BRIDGED.search(gpu.name):
+    if not any(active) and BRIDGED_MODELS.search(gpu.name):
         return ""
-    if len(active) <= FEW_LINKS:
-        most, own = max(map(sum, peers)), sum(active)
-        return f"{_links(own)} {_is(own)} active, other GPUs have {most}" if own < most else ""
-    wanted = {link for other in peers for link, is_active in enumerate(other) if is_active}
-    down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
-    return f"{_links(len(down))} {_is(len(down))} down, active on other GPUs{_which(down)}" if down else ""
+    if len(active) <= MAX_DIRECT_LINKS:
+        peer_maximum, own = max(map(sum, peers)), sum(active)
+        return f"{_links_text(own)} {_verb(own)} active, other GPUs have {peer_maximum}" if own < peer_maximum else ""
+    expected_links = {link for peer in peers for link, is_active in enumerate(peer) if is_active}
+    down = sorted(expected_links - {link for link, is_active in enumerate(active) if is_active})
+    return (
+        f"{_links_text(len(down))} {_verb(len(down))} down, active on other GPUs{_down_links_text(down)}"
+        if down
+        else ""
+    )
 
 
-def _links(number: int) -> str:
+def _links_text(number: int) -> str:
     return f"{number} NVLink{'' if number == 1 else 's'}"
 
 
-def _is(number: int) -> str:
+def _verb(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _which(down: Sequence[int]) -> str:
+def _down_links_text(down: Sequence[int]) -> str:
     """Return the links that are down: "; down: 5, 17". "" if the driver does not report them."""
     return f"; down: {', '.join(map(str, down))}" if down else ""
 
 
-def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
     """Sum the errors over the links: one series for each GPU, because 18 links of 8 GPUs are 432 numbers a round.
 
     A label of the series names the summed links: a link that no longer responds must not look like a falling counter.
@@ -170,22 +174,22 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -
         "packet": [sum(link.packet_errors.values()) if link.packet_errors else None for link in links],
     }
     for kind, counts in kinds.items():
-        known = {link: count for link, count in enumerate(counts) if count is not None}
-        if not known:
+        counts_by_link = {link: count for link, count in enumerate(counts) if count is not None}
+        if not counts_by_link:
             continue
-        labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in known):#x}"))
-        reading = Observation("gpu_nvlink_errors_total", sum(known.values()), ObservationKind.COUNTER, labels)
+        labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in counts_by_link):#x}"))
+        reading = Observation("gpu_nvlink_errors_total", sum(counts_by_link.values()), ObservationKind.COUNTER, labels)
         yield reading
         growth, last = past.growth(reading, 0.0), past.last(reading)  # growth since the last run
         if not growth or last is None or reading.value < last.value:
             continue  # a counter that fell shows the errors of link training after a reset, as after a boot
-        fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
-        where = ", ".join(f"link {link}: {count}" for link, count in known.items() if count)
+        is_fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
+        where = ", ".join(f"link {link}: {count}" for link, count in counts_by_link.items() if count)
         yield Finding(
-            Severity.DEGRADED if fast or kind in DEGRADES else Severity.WARNING,
-            "gpu_nvlink/crc_rate" if fast else f"gpu_nvlink/{kind}",
+            Severity.DEGRADED if is_fast or kind in DEGRADED_KINDS else Severity.WARNING,
+            "gpu_nvlink/crc_rate" if is_fast else f"gpu_nvlink/{kind}",
             gpu.pci,
-            f"{growth:.0f} new NVLink {WORDS.get(kind, f'{kind} errors')} (since the driver was loaded: {where})",
+            f"{growth:.0f} new NVLink {ERROR_NAMES.get(kind, f'{kind} errors')} (since the driver was loaded: {where})",
             clears=Clears.GPU_RESET,
             window_seconds=config.clean_seconds,
         )
@@ -198,8 +202,10 @@ def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterat
     )
     above = []
     for kind, limit, rates in kinds:
-        bad = [f"link {link}: {rate:.2g}" for link, rate in enumerate(rates) if rate is not None and rate > limit]
-        above += [f"the {kind} bit error rate is above {limit:g} ({', '.join(bad)})"] if bad else []
+        above_limit = [
+            f"link {link}: {rate:.2g}" for link, rate in enumerate(rates) if rate is not None and rate > limit
+        ]
+        above += [f"the {kind} bit error rate is above {limit:g} ({', '.join(above_limit)})"] if above_limit else []
     if above:
         yield Finding(
             Severity.WARNING,

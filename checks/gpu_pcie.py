@@ -29,6 +29,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Lanes,
     LeftOut,
@@ -37,7 +38,6 @@ from healthd.api import (
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Rate,
     Remedy,
     Seconds,
@@ -51,7 +51,7 @@ USES = "nvml"
 BASELINE = Baseline(("lanes",), place=14)
 
 DEVICES = "/sys/bus/pci/devices"
-MOST_LANES = 32  # the maximum of PCI Express, for lanes and for generations
+MAX_LANES = 32  # the maximum of PCI Express, for lanes and for generations
 ON_ROOT_BUS = regex("[0-9a-f]+:00:")
 
 
@@ -71,8 +71,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def validate(config: Config) -> str | None:
-    if not 0 <= config.lanes <= MOST_LANES:
-        return f"lanes: must be between 0 and {MOST_LANES}, got {config.lanes}"
+    if not 0 <= config.lanes <= MAX_LANES:
+        return f"lanes: must be between 0 and {MAX_LANES}, got {config.lanes}"
     if not 0 < config.busy_share <= 1:
         return f"busy_share: must be above 0 and at most 1, got {config.busy_share:g}"
     if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
@@ -80,35 +80,37 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unsupported = NothingToCheck("no GPU that reports its PCIe link")
-    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past), unsupported)
+    yield from host.each_gpu(lambda gpu: _check_gpu(host, gpu, config, past), unsupported)
 
 
-def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _check_gpu(host: Host, gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding | Observation]:
     link = gpu.pcie_link()
-    yield from _link(host, gpu, link, config, past)
-    yield from _replays(gpu, link, config, past)
+    yield from _check_link(host, gpu, link, config, past)
+    yield from _check_replays(gpu, link, config, past)
 
 
-def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _check_link(
+    host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: History
+) -> Iterator[Finding | Observation]:
     labels = (("pci", gpu.pci),)
     if link.width is not None:
         yield Observation("gpu_pcie_link_lanes", link.width, labels=labels)
     if link.generation is not None:
         yield Observation("gpu_pcie_link_generation", link.generation, labels=labels)
-    narrow = _less(link.width, link.max_width, f"GPU {gpu.pci}: lanes")
-    slow = _less(link.generation, link.max_generation, f"GPU {gpu.pci}: PCIe generation")
-    seen = Observation("gpu_pcie_link_lanes_max", link.width or 0, labels=labels)
-    before = past.last(seen)
-    seen = replace(seen, value=max(seen.value, before.value if before else 0.0))
+    is_narrow = _is_below(link.width, link.max_width, f"GPU {gpu.pci}: lanes")
+    is_slow = _is_below(link.generation, link.max_generation, f"GPU {gpu.pci}: PCIe generation")
+    highest = Observation("gpu_pcie_link_lanes_max", link.width or 0, labels=labels)
+    previous = past.last(highest)
+    highest = replace(highest, value=max(highest.value, previous.value if previous else 0.0))
     if link.width is not None:
-        yield seen
-    if not narrow and not slow:
+        yield highest
+    if not is_narrow and not is_slow:
         return
-    full = link.generation is not None and link.generation == link.max_generation
-    busy = not full and (gpu.utilization() or 0.0) >= config.busy_share
-    if slow and busy:
+    is_full_generation = link.generation is not None and link.generation == link.max_generation
+    is_busy = not is_full_generation and (gpu.utilization() or 0.0) >= config.busy_share
+    if is_slow and is_busy:
         yield Finding(
             Severity.WARNING,
             "gpu_pcie/generation",
@@ -118,19 +120,19 @@ def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) 
             confirm_seconds=config.confirm_seconds,
             window_seconds=config.clean_seconds,
         )
-    if narrow and (full or busy):
-        most = min(link.max_width or 0, _slot_lanes(host, gpu.pci))
-        had, said = min(seen.value, most), min(config.lanes, most)
-        by_a_person = config.lanes and "lanes" not in config.guessed
-        known = said if by_a_person else max(had, said)
-        built = max(had, said) if by_a_person or ON_ROOT_BUS.match(gpu.pci) else most
-        if (link.width or 0) < built:
-            drains = (link.width or 0) < known
+    if is_narrow and (is_full_generation or is_busy):
+        possible = min(link.max_width or 0, _slot_lanes(host, gpu.pci))
+        observed, configured = min(highest.value, possible), min(config.lanes, possible)
+        is_configured = config.lanes and "lanes" not in config.guessed
+        expected = configured if is_configured else max(observed, configured)
+        reference = max(observed, configured) if is_configured or ON_ROOT_BUS.match(gpu.pci) else possible
+        if (link.width or 0) < reference:
+            is_degraded = (link.width or 0) < expected
             yield Finding(
-                Severity.DEGRADED if drains else Severity.WARNING,
+                Severity.DEGRADED if is_degraded else Severity.WARNING,
                 "gpu_pcie/lanes",
                 gpu.pci,
-                f"the PCIe link has {link.width} of {known if drains else built:.0f} lanes",
+                f"the PCIe link has {link.width} of {expected if is_degraded else reference:.0f} lanes",
                 clears=Clears.REBOOT,
                 confirm_seconds=config.confirm_seconds,
             )
@@ -148,18 +150,18 @@ def _slot_lanes(host: Host, pci: str) -> float:
     return int(text or 0)
 
 
-def _less(now: int | None, most: int | None, what: str) -> bool:
+def _is_below(current: int | None, maximum: int | None, subject: str) -> bool:
     """Return True if the link has less than its maximum. Raises ValueError for more: a dead link reads 63 lanes."""
-    if now is None or most is None:
+    if current is None or maximum is None:
         return False
-    if not 0 < most <= MOST_LANES:
-        raise ValueError(f"{what}: the maximum {most} is not valid")
-    if now > most:
-        raise ValueError(f"{what}: {now}, but the maximum is {most}")
-    return now < most
+    if not 0 < maximum <= MAX_LANES:
+        raise ValueError(f"{subject}: the maximum {maximum} is not valid")
+    if current > maximum:
+        raise ValueError(f"{subject}: {current}, but the maximum is {maximum}")
+    return current < maximum
 
 
-def _replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _check_replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: History) -> Iterator[Finding | Observation]:
     replays = gpu.pcie_replays()
     if replays is None:
         return
@@ -193,9 +195,9 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         link = gpu.pcie_link()
         if link.width is None or link.max_width is None:
             continue
-        most = link.width if ON_ROOT_BUS.match(gpu.pci) else min(link.max_width, _slot_lanes(host, gpu.pci))
-        if link.width < most:
-            yield LeftOut("gpu_pcie", f"GPU {gpu.pci} has {link.width} of {most:.0f} lanes", "lanes")
+        possible = link.width if ON_ROOT_BUS.match(gpu.pci) else min(link.max_width, _slot_lanes(host, gpu.pci))
+        if link.width < possible:
+            yield LeftOut("gpu_pcie", f"GPU {gpu.pci} has {link.width} of {possible:.0f} lanes", "lanes")
             return
         lanes.add(link.width)
     if len(lanes) > 1:

@@ -17,10 +17,10 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     NothingToCheck,
     NvmlError,
-    Past,
     Severity,
 )
 from healthd.api import CheckSettings as Config
@@ -28,7 +28,7 @@ from healthd.api import CheckSettings as Config
 USES = "nvml"
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     failed: list[NvmlError] = []
     gpus = host.gpus()
     if not gpus:
@@ -42,7 +42,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
             failed.append(error)
     for pci in off:
         yield Finding(Severity.WARNING, "gpu_persistence/off", pci, "persistence mode is off")
-    if gpus and not off and host.driver_was_held is False:
+    if gpus and not off and host.driver_was_in_use is False:
         message = "no process holds the driver: nvidia-persistenced is not running"
         yield Finding(Severity.WARNING, "gpu_persistence/not_held", "", message)
     if failed:

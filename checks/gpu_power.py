@@ -15,12 +15,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
-    Past,
     Severity,
     Watts,
 )
@@ -34,12 +34,12 @@ class Config(CheckSettings, frozen=True):
     accepted_watts: Watts = 0.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unsupported = NothingToCheck("no GPU that reports a power limit")
-    yield from host.each_gpu(lambda gpu: _look(gpu, config), unsupported)
+    yield from host.each_gpu(lambda gpu: _check_gpu(gpu, config), unsupported)
 
 
-def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
+def _check_gpu(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
     limit, default = gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()
     if limit is None or default is None:
         return

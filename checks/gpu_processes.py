@@ -17,10 +17,10 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     NothingToCheck,
     NvmlGpu,
-    Past,
     Seconds,
     Severity,
     regex,
@@ -30,7 +30,7 @@ from healthd.host.cgroup import job_in
 USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
-MOST_ANCESTORS = 16
+MAX_ANCESTORS = 16
 COMM_LENGTH = 15  # characters: the kernel cuts program names at this length
 
 
@@ -49,18 +49,18 @@ class Config(CheckSettings, frozen=True):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
-    yield from host.each_gpu(lambda gpu: _look(host, gpu, config))
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
+    yield from host.each_gpu(lambda gpu: _check_gpu(host, gpu, config))
 
 
-def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
+def _check_gpu(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
     allowed = {name[:COMM_LENGTH] for name in config.allowed}
     pids = gpu.compute_processes() or ()
-    left = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
-    if left and (validation := host.told(f"{host.runtime_dir}/validation.lock")):
-        left = [(pid, program) for pid, program in left if not _descends(host, pid, validation)]
-    if left:
-        message = ", ".join(_words(host, pid, program) for pid, program in left)
+    leftovers = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
+    if leftovers and (validation := host.read_or_empty(f"{host.runtime_dir}/validation.lock")):
+        leftovers = [(pid, program) for pid, program in leftovers if not _descends(host, pid, validation)]
+    if leftovers:
+        message = ", ".join(_describe(host, pid, program) for pid, program in leftovers)
         yield Finding(
             Severity.DEGRADED,
             "gpu_processes/leftover",
@@ -73,17 +73,17 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
 def _descends(host: Host, pid: int, ancestor: str) -> bool:
     """Return True if a process, or an ancestor, has the pid in the lock of `healthd validate`: such a process is no
     leftover."""
-    for _ in range(MOST_ANCESTORS):
+    for _ in range(MAX_ANCESTORS):
         if f"{pid}" == ancestor:
             return True
-        parent = regex(r"^PPid:\s*(\d+)", re.MULTILINE).search(host.told(f"/proc/{pid}/status"))
+        parent = regex(r"^PPid:\s*(\d+)", re.MULTILINE).search(host.read_or_empty(f"/proc/{pid}/status"))
         if parent is None or parent[1] in ("0", "1"):
             return False
         pid = int(parent[1])
     return False
 
 
-def _words(host: Host, pid: int, program: str | None) -> str:
+def _describe(host: Host, pid: int, program: str | None) -> str:
     """Return 'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
     if program is None:
         return f"pid {pid}, which is not in /proc"

@@ -17,12 +17,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
-    Past,
     Repair,
     Severity,
 )
@@ -32,11 +32,11 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "gsp", "job_end")
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     yield from host.each_gpu(lambda gpu: _judge(gpu, past), NothingToCheck("no GPU that reports recovery actions"))
 
 
-def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]:
+def _judge(gpu: NvmlGpu, past: History) -> Iterator[Finding | Observation | Repair]:
     number = gpu.recovery_action()
     if number is None:
         return
@@ -47,13 +47,17 @@ def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]
         yield Repair(Clears.GPU_RESET, gpu.pci, "the driver requests no recovery any more", before=last.time)
     if number != 0:
         action = ACTIONS.get(number, UNKNOWN)
-        message = f"the driver requests: {action.words} ({number})"
+        message = f"the driver requests: {action.text} ({number})"
         yield Finding(action.severity, f"gpu_recovery_action/{action.name}", gpu.pci, message)
 
 
-def _explain(severity: Severity, words: str, matters: str, todo: str) -> Explain:
+def _explain(severity: Severity, action_text: str, matters: str, todo: str) -> Explain:
     return Explain(
-        severity, Clears.PASS, f"The driver requests: {words}. The request remains until it is done.", matters, todo
+        severity,
+        Clears.PASS,
+        f"The driver requests: {action_text}. The request remains until it is done.",
+        matters,
+        todo,
     )
 
 
@@ -73,31 +77,31 @@ OBSERVATIONS = {
 }
 
 EXPLAIN = {
-    "gpu_recovery_action/gpu_reset": _explain(Severity.CRITICAL, ACTIONS[1].words, _BROKEN, _RESET),
-    "gpu_recovery_action/node_reboot": _explain(Severity.CRITICAL, ACTIONS[2].words, _BROKEN, _REBOOT),
+    "gpu_recovery_action/gpu_reset": _explain(Severity.CRITICAL, ACTIONS[1].text, _BROKEN, _RESET),
+    "gpu_recovery_action/node_reboot": _explain(Severity.CRITICAL, ACTIONS[2].text, _BROKEN, _REBOOT),
     "gpu_recovery_action/drain_p2p": _explain(
         Severity.WARNING,
-        ACTIONS[3].words,
+        ACTIONS[3].text,
         "Traffic between GPUs is disturbed. Jobs that use only this GPU continue.",
         "No action tonight. Check NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u "
         "nvidia-fabricmanager). It usually clears when the job that used the links has ended.",
     ),
     "gpu_recovery_action/drain_and_reset": _explain(
         Severity.DEGRADED,
-        ACTIONS[4].words,
+        ACTIONS[4].text,
         "The driver has contained a fault, usually of memory: running work continues, and nothing new should start "
         "before the reset that repairs it. If it gets worse, the driver requests a GPU reset, and healthd requeues.",
         _RESET,
     ),
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
-        ACTIONS[5].words,
+        ACTIONS[5].text,
         "Memory that GPUs of several nodes share is not usable. The cause may be on another node.",
         "No action tonight on this node. Check nvidia-imex-ctl -N and the service nvidia-imex on the nodes of the "
         "domain.",
     ),
-    "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].words, _BROKEN, _REBOOT),
-    "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7].words, _BROKEN, _REBOOT),
+    "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].text, _BROKEN, _REBOOT),
+    "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7].text, _BROKEN, _REBOOT),
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,

@@ -16,13 +16,13 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Severity,
 )
 
@@ -40,7 +40,7 @@ def validate(config: Config) -> str | None:
     return None if config.degraded_pages > 0 else f"degraded_pages must be positive, got {config.degraded_pages}"
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     yield from host.each_gpu(lambda gpu: _judge(gpu, config), NothingToCheck("no GPU that retires memory pages"))
 
 

@@ -20,6 +20,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
@@ -27,7 +28,6 @@ from healthd.api import (
     NvmlGpu,
     Observation,
     ObservationKind,
-    Past,
     Repair,
     Severity,
 )
@@ -43,16 +43,16 @@ class Config(CheckSettings, frozen=True):
     max_uncorrectable: Count = 512
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     failed: list[NvmlError] = []
     gpus = host.gpus()
     if not gpus:
         yield NO_GPU
     judged = False
-    for look in (_rows, _memory):
+    for probe in (_rows, _memory):
         for gpu in gpus:
             try:
-                for item in look(gpu, config, past):
+                for item in probe(gpu, config, past):
                     judged = True
                     yield item
             except NvmlError as error:  # the other GPUs are still checked
@@ -63,7 +63,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield NothingToCheck("no GPU with row remapping")
 
 
-def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def _rows(gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding | Observation | Repair]:
     rows = gpu.remapped_rows()
     if rows is None:
         return
@@ -77,7 +77,7 @@ def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observ
     yield from _judge(gpu, rows, config)
 
 
-def _memory(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding]:
+def _memory(gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding]:
     if gpu.unrepairable_memory():
         yield Finding(
             Severity.DEGRADED,

@@ -25,8 +25,8 @@ from healthd.api import (
 USES = ""
 
 XID = "13"
-EVERYWHERE = "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
-MOST_NAMED = 4  # SMs, and jobs, in a message
+MANY_SMS = "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
+MAX_LISTED = 4  # SMs, and jobs, in a message
 
 
 class Config(CheckSettings, frozen=True):
@@ -48,21 +48,21 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         for event in recent:
             for sm in event.field("sm").split():
                 by_sm.setdefault(sm, []).append(event)
-        shared = {sm: of for sm, of in by_sm.items() if sm != EVERYWHERE and _of_different_jobs(of)}
+        shared = {sm: sm_events for sm, sm_events in by_sm.items() if sm != MANY_SMS and _are_different_jobs(sm_events)}
         if shared:
-            behind = {event.sequence: event for of in shared.values() for event in of}
+            evidence = {event.sequence: event for sm_events in shared.values() for event in sm_events}
             yield Finding(
                 Severity.WARNING,
                 "gpu_sm/several_jobs",
                 pci,
-                _message(pci, instance, shared, list(behind.values()), node),
+                _message(pci, instance, shared, list(evidence.values()), node),
                 clears=Clears.WINDOW,
                 window_seconds=config.window_seconds,
-                events=tuple(sorted(behind)),
+                events=tuple(sorted(evidence)),
             )
 
 
-def _of_different_jobs(events: Sequence[KernelEvent]) -> bool:
+def _are_different_jobs(events: Sequence[KernelEvent]) -> bool:
     """Return True if no single job can have raised all events. On a shared GPU an event may belong to any of its jobs.
 
     One pass only: a job can raise thousands of events, and each kernel line runs this again.
@@ -75,19 +75,19 @@ def _jobs(named: str) -> set[str]:
 
 
 def _message(
-    pci: str, instance: str, shared: dict[str, list[KernelEvent]], behind: Sequence[KernelEvent], node: Inventory
+    pci: str, instance: str, shared: dict[str, list[KernelEvent]], evidence: Sequence[KernelEvent], node: Inventory
 ) -> str:
     named = [f"({', '.join(map(' '.join, zip(('GPC', 'TPC', 'SM'), sm.split('.'), strict=False)))})" for sm in shared]
-    jobs = sorted({job for event in behind for job in _jobs(event.field("job"))}, key=lambda job: (len(job), job))
+    jobs = sorted({job for event in evidence for job in _jobs(event.field("job"))}, key=lambda job: (len(job), job))
     gpu = next((gpu for gpu in node.gpus if gpu.pci == pci), None)
     where = f"GPU {gpu.index} ({gpu.uuid})" if gpu and gpu.uuid else f"GPU {gpu.index}" if gpu else f"GPU {pci}"
     where += f", MIG instance {instance}" if instance else ""
-    return f"Xid 13 of different jobs (jobs {_some(jobs)}) on {_some(named)} of {where}"
+    return f"Xid 13 of different jobs (jobs {_shortened_list(jobs)}) on {_shortened_list(named)} of {where}"
 
 
-def _some(words: Sequence[str]) -> str:
-    more = len(words) - MOST_NAMED
-    return ", ".join(words[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _shortened_list(items: Sequence[str]) -> str:
+    omitted = len(items) - MAX_LISTED
+    return ", ".join(items[:MAX_LISTED]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 EXPLAIN = {

@@ -21,12 +21,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     NothingToCheck,
     NvmlError,
     NvmlGpu,
-    Past,
     Severity,
 )
 
@@ -43,7 +43,7 @@ class Config(CheckSettings, frozen=True):
     vbios: str = ""
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     gpus = host.gpus()
     if not gpus:
         yield NO_GPU
@@ -71,10 +71,10 @@ def _driver(version: str, config: Config) -> Iterator[Finding]:
 
 def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
     for gpu, version in versions.items():
-        wanted = config.vbios or _most_common([versions[peer] for peer in versions if peer.name == gpu.name])
-        if version != wanted:
-            whose = "is the expected version" if config.vbios else "is the version of the other GPUs"
-            message = f"VBIOS {version or 'unknown'}; {wanted} {whose}"
+        expected = config.vbios or _most_common([versions[peer] for peer in versions if peer.name == gpu.name])
+        if version != expected:
+            reference = "is the expected version" if config.vbios else "is the version of the other GPUs"
+            message = f"VBIOS {version or 'unknown'}; {expected} {reference}"
             yield Finding(
                 Severity.WARNING, "gpu_software/vbios", gpu.pci, message, expects="vbios" if config.vbios else ""
             )

@@ -18,12 +18,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     NvmlGpu,
     Observation,
-    Past,
     Severity,
     WholeCelsius,
     regex,
@@ -45,7 +45,7 @@ SLOWDOWN_CELSIUS = {
     "B200": 91,
     "T4": 93,
 }
-SLOWDOWN_OF_OTHERS_CELSIUS = 90
+DEFAULT_SLOWDOWN_CELSIUS = 90
 
 
 class Config(CheckSettings, frozen=True):
@@ -57,28 +57,28 @@ class Config(CheckSettings, frozen=True):
     slowdown_celsius: WholeCelsius = 0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unsupported = NothingToCheck("no GPU that reports a temperature")
-    yield from host.each_gpu(lambda gpu: _look(gpu, config), unsupported)
+    yield from host.each_gpu(lambda gpu: _check_gpu(gpu, config), unsupported)
 
 
-def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
+def _check_gpu(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
     celsius, memory, limits = gpu.temperature(), gpu.memory_temperature(), gpu.temperature_limits()
-    left = _left(gpu, celsius, limits)
-    assumed = config.slowdown_celsius or slowdown_of(gpu.name)
+    margin = _slowdown_margin(gpu, celsius, limits)
+    assumed = config.slowdown_celsius or model_slowdown(gpu.name)
     labels = (("pci", gpu.pci),)
     if celsius is not None:
         yield Observation("gpu_temperature_celsius", celsius, labels=labels)
-    if left is not None:
-        yield Observation("gpu_slowdown_margin_celsius", left, labels=labels)
+    if margin is not None:
+        yield Observation("gpu_slowdown_margin_celsius", margin, labels=labels)
     if memory is not None:
         yield Observation("gpu_memory_temperature_celsius", memory, labels=labels)
-    if left is not None and left <= config.margin_celsius:
-        where = f"{left} C below" if left > 0 else f"{-left} C above" if left < 0 else "at"
-        message = f"{where} the temperature at which the hardware slows it down"
+    if margin is not None and margin <= config.margin_celsius:
+        position = f"{margin} C below" if margin > 0 else f"{-margin} C above" if margin < 0 else "at"
+        message = f"{position} the temperature at which the hardware slows it down"
         message = f"{celsius} C, {message}" if celsius is not None else message
         yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
-    elif left is None and celsius is not None and celsius >= assumed - config.margin_celsius:
+    elif margin is None and celsius is not None and celsius >= assumed - config.margin_celsius:
         message = f"{celsius} C; the driver reports no limit, and this model slows down at about {assumed} C"
         yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
     if memory is not None and limits.memory_max is not None and memory > limits.memory_max > 0:
@@ -86,7 +86,7 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         yield Finding(Severity.WARNING, "gpu_temperature/memory_hot", gpu.pci, message)
 
 
-def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
+def _slowdown_margin(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
     """Return the degrees below the hardware slowdown. The driver's margin counts from the operating maximum, a little
     below the slowdown (2 C on an H100).
 
@@ -100,10 +100,10 @@ def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int |
     return limits.slowdown - celsius
 
 
-def slowdown_of(name: str) -> int:
+def model_slowdown(name: str) -> int:
     """Return the slowdown temperature of a model, by its NVML name ("NVIDIA A100-SXM4-80GB")."""
-    words = regex(r"[^A-Z0-9]+").split(name.upper())
-    return next((SLOWDOWN_CELSIUS[word] for word in words if word in SLOWDOWN_CELSIUS), SLOWDOWN_OF_OTHERS_CELSIUS)
+    tokens = regex(r"[^A-Z0-9]+").split(name.upper())
+    return next((SLOWDOWN_CELSIUS[token] for token in tokens if token in SLOWDOWN_CELSIUS), DEFAULT_SLOWDOWN_CELSIUS)
 
 
 _COOLING = "Check fans and air flow of the node (ipmitool sdr type Fan), dust, the heat sink and the room temperature."

@@ -31,7 +31,7 @@ from healthd.api import (
     printable,
 )
 from healthd.nvidia import codes, recovery_action, xid_table
-from healthd.nvidia.xid_table import Meaning
+from healthd.nvidia.xid_table import XidMeaning
 
 USES = ""
 
@@ -39,16 +39,20 @@ INCIDENT_SECONDS = 5.0  # closer lines belong to one incident, as in the coalesc
 SAME_FAULT_SECONDS = 60.0  # an Xid and a message report one fault at once, or when a later call detects it
 
 # A name gives no finding of its own with one of these on the same GPU (or on a GPU that the line does not name).
-SAID_BY: Mapping[str, frozenset[str]] = {
+COVERED_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
     "probe_failed": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
-    "gsp": frozenset({*map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus", "rm_init_failed"}),
-    "rc_watchdog": frozenset({"8", *map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus"}),
+    "gsp": frozenset(
+        {*map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS), "154", "fallen_off_bus", "rm_init_failed"}
+    ),
+    "rc_watchdog": frozenset({"8", *map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
 # 171 and 172 add detail to an uncorrectable memory error: with its Xid they are only recorded, alone they warn.
-MORE_OF: Mapping[str, frozenset[str]] = dict.fromkeys(("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"}))
+DETAIL_OF: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"})
+)
 
 
 class Config(CheckSettings, frozen=True):
@@ -81,29 +85,34 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             part = event.pci or parts.get(event.field("gpu"), "")
             groups.setdefault((name, part), []).append(event)
     for (name, part), group in groups.items():
-        own = _unsaid(group, name, part, groups)
-        if not own:
+        uncovered = _uncovered_events(group, name, part, groups)
+        if not uncovered:
             continue
-        rule, event = _judge(own, part, groups, node, config)
+        rule, event = _judge(uncovered, part, groups, node, config)
         if rule is not None:
             yield Finding(
                 severity=rule.severity,
                 code=f"gpu_xid/{name}",
                 subject=part,
-                message=_message(event, part, sum(e.lines for e in own), node),
+                message=_message(event, part, sum(e.lines for e in uncovered), node),
                 clears=rule.clears,
                 window_seconds=rule.window_seconds,
-                events=tuple(e.sequence for e in own),
+                events=tuple(e.sequence for e in uncovered),
             )
 
 
 def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
     """Yield repairs that new lines show: an Xid 154 that no longer requests the reset that an earlier one requested."""
     for event in events:
-        asked, asks = event.field("recovery_from"), event.field("recovery_to")
-        if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery_action.RESETS):
-            why = "the driver requests no recovery any more (Xid 154)"
-            yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
+        previous_action, current_action = event.field("recovery_from"), event.field("recovery_to")
+        if (
+            event.kind == "xid"
+            and event.pci
+            and current_action == "0"
+            and previous_action in map(str, recovery_action.RESETS)
+        ):
+            reason = "the driver requests no recovery any more (Xid 154)"
+            yield Repair(Clears.GPU_RESET, event.pci, reason, before=event.last_time)
 
 
 def _name(event: KernelEvent) -> str:
@@ -120,29 +129,32 @@ def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str
     return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
 
-def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
+def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
     """Return the events of a group that no Xid or clearer line of the same fault covers already."""
-    said = _on_part(SAID_BY.get(name, frozenset()), part, groups)
+    covering_events = _events_on_part(COVERED_BY.get(name, frozenset()), part, groups)
     # A GSP that does not boot: compare with any GPU, because a missing GPU shifts the indices of the others.
-    inits = _on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
+    init_failures = _events_on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
         event
         for event in group
-        if not any(_one_fault(other, event) for other in said)
-        and not (event.code in ("boot_failed", "boot_error") and any(_one_fault(other, event) for other in inits))
+        if not any(_is_same_fault(covering_event, event) for covering_event in covering_events)
+        and not (
+            event.code in ("boot_failed", "boot_error")
+            and any(_is_same_fault(covering_event, event) for covering_event in init_failures)
+        )
     ]
 
 
-def _on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
+def _events_on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
     """Return the events of these names on this part. An event without a part may belong to any part."""
     if part:
-        return [event for name in names for other in (part, "") for event in groups.get((name, other), ())]
+        return [event for name in names for event_part in (part, "") for event in groups.get((name, event_part), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
 
 
-def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:
-    apart = max(other.time - one.last_time, one.time - other.last_time)
-    return (one.boot_id, one.history) == (other.boot_id, other.history) and apart <= SAME_FAULT_SECONDS
+def _is_same_fault(first: KernelEvent, second: KernelEvent) -> bool:
+    gap = max(second.time - first.last_time, first.time - second.last_time)
+    return (first.boot_id, first.history) == (second.boot_id, second.history) and gap <= SAME_FAULT_SECONDS
 
 
 # --- severity of an event
@@ -161,48 +173,48 @@ def _judge(
         return _recovery(newest, config), newest
     if name == "74":
         return _nvlink(group, newest, config)
-    more_of = _on_part(MORE_OF[name], part, groups) if name in MORE_OF else ()
+    main_events = _events_on_part(DETAIL_OF[name], part, groups) if name in DETAIL_OF else ()
     judged = [
-        (_rule(event, part, more_of, node, config), event)
+        (_rule(event, part, main_events, node, config), event)
         for event in group
         if event.boot_id == newest.boot_id and event.last_time >= newest.last_time - config.warning_window_seconds
     ]
     return max(judged, key=lambda pair: (pair[0].severity, pair[1].last_time))
 
 
-def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: Inventory, config: Config) -> Rule:
+def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], node: Inventory, config: Config) -> Rule:
     if event.kind == "xid":
-        if any(_one_fault(other, event) for other in more_of):
+        if any(_is_same_fault(main_event, event) for main_event in main_events):
             return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
-        return _lasting(xid_table.meaning(event), config)
+        return _with_window(xid_table.meaning(event), config)
     if event.kind == "peermem":
         return Rule(Severity.WARNING, Clears.WINDOW, config.application_window_seconds)
     if event.kind in ("nvlink", "rc_watchdog"):
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
-    present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
+    is_present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
     if event.kind == "gsp":
-        return _gsp(event, present, config)
-    if event.code == "fallen_off_bus" or (event.code == "rm_init_failed" and present):
+        return _gsp(event, is_present, config)
+    if event.code == "fallen_off_bus" or (event.code == "rm_init_failed" and is_present):
         return Rule(Severity.CRITICAL, Clears.REBOOT)
     return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
 
 
-def _lasting(meaning: Meaning, config: Config) -> Rule:
+def _with_window(meaning: XidMeaning, config: Config) -> Rule:
     """Return the rule of a meaning. A rule that drains ends only by its cause; any other also ends after some time."""
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
-    window = config.application_window_seconds if meaning.of_application else config.warning_window_seconds
+    window = config.application_window_seconds if meaning.caused_by_application else config.warning_window_seconds
     return Rule(meaning.severity, meaning.clears, window)
 
 
-def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
+def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
     """Return CRITICAL if the driver itself considers a known GPU beyond recovery. A crash has an Xid 120 unless it is a
     watchdog's report, which is no error; a timeout of many calls has an Xid 119."""
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
-    if event.code == "boot_failed" and present:
+    if event.code == "boot_failed" and is_present:
         return Rule(Severity.CRITICAL, Clears.REBOOT)
-    if event.code in ("pmu_halted", "reset_required") and present:
+    if event.code in ("pmu_halted", "reset_required") and is_present:
         return Rule(Severity.CRITICAL, Clears.GPU_RESET)
     return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
 
@@ -213,7 +225,7 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     if number == 0:
         return None
     action = recovery_action.UNKNOWN if number is None else recovery_action.ACTIONS.get(number, recovery_action.UNKNOWN)
-    return _lasting(Meaning(action.severity, action.clears), config)
+    return _with_window(XidMeaning(action.severity, action.clears), config)
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
@@ -236,7 +248,7 @@ def _link_is_down(event: KernelEvent) -> bool:
 
 
 def _registers(event: KernelEvent) -> list[int]:
-    return [xid_table.word(text) or 0 for text in event.field("register").split()]
+    return [xid_table.register_value(text) or 0 for text in event.field("register").split()]
 
 
 # --- messages and texts
@@ -244,7 +256,7 @@ def _registers(event: KernelEvent) -> list[int]:
 
 def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
     gpu = next((gpu for gpu in node.gpus if gpu.pci == part), None)
-    parts = [_what(event), *_which(event, part, gpu)]
+    parts = [_event_text(event), *_gpu_text(event, part, gpu)]
     if event.process or event.pid:
         name = printable(event.process or "process")
         parts.append(f"{name} (pid {event.pid})" if event.pid else name)
@@ -253,14 +265,14 @@ def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
     return ", ".join(parts)
 
 
-def _which(event: KernelEvent, part: str, gpu: Gpu | None) -> list[str]:
+def _gpu_text(event: KernelEvent, part: str, gpu: Gpu | None) -> list[str]:
     if gpu is not None:
         return [f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}"]
     number = event.field("gpu")
     return [f"the driver's GPU{number}"] if number and not part else []
 
 
-_IN_WORDS = {
+_TEXT_CODES = {
     "fallen_off_bus": "GPU has fallen off the bus",
     "gpu_is_lost": "calls fail because the GPU is lost",
     "rm_init_failed": "the driver could not initialise the GPU",
@@ -281,31 +293,31 @@ _IN_WORDS = {
 }
 
 
-def _what(event: KernelEvent) -> str:
+def _event_text(event: KernelEvent) -> str:
     names = ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance", "caused_by")
     found = {name: event.field(name) for name in names}
     if event.kind != "xid":
-        words = [_IN_WORDS.get(event.code, event.code)]
-        words[0] += f" ({found['status']})" if found["status"] else ""
-        return ", ".join([*words, f"link {found['link']}"] if found["link"] else words)
+        texts = [_TEXT_CODES.get(event.code, event.code)]
+        texts[0] += f" ({found['status']})" if found["status"] else ""
+        return ", ".join([*texts, f"link {found['link']}"] if found["link"] else texts)
     code = xid_table.number(event.code)
     if code is None:
         return f"Xid {printable(event.code[:20])}: unknown to this version"
     if code == 154 and found["recovery_to"]:
         action = recovery_action.ACTIONS.get(xid_table.number(found["recovery_to"]) or 0)
-        return f"Xid 154: {action.words if action else 'unknown recovery action ' + found['recovery_to']}"
-    words = [xid_table.title(code)]
-    words += [found["unit"]] if found["unit"] else []
-    if (info := xid_table.word(event.field("intr_info"))) is not None:
-        words += [f"{code}:{codes.sub_code(info)}"]
-        words += [] if xid_table.nvlink5_row(event) is not None else ["unknown to this version"]
-    words += [f"link {found['link']}"] if found["link"] else []
-    words += [{"true": "fatal", "false": "not fatal"}.get(found["fatal"], found["fatal"])] if found["fatal"] else []
-    words += ["it is down"] if event.field("inactive") else []
-    words += [known.means for known in codes.nvlink4(_registers(event))[:1]]
-    words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
-    words += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []
-    return ", ".join(words)
+        return f"Xid 154: {action.text if action else 'unknown recovery action ' + found['recovery_to']}"
+    texts = [xid_table.title(code)]
+    texts += [found["unit"]] if found["unit"] else []
+    if (info := xid_table.register_value(event.field("intr_info"))) is not None:
+        texts += [f"{code}:{codes.sub_code(info)}"]
+        texts += [] if xid_table.nvlink5_row(event) is not None else ["unknown to this version"]
+    texts += [f"link {found['link']}"] if found["link"] else []
+    texts += [{"true": "fatal", "false": "not fatal"}.get(found["fatal"], found["fatal"])] if found["fatal"] else []
+    texts += ["it is down"] if event.field("inactive") else []
+    texts += [bits.means for bits in codes.nvlink4(_registers(event))[:1]]
+    texts += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
+    texts += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []
+    return ", ".join(texts)
 
 
 def explain(code: str) -> Explain | None:
@@ -318,7 +330,7 @@ def explain(code: str) -> Explain | None:
 
 def known_codes() -> list[str]:
     """Return every code that a catalogue names; `explain` handles others as well."""
-    in_words = (
+    text_codes = (
         "fallen_off_bus",
         "gpu_is_lost",
         "rm_init_failed",
@@ -328,7 +340,7 @@ def known_codes() -> list[str]:
         "peermem",
         "rc_watchdog",
     )
-    return [f"gpu_xid/{name}" for name in (*in_words, *codes.xid_numbers())]
+    return [f"gpu_xid/{name}" for name in (*text_codes, *codes.xid_numbers())]
 
 
 def explain_more(code: str) -> Explain | None:
@@ -339,9 +351,9 @@ def explain_more(code: str) -> Explain | None:
 
 
 def known_more() -> list[str]:
-    from healthd.nvidia.nvlink5_texts import known
+    from healthd.nvidia.nvlink5_texts import all_names
 
-    return known()
+    return all_names()
 
 
 # By NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
@@ -377,18 +389,22 @@ PERMANENT = ("gpu_xid/54", "gpu_xid/64")
 def cause(code: str) -> FailureCause:
     """Return the cause of an Xid that CAUSES does not name: the user's program, or else another GPU fault."""
     number = int(code.rpartition("/")[2])
-    return FailureCause.USER if _restarts(number) or xid_table.worst(number).of_application else FailureCause.GPU
+    return (
+        FailureCause.USER
+        if _requires_restart(number) or xid_table.worst_meaning(number).caused_by_application
+        else FailureCause.GPU
+    )
 
 
 def ends_job(code: str) -> EndsJob:
     """Return when an Xid ends a job, for a number that ENDS_JOB does not name."""
     number = int(code.rpartition("/")[2])
-    if code not in CAUSES and (_restarts(number) or xid_table.worst(number).of_application):
-        return EndsJob.ALWAYS if _restarts(number) else EndsJob.NEVER
-    return EndsJob.ALWAYS if xid_table.worst(number).severity >= Severity.DEGRADED else EndsJob.IF_ISOLATES
+    if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
+        return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER
+    return EndsJob.ALWAYS if xid_table.worst_meaning(number).severity >= Severity.DEGRADED else EndsJob.IF_ISOLATES
 
 
-def _restarts(number: int) -> bool:
+def _requires_restart(number: int) -> bool:
     """Return True if the program must be restarted: by NVIDIA's action, or because the Xid follows from its fault."""
     fact = codes.xid(number)
     return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

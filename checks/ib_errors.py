@@ -27,12 +27,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Rate,
     Seconds,
     Severity,
@@ -41,15 +41,15 @@ from healthd.host import infiniband
 
 USES = ""
 
-DOWN = -1
-FULL = {  # the maximum of each counter
+LINK_DOWN = -1
+COUNTER_LIMITS = {  # the maximum of each counter
     "symbol_error": 2**16 - 1,
     "local_link_integrity_errors": 2**4 - 1,
     "excessive_buffer_overrun_errors": 2**4 - 1,
     "link_error_recovery": 2**8 - 1,
     "port_rcv_errors": 2**16 - 1,
 }
-TRANSPORT = ("local_ack_timeout_err", "roce_slow_restart")
+TRANSPORT_COUNTERS = ("local_ack_timeout_err", "roce_slow_restart")
 
 
 class Config(CheckSettings, frozen=True):
@@ -80,30 +80,30 @@ def validate(config: Config) -> str | None:
     transport = (config.ack_timeouts_per_second, config.slow_restarts_per_second)
     if min(config.symbol_errors_per_hour, *rates, *transport) < 0:
         return "the limits must not be negative"
-    return infiniband.misnamed("ports", config.ports)
+    return infiniband.port_name_problem("ports", config.ports)
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
-    there = infiniband.ports(host)
-    if not there and not config.ports:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
+    present = infiniband.ports(host)
+    if not present and not config.ports:
         yield NO_IB_PORT
-    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
-    for name in [name for name in there if not config.ports or name in config.ports]:
-        full = []
+    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in present]
+    for name in [name for name in present if not config.ports or name in config.ports]:
+        full_counters = []
         found: list[tuple[Severity, str, str]] = []
-        stayed_up = True
+        link_stayed_up = True
         try:
             link = _link(host, name)
             yield link
             last = past.last(link)
-            stayed_up = link.value != DOWN and (last is None or last.value == link.value)
+            link_stayed_up = link.value != LINK_DOWN and (last is None or last.value == link.value)
         except (OSError, ValueError) as error:  # then its counted errors are used
             unreadable.append(f"{name}: {error}")
-        for counter in (*FULL, *TRANSPORT):
+        for counter in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS):
             try:
                 reading = _read(host, name, counter, past)
-                grew = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
-                settled = infiniband.settled_seconds(host, config.boot_seconds) if grew else 0.0
+                growth = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
+                settled = infiniband.settled_seconds(host, config.boot_seconds) if growth else 0.0
             except (OSError, ValueError) as error:  # it must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
@@ -112,8 +112,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield reading
             if reading.kind is not ObservationKind.COUNTER:
                 continue
-            full += [counter] if reading.value == FULL.get(counter) else []
-            counts = grew if stayed_up and settled > 0 else 0.0
+            full_counters += [counter] if reading.value == COUNTER_LIMITS.get(counter) else []
+            counts = growth if link_stayed_up and settled > 0 else 0.0
             hourly = 0.0
             if counter == "symbol_error":
                 symbols = _symbols(name, counts, past)
@@ -121,12 +121,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 hourly = past.growth(symbols, min(3600.0, settled)) or 0.0
             if counts and not (counter == "local_link_integrity_errors" and _is_omni_path(host, name)):
                 found += _judge(counter, counts, hourly, past.rate(reading) or 0.0, config)
-        if full:
-            message = f"port {name}: counters at their maximum, no longer counting: {', '.join(full)}"
+        if full_counters:
+            message = f"port {name}: counters at their maximum, no longer counting: {', '.join(full_counters)}"
             yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
-        for severity, code, words in found:
+        for severity, code, text in found:
             window = config.clean_seconds
-            message = f"port {name}: {words}"
+            message = f"port {name}: {text}"
             yield Finding(severity, f"ib_errors/{code}", name, message, Clears.WINDOW, window_seconds=window)
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -140,11 +140,11 @@ def _link(host: Host, name: str) -> Observation:
     if state not in infiniband.STATES:
         raise ValueError(f"state: not a state: {state[:40]!r}")
     return Observation(
-        "ib_errors_link_downs_seen", DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),)
+        "ib_errors_link_downs_seen", LINK_DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),)
     )
 
 
-def _symbols(name: str, new: float, past: Past) -> Observation:
+def _symbols(name: str, new: float, past: History) -> Observation:
     """Return the port's symbol errors without those of link training, as a counter kept by healthd."""
     counter = Observation("ib_symbol_errors_while_up_total", 0, ObservationKind.COUNTER, (("port", name),))
     last = past.last(counter)
@@ -156,7 +156,7 @@ def _is_omni_path(host: Host, name: str) -> bool:
     return driver.endswith("/hfi1")
 
 
-def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
+def _read(host: Host, name: str, counter: str, past: History) -> Observation | None:
     """Return a counter's reading, or a mark that the driver does not support it. With a mark the counter is not read
     again (None) until the mark expires, after two days or a boot. Raises ValueError if the driver reported the counter
     before and no longer does.
@@ -165,7 +165,7 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
     mark = Observation("ib_counter_unsupported", 1, labels=labels)
     if past.last(mark):
         return None
-    folder = "hw_counters" if counter in TRANSPORT else "counters"
+    folder = "hw_counters" if counter in TRANSPORT_COUNTERS else "counters"
     counted = infiniband.count(host, infiniband.path(name, f"{folder}/{counter}"))
     reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):

@@ -20,12 +20,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Seconds,
     Severity,
 )
@@ -34,7 +34,7 @@ from healthd.host import infiniband
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")
 
-FULL = 255
+COUNTER_LIMIT = 255
 
 
 class Config(CheckSettings, frozen=True):
@@ -59,31 +59,33 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     if min(config.links_downed, config.carriers_lost) < 1:
         return "links_downed and carriers_lost must be at least 1"
-    return infiniband.misnamed("ports", config.ports)
+    return infiniband.port_name_problem("ports", config.ports)
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
-    there = infiniband.ports(host)
-    if not there and not config.ports:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
+    present = infiniband.ports(host)
+    if not present and not config.ports:
         yield NO_IB_PORT
-    ports = [name for name in there if not config.ports or name in config.ports]
-    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
+    ports = [name for name in present if not config.ports or name in config.ports]
+    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in present]
     settled = infiniband.settled_seconds(host, config.boot_seconds) if ports else 0.0
     for name in ports:
-        for code, look, limit, window in (
+        for code, read_counter, limit, window in (
             ("link_downed", _link_downed, config.links_downed, config.links_downed_window_seconds),
             ("carrier_lost", _carrier_lost, config.carriers_lost, config.carriers_lost_window_seconds),
         ):
             try:
-                reading = look(host, name, past)
+                reading = read_counter(host, name, past)
             except (OSError, ValueError) as error:  # it must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
                 continue
             yield reading
-            if code == "link_downed" and reading.value == FULL:
-                message = f"port {name} has counted {FULL} times that its link went down, the counter's maximum"
+            if code == "link_downed" and reading.value == COUNTER_LIMIT:
+                message = (
+                    f"port {name} has counted {COUNTER_LIMIT} times that its link went down, the counter's maximum"
+                )
                 yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
             window = min(window, settled)
             times = past.growth(reading, window) or 0.0
@@ -101,12 +103,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _link_downed(host: Host, name: str, past: Past) -> Observation | None:
+def _link_downed(host: Host, name: str, past: History) -> Observation | None:
     counted = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     return _reading("ib_link_downed_total", (("port", name),), counted, past)
 
 
-def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
+def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
     """Read the count of lost carriers. dev_port links each interface of a device to its port. The first interface of a
     port by name is its own: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
     device, _, number = name.partition("/")
@@ -114,7 +116,9 @@ def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
     interfaces = host.list(net)
     if len(interfaces) > 1:
         interfaces = [
-            each for each in interfaces if infiniband.count(host, f"{net}/{each}/dev_port") == int(number) - 1
+            interface
+            for interface in interfaces
+            if infiniband.count(host, f"{net}/{interface}/dev_port") == int(number) - 1
         ]
     if not interfaces:
         return None
@@ -122,7 +126,7 @@ def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
     return _reading("ib_carrier_lost_total", (("port", name), ("interface", interfaces[0])), counted, past)
 
 
-def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: Past) -> Observation | None:
+def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: History) -> Observation | None:
     """Return None if the count was never readable in this boot. Raises ValueError if it was and no longer is."""
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):

@@ -24,12 +24,12 @@ from healthd.api import (
     FailureCause,
     Finding,
     Gbps,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Seconds,
     Severity,
     Worsens,
@@ -45,9 +45,9 @@ BASELINE = Baseline(("expected_gbps",), place=30)
 
 RATE = regex(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
-NOT_TOLD = "0: <unknown>"  # reported by virtual functions
+NO_PHYSICAL_STATE = "0: <unknown>"  # reported by virtual functions
 PHYSICAL_STATES = (
-    *(NOT_TOLD, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
+    *(NO_PHYSICAL_STATE, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
     *(LINK_UP, "6: LinkErrorRecovery", "7: Phy Test"),
 )
 
@@ -67,7 +67,7 @@ def validate(config: Config) -> str | None:
     for port, rate in config.expected_gbps.items():
         if rate < 0:
             return f"expected_gbps: the rate of {port} must not be negative, got {rate:g}"
-    return infiniband.misnamed("expected_gbps", config.expected_gbps)
+    return infiniband.port_name_problem("expected_gbps", config.expected_gbps)
 
 
 class Port(NamedTuple):
@@ -79,12 +79,12 @@ class Port(NamedTuple):
     """
 
     active: bool
-    words: str
+    state_text: str
     gbps: float
-    told: bool
+    is_speed_named: bool
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected_gbps:
         yield NOT_IN_BASELINE if infiniband.ports(host) else NO_IB_PORT
     ports: dict[str, Port | None] = {}
@@ -125,10 +125,10 @@ def parse(name: str, state: str, physical: str, rate: str) -> Port:
     match = RATE.fullmatch(rate)
     if match is None:
         raise ValueError(f"{name}: not a rate: {rate[:60]!r}")
-    up = physical in (LINK_UP, NOT_TOLD)
+    up = physical in (LINK_UP, NO_PHYSICAL_STATE)
     word = state.partition(": ")[2]
-    words = f"{word}/{physical.partition(': ')[2]}"
-    return Port(word == "ACTIVE" and up, words, float(match[1]), match[2] is not None)
+    state_text = f"{word}/{physical.partition(': ')[2]}"
+    return Port(word == "ACTIVE" and up, state_text, float(match[1]), match[2] is not None)
 
 
 def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Config) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             Severity.DEGRADED,
             "ib_link/missing" if port is None else "ib_link/down",
             name,
-            f"port {name} is missing" if port is None else f"port {name} is {port.words}, not ACTIVE/LinkUp",
+            f"port {name} is missing" if port is None else f"port {name} is {port.state_text}, not ACTIVE/LinkUp",
             confirm_seconds=config.confirm_seconds,
             worsens=Worsens(config.critical_seconds, Severity.CRITICAL),
             shared_cause=port is not None,
@@ -146,10 +146,10 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
     elif port.gbps < gbps:
         # Without the speed's name the link may be fine and the kernel too old, unless another port shows that this
         # kernel knows the speed.
-        sure = port.told or fastest >= gbps
+        is_speed_known = port.is_speed_named or fastest >= gbps
         yield Finding(
-            Severity.DEGRADED if sure else Severity.WARNING,
-            "ib_link/slow" if sure else "ib_link/rate_unknown",
+            Severity.DEGRADED if is_speed_known else Severity.WARNING,
+            "ib_link/slow" if is_speed_known else "ib_link/rate_unknown",
             name,
             f"port {name} runs at {port.gbps:g} Gbit/s; expected {gbps:g}",
             confirm_seconds=config.confirm_seconds,
@@ -169,11 +169,15 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
                 yield LeftOut("ib_link", str(error), "expected_gbps", name, unread=True)
                 continue
             if port.active:
-                told = host.told(f"{path}/link_layer") if port.told else "a speed without a name in this kernel"
+                note = (
+                    host.read_or_empty(f"{path}/link_layer")
+                    if port.is_speed_named
+                    else "a speed without a name in this kernel"
+                )
                 gbps = int(port.gbps) if port.gbps == int(port.gbps) else port.gbps
-                yield Entry("ib_link", "expected_gbps", gbps if port.told else 0, name, note=told)
+                yield Entry("ib_link", "expected_gbps", gbps if port.is_speed_named else 0, name, note=note)
             else:
-                yield LeftOut("ib_link", f"is {port.words}", "expected_gbps", name)
+                yield LeftOut("ib_link", f"is {port.state_text}", "expected_gbps", name)
 
 
 _CABLE_TODO = (

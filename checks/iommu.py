@@ -39,8 +39,8 @@ DRIVERS = {
     "nvme": "NVMe device",
     **dict.fromkeys(("mlx5_core", "mlx4_core", "bnxt_en", "ice", "i40e", "ixgbe", "ena", "efa"), "network card"),
 }
-NOT_TELLING = ("", "pci", "vfio-pci", "pcieport")
-OTHER = "device"
+UNSPECIFIC_DRIVERS = ("", "pci", "vfio-pci", "pcieport")
+OTHER_DEVICE = "device"
 
 
 class Config(CheckSettings, frozen=True):
@@ -51,19 +51,19 @@ class Config(CheckSettings, frozen=True):
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """Yield one finding for each code and device, from all its events."""
-    faults = [event for event in events if event.kind == "iommu" and event.code in WORDS]
+    faults = [event for event in events if event.kind == "iommu" and event.code in MESSAGES]
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in faults:
         if event.pci or not _has_named_fault(event, faults):
             groups.setdefault((event.code, _part(event, node)), []).append(event)
     for (code, part), group in groups.items():
-        what = _what(part, group, node)
-        severity = Severity.INFO if what == OTHER and code != "stuck" else Severity.WARNING
+        kind = _kind(part, group, node)
+        severity = Severity.INFO if kind == OTHER_DEVICE and code != "stuck" else Severity.WARNING
         yield Finding(
             severity,
             f"iommu/{code}",
             part,
-            _message(code, what, part, group),
+            _message(code, kind, part, group),
             clears=Clears.REBOOT if code == "stuck" else Clears.WINDOW,
             window_seconds=0.0 if code == "stuck" else config.warning_window_seconds,
             events=tuple(event.sequence for event in group),
@@ -73,11 +73,11 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
     """Return True if a fault that names its device is so close that `event` belongs to it."""
     return event.code == "dma_fault" and any(
-        other.pci
-        and other.code != "stuck"
-        and other.boot_id == event.boot_id
-        and max(other.time - event.last_time, event.time - other.last_time) <= SAME_FAULT_SECONDS
-        for other in faults
+        fault.pci
+        and fault.code != "stuck"
+        and fault.boot_id == event.boot_id
+        and max(fault.time - event.last_time, event.time - fault.last_time) <= SAME_FAULT_SECONDS
+        for fault in faults
     )
 
 
@@ -97,38 +97,38 @@ def _part(event: KernelEvent, node: Inventory) -> str:
     return elsewhere[0] if event.pci.startswith("0000:") and len(elsewhere) == 1 else event.pci
 
 
-def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
+def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     """Return the kind of device, OTHER for a device that jobs do not use, "" if it is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]
-    drivers = {event.field("driver") for event in group}.difference(NOT_TELLING)
+    drivers = {event.field("driver") for event in group}.difference(UNSPECIFIC_DRIVERS)
     if drivers:
-        return next((DRIVERS[driver] for driver in sorted(drivers) if driver in DRIVERS), OTHER)
+        return next((DRIVERS[driver] for driver in sorted(drivers) if driver in DRIVERS), OTHER_DEVICE)
     # A complete inventory lists all devices of the kinds above.
-    return OTHER if node.is_complete and any(event.pci for event in group) else ""
+    return OTHER_DEVICE if node.is_complete and any(event.pci for event in group) else ""
 
 
-WORDS = {
+MESSAGES = {
     "dma_fault": "the IOMMU blocked DMA{operation} by {device}",
     "interrupt_fault": "the IOMMU blocked an interrupt of {device}",
     "stuck": "the IOMMU{behind} does not complete commands",
 }
 
 
-def _message(code: str, what: str, part: str, group: Sequence[KernelEvent]) -> str:
+def _message(code: str, kind: str, part: str, group: Sequence[KernelEvent]) -> str:
     operations = sorted({event.field("operation") for event in group} - {""})
-    named = any(event.pci for event in group)
-    device = f"{what or OTHER} {part}" if named else f"a device behind {part}" if part else "a device"
-    words = WORDS[code].format(
+    is_named = any(event.pci for event in group)
+    device = f"{kind or OTHER_DEVICE} {part}" if is_named else f"a device behind {part}" if part else "a device"
+    text = MESSAGES[code].format(
         operation=f" {' and '.join(operations)}" if operations else "",
         device=device,
-        behind=f" for {part}" if named else f" {part}" if part else "",
+        behind=f" for {part}" if is_named else f" {part}" if part else "",
     )
-    if code == "dma_fault" and what != OTHER:
-        words += ": peer-to-peer or GPUDirect data may not have arrived"
+    if code == "dma_fault" and kind != OTHER_DEVICE:
+        text += ": peer-to-peer or GPUDirect data may not have arrived"
     lines = sum(event.lines for event in group)
-    return words + (f" ({lines} lines)" if lines > 1 else "")
+    return text + (f" ({lines} lines)" if lines > 1 else "")
 
 
 _P2P_TODO = (

@@ -22,11 +22,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Period,
     Severity,
     is_decimal,
@@ -37,8 +37,8 @@ USES = ""
 HOLDS_RESUME = False  # a BMC that does not respond must not keep a node drained
 
 DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")  # the paths that ipmitool tries
-MOST_ENTRIES = 200
-EMPTY = "SEL has no entries"
+MAX_ENTRIES = 200
+EMPTY_LOG = "SEL has no entries"
 DIRECTIONS = ("Asserted", "Deasserted")
 WITHOUT_SENSOR = ("OEM record ", "Linux kernel panic")
 TIME = regex(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
@@ -76,24 +76,26 @@ class Entry(NamedTuple):
         return self.record * 3600 + self.second
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not any(host.stat(device) for device in DEVICES):
         yield NothingToCheck("no BMC device", "modprobe -a ipmi_devintf ipmi_si")
         return
-    ran = host.run(("ipmitool", "sel", "elist", "last", str(MOST_ENTRIES)), config.timeout_seconds * 0.9)
-    if ran is None:
+    result = host.run(("ipmitool", "sel", "elist", "last", str(MAX_ENTRIES)), config.timeout_seconds * 0.9)
+    if result is None:
         yield NothingToCheck("ipmitool is not installed", "install ipmitool")
         return
-    if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
-        raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'no error message'}")
-    entries = [parse(line) for line in ran.stdout.split("\n") if line.strip()]
+    if result.status != 0 or not (result.stdout.strip() or EMPTY_LOG in result.stderr):
+        raise RuntimeError(
+            f"ipmitool: exit status {result.status}: {result.stderr.strip()[:200] or 'no error message'}"
+        )
+    entries = [parse(line) for line in result.stdout.split("\n") if line.strip()]
     reading = Observation("ipmi_sel_newest_entry_hash", entries[-1].mark if entries else 0)
     last = past.last(reading, any_boot=True)
     yield reading
     new = entries if last else []
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if last and entry.mark == last.value:
-            new = entries[place + 1 :]
+            new = entries[index + 1 :]
     yield from _judge(new)
 
 
@@ -112,10 +114,10 @@ def parse(line: str) -> Entry:
             second = int(since_start) % 3600 if since_start else int(time[1]) * 60 + int(time[2]) if time else 0
             if fields[2].startswith(WITHOUT_SENSOR):
                 return Entry(record, second, " ".join(fields[:2]), "", fields[2], False)
-            for place in range(len(fields) - 1, 3, -1):
-                if fields[place] in DIRECTIONS:
-                    event = " | ".join(fields[3:place])
-                    return Entry(record, second, " ".join(fields[:2]), fields[2], event, fields[place] == "Asserted")
+            for index in range(len(fields) - 1, 3, -1):
+                if fields[index] in DIRECTIONS:
+                    event = " | ".join(fields[3:index])
+                    return Entry(record, second, " ".join(fields[:2]), fields[2], event, fields[index] == "Asserted")
     raise ValueError(f"ipmitool: not an entry of the SEL: {line[:80]!r}")
 
 

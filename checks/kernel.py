@@ -33,8 +33,8 @@ from healthd.api import (
 USES = ""
 
 STUCK_SECONDS = 300.0  # a soft lockup that lasts longer ends with a reboot
-SAID_AGAIN_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel repeats them after 20 s, or up to 3 x that
-DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
+REPEAT_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel repeats them after 20 s, or up to 3 x that
+DEGRADED_DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
 
 
 class Config(CheckSettings, frozen=True):
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
     code: str
     severity: Severity
     clears: Clears
-    words: str
+    text: str
 
 
 RULES = {
@@ -82,7 +82,7 @@ RULES = {
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """Yield one finding for each code, from all its events. Heat ends once all CPUs are cool again."""
-    yield from _of_the_site(events, config)
+    yield from _site_patterns(events, config)
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
         if rule := RULES.get((event.kind, event.code)):
@@ -91,10 +91,10 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         stuck = _stuck_seconds(group) if code == "soft_lockup" else {}
         rules = {each.sequence: _rule(each, stuck.get(each.sequence, 0.0)) for each in group}
         event = max(group, key=lambda each: (rules[each.sequence].severity, each.last_time, each.sequence))
-        over = False
+        is_over = False
         if code == "cpu_throttled":
             hot = _still_hot(group)
-            over = not hot
+            is_over = not hot
             event = max(hot or group, key=lambda each: (each.last_time, each.sequence))
             if all(each.code == "cpu_normal" for each in group):
                 continue  # no line reported a hot CPU
@@ -108,11 +108,11 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             clears=rule.clears,
             window_seconds=_window_seconds(rule, config),
             events=tuple(each.sequence for each in group),
-            over=over,
+            recovered=is_over,
         )
 
 
-def _of_the_site(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]:
+def _site_patterns(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]:
     """Yield one finding for each pattern of the site, with the severity from the settings."""
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
@@ -138,7 +138,7 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
     # Not bad_page: the place where it was found proves nothing, and a harmless WARNING near it names drivers too.
-    if event.code == "oops" and event.field("driver").startswith(DRIVERS):
+    if event.code == "oops" and event.field("driver").startswith(DEGRADED_DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
 
@@ -149,11 +149,11 @@ def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # -> (start, time of the last line)
     for event in sorted(group, key=lambda each: (each.time, each.sequence)):
-        whose = (event.boot_id, event.field("cpu"), event.pid)
-        began, said = last.get(whose, (0.0, 0.0))
-        own = event.time - int(event.field("seconds") or "0")
-        began = min(began, own) if event.time - said <= SAID_AGAIN_SECONDS else own
-        last[whose] = began, event.last_time
+        key = (event.boot_id, event.field("cpu"), event.pid)
+        began, last_logged = last.get(key, (0.0, 0.0))
+        line_began = event.time - int(event.field("seconds") or "0")
+        began = min(began, line_began) if event.time - last_logged <= REPEAT_SECONDS else line_began
+        last[key] = began, event.last_time
         stuck[event.sequence] = event.last_time - began
     return stuck
 
@@ -175,7 +175,7 @@ def _window_seconds(rule: Rule, config: Config) -> float:
 
 
 def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -> str:
-    parts = [rule.words]
+    parts = [rule.text]
     if rule.code == "rule_failed":
         parts.append(printable(event.text[:200]))
     if why := event.field("why"):

@@ -21,10 +21,10 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     NothingToCheck,
-    Past,
     Seconds,
     Severity,
     regex,
@@ -53,7 +53,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists(MODULES):
         yield NothingToCheck("no kernel modules in this tree")  # a profile only guesses which there should be
         return
@@ -62,16 +62,16 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
     unreadable = []
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:
-            wrong = problem(host, name)
+            problem_text = problem(host, name)
         except (OSError, ValueError) as error:  # it must not hide the other modules
             unreadable.append(f"{name}: {error}")
             continue
-        if wrong:
+        if problem_text:
             yield Finding(
                 Severity.DEGRADED,
                 "kernel_modules/not_loaded",
                 name,
-                f"the kernel module {name} {wrong}",
+                f"the kernel module {name} {problem_text}",
                 confirm_seconds=config.confirm_seconds,
                 shared_cause=True,
                 expects="expected",
@@ -91,8 +91,8 @@ def problem(host: Host, name: str) -> str:
     return {"coming": "has not finished loading", "going": "is being unloaded"}.get(state, "")
 
 
-WITH_THE_FIRST_CUDA_PROGRAM = ("nvidia_uvm",)  # see device_nodes.py
-USUAL = (
+LOADED_ON_DEMAND = ("nvidia_uvm",)  # see device_nodes.py
+USUAL_MODULES = (
     *("nvidia", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
     *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
 )
@@ -101,18 +101,18 @@ USUAL = (
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     """Yield the modules loaded since the boot, among those that the settings or a profile name and the usual ones."""
     named = [name.replace("-", "_") for name in config.expected]
-    for name in dict.fromkeys((*named, *USUAL)):
-        if name in WITH_THE_FIRST_CUDA_PROGRAM:
+    for name in dict.fromkeys((*named, *USUAL_MODULES)):
+        if name in LOADED_ON_DEMAND:
             continue
         try:
-            wrong = problem(host, name)
+            problem_text = problem(host, name)
         except (OSError, ValueError) as error:
             yield LeftOut("kernel_modules", str(error), "expected", name, unread=True)
             continue
-        if not wrong:
+        if not problem_text:
             yield Entry("kernel_modules", "expected", key=name)
         elif name in named:
-            yield LeftOut("kernel_modules", wrong, "expected", name)
+            yield LeftOut("kernel_modules", problem_text, "expected", name)
 
 
 EXPLAIN = {

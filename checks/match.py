@@ -24,12 +24,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     Observation,
-    Past,
     Severity,
-    patterns_compiled_where_made,
+    compile_patterns_eagerly,
     printable,
     regex,
 )
@@ -41,7 +41,7 @@ PER = "match"
 MAX_FILE_CHARACTERS = 4 << 20  # larger files are logs: use [kernel_log.patterns] or a program of the site
 MAX_LINE = 16 << 10  # characters: a pattern may take time quadratic in the length of a line
 MAX_PATTERN = 1000
-MAX_SHOWN = 120
+MAX_QUOTED = 120
 ENDING_SECONDS = 1.0  # part of the timeout reserved to kill the command and report
 
 
@@ -83,22 +83,22 @@ def _pattern_problem(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
-        with patterns_compiled_where_made():  # not searched: even an empty text can take forever
+        with compile_patterns_eagerly():  # not searched: even an empty text can take forever
             regex(pattern)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
     return ""
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    source = printable(" ".join(config.command) or config.file)[:MAX_SHOWN]
-    text = _output(host, config) if config.command else _text_of_file(host, config)
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation]:
+    source = printable(" ".join(config.command) or config.file)[:MAX_QUOTED]
+    text = _output(host, config) if config.command else _file_text(host, config)
     if config.requires:
         found = None if text is None else _first_match(config, config.requires, text)
         yield Observation("match_required_found", int(found is not None), labels=(("name", config.name),))
         if found is None:
-            why = f"has no line that matches {_quoted(config.requires)}" if text is not None else "does not exist"
-            yield Finding(config.fault_severity, "match/missing", config.name, f"{source} {why}")
+            mismatch = f"has no line that matches {_quoted(config.requires)}" if text is not None else "does not exist"
+            yield Finding(config.fault_severity, "match/missing", config.name, f"{source} {mismatch}")
     if config.forbids:
         if text is None:
             raise RuntimeError(f"{config.name}: there is no file {config.file}")
@@ -113,33 +113,35 @@ class _Text(NamedTuple):
     """Lines to search. cut: why more lines may exist, "" if these are all."""
 
     lines: list[str]
-    cut: str
+    truncation: str
 
 
 def _output(host: Host, config: Config) -> _Text:
     """Return the command's output. Raises RuntimeError, OSError."""
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
     try:
-        ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
+        result = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
         if error.errno is None:  # not from the kernel: other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
-    if ran is None:
+    if result is None:
         raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
-    if ran.status not in config.exit_statuses:
-        error_output = printable(ran.stderr.strip().partition("\n")[0])[:MAX_SHOWN]
-        raise RuntimeError(f"{config.name}: {config.command[0]} ended with status {ran.status}: {error_output}")
-    whole = len(ran.stdout.encode()) < MAX_OUTPUT_BYTES
-    return _Text(_lines(ran.stdout), "" if whole else f"printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)")
+    if result.status not in config.exit_statuses:
+        error_output = printable(result.stderr.strip().partition("\n")[0])[:MAX_QUOTED]
+        raise RuntimeError(f"{config.name}: {config.command[0]} ended with status {result.status}: {error_output}")
+    is_complete = len(result.stdout.encode()) < MAX_OUTPUT_BYTES
+    return _Text(
+        _lines(result.stdout), "" if is_complete else f"printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)"
+    )
 
 
-def _text_of_file(host: Host, config: Config) -> _Text | None:
+def _file_text(host: Host, config: Config) -> _Text | None:
     """Return the file's text, None if there is no such file. Raises RuntimeError, OSError."""
-    about = host.stat(config.file)
-    if about is None:
+    file_stat = host.stat(config.file)
+    if file_stat is None:
         return None
-    if not stat.S_ISREG(about.mode):  # a FIFO would never end
+    if not stat.S_ISREG(file_stat.mode):  # a FIFO would never end
         raise RuntimeError(f"{config.name}: {config.file} is not a regular file")
     text = host.read(config.file, strip=False)
     if text is not None and len(text) > MAX_FILE_CHARACTERS:
@@ -165,15 +167,15 @@ def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
         elif search(line):
             return line
     source = config.command[0] if config.command else config.file
-    if text.cut:
-        raise RuntimeError(f"{config.name}: {source} {text.cut}")
+    if text.truncation:
+        raise RuntimeError(f"{config.name}: {source} {text.truncation}")
     if too_long:
         raise RuntimeError(f"{config.name}: {source} has a line of more than {MAX_LINE:,} characters")
     return None
 
 
 def _quoted(text: str) -> str:
-    return f'"{printable(text.strip())[:MAX_SHOWN]}"'
+    return f'"{printable(text.strip())[:MAX_QUOTED]}"'
 
 
 OBSERVATIONS = {

@@ -32,6 +32,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Inventory,
     KernelEvent,
@@ -39,7 +40,6 @@ from healthd.api import (
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Seconds,
     Severity,
     is_decimal,
@@ -56,7 +56,7 @@ DIMM = regex(r"(?:dimm|rank)[0-9]+")
 ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
 INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
-WORDS = {
+MESSAGES = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",
     "scrubbed": "the memory's scrubber found an uncorrected error that no process has read",
@@ -69,8 +69,8 @@ WORDS = {
     "pci_parity": "PCI parity or system error",
 }
 SCRUBBER = "14"  # CPER's memory error type "scrub uncorrected error"
-LOST_DATA = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
-WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
+DATA_LOSS_CODES = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
+WARNING_CODES = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
 class Config(CheckSettings, frozen=True):
@@ -88,7 +88,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable = []
     controllers = list(filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)))
     if not controllers:
@@ -114,10 +114,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             reading = Observation(f"memory_edac_{error}_errors_total", count, ObservationKind.COUNTER, labels)
             yield reading
             new = past.growth(reading, 0.0)  # growth since the last run
-            if error == "uncorrected" and count and _is_first_of_boot(reading, past):
-                words = f"{count} uncorrected memory errors were counted before the first run of this boot"
+            if error == "uncorrected" and count and _is_first_reading_after_boot(reading, past):
+                message = f"{count} uncorrected memory errors were counted before the first run of this boot"
                 code = "memory_edac/uncorrected_at_boot"
-                yield Finding(Severity.WARNING, code, controller, words, clears=Clears.REBOOT)
+                yield Finding(Severity.WARNING, code, controller, message, clears=Clears.REBOOT)
             if new and error == "uncorrected":
                 yield _uncorrected(host, controller, dimms, new)
             elif new:
@@ -127,7 +127,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _is_first_of_boot(reading: Observation, past: Past) -> bool:
+def _is_first_reading_after_boot(reading: Observation, past: History) -> bool:
     """Return True for the first reading after a reboot."""
     return past.last(reading) is None and past.last(reading, any_boot=True) is not None
 
@@ -141,11 +141,13 @@ def parse(text: str | None, file: str) -> int:
 
 def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> Finding:
     """Return the finding; the DIMMs' own counts are added if the hardware named the DIMMs."""
-    counts = {dimm: _if_told(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
-    bad = [f"{_named(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
-    message = f"{new:.0f} new uncorrected memory errors" + (f" (since boot: {', '.join(bad)})" if bad else "")
+    counts = {dimm: _read_or_empty(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
+    dimm_texts = [f"{_slot_name(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
+    message = f"{new:.0f} new uncorrected memory errors" + (
+        f" (since boot: {', '.join(dimm_texts)})" if dimm_texts else ""
+    )
     return Finding(
-        Severity.CRITICAL, "memory_edac/uncorrected", controller, message, clears=Clears.REBOOT, log_decides=True
+        Severity.CRITICAL, "memory_edac/uncorrected", controller, message, clears=Clears.REBOOT, log_sets_severity=True
     )
 
 
@@ -155,19 +157,19 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
             Severity.WARNING,
             "memory_edac/corrected",
             part,
-            f"{daily:.0f} corrected memory errors within a day on {_named(host, part)}",
+            f"{daily:.0f} corrected memory errors within a day on {_slot_name(host, part)}",
             clears=Clears.REBOOT,
             window_seconds=config.clean_seconds,
         )
 
 
-def _named(host: Host, part: str) -> str:
+def _slot_name(host: Host, part: str) -> str:
     """Return the part with its slot name from the board's firmware or the driver."""
-    label = _if_told(host, f"{part}/dimm_label")
+    label = _read_or_empty(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
 
-def _if_told(host: Host, file: str) -> str:
+def _read_or_empty(host: Host, file: str) -> str:
     """Return text for a message, "" if it cannot be read: that must not hide the fault."""
     try:
         return (host.read(f"{CONTROLLERS}/{file}") or "")[:60]
@@ -180,26 +182,32 @@ def _if_told(host: Host, file: str) -> str:
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """Yield one finding for each code and part, from all its events."""
-    of_pcie = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
-    heard = [event for event in events if event.kind == "mce_edac"]
-    named = [event for event in heard if event.code in ("uncorrected", "scrubbed") and _part(event)]
+    pcie_records = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
+    edac_events = [event for event in events if event.kind == "mce_edac"]
+    named = [event for event in edac_events if event.code in ("uncorrected", "scrubbed") and _part(event)]
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in named:
         groups.setdefault(("uncorrected", _part(event)), []).append(event)
-    told, told_lost = _times(named), _times(event for event in named if event.code == "uncorrected")
-    checks = [
+    covers, covers_data_loss = (
+        _same_time_as(named),
+        _same_time_as(event for event in named if event.code == "uncorrected"),
+    )
+    machine_checks = [
         event
-        for event in heard
-        if (severity := _severity(event, of_pcie)) and not (told_lost if severity is Severity.CRITICAL else told)(event)
+        for event in edac_events
+        if (severity := _severity(event, pcie_records))
+        and not (covers_data_loss if severity is Severity.CRITICAL else covers)(event)
     ]
-    if checks:
-        groups["machine_check", ""] = checks
-    told = _times([*named, *checks])
-    for event in heard:
-        if event.code in WARNS and not told(event):
+    if machine_checks:
+        groups["machine_check", ""] = machine_checks
+    covers = _same_time_as([*named, *machine_checks])
+    for event in edac_events:
+        if event.code in WARNING_CODES and not covers(event):
             groups.setdefault((event.code, event.pci), []).append(event)
     for (name, part), group in groups.items():
-        rated = [(_severity(event, of_pcie) or Severity.WARNING, event.last_time, event.sequence) for event in group]
+        rated = [
+            (_severity(event, pcie_records) or Severity.WARNING, event.last_time, event.sequence) for event in group
+        ]
         severity, _, sequence = max(rated)
         yield Finding(
             severity,
@@ -212,15 +220,15 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         )
 
 
-def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | None:
+def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severity | None:
     """Return the severity of an uncorrected error, None for other events. `pcie_records`: records that pcie_aer judges.
 
     A recoverable error of memory or a processor lost data; an error of another part, or of an unnamed part, warns.
     """
     number = event.field("record")
-    if number and (event.boot_id, number) in of_pcie:
+    if number and (event.boot_id, number) in pcie_records:
         return None
-    if event.code in LOST_DATA:
+    if event.code in DATA_LOSS_CODES:
         return Severity.CRITICAL
     if event.code == "scrubbed":
         return Severity.DEGRADED
@@ -232,7 +240,7 @@ def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | N
     return Severity.CRITICAL if "memory" in section or "processor" in section else Severity.WARNING
 
 
-def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
+def _same_time_as(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
     """Return a predicate: whether an event is as close to these, in the same boot, as lines about one error are."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
@@ -240,23 +248,23 @@ def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
     starts = {boot: sorted(start for start, _ in times) for boot, times in boots.items()}
     ends = {boot: list(itertools.accumulate((end for _, end in sorted(times)), max)) for boot, times in boots.items()}
 
-    def told(event: KernelEvent) -> bool:
+    def covers(event: KernelEvent) -> bool:
         before = bisect.bisect_right(starts.get(event.boot_id, ()), event.last_time + INCIDENT_SECONDS)
         return before > 0 and ends[event.boot_id][before - 1] >= event.time - INCIDENT_SECONDS
 
-    return told
+    return covers
 
 
 def _message(event: KernelEvent) -> str:
-    words = "uncorrected memory error" if _part(event) and event.code == "uncorrected" else WORDS[event.code]
-    where = event.field("dimm")
-    more = [f"{where} ({_part(event)})" if where else _part(event), event.pci, event.field("section")]
-    more.append(f"bank {event.field('bank')}" if event.field("bank") else "")
+    summary = "uncorrected memory error" if _part(event) and event.code == "uncorrected" else MESSAGES[event.code]
+    dimm = event.field("dimm")
+    details = [f"{dimm} ({_part(event)})" if dimm else _part(event), event.pci, event.field("section")]
+    details.append(f"bank {event.field('bank')}" if event.field("bank") else "")
     if event.pid:
         name = printable(event.process or "process")
-        more.append(f"{name} (pid {event.pid})")
-    more.append(f"{event.lines} lines" if event.lines > 1 else "")
-    return ", ".join(text for text in (words, *more) if text)
+        details.append(f"{name} (pid {event.pid})")
+    details.append(f"{event.lines} lines" if event.lines > 1 else "")
+    return ", ".join(text for text in (summary, *details) if text)
 
 
 def _part(event: KernelEvent) -> str:

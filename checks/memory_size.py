@@ -21,12 +21,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Severity,
     Share,
     regex,
@@ -56,7 +56,7 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected_bytes:
         yield NOT_IN_BASELINE
         return

@@ -48,59 +48,65 @@ class Rule(NamedTuple):
 
     severity: Severity
     clears: Clears
-    words: str
+    text: str
 
 
-WARNS = (Severity.WARNING, Clears.WINDOW)
-RECORDED = (Severity.INFO, Clears.WINDOW)
+WARNING_ENDING = (Severity.WARNING, Clears.WINDOW)
+RECORDED_ENDING = (Severity.INFO, Clears.WINDOW)
 RULES = {
     "health_fatal": Rule(Severity.DEGRADED, Clears.REBOOT, "the card's firmware failed"),
-    "health_warning": Rule(*WARNS, "the card's firmware reports a problem"),
-    "health_recovery": Rule(*WARNS, "the driver stopped the card"),
-    "temperature": Rule(*WARNS, "the card is hot"),
-    "module_temperature": Rule(*WARNS, "a transceiver is hot"),
-    "module_power": Rule(*WARNS, "a transceiver needs more power than the port can supply"),
-    "module_error": Rule(*WARNS, "a transceiver or cable does not work"),
-    "command_timeout": Rule(*WARNS, "the card's firmware did not respond"),
-    "slot_power": Rule(*WARNS, "the card's slot supplies too little power"),
-    "tx_timeout": Rule(*WARNS, "packets were not sent in time"),
-    "pci_error": Rule(*WARNS, "the card had a PCI Express error"),
+    "health_warning": Rule(*WARNING_ENDING, "the card's firmware reports a problem"),
+    "health_recovery": Rule(*WARNING_ENDING, "the driver stopped the card"),
+    "temperature": Rule(*WARNING_ENDING, "the card is hot"),
+    "module_temperature": Rule(*WARNING_ENDING, "a transceiver is hot"),
+    "module_power": Rule(*WARNING_ENDING, "a transceiver needs more power than the port can supply"),
+    "module_error": Rule(*WARNING_ENDING, "a transceiver or cable does not work"),
+    "command_timeout": Rule(*WARNING_ENDING, "the card's firmware did not respond"),
+    "slot_power": Rule(*WARNING_ENDING, "the card's slot supplies too little power"),
+    "tx_timeout": Rule(*WARNING_ENDING, "packets were not sent in time"),
+    "pci_error": Rule(*WARNING_ENDING, "the card had a PCI Express error"),
     "load_failed": Rule(Severity.WARNING, Clears.REBOOT, "the driver could not start the card"),
-    "port_failed": Rule(*WARNS, "a port could not be opened"),
-    "bond_down": Rule(*WARNS, "no member of a bond was up"),
-    "link_down": Rule(*RECORDED, "the link went down"),
-    "request_failed": Rule(*RECORDED, "requests failed"),
-    "pcie_limited": Rule(*RECORDED, "the slot limits the card's bandwidth"),
+    "port_failed": Rule(*WARNING_ENDING, "a port could not be opened"),
+    "bond_down": Rule(*WARNING_ENDING, "no member of a bond was up"),
+    "link_down": Rule(*RECORDED_ENDING, "the link went down"),
+    "request_failed": Rule(*RECORDED_ENDING, "requests failed"),
+    "pcie_limited": Rule(*RECORDED_ENDING, "the slot limits the card's bandwidth"),
 }
 # mlx5/core/cmd.c: "Will cause a leak of a command resource".
-LEAKS = Rule(Severity.DEGRADED, Clears.REBOOT, "the card's firmware did not respond, and the driver lost a resource")
-REQUESTS = frozenset({"command_failed", "cq_error", "cqe_error", "send_failed"})
-LINK_ENDS = "link_up"
-SAID = ("issue", "error", "command")  # fields with details
+LEAK_RULE = Rule(
+    Severity.DEGRADED, Clears.REBOOT, "the card's firmware did not respond, and the driver lost a resource"
+)
+REQUEST_CODES = frozenset({"command_failed", "cq_error", "cqe_error", "send_failed"})
+LINK_UP = "link_up"
+DETAIL_FIELDS = ("issue", "error", "command")  # fields with details
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """Yield one finding for each code and part, from all its events. A link that is up again ends its finding."""
-    heard = [event for event in events if _is_mlx5(event)]
-    reports = _reports(heard)
+    mlx5_events = [event for event in events if _is_mlx5(event)]
+    reports = _reports(mlx5_events)
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
-    for event in heard:
+    for event in mlx5_events:
         if code := _code(event, reports):
             groups.setdefault((code, _part(event)), []).append(event)
     for (code, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
-        rule = LEAKS if any(e.field("leaks") and e.boot_id == newest.boot_id for e in group) else RULES[code]
-        if newest.code == LINK_ENDS and len(group) == sum(event.code == LINK_ENDS for event in group):
+        rule = (
+            LEAK_RULE
+            if any(member.field("leaks") and member.boot_id == newest.boot_id for member in group)
+            else RULES[code]
+        )
+        if newest.code == LINK_UP and len(group) == sum(event.code == LINK_UP for event in group):
             continue  # no line reported it going down
         yield Finding(
             severity=rule.severity,
             code=f"mlx5/{code}",
             subject=part,
-            message=_message(rule, _telling(group), sum(event.lines for event in group if event.code != LINK_ENDS)),
+            message=_message(rule, _most_detailed(group), sum(event.lines for event in group if event.code != LINK_UP)),
             clears=rule.clears,
             window_seconds=_window_seconds(code, rule, config),
             events=tuple(event.sequence for event in group),
-            over=newest.code == LINK_ENDS,
+            recovered=newest.code == LINK_UP,
         )
 
 
@@ -113,10 +119,10 @@ def _is_mlx5(event: KernelEvent) -> bool:
 Reports = Mapping[tuple[str, str], Sequence[tuple[float, int]]]
 
 
-def _reports(heard: Sequence[KernelEvent]) -> Reports:
+def _reports(mlx5_events: Sequence[KernelEvent]) -> Reports:
     """Return (time, severity) of each health report with a severity, in the order of time, by (boot, card)."""
     reports: dict[tuple[str, str], list[tuple[float, int]]] = {}
-    for event in heard:
+    for event in mlx5_events:
         if severity := event.field("severity"):
             reports.setdefault((event.boot_id, event.pci), []).append((event.time, int(severity)))
     return {card: sorted(found) for card, found in reports.items()}
@@ -124,23 +130,23 @@ def _reports(heard: Sequence[KernelEvent]) -> Reports:
 
 def _code(event: KernelEvent, reports: Reports) -> str:
     """Return the finding's code, "" if the event is ignored."""
-    if event.code in REQUESTS:
+    if event.code in REQUEST_CODES:
         return "request_failed"
-    if event.code == LINK_ENDS:
+    if event.code == LINK_UP:
         return "link_down"
     if event.code != "health":
         return event.code if event.code in RULES else ""
     severity = event.field("severity")
-    worst = int(severity) if severity else _severity_beside(event, reports)
+    worst = int(severity) if severity else _nearby_severity(event, reports)
     return "health_fatal" if worst <= FIRMWARE_ERROR else "health_warning"
 
 
-def _severity_beside(event: KernelEvent, reports: Reports) -> int:
+def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
     """Return the severity of the report that a line without one belongs to. Older drivers report only errors."""
     found = reports.get((event.boot_id, event.pci), ())
-    near = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
-    beside = [severity for time, severity in found[near : near + 8] if time <= event.time + INCIDENT_SECONDS]
-    return min(beside, default=FIRMWARE_ERROR)
+    start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
+    nearby = [severity for time, severity in found[start : start + 8] if time <= event.time + INCIDENT_SECONDS]
+    return min(nearby, default=FIRMWARE_ERROR)
 
 
 def _part(event: KernelEvent) -> str:
@@ -155,21 +161,22 @@ def _window_seconds(code: str, rule: Rule, config: Config) -> float:
     return config.warning_window_seconds if rule.severity is Severity.WARNING else 0.0
 
 
-def _telling(group: Sequence[KernelEvent]) -> KernelEvent:
+def _most_detailed(group: Sequence[KernelEvent]) -> KernelEvent:
     """Return the newest event with details; if none has any, the newest."""
     return max(
-        group, key=lambda event: (any(name in SAID for name, _ in event.fields), event.last_time, event.sequence)
+        group,
+        key=lambda event: (any(name in DETAIL_FIELDS for name, _ in event.fields), event.last_time, event.sequence),
     )
 
 
 def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
     fields = dict(event.fields)
-    said = [fields[name] for name in SAID if name in fields]
+    details = [fields[name] for name in DETAIL_FIELDS if name in fields]
     named = [fields[name] for name in ("bond", "netdev", "ibdev") if name in fields]
     named += [f"{name} {fields[name]}" for name in ("port", "module") if name in fields]
-    words = rule.words + (f": {', '.join(said)}" if said else "")
+    text = rule.text + (f": {', '.join(details)}" if details else "")
     return "".join(
-        (words, f" ({', '.join(named)})" if named else "", f", {lines} lines" if lines > 1 else ""),
+        (text, f" ({', '.join(named)})" if named else "", f", {lines} lines" if lines > 1 else ""),
     )
 
 

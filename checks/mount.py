@@ -19,11 +19,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Meaning,
     Observation,
-    Past,
     Seconds,
     Severity,
     Worsens,
@@ -36,7 +36,7 @@ USES = ""
 PER = "mount"
 BASELINE = Baseline(("fstype", "read_only"), place=80)
 
-NOT_ALLOWED = (errno.EACCES, errno.EPERM)
+PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
 
 
 class Config(CheckSettings, frozen=True):
@@ -58,20 +58,22 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation]:
     mount = _find(host.read_shared(MOUNTINFO), config.name)
-    stale = _ask(host, config.name) if mount is not None else None
+    error_number = _probe(host, config.name) if mount is not None else None
     if mount is not None and mount.fstype == "autofs":
         mount = _find(host.read(MOUNTINFO), config.name)  # the query has mounted it
-    mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
-    yield Observation("mount_mounted", int(mounted), labels=(("mountpoint", config.name),))
-    if mount is None or not mounted or stale == errno.ENOENT:
+    is_mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
+    yield Observation("mount_mounted", int(is_mounted), labels=(("mountpoint", config.name),))
+    if mount is None or not is_mounted or error_number == errno.ENOENT:
         yield _broken(Severity.CRITICAL, "missing", "is not mounted", config)
-    elif stale == errno.ESTALE:
+    elif error_number == errno.ESTALE:
         yield _broken(Severity.CRITICAL, "stale", "has a stale file handle", config)
-    elif stale is not None:
-        yield _broken(Severity.DEGRADED, "failing", f"returns {errno.errorcode.get(stale, stale)}", config)
-    if mount is not None and mounted:
+    elif error_number is not None:
+        yield _broken(
+            Severity.DEGRADED, "failing", f"returns {errno.errorcode.get(error_number, error_number)}", config
+        )
+    if mount is not None and is_mounted:
         yield from _differs(mount, config)
 
 
@@ -94,23 +96,23 @@ def _find(text: str | None, path: str) -> Mount | None:
     return found or automounter
 
 
-def _ask(host: Host, path: str) -> int | None:
+def _probe(host: Host, path: str) -> int | None:
     """Return the error of statvfs; None on success. It may never return; it triggers an automount."""
     try:
         host.statvfs(path)
     except OSError as error:
-        if error.errno in NOT_ALLOWED:
+        if error.errno in PERMISSION_ERRNOS:
             raise
         return error.errno
     return None
 
 
-def _broken(severity: Severity, what: str, words: str, config: Config) -> Finding:
+def _broken(severity: Severity, name: str, problem: str, config: Config) -> Finding:
     return Finding(
         severity,
-        f"mount/{what}",
+        f"mount/{name}",
         config.name,
-        f"{config.name} {words}",
+        f"{config.name} {problem}",
         confirm_seconds=config.missing_confirm_seconds,
         shared_cause=True,
     )
@@ -120,8 +122,8 @@ def _differs(mount: Mount, config: Config) -> Iterator[Finding]:
     if config.fstype and mount.fstype != config.fstype and (config.fstype, mount.fstype) != ("nfs", "nfs4"):
         message = f"{config.name} is {mount.fstype}, not {config.fstype}"
         yield Finding(Severity.DEGRADED, "mount/wrong_type", config.name, message, shared_cause=True)
-    if not config.read_only and (mount.read_only or "ro" in mount.options or mount.turned):
-        message = f"{config.name} is {mount.turned or 'mounted read-only'}"
+    if not config.read_only and (mount.read_only or "ro" in mount.options or mount.error_state):
+        message = f"{config.name} is {mount.error_state or 'mounted read-only'}"
         yield Finding(Severity.DEGRADED, "mount/read_only", config.name, message, shared_cause=True)
 
 
@@ -136,13 +138,13 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
     )
 
 
-NETWORK = (
+NETWORK_TYPES = (
     "afs|cifs|nfs4?|smb3|virtiofs|orangefs|pvfs2|panfs|gpfs|lustre|wekafs"
     "|(fuse[.])?(beegfs|ceph|daos|glusterfs|juicefs|mfs|weka)"
 )
-LOCAL = "bcachefs|btrfs|ext[234]|f2fs|xfs|zfs"
-SHARES_DEVICES = ("btrfs", "zfs")  # one file system, mounted in several places
-COMES_AND_GOES = (
+LOCAL_TYPES = "bcachefs|btrfs|ext[234]|f2fs|xfs|zfs"
+MULTI_MOUNT_TYPES = ("btrfs", "zfs")  # one file system, mounted in several places
+TRANSIENT_MOUNT_POINTS = (
     "/(proc|sys|dev|run|snap|media)(/.*)?"
     "|/(tmp|var/tmp|var/run)/.+"
     "|/var/lib/(containerd|containers|docker|enroot|kubelet|lxc|lxd|machines|nfs|rancher|snapd)(/.*)?"
@@ -152,38 +154,40 @@ COMES_AND_GOES = (
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    mounts, wrong = parse_all(host.read(MOUNTINFO))
-    if wrong:
-        raise ValueError(wrong)
-    yield from worth_watching(mounts)
+    mounts, parse_error = parse_all(host.read(MOUNTINFO))
+    if parse_error:
+        raise ValueError(parse_error)
+    yield from baseline_mounts(mounts)
 
 
-def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
+def baseline_mounts(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
     """Yield the mounts that jobs may need and that exist whenever the node is up."""
     uppermost = {mount.point: mount for mount in mounts}
     automounted = {mount.point for mount in mounts if mount.fstype == "autofs"}
-    seen: set[str] = set()
+    seen_devices: set[str] = set()
     for mount in sorted(uppermost.values(), key=lambda mount: (len(mount.point), mount.point)):
-        if not _is_lasting(mount) or not mount.point.isprintable() or mount.point != mount.point.strip():
+        if not _is_permanent(mount) or not mount.point.isprintable() or mount.point != mount.point.strip():
             continue
         if any(above in automounted for above in _at_and_above(mount.point)):
             yield LeftOut("mount", "automounted: add it manually if jobs need it", instance=mount.point)
             continue
-        if regex(LOCAL).fullmatch(mount.fstype) and mount.fstype not in SHARES_DEVICES:
-            if mount.device in seen:
+        if regex(LOCAL_TYPES).fullmatch(mount.fstype) and mount.fstype not in MULTI_MOUNT_TYPES:
+            if mount.device in seen_devices:
                 continue  # a bind mount of one of its directories
-            seen.add(mount.device)
-        if mount.turned:
-            yield LeftOut("mount", f"the kernel has made it {mount.turned}", instance=mount.point)
+            seen_devices.add(mount.device)
+        if mount.error_state:
+            yield LeftOut("mount", f"the kernel has made it {mount.error_state}", instance=mount.point)
             continue
         yield Entry("mount", "fstype", mount.fstype, instance=mount.point)
         if mount.read_only or "ro" in mount.options:
             yield Entry("mount", "read_only", True, instance=mount.point)
 
 
-def _is_lasting(mount: Mount) -> bool:
-    is_local = regex(LOCAL).fullmatch(mount.fstype)
-    if not (is_local or regex(NETWORK).fullmatch(mount.fstype)) or regex(COMES_AND_GOES).fullmatch(mount.point):
+def _is_permanent(mount: Mount) -> bool:
+    is_local = regex(LOCAL_TYPES).fullmatch(mount.fstype)
+    if not (is_local or regex(NETWORK_TYPES).fullmatch(mount.fstype)) or regex(TRANSIENT_MOUNT_POINTS).fullmatch(
+        mount.point
+    ):
         return False
     if is_local and mount.point.startswith("/etc/"):
         return False  # /etc/hosts and others, as containers mount them

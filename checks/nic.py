@@ -49,25 +49,25 @@ class Rule(NamedTuple):
     code: str
     severity: Severity
     clears: Clears
-    words: str
+    text: str
 
 
-_WARNS = (Severity.WARNING, Clears.WINDOW)
-_RECORDED = (Severity.INFO, Clears.WINDOW)
-_REQUESTS = Rule("request_failed", *_RECORDED, "requests failed")
+_WARNING_ENDING = (Severity.WARNING, Clears.WINDOW)
+_RECORDED_ENDING = (Severity.INFO, Clears.WINDOW)
+_REQUESTS = Rule("request_failed", *_RECORDED_ENDING, "requests failed")
 RULES = {
     "health_fatal": Rule("firmware_failed", Severity.DEGRADED, Clears.REBOOT, "the card no longer works"),
-    "health_recovery": Rule("recovery", *_WARNS, "the driver resets the card"),
-    "rdma_failed": Rule("rdma_failed", *_WARNS, "RDMA does not work on this card"),
-    "command_timeout": Rule("command_timeout", *_WARNS, "the card did not answer a command"),
-    "tx_timeout": Rule("tx_timeout", *_WARNS, "packets were not sent in time"),
-    "port_failed": Rule("port_failed", *_WARNS, "a port could not be opened"),
-    "link_down": Rule("link_down", *_RECORDED, "the link went down"),
-    "link_up": Rule("link_down", *_RECORDED, "the link went down"),
+    "health_recovery": Rule("recovery", *_WARNING_ENDING, "the driver resets the card"),
+    "rdma_failed": Rule("rdma_failed", *_WARNING_ENDING, "RDMA does not work on this card"),
+    "command_timeout": Rule("command_timeout", *_WARNING_ENDING, "the card did not answer a command"),
+    "tx_timeout": Rule("tx_timeout", *_WARNING_ENDING, "packets were not sent in time"),
+    "port_failed": Rule("port_failed", *_WARNING_ENDING, "a port could not be opened"),
+    "link_down": Rule("link_down", *_RECORDED_ENDING, "the link went down"),
+    "link_up": Rule("link_down", *_RECORDED_ENDING, "the link went down"),
     **dict.fromkeys(("command_failed", "send_failed"), _REQUESTS),
 }
 # efa_com.c: after a command without a response the driver sends no further command.
-CLOSED = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not respond and was given up")
+GIVEN_UP_RULE = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not respond and was given up")
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         if not faults:
             continue  # no line reported the link going down
         gave_up = any(event.field("leaks") and event.boot_id == newest.boot_id for event in group)
-        rule = CLOSED if gave_up else RULES[faults[0].code]
+        rule = GIVEN_UP_RULE if gave_up else RULES[faults[0].code]
         yield Finding(
             severity=rule.severity,
             code=f"nic/{code}",
@@ -91,7 +91,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             clears=rule.clears,
             window_seconds=_window_seconds(rule, config),
             events=tuple(event.sequence for event in group),
-            over=newest.code == "link_up",
+            recovered=newest.code == "link_up",
         )
 
 
@@ -111,8 +111,8 @@ def _message(rule: Rule, event: KernelEvent, faults: Sequence[KernelEvent]) -> s
     named = [event.field(name) for name in ("netdev", "ibdev") if event.field(name)]
     named += [f"port {event.field('port')}"] if event.field("port") else []
     lines = sum(each.lines for each in faults)
-    words = rule.words + (f": {command}" if command else "")
-    return words + (f" ({', '.join(named)})" if named else "") + (f", {lines} lines" if lines > 1 else "")
+    text = rule.text + (f": {command}" if command else "")
+    return text + (f" ({', '.join(named)})" if named else "") + (f", {lines} lines" if lines > 1 else "")
 
 
 _LOST = "Traffic over this card fails: jobs on several nodes, and mounts."

@@ -30,6 +30,7 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Inventory,
     KernelEvent,
@@ -37,7 +38,6 @@ from healthd.api import (
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     PciFunction,
     Remedy,
     Seconds,
@@ -57,14 +57,14 @@ DRIVERS = {
     "nvme": "NVMe",
     **dict.fromkeys(("mlx5_core", "bnxt_en", "ice", "efa", "ena"), "network card"),
 }
-LOGGED = {
+FINDING_NAMES = {
     "fatal": "fatal",
     "contained": "fatal",
     "nonfatal": "nonfatal",
     "reset_failed": "not_recovered",
     "recovery_failed": "not_recovered",
 }
-RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
+FIRMWARE_SEVERITIES = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
 RECOVERY_SECONDS = 60.0  # the time that links may take to come back
 BOOT_SECONDS = 300.0  # errors logged this early may come at each boot: probes of devices that start
 INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
@@ -82,10 +82,10 @@ class Config(CheckSettings, frozen=True):
     clean_seconds: Seconds = 24 * 3600.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     watched = 0
     unreadable = []
-    for pci, what in _watched(host.pci_functions()).items():
+    for pci, label in _watched(host.pci_functions()).items():
         for kind, total in TOTALS.items():
             try:
                 text = host.read(f"{DEVICES}/{pci}/aer_dev_{kind}")
@@ -102,7 +102,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             if not reading.value:
                 continue
             names = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != total)
-            yield from _judge(kind, pci, what, names, reading, config, past)
+            yield from _judge(kind, pci, label, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
     if not watched and not unreadable:
         yield NothingToCheck("no GPU, network card or NVMe disk with PCIe error counters")
@@ -145,27 +145,27 @@ def parse(text: str, total: str) -> Mapping[str, int]:
 
 
 def _judge(
-    kind: str, pci: str, what: str, names: str, reading: Observation, config: Config, past: Past
+    kind: str, pci: str, label: str, names: str, reading: Observation, config: Config, past: History
 ) -> Iterator[Finding]:
     new = past.growth(reading, 0.0) or 0.0  # growth since the last run
     counted = f" (since boot: {names})" if names else ""
     if kind == "fatal" and new:
-        message = f"{new:.0f} new fatal PCIe errors on {what}{counted}"
+        message = f"{new:.0f} new fatal PCIe errors on {label}{counted}"
         yield Finding(Severity.CRITICAL, "pcie_aer/fatal", pci, message, clears=Clears.REBOOT)
     if kind == "nonfatal" and new:
-        again = (past.growth(reading, config.nonfatal_repeat_seconds) or 0.0) > new
+        is_repeated = (past.growth(reading, config.nonfatal_repeat_seconds) or 0.0) > new
         yield Finding(
-            Severity.DEGRADED if again else Severity.WARNING,
-            "pcie_aer/nonfatal_repeated" if again else "pcie_aer/nonfatal",
+            Severity.DEGRADED if is_repeated else Severity.WARNING,
+            "pcie_aer/nonfatal_repeated" if is_repeated else "pcie_aer/nonfatal",
             pci,
-            f"{new:.0f} new uncorrected PCIe errors{' again' if again else ''} on {what}{counted}",
+            f"{new:.0f} new uncorrected PCIe errors{' again' if is_repeated else ''} on {label}{counted}",
             clears=Clears.WINDOW,
             window_seconds=config.clean_seconds,
         )
     if kind == "correctable" and new:
         hourly = past.growth(reading, 3600.0) or 0.0
         if hourly > config.correctable_per_hour:
-            message = f"{hourly:.0f} corrected PCIe errors within an hour on {what}{counted}"
+            message = f"{hourly:.0f} corrected PCIe errors within an hour on {label}{counted}"
             yield Finding(
                 Severity.WARNING,
                 "pcie_aer/correctable",
@@ -185,20 +185,20 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     for name, pci, event in _errors(events):
         groups.setdefault((name, _part(pci, node)), []).append(event)
     for (name, part), group in groups.items():
-        what = _what(part, group, node)
+        label = _label(part, group, node)
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         severity, clears = Severity.WARNING, Clears.REBOOT
         if name == "nonfatal":
             clears = Clears.WINDOW
-            if what and _again(group, newest, config):
+            if label and _is_repeated(group, newest, config):
                 severity, name = Severity.DEGRADED, "nonfatal_repeated"
-        elif what and (name == "fatal" or any(event.code == "reset_failed" for event in group)):
+        elif label and (name == "fatal" or any(event.code == "reset_failed" for event in group)):
             severity = Severity.CRITICAL
         yield Finding(
             severity,
             f"pcie_aer/{name}",
             part,
-            _message(name, what or f"device {part}", newest),
+            _message(name, label or f"device {part}", newest),
             clears=clears,
             window_seconds=0.0 if severity is Severity.CRITICAL else config.clean_seconds,
             events=tuple(event.sequence for event in group),
@@ -210,17 +210,17 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
     devices = {
         (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
-    told: dict[str, float] = {}  # boot -> time of the last line about an uncorrected error
+    last_error_at: dict[str, float] = {}  # boot -> time of the last line about an uncorrected error
     for event in events:
-        if event.kind == "pcie_aer" and event.code in LOGGED:
+        if event.kind == "pcie_aer" and event.code in FINDING_NAMES:
             if event.code != "recovery_failed":
-                told[event.boot_id] = max(event.last_time, told.get(event.boot_id, 0.0))
-            elif event.time - told.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
+                last_error_at[event.boot_id] = max(event.last_time, last_error_at.get(event.boot_id, 0.0))
+            elif event.time - last_error_at.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
                 continue  # a failed recovery is the usual end of an error, not a further one
-            yield LOGGED[event.code], event.pci, event
+            yield FINDING_NAMES[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
-        if event.kind == "mce_edac" and event.code in RECORDED and record in devices:
-            yield RECORDED[event.code], devices[record], event
+        if event.kind == "mce_edac" and event.code in FIRMWARE_SEVERITIES and record in devices:
+            yield FIRMWARE_SEVERITIES[event.code], devices[record], event
 
 
 def _part(pci: str, node: Inventory) -> str:
@@ -230,7 +230,7 @@ def _part(pci: str, node: Inventory) -> str:
     return first if pci not in listed and first in listed else pci
 
 
-def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
+def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     """Return the description of a part, "" if it is not monitored. If the inventory is not complete (the log of another
     machine), the driver shows what the part is."""
     for device in node.devices:
@@ -243,21 +243,21 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     return next((f"{DRIVERS[driver]} {part}" for driver in drivers if driver in DRIVERS), "")
 
 
-def _again(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
+def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
     """Return True if an error came before the newest one, in time and in this boot, and neither is boot noise."""
     since = newest.last_time - config.nonfatal_repeat_seconds
-    near = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _at_boot(e)]
-    near.sort(key=lambda event: event.time)
-    return any(after.time - before.last_time > INCIDENT_SECONDS for before, after in itertools.pairwise(near))
+    recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]
+    recent.sort(key=lambda event: event.time)
+    return any(after.time - before.last_time > INCIDENT_SECONDS for before, after in itertools.pairwise(recent))
 
 
-def _at_boot(event: KernelEvent) -> bool:
+def _is_at_boot(event: KernelEvent) -> bool:
     return event.uptime is not None and event.uptime < BOOT_SECONDS
 
 
-def _message(name: str, what: str, event: KernelEvent) -> str:
+def _message(name: str, label: str, event: KernelEvent) -> str:
     found = {field: event.field(field) for field in ("bit", "layer", "reporter", "record")}
-    words = {
+    summary = {
         "fatal": "fatal PCIe error on",
         "nonfatal": "uncorrected PCIe error on",
         "nonfatal_repeated": "uncorrected PCIe errors again on",
@@ -265,12 +265,12 @@ def _message(name: str, what: str, event: KernelEvent) -> str:
         if event.code == "reset_failed"
         else "no recovery from a PCIe error:",
     }[name]
-    more = [text for text in (found["bit"], found["layer"]) if text]
-    more += ["contained by DPC"] if event.code == "contained" else []
-    more += [f"reported by {found['reporter']}"] if found["reporter"] not in ("", event.pci) else []
-    more += ["reported by the firmware"] if found["record"] else []
-    more += [f"{event.lines} lines"] if event.lines > 1 else []
-    return f"{words} {what}" + (f" ({', '.join(more)})" if more else "")
+    details = [text for text in (found["bit"], found["layer"]) if text]
+    details += ["contained by DPC"] if event.code == "contained" else []
+    details += [f"reported by {found['reporter']}"] if found["reporter"] not in ("", event.pci) else []
+    details += ["reported by the firmware"] if found["record"] else []
+    details += [f"{event.lines} lines"] if event.lines > 1 else []
+    return f"{summary} {label}" + (f" ({', '.join(details)})" if details else "")
 
 
 _CARD_TODO = (

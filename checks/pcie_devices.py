@@ -22,12 +22,12 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Seconds,
     Severity,
     regex,
@@ -61,14 +61,14 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected:
         yield NOT_IN_BASELINE
         return
-    there = {function.pci: function for function in host.pci_functions() if function.vendor}
-    yield Observation("pcie_devices_missing", len(config.expected.keys() - there.keys()))
+    present = {function.pci: function for function in host.pci_functions() if function.vendor}
+    yield Observation("pcie_devices_missing", len(config.expected.keys() - present.keys()))
     for pci, expected in config.expected.items():
-        function = there.get(pci)
+        function = present.get(pci)
         model = f"{function.vendor}:{function.device}".replace("0x", "") if function else None
         if model is None:
             code, message = "gone", f"PCI device {pci} ({expected}) is missing"
@@ -91,7 +91,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         kind = device_kind(function.vendor, function.pci_class)
         if kind == "other" or function.virtual:
             continue
-        if host.told(f"{PCI_DEVICES}/{function.pci}/revision") == "0xff":
+        if host.read_or_empty(f"{PCI_DEVICES}/{function.pci}/revision") == "0xff":
             yield LeftOut("pcie_devices", "dead on the bus: reads return all ones", "expected", function.pci)
         else:
             model = f"{function.vendor[2:]}:{function.device[2:]}"

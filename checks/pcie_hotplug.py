@@ -27,7 +27,7 @@ from healthd.api import (
 
 USES = ""
 
-CRITICAL = ("gpu", "nic")
+CRITICAL_KINDS = ("gpu", "nic")
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}
 NAMES = {
     "link_down": "link_down",
@@ -36,7 +36,7 @@ NAMES = {
     "no_link": "no_link",
     "inaccessible": "inaccessible",
 }
-WORDS = {
+MESSAGES = {
     "link_down": "the link of {slot} is down",
     "removed": "the card in {slot} was removed",
     "power_fault": "the power of {slot} failed",
@@ -61,17 +61,17 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     for (name, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         device = _device(newest, node)
-        lost = name in ("link_down", "power_fault") and device is not None and device.kind in CRITICAL
-        what = f"{KINDS.get(device.kind, 'device')} {device.pci}: " if device else f"{part}: "
+        is_lost = name in ("link_down", "power_fault") and device is not None and device.kind in CRITICAL_KINDS
+        label = f"{KINDS.get(device.kind, 'device')} {device.pci}: " if device else f"{part}: "
         number = newest.field("slot")
         slot = f"slot {number} (port {newest.pci})" if number else f"the slot of port {newest.pci}"
         yield Finding(
-            Severity.CRITICAL if lost else Severity.WARNING,
+            Severity.CRITICAL if is_lost else Severity.WARNING,
             f"pcie_hotplug/{name}",
             part,
-            what + WORDS[newest.code].format(slot=slot),
+            label + MESSAGES[newest.code].format(slot=slot),
             clears=Clears.REBOOT,
-            window_seconds=0.0 if lost else config.warning_window_seconds,
+            window_seconds=0.0 if is_lost else config.warning_window_seconds,
             events=tuple(event.sequence for event in group),
         )
 
@@ -82,7 +82,7 @@ def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]
-    return min(found, key=lambda d: (d.kind not in CRITICAL, d.pci), default=None)
+    return min(found, key=lambda d: (d.kind not in CRITICAL_KINDS, d.pci), default=None)
 
 
 _TODO = (

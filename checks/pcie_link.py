@@ -20,11 +20,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     PciFunction,
     Remedy,
     Seconds,
@@ -40,7 +40,7 @@ WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by t
 LANES = ("1", "2", "4", "8", "12", "16", "32")
 SPEED = regex(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
 NO_LINK = ("0", "255")  # max_link_width of devices built into the root complex
-DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
+DEAD_WIDTHS = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
 
 
 class Config(CheckSettings, frozen=True):
@@ -57,13 +57,13 @@ class Link(NamedTuple):
     speed: float  # GT/s
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     links = _links(host.pci_functions())
     yield Observation("pcie_link_watched_links", len(links))
     if not links:
         yield NothingToCheck("no PCIe link of a GPU, network card or NVMe disk")
     unreadable = []
-    for port, (function, what) in links.items():
+    for port, (function, label) in links.items():
         try:
             found = _judge(host, function.pci, port)
         except (OSError, ValueError) as error:  # it must not hide the other links
@@ -74,7 +74,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 Severity.DEGRADED,
                 f"pcie_link/{code}",
                 function.pci,
-                f"{what} {function.pci} {message}",
+                f"{label} {function.pci} {message}",
                 clears=Clears.REBOOT,
                 confirm_seconds=config.confirm_seconds,
             )
@@ -88,9 +88,9 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
-        what = next((what for start, what in WATCHED.items() if function.pci_class.startswith(start)), None)
-        if what and not function.virtual and _depth(function, functions) % 2:
-            links.setdefault(function.upstream, (function, what))
+        label = next((label for start, label in WATCHED.items() if function.pci_class.startswith(start)), None)
+        if label and not function.virtual and _depth(function, functions) % 2:
+            links.setdefault(function.upstream, (function, label))
     return links
 
 
@@ -103,44 +103,46 @@ def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
 
 def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
     """Return (code, message) of problems of the link between a device and the port above. Raises ValueError."""
-    can = _texts(host, pci, "max")
-    if can[0] in (None, *NO_LINK):
+    maximum = _link_files(host, pci, "max")
+    if maximum[0] in (None, *NO_LINK):
         return []
-    runs = _texts(host, pci, "current")
-    if runs[0] in DEAD:
-        return [] if _sleeps(host, pci) else [("no_answer", f"does not respond: its link shows {runs[0]} lanes")]
-    most, now = parse(pci, "max", *can), parse(pci, "current", *runs)
-    if now == most:
+    actual = _link_files(host, pci, "current")
+    if actual[0] in DEAD_WIDTHS:
+        return [] if _is_sleeping(host, pci) else [("no_answer", f"does not respond: its link shows {actual[0]} lanes")]
+    possible, current = parse(pci, "max", *maximum), parse(pci, "current", *actual)
+    if current == possible:
         return []
-    slot = _texts(host, port, "max")
-    if slot[0] in (None, *NO_LINK) or _sleeps(host, pci):
+    slot = _link_files(host, port, "max")
+    if slot[0] in (None, *NO_LINK) or _is_sleeping(host, pci):
         return []
     above = parse(port, "max", *slot)
-    most = Link(min(most.lanes, above.lanes), min(most.speed, above.speed))
-    if now.lanes > most.lanes or now.speed > most.speed:
-        raise ValueError(f"its link has {now.lanes} lanes at {now.speed:g} GT/s: more than it and its slot support")
-    narrow = [("narrow", f"has {now.lanes} lanes of {most.lanes}")] if now.lanes < most.lanes else []
-    slow = [("slow", f"runs at {now.speed:g} GT/s of {most.speed:g}")] if now.speed < most.speed else []
+    possible = Link(min(possible.lanes, above.lanes), min(possible.speed, above.speed))
+    if current.lanes > possible.lanes or current.speed > possible.speed:
+        raise ValueError(
+            f"its link has {current.lanes} lanes at {current.speed:g} GT/s: more than it and its slot support"
+        )
+    narrow = [("narrow", f"has {current.lanes} lanes of {possible.lanes}")] if current.lanes < possible.lanes else []
+    slow = [("slow", f"runs at {current.speed:g} GT/s of {possible.speed:g}")] if current.speed < possible.speed else []
     return narrow + slow
 
 
-def _texts(host: Host, pci: str, which: str) -> tuple[str | None, str | None]:
-    return host.read(f"{DEVICES}/{pci}/{which}_link_width"), host.read(f"{DEVICES}/{pci}/{which}_link_speed")
+def _link_files(host: Host, pci: str, kind: str) -> tuple[str | None, str | None]:
+    return host.read(f"{DEVICES}/{pci}/{kind}_link_width"), host.read(f"{DEVICES}/{pci}/{kind}_link_speed")
 
 
-def _sleeps(host: Host, pci: str) -> bool:
+def _is_sleeping(host: Host, pci: str) -> bool:
     """Return True if the device sleeps: its registers may read as ones, and its link be down. Read only if in doubt."""
     return (host.read(f"{DEVICES}/{pci}/power_state") or "").startswith("D3")
 
 
-def parse(pci: str, which: str, width: str | None, speed: str | None) -> Link:
+def parse(pci: str, kind: str, width: str | None, speed: str | None) -> Link:
     """Parse "16" and "32.0 GT/s PCIe". Raises ValueError for anything else, including "Unknown"."""
     width, speed = width or "", speed or ""
     if width not in LANES:
-        raise ValueError(f"{pci}/{which}_link_width: not a number of lanes: {width[:40]!r}")
+        raise ValueError(f"{pci}/{kind}_link_width: not a number of lanes: {width[:40]!r}")
     match = SPEED.fullmatch(speed)
     if match is None:
-        raise ValueError(f"{pci}/{which}_link_speed: not a speed: {speed[:40]!r}")
+        raise ValueError(f"{pci}/{kind}_link_speed: not a speed: {speed[:40]!r}")
     return Link(int(width), float(match[1]))
 
 

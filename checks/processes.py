@@ -43,11 +43,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Processes,
     Seconds,
     Severity,
@@ -63,7 +63,7 @@ CPUS = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
 KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
 STATES = frozenset("RSDTtZXxKWPI")
-LEAST_FIELDS = 44  # as in Linux 2.6; later kernels have more
+MIN_FIELDS = 44  # as in Linux 2.6; later kernels have more
 PF_EXITING = 0x4
 SIGKILL = 1 << (9 - 1)
 FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
@@ -81,7 +81,7 @@ FILE_LOCKS = regex(
     r"|kern_path_locked|(do|filename)_(unlinkat|rmdir|renameat2)|vfs_(link|rename|rmdir|unlink|utimes)|utimes_common"
     r"|do_truncate|(chmod|chown)_common|vfs_(set|remove)(xattr|_acl)|(__)?fdget_pos|__(lock_page|folio_lock)"
 )
-MOST_FINDINGS = 20  # a dead file server may block hundreds of processes: the oldest are enough
+MAX_FINDINGS = 20  # a dead file server may block hundreds of processes: the oldest are enough
 
 
 class Config(CheckSettings, frozen=True):
@@ -111,7 +111,7 @@ class Process(NamedTuple):
     start: int
 
 
-class Seen(NamedTuple):
+class ScanResult(NamedTuple):
     """Result of a scan. `stuck`: killed and hanging; `in_user_fuse`: the same, in a file system that a user mounted."""
 
     zombies: list[Process]
@@ -120,47 +120,47 @@ class Seen(NamedTuple):
     unreadable: list[str]
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     pids = _user_processes(host)
     if not pids:
         yield NothingToCheck("no process of a user")  # a captured tree
         return
     last = past.last(Observation("processes_scanned_up_to_pid", 0))
-    at = bisect.bisect_right(pids, last.value) if last else 0
-    order = pids[at:] + pids[:at]
-    now = min(len(pids), config.processes_per_run) if last and last.value else len(pids)
-    seen = Seen([], [], [], [])
-    _look(host, order[:now], seen)
-    allowed = config.max_zombies_per_core * _cores(host) if seen.zombies else 0
-    many = len(seen.zombies) * len(pids) > allowed * now
-    found = bool(seen.stuck or seen.in_user_fuse)
-    if found or many:
-        _look(host, order[now:], seen)
-        found = bool(seen.stuck or seen.in_user_fuse)
-    yield Observation("processes_scanned_up_to_pid", 0 if found else order[now - 1])  # 0: all
-    for process in sorted(seen.stuck, key=lambda p: (p.start, p.pid))[:MOST_FINDINGS]:
+    start = bisect.bisect_right(pids, last.value) if last else 0
+    order = pids[start:] + pids[:start]
+    count = min(len(pids), config.processes_per_run) if last and last.value else len(pids)
+    scan = ScanResult([], [], [], [])
+    _scan(host, order[:count], scan)
+    allowed = config.max_zombies_per_core * _cores(host) if scan.zombies else 0
+    has_many_zombies = len(scan.zombies) * len(pids) > allowed * count
+    has_stuck = bool(scan.stuck or scan.in_user_fuse)
+    if has_stuck or has_many_zombies:
+        _scan(host, order[count:], scan)
+        has_stuck = bool(scan.stuck or scan.in_user_fuse)
+    yield Observation("processes_scanned_up_to_pid", 0 if has_stuck else order[count - 1])  # 0: all
+    for process in sorted(scan.stuck, key=lambda p: (p.start, p.pid))[:MAX_FINDINGS]:
         yield Finding(
             Severity.DEGRADED,
             "processes/unkillable",
             f"{process.pid}@{process.start}",
-            _words(host, process),
+            _describe(host, process),
             confirm_seconds=config.killed_seconds,
             shared_cause=True,
         )
-    for process in sorted(seen.in_user_fuse, key=lambda p: (p.start, p.pid))[:MOST_FINDINGS]:
+    for process in sorted(scan.in_user_fuse, key=lambda p: (p.start, p.pid))[:MAX_FINDINGS]:
         yield Finding(
             Severity.WARNING,
             "processes/user_file_system",
             f"{process.pid}@{process.start}",
-            f"{_words(host, process)}, for the FUSE file system of a user",
+            f"{_describe(host, process)}, for the FUSE file system of a user",
             confirm_seconds=config.killed_seconds,
         )
-    if many and len(seen.zombies) > allowed:
-        ((parent, children),) = Counter(zombie.parent for zombie in seen.zombies).most_common(1)
-        message = f"{len(seen.zombies)} zombies, more than {allowed}; {children} are children of process {parent}"
+    if has_many_zombies and len(scan.zombies) > allowed:
+        ((parent, children),) = Counter(zombie.parent for zombie in scan.zombies).most_common(1)
+        message = f"{len(scan.zombies)} zombies, more than {allowed}; {children} are children of process {parent}"
         yield Finding(Severity.WARNING, "processes/zombies", "", message)
-    if seen.unreadable:
-        raise ValueError("; ".join(seen.unreadable[:3]))
+    if scan.unreadable:
+        raise ValueError("; ".join(scan.unreadable[:3]))
 
 
 def _user_processes(host: Host) -> list[int]:
@@ -172,45 +172,45 @@ def _user_processes(host: Host) -> list[int]:
     return sorted(int(name) for name in names if is_decimal(name))
 
 
-def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
+def _scan(host: Host, pids: Sequence[int], scan: ScanResult) -> None:
     """Add readings to `scan`."""
     for pid in pids:
         try:
             path = f"/proc/{pid}/stat"
             text = host.read(path)
-            if text is None or state_of(text, path) not in "DZ":
+            if text is None or process_state(text, path) not in "DZ":
                 continue
             process = parse(text, path)
             if process.state == "Z":
-                seen.zombies.append(process)
+                scan.zombies.append(process)
             tasks = list(_stuck_tasks(host, process))
             if tasks:
-                theirs = all(_waits_in_user_fuse(host, task) for task in tasks)
-                (seen.in_user_fuse if theirs else seen.stuck).append(process)
+                is_user_fuse = all(_waits_in_user_fuse(host, task) for task in tasks)
+                (scan.in_user_fuse if is_user_fuse else scan.stuck).append(process)
         except ProcessLookupError:  # it ended while it was read
             continue
         except (OSError, ValueError) as error:  # it must not hide the other processes
-            seen.unreadable.append(str(error))
+            scan.unreadable.append(str(error))
 
 
-def state_of(text: str, where: str) -> str:
+def process_state(text: str, source: str) -> str:
     """Return the letter in /proc/PID/stat. The name before it may contain anything. Raises ValueError if truncated."""
     state = text[text.rfind(")") + 2 :][:1]
-    if state not in STATES or text.count(" ") < LEAST_FIELDS - 1:
-        raise ValueError(f"{where}: not a process state: {text[:60]!r}")
+    if state not in STATES or text.count(" ") < MIN_FIELDS - 1:
+        raise ValueError(f"{source}: not a process state: {text[:60]!r}")
     return state
 
 
-def parse(text: str, where: str) -> Process:
+def parse(text: str, source: str) -> Process:
     """Parse /proc/PID/stat, see proc_pid_stat(5). Raises ValueError."""
-    name, _, rest = text.rpartition(") ")
+    name, _, tail = text.rpartition(") ")
     pid, _, command = name.partition(" (")
     try:
-        fields = rest.split()
+        fields = tail.split()
         parent, flags, threads, start = (int(fields[i]) for i in (1, 6, 17, 19))
         return Process(int(pid), command, fields[0], parent, flags, threads, start)
     except (ValueError, IndexError):
-        raise ValueError(f"{where}: not a process state: {text[:60]!r}") from None
+        raise ValueError(f"{source}: not a process state: {text[:60]!r}") from None
 
 
 def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
@@ -219,36 +219,36 @@ def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
     if process.state == "D" and _is_killed(host, own, process):
         yield own
     for task in host.list(f"{own}/task") if process.threads > 1 else []:
-        where = f"{own}/task/{task}"
-        text = host.read(f"{where}/stat")
-        hangs = text is not None and state_of(text, f"{where}/stat") == "D"
-        if text is not None and hangs and _is_killed(host, where, parse(text, f"{where}/stat")):
-            yield where
+        task_path = f"{own}/task/{task}"
+        text = host.read(f"{task_path}/stat")
+        is_hanging = text is not None and process_state(text, f"{task_path}/stat") == "D"
+        if text is not None and is_hanging and _is_killed(host, task_path, parse(text, f"{task_path}/stat")):
+            yield task_path
 
 
-def _waits_in_user_fuse(host: Host, where: str) -> bool:
+def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
     """Return True if a task that hangs waits for a FUSE file system that a user mounted."""
-    stack, wchan = host.told(f"{where}/stack"), host.told(f"{where}/wchan")
+    stack, wchan = host.read_or_empty(f"{task_path}/stack"), host.read_or_empty(f"{task_path}/wchan")
     if not (is_fuse_wait(stack) if stack else is_fuse_function(wchan) or is_file_lock(wchan)):
         return False
     waiting = {
         found.uid
         for name in host.names(FUSE_CONNECTIONS)
-        if host.told(f"{FUSE_CONNECTIONS}/{name}/waiting").strip("0")
+        if host.read_or_empty(f"{FUSE_CONNECTIONS}/{name}/waiting").strip("0")
         and (found := host.stat(f"{FUSE_CONNECTIONS}/{name}"))
     }
     users = waiting - {0}
-    only_theirs = 0 not in waiting and (stack != "" or is_fuse_function(wchan))
-    return bool(users) and (only_theirs or any(_is_of(host, where, user) for user in users))
+    only_user_waits = 0 not in waiting and (stack != "" or is_fuse_function(wchan))
+    return bool(users) and (only_user_waits or any(_belongs_to_user(host, task_path, user) for user in users))
 
 
-def _is_of(host: Host, where: str, user: int) -> bool:
+def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
     """Return True if a task belongs to this user, who is not root: by its uid, or because its user namespace, which is
     not the first one, contains that user."""
-    uid = UID.search(host.told(f"{where}/status"))
+    uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
         return True
-    ranges = [(int(first), int(count)) for first, count in UID_MAP.findall(host.told(f"{where}/uid_map"))]
+    ranges = [(int(first), int(count)) for first, count in UID_MAP.findall(host.read_or_empty(f"{task_path}/uid_map"))]
     return all(count < ALL_UIDS for _, count in ranges) and any(user - first in range(count) for first, count in ranges)
 
 
@@ -273,9 +273,9 @@ def is_file_lock(function: str) -> bool:
     return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
-def _is_killed(host: Host, where: str, task: Process) -> bool:
+def _is_killed(host: Host, task_path: str, task: Process) -> bool:
     """Return True if SIGKILL is pending or the task is exiting. Raises ValueError if its status is not readable."""
-    status = host.read(f"{where}/status")
+    status = host.read(f"{task_path}/status")
     if status is None:
         return False
     fields = dict(line.split(":\t", 1) for line in status.split("\n") if ":\t" in line)
@@ -287,7 +287,7 @@ def _is_killed(host: Host, where: str, task: Process) -> bool:
             raise ValueError
         signals = [int(word, 16) for word in pending]
     except ValueError:
-        raise ValueError(f"{where}/status: no signals in {status[:60]!r}") from None
+        raise ValueError(f"{task_path}/status: no signals in {status[:60]!r}") from None
     return bool(task.flags & PF_EXITING) or any(signal & SIGKILL for signal in signals)
 
 
@@ -300,13 +300,13 @@ def _cores(host: Host) -> int:
     return sum(end[-1] - end[0] + 1 for end in ends)
 
 
-def _words(host: Host, process: Process) -> str:
+def _describe(host: Host, process: Process) -> str:
     command = printable(process.command)
     found = host.stat(f"/proc/{process.pid}")
     user = f" of user {found.uid}" if found else ""
-    waits = host.read(f"/proc/{process.pid}/wchan") or "0"
-    where = "" if waits == "0" or not waits.isidentifier() else f" in {waits}"
-    return f"process {process.pid} ({command}){user} was killed and hangs{where}"
+    wait_channel = host.read(f"/proc/{process.pid}/wchan") or "0"
+    location = "" if wait_channel == "0" or not wait_channel.isidentifier() else f" in {wait_channel}"
+    return f"process {process.pid} ({command}){user} was killed and hangs{location}"
 
 
 OBSERVATIONS = {

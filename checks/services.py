@@ -21,17 +21,17 @@ from healthd.api import (
     Entry,
     Explain,
     FailureCause,
-    Few,
     Finding,
+    History,
     Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
-    Past,
     Seconds,
     Severity,
+    SmallCount,
     is_decimal,
     regex,
 )
@@ -41,7 +41,10 @@ BASELINE = Baseline(("required", "wanted"), place=70)
 
 UNIT = regex(r"[A-Za-z0-9:_.\\@-]+")
 PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
-MORE = ("Job", "NRestarts")  # a waiting job; the number of restarts, which only services have, since systemd 235
+OPTIONAL_PROPERTIES = (
+    "Job",
+    "NRestarts",
+)  # a waiting job; the number of restarts, which only services have, since systemd 235
 ACTIVE = ("active", "reloading", "refreshing")
 CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
@@ -57,7 +60,7 @@ class Config(CheckSettings, frozen=True):
     required: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
     confirm_seconds: Seconds = 60.0
-    restarts_per_hour: Few = 3
+    restarts_per_hour: SmallCount = 3
 
 
 def validate(config: Config) -> str | None:
@@ -68,24 +71,24 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     units = list(dict.fromkeys([*config.required, *config.wanted]))
     if not units:
         yield NOT_IN_BASELINE
         return
     seconds = config.timeout_seconds * 0.8
-    ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
-    if ran is None and all(_only_guessed(unit, config) for unit in units):
+    result = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *units), seconds)
+    if result is None and all(_only_guessed(unit, config) for unit in units):
         yield NothingToCheck("no systemd")  # or a file tree: only a profile expects units there
         return
-    if ran is None:
+    if result is None:
         raise RuntimeError("there is no systemctl to query the units in required and wanted")
-    if ran.status != 0:
-        raise RuntimeError(f"systemctl: exit status {ran.status}: {(ran.stderr or ran.stdout).strip()[:200]}")
-    for unit, shown in zip(units, parse(ran.stdout, units), strict=True):
-        if shown["LoadState"] == "not-found" and _only_guessed(unit, config):
+    if result.status != 0:
+        raise RuntimeError(f"systemctl: exit status {result.status}: {(result.stderr or result.stdout).strip()[:200]}")
+    for unit, properties in zip(units, parse(result.stdout, units), strict=True):
+        if properties["LoadState"] == "not-found" and _only_guessed(unit, config):
             continue  # this site does not use it, for example munge with auth/slurm
-        yield from _judge(unit, shown, unit in config.required, config, past)
+        yield from _judge(unit, properties, unit in config.required, config, past)
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
@@ -102,21 +105,23 @@ def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
     blocks = [dict(line.partition("=")[::2] for line in block.split("\n")) for block in text.strip().split("\n\n")]
     if len(blocks) != len(units):
         raise ValueError(f"systemctl: {len(blocks)} units reported, {len(units)} requested: {text[:60]!r}")
-    for unit, shown in zip(units, blocks, strict=True):
-        missing = [name for name in PROPERTIES if not shown.get(name) and name != "Result"]
-        if missing or shown["ActiveState"] not in (*ACTIVE, *CHANGING, *STOPPED):
-            raise ValueError(f"systemctl: no state of {unit}: {' '.join(f'{k}={v}' for k, v in shown.items())[:100]!r}")
+    for unit, properties in zip(units, blocks, strict=True):
+        missing = [name for name in PROPERTIES if not properties.get(name) and name != "Result"]
+        if missing or properties["ActiveState"] not in (*ACTIVE, *CHANGING, *STOPPED):
+            raise ValueError(
+                f"systemctl: no state of {unit}: {' '.join(f'{k}={v}' for k, v in properties.items())[:100]!r}"
+            )
     return blocks
 
 
 def _judge(
-    unit: str, shown: Mapping[str, str], required: bool, config: Config, past: Past
+    unit: str, properties: Mapping[str, str], required: bool, config: Config, past: History
 ) -> Iterator[Finding | Observation]:
-    active, sub = shown["ActiveState"], shown["SubState"]
+    active, sub = properties["ActiveState"], properties["SubState"]
     labels = (("unit", unit),)
     yield Observation("service_active", int(active in ACTIVE), labels=labels)
-    if is_decimal(shown.get("NRestarts", "")):
-        reading = Observation("service_restarts_total", int(shown["NRestarts"]), ObservationKind.COUNTER, labels)
+    if is_decimal(properties.get("NRestarts", "")):
+        reading = Observation("service_restarts_total", int(properties["NRestarts"]), ObservationKind.COUNTER, labels)
         yield reading
         restarts = past.growth(reading, 3600.0) or 0.0
         if restarts > config.restarts_per_hour:
@@ -124,20 +129,22 @@ def _judge(
             yield _finding(Severity.WARNING, "services/restarting", unit, message, required, config)
     if active in ACTIVE:
         return
-    if not sub.startswith("auto-restart") and (shown.get("Job") or active in CHANGING):
+    if not sub.startswith("auto-restart") and (properties.get("Job") or active in CHANGING):
         message = f"{unit} is {active} ({sub}) and changing its state"
         yield _finding(Severity.WARNING, "services/changing", unit, message, required, config)
     elif required:
-        yield _finding(Severity.DEGRADED, "services/inactive", unit, _words(unit, shown), required, config)
+        yield _finding(Severity.DEGRADED, "services/inactive", unit, _state_text(unit, properties), required, config)
     else:
-        yield _finding(Severity.WARNING, "services/wanted_inactive", unit, _words(unit, shown), required, config)
+        yield _finding(
+            Severity.WARNING, "services/wanted_inactive", unit, _state_text(unit, properties), required, config
+        )
 
 
-def _words(unit: str, shown: Mapping[str, str]) -> str:
-    if shown["LoadState"] != "loaded":
-        return f"{unit} is not active: {shown['LoadState']}"
-    why = f", {shown['Result']}" if shown.get("Result", "success") not in ("", "success") else ""
-    return f"{unit} is {shown['ActiveState']} ({shown['SubState']}{why})"
+def _state_text(unit: str, properties: Mapping[str, str]) -> str:
+    if properties["LoadState"] != "loaded":
+        return f"{unit} is not active: {properties['LoadState']}"
+    result_text = f", {properties['Result']}" if properties.get("Result", "success") not in ("", "success") else ""
+    return f"{unit} is {properties['ActiveState']} ({properties['SubState']}{result_text})"
 
 
 def _finding(severity: Severity, code: str, unit: str, message: str, required: bool, config: Config) -> Finding:
@@ -152,28 +159,32 @@ def _finding(severity: Severity, code: str, unit: str, message: str, required: b
     )
 
 
-REQUIRED = ("slurmd.service", "munge.service", "nvidia-fabricmanager.service")
-WANTED = ("nvidia-persistenced.service",)
+REQUIRED_UNITS = ("slurmd.service", "munge.service", "nvidia-fabricmanager.service")
+WANTED_UNITS = ("nvidia-persistenced.service",)
 SYSTEMCTL_SECONDS = 8.0  # less than the worker's deadline
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     """Yield the active units among those that the settings or a profile name and the usual ones."""
     named = {"required": config.required, "wanted": config.wanted}
-    usual = {"required": REQUIRED, "wanted": WANTED}
-    whose = {_unit(unit): setting for group in (usual, named) for setting in group for unit in group[setting]}
-    ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *whose), SYSTEMCTL_SECONDS)
-    if ran is None:
+    usual = {"required": REQUIRED_UNITS, "wanted": WANTED_UNITS}
+    settings_by_unit = {
+        _unit(unit): setting for group in (usual, named) for setting in group for unit in group[setting]
+    }
+    result = host.run(
+        ("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *settings_by_unit), SYSTEMCTL_SECONDS
+    )
+    if result is None:
         return
-    if ran.status != 0:
-        raise RuntimeError(f"systemctl: exit status {ran.status}: {ran.stderr.strip()[:200]}")
-    asked_for = {_unit(unit) for units in named.values() for unit in units}
-    for unit, shown in zip(whose, parse(ran.stdout, [*whose]), strict=True):
-        if shown["ActiveState"] in ACTIVE:
-            yield Entry("services", whose[unit], key=unit)
-        elif shown["LoadState"] == "loaded" or unit in asked_for:
-            state = shown["ActiveState"] if shown["LoadState"] == "loaded" else shown["LoadState"]
-            yield LeftOut("services", f"is {state}", whose[unit], unit)
+    if result.status != 0:
+        raise RuntimeError(f"systemctl: exit status {result.status}: {result.stderr.strip()[:200]}")
+    named_units = {_unit(unit) for units in named.values() for unit in units}
+    for unit, properties in zip(settings_by_unit, parse(result.stdout, [*settings_by_unit]), strict=True):
+        if properties["ActiveState"] in ACTIVE:
+            yield Entry("services", settings_by_unit[unit], key=unit)
+        elif properties["LoadState"] == "loaded" or unit in named_units:
+            state = properties["ActiveState"] if properties["LoadState"] == "loaded" else properties["LoadState"]
+            yield LeftOut("services", f"is {state}", settings_by_unit[unit], unit)
 
 
 def _unit(name: str) -> str:

@@ -37,7 +37,7 @@ USES = ""
 # ls10/soe_ls10.c (its controller, SOE), lr10/therm_lr10.c, ls10/therm_ls10.c (it shuts down: under 10006, or with that
 # text under 10004, which otherwise reports a slowdown), ls10/heartbeat_ls10.c (28005; 28001 and 28003, hot
 # transceivers, warn: "Deactivated", 28002 and 28004, follows when they have cooled down).
-WITHOUT_A_WORD = {
+UNCLASSIFIED_FAULTS = {
     10006: "the switch is too hot and shuts down",
     10007: "I/O failure: the switch's registers cannot be read",
     26001: "the switch's controller (SOE) could not be reset",
@@ -61,12 +61,12 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             groups.setdefault((event.code, event.pci), []).append(event)
     for (code, pci), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
-        counting = [
+        current_events = [
             event
             for event in group
             if event.boot_id == newest.boot_id and event.last_time >= newest.last_time - config.warning_window_seconds
         ]
-        worst = max(counting, key=lambda event: (_severity(event), event.last_time))
+        worst = max(current_events, key=lambda event: (_severity(event), event.last_time))
         severity = _severity(worst)
         yield Finding(
             severity=severity,
@@ -83,7 +83,7 @@ def _severity(event: KernelEvent) -> Severity:
     category = _category(int(event.code))
     if category == "always fatal" or (category != "non-fatal" and event.field("fatal") == "true"):
         return Severity.CRITICAL
-    shut_down = int(event.code) in WITHOUT_A_WORD or event.field("shutdown") == "true"
+    shut_down = int(event.code) in UNCLASSIFIED_FAULTS or event.field("shutdown") == "true"
     return Severity.DEGRADED if shut_down else Severity.WARNING
 
 
@@ -94,31 +94,33 @@ def _category(code: int) -> str:
 
 def _message(event: KernelEvent, lines: int) -> str:
     found = dict(event.fields)
-    said = _said(event)
-    words = [f"SXid {event.code}: {said}" if said else _title(int(event.code))]
-    words += [f"NVSwitch {found['switch']}"] if "switch" in found else []
-    words += [f"link {found['link']}"] if "link" in found else []
-    words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if "fatal" in found else []
-    words += [f"{lines} lines"] if lines > 1 else []
-    return ", ".join(words)
+    driver_text = _driver_text(event)
+    parts = [f"SXid {event.code}: {driver_text}" if driver_text else _title(int(event.code))]
+    parts += [f"NVSwitch {found['switch']}"] if "switch" in found else []
+    parts += [f"link {found['link']}"] if "link" in found else []
+    parts += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if "fatal" in found else []
+    parts += [f"{lines} lines"] if lines > 1 else []
+    return ", ".join(parts)
 
 
 def _title(code: int) -> str:
     fact = codes.sxid(code)
-    words = fact.name if fact is not None else WITHOUT_A_WORD.get(code, "unknown to this version")
-    return f"SXid {code}: {words}"
+    name = fact.name if fact is not None else UNCLASSIFIED_FAULTS.get(code, "unknown to this version")
+    return f"SXid {code}: {name}"
 
 
-_WORDS = regex(r"[^\n)]{0,80}\): \d{1,6}, {0,4}(?:(?:Fatal|Non-fatal), {0,4})?(?:Link -?\d{1,3}(?: |$))?([^\n]{0,80})")
+_DRIVER_TEXT = regex(
+    r"[^\n)]{0,80}\): \d{1,6}, {0,4}(?:(?:Fatal|Non-fatal), {0,4})?(?:Link -?\d{1,3}(?: |$))?([^\n]{0,80})"
+)
 
 
-def _said(event: KernelEvent) -> str:
+def _driver_text(event: KernelEvent) -> str:
     """Return the driver's text for a code in no list, or for a listed code whose line reports a shutdown: "SOE Watchdog
     error". "" if there is none, or if the list has more detail."""
     code = int(event.code)
-    if code in WITHOUT_A_WORD or event.field("further") or (_category(code) and not event.field("shutdown")):
+    if code in UNCLASSIFIED_FAULTS or event.field("further") or (_category(code) and not event.field("shutdown")):
         return ""
-    found = _WORDS.match(event.text)
+    found = _DRIVER_TEXT.match(event.text)
     return printable(found[1].strip()) if found else ""
 
 
@@ -144,7 +146,7 @@ _CLASSES = {
 }
 
 
-MILDER = (Severity.DEGRADED, Severity.WARNING)  # potentially fatal codes whose line does not contain Fatal
+MILDER_SEVERITIES = (Severity.DEGRADED, Severity.WARNING)  # potentially fatal codes whose line does not contain Fatal
 
 
 def explain(code: str) -> Explain | None:
@@ -153,31 +155,31 @@ def explain(code: str) -> Explain | None:
     if not (is_decimal(name) and len(name) < 7):
         return None
     category = _category(int(name))
-    if int(name) in WITHOUT_A_WORD:
+    if int(name) in UNCLASSIFIED_FAULTS:
         meaning = f"{_title(int(name))}. NVIDIA's driver logs it without calling it fatal or non-fatal."
         return Explain(Severity.DEGRADED, Clears.REBOOT, meaning, _CLASSES["always fatal"], _TODO)
     if not category:
         meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, according to its driver."
-        return _may_be_fatal(meaning)
+        return _potentially_fatal(meaning)
     meaning = f"{_title(int(name))}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide."
     if category == "potentially fatal":
-        return _may_be_fatal(meaning)
+        return _potentially_fatal(meaning)
     if category == "non-fatal":
         return Explain(Severity.WARNING, Clears.REBOOT, meaning, _CLASSES[category], _NO_ACTION, window=_WINDOW)
     return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, _CLASSES[category], _TODO)
 
 
-def _may_be_fatal(meaning: str) -> Explain:
+def _potentially_fatal(meaning: str) -> Explain:
     """Return the text of a code whose line decides whether it is fatal."""
     todo = f"{_TODO} If it is only a warning: {_NO_ACTION[:1].lower()}{_NO_ACTION[1:]}"
     ends = Ends(Clears.REBOOT, _WINDOW)
     matters = _CLASSES["potentially fatal"]
-    return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, matters, todo, MILDER, milder=ends)
+    return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, matters, todo, MILDER_SEVERITIES, milder=ends)
 
 
 def known_codes() -> list[str]:
     """Return every SXid of the guide, and those that drain without it; `explain` handles others as well."""
-    return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *WITHOUT_A_WORD})]
+    return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *UNCLASSIFIED_FAULTS})]
 
 
 def cause(code: str) -> FailureCause:

@@ -27,11 +27,11 @@ from healthd.api import (
     Explain,
     FailureCause,
     Finding,
+    History,
     Host,
     Meaning,
     NothingToCheck,
     Observation,
-    Past,
     Program,
     Severity,
     Times,
@@ -45,11 +45,11 @@ USES = ""
 AFTER_EVENTS = ("job_end",)  # an epilog may have validated
 HOLDS_RESUME = False  # an unreadable document keeps no node drained: earlier failures remain open
 
-MOST_WORDS = 300  # of a message
-MOST_SERIES = 64  # of tests and verdicts
-LEAST_SECONDS, MOST_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; less measures nothing
+MAX_MESSAGE = 300  # of a message
+MAX_SERIES = 64  # of tests and verdicts
+MIN_SECONDS, MAX_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; less measures nothing
 ENDING_SECONDS = 30.0  # for the start and the end of its programs
-LONGEST_EPILOG_SECONDS = 30.0
+MAX_EPILOG_SECONDS = 30.0
 TOOLS = ("python", "nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
 
 DcgmLevel = Annotated[int, between(0, 4)]
@@ -67,9 +67,9 @@ class Config(CheckSettings, frozen=True):
     """
 
     before_resume: bool = False
-    before_resume_seconds: Annotated[float, between(LEAST_SECONDS, MOST_SECONDS, " seconds (a day)")] = 600.0
+    before_resume_seconds: Annotated[float, between(MIN_SECONDS, MAX_SECONDS, " seconds (a day)")] = 600.0
     epilog: bool = False
-    epilog_seconds: Annotated[float, between(0.1, LONGEST_EPILOG_SECONDS, " seconds")] = 5.0
+    epilog_seconds: Annotated[float, between(0.1, MAX_EPILOG_SECONDS, " seconds")] = 5.0
     floors: dict[str, Annotated[float, between(1e-6, 1e9)]] = field(default_factory=dict)
     tools: dict[str, AbsolutePath] = field(default_factory=dict)
     dcgm_level: DcgmLevel = 2
@@ -94,7 +94,7 @@ def after_job(config: Config) -> Program | None:
     return Program(("validate", "--quick", "--why", "epilog"), config.epilog_seconds) if config.epilog else None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     from healthd.validation import document
 
     path = f"{host.state_dir}/{document.FILE}"
@@ -109,19 +109,21 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield Observation("validation_ended_timestamp_seconds", found.ended)
     yield Observation("validation_duration_seconds", max(found.ended - found.began, 0.0))
     counted = Counter((result.test, result.verdict) for result in found.results)
-    for test, verdict in sorted(counted)[:MOST_SERIES]:
+    for test, verdict in sorted(counted)[:MAX_SERIES]:
         labels = (("test", test), ("verdict", verdict))
         yield Observation("validation_results", counted[test, verdict], labels=labels)
     for verdict, severity in (("failed", Severity.DEGRADED), ("slow", Severity.WARNING)):
-        of_it = [result for result in found.results if result.verdict == verdict]
-        for part in dict.fromkeys(result.part for result in of_it):
-            yield _finding(f"validation/{verdict}", severity, part, [one for one in of_it if one.part == part])
+        matching = [result for result in found.results if result.verdict == verdict]
+        for part in dict.fromkeys(result.part for result in matching):
+            yield _finding(
+                f"validation/{verdict}", severity, part, [result for result in matching if result.part == part]
+            )
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
     """Return the finding of a part with the results of all its tests. The text is also the evidence: the same text
     again does not reopen a condition after `healthd repaired` or a manual resume."""
-    message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MOST_WORDS]
+    message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MAX_MESSAGE]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)
 

@@ -21,7 +21,6 @@ from healthd.agent.settings.limits import (
     Count,
     Cpus,
     ExitStatus,
-    Few,
     Gbps,
     Gib,
     Gpus,
@@ -39,7 +38,6 @@ from healthd.agent.settings.limits import (
     WholeCelsius,
     between,
 )
-from healthd.common.history import Past
 from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import (
     NO_GPU,
@@ -68,14 +66,13 @@ from healthd.common.model import (
     Worsens,
     WorsensBy,
 )
-from healthd.common.text import is_decimal, patterns_compiled_where_made, printable, regex
+from healthd.common.text import is_decimal, printable, regex
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
 
     from healthd.agent.settings.config import CheckConfig as CheckConfig
     from healthd.host.host import Host, PciFunction
-    from healthd.host.program import Ran
     from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 
 # name -> the module that is imported when the name is used
@@ -87,7 +84,7 @@ _LATE = {
     "NvmlGpu": "healthd.nvidia.nvml",
     "dataclass": "dataclasses",
     "PciFunction": "healthd.host.host",
-    "Ran": "healthd.host.program",
+    "ProgramResult": "healthd.host.program",
 }
 
 __all__ = [
@@ -110,12 +107,12 @@ __all__ = [
     "ExitStatus",
     "Explain",
     "FailureCause",
-    "Few",
     "Finding",
     "Gbps",
     "Gib",
     "Gpu",
     "Gpus",
+    "History",
     "Host",
     "Inventory",
     "KernelEvent",
@@ -132,14 +129,13 @@ __all__ = [
     "NvmlGpu",
     "Observation",
     "ObservationKind",
-    "Past",
     "PciDevice",
     "PciFunction",
     "Percent",
     "Period",
     "Processes",
     "Program",
-    "Ran",
+    "ProgramResult",
     "Rate",
     "Remedy",
     "Repair",
@@ -147,15 +143,16 @@ __all__ = [
     "Severity",
     "Share",
     "Slowness",
+    "SmallCount",
     "Times",
     "Watts",
     "WholeCelsius",
     "Worsens",
     "WorsensBy",
     "between",
+    "compile_patterns_eagerly",
     "dataclass",
     "is_decimal",
-    "patterns_compiled_where_made",
     "printable",
     "regex",
 ]

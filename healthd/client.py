@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
 SOCKET = "/run/healthd/failslow.sock"
-TELL_SECONDS = 0.2
+SEND_SECONDS = 0.2
 RETRY_SECONDS = 5.0  # between two attempts to connect, regardless of the reason
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
 MESSAGE = struct.Struct("<4siiqiddd")
 MAGIC = b"hfs1"
-NOT_TOLD = float("nan")
-MOST_ADVICE_BYTES = 1 << 16
+NOT_MEASURED = float("nan")
+MAX_ADVICE_BYTES = 1 << 16
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
@@ -46,7 +46,7 @@ _retry_at = 0.0
 _rank = _local_rank = -1
 _step = 0
 _last: float | None = None  # end of the last step; None before the first
-_told_at = 0.0
+_sent_at = 0.0
 _steps, _seconds = 0, 0.0  # since the last message
 _busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with it
 _wait, _wait_steps = 0.0, 0
@@ -66,18 +66,18 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
         now = time.perf_counter()
         last, _last = _last, now
         if os.getpid() != _pid:
-            _begin_anew(now)
+            _reset(now)
         elif last is not None:
             _step += 1
             _steps += 1
             _seconds += now - last
             _busy, _busy_steps = _added(_busy, _busy_steps, busy)
             _wait, _wait_steps = _added(_wait, _wait_steps, wait)
-            if now - _told_at >= TELL_SECONDS:
-                _tell(now)
+            if now - _sent_at >= SEND_SECONDS:
+                _send(now)
     except Exception:
         try:
-            _forget()
+            _disconnect()
         except Exception:  # the interpreter ends and has emptied this module: a loop's last __del__ may still call step
             return
 
@@ -95,7 +95,7 @@ def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float
 
 
 def _mean(total: float, steps: int) -> float:
-    return total / steps if steps else NOT_TOLD
+    return total / steps if steps else NOT_MEASURED
 
 
 def advice() -> dict[str, object] | None:
@@ -110,16 +110,16 @@ def advice() -> dict[str, object] | None:
         folder = os.path.dirname(os.environ.get("HEALTHD_SOCKET") or SOCKET)
         job = os.environ["SLURM_JOB_ID"]
         with open(os.path.join(folder, "advice", f"{job}.json"), "rb") as file:
-            document = json.loads(file.read(MOST_ADVICE_BYTES))
+            document = json.loads(file.read(MAX_ADVICE_BYTES))
         return document if isinstance(document, dict) else None
     except Exception:
         return None
 
 
-def _begin_anew(now: float) -> None:
+def _reset(now: float) -> None:
     """Start in a new process. A child leaves its parent's connection untouched."""
     global _pid, _step, _rank, _local_rank, _retry_at
-    _forget()
+    _disconnect()
     _pid, _step, _retry_at = os.getpid(), 0, 0.0
     _rank, _local_rank = _number(_RANK), _number(_LOCAL_RANK)
     _connect(now)
@@ -138,24 +138,24 @@ def _connect(now: float) -> None:
     if now < _retry_at:
         return
     _retry_at = now + RETRY_SECONDS
-    made = None
+    connection = None
     try:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        made.connect(os.environ.get("HEALTHD_SOCKET") or SOCKET)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        connection.connect(os.environ.get("HEALTHD_SOCKET") or SOCKET)
         if _connection is None:
-            _connection = made
+            _connection = connection
         else:  # another thread connected first
-            made.close()
+            connection.close()
     except Exception:
-        if made is not None:
-            if _connection is made:
+        if connection is not None:
+            if _connection is connection:
                 _connection = None
-            made.close()
+            connection.close()
 
 
-def _tell(now: float) -> None:
-    global _told_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _told_at = now  # also after a failure: a full queue costs one attempt, not one for each step
+def _send(now: float) -> None:
+    global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
+    _sent_at = now  # also after a failure: a full queue costs one attempt, not one for each step
     if _connection is None:
         _connect(now)
     n = _steps
@@ -173,18 +173,18 @@ def _tell(now: float) -> None:
         except BlockingIOError:  # healthd reads slowly: the next message covers these steps too
             return
         except OSError:
-            _forget()
+            _disconnect()
             return
     _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0
 
 
-def _forget() -> None:
+def _disconnect() -> None:
     """Drop the connection and the unsent steps."""
     global _connection, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    gone, _connection = _connection, None
+    connection, _connection = _connection, None
     _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0
-    if gone is not None:
+    if connection is not None:
         try:
-            gone.close()
+            connection.close()
         except Exception:
             return

@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd.agent.reporting.explanation import ends_of  # noqa: E402
-from healthd.agent.reporting.fault_course import findings_of  # noqa: E402
+from healthd.agent.reporting.explanation import finding_ending  # noqa: E402
+from healthd.agent.reporting.fault_timeline import possible_findings  # noqa: E402
 from healthd.agent.settings import registry  # noqa: E402
 from healthd.agent.settings.config import CheckConfig  # noqa: E402
 from healthd.agent.settings.limits import Seconds  # noqa: E402
@@ -66,7 +66,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def page(checks: dict[str, Check]) -> str:
-    runs = [check for check in checks.values() if check.runs]
+    runs = [check for check in checks.values() if check.has_run]
     idle = sum(check.when == "idle" for check in runs)
     parts = [HEAD.format(checks=len(checks), run=len(runs), idle=idle, listen=len(checks) - len(runs))]
     for heading, names in groups().items():
@@ -99,7 +99,7 @@ def _section(check: Check) -> str:
 
 def _when(check: Check) -> str:
     usual = check.config().interval_seconds
-    if not check.runs:
+    if not check.has_run:
         return "Runs on each line of the kernel log."
     if check.when == "idle":
         return "Runs only while healthd has decided or made a drain and Slurm shows the node drained and idle."
@@ -122,11 +122,11 @@ def _accepted(check: Check) -> list[str]:
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)
     ranges = {
-        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", got ")[0]
+        name: rule.problem(rule.maximum + 1).removeprefix("must be ").rpartition(", got ")[0]
         for name, hint in hints.items()
         if name not in common
         for rule in _rules(hint)
-        if rule.most is not None and rule is not seconds
+        if rule.maximum is not None and rule is not seconds
     }
     same: dict[str, list[str]] = {}
     for name, accepted in ranges.items():
@@ -142,7 +142,7 @@ def _rules(hint: object) -> Iterator[Rule]:
 
 
 def _ends(code: str, text: Explain, check: Check) -> str:
-    return ends_of(findings_of(code, text, check.config())[0])
+    return finding_ending(possible_findings(code, text, check.config())[0])
 
 
 def _cell(text: str) -> str:
@@ -170,7 +170,7 @@ def peers(checks: dict[str, Check], text: str) -> str:
 
 
 def main() -> int:
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     PAGE.write_text(page(checks), "utf-8")
     README.write_text(readme(checks, README.read_text("utf-8")), "utf-8")
     PEERS.write_text(peers(checks, PEERS.read_text("utf-8")), "utf-8")

@@ -22,13 +22,13 @@ TEXT: dict[str, Any] = {"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-
 
 def of_field(name: str) -> dict[str, Any]:
     """What the field may hold."""
-    if name in event.WORDS:
-        return {"enum": list(event.WORDS[name])}
+    if name in event.ALLOWED_VALUES:
+        return {"enum": list(event.ALLOWED_VALUES[name])}
     kind = event.FIELDS[name]
     if kind == event.CONDITIONS:
-        below = {field: of_field(field) for field in event.STANDING}
-        items = {"type": "object", "properties": below, "required": list(event.STANDING)}
-        return {"type": "array", "maxItems": event.MOST_ENTRIES, "items": items}
+        below = {field: of_field(field) for field in event.ALIVE_CONDITION_FIELDS}
+        items = {"type": "object", "properties": below, "required": list(event.ALIVE_CONDITION_FIELDS)}
+        return {"type": "array", "maxItems": event.MAX_ENTRIES, "items": items}
     return {
         event.TEXT: TEXT,
         event.TIME: {"type": "string", "pattern": TIME},
@@ -36,14 +36,14 @@ def of_field(name: str) -> dict[str, Any]:
         event.WHOLE: {"type": "integer", "minimum": 0},
         event.NUMBER: {"type": "number", "minimum": 0},
         event.FLAG: {"type": "boolean"},
-        event.TEXTS: {"type": "array", "maxItems": event.MOST_ENTRIES, "items": TEXT},
+        event.TEXTS: {"type": "array", "maxItems": event.MAX_ENTRIES, "items": TEXT},
         event.NAMES: {"type": "array", "items": TEXT},
     }[kind]
 
 
-def of_event(name: str, says: event.Says) -> dict[str, Any]:
+def of_event(name: str, says: event.EventFields) -> dict[str, Any]:
     """What holds for lines of this event only. A field that is not named is a newer one: it is no error."""
-    then: dict[str, Any] = {"required": list(says.always)}
+    then: dict[str, Any] = {"required": list(says.required)}
     if says.stages:
         then["properties"] = {"stage": {"enum": list(says.stages)}}
     return {"if": {"properties": {"event": {"const": name}}}, "then": then}

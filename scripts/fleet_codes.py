@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from healthd.agent.settings.registry import Check, built_in
+from healthd.agent.settings.registry import Check, built_in_checks
 from healthd.common.job_failures import EndsJob
 
 TABLE = Path(__file__).resolve().parents[1] / "healthd/fleet/codes.csv"
@@ -44,7 +44,7 @@ def _meaning(check: Check, code: str) -> tuple[str, str, str]:
 
 
 def main() -> int:
-    text = table(built_in())
+    text = table(built_in_checks())
     changed = not TABLE.exists() or TABLE.read_text("utf-8") != text
     TABLE.write_text(text, "utf-8")
     print(f"{TABLE.name}: {'changed' if changed else 'the same'}, {len(text.splitlines()) - 1} codes")

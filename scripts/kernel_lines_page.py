@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from healthd.agent.kernel_log import parse as kernel_parse  # noqa: E402
 from healthd.agent.kernel_log.rules.rule import pci_address  # noqa: E402
-from healthd.agent.reporting.endings import ends  # noqa: E402
-from healthd.agent.reporting.explanation import ends_of  # noqa: E402
-from healthd.agent.reporting.fault_course import findings_of  # noqa: E402
+from healthd.agent.reporting.endings import ending_text  # noqa: E402
+from healthd.agent.reporting.explanation import finding_ending  # noqa: E402
+from healthd.agent.reporting.fault_timeline import possible_findings  # noqa: E402
 from healthd.agent.settings import registry  # noqa: E402
 from healthd.cli.scan import correlate_all  # noqa: E402
 from healthd.common.model import KernelEvent  # noqa: E402
@@ -29,7 +29,7 @@ from healthd.scan.lines import Block, Tally  # noqa: E402
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
 NOW = 1_795_000_000.0  # any: it dates lines without a year
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 # What a program says of an Xid in a log of its own is not the driver's line.
 QUOTED = {"k0023"}
 HEAD = """\
@@ -70,8 +70,8 @@ class Captured(NamedTuple):
     expected: Mapping[str, Any]
 
     def events(self) -> list[tuple[KernelEvent, scan_judged.Judged]]:
-        blocks = [Block.of(1, [line.encode() for line in self.text.split("\n")])]
-        return [(one.seen.event, one) for one in scan_judged.judged(scan.events(blocks, NOW, Tally()), CORRELATE)]
+        blocks = [Block.from_lines(1, [line.encode() for line in self.text.split("\n")])]
+        return [(one.log_event.event, one) for one in scan_judged.judge(scan.events(blocks, NOW, Tally()), CORRELATE)]
 
 
 CORRELATE = correlate_all()
@@ -152,7 +152,7 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
             severity = judged.severity.name.lower()
             clears_after = _ends(judged) if judged.clears else "-"
             explain = f"`{judged.code}`" if judged.clears else "-"
-            yield _row((code, explain, severity, clears_after, f"`{_cell(judged.seen.event.text)}`"))
+            yield _row((code, explain, severity, clears_after, f"`{_cell(judged.log_event.event.text)}`"))
         yield ""
 
 
@@ -162,10 +162,10 @@ def _ends(judged: scan_judged.Judged) -> str:
     explain = check.explain(judged.code)
     assert explain is not None
     assert judged.clears is not None
-    for finding in findings_of(judged.code, explain, check.config()):
+    for finding in possible_findings(judged.code, explain, check.config()):
         if (finding.severity, finding.clears) == (judged.severity, judged.clears):
-            return ends_of(finding)
-    return ends(judged.clears.name.lower())
+            return finding_ending(finding)
+    return ending_text(judged.clears.name.lower())
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ def tables() -> str:
     own = {name: (family.labels, family.text) for name, family in FAMILIES.items()}
     parts = ["### healthd itself\n\n", HEAD, *rows(own), "\n### Readings of the checks\n\n"]
     parts.append("A check without anything to read (no such part, no such driver) has no series.\n\n")
-    for name, check in sorted(registry.built_in().items()):
+    for name, check in sorted(registry.built_in_checks().items()):
         if meanings := check.declares.OBSERVATIONS:
             read = {told: (meaning.labels, meaning.text) for told, meaning in meanings.items()}
             parts += [f"[`{name}`](checks.md#{name})\n\n", HEAD, *rows(read), "\n"]

@@ -32,7 +32,7 @@ from healthd.common.model import Explain, Mode  # noqa: E402
 
 FOLDER = ROOT / "docs/runbooks"
 LIST = re.compile(r"(?s)(?<=<!-- pages: scripts/runbooks.py -->\n).*?(?=<!-- end -->)")
-ACT = explanation.Here(Loaded(Settings(mode=Mode.ACT, node_name="node"), {}, {}, {}))
+ACT = explanation.NodeContext(Loaded(Settings(mode=Mode.ACT, node_name="node"), {}, {}, {}))
 HEAD = """\
 # {name}
 
@@ -68,14 +68,14 @@ def pages(checks: dict[str, Check]) -> dict[str, str]:
 def page(check: Check) -> str:
     known = [(code, text) for code in check.codes() if (text := check.explain(code)) is not None]
     summary = (check.summary if check.summary.endswith(".") else f"{check.summary}.").replace("<", r"\<")
-    look = LOOK.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.runs else HEARD
+    look = LOOK.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.has_run else HEARD
     parts = [HEAD.format(name=check.name, summary=summary), look]
-    parts += [_section(code, text, check) for code, text in [*known, (f"{check.name}/others", registry.OF_OTHERS)]]
+    parts += [_section(code, text, check) for code, text in [*known, (f"{check.name}/others", registry.OTHERS_EXPLAIN)]]
     return "\n".join(parts)
 
 
 def _section(code: str, text: Explain, check: Check) -> str:
-    document = explanation.of_code(code, code, "", text, check, ACT)
+    document = explanation.code_document(code, code, "", text, check, ACT)
     (run,) = document["here"]
     severity = document["severity"] + (f", if it lasts {document['worsens']}" if document["worsens"] else "")
     severity += f" (some of it {', '.join(document['also'])})" if document["also"] else ""
@@ -119,7 +119,7 @@ def readme(checks: dict[str, Check], text: str) -> str:
 
 
 def main() -> int:
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     for name, text in pages(checks).items():
         (FOLDER / name).write_text(text, "utf-8")
     index = FOLDER / "README.md"

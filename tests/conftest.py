@@ -204,8 +204,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What healthd counts of its own mistakes is the whole process's, like its log: it begins anew with each test."""
     guard.dropped.clear()
-    guard._last.clear()
-    guard._told.clear()
+    guard._last_drops.clear()
+    guard._logged_locations.clear()
 
 
 @pytest.fixture

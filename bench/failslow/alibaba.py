@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from failslow.generate import Made
-from healthd.failslow.model import Judgement, Point, Series
+from healthd.failslow.model import Diagnosis, Point, Series
 
 OF_WEIGHT = 0.15  # of nothing else in job_1: below it a point is marginal
 JOB_4_POINTS = 5
@@ -40,7 +40,7 @@ def _job(path: Path) -> Made:
 
 
 def verdicts(
-    folder: Path, healthd: Callable[[Made], Judgement], others: dict[str, Callable[[Made], Judgement]]
+    folder: Path, healthd: Callable[[Made], Diagnosis], others: dict[str, Callable[[Made], Diagnosis]]
 ) -> list[tuple[bool | None, str]]:
     """(as it should be, None where there is no aim; sentence) of each job, then what the others count there."""
     made = jobs(folder)

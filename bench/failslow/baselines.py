@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.generate import Made
-from healthd.failslow.model import Judgement, Point
+from healthd.failslow.model import Diagnosis, Point
 
 HAZARD, RECENT, SURE = 1 / 250, 5, 0.9
 RUN_LENGTHS = 250
 WINDOW, SLOWER = 10, 0.10
 
 
-def bocd(made: Made) -> Judgement:
-    return Judgement(tuple(_alone(made, bocd_points)))
+def bocd(made: Made) -> Diagnosis:
+    return Diagnosis(tuple(_alone(made, bocd_points)))
 
 
-def sliding_window(made: Made) -> Judgement:
-    return Judgement(tuple(_alone(made, window_points)))
+def sliding_window(made: Made) -> Diagnosis:
+    return Diagnosis(tuple(_alone(made, window_points)))
 
 
 def _alone(made: Made, points_of: Callable[[Sequence[float]], tuple[Point, ...]]) -> Iterator[tuple[Point, ...]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from failslow.score import share
-from healthd.failslow.period import NoPeriod, period
+from healthd.failslow.period import PeriodNotFound, find_period
 
 AIM, ENOUGH = 0.012, 0.99  # of the time, and in how many streams; one without a period is not one of them
 SURE = 0.5  # of a confidence
@@ -135,8 +135,8 @@ def verdicts(seed: int, streams: int) -> list[tuple[bool | None, str]]:
         one = stream(random, KINDS[at % len(KINDS)])
         begun = time.perf_counter()
         try:
-            found = period(one.operations, one.times)
-        except NoPeriod:
+            found = find_period(one.operations, one.times)
+        except PeriodNotFound:
             none += 1
             missed[one.kind] = missed.get(one.kind, 0) + 1
             continue

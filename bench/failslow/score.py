@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from failslow.generate import Event, Made
-from healthd.failslow.model import Cause, Judgement, Point
+from healthd.failslow.model import Cause, Diagnosis, Point
 
 NEAR, ONSETS = 10, 0.95  # iterations, and of how many onsets
 FPR, FNR, DELAY_MEDIAN, DELAY_P95 = 0.01, 0.05, 10, 30
@@ -55,11 +55,11 @@ class Outcome:
         return len(self.found) < len(self.made.events)
 
 
-def outcome(made: Made, answer: Judgement) -> Outcome:
+def outcome(made: Made, answer: Diagnosis) -> Outcome:
     if len(answer.points) != len(made.series):
         raise ValueError(f"{made.name}: points of {len(answer.points)} series, not of {len(made.series)}")
     told = _told(made, answer)
-    alarmed = any(answer.points) or bool(answer.suspects or answer.job_slow or answer.slow_throughout)
+    alarmed = any(answer.points) or bool(answer.suspects or answer.slow_jobs or answer.slow_throughout)
     found, matched = [], set[tuple[int, int]]()
     for event in made.events:
         firsts: list[tuple[int, int, int | None]] = []  # the first point in the event, of each series
@@ -85,17 +85,17 @@ def outcome(made: Made, answer: Judgement) -> Outcome:
     return Outcome(made, alarmed, tuple(found), stray, blamed, cause_right)
 
 
-def _told(made: Made, answer: Judgement) -> list[list[Point]]:
+def _told(made: Made, answer: Diagnosis) -> list[list[Point]]:
     """The points of each series; a slow job that stands in place of them counts in the first series that it names."""
     every = [list(points) for points in answer.points]
     place = {series.name: at for at, series in enumerate(made.series)}
-    for slow in answer.job_slow:
+    for slow in answer.slow_jobs:
         if not any(answer.points[place[name]] for name in slow.series):
             every[place[slow.series[0]]].append(slow.point)
     return every
 
 
-def _blamed(made: Made, answer: Judgement) -> tuple[str, bool | None]:
+def _blamed(made: Made, answer: Diagnosis) -> tuple[str, bool | None]:
     slow = frozenset[str]().union(*(event.slow for event in made.events))
     if not slow.issuperset(one.series for one in answer.slow_throughout):
         return "wrong", None

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from healthd.fleet import engine
 from healthd.fleet.answers.attribution import attribution
-from healthd.fleet.answers.causes import CAUSES, ORDER, USER, meaning
-from healthd.fleet.answers.study import Study, opened, tables_of
-from healthd.fleet.store import reading
+from healthd.fleet.answers.causes import CAUSE_ORDER, CAUSES, USER_CAUSE, meaning
+from healthd.fleet.answers.study import Study, open_study, table_files
+from healthd.fleet.store import open_for_reading
 
 PRECISION, RECALL = 0.97, 0.95
 # Levels as the naive rule has them: all that stood in the window, whether it began there or not.
@@ -70,13 +70,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def right(named: Named, truth: dict[int, Failure]) -> bool:
     """A program's own fault has no node in the truth: that it was the user's is right on whichever."""
     it = truth.get(named.db_index)
-    return it is not None and it.cause == named.cause and (named.cause == USER or it.node == named.node)
+    return it is not None and it.cause == named.cause and (named.cause == USER_CAUSE or it.node == named.node)
 
 
 def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, float]:
     """precision (of causes that are not the program's), precision_all, recall."""
     every = list(found)
-    ours = [one for one in every if one.cause != USER]
+    ours = [one for one in every if one.cause != USER_CAUSE]
     hits = {one.db_index for one in ours if right(one, truth)}
     seen = {index for index, it in truth.items() if it.seen}
     return {
@@ -88,13 +88,13 @@ def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, flo
 
 def naive(study: Study, isolating: bool) -> list[Named]:
     """What stands in the window is the cause, the first in the written order. isolating: of what drains at least."""
-    study.need("conditions")
+    study.compute_tables("conditions")
     best: dict[int, tuple[int, str, str]] = {}
     for db_index, node, code, severity in study.database.rows(_STANDING).rows:
         if isolating and severity not in ("degraded", "critical"):
             continue
         cause = meaning(code).cause
-        place = (ORDER[cause], node, cause)
+        place = (CAUSE_ORDER[cause], node, cause)
         best[db_index] = min(best.get(db_index, place), place)
     return [Named(index, cause, node, "") for index, (_, node, cause) in best.items()]
 
@@ -105,11 +105,11 @@ def main() -> int:
     parser.add_argument("--truth", required=True, type=Path, help="its made/truth")
     args = parser.parse_args()
     truth = truth_of(args.truth)
-    with reading(args.db) as snapshot:
-        files = tables_of(snapshot)
-        times = engine.times_known(files)
+    with open_for_reading(args.db) as snapshot:
+        files = table_files(snapshot)
+        times = engine.covered_period(files)
         assert times is not None, "the store tells of no time"
-        with opened(files, *times, threads=2, memory_mib=1024) as study:
+        with open_study(files, *times, threads=2, memory_mib=1024) as study:
             begun = time.monotonic()
             told = attribution(study)
             took = time.monotonic() - begun
@@ -123,8 +123,8 @@ def main() -> int:
     for words, some in zip(("all that stands", "what stands and drains"), standing, strict=True):
         theirs = measured(some, truth)
         print(f"  naive, {words} in the window: precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
-    by_chance = sum(cause["by_chance"] for cause in told["causes"] if cause["cause"] != USER)
-    wrong = [one for one in found if one.cause != USER and not right(one, truth)]
+    by_chance = sum(cause["by_chance"] for cause in told["causes"] if cause["cause"] != USER_CAUSE)
+    wrong = [one for one in found if one.cause != USER_CAUSE and not right(one, truth)]
     print(f"  not the program's: {by_chance} expected by chance, {len(wrong)} are wrong")
     for one in wrong[:20]:
         print(f"    {one} {truth.get(one.db_index)}")

@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from healthd.fleet.answers.compare import LEVEL, Measure, Side, Units, compared
+from healthd.fleet.answers.compare import LEVEL, Measure, Side, Units, compare_sides
 
 AIM = 0.05
 MEASURES, NODES, DAYS, MEAN = 7, 100, 30.0, 0.5
@@ -29,7 +29,7 @@ def main() -> int:
     for dispersion in (1, 3, 7):
         adjusted = plain = 0
         for number in range(args.histories):
-            rows = compared(*sides(np.random.default_rng([args.seed, dispersion, number]), dispersion))["measures"]
+            rows = compare_sides(*sides(np.random.default_rng([args.seed, dispersion, number]), dispersion))["measures"]
             adjusted += any(row["differs"] for row in rows)
             plain += any(row["p_value"] < LEVEL for row in rows if row["adjusted"] is not None)
         failed = adjusted > AIM * args.histories

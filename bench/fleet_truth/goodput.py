@@ -18,9 +18,9 @@ from pathlib import Path
 
 from healthd.fleet.answers.availability import availability
 from healthd.fleet.answers.goodput import goodput
-from healthd.fleet.answers.study import Study, opened, tables_of
-from healthd.fleet.statistics.spans import Span, joined, seconds, without
-from healthd.fleet.store import reading
+from healthd.fleet.answers.study import Study, open_study, table_files
+from healthd.fleet.statistics.spans import Span, merge, subtract, total_seconds
+from healthd.fleet.store import open_for_reading
 
 WITHIN = 0.05  # of the truth
 NO_HARDWARE = ("user", "limit")  # truth/failures.csv, cause
@@ -44,7 +44,7 @@ def main() -> int:
 
 @contextmanager
 def of_the_store(db: Path, whole: Span) -> Iterator[Study]:
-    with reading(str(db)) as snapshot, opened(tables_of(snapshot), *whole) as study:
+    with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), *whole) as study:
         yield study
 
 
@@ -81,8 +81,8 @@ def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
     out = {"drained": 0, "down": 0}
     for row in rows(truth, "outages"):
         its = int(row["from_time"]), min(int(row["until_time"] or whole[1]), whole[1])
-        out["down" if row["why"] in DOWN else "drained"] += seconds(
-            without(joined([its]), joined(planned[row["node"]]))
+        out["down" if row["why"] in DOWN else "drained"] += total_seconds(
+            subtract(merge([its]), merge(planned[row["node"]]))
         )
     shares, counted = told["fleet"]["shares"], told["fleet"]["counted_seconds"]
     drained = sum(share for kind, share in shares.items() if kind.startswith("drained"))

@@ -31,11 +31,11 @@ import numpy as np
 from healthd.fleet.statistics.lemon_score import (
     DAY,
     WINDOW_DAYS,
+    Observation,
     Record,
-    Sign,
-    counted,
-    fleet_of,
-    incidents,
+    discounted_counts,
+    fit_prior,
+    merge_incidents,
     score,
 )
 
@@ -116,11 +116,14 @@ def windows(system: System, years: tuple[int, int]) -> Iterator[int]:
 def flagged(system: System, years: tuple[int, int]) -> Iterator[Flagged]:
     """What each rule flags. Nodes that never failed are in the fleet too."""
     never = system.nodes - len(system.failures) - len(system.front_ends)
-    whole = {n: incidents(Sign(at, at, 1.0) for at in times) for n, times in system.failures.items()}
+    whole = {n: merge_incidents(Observation(at, at, 1.0) for at in times) for n, times in system.failures.items()}
     for window in windows(system, years):
-        known = {n: counted(Record(of, [(system.first, window)]), (window - WINDOW, window)) for n, of in whole.items()}
-        nothing = counted(Record((), [(system.first, window)]), (window - WINDOW, window))
-        fleet = fleet_of([*known.values(), *[nothing] * never])
+        known = {
+            n: discounted_counts(Record(of, [(system.first, window)]), (window - WINDOW, window))
+            for n, of in whole.items()
+        }
+        nothing = discounted_counts(Record((), [(system.first, window)]), (window - WINDOW, window))
+        fleet = fit_prior([*known.values(), *[nothing] * never])
         old = {n for n, times in system.failures.items() if _between(times, window - WINDOW, window) >= 2}
         if fleet is None or not old:
             continue

@@ -33,10 +33,10 @@ from pathlib import Path
 from history.making import make
 from history.size import Size, nodes_for
 
-from healthd.fleet.answers.lemons import FLOOR, lemons
-from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.answers.lemons import MIN_APPLY_EVENTS, lemons
+from healthd.fleet.answers.study import open_study, table_files
 from healthd.fleet.statistics.lemon_score import DAY, WINDOW_DAYS
-from healthd.fleet.store import reading
+from healthd.fleet.store import open_for_reading
 
 WINDOW = WINDOW_DAYS * DAY
 FACTORS, MEASURED, TUNED = (5, 10, 20), range(111, 121), range(21, 25)
@@ -67,7 +67,7 @@ def nodes_of(db: Path, truth: Path, begin: int, factor: float | None) -> Iterato
     """All nodes in the window that begins then. factor: of the lemons; None: each has its own, and the oracle knows
     their mean."""
     end = begin + WINDOW
-    with reading(str(db)) as snapshot, opened(tables_of(snapshot), 0, end) as study:
+    with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
         told = lemons(study)
     assert told["window"]["to_time"] > end - DAY, "the history ends with the window"
     known = {one["node"]: one for one in told["candidates"]}
@@ -130,7 +130,7 @@ def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
     precision, recall = quality([node.flagged for node in nodes], nodes)
     oracles = ([node.ratio for node in nodes], [node.ratio_of_all for node in nodes])
     at_precision = [recall_at(ratios, nodes, precision) for ratios in oracles]
-    naive = quality([node.events >= FLOOR for node in nodes], nodes)
+    naive = quality([node.events >= MIN_APPLY_EVENTS for node in nodes], nodes)
     print(f"{name}: {sum(node.is_lemon for node in nodes)} lemons among {len(nodes):,} nodes")
     print(f"  healthd      precision {precision:.2f}  recall {recall:.2f}")
     for name_of, oracle in zip(("the evidence of the store", "each fault, hidden or not"), at_precision, strict=True):

@@ -29,9 +29,9 @@ from history.size import NODES_OF_A_POD, Size, node_name
 from lemons import rows, stored
 
 from healthd.fleet.answers.lemons import lemons
-from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.answers.study import open_study, table_files
 from healthd.fleet.statistics.lemon_score import DAY, WINDOW_DAYS
-from healthd.fleet.store import reading
+from healthd.fleet.store import open_for_reading
 
 MEASURED, TUNED = range(71, 79), range(61, 63)
 NODES, MONTHS, FACTORS = 200, 8, (5, 20)
@@ -93,7 +93,7 @@ def spike_nodes(truth: Path, first: int, last: int) -> list[str]:
 
 
 def counts(db: Path, truth: Path, size: Size, end: int, days: int) -> Counts:
-    with reading(str(db)) as snapshot, opened(tables_of(snapshot), 0, end) as study:
+    with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
         document = lemons(study, window_days=days)
     known = truth_at(truth, size, end, days)
     named = [node for node in document["nodes"] if known[node["node"]] in ("lemon", "good")]

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from healthd.fleet.answers.hardware_ends import ENDED
-from healthd.fleet.answers.rate import MORE_THAN_GPUS, PER_NODE_DAYS, rate
-from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.answers.hardware_ends import END_KINDS
+from healthd.fleet.answers.rate import MORE_THAN_GPUS, RATE_NODE_DAYS, rate
+from healthd.fleet.answers.study import open_study, table_files
 from healthd.fleet.statistics.intervals import Spread, poisson_interval, rate_estimate
-from healthd.fleet.store import reading
+from healthd.fleet.store import open_for_reading
 
 AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: nothing can be held there, docs/fleet-answers.md
 NODES = (60, 367, 1000)
@@ -71,7 +71,10 @@ def main() -> int:
 def beside_the_truth(db: Path, truth: Path) -> bool:
     """Whether the interval of a store's r_f holds the rate at which faults ended large jobs."""
     summary = json.loads((truth / "summary.json").read_text())
-    with reading(str(db)) as snapshot, opened(tables_of(snapshot), summary["from_time"], summary["to_time"]) as study:
+    with (
+        open_for_reading(str(db)) as snapshot,
+        open_study(table_files(snapshot), summary["from_time"], summary["to_time"]) as study,
+    ):
         told = rate(study)
     hit, looped = Counter[str](), Counter[str]()
     with (truth / "failures.csv").open(encoding="utf-8", newline="") as file:
@@ -80,11 +83,11 @@ def beside_the_truth(db: Path, truth: Path) -> bool:
                 hit[row["state"].lower()] += bool(row["fault"])
                 looped[row["state"].lower()] += row["cause"] == "crash_loop"
     days = summary["large_jobs_node_days"]
-    true, with_loops = (PER_NODE_DAYS * jobs / days for jobs in (hit.total(), hit.total() + looped.total()))
+    true, with_loops = (RATE_NODE_DAYS * jobs / days for jobs in (hit.total(), hit.total() + looped.total()))
     low, high = told["interval"]
     met = bool(low <= true <= high)
     print("large jobs   told  truth  in crash loops")
-    for how in ENDED:
+    for how in END_KINDS:
         print(f"{how:11} {told['by_end'][how]:5,}  {hit[how]:5,}  {looped[how]:14,}")
     print(
         f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "

@@ -17,15 +17,15 @@ from machine import GPUS, Machine
 from slurm_cluster import SlurmCluster
 from waiting import until
 
-from healthd.agent.conditions.bounds import MOST
-from healthd.agent.conditions.ledger import KEEP_EVENTS
+from healthd.agent.conditions.bounds import MAX_CONDITIONS
+from healthd.agent.conditions.ledger import MAX_EVENTS
 from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
 from soak.model import Command, Wanted, what_is_wrong
 
 PATIENCE_SECONDS = 240.0  # for what comes within seconds on an idle machine
-KEPT = KEEP_EVENTS + 100
-FAULTS_AT_ONCE = MOST - 4
+KEPT = MAX_EVENTS + 100
+FAULTS_AT_ONCE = MAX_CONDITIONS - 4
 CONFIG = """\
 interval_seconds = 1.0
 profile = "none"
@@ -197,7 +197,7 @@ class Node:
         self.daemon.until(lambda s: not s["problems"], "no trouble is left", PATIENCE_SECONDS)
         status = self.daemon.status()
         wrong = what_is_wrong(self.events, self.commands(), self.wanted)
-        wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.seen.holes()]
+        wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.sequences.gaps()]
         wrong += [f"dropped: {status['dropped']}"] if status["dropped"] else []
         wrong += [f"trouble: {status['problems']}"] if status["problems"] else []
         log = self.daemon.log.read_text(errors="replace")

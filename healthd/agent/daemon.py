@@ -38,10 +38,10 @@ from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import absorb, events, log_fields, verdict
-from healthd.agent.conditions.store import NAMES, Memory
+from healthd.agent.conditions.store import NAMES, ConditionStore
 from healthd.agent.control import commands, protocol
 from healthd.agent.control.server import ControlServer
-from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.reporting import systemd
@@ -49,31 +49,31 @@ from healthd.agent.reporting.status import (
     Problem,
     Snapshot,
     command_for_kernel_log,
-    decision_words,
+    decision_text,
     labelled,
     status_json,
 )
-from healthd.agent.scheduler.before_resume import BeforeResume, Sight, Stage, found_by
-from healthd.agent.scheduler.failslow_process import Watching
+from healthd.agent.scheduler.before_resume import BeforeResume, NodeView, Stage, has_drain_cause
+from healthd.agent.scheduler.failslow_process import FailslowProcess
 from healthd.agent.scheduler.job_presence import JobPresence
-from healthd.agent.scheduler.kernel_events import Hearing
+from healthd.agent.scheduler.kernel_events import KernelEventIntake
 from healthd.agent.scheduler.replies import Received, ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
-from healthd.agent.scheduler.worker_queue import TASK_SECONDS
+from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
 from healthd.agent.settings import registry
-from healthd.agent.settings.config import ConfigError, Loaded, Settings, only_observes_kernel_log
+from healthd.agent.settings.config import ConfigError, Loaded, Settings, is_kernel_log_forgeable
 from healthd.agent.settings.configured import Configured
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm import prolog_files
-from healthd.agent.slurm.controller import Hand
-from healthd.agent.slurm.event_jobs import JobAtSource
+from healthd.agent.slurm.controller import SlurmController
+from healthd.agent.slurm.event_jobs import EventJobFinder
 from healthd.agent.slurm.reconcile import ReconcileReport
-from healthd.agent.worker.client import Request, Runner
-from healthd.agent.worker.process import setup_of
+from healthd.agent.worker.client import Request, WorkerClient
+from healthd.agent.worker.process import worker_setup
 from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
-from healthd.common.atomic_files import newest, remove_leftovers
+from healthd.common.atomic_files import newest_mtime, remove_leftovers
 from healthd.common.guard import FAILSLOW, HOT_UNPLUG, METRICS
 from healthd.common.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
@@ -81,13 +81,13 @@ from healthd.common.text import compile_patterns, printable
 from healthd.host import shortage
 from healthd.host.host import Host
 from healthd.host.hot_unplug import hot_unplug
-from healthd.host.lock import VALIDATION_LOCK, holds, is_held, lock
-from healthd.host.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
+from healthd.host.lock import VALIDATION_LOCK, is_current, is_locked, lock
+from healthd.host.wakeup import FOREVER, poll, signals, stop_waking_on_signals, wake_on_signals
 from healthd.nvidia import codes
 
 log = logging.getLogger("healthd")
 
-LAST_WORDS_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
+FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
 STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one ends by itself
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for messages; `load_settings` reads it
 READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at the start of healthd
@@ -137,37 +137,37 @@ class Daemon:
         self.opened = ExitStack()
         self.boot_id = Host(settings.root).boot_id()
         self.watchdog_seconds = systemd.watchdog_seconds() or FOREVER
-        self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
-        self.started = self.ticked = 0.0  # set by `start()`
+        self.stopping = self.ready_sent = self.alive_sent = self.only_worker_woke = False
+        self.started = self.last_turn_at = 0.0  # set by `start()`
         self.ready_by = FOREVER
         self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
-        self.commanded: Counter[str] = Counter()
-        self.reload_failures, self.reload_trouble = 0, ""
-        self.judged: tuple[object, ...] = ()
+        self.command_counts: Counter[str] = Counter()
+        self.reload_failures, self.reload_problem = 0, ""
+        self.verdict_inputs: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
-        self.memory = Memory(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
+        self.store = ConditionStore(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
         use_patterns(settings.kernel_log.patterns)
-        kernel = Listener(
+        listener = KernelLogReader(
             settings.kernel_log.source,
             settings.root,
             self.boot_id,
             settings.kernel_log.accept_injected,
             self.now,
             monotonic,
-            only_observes_kernel_log(self.configured.loaded),
+            is_kernel_log_forgeable(self.configured.loaded),
         )
-        job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
-        self.hand = Hand(settings, self.memory, self.boot_id, self.now, monotonic)
-        self.client = Runner(setup_of(settings), settings.runtime_dir, monotonic, now)  # detects a clock step
+        job_finder = EventJobFinder(settings.root, settings.node_name, monotonic)
+        self.controller = SlurmController(settings, self.store, self.boot_id, self.now, monotonic)
+        self.client = WorkerClient(worker_setup(settings), settings.runtime_dir, monotonic, now)  # detects a clock step
         self.jobs = JobPresence(settings.root, monotonic)
-        self.scheduler = Scheduler(self.configured, self.memory, self.client, self.jobs, self.now, monotonic)
-        self.replies = ReplyHandler(self.scheduler, self.jobs, self.memory, self.client, self.now, monotonic)
-        self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, self.now)
-        self.watching = Watching(self.configured, monotonic)
+        self.scheduler = Scheduler(self.configured, self.store, self.client, self.jobs, self.now, monotonic)
+        self.replies = ReplyHandler(self.scheduler, self.jobs, self.store, self.client, self.now, monotonic)
+        self.kernel_events = KernelEventIntake(self.configured, self.store, listener, job_finder, self.now)
+        self.failslow = FailslowProcess(self.configured, monotonic)
         self.before_resume = BeforeResume(
-            self.command_of,
-            partial(is_held, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
+            self.command_line,
+            partial(is_locked, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
             self.now,
             monotonic,
         )
@@ -189,45 +189,47 @@ class Daemon:
         # The prolog writes to this folder.
         os.makedirs(os.path.join(settings.runtime_dir, prolog_files.FOLDER), mode=0o755, exist_ok=True)
         self.wakeup = wake_on_signals()
-        opened.callback(wake_no_longer, self.wakeup)
+        opened.callback(stop_waking_on_signals, self.wakeup)
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
-        self.recall()
+        self.load_ledger()
         self.started = self.now()  # after reading the copy, which may take long
-        self.ticked = self.monotonic()
+        self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
-        opened.callback(self.hand.close)
-        opened.callback(self.watching.close)
+        opened.callback(self.controller.close)
+        opened.callback(self.failslow.close)
         self.hot_unplug.open()
         opened.callback(self.hot_unplug.close)
-        self.hearing.kernel.open(self.memory.ledger.cursors.get(settings.kernel_log.source))
-        opened.callback(self.hearing.kernel.close)
+        self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
+        opened.callback(self.kernel_events.listener.close)
         self.control.open()
-        opened.callback(self.last_words)
+        opened.callback(self.announce_stop)
         self.judge()
-        self.publisher.shown = self.snapshot()
-        self.keep_in_memory()
+        self.publisher.snapshot = self.snapshot()
+        self.preload()
         self.serve_metrics()
-        checks = registry.counted(self.configured.checks, self.configured.loaded)
+        checks = registry.count_summary(self.configured.checks, self.configured.loaded)
         log.info("healthd %s on %s: mode %s, %s", healthd.__version__, settings.node_name, settings.mode.value, checks)
 
     @property
     def settings(self) -> Settings:
         return self.configured.settings
 
-    def recall(self) -> None:
+    def load_ledger(self) -> None:
         """Load the ledger, and clear the conditions of checks that are no longer configured."""
-        settings, memory = self.settings, self.memory
-        last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict file is written each round
-        memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
-        memory.stream.emit_checks(self.configured.versions(healthd.__version__))
-        memory.keep_only(self.configured.runs)
-        memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
+        settings, store = self.settings, self.store
+        last_alive = newest_mtime(
+            settings.runtime_dir, (VERDICT_FILE, *NAMES)
+        )  # the verdict file is written each round
+        store.load(self.read_copy, self.boot_id, settings.mode, last_alive)
+        store.stream.emit_checks(self.configured.versions(healthd.__version__))
+        store.clear_unconfigured(self.configured.runs)
+        store.set_conditions(absorb.reconfigured(store.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
         """Return the ledger's copy. The worker reads it, because its disk may hang; the deadline bounds this wait."""
-        memory, client = self.memory, self.client
-        reply = client.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
+        store, client = self.store, self.client
+        reply = client.send(Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
             poll([(self.wakeup, False), *client.waits()], client.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
@@ -236,9 +238,9 @@ class Daemon:
             reply = client.step()
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
-            memory.copy_unread = True
+            store.copy_unreadable = True
         copy = reply.answer if isinstance(reply.answer, CopyAnswer) else CopyAnswer()
-        memory.copied_at = copy.written
+        store.copied_at = copy.written_at
         return copy.texts
 
     # --- one turn of the loop
@@ -246,43 +248,43 @@ class Daemon:
     def turn(self) -> None:
         self.wait()
         self.follow_clock()
-        self.obey_signals()
-        self.must_hold_its_directory()
+        self.handle_signals()
+        self.require_runtime_dir()
         self.read_jobs()
-        self.listen()
+        self.read_inputs()
         received = self.replies.step()
-        self.pass_on(received)
+        self.handle_received(received)
         self.pass_time()
         self.decide(received.round_ended)
         self.publish(received.round_ended)
-        self.say_ready()
+        self.notify_ready()
 
     # --- the one wait
 
     def wait(self) -> None:
         """Sleep until a descriptor is ready, a deadline passes, or something is due."""
-        known = self.memory.ledger
-        others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
-        ends = [self.memory.acks_end]  # epoch seconds; the times below are monotonic
-        ends += [known.pause.until] if known.pause else []
-        ends += [events.flush_at(known.told)]
-        ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
+        ledger = self.store.ledger
+        components = (self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume)
+        ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
+        ends += [ledger.pause.until] if ledger.pause else []
+        ends += [events.flush_time(ledger.emitted)]
+        ends += [self.controller.jobs_blocked_since] if self.publisher.verdict_word == "drain" else []
         moments = (
             self.scheduler.queue.deadline,
-            self.hand.deadline,
-            *(other.deadline for other in others),
+            self.controller.deadline,
+            *(component.deadline for component in components),
             self.monotonic() + min(ends, default=FOREVER) - self.now(),
-            self.ticked + self.watchdog_seconds / 2,
-            FOREVER if self.said_ready else self.ready_by,
-            self.renew_verdict_at if self.scheduler.queue.running else FOREVER,
+            self.last_turn_at + self.watchdog_seconds / 2,
+            FOREVER if self.ready_sent else self.ready_by,
+            self.renew_verdict_at if self.scheduler.queue.is_running else FOREVER,
         )
-        of_worker = list(self.client.waits())
-        of_others = [descriptor for other in others for descriptor in other.waits()]
-        waits = [(self.wakeup, False), *of_worker, *self.hand.waits(), *of_others]
+        worker_waits = list(self.client.waits())
+        component_waits = [descriptor for component in components for descriptor in component.waits()]
+        waits = [(self.wakeup, False), *worker_waits, *self.controller.waits(), *component_waits]
         ready = poll(waits, min(moments) - self.monotonic())
-        others_wait_until = min(other.deadline for other in others)
-        woke_for_worker = bool(ready) and ready <= {descriptor for descriptor, _ in of_worker}
-        self.only_worker_woke = woke_for_worker and self.monotonic() < others_wait_until
+        component_deadline = min(component.deadline for component in components)
+        woke_for_worker = bool(ready) and ready <= {descriptor for descriptor, _ in worker_waits}
+        self.only_worker_woke = woke_for_worker and self.monotonic() < component_deadline
         systemd.watchdog()
 
     def now(self) -> float:
@@ -300,10 +302,10 @@ class Daemon:
         self.clock_offset += step
         if abs(step) > CLOCK_STEP_SECONDS:
             log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
-            self.memory.set_clock(step, since=self.started, until=before)
+            self.store.apply_clock_step(step, since=self.started, until=before)
             self.started += step
 
-    def obey_signals(self) -> None:
+    def handle_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
                 with suppress(commands.CommandRefused):  # logged already; a signal has no answer
@@ -311,46 +313,46 @@ class Daemon:
             else:
                 self.stopping = True
 
-    def must_hold_its_directory(self) -> None:
+    def require_runtime_dir(self) -> None:
         """Raise OSError if the runtime directory was removed, and with it the verdict, the socket and the lock.
 
         Otherwise drains would continue, and a second daemon could start. The ledger is saved there again, and systemd
         restarts healthd.
         """
         directory = self.settings.runtime_dir
-        if self.only_worker_woke or holds(self.lock, directory):
+        if self.only_worker_woke or is_current(self.lock, directory):
             return
         self.lock = lock(directory)
-        self.memory.save_anew()
+        self.store.save_all()
         raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: restart healthd")
 
     # --- inputs: control socket, kernel lines, removed devices
 
-    def listen(self) -> None:
+    def read_inputs(self) -> None:
         if self.only_worker_woke:  # dozens of times per round
             return
         self.control.step()
-        self.scheduler.run_after(self.hearing.listen())
-        request = self.hearing.journal_request()
+        self.scheduler.run_after(self.kernel_events.read_log())
+        request = self.kernel_events.journal_request()
         if request is not None and request != self.client.request:
             self.scheduler.queue.add_task(request)  # otherwise the same lines would be read and counted twice
-        with guard.at(FAILSLOW):
-            if self.watching.step():
+        with guard.dropping_errors(FAILSLOW):
+            if self.failslow.step():
                 self.scheduler.run_after(["failslow"])
         removed: list[str] = []
-        with guard.at(HOT_UNPLUG):
+        with guard.dropping_errors(HOT_UNPLUG):
             removed = self.hot_unplug.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(address unknown)")
             self.replies.inventory.renew_soon()
             self.scheduler.run_after(["pci_remove"])
 
-    def pass_on(self, received: Received) -> None:
+    def handle_received(self, received: Received) -> None:
         """Pass the worker's inventory and journal lines to the kernel event intake."""
         if received.inventory is not None:
-            self.hearing.know(received.inventory)
+            self.kernel_events.take_inventory(received.inventory)
         if received.journal is not None:
-            self.scheduler.run_after(self.hearing.hear_from_journal(received.journal))
+            self.scheduler.run_after(self.kernel_events.take_journal_reply(received.journal))
 
     # --- jobs on this node
 
@@ -364,27 +366,29 @@ class Daemon:
         else:
             self.jobs.step()
         if was_empty:
-            self.replies.forget_unless_idle()
+            self.replies.drop_unless_idle()
 
     def note_drained(self) -> None:
         """Record whether Slurm shows this node drained and idle. It depends on the last verdict, and Slurm's answer
         expires."""
-        self.jobs.is_drained = self.hand.shows_drained(self.verdict)
+        self.jobs.is_drained = self.controller.is_drained_and_idle(self.verdict)
 
     # --- passage of time: windows, pauses, acks
 
     def pass_time(self) -> None:
         monotonic, now = self.monotonic(), self.now()
-        seconds, self.ticked = monotonic - self.ticked, monotonic
-        slurm = self.memory.ledger.slurm
-        self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
-        pause = self.memory.ledger.pause
+        seconds, self.last_turn_at = monotonic - self.last_turn_at, monotonic
+        slurm = self.store.ledger.slurm
+        self.store.count_quiet_time(
+            seconds, under_load=not (slurm.reason or slurm.overriding_reason or slurm.adopted_reason)
+        )
+        pause = self.store.ledger.pause
         if pause and now >= pause.until:
             log.info("the pause has ended: %s", pause.why)
-            commands.end_pause(self.memory, now)
+            commands.end_pause(self.store, now)
             self.scheduler.queue.run_all_now()
-        self.memory.end_acks()
-        self.memory.stream.flush_after_job()
+        self.store.end_expired_acks()
+        self.store.stream.flush_after_job()
 
     # --- decide: conditions -> verdict -> decision -> Slurm
 
@@ -394,99 +398,110 @@ class Daemon:
         `jobs.is_drained` is an input that depends on the previous verdict: `note_drained` sets it, at the start of a
         turn and after each reconciliation.
         """
-        known, replies, waits_for = self.memory.ledger, self.replies, self.before_resume.waits_for
-        expected, optional = self.scheduler.expected(), self.configured.never_holds_resume
-        inputs = (known.conditions, known.trusted_since, expected, replies.changes, waits_for)
-        if inputs != self.judged:
-            self.judged = inputs
-            self.verdict = verdict.judge(known.by_key(), replies.results, expected, known.trusted_since, optional)
-            if waits_for:
-                self.verdict = replace(self.verdict, may_resume=False, before_resume=waits_for)
+        ledger, replies, waiting_reason = self.store.ledger, self.replies, self.before_resume.waiting_reason
+        expected, optional = self.scheduler.expected(), self.configured.not_needed_for_resume
+        inputs = (ledger.conditions, ledger.trusted_since, expected, replies.changes, waiting_reason)
+        if inputs != self.verdict_inputs:
+            self.verdict_inputs = inputs
+            self.verdict = verdict.judge(ledger.by_key(), replies.results, expected, ledger.trusted_since, optional)
+            if waiting_reason:
+                self.verdict = replace(self.verdict, may_resume=False, before_resume=waiting_reason)
 
     def decide(self, round_ended: bool) -> None:
         before = self.verdict.health
         self.judge()
         if self.verdict.health is not before:
             log.info("health: %s, was %s", self.verdict.health.value, before.value)
-        decision = self.hand.decision
-        self.slurm_was_looked_at(self.hand.step(), decision)
+        decision = self.controller.decision
+        self.after_reconciliation(self.controller.step(), decision)
         self.run_before_resume()
-        decision = self.hand.decision
-        self.slurm_was_looked_at(self.hand.look(self.verdict, round_ended), decision)
+        decision = self.controller.decision
+        self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
         """Run the programs of checks on the drained, idle node. The verdict contains the reason why the resume
         waits."""
         programs = self.configured.before_resume
-        if not programs and not self.before_resume.waits_for:
+        if not programs and not self.before_resume.waiting_reason:
             return
-        known, replies = self.memory.ledger, self.replies
-        before, drained = self.before_resume, bool(known.slurm.reason or known.slurm.writing)
-        if not drained and before.stage is Stage.BEFORE and not before.waits_for:
+        ledger, replies = self.store.ledger, self.replies
+        before, drained = self.before_resume, bool(ledger.slurm.reason or ledger.slurm.pending_reason)
+        if not drained and before.stage is Stage.BEFORE and not before.waiting_reason:
             return  # healthd has no drain in force now or at the last reconciliation
-        others = {key: c for key, c in known.by_key().items() if c.run not in programs}
+        other_conditions = {key: c for key, c in ledger.by_key().items() if c.run not in programs}
         results = {name: result for name, result in replies.results.items() if name not in programs}
         names = [name for name in self.scheduler.expected() if name not in programs]
-        rest = verdict.judge(others, results, names, known.trusted_since, self.configured.never_holds_resume)
-        sight = Sight(
-            drained=drained and self.hand.may_change(),
-            idle=self.hand.shows_drained(self.verdict),
-            causes=bool(rest.causes),
-            clean=rest.may_resume,
-            failed=found_by(known.conditions, programs, self.memory.booted_at),
+        other_verdict = verdict.judge(
+            other_conditions, results, names, ledger.trusted_since, self.configured.not_needed_for_resume
         )
-        if ended := before.step(programs, sight, replies.results):
+        node = NodeView(
+            is_drained=drained and self.controller.may_change(),
+            is_idle=self.controller.is_drained_and_idle(self.verdict),
+            has_other_causes=bool(other_verdict.causes),
+            is_clean=other_verdict.may_resume,
+            has_failed=has_drain_cause(ledger.conditions, programs, self.store.booted_at),
+        )
+        if ended := before.step(programs, node, replies.results):
             self.scheduler.queue.run_early(ended, self.monotonic())
         self.judge()
 
-    def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
+    def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
             if report.node is not None:  # read just now; an older answer does not show present jobs
-                self.replies.forget_unless_idle()
+                self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
-        if self.hand.decision != before:
-            words = decision_words(self.hand.decision, self.hand.status.owner)
-            fields = log_fields.of_decision(self.hand.decision, self.verdict.causes)
-            log.log(logging.WARNING if fields else logging.INFO, "decision: %s", words, extra=fields)
-            self.memory.stream.emit([events.decision(self.hand.decision, words)])
+        if self.controller.decision != before:
+            text = decision_text(self.controller.decision, self.controller.status.owner)
+            fields = log_fields.decision_fields(self.controller.decision, self.verdict.causes)
+            log.log(logging.WARNING if fields else logging.INFO, "decision: %s", text, extra=fields)
+            self.store.stream.emit([events.decision(self.controller.decision, text)])
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
     def publish(self, round_ended: bool) -> None:
         if round_ended:
-            self.say_alive()
-        known = self.memory.ledger
-        if self.memory.unsaved or round_ended:
-            self.memory.save(round_over=round_ended)
-        drain = self.hand.keeps_jobs_out(self.verdict)
+            self.emit_alive()
+        ledger = self.store.ledger
+        if self.store.unsaved or round_ended:
+            self.store.save(round_ended=round_ended)
+        drain = self.controller.must_refuse_jobs(self.verdict)
         quarantined = self.client.quarantined
-        shown = (self.verdict, self.hand.decision, self.hand.status, self.hearing.kernel.status, quarantined)
-        if self.publisher.has_news((*shown, drain, known.pause, known.slurm, self.settings.mode)) or round_ended:
+        published = (
+            self.verdict,
+            self.controller.decision,
+            self.controller.status,
+            self.kernel_events.listener.status,
+            quarantined,
+        )
+        if (
+            self.publisher.has_changed((*published, drain, ledger.pause, ledger.slurm, self.settings.mode))
+            or round_ended
+        ):
             self.publish_verdict(drain, round_ended)
-        elif self.scheduler.queue.running and self.monotonic() >= self.renew_verdict_at:
+        elif self.scheduler.queue.is_running and self.monotonic() >= self.renew_verdict_at:
             # A round that takes longer than the interval is not a hung daemon: the last verdict is still valid.
             self.publish_verdict(drain, round_ended=True)
         self.replies.add_tasks(round_ended)
         if round_ended:
             self.scheduler.end_round()
-            self.hearing.round_is_over()
+            self.kernel_events.end_round()
             self.serve_metrics()
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
 
     def serve_metrics(self) -> None:
-        with guard.at(METRICS):
+        with guard.dropping_errors(METRICS):
             self.publisher.serve_metrics()
 
-    def say_alive(self) -> None:
+    def emit_alive(self) -> None:
         """Emit "alive" after the first round and once a day, to distinguish "no failure" from "not observed"."""
-        if self.said_alive and not events.is_alive_due(self.memory.ledger.told, self.now()):
+        if self.alive_sent and not events.is_alive_due(self.store.ledger.emitted, self.now()):
             return
-        listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
-        only_listen = {check.name for check, _ in listening if not check.runs}
-        self.memory.stream.emit_alive(self.replies.completed() | only_listen, anyway=True)
-        self.said_alive = True
+        event_checks = self.configured.event_checks if self.kernel_events.listener.status.alive else ()
+        log_only = {check.name for check, _ in event_checks if not check.has_run}
+        self.store.stream.emit_alive(self.replies.completed() | log_only, force=True)
+        self.alive_sent = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
         """Publish the verdict. It expires after three rounds without another."""
@@ -501,20 +516,20 @@ class Daemon:
         if path:
             from healthd.agent.metrics.families import render
 
-            with guard.at(METRICS):
+            with guard.dropping_errors(METRICS):
                 page = render(self.snapshot())
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
-    def say_ready(self) -> None:
+    def notify_ready(self) -> None:
         """Notify systemd at the first verdict, or once a due drain is in force: then slurmd starts and accepts jobs."""
-        if self.said_ready or self.ready_by == FOREVER:
+        if self.ready_sent or self.ready_by == FOREVER:
             return
-        if self.hand.must_be_waited_for(self.verdict) and self.monotonic() < self.ready_by:
+        if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:
             return
-        self.said_ready = True
+        self.ready_sent = True
         systemd.ready(self.verdict.health.value)
 
-    def keep_in_memory(self) -> None:
+    def preload(self) -> None:
         """Load modules and data that are needed later: healthd's files may be removed or replaced while it runs."""
         codes.load()
         compile_patterns()
@@ -523,11 +538,11 @@ class Daemon:
         if metrics.textfile or metrics.listen != "off":
             from healthd.agent.metrics.families import render
 
-            with guard.at(METRICS):
+            with guard.dropping_errors(METRICS):
                 render(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        known, replies, hearing, client = self.memory.ledger, self.replies, self.hearing, self.client
+        ledger, replies, kernel_events, client = self.store.ledger, self.replies, self.kernel_events, self.client
         return Snapshot(
             version=healthd.__version__,
             node_name=self.settings.node_name,
@@ -538,78 +553,89 @@ class Daemon:
             verdict=self.verdict,
             results=tuple(replies.results[name] for name in sorted(replies.results)),
             outcomes=dict(replies.outcomes),
-            decision=self.hand.decision,
-            slurm=self.hand.status,
-            requeued=self.hand.requeued,
-            kernel_log=hearing.kernel.status,
-            incidents=hearing.standing_incidents(),
-            sources=(*hearing.kernel.sources, *self.hot_unplug.sources),
+            decision=self.controller.decision,
+            slurm=self.controller.status,
+            requeued=self.controller.requeued,
+            kernel_log=kernel_events.listener.status,
+            incidents=kernel_events.active_incidents(),
+            sources=(*kernel_events.listener.sources, *self.hot_unplug.sources),
             round=self.scheduler.queue.status,
-            inventory=known.inventory,
-            pause=known.pause,
-            detection_pause=detection_pause.standing(self.settings.runtime_dir, self.now()),
-            commands=dict(self.commanded),
+            inventory=ledger.inventory,
+            pause=ledger.pause,
+            detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
+            commands=dict(self.command_counts),
             # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
-            fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
-            fleet_counted=self.settings.mode is Mode.OBSERVE or not known.slurm.uncounted_since,
+            fleet_hold=None if self.settings.mode is Mode.OBSERVE else ledger.slurm.hold,
+            fleet_counted=self.settings.mode is Mode.OBSERVE or not ledger.slurm.count_failing_since,
             # A worse fault changes the Reason of healthd's drain, and its time in Slurm: use the first Reason's time.
-            drained_since=known.slurm.drained_at
-            or (self.hand.status.node.reason_time if self.hand.status.node else 0.0),
+            drained_since=ledger.slurm.drained_at
+            or (self.controller.status.node.reason_time if self.controller.status.node else 0.0),
             quarantined=client.quarantined,
             workers_started_total=client.started_total,
             workers_abandoned_total=client.abandoned_total,
             ledger_copy_failures_total=replies.ledger_copy.failures,
             stream=replies.delivery.status,
             config_reload_failures_total=self.reload_failures,
-            config_last_reload_successful=not self.reload_trouble,
-            events_forgotten_total=hearing.events_forgotten,
+            config_last_reload_successful=not self.reload_problem,
+            events_forgotten_total=kernel_events.events_forgotten,
             dropped=dict(guard.dropped),
             shortages=dict(shortage.counts),
-            cleared=known.cleared[-20:],
+            cleared=ledger.cleared[-20:],
             meanings=self.configured.meanings,
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             problems=self.problems(),
-            processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.watching.pids},
+            processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
         )
 
-    def command_of(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    def command_line(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
         """Return a command of healthd itself, with the daemon's settings and directories."""
         folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
     def problems(self) -> tuple[Problem, ...]:
         """Return the problems of healthd itself, those that need an operator first."""
-        settings, publisher, replies, kernel = self.settings, self.publisher, self.replies, self.hearing.kernel.status
-        stream, lost = replies.delivery.status, self.memory.ledger.outbox.dropped
+        settings, publisher, replies, kernel = (
+            self.settings,
+            self.publisher,
+            self.replies,
+            self.kernel_events.listener.status,
+        )
+        stream, lost_count = replies.delivery.status, self.store.ledger.outbox.dropped
         runtime_dir, state_dir, file = settings.runtime_dir, settings.state_dir, shlex.quote(self.settings_file)
-        here, there = (f"ls -ld {folder}; df -h {folder}" for folder in map(shlex.quote, (runtime_dir, state_dir)))
+        runtime_dir_command, state_dir_command = (
+            f"ls -ld {folder}; df -h {folder}" for folder in map(shlex.quote, (runtime_dir, state_dir))
+        )
         reload = "systemctl reload healthd" if systemd.is_managed() else f"kill -HUP {os.getpid()}"
         found = (
             Problem(replies.files.problem, "systemctl restart healthd"),
             Problem(
-                labelled("the settings were not reloaded", self.reload_trouble),
+                labelled("the settings were not reloaded", self.reload_problem),
                 f"healthd config check {file} && {reload}",
             ),
-            Problem(labelled("slurm", self.hand.status.problem), "scontrol ping"),
-            Problem(f"{runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "", here),
-            Problem(publisher.verdict_trouble, here),
+            Problem(labelled("slurm", self.controller.status.problem), "scontrol ping"),
+            Problem(
+                f"{runtime_dir}: the ledger cannot be saved" if self.store.save_failed else "", runtime_dir_command
+            ),
+            Problem(publisher.verdict_problem, runtime_dir_command),
             Problem(labelled("before a resume", self.before_resume.problem), "healthd validate"),
             Problem(
                 labelled(
                     f"{state_dir}: the ledger is not copied, and a reboot would lose it", replies.ledger_copy.problem
                 ),
-                there,
+                state_dir_command,
             ),
-            Problem(labelled(f"{state_dir}: {stream.waiting} events are not written", stream.problem), there),
-            Problem(f"{lost} events of the stream are lost: too many wait for the disk" if lost else ""),
+            Problem(
+                labelled(f"{state_dir}: {stream.waiting} events are not written", stream.problem), state_dir_command
+            ),
+            Problem(f"{lost_count} events of the stream are lost: too many wait for the disk" if lost_count else ""),
             Problem(
                 f"kernel log: {kernel.problem}" if kernel.problem or not kernel.alive else "",
                 command_for_kernel_log(kernel),
             ),
-            Problem(self.watching.problem, "journalctl -u healthd -n 50"),
-            *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_troubles),
-            Problem(publisher.web_trouble, f"healthd config check {file}"),
+            Problem(self.failslow.problem, "journalctl -u healthd -n 50"),
+            *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
+            Problem(publisher.web_problem, f"healthd config check {file}"),
             Problem(replies.textfile.problem, "healthd doctor"),
             *(Problem(text, "systemctl status healthd; cat /proc/loadavg") for text in shortage.problems(self.now())),
             *(Problem(text, "journalctl -u healthd -p err -n 50") for text in guard.problems(self.now())),
@@ -618,24 +644,27 @@ class Daemon:
 
     # --- requests
 
-    def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any], user: str, may_command: bool) -> dict[str, Any]:
         """Return the reply to one request on the control socket (agent/control/protocol.py). `user`: "root (uid 0)"."""
         try:
-            name = protocol.command_of(request, who, may_command)
+            name = protocol.parse_command(request, user, may_command)
             if name == protocol.STATUS:
                 return {"status": status_json(self.snapshot())}
-            if name == protocol.LOOKS_LEFT:
-                asked = protocol.asked_of(request)
-                return {"asked": asked, "left": self.replies.not_run_since(self.scheduler.runs_after_job(), asked)}
+            if name == protocol.PENDING_RUNS:
+                requested_at = protocol.parse_requested_at(request)
+                return {
+                    "asked": requested_at,
+                    "left": self.replies.not_run_since(self.scheduler.runs_after_job(), requested_at),
+                }
             if name == protocol.JOB_ENDED:
                 return self.job_ended()
-        except protocol.Refused as refusal:
+        except protocol.RequestRefused as refusal:
             return {"error": str(refusal)}
         try:
-            done = self.carry_out(name, request, who)
+            done = self.run_command(name, request, user)
         except commands.CommandRefused as refusal:
             return {"error": printable(f"{name}: {refusal}")}
-        log.warning("%s by %s: %s", name, who, done)
+        log.warning("%s by %s: %s", name, user, done)
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
@@ -644,31 +673,31 @@ class Daemon:
         Return the runs that the epilog may wait for. Return also the programs that it must run, if no job is left and
         nothing drains the node.
         """
-        asked = self.now()
-        self.memory.stream.emit_job_end()
+        requested_at = self.now()
+        self.store.stream.emit_job_end()
         self.read_jobs(job_ended=True)
         runs = self.scheduler.runs_after_job()
         self.scheduler.queue.run_after_event(runs)
-        left = self.replies.not_run_since(runs, asked)
-        words = f"these checks run now: {', '.join(left)}" if left else "all checks have just run"
-        reply: dict[str, Any] = {"done": words, "asked": asked, "left": left}
+        pending = self.replies.not_run_since(runs, requested_at)
+        message = f"these checks run now: {', '.join(pending)}" if pending else "all checks have just run"
+        reply: dict[str, Any] = {"done": message, "asked": requested_at, "left": pending}
         programs = self.configured.after_job if self.jobs.is_without_jobs and not self.verdict.causes else []
         if programs:
-            reply["then"] = [{"argv": self.command_of(run.arguments), "seconds": run.seconds} for run in programs]
+            reply["then"] = [{"argv": self.command_line(run.arguments), "seconds": run.seconds} for run in programs]
         return reply
 
-    def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
+    def run_command(self, command: str, request: Mapping[str, Any], user: str) -> str:
         """Carry out a command and return the result as text. Raises commands.CommandRefused."""
         if command == protocol.RELOAD:
             return self.reload()
-        if command in commands.OF_DETECTION:
-            done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())
-            self.commanded[command] += 1
+        if command in commands.FAILSLOW_COMMANDS:
+            done = commands.FAILSLOW_COMMANDS[command](self.settings.runtime_dir, request, user, self.now())
+            self.command_counts[command] += 1
             self.scheduler.run_after(["failslow"])
             return done
-        done = commands.COMMANDS[command](self.memory, request, who, self.now())
-        self.commanded[command] += 1
-        self.memory.save()
+        done = commands.COMMANDS[command](self.store, request, user, self.now())
+        self.command_counts[command] += 1
+        self.store.save()
         self.scheduler.queue.run_after_command()
         return done
 
@@ -682,33 +711,33 @@ class Daemon:
             if changed := self.replies.files.changed():  # data files would be missing, or of another version
                 raise ConfigError(changed)
             loaded, checks = self.load_settings(self.settings.checks_dir)
-            kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
-            waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
-            settings = replace(loaded.settings, **kept)
+            fixed = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
+            waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != fixed[name]]
+            settings = replace(loaded.settings, **fixed)
             configured = Configured(replace(loaded, settings=settings), checks)
-            conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
+            conditions = absorb.reconfigured(self.store.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise anything; nothing here may end the daemon
             self.reload_failures += 1
             changed = self.replies.files.changed()  # changed during the reload: that is the cause
             error = ConfigError(changed) if changed else raised
-            known = isinstance(error, ConfigError)
-            self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
-            log.error("settings not reloaded: %s", self.reload_trouble, exc_info=None if known else raised)
-            systemd.ready(f"settings not reloaded: {self.reload_trouble}")
-            raise commands.CommandRefused(f"settings not reloaded: {self.reload_trouble}") from None
+            is_config_error = isinstance(error, ConfigError)
+            self.reload_problem = str(error) if is_config_error else traceback.format_exception_only(error)[-1].strip()
+            log.error("settings not reloaded: %s", self.reload_problem, exc_info=None if is_config_error else raised)
+            systemd.ready(f"settings not reloaded: {self.reload_problem}")
+            raise commands.CommandRefused(f"settings not reloaded: {self.reload_problem}") from None
         if waiting:
             log.warning("takes effect only after a restart: %s", ", ".join(waiting))
-        self.reload_trouble = ""
-        self.configured = self.hearing.configured = configured
-        self.hand.settings = self.publisher.settings = settings
+        self.reload_problem = ""
+        self.configured = self.kernel_events.configured = configured
+        self.controller.settings = self.publisher.settings = settings
         self.client.renew()  # the site's checks may have changed
         self.scheduler.reconfigure(configured)
-        self.replies.keep_only_configured()
-        self.watching.reconfigure(configured)
-        self.memory.change_mode(settings.mode)
-        self.memory.set_conditions(conditions)
-        self.memory.stream.emit_checks(configured.versions(healthd.__version__))
-        self.memory.keep_only(configured.runs)
+        self.replies.drop_unconfigured()
+        self.failslow.reconfigure(configured)
+        self.store.change_mode(settings.mode)
+        self.store.set_conditions(conditions)
+        self.store.stream.emit_checks(configured.versions(healthd.__version__))
+        self.store.clear_unconfigured(configured.runs)
         done = f"settings reloaded: mode {settings.mode.value}, {len(configured.runs)} checks"
         log.info("%s", done)
         systemd.ready(self.verdict.health.value)
@@ -719,16 +748,18 @@ class Daemon:
     def shut_down(self) -> None:
         """Stop within 5 seconds, whatever hangs: nothing that could hang is waited for."""
         self.opened.close()
-        if self.memory.is_recalled:
+        if self.store.is_loaded:
             log.info("stopped")
 
-    def last_words(self) -> None:
+    def announce_stop(self) -> None:
         systemd.stopping()
-        self.before_resume.drop()
-        self.hearing.note_cursor()
-        is_ours = holds(self.lock, self.settings.runtime_dir)  # otherwise the files there belong to another daemon
-        if is_ours:
-            self.memory.stream.emit_stopped("requested" if self.stopping else "internal error")
-            self.memory.save(round_over=True)
-            self.replies.finish(LAST_WORDS_SECONDS)
-        self.control.close(is_ours)
+        self.before_resume.cancel()
+        self.kernel_events.note_cursor()
+        owns_directory = is_current(
+            self.lock, self.settings.runtime_dir
+        )  # otherwise the files there belong to another daemon
+        if owns_directory:
+            self.store.stream.emit_stopped("requested" if self.stopping else "internal error")
+            self.store.save(round_ended=True)
+            self.replies.finish(FINAL_WRITE_SECONDS)
+        self.control.close(owns_directory)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
-from healthd.cli.check import runner_of
-from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, complain, page, say
+from healthd.cli.check import worker_client
+from healthd.cli.flags import Command, Parser, load_settings, require_scenario, settings_errors_as_usage
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, page, write_error, write_output
 
 if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
@@ -26,66 +26,68 @@ def _baseline_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="with --write: replace an existing file, or write an incomplete one"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    flags.look(parser)
+    flags.add_target_flags(parser)
 
 
 def _baseline(args: argparse.Namespace) -> int:
     from healthd import __version__
     from healthd.agent.reporting import render
     from healthd.agent.settings import layers
-    from healthd.agent.worker.process import setup_of
+    from healthd.agent.worker.process import worker_setup
     from healthd.cli import baseline_settings
 
     if args.diff and args.write:
         raise Stop("healthd baseline: use --diff or --write, not both")
     if args.force and not args.write:
         raise Stop("healthd baseline: --force needs --write")
-    with wrong_settings_are_wrong_use():
-        loaded, checks = load_settings(args, layers.without_baseline)
+    with settings_errors_as_usage():
+        loaded, checks = load_settings(args, layers.layers_without_baseline)
         require_scenario(loaded)
         path = _baseline_file(loaded) if args.diff or args.write else ""
-        before = _baseline_before(path, checks, args) if path else None
+        before = _previous_baseline(path, checks, args) if path else None
     settings = loaded.settings
-    with runner_of(setup_of(settings), checks) as runner:
-        present = baseline_settings.take(loaded, checks, runner)
-    changes = baseline_settings.drift(before, present, checks) if before is not None else []
-    kept = baseline_settings.keep(before or {}, present, checks)
+    with worker_client(worker_setup(settings), checks) as client:
+        present = baseline_settings.read_baseline(loaded, checks, client)
+    changes = baseline_settings.find_changes(before, present, checks) if before is not None else []
+    merged = baseline_settings.merge_baseline(before or {}, present, checks)
     document = {"version": __version__, "node": settings.node_name, "file": path or None, "written": False}
     if args.diff:
-        known = [change for change in changes if not change.unknown]
-        status = REFUSED if known else UNKNOWN if changes else OK
+        certain = [change for change in changes if not change.unknown]
+        status = REFUSED if certain else UNKNOWN if changes else OK
         if args.json:
-            return say(as_json({**document, **baseline_settings.as_json(present, (), changes)}), status)
-        return say(render.drift(path, changes, page()), status)
+            return write_output(as_json({**document, **baseline_settings.as_json(present, (), changes)}), status)
+        return write_output(render.drift(path, changes, page()), status)
     if args.write:
-        if kept.lost and not args.force:
-            raise Stop(_incomplete(path, kept.lost), UNKNOWN)
+        if merged.lost and not args.force:
+            raise Stop(_incomplete(path, merged.lost), UNKNOWN)
         changes = [change for change in changes if not change.unknown]
-        changes += baseline_settings.by_hand(before, checks) if before is not None else []
-        text = baseline_settings.as_toml(kept.present, checks, _baseline_heading(settings.node_name))
+        changes += baseline_settings.manual_settings(before, checks) if before is not None else []
+        text = baseline_settings.as_toml(merged.present, checks, _baseline_heading(settings.node_name))
         _write_baseline(path, text, changes, args.force, checks)
-        told = render.drift(path, changes, page()) + "\n" if changes else ""
+        output = render.drift(path, changes, page()) + "\n" if changes else ""
         if args.json:
-            told = as_json(
-                {**document, "written": True, **baseline_settings.as_json(kept.present, kept.entries, changes)}
+            output = as_json(
+                {**document, "written": True, **baseline_settings.as_json(merged.present, merged.entries, changes)}
             )
-        say(told if args.json else f"{told}{path}: written\n")
-        for left in present.left_out:
-            complain(baseline_settings.words_of(left))
-        for entry in kept.entries:
-            complain(baseline_settings.words_of_kept(entry))
+        write_output(output if args.json else f"{output}{path}: written\n")
+        for omission in present.left_out:
+            write_error(baseline_settings.describe_left_out(omission))
+        for entry in merged.entries:
+            write_error(baseline_settings.describe_kept(entry))
         return OK
     if args.json:
-        return say(as_json({**document, **baseline_settings.as_json(present, (), ())}))
-    return say(baseline_settings.as_toml(present, checks, _baseline_heading(settings.node_name)))
+        return write_output(as_json({**document, **baseline_settings.as_json(present, (), ())}))
+    return write_output(baseline_settings.as_toml(present, checks, _baseline_heading(settings.node_name)))
 
 
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
     """Return why the file is not written: the checks would then require less of the node than they should."""
-    from healthd.cli.baseline_settings import words_of
+    from healthd.cli.baseline_settings import describe_left_out
 
-    whats = "; ".join(words_of(left) for left in lost)
-    return f"healthd baseline: {path}: not written, because some parts could not be read: {whats}; --force omits them"
+    omissions = "; ".join(describe_left_out(omission) for omission in lost)
+    return (
+        f"healthd baseline: {path}: not written, because some parts could not be read: {omissions}; --force omits them"
+    )
 
 
 def _baseline_file(loaded: Loaded) -> str:
@@ -100,25 +102,25 @@ def _baseline_file(loaded: Loaded) -> str:
     return settings.baseline_file
 
 
-def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
+def _previous_baseline(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
     """Return the tables of the file; None if it does not exist, or is invalid and will be replaced. Raises
     ConfigError.
     """
     from healthd.agent.settings.config import ConfigError
-    from healthd.agent.settings.effective import settle
-    from healthd.agent.settings.layers import checks_of
+    from healthd.agent.settings.effective import resolve_settings
+    from healthd.agent.settings.layers import baseline_tables
 
     if not os.path.exists(path):
         if args.write:
             return None
         raise Stop(f"healthd baseline: {path}: no such file; healthd baseline --write creates it", UNKNOWN)
     try:
-        tables: Mapping[str, Any] = checks_of(path)
-        settle({"checks": tables}, path, {}, checks)
+        tables: Mapping[str, Any] = baseline_tables(path)
+        resolve_settings({"checks": tables}, path, {}, checks)
     except ConfigError as error:
         if not args.force:
             raise
-        complain(str(error))
+        write_error(str(error))
         return None
     return tables
 
@@ -128,22 +130,24 @@ def _baseline_heading(node: str) -> str:
 
     from healthd import __version__
 
-    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    time_text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"""\
-Hardware of {node}, written by healthd {__version__} on {now}: healthd baseline --write.
+Hardware of {node}, written by healthd {__version__} on {time_text}: healthd baseline --write.
 The checks compare the node with this file: a part that is missing or smaller drains it. Remove parts that may change.
 After a change of hardware or software: healthd baseline --diff, then healthd baseline --write --force."""
 
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> None:
     from healthd.agent.reporting import render
-    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.effective import resolve_settings
     from healthd.agent.settings.settings_file import parse_toml
     from healthd.common.atomic_files import replace_file
 
-    settle(parse_toml(text, path), path, {}, checks)  # never write a file that would keep the daemon from starting
+    resolve_settings(
+        parse_toml(text, path), path, {}, checks
+    )  # never write a file that would keep the daemon from starting
     if os.path.exists(path) and changes and not force:
-        say(f"{render.drift(path, changes, page())}\n")
+        write_output(f"{render.drift(path, changes, page())}\n")
         raise Stop(f"healthd baseline: {path}: exists and differs; --force replaces it", REFUSED)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

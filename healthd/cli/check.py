@@ -11,20 +11,20 @@ from typing import IO, TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from healthd.cli import flags
-from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import OF_HEALTH, REFUSED, Stop, as_json, complain, page, say
+from healthd.cli.flags import Command, Parser, load_settings, require_scenario, settings_errors_as_usage
+from healthd.cli.terminal import HEALTH_STATUS, REFUSED, Stop, as_json, page, write_error, write_output
 
 if TYPE_CHECKING:
-    from healthd.agent.scheduler.one_round import KernelLog, Look
+    from healthd.agent.scheduler.one_round import KernelLogReader, RoundResult
     from healthd.agent.settings.config import Loaded, Settings
     from healthd.agent.settings.registry import Check
-    from healthd.agent.worker.client import Runner
+    from healthd.agent.worker.client import WorkerClient
     from healthd.agent.worker.process import Setup
 
 Document = Mapping[str, Any]
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
-WORKER_WORDS = 64 << 10
+WORKER_OUTPUT_BYTES = 64 << 10
 SLURM_SECONDS = 10.0  # for Slurm's record of this node
 DAEMON_SECONDS = 2.0  # for the answer of the daemon, or of a file server with the kernel log
 HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
@@ -37,7 +37,7 @@ def _check_arguments(parser: Parser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument("--replay", metavar="FILE", help="evaluate a recording of healthd record")
-    flags.look(parser)
+    flags.add_target_flags(parser)
     parser.add_argument(
         "--runtime-dir", metavar="DIR", help="runtime directory of the daemon, for checks that only read the kernel log"
     )
@@ -50,27 +50,27 @@ def _check(args: argparse.Namespace) -> int:
         found, checks = _replay(args)
         runtime_dir = None
     else:
-        from healthd.agent.worker.process import setup_of
+        from healthd.agent.worker.process import worker_setup
 
-        loaded, checks, kernel_log = _to_look_at(args, "check", heard=True)
+        loaded, checks, kernel_log = _load_target(args, "check", use_daemon=True)
         settings = loaded.settings
-        with runner_of(setup_of(settings), checks) as runner:
-            found = one_round.look(loaded, checks, runner, kernel_log)._replace(limits=_limits(settings))
+        with worker_client(worker_setup(settings), checks) as client:
+            found = one_round.run_round(loaded, checks, client, kernel_log)._replace(limits=_limits(settings))
         runtime_dir = settings.runtime_dir if settings.root == "/" else None
-    document = one_round.look_json(found)
-    if only_listen := [name for name in dict.fromkeys(args.names) if not checks[name].runs]:
-        heard = (
-            ask_daemon(only_listen, runtime_dir)
+    document = one_round.round_json(found)
+    if event_checks := [name for name in dict.fromkeys(args.names) if not checks[name].has_run]:
+        daemon_report = (
+            query_daemon(event_checks, runtime_dir)
             if runtime_dir is not None
-            else unheard(only_listen, "a recording and another machine's files have no running daemon")
+            else no_daemon_report(event_checks, "a recording and another machine's files have no running daemon")
         )
-        document = together(document, heard)
-    status = OF_HEALTH[document["health"]]
+        document = merge_daemon_report(document, daemon_report)
+    status = HEALTH_STATUS[document["health"]]
     if args.json:
-        return say(as_json(document), status)
+        return write_output(as_json(document), status)
     from healthd.agent.reporting import render
 
-    return say(render.check(document, page(), replayed=args.replay is not None), status)
+    return write_output(render.check(document, page(), replayed=args.replay is not None), status)
 
 
 def _limits(settings: Settings) -> tuple[str, ...]:
@@ -84,28 +84,30 @@ def _limits(settings: Settings) -> tuple[str, ...]:
     if settings.root != "/":
         return ()
     slurm = needs_slurm(settings.mode)
-    of_the_daemon = _limits_of_the_daemon(settings) if slurm else None
-    if of_the_daemon is not None:
-        return of_the_daemon
+    daemon_limits = _daemon_limits(settings) if slurm else None
+    if daemon_limits is not None:
+        return daemon_limits
     problem = _slurm_problem(settings.node_name) if slurm else ""
-    log = _log_trouble(settings.kernel_log.source)
+    log = _log_problem(settings.kernel_log.source)
     return limits(settings.mode, settings.kernel_log.source, not log, log, problem)
 
 
-def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
+def _daemon_limits(settings: Settings) -> tuple[str, ...] | None:
     """Return the limits in the status of a daemon with these settings. None: no daemon answers, or another mode."""
     from healthd.agent.control import protocol
-    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
     try:
-        status = ask(settings.runtime_dir, protocol.plain(protocol.STATUS), DAEMON_SECONDS).get("status", {})
-    except (NoAnswer, RefusedByDaemon):
+        status = send_request(settings.runtime_dir, protocol.simple_request(protocol.STATUS), DAEMON_SECONDS).get(
+            "status", {}
+        )
+    except (DaemonUnreachable, RefusedByDaemon):
         return None
-    same = status.get("mode") == settings.mode.value
-    return tuple(map(str, status["limits"])) if same and "limits" in status else None
+    is_same_mode = status.get("mode") == settings.mode.value
+    return tuple(map(str, status["limits"])) if is_same_mode and "limits" in status else None
 
 
-def _log_trouble(source: str) -> str:
+def _log_problem(source: str) -> str:
     """Return why a followed kernel log file cannot be read; "" = it can. Does not hang on a file server."""
     from healthd.agent.settings.limits import KERNEL_LOGS
     from healthd.host.program import run_program
@@ -124,27 +126,31 @@ def _slurm_problem(node_name: str) -> str:
     import shutil
 
     from healthd.agent.conditions.impairments import missing_programs
-    from healthd.agent.slurm.blocking import trouble_of_node
+    from healthd.agent.slurm.blocking import node_problem
 
     if missing := missing_programs(shutil.which):
         return f"no {', '.join(missing)} on PATH"
-    return trouble_of_node(node_name, SLURM_SECONDS)
+    return node_problem(node_name, SLURM_SECONDS)
 
 
-def _to_look_at(
-    args: argparse.Namespace, command: str, heard: bool = False
-) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
+def _load_target(
+    args: argparse.Namespace, command: str, use_daemon: bool = False
+) -> tuple[Loaded, dict[str, Check], KernelLogReader | None]:
     """Return the settings and checks for this machine, and its kernel log."""
     from healthd.agent.scheduler import one_round
 
-    with wrong_settings_are_wrong_use():
-        loaded, checks = (_of_the_daemon(args) if heard else None) or load_settings(args)
+    with settings_errors_as_usage():
+        loaded, checks = (_daemon_defaults(args) if use_daemon else None) or load_settings(args)
         require_scenario(loaded)
-    kernel_log = one_round.kernel_log_of(loaded.settings)
-    return _only(args.names, loaded, checks, kernel_log, heard=heard, command=command), checks, kernel_log
+    kernel_log = one_round.kernel_log_reader(loaded.settings)
+    return (
+        _select_checks(args.names, loaded, checks, kernel_log, use_daemon=use_daemon, command=command),
+        checks,
+        kernel_log,
+    )
 
 
-def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
+def _daemon_defaults(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
     """Return the defaults at the daemon's runtime_dir, if the settings are invalid and only built-in event checks are
     selected.
 
@@ -153,26 +159,26 @@ def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] 
 
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
-    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.effective import resolve_settings
 
     if not args.names:
         return None
-    checks = registry.built_in()
-    if any(name not in checks or checks[name].runs for name in args.names):
+    checks = registry.built_in_checks()
+    if any(name not in checks or checks[name].has_run for name in args.names):
         return None
     try:
         load_settings(args)
     except ConfigError:
-        loaded = settle({}, "the defaults", flags.overrides(args), checks, layers.without_baseline)
+        loaded = resolve_settings({}, "the defaults", flags.overrides(args), checks, layers.layers_without_baseline)
         settings = replace(loaded.settings, runtime_dir=flags.runtime_dir(args))
         return replace(loaded, settings=settings), checks
     return None
 
 
-def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
+def _replay(args: argparse.Namespace) -> tuple[RoundResult, Mapping[str, Check]]:
     from healthd.agent.recording import recording
     from healthd.agent.scheduler import one_round
-    from healthd.agent.worker.process import setup_of
+    from healthd.agent.worker.process import worker_setup
     from healthd.cli import replay
 
     for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
@@ -181,27 +187,33 @@ def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
             raise Stop(f"healthd check: {flag} cannot be used with --replay; the recording has its own{settings}")
     try:
         recorded = recording.read(args.replay)
-        kernel_log = replay.kernel_log_of(recorded)
+        kernel_log = replay.recorded_kernel_log(recorded)
     except recording.RecordingError as error:
         raise Stop(f"healthd check: {error}") from None
-    with wrong_settings_are_wrong_use():
-        given, checks = flags.settings_elsewhere(args, recorded.node, lambda *asked: replay.below(recorded, *asked))
-    loaded, lost = replay.settings_of(recorded, checks) if given is None else (replay.at_that_node(given, recorded), [])
+    with settings_errors_as_usage():
+        loaded_here, checks = flags.load_settings_at(
+            args, recorded.node, lambda *arguments: replay.lower_layers(recorded, *arguments)
+        )
+    loaded, lost = (
+        replay.recorded_settings(recorded, checks)
+        if loaded_here is None
+        else (replay.at_that_node(loaded_here, recorded), [])
+    )
     lost = [result for result in lost if not args.names or result.check in args.names]
-    if args.names or given is not None:
-        loaded = _only(args.names, loaded, checks, kernel_log, {run.check for run in recorded.runs})
-    setup = replace(setup_of(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
-    with runner_of(setup, checks) as runner:
-        return one_round.look(loaded, checks, runner, kernel_log, recorded, lost), checks
+    if args.names or loaded_here is not None:
+        loaded = _select_checks(args.names, loaded, checks, kernel_log, {run.check for run in recorded.runs})
+    setup = replace(worker_setup(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
+    with worker_client(setup, checks) as client:
+        return one_round.run_round(loaded, checks, client, kernel_log, recorded, lost), checks
 
 
-def _only(
+def _select_checks(
     names: Sequence[str],
     loaded: Loaded,
     checks: Mapping[str, Check],
-    kernel_log: KernelLog | None,
+    kernel_log: KernelLogReader | None,
     recorded: Collection[str] = (),
-    heard: bool = False,
+    use_daemon: bool = False,
     command: str = "check",
 ) -> Loaded:
     """Return the settings with only these checks. Raises Stop if there is nothing to run.
@@ -210,25 +222,25 @@ def _only(
     """
 
     from healthd.agent.scheduler.one_round import names_to_run
-    from healthd.common.codec import nearest
+    from healthd.common.codec import spelling_hint
 
     for name in names:
         if name not in checks:
-            hint = nearest(name.partition("/")[0], checks)  # a code begins with its check
+            hint = spelling_hint(name.partition("/")[0], checks)  # a code begins with its check
             raise Stop(f'healthd {command}: no check is called "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
-            raise Stop(f"healthd {command}: {name}: {_why_not(checks[name])}")
+            raise Stop(f"healthd {command}: {name}: {_not_run_reason(checks[name])}")
     # The others run only by their names, here or when they were recorded.
-    asked = names or [name for name, check in checks.items() if not check.when or name in recorded]
-    wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
-    chosen = replace(loaded, checks=wanted)
-    if not names_to_run(chosen, checks, kernel_log) and not (heard and names and loaded.settings.root == "/"):
-        listening = "the checks only read the kernel log, and there is none here"
-        raise Stop(f"healthd check: nothing to run: {listening if wanted else 'no check is enabled'}")
+    selected = names or [name for name, check in checks.items() if not check.when or name in recorded]
+    configs = {key: config for key, config in loaded.checks.items() if key[0] in selected}
+    chosen = replace(loaded, checks=configs)
+    if not names_to_run(chosen, checks, kernel_log) and not (use_daemon and names and loaded.settings.root == "/"):
+        explanation = "the checks only read the kernel log, and there is none here"
+        raise Stop(f"healthd check: nothing to run: {explanation if configs else 'no check is enabled'}")
     return chosen
 
 
-def _why_not(check: Check) -> str:
+def _not_run_reason(check: Check) -> str:
     if check.per:
         return f"nothing to check: the settings have no enabled table [checks.{check.name}.NAME]"
     return "is disabled in the settings (enabled = false)"
@@ -237,13 +249,13 @@ def _why_not(check: Check) -> str:
 # --- checks that only read the kernel log: the running daemon reports their results
 
 
-def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
+def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     """Return the daemon's open conditions of these checks. `problem`: why there are none, one sentence."""
     from healthd.agent.control import protocol
-    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
     try:
-        status = ask(runtime_dir, protocol.plain(protocol.STATUS))["status"]
+        status = send_request(runtime_dir, protocol.simple_request(protocol.STATUS))["status"]
         log = status["kernel_log"]
         return {
             "checks": list(names),
@@ -252,25 +264,29 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
             "conditions": [c for c in status["conditions"] if c["check"] in names],
             "problem": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('problem') or log['source']}",
         }
-    except (NoAnswer, RefusedByDaemon) as error:
-        return unheard(names, str(error))
+    except (DaemonUnreachable, RefusedByDaemon) as error:
+        return no_daemon_report(names, str(error))
     except (KeyError, TypeError):
-        return unheard(names, "the daemon has another version, and this version cannot read its answer")
+        return no_daemon_report(names, "the daemon has another version, and this version cannot read its answer")
 
 
-def unheard(names: Sequence[str], problem: str) -> Document:
+def no_daemon_report(names: Sequence[str], problem: str) -> Document:
     return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "problem": problem}
 
 
-def together(document: Document, heard: Document) -> dict[str, Any]:
+def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str, Any]:
     """Return the document of the round with the daemon's report. Without a daemon these checks are unknown."""
-    unknown = [f"{name} only reads the kernel log: {heard['problem']}" for name in heard["checks"]]
-    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["problem"] else [])]
+    unknown = [f"{name} only reads the kernel log: {daemon_report['problem']}" for name in daemon_report["checks"]]
+    health = [
+        document["health"],
+        _health(daemon_report["conditions"]),
+        *(["unknown"] if daemon_report["problem"] else []),
+    ]
     return {
         **document,
         "health": max(health, key=HEALTH.index),
-        "unknown": [*document["unknown"], *(unknown if heard["problem"] else [])],
-        "from_daemon": dict(heard),
+        "unknown": [*document["unknown"], *(unknown if daemon_report["problem"] else [])],
+        "from_daemon": dict(daemon_report),
     }
 
 
@@ -293,7 +309,7 @@ def _record_arguments(parser: Parser) -> None:
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
     parser.add_argument("--force", action="store_true", help="replace an existing FILE")
-    flags.look(parser)
+    flags.add_target_flags(parser)
 
 
 def _record(args: argparse.Namespace) -> int:
@@ -302,38 +318,38 @@ def _record(args: argparse.Namespace) -> int:
     from healthd.agent.recording import recording
     from healthd.agent.reporting import render
     from healthd.agent.scheduler import one_round
-    from healthd.agent.worker.process import setup_of
+    from healthd.agent.worker.process import worker_setup
     from healthd.cli import replay
 
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         loaded, checks = load_settings(args)
     if args.file in checks:  # for a file with that name, use ./NAME
         args.names, args.file = [args.file, *args.names], None
-    place = args.file if args.file is not None else _usual_name(loaded.settings.node_name)
-    _require_place(place, args.force)
-    loaded, checks, kernel_log = _to_look_at(args, "record")
+    path = args.file if args.file is not None else _default_name(loaded.settings.node_name)
+    _require_writable(path, args.force)
+    loaded, checks, kernel_log = _load_target(args, "record")
     settings = loaded.settings
     with tempfile.TemporaryDirectory(prefix="healthd-record.") as notes:
-        setup = setup_of(settings, notes)
-        with runner_of(setup, checks) as runner:
-            found = one_round.look(loaded, checks, runner, kernel_log)
+        setup = worker_setup(settings, notes)
+        with worker_client(setup, checks) as client:
+            found = one_round.run_round(loaded, checks, client, kernel_log)
         recorded = replay.record(loaded, found, recording.read_notes(notes))
     try:
-        size = recording.write(place, recorded)
+        size = recording.write(path, recorded)
     except OSError as error:
-        raise Stop(f"healthd record: {place}: cannot be written: {error.strerror}", REFUSED) from None
-    answers, silent = replay.told(recorded)
-    return say(render.recorded(one_round.look_json(found), place, size, answers, silent, page()))
+        raise Stop(f"healthd record: {path}: cannot be written: {error.strerror}", REFUSED) from None
+    answers, silent = replay.count_answers(recorded)
+    return write_output(render.recorded(one_round.round_json(found), path, size, answers, silent, page()))
 
 
-def _usual_name(node_name: str) -> str:
+def _default_name(node_name: str) -> str:
     """Return "gpu-042-20261122T224501Z.rec": node and time (UTC)."""
     import time
 
     return f"{node_name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.rec"
 
 
-def _require_place(path: str, force: bool) -> None:
+def _require_writable(path: str, force: bool) -> None:
     """Raise Stop before any check runs if the recording may not be written there."""
     if not path:
         raise Stop("healthd record: the file name is empty")
@@ -352,7 +368,7 @@ def _require_place(path: str, force: bool) -> None:
 
 
 @contextmanager
-def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
+def worker_client(setup: Setup, checks: Mapping[str, Check]) -> Iterator[WorkerClient]:
     """Yield a WorkerClient for these checks; its workers are forks of this process if possible (docs/adr/0032).
 
     Their standard error is printed at the end.
@@ -361,21 +377,21 @@ def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
     from functools import partial
 
     from healthd.agent.worker import forked
-    from healthd.agent.worker.client import Runner
+    from healthd.agent.worker.client import WorkerClient
 
     # Some builds of Python have no memfd_create (python-build-standalone, conda): their C library was older than it.
-    with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as words:
+    with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as output:
         # A hanging worker outlives this process, and must not keep the reader of our standard error waiting.
-        with _standard_error_to(words):
-            begin = partial(forked.start, checks) if forked.can_serve() else None
-            runner = Runner(setup, "", time.monotonic, begin=begin)
+        with _standard_error_to(output):
+            begin = partial(forked.start, checks) if forked.can_fork() else None
+            client = WorkerClient(setup, "", time.monotonic, start_process=begin)
             try:
-                yield runner
+                yield client
             finally:
-                runner.close(WORKER_SECONDS)
-        words.seek(0)
-        for line in words.read(WORKER_WORDS).decode("utf-8", "replace").splitlines():
-            complain(line)
+                client.close(WORKER_SECONDS)
+        output.seek(0)
+        for line in output.read(WORKER_OUTPUT_BYTES).decode("utf-8", "replace").splitlines():
+            write_error(line)
 
 
 def _nameless_file() -> IO[bytes]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import UNKNOWN, Stop, say
+from healthd.cli.terminal import UNKNOWN, Stop, write_output
 from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
@@ -30,14 +30,14 @@ class Typed(NamedTuple):
     """A line up to the cursor: its complete command or group of commands ("" = none), and the text after it."""
 
     command: str
-    rest: str
+    remainder: str
 
 
 def complete() -> int:
     """Print the completions of the line in COMP_LINE for the shell's script, and exit. Raises Stop."""
     argcomplete = _argcomplete()
     typed = split(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])])
-    line = f"healthd{typed.rest}"
+    line = f"healthd{typed.remainder}"
     os.environ.update(COMP_LINE=line, COMP_POINT=str(len(line)))
     nothing = argcomplete.SuppressCompleter()
     argcomplete.autocomplete(parser(typed.command), always_complete_options=False, default_completer=nothing)
@@ -56,36 +56,36 @@ def _after_program(line: str) -> str:
 
 
 def split(line: str) -> Typed:
-    from healthd.cli.main import FAMILIES, TWO_WORDS
+    from healthd.cli.main import FAMILIES, GROUPS
 
-    rest = _after_program(line)
-    words = rest.split() if rest[-1:].isspace() else rest.split()[:-1]
+    remainder = _after_program(line)
+    typed_words = remainder.split() if remainder[-1:].isspace() else remainder.split()[:-1]
     command = ""
-    for word in words:
+    for word in typed_words:
         name = f"{command} {word}".lstrip()
-        if name in FAMILIES or name in TWO_WORDS:
+        if name in FAMILIES or name in GROUPS:
             command = name
         elif name != "help":
             break
-        rest = rest.lstrip()[len(word) :]
-    return Typed(command, rest)
+        remainder = remainder.lstrip()[len(word) :]
+    return Typed(command, remainder)
 
 
 def parser(name: str) -> Parser:
     """Return the parser that completes a command, or the commands of a group."""
     from healthd.cli.main import FAMILIES, command
 
-    made = Parser(name, "", "")
+    completion_parser = Parser(name, "", "")
     if name in FAMILIES:
-        command(name).flags(made)
+        command(name).flags(completion_parser)
     else:
-        made.add_argument("command")
+        completion_parser.add_argument("command")
     if not name:
-        made.add_argument("-V", "--version", action="store_true", help="print the version")
-    for action in made._actions:
+        completion_parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    for action in completion_parser._actions:
         if action.choices is None and action.nargs != 0:
             action.completer = _completer(name, action)  # type: ignore[attr-defined]
-    return made
+    return completion_parser
 
 
 def _completer(command: str, action: argparse.Action) -> Any:
@@ -98,17 +98,17 @@ def _completer(command: str, action: argparse.Action) -> Any:
 def values(command: str, action: argparse.Action, prefix: str, args: argparse.Namespace) -> list[str]:
     """Return the completions for an option's value or a positional argument. `args`: the words before it."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or (action.dest.upper(),)
-    words = "|".join(names).split("|")
-    found = [*_of_place(command, action, args), *filter(_WORD.fullmatch, words)]
+    placeholders = "|".join(names).split("|")
+    found = [*_value_choices(command, action, args), *filter(_WORD.fullmatch, placeholders)]
     argcomplete = _argcomplete()
-    if _FILES & set(words):
+    if _FILES & set(placeholders):
         found += argcomplete.FilesCompleter()(prefix)
-    if _FOLDERS & set(words):
+    if _FOLDERS & set(placeholders):
         found += argcomplete.DirectoriesCompleter()(prefix)
     return found
 
 
-def _of_place(command: str, action: argparse.Action, args: argparse.Namespace) -> Iterable[str]:
+def _value_choices(command: str, action: argparse.Action, args: argparse.Namespace) -> Iterable[str]:
     if action.dest == "time":
         return DURATIONS
     if action.dest == "fake_nvml":
@@ -116,9 +116,9 @@ def _of_place(command: str, action: argparse.Action, args: argparse.Namespace) -
 
         return profiles()
     if action.dest == "profile":
-        from healthd.agent.settings.layers import names
+        from healthd.agent.settings.layers import profile_names
 
-        return ("auto", "none", *names())
+        return ("auto", "none", *profile_names())
     if action.option_strings:
         return ()
     if command in ("ack", "unack", "repaired"):
@@ -128,13 +128,13 @@ def _of_place(command: str, action: argparse.Action, args: argparse.Namespace) -
     if action.dest == "names":
         return _checks(args)
     if command == "fleet query":
-        from healthd.fleet.questions import built_in
+        from healthd.fleet.queries import builtin_queries
 
-        return built_in()
-    return _commands_of(command)
+        return builtin_queries()
+    return _subcommands(command)
 
 
-def _commands_of(group: str) -> Iterable[str]:
+def _subcommands(group: str) -> Iterable[str]:
     """Return the next words of the commands that begin with the words of `group`."""
     from healthd.cli.main import FAMILIES
 
@@ -144,14 +144,14 @@ def _commands_of(group: str) -> Iterable[str]:
 
 
 def _checks(args: argparse.Namespace) -> Iterable[str]:
-    with flags.wrong_settings_are_wrong_use():
+    with flags.settings_errors_as_usage():
         return flags.load_settings(args)[1]
 
 
 def _codes(args: argparse.Namespace) -> Iterable[str]:
     from healthd.agent.settings import registry
 
-    with flags.wrong_settings_are_wrong_use():
+    with flags.settings_errors_as_usage():
         return registry.explained(flags.load_settings(args)[1])
 
 
@@ -166,11 +166,11 @@ def _open_parts(args: argparse.Namespace) -> Iterable[str]:
 def _conditions(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the daemon's open conditions (docs/json.md); none if it does not answer."""
     from healthd.agent.control import protocol
-    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
     try:
-        answer = ask(flags.runtime_dir(args), protocol.plain(protocol.STATUS), DAEMON_SECONDS)
-    except (NoAnswer, RefusedByDaemon):
+        answer = send_request(flags.runtime_dir(args), protocol.simple_request(protocol.STATUS), DAEMON_SECONDS)
+    except (DaemonUnreachable, RefusedByDaemon):
         return []
     found: list[dict[str, Any]] = answer["status"]["conditions"]
     return found
@@ -193,7 +193,7 @@ def _arguments(parser: Parser) -> None:
 
 def _completion(args: argparse.Namespace) -> int:
     script: str = _argcomplete().shellcode(["healthd"], shell=args.shell, complete_arguments=["-o", "nospace"])
-    return say(script)
+    return write_output(script)
 
 
 COMMANDS = {

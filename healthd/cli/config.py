@@ -6,10 +6,10 @@ import argparse
 import os
 
 from healthd.cli import flags
-from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import WRONG_USE, Stop, as_json, complain, page, say
+from healthd.cli.flags import Command, Parser, load_settings, require_scenario, settings_errors_as_usage
+from healthd.cli.terminal import USAGE_ERROR, Stop, as_json, page, write_error, write_output
 
-LOOK_SECONDS = 5.0  # for testing one file, which may be on a file server
+TIMEOUT_SECONDS = 5.0  # for testing one file, which may be on a file server
 
 
 def _config_check_arguments(parser: Parser) -> None:
@@ -27,29 +27,29 @@ def _config_check_arguments(parser: Parser) -> None:
 def _config_check(args: argparse.Namespace) -> int:
     from healthd.agent.settings import config, registry
     from healthd.agent.settings.configured import Configured
-    from healthd.agent.settings.effective import mistakes, place_of
+    from healthd.agent.settings.effective import find_mistakes, setting_path
     from healthd.agent.settings.round_budget import warnings
     from healthd.agent.settings.settings_file import read_file
 
     file, _ = flags.settings_file(args)
     if file == flags.DEFAULT_FILE and not os.path.lexists(file):
         raise Stop(f"healthd: {file} does not exist: all settings are at their defaults; name a file to check another")
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         table = read_file(file, required=True)
-        wrong = mistakes(table, file, registry.find(config.checks_dir(table)))
-    if wrong:
-        for mistake in wrong:
-            complain(f"healthd: {mistake}")
-        return WRONG_USE
-    with wrong_settings_are_wrong_use():
+        mistakes_found = find_mistakes(table, file, registry.find_checks(config.checks_dir(table)))
+    if mistakes_found:
+        for mistake in mistakes_found:
+            write_error(f"healthd: {mistake}")
+        return USAGE_ERROR
+    with settings_errors_as_usage():
         loaded, checks = load_settings(args)
         require_scenario(loaded)
     for warning in warnings(Configured(loaded, checks)):
-        complain(f"{args.config}: warning: {warning}")
+        write_error(f"{args.config}: warning: {warning}")
     for name, run in loaded.checks.items():
         program = next(iter(getattr(run, "command", ())), "")
-        if program.startswith("/") and (problem := _trouble(program)):
-            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {problem}")
+        if program.startswith("/") and (problem := _program_problem(program)):
+            write_error(f"{args.config}: warning: {setting_path(*name, 'command')}: {program} {problem}")
     if path := loaded.settings.metrics.web_config:
         from healthd.agent.metrics.certificates import WebFiles
         from healthd.agent.metrics.web_config import WebConfigError
@@ -59,40 +59,40 @@ def _config_check(args: argparse.Namespace) -> int:
         except WebConfigError as error:
             problem = f"the metrics page would not start: {error}"
         if problem:
-            complain(f"{args.config}: warning: metrics.web_config: {problem}")
-    counted = registry.counted(checks, loaded)
-    return say(f"{args.config}: no errors; mode {loaded.settings.mode.value}, {counted}\n")
+            write_error(f"{args.config}: warning: metrics.web_config: {problem}")
+    counted = registry.count_summary(checks, loaded)
+    return write_output(f"{args.config}: no errors; mode {loaded.settings.mode.value}, {counted}\n")
 
 
-def _trouble(program: str) -> str:
+def _program_problem(program: str) -> str:
     """Return why a program cannot be started here; "" = it exists. The file server of the program may not answer."""
     from healthd.host.program import run_program
 
     try:
-        ran = run_program(("test", "-e", program), LOOK_SECONDS)
+        ran = run_program(("test", "-e", program), TIMEOUT_SECONDS)
     except TimeoutError:
-        return f"cannot be tested: no answer within {LOOK_SECONDS:g} s"
+        return f"cannot be tested: no answer within {TIMEOUT_SECONDS:g} s"
     return "" if ran.status == 0 else "does not exist here"
 
 
 def _config_show_arguments(parser: Parser) -> None:
     parser.add_argument("--changed", action="store_true", help="only settings that are not at their default")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    flags.daemon(parser)
+    flags.add_daemon_flags(parser)
 
 
 def _config_show(args: argparse.Namespace) -> int:
     from healthd import __version__
     from healthd.agent.reporting import render
-    from healthd.agent.settings.effective import effective
+    from healthd.agent.settings.effective import setting_rows
 
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         loaded, _ = load_settings(args)
-    rows = [row for row in effective(loaded) if not args.changed or row[2] != "default"]
+    rows = [row for row in setting_rows(loaded) if not args.changed or row[2] != "default"]
     if args.json:
         settings = [{"setting": setting, "value": value, "from": origin} for setting, value, origin in rows]
-        return say(as_json({"version": __version__, "settings": settings}))
-    return say(render.settings(rows, page()))
+        return write_output(as_json({"version": __version__, "settings": settings}))
+    return write_output(render.settings(rows, page()))
 
 
 COMMANDS = {

@@ -10,31 +10,31 @@ from collections.abc import Callable
 from typing import Any
 
 from healthd.agent.control import protocol
-from healthd.agent.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
+from healthd.agent.control.client import TIMEOUT_SECONDS, DaemonUnreachable, RefusedByDaemon, send_request
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
+from healthd.cli.terminal import HEALTH_STATUS, REFUSED, UNKNOWN, Stop, as_json, page, write_output
 from healthd.common.paths import RUNTIME_DIR
 
 RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is first tested in another process
-NEXT = "systemctl status healthd; journalctl -u healthd -n 20"
+NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
 SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each refresh costs the daemon some milliseconds
 
 
-def _answer(
+def _send(
     args: argparse.Namespace,
     request: dict[str, Any],
     runtime_dir: str | None = None,
-    patience_seconds: float = PATIENCE_SECONDS,
+    patience_seconds: float = TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
     try:
-        return ask(runtime_dir or flags.runtime_dir(args), request, patience_seconds)
-    except NoAnswer as error:
+        return send_request(runtime_dir or flags.runtime_dir(args), request, patience_seconds)
+    except DaemonUnreachable as error:
         from healthd.cli import daemons
 
-        there = daemons.daemons()
-        others = f". Running on this machine: {there}" if there else ""
-        raise Stop(f"{error}. Try: {NEXT}{others}", UNKNOWN) from None
+        running = daemons.describe_daemons()
+        note = f". Running on this machine: {running}" if running else ""
+        raise Stop(f"{error}. Try: {NEXT_COMMANDS}{note}", UNKNOWN) from None
     except RefusedByDaemon as error:
         raise Stop(f"healthd: {error}", REFUSED) from None
 
@@ -44,70 +44,70 @@ def _status_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--watch", metavar="SECONDS", nargs="?", const="2", help="refresh every 2 s, or SECONDS, until Ctrl-C"
     )
-    flags.client(parser)
+    flags.add_client_flags(parser)
 
 
 def _status(args: argparse.Namespace) -> int:
     if args.watch is not None:
         return _watch(args)
-    text, status = _shown(args, _answer(args, protocol.plain(protocol.STATUS)).get("status", {}))
-    return say(text, status)
+    text, status = _render_status(args, _send(args, protocol.simple_request(protocol.STATUS)).get("status", {}))
+    return write_output(text, status)
 
 
 def _watch(args: argparse.Namespace) -> int:
     """Show the status until Ctrl-C. If the daemon stops answering, its last status stays below the error."""
-    from healthd.cli.watch import Seen, watch
+    from healthd.cli.watch import Refresh, watch
     from healthd.common.page import ago
 
-    period = flags.duration(args.watch) or flags.duration(f"{args.watch}s")
+    period = flags.parse_duration(args.watch) or flags.parse_duration(f"{args.watch}s")
     if period is None or period < SHORTEST_PERIOD_SECONDS:
         must = f"must be a number of seconds, or a duration like 1m, at least {SHORTEST_PERIOD_SECONDS:g}s"
         raise Stop(f'healthd status: --watch: {must}, got "{args.watch}"')
     runtime_dir = flags.runtime_dir(args)
     last: dict[str, Any] = {}
 
-    def look() -> Seen:
+    def refresh() -> Refresh:
         nonlocal last
         try:
-            answer = ask(runtime_dir, protocol.plain(protocol.STATUS), min(period, PATIENCE_SECONDS))
+            answer = send_request(runtime_dir, protocol.simple_request(protocol.STATUS), min(period, TIMEOUT_SECONDS))
             last = document = answer.get("status", {})
-            _, status = _shown(args, document)
-            return Seen(status, lambda: _shown(args, document)[0])
-        except (NoAnswer, RefusedByDaemon, Stop) as error:
-            sentence = f"{error}. Try: {NEXT}" if isinstance(error, NoAnswer) else str(error)
+            _, status = _render_status(args, document)
+            return Refresh(status, lambda: _render_status(args, document)[0])
+        except (DaemonUnreachable, RefusedByDaemon, Stop) as error:
+            sentence = f"{error}. Try: {NEXT_COMMANDS}" if isinstance(error, DaemonUnreachable) else str(error)
             if args.json:
-                return Seen(UNKNOWN, lambda: as_json({"error": sentence}))
+                return Refresh(UNKNOWN, lambda: as_json({"error": sentence}))
             before = last
             when = f"\n\nLast status, {ago(before['time'], time.time())}:\n\n" if before else "\n"
-            return Seen(UNKNOWN, lambda: f"{sentence}{when}{_shown(args, before)[0] if before else ''}")
+            return Refresh(UNKNOWN, lambda: f"{sentence}{when}{_render_status(args, before)[0] if before else ''}")
 
-    return watch(look, period, f"healthd status, every {period:g} s", plain=args.json)
+    return watch(refresh, period, f"healthd status, every {period:g} s", plain=args.json)
 
 
-def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:
+def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:
     """Return the text of a status, and the exit status. Raises Stop."""
     from healthd.agent.reporting import render
 
-    given = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("config", "runtime_dir")]
-    reached_with = shlex.join(word for flag, value in given if value is not None for word in (flag, value))
+    options = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("config", "runtime_dir")]
+    reached_with = shlex.join(word for flag, value in options if value is not None for word in (flag, value))
     try:
-        status = OF_HEALTH[document["health"]]
+        status = HEALTH_STATUS[document["health"]]
         text = as_json(document) if args.json else render.status(document, time.time(), page(), reached_with)
     except (KeyError, TypeError, ValueError) as error:
         from healthd import __version__
 
-        there = document.get("version", "unknown") if isinstance(document, dict) else "unknown"
+        daemon_version = document.get("version", "unknown") if isinstance(document, dict) else "unknown"
         raise Stop(
-            f"healthd: the daemon (version {there}) answered something that this version ({__version__}) cannot show: "
+            f"healthd: the daemon (version {daemon_version}) answered something that this version ({__version__}) cannot show: "
             f"{type(error).__name__} {error}",
             UNKNOWN,
         ) from None
     return text, status
 
 
-def _sends(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
+def _command_runner(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
     """Return the function of a command that sends one request and prints the daemon's answer."""
-    return lambda args: say(_answer(args, request(args))["done"] + "\n")
+    return lambda args: write_output(_send(args, request(args))["done"] + "\n")
 
 
 def _code_arguments(parser: Parser, code: str = "ib_link/down", part: str = "mlx5_3/1") -> None:
@@ -120,7 +120,7 @@ def _code_arguments(parser: Parser, code: str = "ib_link/down", part: str = "mlx
 def _repaired_arguments(parser: Parser) -> None:
     _code_arguments(parser, "gpu_xid/79", "0000:1b:00.0")
     parser.add_argument("--why", metavar="TEXT", help="what was repaired, for the log and healthd status")
-    flags.client(parser)
+    flags.add_client_flags(parser)
 
 
 def _ack_arguments(parser: Parser) -> None:
@@ -130,7 +130,7 @@ def _ack_arguments(parser: Parser) -> None:
 
 def _unack_arguments(parser: Parser) -> None:
     _code_arguments(parser)
-    flags.client(parser)
+    flags.add_client_flags(parser)
 
 
 def _pause_arguments(parser: Parser) -> None:
@@ -138,11 +138,11 @@ def _pause_arguments(parser: Parser) -> None:
         "--for", metavar="TIME", dest="time", required=True, help="duration: 30m, 2h, 1d, 90s; at most 7d"
     )
     parser.add_argument("--why", metavar="TEXT", required=True, help="reason, shown by healthd status")
-    flags.client(parser)
+    flags.add_client_flags(parser)
 
 
 def _seconds(args: argparse.Namespace, command: str) -> float:
-    seconds = flags.duration(args.time)
+    seconds = flags.parse_duration(args.time)
     if seconds is None:
         must = "must be a duration like 30m, 2h or 1h30m (units s, m, h, d)"
         raise Stop(f'healthd {command}: --for: {must}, got "{args.time}"')
@@ -155,8 +155,8 @@ def _reload(args: argparse.Namespace) -> int:
         directory = flags.runtime_dir(args, default)
     except Stop:  # the daemon reports errors in the file, also in its status and metrics
         directory = default
-    answer = _answer(args, protocol.plain(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
-    return say(answer["done"] + "\n")
+    answer = _send(args, protocol.simple_request(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
+    return write_output(answer["done"] + "\n")
 
 
 COMMANDS = {
@@ -172,7 +172,7 @@ COMMANDS = {
     ),
     "ack": Command(
         _ack_arguments,
-        _sends(lambda args: protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)),
+        _command_runner(lambda args: protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)),
         "Acknowledge a condition: healthd does not drain for it until the time is over, and lifts a drain that it made "
         "for this condition alone. Status shows who acknowledged it and why. The condition has its full effect again "
         "after that time, if it gets worse, or after healthd unack. A new ack replaces the old one.",
@@ -180,48 +180,50 @@ COMMANDS = {
     ),
     "unack": Command(
         _unack_arguments,
-        _sends(lambda args: protocol.unack(args.code, args.part)),
+        _command_runner(lambda args: protocol.unack(args.code, args.part)),
         "End an acknowledgement early. The condition has its full effect again: if it is degraded or critical, the "
         "node drains.",
         "  healthd unack ib_link/down mlx5_3/1\n",
     ),
     "repaired": Command(
         _repaired_arguments,
-        _sends(lambda args: protocol.repaired(args.code, args.part, args.why)),
+        _command_runner(lambda args: protocol.repaired(args.code, args.part, args.why)),
         "Report a repair. healthd clears the condition, runs all checks, and resumes the node in Slurm once every "
         "check has passed.",
         '  healthd repaired gpu_xid/79 0000:1b:00.0 --why "reseated, ticket 12"\n',
     ),
     "pause": Command(
         _pause_arguments,
-        _sends(lambda args: protocol.pause(_seconds(args, "pause"), args.why)),
+        _command_runner(lambda args: protocol.pause(_seconds(args, "pause"), args.why)),
         "Change nothing in Slurm for a while. Checks continue. Conditions that open during the pause take effect only "
         "if a check still finds them afterwards.",
         '  healthd pause --for 30m --why "driver upgrade"\n',
     ),
     "reload": Command(
-        flags.client,
+        flags.add_client_flags,
         _reload,
         "Read the settings and the site's checks again, as `systemctl reload healthd` does. If they have an error, the "
         "daemon keeps the old ones, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
     "unpause": Command(
-        flags.client,
-        _sends(lambda _: protocol.plain(protocol.UNPAUSE)),
+        flags.add_client_flags,
+        _command_runner(lambda _: protocol.simple_request(protocol.UNPAUSE)),
         "End the pause now and run all checks.",
     ),
     "failslow pause": Command(
         _pause_arguments,
-        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)),
+        _command_runner(
+            lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)
+        ),
         "Report no new slow jobs on this node for a while, for example during a benchmark or a debugging session. Slow "
         "jobs that are already reported stay until they end. Faults and their effect in Slurm do not change. The "
         "pause survives a restart of the daemon, but not a reboot.",
         '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
     ),
     "failslow unpause": Command(
-        flags.client,
-        _sends(lambda _: protocol.plain(protocol.FAILSLOW_UNPAUSE)),
+        flags.add_client_flags,
+        _command_runner(lambda _: protocol.simple_request(protocol.FAILSLOW_UNPAUSE)),
         "Report slow jobs on this node again.",
     ),
 }

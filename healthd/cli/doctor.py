@@ -15,12 +15,12 @@ from msgspec.structs import replace
 import healthd
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings
-from healthd.cli.terminal import as_json, page, say
+from healthd.cli.terminal import as_json, page, write_output
 from healthd.common.paths import RUNTIME_DIR
 
 if TYPE_CHECKING:
     from healthd.agent.doctor.result import Line
-    from healthd.agent.doctor.visibility import Around
+    from healthd.agent.doctor.visibility import Environment
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
@@ -34,27 +34,27 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
     )
-    flags.look(parser)
+    flags.add_target_flags(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from healthd.agent.doctor import result as lines
     from healthd.agent.doctor.result import text
 
-    node, said = _node(args)
-    said = [*said, *_asked(node, args)]
+    node, lines_found = _node(args)
+    lines_found = [*lines_found, *_area_lines(node, args)]
     document = {
         "version": healthd.__version__,
         "node": node.loaded.settings.node_name,
         "user": _user(),
         "mode": node.loaded.settings.mode.value,
         "time": time.time(),
-        "lines": [lines.line_json(line) for line in said],
+        "lines": [lines.line_json(line) for line in lines_found],
     }
-    status = lines.status(said)
+    status = lines.status(lines_found)
     if args.json:
-        return say(as_json(document), status)
-    return say(text(document, page()), status)
+        return write_output(as_json(document), status)
+    return write_output(text(document, page()), status)
 
 
 class _Node(NamedTuple):
@@ -67,7 +67,7 @@ class _Node(NamedTuple):
     status: dict[str, Any] | None
     why_not: str
     pids: Sequence[int]
-    around: Around
+    around: Environment
 
 
 def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
@@ -80,47 +80,47 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
     from healthd.common.model import Mode
 
     directory = functools.partial(flags.runtime_dir, args)
-    can_load, daemon, pids = parallel.values(
+    can_load, daemon, pids = parallel.call_all(
         [
             (SECONDS, lambda: _settings(args) is not None),
-            (SECONDS, lambda: _status_of_the_daemon(directory)),
-            (SECONDS, lambda: [process.pid for process in daemons.found()]),
+            (SECONDS, lambda: _daemon_status(directory)),
+            (SECONDS, lambda: [process.pid for process in daemons.find_daemons()]),
         ]
     )
     if isinstance(can_load, parallel.Unanswered):
-        hang = _what_hangs(args)
-        loaded, checks = _untouched()
+        hang = _hanging_files(args)
+        loaded, checks = _default_settings()
         message = f"{', '.join(hang) or _file(args)}: {can_load.why}: the next lines are for the defaults"
-        settings_line, is_right = replace(can_load, why=message).line("settings"), False
+        settings_line, is_valid = replace(can_load, why=message).line("settings"), False
         if hang == [_file(args)]:  # so the daemon's directory is not known either
-            directory = functools.partial(_given_or, args.runtime_dir, RUNTIME_DIR)
-            (daemon,) = parallel.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
+            directory = functools.partial(_path_or_default, args.runtime_dir, RUNTIME_DIR)
+            (daemon,) = parallel.call_all([(SECONDS, lambda: _daemon_status(directory))])
     else:
-        loaded, checks, settings_line, is_right = _settings(args)
-    said = [settings_line]
+        loaded, checks, settings_line, is_valid = _settings(args)
+    lines = [settings_line]
     if isinstance(daemon, parallel.Unanswered):
-        daemon = None, f"{_where(args, loaded)}: {daemon.why}"
+        daemon = None, f"{_runtime_dir_text(args, loaded)}: {daemon.why}"
     status, why_not = daemon
     if isinstance(pids, parallel.Unanswered):
-        said.append(pids.line("processes"))
+        lines.append(pids.line("processes"))
         pids = []
-    (around,) = parallel.values([(SECONDS, functools.partial(_around, loaded.settings.root))])
+    (around,) = parallel.call_all([(SECONDS, functools.partial(_around, loaded.settings.root))])
     if isinstance(around, parallel.Unanswered):
-        said.append(around.line("devices"))
-        around = visibility.Around(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
-    if not is_right and status and status.get("mode") in {mode.value for mode in Mode}:
+        lines.append(around.line("devices"))
+        around = visibility.Environment(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
+    if not is_valid and status and status.get("mode") in {mode.value for mode in Mode}:
         # The daemon keeps its earlier settings: their mode decides whether it needs Slurm.
         loaded = replace(loaded, settings=replace(loaded.settings, mode=Mode(status["mode"])))
-    return _Node(loaded, checks, status, why_not, pids, around), said
+    return _Node(loaded, checks, status, why_not, pids, around), lines
 
 
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
     """Return the settings, and True if they are valid. If not, the defaults are used for the other areas."""
-    from healthd.agent.doctor.result import fails, limited, works
+    from healthd.agent.doctor.result import failed_line, limited_line, ok_line
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
     from healthd.agent.settings.configured import Configured
-    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.effective import resolve_settings
     from healthd.agent.settings.round_budget import warnings
 
     file = _file(args)
@@ -128,51 +128,58 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         loaded, checks = load_settings(args)
         flags.require_scenario(loaded)
     except ConfigError as error:
-        message = fails("settings", f"{error}: the next lines are for the defaults", f"healthd config check {file}")
-        checks = registry.built_in()
+        message = failed_line(
+            "settings", f"{error}: the next lines are for the defaults", f"healthd config check {file}"
+        )
+        checks = registry.built_in_checks()
         try:
-            return settle({}, "the defaults", {}, checks, layers.below), checks, message, False
+            return resolve_settings({}, "the defaults", {}, checks, layers.lower_layers), checks, message, False
         except ConfigError:  # the default baseline is invalid
-            return settle({}, "the defaults", {}, checks, layers.without_baseline), checks, message, False
+            return (
+                resolve_settings({}, "the defaults", {}, checks, layers.layers_without_baseline),
+                checks,
+                message,
+                False,
+            )
     late = warnings(Configured(loaded, checks))
     if late:
-        return loaded, checks, limited("settings", late[0], f"healthd config check {file}"), True
+        return loaded, checks, limited_line("settings", late[0], f"healthd config check {file}"), True
     mode = loaded.settings.mode.value
     if args.config is None and not os.path.exists(file):
-        return loaded, checks, works("settings", f"no {file}: all settings at their defaults, mode {mode}"), True
-    return loaded, checks, works("settings", f"{file} has no errors: mode {mode}"), True
+        return loaded, checks, ok_line("settings", f"no {file}: all settings at their defaults, mode {mode}"), True
+    return loaded, checks, ok_line("settings", f"{file} has no errors: mode {mode}"), True
 
 
-def _untouched() -> tuple[Loaded, Mapping[str, Check]]:
+def _default_settings() -> tuple[Loaded, Mapping[str, Check]]:
     """Return the built-in defaults without reading any file of the site."""
     from healthd.agent.settings import layers, registry
-    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.effective import resolve_settings
 
-    checks = registry.built_in()
-    loaded = settle({}, "the defaults", {}, checks, layers.without_baseline)
+    checks = registry.built_in_checks()
+    loaded = resolve_settings({}, "the defaults", {}, checks, layers.layers_without_baseline)
     return replace(loaded, settings=replace(loaded.settings, checks_dir="")), checks
 
 
-def _what_hangs(args: argparse.Namespace) -> list[str]:
+def _hanging_files(args: argparse.Namespace) -> list[str]:
     """Return the files of the site that do not answer, each with its setting."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file
 
     file = _file(args)
-    (table,) = parallel.values([(PATIENCE_SECONDS, lambda: read_file(file, required=False))])
+    (table,) = parallel.call_all([(PATIENCE_SECONDS, lambda: read_file(file, required=False))])
     if isinstance(table, parallel.Unanswered):
         return [file] if table.pid else []
-    given = {"baseline_file": args.baseline, "nvml.fake": args.fake_nvml, "profile": args.profile, "root": args.root}
+    options = {"baseline_file": args.baseline, "nvml.fake": args.fake_nvml, "profile": args.profile, "root": args.root}
     defaults = config.Settings()
-    asked = {
+    files = {
         "checks_dir": table.get("checks_dir", defaults.checks_dir),
         "baseline_file": table.get("baseline_file", defaults.baseline_file),
         **{name: value for name, value in table.items() if name in ("profile", "root")},
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in options.items() if value is not None},
     }
-    paths = [(name, path) for name, path in asked.items() if isinstance(path, str) and "/" in path]
-    answers = parallel.values([(PATIENCE_SECONDS, functools.partial(os.path.exists, path)) for _, path in paths])
+    paths = [(name, path) for name, path in files.items() if isinstance(path, str) and "/" in path]
+    answers = parallel.call_all([(PATIENCE_SECONDS, functools.partial(os.path.exists, path)) for _, path in paths])
     return [
         f"{path} ({name})"
         for (name, path), answer in zip(paths, answers, strict=True)
@@ -184,74 +191,74 @@ def _file(args: argparse.Namespace) -> str:
     return str(args.config or flags.DEFAULT_FILE)
 
 
-def _given_or(given: str | None, default: str) -> str:
-    return default if given is None else os.path.abspath(given)
+def _path_or_default(path: str | None, default: str) -> str:
+    return default if path is None else os.path.abspath(path)
 
 
-def _where(args: argparse.Namespace, loaded: Loaded) -> str:
+def _runtime_dir_text(args: argparse.Namespace, loaded: Loaded) -> str:
     """Return the queried runtime directory as text."""
-    return f"{_given_or(args.runtime_dir, loaded.settings.runtime_dir)} (runtime_dir)"
+    return f"{_path_or_default(args.runtime_dir, loaded.settings.runtime_dir)} (runtime_dir)"
 
 
-def _status_of_the_daemon(runtime_dir: Callable[[], str]) -> tuple[dict[str, Any] | None, str]:
+def _daemon_status(runtime_dir: Callable[[], str]) -> tuple[dict[str, Any] | None, str]:
     from healthd.agent.control import protocol
-    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
     from healthd.cli.terminal import Stop
 
     try:
-        return ask(runtime_dir(), protocol.plain(protocol.STATUS), PATIENCE_SECONDS)["status"], ""
-    except (NoAnswer, RefusedByDaemon, Stop) as error:
+        return send_request(runtime_dir(), protocol.simple_request(protocol.STATUS), PATIENCE_SECONDS)["status"], ""
+    except (DaemonUnreachable, RefusedByDaemon, Stop) as error:
         return None, str(error)
 
 
-def _around(root: str) -> Around:
+def _around(root: str) -> Environment:
     import shutil
 
     from healthd.agent.doctor import visibility
     from healthd.host.host import Host
     from healthd.host.program import ENVIRONMENT
 
-    return visibility.Around(
+    return visibility.Environment(
         ipmi_device=any(name.startswith("ipmi") for name in Host(root).names("/dev")),
         ipmitool=shutil.which("ipmitool", path=ENVIRONMENT["PATH"]) is not None,
         is_root=os.geteuid() == 0,
     )
 
 
-def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
+def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
     """Return the lines of every area, and the results of the checks from a separate worker."""
     from healthd.agent.doctor import parallel, service, slurm
-    from healthd.cli.daemons import of_pids
+    from healthd.cli.daemons import running_processes
 
     loaded, settings = node.loaded, node.loaded.settings
     status, pids = node.status, node.pids
     areas: list[parallel.Area] = [
-        ("daemon", SECONDS, lambda: list(service.daemon(settings, status, node.why_not, of_pids(pids)))),
+        ("daemon", SECONDS, lambda: list(service.daemon(settings, status, node.why_not, running_processes(pids)))),
         ("unit", SECONDS, lambda: list(service.unit())),
         ("kernel log", SECONDS, lambda: list(service.kernel_log(settings))),
         ("Slurm", SLURM_SECONDS, lambda: list(slurm.lines(settings))),
         ("baseline", SECONDS, lambda: list(service.baseline(settings, time.time()))),
-        ("metrics", SECONDS, lambda: list(service.page(settings, status is not None, of_pids(pids)))),
+        ("metrics", SECONDS, lambda: list(service.page(settings, status is not None, running_processes(pids)))),
         ("files", SECONDS, lambda: list(service.files(loaded, _file(args)))),
         ("room", SECONDS, lambda: list(service.room(settings.state_dir, settings.runtime_dir))),
     ]
-    return [*parallel.ask(areas), *_sight(node)]
+    return [*parallel.run_areas(areas), *_visibility_lines(node)]
 
 
-def _sight(node: _Node) -> list[Line]:
+def _visibility_lines(node: _Node) -> list[Line]:
     """Return the results of one round of the enabled checks, each within its own deadline."""
     from healthd.agent.doctor import visibility
     from healthd.agent.scheduler import one_round
-    from healthd.agent.worker.process import setup_of
-    from healthd.cli.check import runner_of
+    from healthd.agent.worker.process import worker_setup
+    from healthd.cli.check import worker_client
 
     settings = node.loaded.settings
-    with runner_of(setup_of(settings), node.checks) as runner:
-        found = one_round.look(of_a_round(node.loaded, node.checks), node.checks, runner, None)
+    with worker_client(worker_setup(settings), node.checks) as client:
+        found = one_round.run_round(round_settings(node.loaded, node.checks), node.checks, client, None)
     return list(visibility.lines(found.results, node.around))
 
 
-def of_a_round(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
+def round_settings(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
     """Return the settings without the checks that run only on a drained, idle node, as in `healthd check`."""
     return replace(loaded, checks={run: config for run, config in loaded.checks.items() if not checks[run.check].when})
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
-from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings, wrong_settings_are_wrong_use
-from healthd.cli.terminal import Stop, as_json, page, say
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings, settings_errors_as_usage
+from healthd.cli.terminal import Stop, as_json, page, write_output
 
 if TYPE_CHECKING:
     from healthd.agent.reporting.explanation import Running
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
     from healthd.common.model import Finding, Inventory, KernelEvent
 
-MOST_SHOWN = 80  # characters of an unknown query in the error message
+MAX_QUERY_LENGTH = 80  # characters of an unknown query in the error message
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -38,11 +38,11 @@ def _explain(args: argparse.Namespace) -> int:
         raise Stop(
             "healthd explain: name a code, an Xid, a line of the kernel log or a Reason; healthd list shows the checks"
         )
-    document = _of_a_code(words, args) or _of_any_words(words, args)
-    return say(as_json(document) if args.json else explanation.text(document, page()))
+    document = _code_document(words, args) or _query_document(words, args)
+    return write_output(as_json(document) if args.json else explanation.text(document, page()))
 
 
-def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
+def _code_document(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the document of a code in healthd's format, using only its check: importing all takes twice as long.
 
     None for other queries, for a site with its own checks, and for invalid settings, whose message needs all checks.
@@ -51,24 +51,24 @@ def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     from healthd.agent.settings import registry
     from healthd.agent.settings.config import ConfigError
 
-    name, slash, rest = words.partition("/")
-    if not slash or rest.startswith("0"):
+    name, slash, subcode = words.partition("/")
+    if not slash or subcode.startswith("0"):
         return None
-    checks = registry.built_in({name})
+    checks = registry.built_in_checks({name})
     if not checks or (text := registry.explain(checks, words)) is None:
         return None
     owner = checks[name]
     try:
-        loaded = flags.load_settings_of(args, checks)
+        loaded = flags.load_settings_for(args, checks)
     except ConfigError:
         return None
     if loaded is None:
         return None
-    here = explanation.Here(loaded, _running(loaded, args))
-    return {**explanation.of_code(words, words, "", text, owner, here), "settings_problem": ""}
+    context = explanation.NodeContext(loaded, _running_daemon(loaded, args))
+    return {**explanation.code_document(words, words, "", text, owner, context), "settings_problem": ""}
 
 
-def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
+def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
     from healthd.agent.reporting import explanation
     from healthd.agent.settings import registry
     from healthd.agent.settings.config import ConfigError
@@ -78,31 +78,31 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
     try:
         loaded, checks = load_settings(args)
     except ConfigError as error:  # the engineer on call needs the texts all the same
-        checks, problem = registry.built_in(), str(error)
+        checks, problem = registry.built_in_checks(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
 
         use_patterns(loaded.settings.kernel_log.patterns)
-    found = typed.asked(words, checks, _correlate(loaded, checks))
-    if isinstance(found, typed.OfCheck):
+    found = typed.parse_query(words, checks, _correlate(loaded, checks))
+    if isinstance(found, typed.CheckQuery):
         check = checks[found.name]
-        return explanation.of_check(words, check, codes_json({check.name: check}))
-    if isinstance(found, typed.OthersReason):
-        return explanation.of_foreign_reason(words, *found.meaning)
+        return explanation.check_document(words, check, codes_json({check.name: check}))
+    if isinstance(found, typed.ForeignReasonQuery):
+        return explanation.foreign_reason_document(words, *found.meaning)
     if isinstance(found, typed.HarmlessLine):
-        return explanation.of_kernel_line(words, found.message)
-    if isinstance(found, typed.Several):
-        known = (row for row in codes_json(checks) if row["code"] in found.codes)
-        return explanation.of_several(words, found.why, known)
+        return explanation.kernel_line_document(words, found.message)
+    if isinstance(found, typed.AmbiguousQuery):
+        rows = (row for row in codes_json(checks) if row["code"] in found.codes)
+        return explanation.ambiguous_document(words, found.why, rows)
     if isinstance(found, typed.Code) and (text := registry.explain(checks, found.code)) is not None:
         owner = checks.get(found.code.partition("/")[0])
-        here = explanation.Here(loaded, _running(loaded, args))
-        document = explanation.of_code(words, found.code, found.part, text, owner, here, found.line)
+        context = explanation.NodeContext(loaded, _running_daemon(loaded, args))
+        document = explanation.code_document(words, found.code, found.part, text, owner, context, found.line)
         return {**document, "settings_problem": problem}
-    raise Stop(_no_such(words, found.near if isinstance(found, typed.Unknown) else (), problem))
+    raise Stop(_unknown_query(words, found.near if isinstance(found, typed.Unknown) else (), problem))
 
 
-def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
+def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
     """Return the daemon with these settings, if it answers within a second. It keeps its earlier settings after an
     error.
     """
@@ -110,24 +110,37 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
         return None  # no daemon ran since the boot: skip loading the client
 
     from healthd.agent.control import protocol
-    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
     from healthd.agent.reporting.explanation import Running
     from healthd.common.model import Mode
 
     try:
         runtime_dir = loaded.settings.runtime_dir if loaded else flags.runtime_dir(args)
-        status = ask(runtime_dir, protocol.plain(protocol.STATUS), patience_seconds=1.0).get("status", {})
+        status = send_request(runtime_dir, protocol.simple_request(protocol.STATUS), timeout_seconds=1.0).get(
+            "status", {}
+        )
         pause = status.get("pause") or {}
         return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)))
-    except (NoAnswer, RefusedByDaemon, Stop, AttributeError, TypeError, ValueError):  # or a daemon of another version
+    except (
+        DaemonUnreachable,
+        RefusedByDaemon,
+        Stop,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # or a daemon of another version
         return None
 
 
-def _no_such(words: str, near: Sequence[str], problem: str) -> str:
-    short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
+def _unknown_query(words: str, near: Sequence[str], problem: str) -> str:
+    short = words if len(words) <= MAX_QUERY_LENGTH else f"{words[: MAX_QUERY_LENGTH - 3]}..."
     unread = f" (the site's own checks could not be loaded: {problem})" if problem else ""
-    *others, last = (f'"{name}"' for name in near) if near else ("",)
-    hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else "; see healthd list"
+    *other_names, last = (f'"{name}"' for name in near) if near else ("",)
+    hint = (
+        f"; did you mean {', '.join(other_names)}{' or ' if other_names else ''}{last}?"
+        if near
+        else "; see healthd list"
+    )
     return f'healthd explain: unknown code "{short}"{hint}{unread}'
 
 
@@ -140,11 +153,11 @@ def _correlate(
     """
 
     def config_of(check: Check) -> CheckConfig:
-        known = {**loaded.disabled, **loaded.checks} if loaded else {}
-        return known.get(RunName(check.name)) or check.config()
+        configs = {**loaded.disabled, **loaded.checks} if loaded else {}
+        return configs.get(RunName(check.name)) or check.config()
 
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
-        listening = [check for check in checks.values() if check.listens]
+        listening = [check for check in checks.values() if check.reads_kernel_log]
         return [found for check in listening for found in check.correlate(events, node, config_of(check))[0]]
 
     from healthd.common.model import RunName
@@ -158,32 +171,32 @@ def _correlate(
 def _list_arguments(parser: Parser) -> None:
     parser.add_argument("--codes", action="store_true", help="list the codes of findings instead")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    flags.config(parser)
+    flags.add_config_flag(parser)
 
 
 def _list(args: argparse.Namespace) -> int:
     from healthd import __version__
     from healthd.agent.reporting import render
 
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         loaded, checks = load_settings(args)
     if args.codes:
         codes = list(codes_json(checks))
         if args.json:
-            return say(as_json({"version": __version__, "codes": codes}))
+            return write_output(as_json({"version": __version__, "codes": codes}))
         from healthd.agent.reporting.explanation import code_row
 
-        return say(render.codes(map(code_row, codes), page()))
+        return write_output(render.codes(map(code_row, codes), page()))
     listed = list(checks_json(loaded, checks))
     if args.json:
-        return say(as_json({"version": __version__, "checks": listed}))
-    return say(render.checks(map(_check_row, listed), page()))
+        return write_output(as_json({"version": __version__, "checks": listed}))
+    return write_output(render.checks(map(_check_row, listed), page()))
 
 
 def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
     """Yield each code, in the order of names (docs/json.md)."""
-    from healthd.agent.reporting.explanation import ends_of
-    from healthd.agent.reporting.fault_course import findings_of
+    from healthd.agent.reporting.explanation import finding_ending
+    from healthd.agent.reporting.fault_timeline import possible_findings
     from healthd.agent.settings import registry
 
     for code, text in registry.explained(checks).items():
@@ -192,7 +205,7 @@ def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
             "code": code,
             "severity": text.severity.name.lower(),
             "clears": text.clears.name.lower(),
-            "ends": ends_of(findings_of(code, text, defaults)[0]),
+            "ends": finding_ending(possible_findings(code, text, defaults)[0]),
             "meaning": text.meaning,
         }
 
@@ -202,7 +215,12 @@ def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[st
     for name, check in checks.items():
         tables = {**loaded.disabled, **loaded.checks}
         mine = {run: config for run, config in tables.items() if run.check == name}
-        common = {"summary": check.summary, "runs": check.runs, "reads_kernel_log": check.listens, "when": check.when}
+        common = {
+            "summary": check.summary,
+            "runs": check.has_run,
+            "reads_kernel_log": check.reads_kernel_log,
+            "when": check.when,
+        }
         if not mine:
             yield {"check": name, "instance": "", "state": "not_set_up", **common, **_times(None, None)}
         for run, config in mine.items():

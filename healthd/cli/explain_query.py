@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "list[Finding]"]
-MOST_NEAR = 3
-UNREAD = "healthd has no rule for this line of the kernel log: it is not one of the faults that healthd detects."
+MAX_SUGGESTIONS = 3
+NO_RULE = "healthd has no rule for this line of the kernel log: it is not one of the faults that healthd detects."
 SINFO_SHOWS = 20 - len(PREFIX)  # characters after the prefix: sinfo -R's format is %20E
 
 
@@ -35,15 +35,15 @@ class Code(NamedTuple):
     line: Finding | None = None
 
 
-class OfCheck(NamedTuple):
+class CheckQuery(NamedTuple):
     name: str
 
 
-class OthersReason(NamedTuple):
-    meaning: foreign_reasons.Foreign
+class ForeignReasonQuery(NamedTuple):
+    meaning: foreign_reasons.ForeignReason
 
 
-class Several(NamedTuple):
+class AmbiguousQuery(NamedTuple):
     """The words may mean any of these codes; `why`, as a sentence."""
 
     codes: tuple[str, ...]
@@ -62,12 +62,12 @@ class Unknown(NamedTuple):
     near: tuple[str, ...]
 
 
-Asked = Code | OfCheck | OthersReason | Several | HarmlessLine | Unknown
+Query = Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown
 
 # A Reason as Slurm's commands print it: "Reason=TEXT [root@2026-11-22T10:00:00]" (scontrol), or with the columns of
 # sinfo -R behind it (user, time stamp, nodes). What is blank before it is left to strip().
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
-_BEHIND = regex(
+_REASON_SUFFIX = regex(
     rf"\[[^\[\]]{{1,80}}@(?:{_STAMP}|Unknown)\]\s*$|\s[\w.-]{{1,40}}\s{{1,40}}{_STAMP}\s{{1,40}}\S{{1,500}}\s*$"
 )
 _CODE = regex(r"[a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,60}")
@@ -86,98 +86,102 @@ _AS_THE_KERNELS = regex(
 )
 
 
-def asked(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Asked:
+def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query:
     """Interpret a query. `correlate`: the findings of the checks in kernel events, with this node's settings."""
     words = words.strip()
     return (
-        _known(words, checks)
+        _check_or_code(words, checks)
         or _number(words)
         or _reason(words, checks)
         or _kernel_line(words, checks, correlate)
         or _code_within(words, checks)
-        or _others(words, checks)
-        or Unknown(near(words, checks))
+        or _foreign_reason(words, checks)
+        or Unknown(suggestions(words, checks))
     )
 
 
-def _known(words: str, checks: Mapping[str, Check]) -> Asked | None:
+def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
     """Match a code or check, also in capitals, and with zeros before a number: "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
-            return OfCheck(name)
+            return CheckQuery(name)
         if registry.explain(checks, name) is not None:
             return Code(name)
     return None
 
 
-def _number(words: str) -> Asked | None:
+def _number(words: str) -> Query | None:
     """Match "79", "Xid 79", "149:4", "sxid 12028"."""
     if found := _SXID.fullmatch(words):
         return Code(f"sxid/{int(found[1])}")
     if found := _XID.fullmatch(words):
-        return _of_xid(int(found[1]), found[2])
+        return _xid_code(int(found[1]), found[2])
     if found := _NUMBER.fullmatch(words):
         number = int(found[1])
         if len(found[1]) < 5 and (found[2] or codes.xid(number) or not codes.sxid(number)):
-            return _of_xid(number, found[2])
+            return _xid_code(number, found[2])
         return Code(f"sxid/{number}") if codes.sxid(number) else None
     return None
 
 
-def _of_xid(number: int, sub_code: str | None) -> Code:
+def _xid_code(number: int, sub_code: str | None) -> Code:
     return Code(f"nvlink5/{number}:{int(sub_code)}" if sub_code else f"gpu_xid/{number}")
 
 
-def _reason(words: str, checks: Mapping[str, Check]) -> Asked | None:
+def _reason(words: str, checks: Mapping[str, Check]) -> Query | None:
     """Match a Reason of healthd, also truncated by `sinfo -R`, which shows 20 characters."""
-    text = _BEHIND.sub("", regex(r"^Reason\s?=\s?").sub("", words)).strip().strip('"')
+    text = _REASON_SUFFIX.sub("", regex(r"^Reason\s?=\s?").sub("", words)).strip().strip('"')
     if text.lower() in _NO_REASON:
-        return OthersReason(foreign_reasons.NONE)
+        return ForeignReasonQuery(foreign_reasons.NO_REASON)
     if not text.startswith(PREFIX.strip()):
-        return OthersReason(found) if (found := foreign_reasons.known(text)) else None
-    if (found_words := parse_reason(text)) is not None:
-        code, part = found_words
+        return ForeignReasonQuery(found) if (found := foreign_reasons.find_meaning(text)) else None
+    if (parsed := parse_reason(text)) is not None:
+        code, part = parsed
         if registry.explain(checks, code) is not None:
             return Code(code, part)
-    rest = text.removeprefix(PREFIX.strip()).split()
-    return _cut(rest[0].rstrip(":"), len(rest) > 1, checks) if rest else None
+    remaining = text.removeprefix(PREFIX.strip()).split()
+    return _truncated_code(remaining[0].rstrip(":"), len(remaining) > 1, checks) if remaining else None
 
 
-def _cut(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Asked | None:
+def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Query | None:
     """Match a code that may be truncated; not if a word follows."""
-    begin = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
+    matching = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
     is_whole = registry.explain(checks, code) is not None
-    if is_whole and (goes_on or len(code) < SINFO_SHOWS or begin in ((), (code,))):
+    if is_whole and (goes_on or len(code) < SINFO_SHOWS or matching in ((), (code,))):
         return Code(code)
-    if len(begin) == 1:
-        return Code(begin[0])
-    if begin:
-        return Several(begin, f'"{PREFIX}{code}" is truncated: scontrol show node NODE prints the full Reason.')
+    if len(matching) == 1:
+        return Code(matching[0])
+    if matching:
+        return AmbiguousQuery(
+            matching, f'"{PREFIX}{code}" is truncated: scontrol show node NODE prints the full Reason.'
+        )
     return Code(code) if is_whole else None
 
 
-def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Asked | None:
+def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query | None:
     """Match kernel lines: the worst of several lines or findings. A line with the kernel's prefix and no rule is no
     fault.
     """
     import time
 
     from healthd.scan.events import events
-    from healthd.scan.findings import judged
+    from healthd.scan.findings import judge
     from healthd.scan.lines import Block, Tally
     from healthd.scan.prefixes import stripped
 
     lines = [line.encode("utf-8", "replace") for line in words.splitlines()]
-    found_in = events([Block.of(1, lines)] if lines else [], time.time(), Tally())
-    every = list(judged(found_in, correlate))
-    if not every:
-        return HarmlessLine(UNREAD) if any(_is_kernels(line, stripped(line, 0.0)) for line in lines) else None
-    one = max(every, key=lambda each: each.severity)
-    event = one.seen.event
-    found = max(_findings(event, one.code, correlate), key=lambda each: each.severity, default=None)
-    if registry.explain(checks, one.code) is not None:
-        return Code(one.code, found.subject if found else event.pci, found)
-    return HarmlessLine(f"healthd has a rule for this line ({one.code}), but no check reports it: it is only recorded.")
+    found_in = events([Block.from_lines(1, lines)] if lines else [], time.time(), Tally())
+    judgements = list(judge(found_in, correlate))
+    if not judgements:
+        return HarmlessLine(NO_RULE) if any(_is_kernels(line, stripped(line, 0.0)) for line in lines) else None
+    worst = max(judgements, key=lambda each: each.severity)
+    event = worst.log_event.event
+    found = max(_findings(event, worst.code, correlate), key=lambda each: each.severity, default=None)
+    if registry.explain(checks, worst.code) is not None:
+        return Code(worst.code, found.subject if found else event.pci, found)
+    return HarmlessLine(
+        f"healthd has a rule for this line ({worst.code}), but no check reports it: it is only recorded."
+    )
 
 
 def _is_kernels(line: bytes, stripped: Stripped | None) -> bool:
@@ -191,59 +195,59 @@ def _findings(event: KernelEvent, code: str, correlate: Correlate) -> list[Findi
     return [found for found in correlate((replace(event, sequence=1),), Inventory()) if found.code == code]
 
 
-def _code_within(words: str, checks: Mapping[str, Check]) -> Asked | None:
+def _code_within(words: str, checks: Mapping[str, Check]) -> Query | None:
     """Match a code inside a line of `healthd status`, an alert or a log: "critical  gpu_xid/79 0000:61:00.0"."""
-    every = words.split()
-    for place, word in enumerate(every):
-        bare = word.strip("\"',;()[]{}.").rstrip(":")
-        if _CODE.fullmatch(bare) and registry.explain(checks, bare) is not None:
-            behind = every[place + 1].rstrip(":,;") if place + 1 < len(every) and not word.endswith(":") else ""
-            is_part = bool(regex(r"[0-9a-f]{4,8}:.*|/.*|[a-z0-9_-]+\d[/.\d]*").fullmatch(behind))
-            return Code(bare, behind if is_part else "")
+    tokens = words.split()
+    for index, word in enumerate(tokens):
+        token = word.strip("\"',;()[]{}.").rstrip(":")
+        if _CODE.fullmatch(token) and registry.explain(checks, token) is not None:
+            following = tokens[index + 1].rstrip(":,;") if index + 1 < len(tokens) and not word.endswith(":") else ""
+            is_part = bool(regex(r"[0-9a-f]{4,8}:.*|/.*|[a-z0-9_-]+\d[/.\d]*").fullmatch(following))
+            return Code(token, following if is_part else "")
     if found := _SXID.search(words):
         return Code(f"sxid/{int(found[1])}")
     if found := _XID.search(words):
-        return _of_xid(int(found[1]), found[2])
+        return _xid_code(int(found[1]), found[2])
     return None
 
 
-def _others(words: str, checks: Mapping[str, Check]) -> Asked | None:
+def _foreign_reason(words: str, checks: Mapping[str, Check]) -> Query | None:
     """Match several unknown words: a person's Reason, or a kernel line without a time stamp.
 
     A single word is a misspelt code.
     """
-    text = _BEHIND.sub("", words).removeprefix("Reason=").strip()
+    text = _REASON_SUFFIX.sub("", words).removeprefix("Reason=").strip()
     if text.startswith(PREFIX) and (code := text.removeprefix(PREFIX).split()[:1]):
-        return OthersReason(foreign_reasons.of_another_version(_nearest(code[0].rstrip(":"), checks)))
+        return ForeignReasonQuery(foreign_reasons.unknown_code(_nearest(code[0].rstrip(":"), checks)))
     if text != words:
-        return OthersReason(foreign_reasons.SOMEBODYS)
-    if _begins_as_a_kernel_line(words):
-        return HarmlessLine(UNREAD)
-    return OthersReason(foreign_reasons.PERHAPS_SOMEBODYS) if len(words.split()) > 2 else None
+        return ForeignReasonQuery(foreign_reasons.SITE_REASON)
+    if _is_kernel_line_start(words):
+        return HarmlessLine(NO_RULE)
+    return ForeignReasonQuery(foreign_reasons.SITE_REASON_OR_KERNEL_LINE) if len(words.split()) > 2 else None
 
 
-def _begins_as_a_kernel_line(words: str) -> bool:
+def _is_kernel_line_start(words: str) -> bool:
     from healthd.scan.quoted import begins_as_the_kernels
 
     return bool(_AS_THE_KERNELS.match(words)) or begins_as_the_kernels(words.encode("utf-8", "replace"))
 
 
 def _nearest(code: str, checks: Mapping[str, Check]) -> str:
-    names = near(code, checks)
+    names = suggestions(code, checks)
     return f"; nearest: {', '.join(names)}" if names else ""
 
 
-def near(words: str, checks: Mapping[str, Check]) -> tuple[str, ...]:
+def suggestions(words: str, checks: Mapping[str, Check]) -> tuple[str, ...]:
     """Return the few most similar codes and checks."""
     names = [*checks, *registry.all_names(checks)]
     word = words.split()[0].lower() if words.split() else ""
     part = [name for name in checks if word in name.split("_")]
     inside = [name for name in names if word and name.partition("/")[2].startswith(word)]
-    close = get_close_matches(word, names, n=MOST_NEAR, cutoff=0.6)
+    close = get_close_matches(word, names, n=MAX_SUGGESTIONS, cutoff=0.6)
     close = [name for name in close if _alike(word, name) > _alike(word, close[0]) - 0.1]
     check = word.partition("/")[0]
-    own = [name for name in names if name.startswith(f"{check}/")] if check in checks else []
-    return tuple(dict.fromkeys([*part, *(close or [*inside, *own])]))[:MOST_NEAR]
+    check_codes = [name for name in names if name.startswith(f"{check}/")] if check in checks else []
+    return tuple(dict.fromkeys([*part, *(close or [*inside, *check_codes])]))[:MAX_SUGGESTIONS]
 
 
 def _alike(word: str, name: str) -> float:

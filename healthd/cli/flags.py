@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from healthd.cli.terminal import Stop, complain
+from healthd.cli.terminal import Stop, write_error
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.text import regex
 
 if TYPE_CHECKING:
-    from healthd.agent.settings.config import Below, Layer, Loaded, Settings
+    from healthd.agent.settings.config import Layer, LayerLoader, Loaded, Settings
     from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
@@ -68,9 +68,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = regex(r"unrecognized arguments: (-[^\s=]*).*").fullmatch(message)
         if unknown:
-            from healthd.common.codec import nearest
+            from healthd.common.codec import spelling_hint
 
-            message = f"no option {unknown[1]}{nearest(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
+            message = (
+                f"no option {unknown[1]}{spelling_hint(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
+            )
         raise Stop(f"{self.prog}: {message}")
 
 
@@ -91,14 +93,14 @@ class Command(NamedTuple):
 # --- groups of flags
 
 
-def config(parser: Parser) -> None:
+def add_config_flag(parser: Parser) -> None:
     """Add the flag for the settings file."""
     parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it exists)")
 
 
-def look(parser: Parser) -> None:
+def add_target_flags(parser: Parser) -> None:
     """Add the flags that select the inspected machine."""
-    config(parser)
+    add_config_flag(parser)
     parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts below DIR")
     parser.add_argument(
         "--fake-nvml", metavar="MACHINE|FILE", help="simulate a machine like dgx-h100, or a scenario file"
@@ -107,9 +109,9 @@ def look(parser: Parser) -> None:
     parser.add_argument("--baseline", metavar="FILE", help='baseline of this node ("": none)')
 
 
-def daemon(parser: Parser) -> None:
+def add_daemon_flags(parser: Parser) -> None:
     """Add all flags of the daemon."""
-    look(parser)
+    add_target_flags(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="directory of the event stream and the copy of the ledger")
     parser.add_argument("--runtime-dir", metavar="DIR", help="directory of socket, verdict file and live ledger")
     parser.add_argument(
@@ -125,7 +127,7 @@ def daemon(parser: Parser) -> None:
     parser.add_argument("--listen", metavar="ADDR:PORT|off", help="address of the metrics page")
 
 
-def client(parser: Parser) -> None:
+def add_client_flags(parser: Parser) -> None:
     """Add the flags that locate the running daemon."""
     parser.add_argument(
         "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
@@ -140,7 +142,7 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f'must be a number of seconds, got "{text}"') from None
 
 
-def duration(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Return the seconds of "90s", "30m", "1.5h", "1h30m", "2d"; None for other text and for zero."""
     if not regex(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+").fullmatch(text):
         return None
@@ -153,14 +155,14 @@ def duration(text: str) -> float | None:
 
 def settings_file(args: argparse.Namespace) -> tuple[str, bool]:
     """Return the path of the settings, and True if the user named it, so that the file must exist."""
-    given: str | None = getattr(args, "config", None)
-    if given == "":
+    path: str | None = getattr(args, "config", None)
+    if path == "":
         raise Stop("healthd: --config must name a file, got an empty name")
-    return given or DEFAULT_FILE, given is not None
+    return path or DEFAULT_FILE, path is not None
 
 
 def load_settings(
-    args: argparse.Namespace, below: Below | None = None, checks_dir: str | None = None
+    args: argparse.Namespace, lower_layers: LayerLoader | None = None, checks_dir: str | None = None
 ) -> tuple[Loaded, dict[str, Check]]:
     """Return the effective settings and all checks.
 
@@ -168,52 +170,52 @@ def load_settings(
     checks, instead of the one in the file. Raises ConfigError, one sentence.
     """
     from healthd.agent.settings import config, layers, registry
-    from healthd.agent.settings.effective import require_what_is_named, settle
+    from healthd.agent.settings.effective import require_named_files, resolve_settings
     from healthd.agent.settings.settings_file import read_file
 
-    file, given = settings_file(args)
-    table = read_file(file, required=given)
-    checks = registry.find(config.checks_dir(table) if checks_dir is None else checks_dir)
-    loaded = settle(table, file, overrides(args), checks, below or layers.below)
-    require_what_is_named(loaded)
+    file, is_named = settings_file(args)
+    table = read_file(file, required=is_named)
+    checks = registry.find_checks(config.checks_dir(table) if checks_dir is None else checks_dir)
+    loaded = resolve_settings(table, file, overrides(args), checks, lower_layers or layers.lower_layers)
+    require_named_files(loaded)
     return loaded, checks
 
 
-def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
+def load_settings_for(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
     """Return the settings for these built-in checks without importing the others.
 
     Only checks that a layer of the settings names are added. None if the site has its own checks. Raises ConfigError
     where load_settings() does; its message knows only these checks.
     """
     from healthd.agent.settings import config, layers, registry
-    from healthd.agent.settings.effective import require_what_is_named, settle
+    from healthd.agent.settings.effective import require_named_files, resolve_settings
     from healthd.agent.settings.settings_file import read_file
 
-    file, given = settings_file(args)
-    table = read_file(file, required=given)
+    file, is_named = settings_file(args)
+    table = read_file(file, required=is_named)
     if registry.site_files(config.checks_dir(table)):
         return None
 
-    def below(settings: Settings) -> Sequence[Layer]:
-        found = layers.below(settings)
-        tables = [table.get("checks"), *_checks_of_sections(table), *(layer.checks for layer in found)]
-        named = {name for one in tables if isinstance(one, Mapping) for name in one}
-        checks.update(registry.built_in(named - {*checks}))
+    def lower_layers(settings: Settings) -> Sequence[Layer]:
+        found = layers.lower_layers(settings)
+        tables = [table.get("checks"), *_section_checks(table), *(layer.checks for layer in found)]
+        named = {name for checks_table in tables if isinstance(checks_table, Mapping) for name in checks_table}
+        checks.update(registry.built_in_checks(named - {*checks}))
         return found
 
-    loaded = settle(table, file, overrides(args), checks, below)
-    require_what_is_named(loaded)
+    loaded = resolve_settings(table, file, overrides(args), checks, lower_layers)
+    require_named_files(loaded)
     return loaded
 
 
-def _checks_of_sections(table: Mapping[str, Any]) -> list[Any]:
+def _section_checks(table: Mapping[str, Any]) -> list[Any]:
     """Return [node.checks.*] of each [[node]] section."""
     sections = table.get("node", [])
     return [section.get("checks", {}) for section in sections] if isinstance(sections, list) else []
 
 
-def settings_elsewhere(
-    args: argparse.Namespace, node: str, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
+def load_settings_at(
+    args: argparse.Namespace, node: str, lower_layers: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
     """Return the named settings file for another `node`, on top of that node's profile and baseline, and the checks of
     this node.
@@ -221,16 +223,16 @@ def settings_elsewhere(
     The settings are None if no file was named. Raises ConfigError.
     """
     from healthd.agent.settings import config, registry
-    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.effective import resolve_settings
     from healthd.agent.settings.settings_file import read_file
 
-    file, given = settings_file(args)
-    table = read_file(file, required=given)
-    checks = registry.find(config.checks_dir(table))
-    if not given:
+    file, is_named = settings_file(args)
+    table = read_file(file, required=is_named)
+    checks = registry.find_checks(config.checks_dir(table))
+    if not is_named:
         return None, checks
     named = {"node_name": ("the recording", node)}
-    return settle(table, file, named, checks, lambda settings: below(settings, checks)), checks
+    return resolve_settings(table, file, named, checks, lambda settings: lower_layers(settings, checks)), checks
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
@@ -241,14 +243,14 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     """
     from healthd.agent.settings.limits import KERNEL_LOGS
 
-    given = {}
+    found = {}
     for flag, setting in SETTINGS.items():
         value = getattr(args, flag[2:].replace("-", "_"), None)
         if value is not None:
             is_path = value != "" and (flag in PATHS or (flag in NAMES_OR_PATHS and ("/" in value or "." in value)))
             is_path |= flag == "--kernel-log" and value not in ("", *KERNEL_LOGS)
-            given[setting] = (flag, os.path.abspath(value) if is_path else value)
-    return given
+            found[setting] = (flag, os.path.abspath(value) if is_path else value)
+    return found
 
 
 def runtime_dir(args: argparse.Namespace, default: str = RUNTIME_DIR) -> str:
@@ -266,24 +268,24 @@ def state_dir(args: argparse.Namespace) -> str:
 
 
 def _directory(args: argparse.Namespace, name: str, default: str) -> str:
-    given = getattr(args, name, None)
-    if given is not None:
-        return os.path.abspath(str(given))
+    option = getattr(args, name, None)
+    if option is not None:
+        return os.path.abspath(str(option))
     file, required = settings_file(args)
     if not required and not os.path.exists(file):
         return default
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file
 
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
             if required and _is_missing(file):  # a typo: the user may mean another daemon than the default one
                 raise
-            complain(f"healthd: note: the settings have an error ({error}); assuming {name} {default}")
+            write_error(f"healthd: note: the settings have an error ({error}); assuming {name} {default}")
             return default
-        return config.directory(table, file, name)
+        return config.read_directory(table, file, name)
 
 
 def _is_missing(file: str) -> bool:
@@ -297,7 +299,7 @@ def _is_missing(file: str) -> bool:
 
 
 @contextmanager
-def wrong_settings_are_wrong_use() -> Iterator[None]:
+def settings_errors_as_usage() -> Iterator[None]:
     from healthd.agent.settings.config import ConfigError
 
     try:

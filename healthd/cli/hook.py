@@ -14,22 +14,22 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from healthd.agent.control import protocol
-from healthd.agent.control.client import Answer, NoAnswer, RefusedByDaemon, ask_with_uid
+from healthd.agent.control.client import Answer, DaemonUnreachable, RefusedByDaemon, send_request_with_uid
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import Stop, complain, say
+from healthd.cli.terminal import Stop, write_error, write_output
 from healthd.common.paths import VERDICT_FILE
 from healthd.common.text import is_decimal
 
-MOST_WAIT_SECONDS = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
-LAST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 0.25
 # A validation in the epilog: its minimum, the time to end its programs, and the time for this process to exit.
-LEAST_SECONDS, ENDING_SECONDS, LAST_SECONDS = 2.0, 4.0, 0.5
+MIN_SECONDS, ENDING_SECONDS, EXIT_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60 s, and may start the next one before that
 # A verdict is valid for three rounds, and an interval is at most a week (limits.Period); its end is in epoch seconds.
-LONGEST_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
+MAX_VERDICT_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
@@ -48,48 +48,48 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     began = time.monotonic()
     deadline = began + wait_seconds
     pause = FIRST_PAUSE_SECONDS
-    then: object = None
+    programs: object = None
     try:
-        answer, uid = _ask(runtime_dir, protocol.job_ended(job), deadline)
-        then = answer.get("then")
+        answer, uid = _query(runtime_dir, protocol.job_ended(job), deadline)
+        programs = answer.get("then")
         while answer.get("left") and time.monotonic() + pause < deadline:
             time.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE_SECONDS)
-            answer = _ask(runtime_dir, protocol.looks_left(answer.get("asked")), deadline).table
-    except (NoAnswer, RefusedByDaemon) as error:
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+            answer = _query(runtime_dir, protocol.pending_runs(answer.get("asked")), deadline).document
+    except (DaemonUnreachable, RefusedByDaemon) as error:
         return str(error)
-    left = answer.get("left") or []
-    looked = f"still running: {', '.join(map(str, left))}" if left else "the checks have run"
-    if not then or left:
-        return looked
-    if not may_run(uid, os.geteuid()):
-        return f"{looked}; the request for a validation is ignored, because the daemon runs as uid {uid}"
+    remaining = answer.get("left") or []
+    result = f"still running: {', '.join(map(str, remaining))}" if remaining else "the checks have run"
+    if not programs or remaining:
+        return result
+    if not is_trusted_request(uid, os.geteuid()):
+        return f"{result}; the request for a validation is ignored, because the daemon runs as uid {uid}"
     from healthd.common.slurm.slurm_conf import epilog_timeout
 
-    return f"{looked}; {_run_then(then, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
+    return f"{result}; {_run_programs(programs, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
 
 
-def _run_then(then: object, deadline: float, runtime_dir: str, job: str) -> str:
+def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str) -> str:
     """Run the programs that the daemon requests after the last job (a validation), and report the job end again.
 
     They must end ENDING_SECONDS before the deadline, for ending their own programs; then the daemon checks the result.
     """
-    words = []
-    for item in then if isinstance(then, list) else []:
+    results = []
+    for item in programs if isinstance(programs, list) else []:
         argv, seconds = (item.get("argv"), item.get("seconds")) if isinstance(item, dict) else (None, None)
         if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
             return "the requested program is invalid"
-        left = deadline - time.monotonic() - ENDING_SECONDS
-        seconds = min(float(seconds), left) if isinstance(seconds, int | float) else left
-        if seconds < LEAST_SECONDS:
+        seconds_left = deadline - time.monotonic() - ENDING_SECONDS
+        seconds = min(float(seconds), seconds_left) if isinstance(seconds, int | float) else seconds_left
+        if seconds < MIN_SECONDS:
             return "not enough time left for a validation"
-        words.append(_run_one((*argv, "--seconds", f"{seconds:.0f}"), deadline - LAST_SECONDS))
-    with suppress(NoAnswer, RefusedByDaemon):
-        _ask(runtime_dir, protocol.job_ended(job), deadline)
-    return ", ".join(words)
+        results.append(_run_program((*argv, "--seconds", f"{seconds:.0f}"), deadline - EXIT_SECONDS))
+    with suppress(DaemonUnreachable, RefusedByDaemon):
+        _query(runtime_dir, protocol.job_ended(job), deadline)
+    return ", ".join(results)
 
 
-def _run_one(argv: tuple[str, ...], deadline: float) -> str:
+def _run_program(argv: tuple[str, ...], deadline: float) -> str:
     """Run one program. At the deadline it gets SIGTERM, and is not waited for."""
     import subprocess
 
@@ -111,7 +111,7 @@ def _run_one(argv: tuple[str, ...], deadline: float) -> str:
     return f"validated (status {status})"
 
 
-def may_run(daemon_uid: int, own_uid: int) -> bool:
+def is_trusted_request(daemon_uid: int, own_uid: int) -> bool:
     """Return True if commands from a daemon with `daemon_uid` may be run by a process with `own_uid`.
 
     They gain no rights if the daemon is root's, or has the same user.
@@ -119,8 +119,8 @@ def may_run(daemon_uid: int, own_uid: int) -> bool:
     return daemon_uid in (0, own_uid)
 
 
-def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer:
-    return ask_with_uid(runtime_dir, request, max(deadline - time.monotonic(), 0.01))
+def _query(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer:
+    return send_request_with_uid(runtime_dir, request, max(deadline - time.monotonic(), 0.01))
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
@@ -138,7 +138,7 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
     word, expires, why = (*text.decode("ascii", "replace").strip().split(" ", 2), "", "", "")[:3]
     if not is_decimal(expires[:EPOCH_DIGITS]) or (ends := int(expires[:EPOCH_DIGITS])) <= now:
         return NO_VERDICT, "the verdict is too old: healthd is not running, or hangs"
-    if len(expires) > EPOCH_DIGITS or ends > now + LONGEST_SECONDS:
+    if len(expires) > EPOCH_DIGITS or ends > now + MAX_VERDICT_SECONDS:
         return NO_VERDICT, f"no verdict: {path} expires too far in the future to be from a daemon"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
 
@@ -148,31 +148,31 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
 
 def _hook_epilog_arguments(parser: Parser) -> None:
     parser.add_argument("--wait", metavar="SECONDS", default="10", help="maximum wait (default: 10)")
-    flags.client(parser)
+    flags.add_client_flags(parser)
 
 
 def _hook_epilog(args: argparse.Namespace) -> int:
     wait = _wait_seconds(args.wait)
     end_after(wait + 1)
     try:
-        return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), wait) + "\n")
+        return write_output(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), wait) + "\n")
     except Stop as stop:  # Slurm drains a node if its epilog fails
-        return complain(str(stop))
+        return write_error(str(stop))
 
 
 def _wait_seconds(text: str) -> float:
     """Return --wait in seconds. For an invalid value return the default, so that a typo does not fail the epilog."""
     with suppress(ValueError):
-        if 0.0 <= (seconds := float(text)) <= MOST_WAIT_SECONDS:
+        if 0.0 <= (seconds := float(text)) <= MAX_WAIT_SECONDS:
             return seconds
-    complain(f'healthd hook epilog: --wait: must be 0 to {MOST_WAIT_SECONDS:.0f} seconds, got "{text}"; using 10')
+    write_error(f'healthd hook epilog: --wait: must be 0 to {MAX_WAIT_SECONDS:.0f} seconds, got "{text}"; using 10')
     return 10.0
 
 
 def _hook_healthcheck(args: argparse.Namespace) -> int:
     end_after(HEALTHCHECK_SECONDS)
     status, sentence = healthcheck(flags.runtime_dir(args), time.time())
-    return say(sentence + "\n", status)
+    return write_output(sentence + "\n", status)
 
 
 COMMANDS = {
@@ -182,7 +182,7 @@ COMMANDS = {
         "Check the GPUs after a job and wait for the result, for Slurm's epilog. Exit status: always 0.",
     ),
     "hook healthcheck": Command(
-        flags.client,
+        flags.add_client_flags,
         _hook_healthcheck,
         "Print the daemon's decision, for HealthCheckProgram. Exit status: 0 usable, 2 drained, 3 no daemon.",
     ),

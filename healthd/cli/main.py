@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import INTERRUPTED, Stop, complain, prepare, say, usage
+from healthd.cli.terminal import INTERRUPTED, Stop, prepare, usage, write_error, write_output
 
-TWO_WORDS = ("config", "fleet", "hook")  # commands with subcommands
+GROUPS = ("config", "fleet", "hook")  # commands with subcommands
 
 HELP = """\
 healthd: health daemon for GPU nodes that run Slurm
@@ -161,15 +161,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _main(words: Sequence[str]) -> int:
+def _main(arguments: Sequence[str]) -> int:
     prepare()
     try:
         if "_ARGCOMPLETE" in os.environ:
             status: int = import_module("healthd.cli.completion").complete()
             return status
-        return _dispatch(list(words))
+        return _dispatch(list(arguments))
     except Stop as stop:
-        return complain(str(stop), stop.status)
+        return write_error(str(stop), stop.status)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -185,29 +185,29 @@ def _version() -> str:
         return __version__
 
 
-def _dispatch(words: list[str]) -> int:
-    while words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
-    if not words:
+def _dispatch(arguments: list[str]) -> int:
+    while arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if not arguments:
         return usage(HELP)
-    if words[0] in ("-h", "--help"):
-        return say(HELP)
-    if words[0] in ("-V", "--version"):
-        return say(f"healthd {_version()}\n")
-    count = 2 if words[0] in TWO_WORDS or " ".join(words[:2]) in FAMILIES else 1
-    name, rest = " ".join(words[:count]), words[count:]
-    if words[0] in TWO_WORDS and len(words) == 1:
-        return usage(_commands_of(words[0]))
-    if words[0] in TWO_WORDS and words[1] in ("-h", "--help"):
-        return say(_commands_of(words[0]))
+    if arguments[0] in ("-h", "--help"):
+        return write_output(HELP)
+    if arguments[0] in ("-V", "--version"):
+        return write_output(f"healthd {_version()}\n")
+    count = 2 if arguments[0] in GROUPS or " ".join(arguments[:2]) in FAMILIES else 1
+    name, remaining = " ".join(arguments[:count]), arguments[count:]
+    if arguments[0] in GROUPS and len(arguments) == 1:
+        return usage(_group_help(arguments[0]))
+    if arguments[0] in GROUPS and arguments[1] in ("-h", "--help"):
+        return write_output(_group_help(arguments[0]))
     if name not in FAMILIES:
         raise Stop(f'healthd: unknown command "{name}"{_hint(name)}')
     chosen = command(name)
     parser = Parser(name, chosen.description, chosen.examples)
     chosen.flags(parser)
-    if {"-h", "--help"} & set(rest):
-        return say(parser.format_help())
-    return chosen.run(parser.parse_intermixed_args(rest))
+    if {"-h", "--help"} & set(remaining):
+        return write_output(parser.format_help())
+    return chosen.run(parser.parse_intermixed_args(remaining))
 
 
 def command(name: str) -> Command:
@@ -217,26 +217,26 @@ def command(name: str) -> Command:
 
 
 def _hint(name: str) -> str:
-    from healthd.common.codec import nearest
+    from healthd.common.codec import spelling_hint
 
     if name.startswith("-"):
         return "; write the command first, then its options"
     first = name.partition(" ")[0]
-    if first in TWO_WORDS:
-        return nearest(name, (known for known in FAMILIES if known.startswith(f"{first} ")))
-    hint = nearest(name, {*FAMILIES, *TWO_WORDS})
+    if first in GROUPS:
+        return spelling_hint(name, (family for family in FAMILIES if family.startswith(f"{first} ")))
+    hint = spelling_hint(name, {*FAMILIES, *GROUPS})
     return hint if "mean" in hint else "; healthd --help shows all"
 
 
-def _commands_of(first: str) -> str:
+def _group_help(first: str) -> str:
     """Return the help of a group: each command with its summary, and its first example, in 80 columns."""
     import textwrap
 
-    mine = {name: command(name) for name in FAMILIES if name.startswith(f"{first} ")}
-    wide = max(map(len, mine))
+    subcommands = {name: command(name) for name in FAMILIES if name.startswith(f"{first} ")}
+    width = max(map(len, subcommands))
     lines = [f"usage: healthd {first} COMMAND [...]", f"       healthd {first} COMMAND --help for its options", ""]
-    for name, of_group in mine.items():
-        start = f"  {name.ljust(wide)}  "
-        lines += textwrap.wrap(of_group.summary, 80, initial_indent=start, subsequent_indent=" " * len(start))
-    examples = [of_group.examples.splitlines()[0] for of_group in mine.values() if of_group.examples]
+    for name, subcommand in subcommands.items():
+        start = f"  {name.ljust(width)}  "
+        lines += textwrap.wrap(subcommand.summary, 80, initial_indent=start, subsequent_indent=" " * len(start))
+    examples = [subcommand.examples.splitlines()[0] for subcommand in subcommands.values() if subcommand.examples]
     return "\n".join([*lines, *(["", "examples:", *examples] if examples else [])]) + "\n"

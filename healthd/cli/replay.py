@@ -9,18 +9,18 @@ from msgspec.structs import replace
 
 import healthd
 from healthd.agent.kernel_log.source import RawLine
-from healthd.agent.recording.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
-from healthd.agent.scheduler.one_round import KernelLog, Look
+from healthd.agent.recording.recording import KernelLine, Notes, RecordedRun, Recording, RecordingError, pack, unpack
+from healthd.agent.scheduler.one_round import KernelLogReader, RoundResult
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import CheckConfig, Layer, Loaded, Settings
-from healthd.agent.settings.effective import place_of
+from healthd.agent.settings.effective import setting_path
 from healthd.agent.settings.registry import Check
 from healthd.common.codec import ConvertError, dump, fields_of, load
 from healthd.common.model import CheckResult, Outcome, RunName
 from healthd.host.host import Host
 
 
-def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recording:
+def record(loaded: Loaded, found: RoundResult, notes: Mapping[RunName, Notes]) -> Recording:
     """Return the recording of a round. `notes`: the queries of each run."""
     settings = loaded.settings
     log = found.kernel_log
@@ -36,20 +36,20 @@ def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recor
         runs=tuple(_with_notes(found.runs, notes)),
         kernel_lines=tuple(KernelLine(*line[:3]) for line in log) if isinstance(log, list) else None,
         kernel_error=pack(log) if isinstance(log, OSError) else None,
-        baseline=tuple(_of_baseline(loaded)),
+        baseline=tuple(_baseline_rows(loaded)),
     )
 
 
-def _of_baseline(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield (check, instance, the settings from the baseline)."""
     for (check, instance), config in loaded.checks.items():
-        places = {f.name: place_of(check, instance, f.name) for f in fields_of(type(config))}
-        names = [name for name, place in places.items() if loaded.origins.get(place) == loaded.settings.baseline_file]
+        paths = {f.name: setting_path(check, instance, f.name) for f in fields_of(type(config))}
+        names = [name for name, path in paths.items() if loaded.origins.get(path) == loaded.settings.baseline_file]
         if names:
             yield check, instance, tuple(names)
 
 
-def below(recording: Recording, settings: Settings, known: Mapping[str, Check]) -> list[Layer]:
+def lower_layers(recording: Recording, settings: Settings, available: Mapping[str, Check]) -> list[Layer]:
     """Return the layers below the recorded node's settings: the values that a profile guessed, and its baseline.
 
     They are used below other settings too, unless these disable them or name another profile.
@@ -57,16 +57,16 @@ def below(recording: Recording, settings: Settings, known: Mapping[str, Check]) 
     found = []
     if settings.profile == "auto":
         guessed = [(check, instance, table.get("guessed", ())) for check, instance, table in recording.checks]
-        found.append(Layer("the profile in the recording", _tables(recording, guessed, known), guessed=True))
+        found.append(Layer("the profile in the recording", _tables(recording, guessed, available), guessed=True))
     else:
-        found += layers.without_baseline(settings)
+        found += layers.layers_without_baseline(settings)
     if settings.baseline_file:
-        found.append(Layer("the baseline in the recording", _tables(recording, recording.baseline, known)))
+        found.append(Layer("the baseline in the recording", _tables(recording, recording.baseline, available)))
     return found
 
 
 def _tables(
-    recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], known: Mapping[str, Check]
+    recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], available: Mapping[str, Check]
 ) -> dict[str, Any]:
     """Return these settings of these runs, as in a settings file. Settings that this version does not have are
     omitted.
@@ -74,9 +74,9 @@ def _tables(
     recorded = {(check, instance): table for check, instance, table in recording.checks}
     tables: dict[str, Any] = {}
     for check, instance, names in chosen:
-        if check not in known or not names:
+        if check not in available or not names:
             continue
-        own = {f.name for f in fields_of(known[check].config)} - {"name", "guessed"}
+        own = {f.name for f in fields_of(available[check].config)} - {"name", "guessed"}
         values = {name: value for name, value in recorded[check, instance].items() if name in own and name in names}
         if instance:
             tables.setdefault(check, {})[instance] = values
@@ -90,45 +90,45 @@ def _all_settings(config: CheckConfig) -> dict[str, Any]:
     return {f.name: dump(getattr(config, f.name)) for f in fields_of(type(config))}
 
 
-def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator[Run]:
+def _with_notes(runs: Iterable[RecordedRun], notes: Mapping[RunName, Notes]) -> Iterator[RecordedRun]:
     """Yield runs with the queries in the first run of each name: those of another run with this name are equal."""
-    left = dict(notes)
+    remaining = dict(notes)
     for run in runs:
-        noted = left.pop(run.name, Notes({}))
-        yield replace(run, unanswered="" if run.answered else noted.unanswered, asked=noted.asked)
+        noted = remaining.pop(run.name, Notes({}))
+        yield replace(run, unanswered="" if run.answered else noted.unanswered, asked=noted.answers)
 
 
-def told(recording: Recording) -> tuple[int, list[str]]:
+def count_answers(recording: Recording) -> tuple[int, list[str]]:
     """Return the number of answers in a recording, and a sentence for each query in which a run hung or died."""
-    silent = [
+    unanswered = [
         f"{run.check} {run.instance}".rstrip() + f" had no answer to: {run.unanswered}"
         for run in recording.runs
         if run.unanswered
     ]
-    return sum(len(answers) for run in recording.runs for answers in run.asked.values()), silent
+    return sum(len(answers) for run in recording.runs for answers in run.asked.values()), unanswered
 
 
-def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
+def recorded_settings(recording: Recording, available: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
     """Return the recorded settings, and a failed result for each check that cannot be replayed here."""
     checks: dict[RunName, CheckConfig] = {}
     lost = []
     for check, instance, table in recording.checks:
         name = RunName(check, instance)
         try:
-            checks[name] = _config(check, instance, table, known)
+            checks[name] = _config(check, instance, table, available)
         except ConvertError as error:
-            run = recording.run_of(name)
+            run = recording.find_run(name)
             ended, seconds = (run.ended, run.seconds) if run else (recording.time, 0.0)
             lost.append(CheckResult(check, instance, Outcome.FAILED, ended - seconds, seconds, error=str(error)))
     tables = {name: {**dump(config), "name": name.instance} for name, config in checks.items()}
     return at_that_node(Loaded(Settings(), checks, tables, {}), recording), lost
 
 
-def _config(check: str, instance: str, table: dict[str, Any], known: Mapping[str, Check]) -> CheckConfig:
-    if check not in known:
+def _config(check: str, instance: str, table: dict[str, Any], available: Mapping[str, Check]) -> CheckConfig:
+    if check not in available:
         raise ConvertError(f'cannot be replayed: this version has no check "{check}"')
-    config = load(known[check].config, {**table, "name": instance}, "its recorded settings")
-    known[check].check_config(config, "its recorded settings")
+    config = load(available[check].config, {**table, "name": instance}, "its recorded settings")
+    available[check].check_config(config, "its recorded settings")
     return config
 
 
@@ -138,7 +138,7 @@ def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
     return replace(loaded, settings=settings)
 
 
-def kernel_log_of(recording: Recording) -> KernelLog | None:
+def recorded_kernel_log(recording: Recording) -> KernelLogReader | None:
     """Return a function that returns the recorded lines or raises the recorded OSError; None if no log was read.
 
     Raises RecordingError.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from healthd.cli import flags
-from healthd.cli.flags import Command, load_settings, wrong_settings_are_wrong_use
+from healthd.cli.flags import Command, load_settings, settings_errors_as_usage
 from healthd.cli.terminal import REFUSED, Stop
 
 
 def _run(args: argparse.Namespace) -> int:
     from healthd.agent import daemon
 
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         try:
             file = args.config or flags.DEFAULT_FILE
             return daemon.run(lambda checks_dir: load_settings(args, checks_dir=checks_dir), file)
@@ -23,7 +23,7 @@ def _run(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "run": Command(
-        flags.daemon,
+        flags.add_daemon_flags,
         _run,
         "Run the daemon in the foreground until SIGTERM. SIGHUP reads the settings again. Flags override the file.",
         "  healthd run                        # as systemd does\n"

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from healthd.cli.flags import DEFAULT_FILE, Command, Parser, wrong_settings_are_wrong_use
-from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, settings_errors_as_usage
+from healthd.cli.terminal import HEALTH_STATUS, UNKNOWN, page, write_error, write_output, write_stream
 
 if TYPE_CHECKING:
     from healthd.common.model import Finding, Inventory, KernelEvent
@@ -36,8 +36,8 @@ def _scan(args: argparse.Namespace) -> int:
 
     from healthd.common.model import Severity
     from healthd.scan import log_file
-    from healthd.scan.events import happened
-    from healthd.scan.findings import event_line, judged
+    from healthd.scan.events import merge_messages
+    from healthd.scan.findings import event_line, judge
     from healthd.scan.lines import Tally
     from healthd.scan.messages import messages
 
@@ -52,30 +52,32 @@ def _scan(args: argparse.Namespace) -> int:
 
     def watched() -> Iterator[Judged]:
         nonlocal worst
-        for one in judged(happened(told), correlate_all()):
-            if one.meaning.severity > worst:
-                worst = one.meaning.severity
-            yield one
+        for judgement in judge(merge_messages(parsed), correlate_all()):
+            if judgement.meaning.severity > worst:
+                worst = judgement.meaning.severity
+            yield judgement
 
     name = "standard input" if args.file == "-" else args.file
-    with closing(messages(_until_damaged(log_file.blocks(args.file), problem), time.time(), tally)) as told:
+    with closing(messages(_until_damaged(log_file.blocks(args.file), problem), time.time(), tally)) as parsed:
         if args.json:
-            stream(itertools.chain((event_line(one) for one in watched()), _unrecognised(tally, args.unknown)))
+            write_stream(
+                itertools.chain((event_line(judgement) for judgement in watched()), _unrecognised(tally, args.unknown))
+            )
         else:
             from healthd.scan import table as scan_table
 
             found = scan_table.summary(watched())
             if tally.kernel:
-                say(scan_table.table(found, name, tally, page(), unknown=args.unknown))
-    status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
+                write_output(scan_table.table(found, name, tally, page(), unknown=args.unknown))
+    status = HEALTH_STATUS[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
     if problem:
-        return complain(f"healthd scan: {problem[0]}", status or UNKNOWN)
+        return write_error(f"healthd scan: {problem[0]}", status or UNKNOWN)
     if not tally.kernel:
-        return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
+        return write_error(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
     return status
 
 
-def _use_patterns(given: str | None) -> None:
+def _use_patterns(path: str | None) -> None:
     """Use the site's patterns as the daemon does.
 
     If the default file cannot be read, print a note: scan is for logs of any machine, and for users who may not read
@@ -84,18 +86,18 @@ def _use_patterns(given: str | None) -> None:
     import os
 
     from healthd.agent.kernel_log.parse import use_patterns
-    from healthd.agent.settings.config import ConfigError, kernel_log_of
+    from healthd.agent.settings.config import ConfigError, kernel_log_config
     from healthd.agent.settings.settings_file import read_file
 
-    if given is None and not os.path.exists(DEFAULT_FILE):
+    if path is None and not os.path.exists(DEFAULT_FILE):
         return
-    with wrong_settings_are_wrong_use():
+    with settings_errors_as_usage():
         try:
-            patterns = kernel_log_of(read_file(given or DEFAULT_FILE, required=True), given or DEFAULT_FILE).patterns
+            patterns = kernel_log_config(read_file(path or DEFAULT_FILE, required=True), path or DEFAULT_FILE).patterns
         except ConfigError as error:
-            if given is not None:
+            if path is not None:
                 raise
-            complain(f"healthd scan: note: without the site's patterns: {error}")
+            write_error(f"healthd scan: note: without the site's patterns: {error}")
             return
     use_patterns(patterns)
 
@@ -107,12 +109,12 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
     """
     from healthd.scan.findings import unrecognised_line
 
-    left = dict(tally.drivers)
+    remaining = dict(tally.drivers)
     for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1]):
         if each:
             yield unrecognised_line(driver, text, line, count)
-        elif driver in left:
-            yield unrecognised_line(driver, text, line, left.pop(driver))
+        elif driver in remaining:
+            yield unrecognised_line(driver, text, line, remaining.pop(driver))
 
 
 def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
@@ -139,12 +141,12 @@ def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding
     from healthd.agent.settings import registry
     from healthd.common.guard import KERNEL_LOG, drop
 
-    checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+    checks = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
         every: list[Finding] = []
         for check, config in checks:
-            found, failed = intake.found_by(check, config, events, node)
+            found, failed = intake.evaluate_check(check, config, events, node)
             every += found
             for event, error in failed:
                 drop(KERNEL_LOG, error, event.text if event else f"check {check.name}")

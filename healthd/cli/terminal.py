@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from healthd.common.page import Page
 
 # C0 and C1 without tab and line feed, and ESC unless it begins a colour: ECMA-48, "8.3.117 SGR".
-STEERS = regex(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]{1,16}m)")
+CONTROL_CHARACTERS = regex(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]{1,16}m)")
 
-OK, REFUSED, UNKNOWN, WRONG_USE, INTERRUPTED = 0, 1, 3, 64, 130
-OF_HEALTH = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown": 3}
+OK, REFUSED, UNKNOWN, USAGE_ERROR, INTERRUPTED = 0, 1, 3, 64, 130
+HEALTH_STATUS = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown": 3}
 
 
 class Stop(HealthdError):
     """End of the command, with one sentence for the user and the exit status."""
 
-    def __init__(self, sentence: str, status: int = WRONG_USE) -> None:
+    def __init__(self, sentence: str, status: int = USAGE_ERROR) -> None:
         super().__init__(sentence)
         self.status = status
 
@@ -49,14 +49,14 @@ def prepare() -> None:
             stream.reconfigure(errors="replace")
 
 
-def say(text: str, status: int = OK) -> int:
+def write_output(text: str, status: int = OK) -> int:
     """Write to standard output, and return `status`. Without a reader, end silently."""
     if sys.stdout is not None:
         _write(text)
     return status
 
 
-def stream(texts: Iterable[str]) -> None:
+def write_stream(texts: Iterable[str]) -> None:
     """Write the texts as they come; end when the reader is gone."""
     for text in texts:
         if not _write(text):
@@ -82,10 +82,10 @@ def harmless(text: str) -> str:
 
     External text is made printable where it is rendered; this protects against a forgotten case.
     """
-    return STEERS.sub("?", text)
+    return CONTROL_CHARACTERS.sub("?", text)
 
 
-def complain(sentence: str, status: int = OK) -> int:
+def write_error(sentence: str, status: int = OK) -> int:
     """Write one line to standard error, and return `status`."""
     from healthd.common.page import plain
 
@@ -98,7 +98,7 @@ def usage(text: str) -> int:
     """Write the usage to standard error after a call without required arguments. Return USAGE_ERROR."""
     with suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
-    return WRONG_USE
+    return USAGE_ERROR
 
 
 def page() -> Page:
@@ -116,9 +116,9 @@ def page() -> Page:
 
 def _columns() -> int:
     """Return the width, like shutil.get_terminal_size((100, 24)), which would import bz2 and lzma."""
-    asked = os.environ.get("COLUMNS", "")
-    if is_decimal(asked) and int(asked) > 0:
-        return int(asked)
+    columns = os.environ.get("COLUMNS", "")
+    if is_decimal(columns) and int(columns) > 0:
+        return int(columns)
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 100  # type: ignore[union-attr]
     except (AttributeError, ValueError, OSError):  # it is closed, or no terminal
@@ -131,10 +131,10 @@ def as_json(document: Any) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-PIECES_AT_ONCE = 10_000  # of JSON, a few characters each
+PIECES_PER_BATCH = 10_000  # of JSON, a few characters each
 
 
-def json_texts(document: Any) -> Iterator[str]:
+def json_pieces(document: Any) -> Iterator[str]:
     """Yield the document as JSON in pieces, so that a large one is never whole in memory.
 
     A number without a JSON form (NaN, an infinity) becomes null, in the document too.
@@ -143,8 +143,8 @@ def json_texts(document: Any) -> Iterator[str]:
     from itertools import islice
 
     pieces = json.JSONEncoder(indent=2, allow_nan=False).iterencode(_finite(document))
-    while some := list(islice(pieces, PIECES_AT_ONCE)):
-        yield "".join(some)
+    while batch := list(islice(pieces, PIECES_PER_BATCH)):
+        yield "".join(batch)
     yield "\n"
 
 
@@ -153,8 +153,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, tuple):
-        return tuple(_finite(one) for one in value)
+        return tuple(_finite(item) for item in value)
     if isinstance(value, (dict, list)):
-        for place, one in value.items() if isinstance(value, dict) else enumerate(value):
-            value[place] = _finite(one)
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            value[key] = _finite(item)
     return value

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import REFUSED, UNKNOWN, Stop, as_json, complain, page, say
+from healthd.cli.terminal import REFUSED, UNKNOWN, Stop, as_json, page, write_error, write_output
 from healthd.common.page import Page, plain
 from healthd.common.text import is_decimal
 
 if TYPE_CHECKING:
     from healthd.agent.settings.config import CheckConfig, Loaded
     from healthd.validation.document import Validation
-    from healthd.validation.run import Wanted
+    from healthd.validation.run import ValidationRequest
 
-MOST_PARTS = 4096
-MOST_NODES = 512
-SECONDS, QUICK_SECONDS, MOST_SECONDS = 900.0, 30.0, 86400.0
+MAX_PARTS = 4096
+MAX_NODES = 512
+SECONDS, QUICK_SECONDS, MAX_SECONDS = 900.0, 30.0, 86400.0
 STATUS = {"ok": 0, "slow": 1, "failed": 2, "not_measured": UNKNOWN}
 WHY = {"manual", "before_resume", "epilog", "nodes"}
 
@@ -41,7 +41,7 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--plan", metavar="N", help="only print the passes between N parts: sender and receiver")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape of the plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    flags.config(parser)
+    flags.add_config_flag(parser)
     parser.add_argument("--root", metavar="DIR", help="read /proc and /sys below DIR")
     parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
     parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
@@ -52,12 +52,12 @@ def _flags(parser: Parser) -> None:
 def _validate(args: argparse.Namespace) -> int:
     if args.plan is not None:
         document = _plan(args.plan, args.shape)
-        return say(as_json(document) if args.json else _plan_text(document))
+        return write_output(as_json(document) if args.json else _plan_text(document))
     if args.show:
-        return _told(_kept(flags.state_dir(args)), args.json)
+        return _print_validation(_last_validation(flags.state_dir(args)), args.json)
     if args.nodes is not None:
         return _measure_nodes(args)
-    with flags.wrong_settings_are_wrong_use():
+    with flags.settings_errors_as_usage():
         loaded, _ = flags.load_settings(args)
     if args.pair is not None:
         return _measure_pair(args.pair, loaded)
@@ -73,10 +73,10 @@ def _measure_nodes(args: argparse.Namespace) -> int:
     from healthd.common.slurm.lemon_command import is_node_name
     from healthd.validation import across_nodes as several
     from healthd.validation.passes import ring
-    from healthd.validation.reservation import NoReservation, Stopped, Wanted, validate
+    from healthd.validation.reservation import NoReservation, ReservationRequest, Stopped, validate
 
     try:
-        names = expand(args.nodes, MOST_NODES)
+        names = expand(args.nodes, MAX_NODES)
     except HostListError as error:
         raise Stop(f"healthd validate: --nodes: {error}") from None
     if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
@@ -85,7 +85,7 @@ def _measure_nodes(args: argparse.Namespace) -> int:
         raise Stop("healthd validate: --nodes creates a reservation and writes root's files: run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
     passes = tuple(tuple((names[a], names[b]) for a, b in pairs) for pairs in ring(len(names)))
-    wanted = Wanted(
+    request = ReservationRequest(
         names,
         f"healthd-validate-{os.urandom(4).hex()}",
         "root",
@@ -95,11 +95,11 @@ def _measure_nodes(args: argparse.Namespace) -> int:
         passes,
     )
     try:
-        found = several.run(validate(wanted), lambda words: complain(f"healthd validate: {words}"))
+        found = several.run(validate(request), lambda message: write_error(f"healthd validate: {message}"))
     except (NoReservation, Stopped) as error:
         raise Stop(f"healthd validate: {error}", UNKNOWN) from None
-    told = several.as_document(names, found)
-    return say(as_json(told) if args.json else several.as_text(told), STATUS[told["verdict"]])
+    document = several.as_document(names, found)
+    return write_output(as_json(document) if args.json else several.as_text(document), STATUS[document["verdict"]])
 
 
 def _measure_pair(text: str, loaded: Loaded) -> int:
@@ -110,13 +110,13 @@ def _measure_pair(text: str, loaded: Loaded) -> int:
     settings, config = loaded.settings, _config(loaded)
     node = settings.node_name or os.uname().nodename
     try:
-        role = across_nodes.role_of(text, node)
-    except across_nodes.NotAPass as error:
+        role = across_nodes.role_in_pass(text, node)
+    except across_nodes.InvalidPass as error:
         raise Stop(f"healthd validate: {error}") from None
     stop = end_on_signals()
     tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
     sent = across_nodes.transfer(role, tools, settings.root, stop) if role else []
-    return say(as_json(across_nodes.pair_document(node, sent)))
+    return write_output(as_json(across_nodes.pair_document(node, sent)))
 
 
 # --- this node
@@ -128,32 +128,32 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
     from healthd.validation.programs import adopt_orphans, end_on_signals
 
     settings, config = loaded.settings, _config(loaded)
-    wanted = _wanted(args, settings.node_name or os.uname().nodename, settings.root, config)
-    jobs = run.jobs_here(settings.root)
+    request = _request(args, settings.node_name or os.uname().nodename, settings.root, config)
+    jobs = run.jobs_on_node(settings.root)
     if jobs and not args.force:
-        some = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
+        job_list = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise Stop(
-            f"healthd validate: job {some} runs on this node, and both would be slow; --force runs anyway", UNKNOWN
+            f"healthd validate: job {job_list} runs on this node, and both would be slow; --force runs anyway", UNKNOWN
         )
     stop = end_on_signals()
     adopt_orphans()
     with _alone(settings.runtime_dir):
-        past = run.read_past(settings.state_dir)
+        past = run.read_history(settings.state_dir)
         tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
         lock = os.path.join(settings.runtime_dir, document.LOCK)
-        validation = run.validate(wanted, tools, past, stop, lock)
-        _keep(settings.state_dir, validation, past)
-    return _told(validation, args.json)
+        validation = run.validate(request, tools, past, stop, lock)
+        _save(settings.state_dir, validation, past)
+    return _print_validation(validation, args.json)
 
 
-def _told(validation: Validation, as_document: bool) -> int:
+def _print_validation(validation: Validation, as_document: bool) -> int:
     from healthd.validation import document
 
-    told = document.as_document(validation)
-    return say(as_json(told) if as_document else text(told, page()), STATUS[told["verdict"]])
+    output = document.as_document(validation)
+    return write_output(as_json(output) if as_document else text(output, page()), STATUS[output["verdict"]])
 
 
-def _kept(state_dir: str) -> Validation:
+def _last_validation(state_dir: str) -> Validation:
     """Return the last validation of this node. Raises Stop."""
     from healthd.common import ownership
     from healthd.validation import document
@@ -171,36 +171,38 @@ def _kept(state_dir: str) -> Validation:
 
 def _config(loaded: Loaded) -> CheckConfig | None:
     """Return [checks.validation]."""
-    known = {**loaded.disabled, **loaded.checks}
-    return next((config for name, config in known.items() if str(name.check) == "validation"), None)
+    configs = {**loaded.disabled, **loaded.checks}
+    return next((config for name, config in configs.items() if str(name.check) == "validation"), None)
 
 
-def _wanted(args: argparse.Namespace, node: str, root: str, config: CheckConfig | None) -> Wanted:
+def _request(args: argparse.Namespace, node: str, root: str, config: CheckConfig | None) -> ValidationRequest:
     from healthd.validation.measurement import FAMILIES, QUICK
-    from healthd.validation.run import Wanted
+    from healthd.validation.run import ValidationRequest
 
     families = QUICK if args.quick else tuple(FAMILIES)
     if args.only is not None:
-        named = [word.strip() for word in args.only.split(",")]
-        wrong = [word for word in named if word not in FAMILIES]
-        if wrong:
-            raise Stop(f'healthd validate: --only: unknown measurement "{wrong[0]}"; known: {", ".join(FAMILIES)}')
-        families = tuple(family for family in FAMILIES if family in named)
+        selected = [word.strip() for word in args.only.split(",")]
+        unknown = [word for word in selected if word not in FAMILIES]
+        if unknown:
+            raise Stop(f'healthd validate: --only: unknown measurement "{unknown[0]}"; known: {", ".join(FAMILIES)}')
+        families = tuple(family for family in FAMILIES if family in selected)
     seconds = _seconds(args)
     level = int(getattr(config, "dcgm_level", 2))
     if level == 0 and args.only is None:
         families = tuple(family for family in families if family != "dcgm")
     floors = dict(getattr(config, "floors", {}))
-    return Wanted(node, root, families, args.quick, seconds, floors, level or 1, args.why, args.force)
+    return ValidationRequest(node, root, families, args.quick, seconds, floors, level or 1, args.why, args.force)
 
 
 def _seconds(args: argparse.Namespace) -> float:
     seconds = QUICK_SECONDS if args.quick else SECONDS
     if args.seconds is not None:
-        given = flags.duration(args.seconds if args.seconds[-1:] in "smhd" and args.seconds else f"{args.seconds}s")
-        if given is None or not 1 <= given <= MOST_SECONDS:
-            raise Stop(f'healthd validate: --seconds must be 1 to {MOST_SECONDS:.0f}, got "{args.seconds}"')
-        seconds = given
+        limit = flags.parse_duration(
+            args.seconds if args.seconds[-1:] in "smhd" and args.seconds else f"{args.seconds}s"
+        )
+        if limit is None or not 1 <= limit <= MAX_SECONDS:
+            raise Stop(f'healthd validate: --seconds must be 1 to {MAX_SECONDS:.0f}, got "{args.seconds}"')
+        seconds = limit
     return seconds
 
 
@@ -213,14 +215,14 @@ def _alone(runtime_dir: str) -> Iterator[None]:
     from healthd.validation import run
 
     try:
-        holding = run.alone(runtime_dir)
+        holding = run.exclusive_lock(runtime_dir)
         holding.__enter__()
     except run.Refused as error:
         raise Stop(f"healthd validate: {error}", UNKNOWN) from None
     except OSError as error:
-        if not run.is_no_right(error):
+        if not run.is_permission_error(error):
             raise Stop(f"healthd validate: {runtime_dir}: {error.strerror or error}", UNKNOWN) from None
-        complain("healthd validate: not running as root: a job that starts does not end this validation")
+        write_error("healthd validate: not running as root: a job that starts does not end this validation")
         yield
         return
     try:
@@ -229,20 +231,22 @@ def _alone(runtime_dir: str) -> Iterator[None]:
         holding.__exit__(None, None, None)
 
 
-def _keep(state_dir: str, validation: Validation, past: dict[tuple[str, str, str], list[float]]) -> None:
+def _save(state_dir: str, validation: Validation, past: dict[tuple[str, str, str], list[float]]) -> None:
     from healthd.validation import run
 
     try:
-        run.keep(state_dir, validation, past)
+        run.save(state_dir, validation, past)
     except OSError as error:
-        why = "not as root" if run.is_no_right(error) and os.geteuid() != 0 else (error.strerror or str(error))
-        complain(f"healthd validate: the result is not saved in {state_dir}: {why}; the daemon cannot see it", REFUSED)
+        why = "not as root" if run.is_permission_error(error) and os.geteuid() != 0 else (error.strerror or str(error))
+        write_error(
+            f"healthd validate: the result is not saved in {state_dir}: {why}; the daemon cannot see it", REFUSED
+        )
 
 
 # --- the result as text, problems first
 
-WORDS = {"failed": "Failed", "slow": "Slow", "not_measured": "Not measured"}
-HEADS = {
+VERDICT_TITLES = {"failed": "Failed", "slow": "Slow", "not_measured": "Not measured"}
+VERDICT_SUMMARIES = {
     "failed": "failed",
     "slow": "some results are slow",
     "ok": "all results are good",
@@ -264,8 +268,12 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
         by_verdict[result["verdict"]].append(result)
     verdict = document["verdict"]
     took = f"{document['ended'] - document['began']:.0f} s"
-    words = "all measured results are good" if verdict == "ok" and by_verdict["not_measured"] else HEADS[verdict]
-    head = f"{plain(document['node']) or 'this node'}: {page.paint(words, COLOURS[verdict])}"
+    summary = (
+        "all measured results are good"
+        if verdict == "ok" and by_verdict["not_measured"]
+        else VERDICT_SUMMARIES[verdict]
+    )
+    head = f"{plain(document['node']) or 'this node'}: {page.paint(summary, COLOURS[verdict])}"
     counts = [f"{len(by_verdict[word])} {name}" for word, name in _COUNTED if by_verdict[word]]
     began = datetime.fromtimestamp(document["began"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     yield page.heading(f"{head}; {', '.join([*counts, took])}, {began}")
@@ -274,20 +282,20 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     for word in ("failed", "slow"):
         if by_verdict[word]:
             yield ""
-            yield page.paint(WORDS[word], COLOURS[word])
+            yield page.paint(VERDICT_TITLES[word], COLOURS[word])
             for result in by_verdict[word]:
                 yield from page.item(_sentence(result), "  ")
     measured = [result for result in by_verdict["ok"] if result["value"] is not None]
     if measured:
         yield ""
         yield from page.table(("good", "parts", "lowest", "median", "unit", "against", "tool"), list(_rows(measured)))
-    for source, names in _passed(by_verdict["ok"]).items():
+    for source, names in _passed_tests(by_verdict["ok"]).items():
         yield ""
         yield from page.wrap(f"Passed by {source}: {', '.join(names)}")
     if by_verdict["not_measured"]:
         yield ""
-        yield WORDS["not_measured"]
-        for message, names in _together(by_verdict["not_measured"]).items():
+        yield VERDICT_TITLES["not_measured"]
+        for message, names in _group_by_message(by_verdict["not_measured"]).items():
             yield from page.item(f"{', '.join(names)}: {message}", "  ")
     yield ""
     yield "Not covered"
@@ -316,28 +324,28 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result["test"], result["source"]), []).append(result)
-    for (test, source), some in groups.items():
-        values = [one["value"] for one in some]
-        least, middle = number(min(values)), number(median(values))
-        beside = {"floor": "floor", "peers": "peers", "own": "earlier results", "": "nothing"}
-        against = ", ".join(dict.fromkeys(beside[one["against"]] for one in some))
-        yield plain(test), str(len(some)), least, middle, plain(some[0]["unit"]), against, plain(source)
+    for (test, source), group in groups.items():
+        values = [item["value"] for item in group]
+        minimum, middle = number(min(values)), number(median(values))
+        labels = {"floor": "floor", "peers": "peers", "own": "earlier results", "": "nothing"}
+        against = ", ".join(dict.fromkeys(labels[item["against"]] for item in group))
+        yield plain(test), str(len(group)), minimum, middle, plain(group[0]["unit"]), against, plain(source)
 
 
-def _passed(results: Sequence[Result]) -> dict[str, list[str]]:
+def _passed_tests(results: Sequence[Result]) -> dict[str, list[str]]:
     """Return tool -> its tests that only pass or fail, each with the number of its parts."""
     counts: dict[str, dict[str, int]] = {}
     for result in results:
         if result["value"] is None:
-            of_tool = counts.setdefault(plain(result["source"]), {})
-            of_tool[plain(result["test"])] = of_tool.get(plain(result["test"]), 0) + 1
+            tests_of_tool = counts.setdefault(plain(result["source"]), {})
+            tests_of_tool[plain(result["test"])] = tests_of_tool.get(plain(result["test"]), 0) + 1
     return {
         tool: [f"{test} ({count})" if count > 1 else test for test, count in tests.items()]
         for tool, tests in counts.items()
     }
 
 
-def _together(results: Sequence[Result]) -> dict[str, list[str]]:
+def _group_by_message(results: Sequence[Result]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for result in results:
         found.setdefault(plain(result["message"]), []).append(_name(result))
@@ -350,12 +358,12 @@ def _together(results: Sequence[Result]) -> dict[str, list[str]]:
 # --- the plan
 
 
-def _plan(given: str, shape: str) -> dict[str, Any]:
+def _plan(count_text: str, shape: str) -> dict[str, Any]:
     from healthd.validation.passes import SHAPES
 
-    if not is_decimal(given) or len(given) > 9 or not 1 <= int(given) <= MOST_PARTS:
-        raise Stop(f'healthd validate: --plan must be a number of parts, 1 to {MOST_PARTS}, got "{given}"')
-    return {"parts": int(given), "shape": shape, "passes": SHAPES[shape](int(given))}
+    if not is_decimal(count_text) or len(count_text) > 9 or not 1 <= int(count_text) <= MAX_PARTS:
+        raise Stop(f'healthd validate: --plan must be a number of parts, 1 to {MAX_PARTS}, got "{count_text}"')
+    return {"parts": int(count_text), "shape": shape, "passes": SHAPES[shape](int(count_text))}
 
 
 def _plan_text(document: dict[str, Any]) -> str:

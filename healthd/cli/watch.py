@@ -25,59 +25,59 @@ _HOME, _END_OF_LINE, _BELOW = "\033[H", "\033[K", "\033[J"
 _COLOUR = regex(r"\x1b\[[0-9;]*m")
 
 
-class Seen(NamedTuple):
+class Refresh(NamedTuple):
     """One refresh. `text` is called when it is displayed, because the size of the terminal may have changed."""
 
     status: int
     text: Callable[[], str]
 
 
-def watch(look: Callable[[], Seen], period_seconds: float, title: str, plain: bool) -> int:
+def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, plain: bool) -> int:
     """Display `refresh()` in each period, until a signal or until the reader is gone. Return the exit status of the
     last refresh.
 
     `plain`: for programs, one text after another without a title.
     """
     screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    seen = Seen(0, str)
+    current = Refresh(0, str)
 
     def show() -> None:
-        now = time.strftime("%H:%M:%S")
+        time_text = time.strftime("%H:%M:%S")
         if screen:
             size = shutil.get_terminal_size()
-            _write(frame(f"{title}, {now}; Ctrl-C to quit", seen.text(), size.columns, size.lines))
+            _write(frame(f"{title}, {time_text}; Ctrl-C to quit", current.text(), size.columns, size.lines))
         else:
-            _write(seen.text() if plain else f"--- {title}, {now}\n{seen.text()}\n")
+            _write(current.text() if plain else f"--- {title}, {time_text}\n{current.text()}\n")
 
     with suppress(KeyboardInterrupt, BrokenPipeError), _screen(screen), _woken() as woken:
         while True:
             due = time.monotonic() + period_seconds
-            seen = look()
+            current = refresh()
             show()
-            while (left := due - time.monotonic()) > 0:
-                poll([(woken, False)], left)
-                came = signals(woken) if screen else b""
-                if signal.SIGTSTP in came:
+            while (remaining := due - time.monotonic()) > 0:
+                poll([(woken, False)], remaining)
+                received = signals(woken) if screen else b""
+                if signal.SIGTSTP in received:
                     _write(_LEAVE)
                     os.kill(os.getpid(), signal.SIGSTOP)
                     _write(_ENTER)
-                if came:
+                if received:
                     show()
-    return seen.status
+    return current.status
 
 
 def frame(title: str, text: str, columns: int, rows: int) -> str:
     """Return the text for drawing over another one: the lines that fit, and the number of the others."""
-    room, shown = max(rows, 3) - 2, []  # the title, and the line with the number of hidden lines
+    room, visible = max(rows, 3) - 2, []  # the title, and the line with the number of hidden lines
     lines = harmless(text).rstrip("\n").split("\n")
     for line in lines:
         room -= max(1, -(-len(_COLOUR.sub("", line)) // max(columns, 1)))
         if room < 0:
             break
-        shown.append(line)
-    more = len(lines) - len(shown)
+        visible.append(line)
+    more = len(lines) - len(visible)
     last = [f"... {more} more lines: healthd status | less"[:columns]] if more else []
-    return _HOME + "".join(f"{line}{_END_OF_LINE}\r\n" for line in (title[:columns], *shown)) + "".join(last) + _BELOW
+    return _HOME + "".join(f"{line}{_END_OF_LINE}\r\n" for line in (title[:columns], *visible)) + "".join(last) + _BELOW
 
 
 @contextmanager

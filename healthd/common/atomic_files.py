@@ -11,7 +11,7 @@ from contextlib import suppress
 from healthd.common import ownership
 from healthd.common.text import regex
 
-_TO_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
@@ -21,11 +21,11 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
     Raises ownership.Untrusted, OSError.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    with ownership.beside(path) as (folder, name):
-        if durable and _stands(folder, name, data, mode):
+    with ownership.open_parent(path) as (folder, name):
+        if durable and _is_current(folder, name, data, mode):
             return
         temporary = f"{name}.{os.getpid()}.new"
-        descriptor = _make(folder, temporary, mode)
+        descriptor = _create(folder, temporary, mode)
         try:
             with open(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)  # regardless of the umask: other users read the verdict and the metrics
@@ -67,38 +67,38 @@ def overwrite_file(path: str, content: str) -> None:
     into the first block of any such file. A concurrent reader may see a mix of both texts. Raises ownership.Untrusted,
     OSError.
     """
-    with ownership.beside(path) as (folder, name):
+    with ownership.open_parent(path) as (folder, name):
         descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "Not a regular file", path)
-            data = content.encode("utf-8", "replace").ljust(about.st_size)
+            data = content.encode("utf-8", "replace").ljust(status.st_size)
             if os.pwrite(descriptor, data, 0) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         finally:
             os.close(descriptor)
 
 
-def newest(directory: str, names: Iterable[str]) -> float:
+def newest_mtime(directory: str, names: Iterable[str]) -> float:
     """Return the modification time of the newest of these files (epoch seconds), or 0 if none exists."""
-    moments = [0.0]
+    times = [0.0]
     for name in names:
         with suppress(OSError):
-            moments.append(os.stat(os.path.join(directory, name)).st_mtime)
-    return max(moments)
+            times.append(os.stat(os.path.join(directory, name)).st_mtime)
+    return max(times)
 
 
-def _stands(folder: int, name: str, data: bytes, mode: int) -> bool:
+def _is_current(folder: int, name: str, data: bytes, mode: int) -> bool:
     """Return True if the file already has this content, mode and owner."""
-    with suppress(OSError), open(os.open(name, _TO_LOOK, dir_fd=folder), "rb", buffering=0) as file:
-        about = os.fstat(file.fileno())
-        like = (about.st_mode, about.st_uid, about.st_size, about.st_nlink)
-        return like == (stat.S_IFREG | mode, os.geteuid(), len(data), 1) and file.read() == data
+    with suppress(OSError), open(os.open(name, _READ_FLAGS, dir_fd=folder), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        identity = (status.st_mode, status.st_uid, status.st_size, status.st_nlink)
+        return identity == (stat.S_IFREG | mode, os.geteuid(), len(data), 1) and file.read() == data
     return False
 
 
-def _make(folder: int, name: str, mode: int) -> int:
+def _create(folder: int, name: str, mode: int) -> int:
     """Create a file and open it for writing. Never follow a link; replace the leftover of a killed writer with
     our pid.
     """
@@ -112,7 +112,7 @@ def _make(folder: int, name: str, mode: int) -> int:
 
 def remove_leftovers(directory: str) -> None:
     """Remove NAME.PID.new files of writers that were killed in `replace_file` (no process PID exists)."""
-    with ownership.folder(directory) as folder:
+    with ownership.open_folder(directory) as folder:
         for name in os.listdir(folder):
             found = regex(r".+\.(\d+)\.new").fullmatch(name)
             if found and not os.path.exists(f"/proc/{found[1]}"):

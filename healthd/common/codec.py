@@ -29,9 +29,9 @@ class ConvertError(HealthdError, ValueError):
     mistakes: all mistakes that were found, this one first. Only a table can have more than one.
     """
 
-    def __init__(self, sentence: str, every: Sequence[str] = ()) -> None:
+    def __init__(self, sentence: str, mistakes: Sequence[str] = ()) -> None:
         super().__init__(sentence)
-        self.every = tuple(every) or (sentence,)
+        self.mistakes = tuple(mistakes) or (sentence,)
 
 
 class Rule(Value, frozen=True):
@@ -42,8 +42,8 @@ class Rule(Value, frozen=True):
     """
 
     problem: Callable[[Any], str]
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
 
 class _WithFactory(Struct):
@@ -70,11 +70,11 @@ def fields_of(kind: Any) -> tuple[Field, ...]:
 def _fields_of(kind: Any) -> tuple[Field, ...]:
     if issubclass(kind, Struct):
         names, defaults = kind.__struct_fields__, kind.__struct_defaults__
-        given = (*[NODEFAULT] * (len(names) - len(defaults)), *defaults)
+        padded_defaults = (*[NODEFAULT] * (len(names) - len(defaults)), *defaults)
         optional = len(names) - len(defaults)
         return tuple(
             Field(name, NODEFAULT if isinstance(default, _FACTORY) else default, position < optional)
-            for position, (name, default) in enumerate(zip(names, given, strict=True))
+            for position, (name, default) in enumerate(zip(names, padded_defaults, strict=True))
         )
     if not _is_dataclass(kind):
         return ()
@@ -94,18 +94,18 @@ def _is_dataclass(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__")
 
 
-MOST_LISTED = 100  # names; a longer list does not help
+MAX_LISTED = 100  # names; a longer list does not help
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def spelling_hint(word: str, candidates: Iterable[str]) -> str:
     """Return a hint for a misspelt name: '; did you mean "timeout_seconds"?', or all candidates if they are few."""
     import difflib
 
-    names = sorted(known)
+    names = sorted(candidates)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MOST_LISTED else ""
+    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
@@ -141,12 +141,14 @@ def _union_loader(kind: Any) -> Loader:
     args = typing.get_args(kind)
     kinds = [arg for arg in args if arg is not type(None)]
     if len(kinds) == 2 and _is_list(kinds[1]):  # a single value or a list
-        one, several = map(_loader, kinds)
-        return lambda data, where: several(data, where) if isinstance(data, list | tuple) else one(data, where)
+        load_single, load_sequence = map(_loader, kinds)
+        return lambda data, where: (
+            load_sequence(data, where) if isinstance(data, list | tuple) else load_single(data, where)
+        )
     if len(kinds) != 1:
         raise TypeError(f"{kind} must be one type, one type or None, or one type or a list")
-    some = _loader(kinds[0])
-    return lambda data, where: None if data is None and type(None) in args else some(data, where)
+    load_value = _loader(kinds[0])
+    return lambda data, where: None if data is None and type(None) in args else load_value(data, where)
 
 
 def _is_list(kind: Any) -> bool:
@@ -178,16 +180,16 @@ def _table_loader(cls: Any) -> Loader:
         values, mistakes = {}, []
         for key, value in _table(data, where).items():
             if key not in loaders:
-                mistakes.append(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
+                mistakes.append(f'{where or "top level"}: unknown setting "{key}"{spelling_hint(key, loaders)}')
                 continue
             try:
-                values[key] = loaders[key](value, _below(where, key))
+                values[key] = loaders[key](value, _join_path(where, key))
             except ConvertError as error:
-                mistakes += error.every
+                mistakes += error.mistakes
         if missing := [f.name for f in fields_of(cls) if f.required and f.name not in data]:
             mistakes.append(f"{where or 'top level'}: missing {', '.join(missing)}")
         mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
-        refuse(mistakes)
+        raise_mistakes(mistakes)
         return cls(**values)
 
     return load_table
@@ -221,7 +223,7 @@ def _dict_loader(item: Any) -> Loader:
 
     def load_dict(data: Any, where: str) -> Any:
         table = _table(data, where)
-        values = _load_each((load_item, value, _below(where, key)) for key, value in table.items())
+        values = _load_each((load_item, value, _join_path(where, key)) for key, value in table.items())
         return dict(zip(table, values, strict=True))
 
     return load_dict
@@ -235,54 +237,54 @@ def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
         try:
             values.append(load_item(data, where))
         except ConvertError as error:
-            mistakes += error.every
-    refuse(mistakes)
+            mistakes += error.mistakes
+    raise_mistakes(mistakes)
     return values
 
 
-def refuse(mistakes: Sequence[str]) -> None:
+def raise_mistakes(mistakes: Sequence[str]) -> None:
     """Raise one ConvertError with these mistakes, if there are any."""
     if mistakes:
         raise ConvertError(mistakes[0], mistakes)
 
 
 def _enum_loader(kind: type[enum.Enum]) -> Loader:
-    words = {member.name.lower(): member for member in kind}
+    members = {member.name.lower(): member for member in kind}
 
     def load_enum(data: Any, where: str) -> Any:
-        if isinstance(data, str) and data in words:
-            return words[data]
-        hint = nearest(data, words) if isinstance(data, str) else ""
-        raise ConvertError(f"{where}: {show(data)} is none of {', '.join(words)}{hint if 'mean' in hint else ''}")
+        if isinstance(data, str) and data in members:
+            return members[data]
+        hint = spelling_hint(data, members) if isinstance(data, str) else ""
+        raise ConvertError(f"{where}: {show(data)} is none of {', '.join(members)}{hint if 'mean' in hint else ''}")
 
     return load_enum
 
 
 def _plain_loader(kind: Any) -> Loader:
     def load_plain(data: Any, where: str) -> Any:
-        found = type(data)
-        if found is kind or kind is Any:
-            if found is str and not data.isascii():
-                _must_be_text(data, where)
-            if found is float and not math.isfinite(data):
+        data_type = type(data)
+        if data_type is kind or kind is Any:
+            if data_type is str and not data.isascii():
+                _require_text(data, where)
+            if data_type is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, got {data}")
-            if found is int and data.bit_length() > 64:  # arithmetic with it would raise elsewhere
+            if data_type is int and data.bit_length() > 64:  # arithmetic with it would raise elsewhere
                 raise ConvertError(f"{where}: must be a number of at most 64 bits, got {show(data)}")
             return data
-        if kind is float and found is int:
+        if kind is float and data_type is int:
             try:
                 return float(data)
             except OverflowError:
                 raise ConvertError(f"{where}: must be a finite number, got {show(data)}") from None
         hint = ""
-        if kind in (int, float) and found is str:
-            hint = f"; write {_unit(where)}"
+        if kind in (int, float) and data_type is str:
+            hint = f"; write {_number_hint(where)}"
         raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, got {show(data)}{hint}")
 
     return load_plain
 
 
-def _unit(where: str) -> str:
+def _number_hint(where: str) -> str:
     """Return how to write the number of a setting, from the unit at the end of its name."""
     name = where.rpartition(".")[2]
     if name.endswith("_seconds"):
@@ -292,7 +294,7 @@ def _unit(where: str) -> str:
     return "a number without quotes"
 
 
-def _must_be_text(data: str, where: str) -> None:
+def _require_text(data: str, where: str) -> None:
     r"""Raise ConvertError for a lone UTF-16 surrogate, which JSON can contain (\ud800) and nothing can write.
 
     The surrogates that os.fsdecode makes from a path's bytes that are not UTF-8 are allowed: they can be written back.
@@ -324,7 +326,7 @@ def number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else show(value)
 
 
-def _below(where: str, key: str) -> str:
+def _join_path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 

@@ -12,7 +12,7 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.values import DecodeError, Value, decode, encode
 
 FILE = "failslow.pause"
-LONGEST_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/condition.py)
+MAX_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/condition.py)
 
 
 class DetectionPause(Value, frozen=True):
@@ -24,7 +24,7 @@ class DetectionPause(Value, frozen=True):
     given: float
 
 
-def standing(runtime_dir: str, now: float) -> DetectionPause | None:
+def active_pause(runtime_dir: str, now: float) -> DetectionPause | None:
     """Return the pause in force. None: no pause, an expired one, or an invalid file."""
     path = os.path.join(runtime_dir, FILE)
     if not os.path.lexists(path):  # the usual case: verifying each step of the path costs a hundred times as much
@@ -44,17 +44,17 @@ def parse(content: bytes) -> DetectionPause | None:
         pause = decode(DetectionPause, content)
     except DecodeError:
         return None
-    return pause if 0.0 < pause.until - pause.given <= LONGEST_SECONDS else None
+    return pause if 0.0 < pause.until - pause.given <= MAX_SECONDS else None
 
 
-def begin(runtime_dir: str, pause: DetectionPause) -> None:
+def write_pause(runtime_dir: str, pause: DetectionPause) -> None:
     """Write the pause. Raises ownership.Untrusted, OSError."""
     replace_file(os.path.join(runtime_dir, FILE), encode(pause), mode=0o644)
 
 
-def end(runtime_dir: str) -> bool:
+def remove_pause(runtime_dir: str) -> bool:
     """Remove the pause and return True if there was one. Raises ownership.Untrusted, OSError."""
-    with ownership.beside(os.path.join(runtime_dir, FILE)) as (folder, name):
+    with ownership.open_parent(os.path.join(runtime_dir, FILE)) as (folder, name):
         try:
             os.unlink(name, dir_fd=folder)
         except FileNotFoundError:

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 # Names of the boundaries in metrics and in the status.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
 HOT_UNPLUG, METRICS, STREAM, FAILSLOW, LOG = "device_removals", "metrics", "stream", "failslow", "log"
-SHOWN_SECONDS = 24 * 3600.0  # how long the status shows a problem after the last drop
-MOST_TOLD = 200  # maximum number of code locations that are logged, to protect the log
+DISPLAY_SECONDS = 24 * 3600.0  # how long the status shows a problem after the last drop
+MAX_LOGGED_LOCATIONS = 200  # maximum number of code locations that are logged, to protect the log
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # Since the start of this process: inputs dropped by each boundary, and time and reason of the last drop.
 dropped: Counter[str] = Counter()
-_last: dict[str, tuple[float, str]] = {}
-_told: set[tuple[str, str, str, int]] = set()
+_last_drops: dict[str, tuple[float, str]] = {}
+_logged_locations: set[tuple[str, str, str, int]] = set()
 
 
 def log() -> logging.Logger:
@@ -41,7 +41,7 @@ def log() -> logging.Logger:
     return logging.getLogger("healthd")
 
 
-def drop(boundary: str, error: Exception, what: object = "") -> None:
+def drop(boundary: str, error: Exception, item: object = "") -> None:
     """Count a dropped input and show it in the status. Log the traceback once for each code location.
 
     `item`: the input, for the log.
@@ -49,22 +49,24 @@ def drop(boundary: str, error: Exception, what: object = "") -> None:
     import traceback
 
     dropped[boundary] += 1
-    _last[boundary] = (time.time(), words(error))
+    _last_drops[boundary] = (time.time(), describe_error(error))
     *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
-    place = (boundary, type(error).__name__, frame.filename, frame.lineno or 0)
-    if place not in _told and len(_told) < MOST_TOLD:
-        _told.add(place)
-        about = f" with {_shown(what)}" if what else ""
-        log().error("%s: input dropped, because healthd failed%s: %s", boundary, about, words(error), exc_info=error)
+    location = (boundary, type(error).__name__, frame.filename, frame.lineno or 0)
+    if location not in _logged_locations and len(_logged_locations) < MAX_LOGGED_LOCATIONS:
+        _logged_locations.add(location)
+        context = f" with {_display(item)}" if item else ""
+        log().error(
+            "%s: input dropped, because healthd failed%s: %s", boundary, context, describe_error(error), exc_info=error
+        )
 
 
 @contextmanager
-def at(boundary: str, what: object = "") -> Iterator[None]:
+def dropping_errors(boundary: str, item: object = "") -> Iterator[None]:
     """Drop the input if the body raises: `with guard.dropping_errors(SOCKET, request):`."""
     try:
         yield
     except Exception as error:  # not BaseException: a signal or an exit ends the program
-        drop(boundary, error, what)
+        drop(boundary, error, item)
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
@@ -86,14 +88,14 @@ def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P,
 
 def problems(now: float) -> Iterator[str]:
     """Yield one sentence for each boundary that dropped an input recently."""
-    for boundary, (when, why) in _last.items():
-        if now - when < SHOWN_SECONDS:
+    for boundary, (when, why) in _last_drops.items():
+        if now - when < DISPLAY_SECONDS:
             count = dropped[boundary]
-            things = "1 input was" if count == 1 else f"{count} inputs were"
-            yield f"{boundary}: {things} dropped because healthd failed, the last one by {why}; see healthd's log"
+            inputs = "1 input was" if count == 1 else f"{count} inputs were"
+            yield f"{boundary}: {inputs} dropped because healthd failed, the last one by {why}; see healthd's log"
 
 
-def words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return "ValueError: not a number": one line of bounded length, whatever the input contained."""
     try:
         text = printable(str(error)[:200])
@@ -102,8 +104,8 @@ def words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _shown(what: object) -> str:
+def _display(item: object) -> str:
     try:
-        return f"{what!r:.200}"
+        return f"{item!r:.200}"
     except Exception:
-        return f"a {type(what).__name__} that cannot be shown"
+        return f"a {type(item).__name__} that cannot be shown"

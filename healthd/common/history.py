@@ -18,7 +18,7 @@ from healthd.common.model import Observation, ObservationKind
 from healthd.common.values import DecodeError, Value
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
-KEEP_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
+MAX_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
 
 
 class Reading(Value, frozen=True):
@@ -34,7 +34,7 @@ class Series(NamedTuple):
     value: float
     time: float
     boot_id: str
-    grown: tuple[tuple[float, float], ...] = ()
+    increments: tuple[tuple[float, float], ...] = ()
 
 
 def key(reading: Observation) -> str:
@@ -66,12 +66,12 @@ def increment(series: Series, reading: Observation, boot_id: str) -> float:
     return reading.value
 
 
-def sticks(reading: Observation) -> bool:
+def is_saturated(reading: Observation) -> bool:
     """Return True if the counter is at the end of its width, where InfiniBand counters stop (255, 65535)."""
     return reading.bits is not None and reading.bits < 64 and reading.value >= 2.0**reading.bits - 1
 
 
-class Past:
+class History:
     """Earlier readings of one check, passed to its run()."""
 
     def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
@@ -86,13 +86,13 @@ class Past:
         """
         if not reading.value and not within_seconds:
             return 0.0  # a counter at zero has not grown: most counters of a healthy node
-        if sticks(reading):
+        if is_saturated(reading):
             return None
         series = self._store.get(key(reading))
         if series is None:
             return 0.0
-        old = sum(amount for when, amount in series.grown if when > self._now - within_seconds)
-        return old + increment(series, reading, self._boot_id)
+        recorded = sum(amount for when, amount in series.increments if when > self._now - within_seconds)
+        return recorded + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
         """Return the previous reading of a counter or gauge in this boot, or with `any_boot` in any recorded boot.
@@ -109,7 +109,7 @@ class Past:
         counter.
         """
         last = self.last(reading)
-        if last is None or sticks(reading) or self._now <= last.time:
+        if last is None or is_saturated(reading) or self._now <= last.time:
             return None
         return increment(self._store[key(reading)], reading, self._boot_id) / (self._now - last.time)
 
@@ -122,16 +122,18 @@ def update(
     for reading in observations:
         name = key(reading)
         series = new.get(name)
-        grown: tuple[tuple[float, float], ...] = ()
+        increments: tuple[tuple[float, float], ...] = ()
         if series is not None and reading.kind is ObservationKind.COUNTER:
-            grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS) if series.grown else ()
+            increments = (
+                tuple(item for item in series.increments if item[0] > now - KEEP_SECONDS) if series.increments else ()
+            )
             amount = increment(series, reading, boot_id)
             if 0 < amount < math.inf:
-                grown = (*grown, (now, amount))
-            if len(grown) > KEEP_INCREMENTS:
+                increments = (*increments, (now, amount))
+            if len(increments) > MAX_INCREMENTS:
                 # Merge the two oldest at the later time: a window counts them slightly too long, never too short.
-                grown = ((grown[1][0], grown[0][1] + grown[1][1]), *grown[2:])
-        new[name] = Series(reading.value, now, boot_id, grown)
+                increments = ((increments[1][0], increments[0][1] + increments[1][1]), *increments[2:])
+        new[name] = Series(reading.value, now, boot_id, increments)
     return new
 
 
@@ -153,16 +155,18 @@ def decode(text: str) -> dict[str, Series]:
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
     """Return the store after a repair, without the earlier growth of `subject` (the value of a label; "" = all)."""
     return {
-        name: series._replace(grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
+        name: series._replace(increments=())
+        if f"={subject}," in name or f"={subject}}}" in name or not subject
+        else series
         for name, series in store.items()
     }
 
 
-def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
+def shift_times(store: dict[str, Series], shift: Callable[[float], float]) -> dict[str, Series]:
     """Return the store after the clock was set: the same readings at shifted times."""
     return {
         name: series._replace(
-            time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)
+            time=shift(series.time), increments=tuple((shift(when), amount) for when, amount in series.increments)
         )
         for name, series in store.items()
     }

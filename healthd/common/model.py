@@ -155,7 +155,7 @@ class Slowness(Value, frozen=True):
     jobs: tuple[str, ...] = ()
 
 
-class Found(Value, frozen=True):
+class FoundSeverity(Value, frozen=True):
     """Severity that a check reported, before the site's settings changed it."""
 
     severity: Severity
@@ -231,9 +231,9 @@ class Finding(Value, frozen=True):
     shared_cause: bool = False
     expects: str = ""
     relapse_seconds: float = 0.0
-    over: bool = False
-    log_decides: bool = False
-    found: Found | None = None
+    recovered: bool = False
+    log_sets_severity: bool = False
+    found_severity: FoundSeverity | None = None
     confirmed_by: tuple[str, ...] = ()
     slowness: Slowness | None = None
 
@@ -326,8 +326,8 @@ class CheckResult(Value, frozen=True):
     observations: tuple[Observation, ...] = ()
     repairs: tuple[Repair, ...] = ()
     error: str = ""
-    left_out: int = 0
-    nothing: NothingToCheck | None = None
+    dropped_observations: int = 0
+    nothing_to_check: NothingToCheck | None = None
 
     @property
     def run(self) -> RunName:
@@ -397,9 +397,9 @@ class Ack(Value, frozen=True):
 
     until: Moment
     why: str
-    who: str
+    user: str
     severity: Severity
-    given: Moment = 0.0
+    requested_at: Moment = 0.0
 
 
 # Kernel events on which a check raised, with the exception. None: it raised only on several events together.
@@ -467,7 +467,7 @@ class Condition(Value, frozen=True):
     repaired: bool = False
     history: bool = False
     job: str = ""
-    found: Severity | None = None
+    found_severity: Severity | None = None
     expects: str = ""
     ack: Ack | None = None
     observed: bool = False
@@ -508,7 +508,7 @@ class Drain(Value, frozen=True):
 
     reason: str
     requeue: bool
-    spared: tuple[tuple[str, str], ...] = ()
+    not_requeued: tuple[tuple[str, str], ...] = ()
 
 
 class Resume(Value, frozen=True):
@@ -611,13 +611,13 @@ class NodeState(Value, frozen=True):
     reason_user: str = ""
     reason_time: float = 0.0
     partitions: frozenset[str] = frozenset()
-    gpus: int | None = None
-    refused_here: bool = False
-    gpus_of_one_type: int | None = None
+    gpu_count: int | None = None
+    drained_by_own_prolog: bool = False
+    single_type_gpu_count: int | None = None
     unread_rows: int = 0
 
 
-class Spared(Value, frozen=True):
+class UnaffectedJob(Value, frozen=True):
     """A running job that no GPU fault has hit so far. It continues, and Slurm is not queried again.
 
     id     the number of its processes; `name`: the argument for a requeue
@@ -628,11 +628,11 @@ class Spared(Value, frozen=True):
     id: str
     name: str
     start: float
-    given: tuple[str, ...]
+    allocated_gpus: tuple[str, ...]
     why: str
 
 
-class Requeued(Value, frozen=True):
+class SentRequeue(Value, frozen=True):
     """A requeue that was sent or is about to be sent. It is never repeated for the same (job, restarts)."""
 
     job: str
@@ -640,7 +640,7 @@ class Requeued(Value, frozen=True):
     time: Moment
 
 
-LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that the fleet limit delays
+MAX_HOLD_SECONDS = 3600.0  # between two tries of a drain that the fleet limit delays
 
 
 class FleetHold(Value, frozen=True):
@@ -679,7 +679,7 @@ class FleetCount(Value, frozen=True):
     partitions: tuple[PartitionCount, ...]
 
 
-class Lifted(Value, frozen=True):
+class EndedDrain(Value, frozen=True):
     """A drain of healthd that has ended, or whose Reason was replaced by another one of healthd.
 
     reason       healthd's text
@@ -692,14 +692,14 @@ class Lifted(Value, frozen=True):
     """
 
     reason: str
-    words: str
-    stamp: float
-    time: PastMoment
-    saved: bool = False
+    node_reason: str
+    reason_time: float
+    ended_at: PastMoment
+    is_saved: bool = False
     controller: str = ""
 
 
-class Unsaved(Value, frozen=True):
+class UnsavedChange(Value, frozen=True):
     """A change of the node by healthd that slurmctld may not have saved yet.
 
     sent_at     when it was sent, epoch seconds
@@ -707,19 +707,19 @@ class Unsaved(Value, frozen=True):
                 could not be read
     """
 
-    time: PastMoment
+    sent_at: PastMoment
     controller: str
 
 
-class Resumed(Value, frozen=True):
+class ResumedDrain(Value, frozen=True):
     """A drain that healthd lifted: start of the drain and time of the resume (epoch seconds)."""
 
     drained_at: Moment
-    time: Moment
+    resumed_at: Moment
     own_hardware: bool
 
 
-class SlurmMemory(Value, frozen=True):
+class DrainRecord(Value, frozen=True):
     """healthd's own drains of this node in Slurm. The ledger keeps this record across restarts.
 
     reason        healthd's text as last read on the drained node, "" = no drain of healthd
@@ -757,31 +757,31 @@ class SlurmMemory(Value, frozen=True):
     """
 
     reason: str = ""
-    writing: str = ""
-    written_at: Moment = 0.0
-    overruled: str = ""
-    adopted: str = ""
+    pending_reason: str = ""
+    pending_since: Moment = 0.0
+    overriding_reason: str = ""
+    adopted_reason: str = ""
     confirmed_at: Moment = 0.0
     boot_id: str = ""
-    rebooting: bool = False
-    resumed_at: Moment = 0.0
-    requeued: tuple[Requeued, ...] = ()
+    reboot_pending: bool = False
+    resume_sent_at: Moment = 0.0
+    sent_requeues: tuple[SentRequeue, ...] = ()
     hold: FleetHold | None = None
-    uncounted: bool = False
-    lifted: Lifted | None = None
-    stamp: float = 0.0
-    earlier: tuple[Lifted, ...] = ()
+    awaits_count: bool = False
+    ended_drain: EndedDrain | None = None
+    reason_time: float = 0.0
+    earlier_drains: tuple[EndedDrain, ...] = ()
     drained_at: PastMoment = 0.0
     own_hardware: bool = False
     clean_since: PastMoment = 0.0
     clean_seconds: float = 0.0
-    resumed: tuple[Resumed, ...] = ()
-    spared: tuple[Spared, ...] = ()
-    refused: float = 0.0
-    unsaved: Unsaved | None = None
-    counted: FleetCount | None = None
-    uncounted_since: PastMoment = 0.0
-    uncounted_at: PastMoment = 0.0
+    resumed_drains: tuple[ResumedDrain, ...] = ()
+    unaffected_jobs: tuple[UnaffectedJob, ...] = ()
+    prolog_drain_time: float = 0.0
+    unsaved_change: UnsavedChange | None = None
+    stored_count: FleetCount | None = None
+    count_failing_since: PastMoment = 0.0
+    count_failed_at: PastMoment = 0.0
 
 
 # --- hardware of a node, for its baseline

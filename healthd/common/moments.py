@@ -21,24 +21,24 @@ PastMoment = Annotated[float, MOMENT, PAST]
 Changes = Mapping[type, Callable[[Any], Any]]
 
 
-def with_moments(value: Any, mark: str, change: Callable[[float], float], whole: Changes) -> Any:
+def change_moments(value: Any, mark: str, change: Callable[[float], float], overrides: Changes) -> Any:
     """Return `value` with each field of that mark changed, also in nested Structs, tuples and tables.
 
     A value of a type in `overrides` is changed by that function instead.
     """
     kind = type(value)
-    if kind in whole:
-        return whole[kind](value)
+    if kind in overrides:
+        return overrides[kind](value)
     if kind is tuple:
-        return tuple([with_moments(item, mark, change, whole) for item in value])
+        return tuple([change_moments(item, mark, change, overrides) for item in value])
     if kind is dict:
-        return {key: with_moments(item, mark, change, whole) for key, item in value.items()}
+        return {key: change_moments(item, mark, change, overrides) for key, item in value.items()}
     if not issubclass(kind, Struct):
         return value
     changes = {}
     for name, hint in type_hints(kind).items():
         item = getattr(value, name)
-        new = change(item) if mark in get_args(hint)[1:] else with_moments(item, mark, change, whole)
+        new = change(item) if mark in get_args(hint)[1:] else change_moments(item, mark, change, overrides)
         if new is not item:
             changes[name] = new
     return replace(value, **changes) if changes else value

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from healthd.common.text import regex
 
 MOUNTINFO = "/proc/self/mountinfo"
-LOCAL = {
+LOCAL_TYPES = {
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs", "zfs"),
     *("tmpfs", "devtmpfs", "ramfs", "rootfs", "overlay", "squashfs", "erofs", "iso9660"),
 }
-ON_DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs"}
+DISK_TYPES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs"}
 # Container engines mount volumes here, and desktops mount removable disks.
-_NOT_THE_HOSTS = (
+_FOREIGN_FOLDERS = (
     *("/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containerd/", "/var/lib/containers/", "/var/lib/rancher/"),
     *("/run/containerd/", "/run/docker/", "/run/k3s/", "/run/containers/", "/run/media/", "/media/"),
 )
@@ -40,7 +40,7 @@ class Mount(NamedTuple):
     source: str = ""
 
     @property
-    def turned(self) -> str:
+    def error_state(self) -> str:
         """ "read-only" or "shut down" if the kernel changed the file system after errors; "" if not.
 
         A user who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
@@ -81,26 +81,26 @@ def parse_all(text: str | None) -> tuple[list[Mount], str]:
         return [], ""
     if not text:
         return [], f"{MOUNTINFO} is empty"
-    mounts, wrong = [], ""
+    mounts, problem = [], ""
     for line in text.split("\n"):
         try:
             mounts.append(parse(line))
         except ValueError as error:
-            wrong = wrong or str(error)
-    return mounts, wrong
+            problem = problem or str(error)
+    return mounts, problem
 
 
-def of_host(mount: Mount) -> bool:
+def is_host_file_system(mount: Mount) -> bool:
     """Return True if the file system is on a disk and used by the node itself, not a volume of one container."""
-    return mount.fstype in ON_DISKS and not mount.point.startswith(_NOT_THE_HOSTS)
+    return mount.fstype in DISK_TYPES and not mount.point.startswith(_FOREIGN_FOLDERS)
 
 
-def in_a_file(mount: Mount) -> bool:
+def is_loop_device(mount: Mount) -> bool:
     """Return True if the mount is on a loop device: the image of a test, an installer, a snapshot."""
     return mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
 
 
-def holding(mounts: Sequence[Mount], path: str) -> Mount | None:
+def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
     """Return the mount of a path: the one with the longest mount point, and the last of several there."""
     found = None
     for mount in mounts:
@@ -114,10 +114,10 @@ def is_local(mounts: Sequence[Mount], path: str) -> bool:
 
     A root directory on the network counts as local, because nothing works without it.
     """
-    way = {mount.point: mount.fstype in LOCAL for mount in mounts if _is_above(mount, path)}
-    if len(way) > 1:
-        way.pop("/", None)
-    return bool(way) and all(way.values())
+    local_by_point = {mount.point: mount.fstype in LOCAL_TYPES for mount in mounts if _is_above(mount, path)}
+    if len(local_by_point) > 1:
+        local_by_point.pop("/", None)
+    return bool(local_by_point) and all(local_by_point.values())
 
 
 def _is_above(mount: Mount, path: str) -> bool:

@@ -22,8 +22,8 @@ from functools import partial
 from healthd.common import mountinfo
 from healthd.common.errors import HealthdError
 
-MOST_LINKS = 40  # the kernel's limit
-MOST_BYTES = 64 << 20  # larger than any settings file, check or ledger
+MAX_LINKS = 40  # the kernel's limit
+MAX_BYTES = 64 << 20  # larger than any settings file, check or ledger
 ACL = "system.posix_acl_access"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -34,24 +34,24 @@ class Untrusted(HealthdError, PermissionError):
     `path`: the real path of that step, which may be a folder above the requested file.
     """
 
-    def __init__(self, why: str, place: str) -> None:
+    def __init__(self, why: str, path: str) -> None:
         super().__init__(errno.EPERM, why)
-        self.place = place
+        self.path = path
 
     def __str__(self) -> str:
         return str(self.strerror)
 
-    def at(self, path: str, setting: str = "") -> Untrusted:
+    def with_context(self, path: str, setting: str = "") -> Untrusted:
         """Return the error with the requested path and its setting."""
-        named = f" ({setting})" if setting else ""
-        return Untrusted(f"{path}{named}: refused: {self}", self.place)
+        setting_note = f" ({setting})" if setting else ""
+        return Untrusted(f"{path}{setting_note}: refused: {self}", self.path)
 
 
 @contextmanager
-def opened(path: str) -> Iterator[int]:
+def open_file(path: str) -> Iterator[int]:
     """Open a regular file for reading. Raises Untrusted, OSError."""
     # Non-blocking, because a FIFO may never have a writer.
-    descriptor = _open_last(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = _open_trusted(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
             raise IsADirectoryError(errno.EISDIR, "Is a directory" if stat.S_ISDIR(mode) else "Is not a file", path)
@@ -62,24 +62,24 @@ def opened(path: str) -> Iterator[int]:
 
 def read(path: str) -> bytes:
     """Return a file's content. Raises Untrusted, OSError."""
-    with opened(path) as descriptor:
-        return content(descriptor)
+    with open_file(path) as descriptor:
+        return read_all(descriptor)
 
 
-def content(descriptor: int) -> bytes:
+def read_all(descriptor: int) -> bytes:
     """Return the whole content. Raises OSError, also for more than `MAX_BYTES`."""
-    text = bytearray()
+    data = bytearray()
     while piece := os.read(descriptor, 1 << 20):
-        text += piece
-        if len(text) > MOST_BYTES:
+        data += piece
+        if len(data) > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    return bytes(text)
+    return bytes(data)
 
 
 @contextmanager
-def folder(path: str, make_mode: int | None = None) -> Iterator[int]:
+def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
     """Open a folder in which only we create files. `make_mode`: create missing folders. Raises Untrusted, OSError."""
-    descriptor = _open_last(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, may_be_sticky=False)
+    descriptor = _open_trusted(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, allow_sticky=False)
     try:
         yield descriptor
     finally:
@@ -87,28 +87,28 @@ def folder(path: str, make_mode: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def beside(path: str) -> Iterator[tuple[int, str]]:
+def open_parent(path: str) -> Iterator[tuple[int, str]]:
     """Open the folder of a file that is written by replacing its name, and return it with that name.
 
     A symbolic link of that name is replaced, not followed. Raises Untrusted, OSError.
     """
-    above, name = os.path.split(path)
+    parent, name = os.path.split(path)
     if name in ("", ".", ".."):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    descriptor = _open_last(above or ".", os.O_PATH | os.O_DIRECTORY, named=path)
+    descriptor = _open_trusted(parent or ".", os.O_PATH | os.O_DIRECTORY, error_path=path)
     try:
         yield descriptor, name
     finally:
         os.close(descriptor)
 
 
-def program(path: str) -> os.stat_result:
+def stat_program(path: str) -> os.stat_result:
     """Return the stat of a program that is about to run. Raises Untrusted, OSError.
 
     It is run by name, not through a descriptor: otherwise a script would see "/proc/self/fd/7" as its own name, and the
     process would be called "7". By the rule above only root, or we, can change the name in between.
     """
-    descriptor = _open_last(path, os.O_PATH)
+    descriptor = _open_trusted(path, os.O_PATH)
     try:
         return os.fstat(descriptor)
     finally:
@@ -118,7 +118,9 @@ def program(path: str) -> os.stat_result:
 # --- walking the path
 
 
-def _open_last(path: str, flags: int, make_mode: int | None = None, named: str = "", may_be_sticky: bool = True) -> int:
+def _open_trusted(
+    path: str, flags: int, make_mode: int | None = None, error_path: str = "", allow_sticky: bool = True
+) -> int:
     """Verify each step of `path` and return the descriptor of the last one.
 
     Raises Untrusted; an OSError names `path`, or `error_path`.
@@ -126,46 +128,46 @@ def _open_last(path: str, flags: int, make_mode: int | None = None, named: str =
     # Read the mount table at most once per walk, and only for a file system without a disk.
     require = partial(_require, fuse_users=functools.cache(lambda: _fuse_users()))
     try:
-        descriptor, place = _walked(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, make_mode, require)
+        descriptor, real_path = _walk(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, make_mode, require)
         try:
-            require(descriptor, place, may_be_sticky=may_be_sticky)
+            require(descriptor, real_path, allow_sticky=allow_sticky)
         except BaseException:
             os.close(descriptor)
             raise
     except Untrusted:
         raise
     except OSError as error:
-        error.filename = named or path
+        error.filename = error_path or path
         raise
     return descriptor
 
 
-def _walked(path: str, flags: int, make_mode: int | None, require: Callable[[int, str], None]) -> tuple[int, str]:
+def _walk(path: str, flags: int, make_mode: int | None, require: Callable[[int, str], None]) -> tuple[int, str]:
     """Return the last step's descriptor and its real path. The last step itself is not yet verified."""
-    left = list(reversed(_steps(os.path.join(os.getcwd(), path))))
-    here, place, links = os.open("/", _FOLDER), "/", 0
+    remaining = list(reversed(_steps(os.path.join(os.getcwd(), path))))
+    current, current_path, links = os.open("/", _FOLDER), "/", 0
     try:
         while True:
-            require(here, place)
-            name = left.pop() if left else "."
-            step = os.path.normpath(os.path.join(place, name))
-            target = _link(here, name, step, make_mode, require)
-            if target is None and not left:
-                return os.open(name, flags, dir_fd=here), step
+            require(current, current_path)
+            name = remaining.pop() if remaining else "."
+            step = os.path.normpath(os.path.join(current_path, name))
+            target = _link_target(current, name, step, make_mode, require)
+            if target is None and not remaining:
+                return os.open(name, flags, dir_fd=current), step
             if target is None:
                 # O_DIRECTORY mounts an automount now
-                next_folder, next_place = os.open(name, _FOLDER, dir_fd=here), step
+                next_folder, next_path = os.open(name, _FOLDER, dir_fd=current), step
             else:
                 links += 1
-                if links > MOST_LINKS:
+                if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                left += reversed(_steps(target))
-                next_place = "/" if target.startswith("/") else place
-                next_folder = os.open("/", _FOLDER) if target.startswith("/") else os.dup(here)
-            os.close(here)
-            here, place = next_folder, next_place
+                remaining += reversed(_steps(target))
+                next_path = "/" if target.startswith("/") else current_path
+                next_folder = os.open("/", _FOLDER) if target.startswith("/") else os.dup(current)
+            os.close(current)
+            current, current_path = next_folder, next_path
     finally:
-        os.close(here)
+        os.close(current)
 
 
 def _steps(path: str) -> list[str]:
@@ -173,16 +175,18 @@ def _steps(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
-def _link(here: int, name: str, step: str, make_mode: int | None, require: Callable[[int, str], None]) -> str | None:
+def _link_target(
+    current: int, name: str, step: str, make_mode: int | None, require: Callable[[int, str], None]
+) -> str | None:
     """Return the target of a symbolic link, or None for any other step. Create a missing folder if `make_mode`
     is set.
     """
     try:
-        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
     except FileNotFoundError:
         if make_mode is not None:
             with suppress(FileExistsError):  # created by another process; it is verified like any other
-                os.mkdir(name, make_mode, dir_fd=here)
+                os.mkdir(name, make_mode, dir_fd=current)
         return None
     try:
         if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
@@ -197,41 +201,41 @@ def _link(here: int, name: str, step: str, make_mode: int | None, require: Calla
 
 
 def _require(
-    descriptor: int, place: str, fuse_users: Callable[[], Mapping[int, int]], may_be_sticky: bool = True
+    descriptor: int, path: str, fuse_users: Callable[[], Mapping[int, int]], allow_sticky: bool = True
 ) -> None:
     """Raise Untrusted if other users can change the file of this descriptor."""
-    about = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     # File systems without a disk have the major number 0.
-    mounted_by = fuse_users().get(about.st_dev) if os.major(about.st_dev) == 0 else None
-    why = changed_by(about, {0, os.geteuid()}, mounted_by, lambda: _has_acl(descriptor), may_be_sticky)
+    mounted_by = fuse_users().get(status.st_dev) if os.major(status.st_dev) == 0 else None
+    why = untrusted_reason(status, {0, os.geteuid()}, mounted_by, lambda: _has_acl(descriptor), allow_sticky)
     if why:
-        raise Untrusted(f"{place} {why}", place)
+        raise Untrusted(f"{path} {why}", path)
 
 
-def changed_by(
-    about: os.stat_result,
+def untrusted_reason(
+    status: os.stat_result,
     trusted: set[int],
     mounted_by: int | None = None,
     has_acl: Callable[[], bool] = lambda: False,
-    may_be_sticky: bool = True,
+    allow_sticky: bool = True,
 ) -> str:
     """Return who else could change a file, folder or link; "" if nobody can.
 
     `mounted_by`: the user of its FUSE mount, None if it is in none. `allow_sticky`: accept a sticky folder on the path.
     """
-    if about.st_uid not in trusted:
-        return f"belongs to user {about.st_uid}; it must belong to root"
+    if status.st_uid not in trusted:
+        return f"belongs to user {status.st_uid}; it must belong to root"
     if mounted_by is not None and mounted_by not in trusted:
         return f"is in a FUSE mount of user {mounted_by}"
-    if stat.S_ISLNK(about.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return ""  # a link's mode is meaningless, and its target cannot be changed
-    mode = stat.S_IMODE(about.st_mode)
-    if may_be_sticky and stat.S_ISDIR(about.st_mode) and mode & stat.S_ISVTX:
+    mode = stat.S_IMODE(status.st_mode)
+    if allow_sticky and stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
         return ""
     if mode & stat.S_IWOTH:
         return f"is writable by all users (mode {mode:o})"
-    if mode & stat.S_IWGRP and about.st_gid != 0:
-        return f"is writable by group {about.st_gid} (mode {mode:o})"
+    if mode & stat.S_IWGRP and status.st_gid != 0:
+        return f"is writable by group {status.st_gid} (mode {mode:o})"
     if mode & stat.S_IWGRP and has_acl():
         return f"is writable by other users through an ACL (mode {mode:o}; see getfacl)"
     return ""
@@ -250,10 +254,10 @@ def _has_acl(descriptor: int) -> bool:
 def _fuse_users() -> dict[int, int]:
     """Return device number -> user who mounted it, for each FUSE mount. Raises OSError."""
     with open(mountinfo.MOUNTINFO, encoding="utf-8", errors="replace") as file:
-        return dict(found for line in file for found in fuse_user(line.rstrip("\n")))
+        return dict(found for line in file for found in parse_fuse_user(line.rstrip("\n")))
 
 
-def fuse_user(line: str) -> Iterator[tuple[int, int]]:
+def parse_fuse_user(line: str) -> Iterator[tuple[int, int]]:
     """Yield the device number and the user_id= of a line of mountinfo, if it is a FUSE mount."""
     if " - fuse" not in line:
         return

@@ -15,7 +15,7 @@ from healthd.common.text import printable
 
 MINUTE, DAY = 60.0, 86400.0
 SEVERITIES = ("info", "warning", "degraded", "critical")
-WIDEST_CELL, NARROWEST_FOLD = 48, 20
+MAX_CELL_WIDTH, MIN_FOLD_WIDTH = 48, 20
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _COLOURS = {
@@ -44,9 +44,9 @@ class Page(NamedTuple):
     colour: bool = False
     fold: bool = False
 
-    def paint(self, text: str, word: str = "") -> str:
+    def paint(self, text: str, style: str = "") -> str:
         """Return the text in the colour of `style` ("critical"), by default in that of the text itself."""
-        code = _COLOURS.get(word or text.strip(), "")
+        code = _COLOURS.get(style or text.strip(), "")
         return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
 
     def heading(self, text: str) -> str:
@@ -65,8 +65,8 @@ class Page(NamedTuple):
 
     def item(self, text: str, indent: str = "") -> list[str]:
         """Format one item of a list: "- text", with further lines below the text."""
-        first, *rest = Page(self.width - 2).wrap(text.removeprefix("- "), indent)
-        return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in rest)]
+        first, *more_lines = Page(self.width - 2).wrap(text.removeprefix("- "), indent)
+        return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in more_lines)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Format a table. Columns are as wide as their widest cell (a very wide cell moves only its own row); words
@@ -74,7 +74,7 @@ class Page(NamedTuple):
         """
         rows = [[plain(cell) for cell in row] for row in rows]
         fitting = [
-            [len(cell) for cell in column if len(cell) <= WIDEST_CELL] for column in zip(head, *rows, strict=True)
+            [len(cell) for cell in column if len(cell) <= MAX_CELL_WIDTH] for column in zip(head, *rows, strict=True)
         ]
         widths = [max(column) for column in fitting]
         lines = [self.heading(_columns(head, widths))]
@@ -82,14 +82,14 @@ class Page(NamedTuple):
             *cells, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             before = "".join(f"{cell}  " for cell in cells)
             painted = "".join(f"{self.paint(cell, cell.strip())}  " for cell in cells)
-            first, *rest = self._folded(last.rstrip(), len(before))
+            first, *more_lines = self._folded(last.rstrip(), len(before))
             lines.append((painted + self.paint(first)).rstrip())
-            lines += [" " * len(before) + line for line in rest]
+            lines += [" " * len(before) + line for line in more_lines]
         return lines
 
     def _folded(self, text: str, column: int) -> list[str]:
         room = self.width - column
-        if not self.fold or room < NARROWEST_FOLD:
+        if not self.fold or room < MIN_FOLD_WIDTH:
             return [text]
         return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
@@ -106,27 +106,27 @@ def plain(text: object) -> str:
 # --- times
 
 
-def ago(then: float, now: float) -> str:
+def ago(time_point: float, now: float) -> str:
     """Return "3 min ago"; the local time if older than a day; "never" for 0."""
-    if not then:
+    if not time_point:
         return "never"
-    seconds = now - then
+    seconds = now - time_point
     if seconds >= DAY or seconds < -MINUTE:
-        return date(then)
+        return date(time_point)
     return f"{duration(int(seconds))} ago" if seconds >= 1 else "just now"
 
 
-def date(then: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))
+def date(time_point: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_point))
 
 
-def ahead(then: float, now: float) -> str:
-    seconds = then - now
+def time_ahead(time_point: float, now: float) -> str:
+    seconds = time_point - now
     if seconds >= DAY:
-        return f"on {date(then)}"
+        return f"on {date(time_point)}"
     return f"in {duration(int(seconds))}" if seconds >= 1 else "now"
 
 
-def plural(count: int, what: str, several: str = "") -> str:
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". plural_noun: if it is not the noun with an s."""
-    return f"{count:,} {what if count == 1 else several or what + 's'}"
+    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MOST_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and entries of the memo
-_MAKES_CONTAINERS = b"]}tl\x85\x86\x87\x94"
+MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and entries of the memo
+_CONTAINER_OPCODES = b"]}tl\x85\x86\x87\x94"
 
 # Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.
 _FIXED = re.compile(
@@ -34,63 +34,63 @@ _FIXED = re.compile(
     re.DOTALL,
 )
 # Opcodes that name a class or function, call one, or set attributes of an object.
-_MAKES = frozenset(b"ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98")
-_TEXT_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # number of bytes of the length before a text
+_UNSAFE_OPCODES = frozenset(b"ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98")
+_LENGTH_SIZES = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # number of bytes of the length before a text
 _STOP = ord(".")
 
 
-class NotPlain(HealthdError):
+class UnsafePickle(HealthdError):
     """A pickle with more than plain data, or a damaged one. The message follows the file's name."""
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Unpickler that refuses every class, in case validation missed one."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise pickle.UnpicklingError(f"names {module_name}.{global_name}")
 
 
-def plain(data: bytes) -> Any:
+def load_plain(data: bytes) -> Any:
     """Load the plain data of a pickle. Raises UnsafePickle."""
-    proofread(data)
+    validate(data)
     try:
-        return _Plain(io.BytesIO(data), fix_imports=False, encoding="utf-8", errors="strict").load()
+        return _PlainUnpickler(io.BytesIO(data), fix_imports=False, encoding="utf-8", errors="strict").load()
     except (pickle.UnpicklingError, ValueError, TypeError, EOFError, IndexError, KeyError, AttributeError) as error:
-        raise NotPlain(f"is a damaged pickle ({type(error).__name__})") from None
+        raise UnsafePickle(f"is a damaged pickle ({type(error).__name__})") from None
     except (MemoryError, RecursionError, OverflowError):
-        raise NotPlain("is a pickle that would take too much memory") from None
+        raise UnsafePickle("is a pickle that would take too much memory") from None
 
 
-def proofread(data: bytes) -> None:
+def validate(data: bytes) -> None:
     """Raise UnsafePickle for a pickle with more than plain data, a truncated one, or one that would use too much
     memory.
     """
     # This also counts bytes in text and numbers. Only beyond the limit are the opcodes counted exactly.
-    counting = _containers(data) > MOST_CONTAINERS
-    at, end, containers = 0, len(data), 0
-    while at < end:
-        run = _FIXED.match(data, at)
-        if run is not None:
-            at = run.end()
+    counting = _containers(data) > MAX_CONTAINERS
+    offset, end, containers = 0, len(data), 0
+    while offset < end:
+        match = _FIXED.match(data, offset)
+        if match is not None:
+            offset = match.end()
             if counting:
-                containers += _containers(run.group())
-                if containers > MOST_CONTAINERS:
-                    raise NotPlain("is a pickle that would take too much memory")
+                containers += _containers(match.group())
+                if containers > MAX_CONTAINERS:
+                    raise UnsafePickle("is a pickle that would take too much memory")
             continue
-        opcode = data[at]
+        opcode = data[offset]
         if opcode == _STOP:
             return
-        if opcode in _MAKES:
-            raise NotPlain("is a pickle that names or calls a class or function; nothing was loaded")
-        size = _TEXT_LENGTHS.get(opcode)
+        if opcode in _UNSAFE_OPCODES:
+            raise UnsafePickle("is a pickle that names or calls a class or function; nothing was loaded")
+        size = _LENGTH_SIZES.get(opcode)
         if size is None:
-            known = opcode in b"(]})tlsuaeN\x85\x86\x87\x88\x89\x94KqhMJrjG\x8a\x95\x80"
-            if known and end - at <= 9:
+            is_truncatable = opcode in b"(]})tlsuaeN\x85\x86\x87\x88\x89\x94KqhMJrjG\x8a\x95\x80"
+            if is_truncatable and end - offset <= 9:
                 break
-            raise NotPlain(f"is not a pickle of plain data (opcode {opcode:#04x} at byte {at:,})")
-        at += 1 + size + int.from_bytes(data[at + 1 : at + 1 + size], "little")
-    raise NotPlain("is a truncated pickle")
+            raise UnsafePickle(f"is not a pickle of plain data (opcode {opcode:#04x} at byte {offset:,})")
+        offset += 1 + size + int.from_bytes(data[offset + 1 : offset + 1 + size], "little")
+    raise UnsafePickle("is a truncated pickle")
 
 
 def _containers(opcodes: bytes) -> int:
-    return len(opcodes) - len(opcodes.translate(None, _MAKES_CONTAINERS))
+    return len(opcodes) - len(opcodes.translate(None, _CONTAINER_OPCODES))

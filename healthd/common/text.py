@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
-_uncompiled: set[LatePattern] = set()
-_at_once = False
+_uncompiled: set[LazyPattern] = set()
+_compile_eagerly = False
 
 
-class LatePattern:
+class LazyPattern:
     """A re.Pattern[str] that is compiled at its first use.
 
     A command uses few of the patterns that it imports. Compiling all of them would take a quarter of its import time.
@@ -43,9 +43,9 @@ def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
     """Return a pattern for external text, with ASCII classes and ASCII case folding. Raises re.error at its
     first use.
     """
-    if _at_once:
+    if _compile_eagerly:
         return re.compile(pattern, flags | re.ASCII)
-    return LatePattern(pattern, flags | re.ASCII)  # type: ignore[return-value]  # it behaves like one
+    return LazyPattern(pattern, flags | re.ASCII)  # type: ignore[return-value]  # it behaves like one
 
 
 def compile_patterns() -> int:
@@ -53,23 +53,23 @@ def compile_patterns() -> int:
 
     The daemon does this at its start, so that no kernel line waits for it. Raises re.error.
     """
-    global _at_once
-    _at_once = True
-    waited = list(_uncompiled)
-    for late in waited:
-        _ = late.compiled
-    return len(waited)
+    global _compile_eagerly
+    _compile_eagerly = True
+    patterns = list(_uncompiled)
+    for pattern in patterns:
+        _ = pattern.compiled
+    return len(patterns)
 
 
 @contextmanager
-def patterns_compiled_where_made() -> Iterator[None]:
+def compile_patterns_eagerly() -> Iterator[None]:
     """Compile patterns when they are created. An error in a site's file is then raised while the file is imported."""
-    global _at_once
-    before, _at_once = _at_once, True
+    global _compile_eagerly
+    previous, _compile_eagerly = _compile_eagerly, True
     try:
         yield
     finally:
-        _at_once = before
+        _compile_eagerly = previous
 
 
 def is_decimal(text: str) -> bool:
@@ -84,7 +84,7 @@ _CLASS = regex(
 )
 
 
-def without_class(error: str) -> str:
+def strip_error_class(error: str) -> str:
     """Return "TimeoutError: /bin/sh: did not end" without Python's class name, if the rest is sufficient.
 
     A name alone, and classes that hint at a bug in a program (KeyError), stay.
@@ -97,7 +97,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def described(text: str) -> str:
+def redacted(text: str) -> str:
     """Return an external field for logs and mails: its text if it has only digits and date punctuation, else its
     length.
 

@@ -9,15 +9,15 @@ from typing import Any
 from healthd.common.codec import ConvertError
 from healthd.common.text import regex
 
-DEEPEST = 50  # nested tables; dotted keys could nest thousands, and the settings code recurses
+MAX_DEPTH = 50  # nested tables; dotted keys could nest thousands, and the settings code recurses
 
 
-_TWICE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # re.DOTALL
+_DUPLICATE_TABLE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # re.DOTALL
 
 
-def _said(problem: str) -> str:
+def _message(problem: str) -> str:
     """Return tomllib's sentence with the name of a table as written in the file."""
-    found = _TWICE.match(problem)
+    found = _DUPLICATE_TABLE.match(problem)
     if found is None:
         return problem
     name = ".".join(word.strip(" '\"") for word in found[1].split(","))
@@ -38,14 +38,14 @@ def parse(text: str | bytes) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: for a number with thousands of digits
-        raise ConvertError(_said(str(error))) from None
-    left: list[tuple[Any, int]] = [(table, 0)]
-    while left:
-        value, depth = left.pop()
-        if depth > DEEPEST:
+        raise ConvertError(_message(str(error))) from None
+    pending: list[tuple[Any, int]] = [(table, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
             raise ConvertError("tables or lists are nested too deeply")
         if isinstance(value, int) and value.bit_length() > 64:  # Python reads hexadecimal integers of any length
             raise ConvertError("an integer has more than 64 bits")
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left += [(item, depth + 1) for item in items]
+        pending += [(item, depth + 1) for item in items]
     return table

@@ -9,7 +9,7 @@ from healthd.common.moments import Moment
 from healthd.common.values import Value, Whole
 
 
-class ToldCondition(Value, frozen=True):
+class EmittedCondition(Value, frozen=True):
     """Emitted state of an open condition.
 
     condition     its name in the stream
@@ -27,17 +27,17 @@ class ToldCondition(Value, frozen=True):
     at: Moment
 
 
-class ToldCheck(Value, frozen=True):
+class EmittedCheck(Value, frozen=True):
     """A configured run. since: configured without interruption since then; settings: their checksum."""
 
     check: str
     instance: str
-    of_version: str
+    version: str
     settings: str
     since: Moment
 
 
-class Told(Value, frozen=True):
+class Emitted(Value, frozen=True):
     """Emitted state of the stream.
 
     conditions  open conditions, by key as text
@@ -49,8 +49,8 @@ class Told(Value, frozen=True):
     ended_again the newest epilog after that: the flush after the next one is for it
     """
 
-    conditions: dict[str, ToldCondition] = field(default_factory=dict)
-    checks: tuple[ToldCheck, ...] = ()
+    conditions: dict[str, EmittedCondition] = field(default_factory=dict)
+    checks: tuple[EmittedCheck, ...] = ()
     cluster: str = ""
     stopped: bool = False
     alive_at: Moment = 0.0

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from healthd.common.values import Value, Whole
 from healthd.events.schema import Event, Source, render
 
-MOST_LINES = 2000
-MOST_BYTES = 512 << 10  # including newlines
+MAX_LINES = 2000
+MAX_BYTES = 512 << 10  # including newlines
 
 
 class Outbox(Value, frozen=True):
@@ -37,39 +37,39 @@ class Outbox(Value, frozen=True):
     dropped_to: Whole = 0
 
 
-def begun_anew(before: Outbox, stream_id: str) -> Outbox:
+def new_stream(previous: Outbox, stream_id: str) -> Outbox:
     """Begin a new stream. Pending lines of the previous one are still written; of its dropped lines only the count
     remains.
     """
-    return Outbox(stream_id, lines=before.lines, dropped=before.dropped)
+    return Outbox(stream_id, lines=previous.lines, dropped=previous.dropped)
 
 
 def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mono: float) -> Outbox:
     """Return the outbox with these events appended. `source.stream_id` is the outbox's own."""
     lines, seq = list(outbox.lines), outbox.next_seq
-    has = _bytes(lines)
+    size = _bytes(lines)
     dropped, first, last = outbox.dropped, outbox.dropped_from, outbox.dropped_to
 
-    def took(event: Event) -> bool:
-        nonlocal seq, has
+    def append(event: Event) -> bool:
+        nonlocal seq, size
         line = render(source, seq, time, mono, event)
-        if len(lines) >= MOST_LINES or has + len(line) + 1 > MOST_BYTES:
+        if len(lines) >= MAX_LINES or size + len(line) + 1 > MAX_BYTES:
             return False
         lines.append(line)
-        seq, has = seq + 1, has + len(line) + 1
+        seq, size = seq + 1, size + len(line) + 1
         return True
 
-    def took_dropped() -> bool:
+    def append_dropped() -> bool:
         """Whether nothing is left to be told of what did not fit."""
         nonlocal dropped, first, last
-        if dropped and not took(_dropped(dropped, first, last)):
+        if dropped and not append(_dropped(dropped, first, last)):
             return False
         dropped = first = last = 0
         return True
 
-    took_dropped()
+    append_dropped()
     for event in events:
-        if not took_dropped() or not took(event):
+        if not append_dropped() or not append(event):
             dropped, first, last, seq = dropped + 1, first or seq, seq, seq + 1
     return replace(
         outbox,
@@ -81,28 +81,28 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
     )
 
 
-def written(outbox: Outbox, lines: Iterable[str]) -> Outbox:
+def acknowledge(outbox: Outbox, lines: Iterable[str]) -> Outbox:
     """Return the outbox without these lines, which are on disk."""
-    gone = set(lines)
-    return replace(outbox, lines=tuple(line for line in outbox.lines if line not in gone))
+    acknowledged = set(lines)
+    return replace(outbox, lines=tuple(line for line in outbox.lines if line not in acknowledged))
 
 
-def shed(outbox: Outbox, kept: Iterable[str]) -> Outbox:
+def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
     """Return the outbox up to the last of these lines. Later lines are dropped, including reports of dropped lines."""
-    known = set(kept)
-    stay = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in known), 0)
-    gone = [json.loads(line) for line in outbox.lines[stay:]]
-    if not gone:
+    durable_lines = set(durable)
+    keep_count = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in durable_lines), 0)
+    removed = [json.loads(line) for line in outbox.lines[keep_count:]]
+    if not removed:
         return outbox
-    told = [line for line in gone if line["event"] == "dropped"]
+    dropped_events = [line for line in removed if line["event"] == "dropped"]
     first = next(  # lines of earlier streams come before all lines of this one
-        (line.get("from_seq") or line["seq"] for line in gone if line["stream_id"] == outbox.stream_id),
+        (line.get("from_seq") or line["seq"] for line in removed if line["stream_id"] == outbox.stream_id),
         outbox.dropped_from,
     )
     return replace(
         outbox,
-        lines=outbox.lines[:stay],
-        dropped=outbox.dropped + len(gone) + sum(line["count"] + line.get("earlier", 0) for line in told),
+        lines=outbox.lines[:keep_count],
+        dropped=outbox.dropped + len(removed) + sum(line["count"] + line.get("earlier", 0) for line in dropped_events),
         dropped_from=first,
         dropped_to=outbox.next_seq - 1 if first else 0,
     )
@@ -110,9 +110,9 @@ def shed(outbox: Outbox, kept: Iterable[str]) -> Outbox:
 
 def _dropped(count: int, first: int, last: int) -> Event:
     """Return the `dropped` event. `count` includes earlier streams, whose numbers are meaningless in this one."""
-    mine = last - first + 1 if first else 0
-    earlier = {"earlier": count - mine} if count > mine else {}
-    return Event("dropped", {"count": mine, "from_seq": first, "to_seq": last, **earlier})
+    own_count = last - first + 1 if first else 0
+    earlier = {"earlier": count - own_count} if count > own_count else {}
+    return Event("dropped", {"count": own_count, "from_seq": first, "to_seq": last, **earlier})
 
 
 def _bytes(lines: Iterable[str]) -> int:

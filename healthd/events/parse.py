@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from healthd.common.text import regex
 from healthd.events.schema import EVENTS, LATEST, SCHEMA
 
-_MOST_SEQ = 2**63 - 1  # the maximum of a database integer
+_MAX_SEQ = 2**63 - 1  # the maximum of a database integer
 _TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?Z")
 
 
@@ -25,7 +25,7 @@ class Key(NamedTuple):
     stream_id: str
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """An event.
 
     line: as read, without newline. fields: the same as plain data. key, seq: None if another schema has none. at: epoch
@@ -41,36 +41,36 @@ class Told(NamedTuple):
     unknown: str = ""
 
 
-class Unread(NamedTuple):
+class InvalidLine(NamedTuple):
     """A line that is no event. `why` is the end of a sentence: "is not UTF-8"."""
 
     why: str
 
 
-def parse(line: bytes) -> Told | Unread:
+def parse(line: bytes) -> StreamEvent | InvalidLine:
     """Parse a line without its newline."""
     try:
         fields = json.loads(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError:
-        return Unread("is not UTF-8")
+        return InvalidLine("is not UTF-8")
     except (ValueError, RecursionError):
-        return Unread("is truncated or damaged: it is not JSON")
+        return InvalidLine("is truncated or damaged: it is not JSON")
     schema = fields.get("schema") if isinstance(fields, dict) else None
     if not _is_count(schema):
-        return Unread('is not an event: "schema" is not a number')
+        return InvalidLine('is not an event: "schema" is not a number')
     key, seq, at = _key(fields), _seq(fields.get("seq")), seconds(fields.get("time"))
     event = fields.get("event")
     if schema != SCHEMA:
-        return Told(line, fields, key if seq is not None else None, seq if key else None, at, f"schema {schema}")
+        return StreamEvent(line, fields, key if seq is not None else None, seq if key else None, at, f"schema {schema}")
     if key is None or not key.stream_id:
-        return Unread("is damaged: cluster, node or stream_id is missing")
+        return InvalidLine("is damaged: cluster, node or stream_id is missing")
     if seq is None:
-        return Unread("is damaged: seq is missing")
+        return InvalidLine("is damaged: seq is missing")
     if at is None:
-        return Unread("is damaged: time must be UTC, such as 2026-11-22T12:11:20.123Z")
+        return InvalidLine("is damaged: time must be UTC, such as 2026-11-22T12:11:20.123Z")
     if not isinstance(event, str) or not event:
-        return Unread("is damaged: event is missing")
-    return Told(line, fields, key, seq, at, "" if event in EVENTS else f"event {event[:40]}")
+        return InvalidLine("is damaged: event is missing")
+    return StreamEvent(line, fields, key, seq, at, "" if event in EVENTS else f"event {event[:40]}")
 
 
 def seconds(text: object) -> float | None:
@@ -86,13 +86,13 @@ def seconds(text: object) -> float | None:
     return min(whole + float(match[2] or 0), LATEST) if whole >= 0 else None
 
 
-def dropped(told: Told) -> tuple[int, int] | None:
+def dropped_range(event: StreamEvent) -> tuple[int, int] | None:
     """Return the first and last number of lines that the node itself reports as dropped; None if the event
     names none.
     """
-    if told.unknown or told.fields["event"] != "dropped":
+    if event.unknown or event.fields["event"] != "dropped":
         return None
-    first, last = _seq(told.fields.get("from_seq")), _seq(told.fields.get("to_seq"))
+    first, last = _seq(event.fields.get("from_seq")), _seq(event.fields.get("to_seq"))
     return (first, last) if first and last is not None and first <= last else None
 
 
@@ -101,12 +101,12 @@ def _no_constant(name: str) -> None:
 
 
 def _key(fields: dict[str, Any]) -> Key | None:
-    words = [fields.get(name) for name in Key._fields]
-    return Key(*map(str, words)) if all(isinstance(word, str) for word in words) else None
+    values = [fields.get(name) for name in Key._fields]
+    return Key(*map(str, values)) if all(isinstance(word, str) for word in values) else None
 
 
 def _seq(number: object) -> int | None:
-    return number if isinstance(number, int) and _is_count(number) and number <= _MOST_SEQ else None
+    return number if isinstance(number, int) and _is_count(number) and number <= _MAX_SEQ else None
 
 
 def _is_count(number: object) -> bool:

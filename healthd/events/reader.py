@@ -23,24 +23,24 @@ from hashlib import blake2b, sha256
 from typing import IO, NamedTuple
 
 from healthd.common.text import regex
-from healthd.events.parse import Key, Told, Unread, dropped, parse
-from healthd.events.sequence import Seen
+from healthd.events.parse import InvalidLine, Key, StreamEvent, dropped_range, parse
+from healthd.events.sequence import ReadSequences
 from healthd.events.writer import NAME
 
 BLOCK = 64 << 10
 MAX_LINE = 1 << 20
-MOST_EXAMPLES = 20
-MOST_UNKNOWN = 100
-HELD = 32
-_OF_STREAM = regex(r"events\.jsonl([.-][0-9][0-9.-]{0,39})?(\.gz)?")
+MAX_EXAMPLES = 20
+MAX_UNKNOWN = 100
+MAX_OPEN_FILES = 32
+_STREAM_FILE = regex(r"events\.jsonl([.-][0-9][0-9.-]{0,39})?(\.gz)?")
 TOO_LONG = f"is longer than {MAX_LINE >> 20} MiB: it is no event"
 _HEAD, _BEFORE, _FIRST_LINES = 512, 64, 20
 _GZIP = b"\x1f\x8b"
-_OTHERS = {b"\xfd7zXZ\x00": "xzcat", b"BZh": "bzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
+_OTHER_FORMATS = {b"\xfd7zXZ\x00": "xzcat", b"BZh": "bzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
 _TRIES = 5  # maximum number of listings of a folder while its files are rotated
 
 
-class Where(NamedTuple):
+class LineProblem(NamedTuple):
     """A line of a file. `why`: the end of a sentence."""
 
     path: str
@@ -73,41 +73,41 @@ class Tally:
     stray: int = 0
     unfinished: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
-    examples: list[Where] = field(default_factory=list)
-    problem: dict[str, None] = field(default_factory=dict)
-    troubled: set[str] = field(default_factory=set)
+    examples: list[LineProblem] = field(default_factory=list)
+    problems: dict[str, None] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
 
-    def newer(self, what: str) -> None:
+    def count_unknown(self, kind: str) -> None:
         """Count an event that this version does not know. Names beyond MAX_UNKNOWN are counted together."""
-        name = what[:60]
-        self.unknown[name if name in self.unknown or len(self.unknown) < MOST_UNKNOWN else "others"] += 1
+        name = kind[:60]
+        self.unknown[name if name in self.unknown or len(self.unknown) < MAX_UNKNOWN else "others"] += 1
 
-    def cannot(self, path: str, error: OSError) -> None:
+    def add_error(self, path: str, error: OSError) -> None:
         """Record that a file or folder cannot be read."""
-        gone = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        words = "no such file or folder" if gone else f"cannot be read: {error.strerror or error}"
-        self.problem[f"{path}: {words}"] = None
+        is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        text = "no such file or folder" if is_missing else f"cannot be read: {error.strerror or error}"
+        self.problems[f"{path}: {text}"] = None
 
 
 @dataclass
-class _Doubt:
+class _InvalidLines:
     """Unread lines of a stream, until its next event shows their time. `before`: time of the previous event."""
 
     before: float = -math.inf
     count: int = 0
-    examples: list[Where] = field(default_factory=list)
+    examples: list[LineProblem] = field(default_factory=list)
 
-    def line(self, where: Where) -> None:
+    def add(self, where: LineProblem) -> None:
         self.count += 1
-        if len(self.examples) < MOST_EXAMPLES:
+        if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(where)
 
-    def event(self, at: float | None, tally: Tally) -> None:
+    def flush(self, at: float | None, tally: Tally) -> None:
         if self.count:
             self._note(at, tally)
         self.before = at if at is not None else self.before
 
-    def end(self, tally: Tally) -> None:
+    def finish(self, tally: Tally) -> None:
         tally.stray += self._note(None, tally)
 
     def _note(self, at: float | None, tally: Tally) -> int:
@@ -117,7 +117,7 @@ class _Doubt:
         if (at is not None and at < tally.since) or self.before > tally.until:
             return 0
         tally.unread += count
-        tally.examples += examples[: MOST_EXAMPLES - len(tally.examples)]
+        tally.examples += examples[: MAX_EXAMPLES - len(tally.examples)]
         return count
 
 
@@ -142,7 +142,7 @@ class Cursor:
     marks, at most 64 bytes, so that nobody can test guesses against a mark.
     """
 
-    seen: Seen = field(default_factory=Seen)
+    sequences: ReadSequences = field(default_factory=ReadSequences)
     marks: dict[str, Mark] = field(default_factory=dict)
     key: bytes = field(default=b"", repr=False)
 
@@ -165,29 +165,29 @@ class Line(NamedTuple):
 # --- streams
 
 
-def find(places: Iterable[str], tally: Tally) -> list[str]:
+def find(paths: Iterable[str], tally: Tally) -> list[str]:
     """Return the streams at these paths: folders whose files are one stream, or named files. Errors go to `tally`."""
     found: dict[str, None] = {}
-    for place in places:
+    for path in paths:
         try:
-            named = place == "-" or not stat.S_ISDIR(os.stat(place).st_mode)
-            mine = [place] if named else list(_folders(place, tally))
+            is_file = path == "-" or not stat.S_ISDIR(os.stat(path).st_mode)
+            streams = [path] if is_file else list(_folders(path, tally))
         except OSError as error:
-            tally.cannot(place, error)
+            tally.add_error(path, error)
             continue
-        if not mine:
-            tally.problem[f"{place}: contains no {NAME}"] = None
-        found.update(dict.fromkeys(mine))
+        if not streams:
+            tally.problems[f"{path}: contains no {NAME}"] = None
+        found.update(dict.fromkeys(streams))
     return list(found)
 
 
 def _folders(top: str, tally: Tally) -> Iterator[str]:
-    def untold(error: OSError) -> None:
-        tally.cannot(str(error.filename), error)
+    def report(error: OSError) -> None:
+        tally.add_error(str(error.filename), error)
 
-    for folder, below, names in os.walk(top, onerror=untold):
-        below.sort()
-        if any(map(_OF_STREAM.fullmatch, names)):
+    for folder, subfolders, names in os.walk(top, onerror=report):
+        subfolders.sort()
+        if any(map(_STREAM_FILE.fullmatch, names)):
             yield folder
 
 
@@ -196,7 +196,7 @@ def listed(stream: str) -> list[str]:
     either.
     """
     try:
-        return [os.path.join(stream, name) for name in sorted(os.listdir(stream)) if _OF_STREAM.fullmatch(name)]
+        return [os.path.join(stream, name) for name in sorted(os.listdir(stream)) if _STREAM_FILE.fullmatch(name)]
     except OSError:
         return [stream]
 
@@ -204,26 +204,26 @@ def listed(stream: str) -> list[str]:
 # --- reading
 
 
-def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[Told]:
+def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
     """Yield the events of one stream that the cursor does not have, in the order of the files.
 
     A line that was written late appears late.
     """
-    doubt = _Doubt()
+    invalid = _InvalidLines()
     with ExitStack() as stack:
-        for path, held in _in_order(_opened(stream, stack, tally)):
-            with ExitStack() as once:
+        for path, file in _in_order(_opened(stream, stack, tally)):
+            with ExitStack() as files:
                 try:
-                    yield from _events(path, held or _open(path, once), cursor, tally, doubt)
+                    yield from _events(path, file or _open(path, files), cursor, tally, invalid)
                     continue
                 except EOFError:
-                    tally.problem[f"{path}: ends in the middle of compressed data"] = None
+                    tally.problems[f"{path}: ends in the middle of compressed data"] = None
                 except zlib.error as error:
-                    tally.problem[f"{path}: its compressed data is damaged: {error}"] = None
+                    tally.problems[f"{path}: its compressed data is damaged: {error}"] = None
                 except OSError as error:
-                    tally.cannot(path, error)
-                tally.troubled.add(stream)
-    doubt.end(tally)
+                    tally.add_error(path, error)
+                tally.failed.add(stream)
+    invalid.finish(tally)
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
@@ -235,21 +235,21 @@ def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.B
     tries = _TRIES
     while True:
         tries -= 1
-        with ExitStack() as mine:
+        with ExitStack() as opened_files:
             paths = listed(stream)
-            archives = set(sorted(paths, key=_changed, reverse=True)[HELD:])
+            archives = set(sorted(paths, key=_changed, reverse=True)[MAX_OPEN_FILES:])
             opened: list[tuple[str, io.BufferedReader | None]] = []
             failed: list[tuple[str, OSError]] = []
             for path in paths:
                 try:
-                    opened.append((path, None if path in archives else _open(path, mine, named=path == stream)))
+                    opened.append((path, None if path in archives else _open(path, opened_files, named=path == stream)))
                 except OSError as error:
                     failed.append((path, error))
-            if not tries or (listed(stream) == paths and all(_still(path, file) for path, file in opened)):
-                stack.push(mine.pop_all())
+            if not tries or (listed(stream) == paths and all(_is_same_file(path, file) for path, file in opened)):
+                stack.push(opened_files.pop_all())
                 for path, problem in failed:
-                    tally.cannot(path, problem)
-                    tally.troubled.add(stream)
+                    tally.add_error(path, problem)
+                    tally.failed.add(stream)
                 return opened
 
 
@@ -259,7 +259,7 @@ def _changed(path: str) -> float:
     return 0.0
 
 
-def _still(path: str, file: io.BufferedReader | None) -> bool:
+def _is_same_file(path: str, file: io.BufferedReader | None) -> bool:
     """Return True if the name still belongs to the opened file."""
     if path == "-" or file is None:
         return True
@@ -270,28 +270,28 @@ def _still(path: str, file: io.BufferedReader | None) -> bool:
 
 def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tuple[str, io.BufferedReader | None]]:
     """Sort files, oldest first: by the number of their first event, not by name; streams by their first known time."""
-    begins = [_first(path, file) if len(files) > 1 else None for path, file in files]
-    began: dict[Key, float] = {}
-    for told in begins:
-        if told and told.key and told.at is not None:
-            began[told.key] = min(told.at, began.get(told.key, told.at))
+    first_events = [_first_event(path, file) if len(files) > 1 else None for path, file in files]
+    first_times: dict[Key, float] = {}
+    for event in first_events:
+        if event and event.key and event.at is not None:
+            first_times[event.key] = min(event.at, first_times.get(event.key, event.at))
 
     def age(at: int) -> tuple[float, int]:
-        told = begins[at]
-        return (began.get(told.key, 0.0), told.seq or 0) if told and told.key else (0.0, 0)
+        event = first_events[at]
+        return (first_times.get(event.key, 0.0), event.seq or 0) if event and event.key else (0.0, 0)
 
     return [files[at] for at in sorted(range(len(files)), key=age)]
 
 
-def _first(path: str, file: io.BufferedReader | None) -> Told | None:
+def _first_event(path: str, file: io.BufferedReader | None) -> StreamEvent | None:
     """Return the first event among the first lines."""
     try:
-        with ExitStack() as once:
-            head = (file or _open(path, once)).peek(BLOCK)
+        with ExitStack() as files:
+            head = (file or _open(path, files)).peek(BLOCK)
     except (OSError, EOFError, zlib.error):  # reported when the file is read
         return None
     found = map(parse, head.split(b"\n", _FIRST_LINES)[:_FIRST_LINES])
-    return next((told for told in found if isinstance(told, Told)), None)
+    return next((event for event in found if isinstance(event, StreamEvent)), None)
 
 
 # --- one file
@@ -317,7 +317,7 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
     file: io.BufferedReader = io.BufferedReader(io.FileIO(descriptor, closefd=False), BLOCK)
     stack.enter_context(file)
     begins = file.peek(8)[:8]
-    for magic, program in _OTHERS.items():
+    for magic, program in _OTHER_FORMATS.items():
         if begins.startswith(magic):
             raise OSError(errno.EINVAL, f"only gzip is supported; run: {program} {path} | healthd events -")
     if not begins.startswith(_GZIP):
@@ -325,51 +325,53 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
     return stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=file), BLOCK))
 
 
-def _events(path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, doubt: _Doubt) -> Iterator[Told]:
+def _events(
+    path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, invalid: _InvalidLines
+) -> Iterator[StreamEvent]:
     """Yield the new events of one file, and set its mark."""
     head = file.peek(_HEAD)[:_HEAD]
     name = sha256(head).hexdigest() if len(head) == _HEAD and path != "-" else ""
-    here = cursor.marks.get(name, _BEGIN)
-    if here.position and not _stands(file, here, cursor.key):
-        here = _BEGIN
+    mark = cursor.marks.get(name, _BEGIN)
+    if mark.position and not _matches_mark(file, mark, cursor.key):
+        mark = _BEGIN
     try:
-        for line in lines(file, here):
-            told = Unread(line.why) if line.why else parse(line.content)
+        for line in lines(file, mark):
+            event = InvalidLine(line.why) if line.why else parse(line.content)
             if line.ended:
-                here = Mark(line.end, line.number + 1, _trace((line.content + b"\n")[-_BEFORE:], cursor.key))
-            elif isinstance(told, Unread):  # an incomplete line, which may be completed later
+                mark = Mark(line.end, line.number + 1, _hash_tail((line.content + b"\n")[-_BEFORE:], cursor.key))
+            elif isinstance(event, InvalidLine):  # an incomplete line, which may be completed later
                 tally.unfinished += 1
                 return
             tally.lines += 1
-            if isinstance(told, Unread):
-                doubt.line(Where(path, line.number, told.why))
+            if isinstance(event, InvalidLine):
+                invalid.add(LineProblem(path, line.number, event.why))
                 continue
-            doubt.event(told.at, tally)
-            if told.key is not None and told.seq is not None and not cursor.seen.is_new(told.key, told.seq):
+            invalid.flush(event.at, tally)
+            if event.key is not None and event.seq is not None and not cursor.sequences.is_new(event.key, event.seq):
                 tally.repeats += 1
             else:
-                if (numbers := dropped(told)) and told.key is not None:
-                    cursor.seen.drop(told.key, *numbers)
-                if told.unknown:
-                    tally.newer(told.unknown)
+                if (numbers := dropped_range(event)) and event.key is not None:
+                    cursor.sequences.drop(event.key, *numbers)
+                if event.unknown:
+                    tally.count_unknown(event.unknown)
                 tally.events += 1
-                yield told
+                yield event
     finally:
         if name:
             cursor.marks.pop(name, None)  # the order of the marks is that of the readings
-            cursor.marks[name] = here
+            cursor.marks[name] = mark
 
 
-def _trace(text: bytes, key: bytes) -> bytes:
+def _hash_tail(text: bytes, key: bytes) -> bytes:
     return bytes((len(text),)) + blake2b(text, digest_size=16, key=key).digest()
 
 
-def _stands(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
+def _matches_mark(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
     """Return True, with the file at the mark, if it is still the marked file."""
     size = mark.before[0] if mark.before else 0
     if 0 < size <= mark.position:
         file.seek(mark.position - size)
-        if _trace(file.read(size), key) == mark.before:
+        if _hash_tail(file.read(size), key) == mark.before:
             return True
     file.seek(0)
     return False
@@ -381,18 +383,18 @@ def lines(file: IO[bytes], begin: Mark, block: int = BLOCK, max_line: int = MAX_
     A line longer than `max_line` is not kept. Zero bytes before a line are left by a file system after a crash, and are
     skipped.
     """
-    number, end, rest, cut, why = begin.number, begin.position, b"", 0, ""
+    number, end, remainder, skipped, why = begin.number, begin.position, b"", 0, ""
     while data := file.read1(block) if isinstance(file, io.BufferedReader) else file.read(block):
-        *whole, rest = (rest + data).split(b"\n")
+        *whole, remainder = (remainder + data).split(b"\n")
         for content in whole:
-            end += cut + len(content) + 1
+            end += skipped + len(content) + 1
             content = content.lstrip(b"\0")
             if content or why:
                 yield Line(number, content[:max_line], end, why or (TOO_LONG if len(content) > max_line else ""))
-            number, cut, why = number + 1, 0, ""
-        kept = rest.lstrip(b"\0")
-        if why or len(kept) > max_line:
-            kept, why = b"", TOO_LONG
-        cut, rest = cut + len(rest) - len(kept), kept
-    if rest or why:
-        yield Line(number, rest, end + cut + len(rest), why, ended=False)
+            number, skipped, why = number + 1, 0, ""
+        unfinished = remainder.lstrip(b"\0")
+        if why or len(unfinished) > max_line:
+            unfinished, why = b"", TOO_LONG
+        skipped, remainder = skipped + len(remainder) - len(unfinished), unfinished
+    if remainder or why:
+        yield Line(number, remainder, end + skipped + len(remainder), why, ended=False)

@@ -12,102 +12,104 @@ from itertools import groupby
 from typing import Any
 
 from healthd.common.page import SEVERITIES, Page, plain, plural
-from healthd.events.parse import Told, seconds
-from healthd.events.schema import HEAD, OF_CONDITIONS
+from healthd.events.parse import StreamEvent, seconds
+from healthd.events.schema import CONDITION_EVENTS, HEAD
 
 Fields = Mapping[str, Any]
 
-_OF_CHECKS = ("check_enabled", "check_changed", "check_disabled")
+_CHECK_EVENTS = ("check_enabled", "check_changed", "check_disabled")
 _EVENT = 14  # "check_disabled"
-_MOST_NODE = 24
+_MAX_NODE_WIDTH = 24
 
 
-def rows(events: Iterable[Told], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
+def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
     """Yield lines with newlines: a heading for each day, in local time, and a row for each event.
 
     `nodes`: include the node. `at_once`: do not wait for the next event to join rows.
     """
-    day, wide = "", 8
-    for alike in ((told,) for told in events) if at_once else _alike(events):
-        told = alike[0]
-        when = _local(told.at) if told.at is not None else None
+    day, width = "", 8
+    for group in ((event,) for event in events) if at_once else _group_checks(events):
+        event = group[0]
+        when = _local(event.at) if event.at is not None else None
         if when and (today := f"{when:%Y-%m-%d %A}, times are {when:%Z}") != day:
             yield f"{'' if not day else chr(10)}{page.heading(plain(today))}\n"
             day = today
         before = [f"{when:%H:%M:%S}" if when else "        "]
         if nodes:
-            node = plain(told.key.node if told.key else "?")[:_MOST_NODE]
-            wide = max(wide, len(node))
-            before.append(node.ljust(wide))
-        before.append(plain(_text(told.fields, "event") or "?")[:40].ljust(_EVENT))
-        text = words(told) if len(alike) == 1 else _checks(alike)
+            node = plain(event.key.node if event.key else "?")[:_MAX_NODE_WIDTH]
+            width = max(width, len(node))
+            before.append(node.ljust(width))
+        before.append(plain(_text(event.fields, "event") or "?")[:40].ljust(_EVENT))
+        text = event_text(event) if len(group) == 1 else _checks(group)
         yield _row("  ".join(before) + "  ", plain(" ".join(text.split())), page)
 
 
-def _alike(events: Iterable[Told]) -> Iterator[tuple[Told, ...]]:
+def _group_checks(events: Iterable[StreamEvent]) -> Iterator[tuple[StreamEvent, ...]]:
     """Yield single events, or joined ones: at a start, equal events of several checks."""
 
-    def same(told: Told) -> tuple[Any, ...]:
-        f = told.fields
-        of_checks = f.get("event") in _OF_CHECKS and not told.unknown
-        return (f["event"], told.key, told.at, f.get("version"), f.get("since")) if of_checks else ()
+    def same(event: StreamEvent) -> tuple[Any, ...]:
+        f = event.fields
+        key = f.get("event") in _CHECK_EVENTS and not event.unknown
+        return (f["event"], event.key, event.at, f.get("version"), f.get("since")) if key else ()
 
-    for of_checks, group in groupby(events, same):
-        if of_checks:
+    for key, group in groupby(events, same):
+        if key:
             yield tuple(group)
         else:
-            yield from ((told,) for told in group)
+            yield from ((event,) for event in group)
 
 
 def _row(before: str, text: str, page: Page) -> str:
     room = page.width - len(before)
-    whole = not page.fold or room < 20
-    first, *rest = [text] if whole or not text else textwrap.wrap(text, room, break_on_hyphens=False)
-    severity, space, others = first.partition(" ")
+    is_single_line = not page.fold or room < 20
+    first, *more_lines = [text] if is_single_line or not text else textwrap.wrap(text, room, break_on_hyphens=False)
+    severity, space, remainder = first.partition(" ")
     if severity in SEVERITIES:
-        first = page.paint(severity) + space + others
-    return "".join(f"{line.rstrip()}\n" for line in [before + first, *(" " * len(before) + more for more in rest)])
+        first = page.paint(severity) + space + remainder
+    return "".join(
+        f"{line.rstrip()}\n" for line in [before + first, *(" " * len(before) + more for more in more_lines)]
+    )
 
 
-def words(told: Told) -> str:
+def event_text(event: StreamEvent) -> str:
     """Return an event as one sentence."""
-    f = told.fields
-    event = f.get("event")
-    if told.unknown:
-        return _of_a_newer(told)
-    if event in OF_CONDITIONS:
+    f = event.fields
+    kind = f.get("event")
+    if event.unknown:
+        return _unknown_event(event)
+    if kind in CONDITION_EVENTS:
         return _condition(f)
-    if event == "started":
+    if kind == "started":
         clean = "" if f.get("clean") is True or not f.get("last_alive") else "; it was not shut down cleanly"
         return f"healthd {_text(f, 'version')}, mode {_text(f, 'mode')}; last alive {_time(f, 'last_alive')}{clean}"
-    if event == "alive":
-        standing = [_part(c) for c in _list(f, "conditions") if isinstance(c, dict)]
-        names = f": {', '.join(standing)}{_more(f, 'conditions')}" if standing else ""
-        looking = len(_list(f, "checks")) + _number(f, "checks_more")
-        count = len(standing) + _number(f, "conditions_more")
-        stand = "open condition" if count == 1 else "open conditions"
-        return f"{count:,} {stand}{names}; {plural(looking, 'check')} ran"
-    if event in _OF_CHECKS:
+    if kind == "alive":
+        conditions = [_part(c) for c in _list(f, "conditions") if isinstance(c, dict)]
+        names = f": {', '.join(conditions)}{_more(f, 'conditions')}" if conditions else ""
+        check_count = len(_list(f, "checks")) + _number(f, "checks_more")
+        count = len(conditions) + _number(f, "conditions_more")
+        noun = "open condition" if count == 1 else "open conditions"
+        return f"{count:,} {noun}{names}; {plural(check_count, 'check')} ran"
+    if kind in _CHECK_EVENTS:
         return f"{_run(f)} ({_since(f)})"
-    if event == "pause":
+    if kind == "pause":
         return f"{_text(f, 'stage')}, {_text(f, 'who')}{_until(f)}{_colon(f, 'why')}"
-    if event == "repaired":
+    if kind == "repaired":
         return f"{_part(f)} by {_text(f, 'who')}{_colon(f, 'why')}"
-    if event == "dropped":
-        which = f" ({_text(f, 'from_seq')} to {_text(f, 'to_seq')})"
-        here, earlier = (_number(f, name) for name in ("count", "earlier"))
-        mine = [plural(here, "event") + which] if here or not earlier else []
-        before = [f"{plural(earlier, 'event')} of an earlier stream"] if earlier else []
-        return f"{' and '.join([*mine, *before])} were dropped because the stream could not be written"
-    if event in ("drain", "resume", "requeue"):
+    if kind == "dropped":
+        numbers = f" ({_text(f, 'from_seq')} to {_text(f, 'to_seq')})"
+        own_count, earlier = (_number(f, name) for name in ("count", "earlier"))
+        own_text = [plural(own_count, "event") + numbers] if own_count or not earlier else []
+        earlier_text = [f"{plural(earlier, 'event')} of an earlier stream"] if earlier else []
+        return f"{' and '.join([*own_text, *earlier_text])} were dropped because the stream could not be written"
+    if kind in ("drain", "resume", "requeue"):
         job = f" job {_text(f, 'job')}" if f.get("job") else ""
         return f"{_text(f, 'stage')}{job}{_colon(f, 'reason')}{_colon(f, 'error')}"
     return _text(f, "text") or _text(f, "why")  # a decision, a stop
 
 
-def _checks(alike: tuple[Told, ...]) -> str:
-    names = ", ".join(_run(told.fields) for told in alike)
-    return f"{len(alike):,} checks ({_since(alike[0].fields)}): {names}"
+def _checks(group: tuple[StreamEvent, ...]) -> str:
+    names = ", ".join(_run(event.fields) for event in group)
+    return f"{len(group):,} checks ({_since(group[0].fields)}): {names}"
 
 
 def _run(f: Fields) -> str:
@@ -123,8 +125,8 @@ def _condition(f: Fields) -> str:
     """Return the text of a condition. Message and jobs are shown when it opens, not when it is cleared or
     acknowledged.
     """
-    over = f.get("event") in ("acknowledged", "cleared")
-    jobs = [] if over else [str(job) for job in _list(f, "jobs")]
+    is_over = f.get("event") in ("acknowledged", "cleared")
+    jobs = [] if is_over else [str(job) for job in _list(f, "jobs")]
     count = _number(f, "count")
     notes = [
         *([f"was {_text(f, 'was')}"] if f.get("was") else []),
@@ -135,14 +137,14 @@ def _condition(f: Fields) -> str:
         *(["before healthd's first start"] if f.get("history") is True else []),
         *(["only observed"] if f.get("observed") is True else []),
     ]
-    told = f" ({'; '.join(notes)})" if notes else ""
-    message = "" if over else _colon(f, "message")
-    return f"{_text(f, 'severity')} {_part(f)}{message}{told}"
+    note_text = f" ({'; '.join(notes)})" if notes else ""
+    message = "" if is_over else _colon(f, "message")
+    return f"{_text(f, 'severity')} {_part(f)}{message}{note_text}"
 
 
-def _of_a_newer(told: Told) -> str:
-    said = ", ".join(f"{name} {value}" for name, value in told.fields.items() if name not in HEAD)
-    return f"({told.unknown}, unknown to this version) {said}"
+def _unknown_event(event: StreamEvent) -> str:
+    fields = ", ".join(f"{name} {value}" for name, value in event.fields.items() if name not in HEAD)
+    return f"({event.unknown}, unknown to this version) {fields}"
 
 
 def _part(f: Fields) -> str:

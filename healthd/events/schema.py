@@ -15,10 +15,10 @@ from healthd.common.text import printable
 from healthd.common.values import Value
 
 SCHEMA = 1
-MOST_BYTES = 16 << 10  # of a line, with its newline
-MOST_ENTRIES = 64  # of a list; `NAME_more` counts the omitted ones
-MOST_NAMES_BYTES = 12 << 10  # of a list of names; names are never truncated, nor removed for other fields
-MOST_TEXT = 4096  # characters of a text; fewer if the line would be longer than MAX_BYTES
+MAX_BYTES = 16 << 10  # of a line, with its newline
+MAX_ENTRIES = 64  # of a list; `NAME_more` counts the omitted ones
+MAX_NAMES_BYTES = 12 << 10  # of a list of names; names are never truncated, nor removed for other fields
+MAX_TEXT = 4096  # characters of a text; fewer if the line would be longer than MAX_BYTES
 LATEST = 253402300799.0  # the last second of the year 9999
 
 
@@ -100,7 +100,7 @@ HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mon
 SEVERITIES = ("info", "warning", "degraded", "critical")
 STATES = ("open", "acknowledged")
 # Allowed values of fields with a fixed set.
-WORDS = {
+ALLOWED_VALUES = {
     "severity": SEVERITIES,
     "was": (*SEVERITIES, "acknowledged"),
     "state": STATES,
@@ -110,11 +110,11 @@ WORDS = {
 }
 
 
-class Says(Value, frozen=True):
+class EventFields(Value, frozen=True):
     """Fields of an event besides HEAD. `stages`: allowed values of its `stage`."""
 
-    always: tuple[str, ...]
-    at_times: tuple[str, ...] = ()
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
 
 
@@ -123,32 +123,32 @@ _CONDITION = (
     *("first", "last", "count", "jobs", "message"),
 )
 _MARKS = ("jobs_more", "history", "observed", "slowdown", "onset")
-_CHECK = Says(("check", "instance", "version", "settings", "since"))
+_CHECK = EventFields(("check", "instance", "version", "settings", "since"))
 _IN_SLURM = ("sent", "confirmed", "refused")
 
 EVENTS = {
-    "started": Says(("version", "mode", "last_alive", "clean")),
-    "stopped": Says(("why",)),
-    "alive": Says(("conditions", "checks"), ("conditions_more", "checks_more")),
+    "started": EventFields(("version", "mode", "last_alive", "clean")),
+    "stopped": EventFields(("why",)),
+    "alive": EventFields(("conditions", "checks"), ("conditions_more", "checks_more")),
     "check_enabled": _CHECK,
     "check_changed": _CHECK,
     "check_disabled": _CHECK,
-    "opened": Says(_CONDITION, ("was", *_MARKS)),
-    "seen_again": Says(_CONDITION, _MARKS),
-    "worsened": Says((*_CONDITION, "was"), _MARKS),
-    "acknowledged": Says((*_CONDITION, "who"), ("why", "until", *_MARKS)),
-    "cleared": Says((*_CONDITION, "cleared_by"), _MARKS),
-    "decision": Says(("decision", "text")),
-    "drain": Says(("stage", "reason"), ("error",), _IN_SLURM),
-    "resume": Says(("stage",), ("reason", "who", "error"), _IN_SLURM),
-    "requeue": Says(("stage", "job"), ("error",), _IN_SLURM),
-    "pause": Says(("stage", "who", "why", "until"), (), ("begun", "ended")),
-    "repaired": Says(("who", "code"), ("subject", "why")),
-    "dropped": Says(("count", "from_seq", "to_seq"), ("earlier",)),
+    "opened": EventFields(_CONDITION, ("was", *_MARKS)),
+    "seen_again": EventFields(_CONDITION, _MARKS),
+    "worsened": EventFields((*_CONDITION, "was"), _MARKS),
+    "acknowledged": EventFields((*_CONDITION, "who"), ("why", "until", *_MARKS)),
+    "cleared": EventFields((*_CONDITION, "cleared_by"), _MARKS),
+    "decision": EventFields(("decision", "text")),
+    "drain": EventFields(("stage", "reason"), ("error",), _IN_SLURM),
+    "resume": EventFields(("stage",), ("reason", "who", "error"), _IN_SLURM),
+    "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
+    "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
+    "repaired": EventFields(("who", "code"), ("subject", "why")),
+    "dropped": EventFields(("count", "from_seq", "to_seq"), ("earlier",)),
 }
-OF_CONDITIONS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
+CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
 # Fields of each open condition in `alive`.
-STANDING = ("condition", "check", "instance", "code", "subject", "severity", "state")
+ALIVE_CONDITION_FIELDS = ("condition", "check", "instance", "code", "subject", "severity", "state")
 
 
 def render(source: Source, seq: int, time: float, mono: float, event: Event) -> str:
@@ -169,8 +169,8 @@ def render(source: Source, seq: int, time: float, mono: float, event: Event) -> 
         "event": event.name,
         **event.fields,
     }
-    texts, entries = MOST_TEXT, MOST_ENTRIES
-    while len(line := _line(fields, texts, entries)) >= MOST_BYTES and texts > 1:
+    texts, entries = MAX_TEXT, MAX_ENTRIES
+    while len(line := _line(fields, texts, entries)) >= MAX_BYTES and texts > 1:
         texts, entries = texts // 2, max(entries // 2, 1)
     return line
 
@@ -182,7 +182,9 @@ def _line(fields: Mapping[str, Any], texts: int, entries: int) -> str:
             continue
         value = fields[name]
         if kind in (TEXTS, NAMES, CONDITIONS):
-            plain[name] = _whole(value) if kind == NAMES else [_plain(kind, one, texts) for one in value[:entries]]
+            plain[name] = (
+                _fitting_names(value) if kind == NAMES else [_plain(kind, item, texts) for item in value[:entries]]
+            )
             if more := len(value) - len(plain[name]):
                 plain[f"{name}_more"] = more
         else:
@@ -190,14 +192,14 @@ def _line(fields: Mapping[str, Any], texts: int, entries: int) -> str:
     return json.dumps(plain, separators=(",", ":"))
 
 
-def _whole(names: Iterable[str]) -> list[str]:
+def _fitting_names(names: Iterable[str]) -> list[str]:
     """Return the names that fit."""
-    kept, room = [], MOST_NAMES_BYTES
+    listed, room = [], MAX_NAMES_BYTES
     for name in map(printable, names):
         if (size := len(json.dumps(name)) + 1) <= room:
-            kept.append(name)
+            listed.append(name)
             room -= size
-    return kept
+    return listed
 
 
 def _plain(kind: str, value: Any, texts: int) -> Any:
@@ -206,11 +208,11 @@ def _plain(kind: str, value: Any, texts: int) -> Any:
     if kind == CONDITIONS:
         return {name: printable(text[:texts]) for name, text in value.items()}
     if kind in (TIME, TIME_OR_NULL):
-        return None if value is None else when(value)
+        return None if value is None else format_time(value)
     return value
 
 
-def when(time: float) -> str:
+def format_time(time: float) -> str:
     """Format a time as RFC 3339 in UTC with milliseconds: "2026-11-22T12:11:20.123Z"."""
     moment = datetime.fromtimestamp(min(max(time, 0.0), LATEST), timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

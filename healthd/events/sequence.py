@@ -55,7 +55,7 @@ class Runs:
         return ((last + 1, first - 1) for last, first in zip(self._last, self._first[1:], strict=False))
 
 
-class Hole(NamedTuple):
+class StreamGap(NamedTuple):
     """Missing lines between two present ones."""
 
     key: Key
@@ -63,7 +63,7 @@ class Hole(NamedTuple):
     last: int
 
 
-class Seen:
+class ReadSequences:
     """Lines that were read. `runs`: the numbers of the lines of each stream; `dropped`: those that the node reports as
     dropped.
 
@@ -86,7 +86,7 @@ class Seen:
         """Record lines that the node reports as dropped."""
         self.dropped.setdefault(key, Runs()).add(first, last)
 
-    def holes(self) -> Iterator[Hole]:
+    def gaps(self) -> Iterator[StreamGap]:
         """Yield lines that are lost or not yet delivered: missing inside a stream, and not dropped by the node.
 
         Lines before the first one are no gap: their file was rotated away. A stream_id belongs to one node, so a new
@@ -95,10 +95,14 @@ class Seen:
         names: dict[tuple[str, ...], Key] = {}
         runs: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)
         dropped: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)
-        for found, all_of in ((self.runs, runs), (self.dropped, dropped)):
-            for key, mine in found.items():
+        for found, merged in ((self.runs, runs), (self.dropped, dropped)):
+            for key, numbers in found.items():
                 names[key[1:]] = max(key, names.get(key[1:], key))
-                for run in mine:
-                    all_of[key[1:]].add(*run)
-        for whose, mine in runs.items():
-            yield from (Hole(names[whose], *lost) for gap in mine.gaps() for lost in dropped[whose].without(*gap))
+                for run in numbers:
+                    merged[key[1:]].add(*run)
+        for stream, numbers in runs.items():
+            yield from (
+                StreamGap(names[stream], *missing)
+                for gap in numbers.gaps()
+                for missing in dropped[stream].without(*gap)
+            )

@@ -26,8 +26,8 @@ from healthd.host import journald
 
 NAME = "events.jsonl"
 FILES = 4
-MOST_BYTES = 16 << 20  # of a file; only a single longer line may exceed it
-LOOK_BACK_BYTES = 1 << 20  # more than the maximum size of an outbox
+MAX_BYTES = 16 << 20  # of a file; only a single longer line may exceed it
+TAIL_BYTES = 1 << 20  # more than the maximum size of an outbox
 # Entries in the journal.
 IDENTIFIER = "healthd-events"
 PATIENCE_SECONDS = 2.0  # for all lines of a call together
@@ -35,21 +35,21 @@ INFO = 6  # as in syslog(3)
 ENABLED = "check_enabled"
 
 
-def append(state_dir: str, lines: Sequence[str], again: bool) -> None:
+def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
     """Append these lines durably, all or none.
 
     `may_repeat`: they may have been written before, and lines that are already at the end are skipped. Raises
     ownership.Untrusted, OSError that names the file.
     """
-    with ownership.folder(state_dir, make_mode=0o700) as folder, _naming(state_dir):
+    with ownership.open_folder(state_dir, make_mode=0o700) as folder, _naming(state_dir):
         descriptor = _open(folder)
         try:
-            known = _newest(folder, descriptor) if again else frozenset()
-            data = b"".join(line + b"\n" for line in map(str.encode, lines) if line not in known)
+            recent = _recent_lines(folder, descriptor) if may_repeat else frozenset()
+            data = b"".join(line + b"\n" for line in map(str.encode, lines) if line not in recent)
             if not data:
                 return
             size = os.fstat(descriptor).st_size
-            if size and size + len(data) > MOST_BYTES:
+            if size and size + len(data) > MAX_BYTES:
                 _rotate(folder)
                 os.close(descriptor)
                 descriptor = _open(folder)
@@ -87,24 +87,24 @@ def _open(folder: int) -> int:
     return descriptor
 
 
-def _newest(folder: int, descriptor: int) -> frozenset[bytes]:
+def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
     """Return the lines at the end of the stream, also from the previous file."""
-    text = _end(descriptor, LOOK_BACK_BYTES)
-    if len(text) < LOOK_BACK_BYTES:
+    text = _end(descriptor, TAIL_BYTES)
+    if len(text) < TAIL_BYTES:
         with suppress(FileNotFoundError):
-            before = os.open(name(1), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            previous = os.open(name(1), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                if stat.S_ISREG(os.fstat(before).st_mode):  # otherwise it has no line of ours, and _rotate reports it
-                    text = _end(before, LOOK_BACK_BYTES - len(text)) + b"\n" + text
+                if stat.S_ISREG(os.fstat(previous).st_mode):  # otherwise it has no line of ours, and _rotate reports it
+                    text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
-                os.close(before)
+                os.close(previous)
     return frozenset(text.split(b"\n"))
 
 
-def _end(descriptor: int, most: int) -> bytes:
-    start = max(os.fstat(descriptor).st_size - most, 0)
+def _end(descriptor: int, limit: int) -> bytes:
+    start = max(os.fstat(descriptor).st_size - limit, 0)
     pieces = []
-    while piece := os.pread(descriptor, most, start):
+    while piece := os.pread(descriptor, limit, start):
         pieces.append(piece)
         start += len(piece)
     return b"".join(pieces)
@@ -135,9 +135,9 @@ def _write(descriptor: int, data: bytes) -> None:
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         data = b"\n" + data
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
         os.fdatasync(descriptor)
     except OSError:
         with suppress(OSError):
@@ -155,8 +155,8 @@ def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
     """
     until, lost = time.monotonic() + PATIENCE_SECONDS, 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for event, same in itertools.groupby(map(json.loads, lines), key=lambda said: str(said.get("event"))):
-            group = list(same)
+        for event, same_event in itertools.groupby(map(json.loads, lines), key=lambda line: str(line.get("event"))):
+            group = list(same_event)
             entries = [_enabled(group)] if event == ENABLED and len(group) > 1 else list(map(_entry, group))
             for fields in entries:
                 sender.settimeout(max(until - time.monotonic(), 0.0))
@@ -169,27 +169,29 @@ def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
 
 def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
     """Return one entry for several check_enabled lines. Their fields are in the stream's file."""
-    names = ", ".join(f"{said.get('check')} {said.get('instance') or ''}".strip() for said in group)
+    names = ", ".join(f"{line.get('check')} {line.get('instance') or ''}".strip() for line in group)
     message = f"{ENABLED}: {len(group)} checks: {names}"
     return {"MESSAGE": message, "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, "HEALTHD_EVENT": ENABLED}
 
 
-def _entry(said: Mapping[str, Any]) -> dict[str, object]:
+def _entry(line: Mapping[str, Any]) -> dict[str, object]:
     """Return the fields of a line's entry: HEALTHD_ and the field's name; texts unchanged, ids separated by blanks."""
-    fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in said.items()}
-    return {"MESSAGE": _words(said), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
+    fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in line.items()}
+    return {"MESSAGE": _summary(line), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
 
 
-def _words(said: Mapping[str, Any]) -> str:
+def _summary(line: Mapping[str, Any]) -> str:
     """Return the message of a line: "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
-    what = " ".join(str(said[name]) for name in ("event", "stage", "check", "code", "subject", "job") if said.get(name))
-    why = next((str(said[name]) for name in ("error", "message", "text", "reason", "why") if said.get(name)), "")
-    return f"{what}: {why}" if why else what
+    subject = " ".join(
+        str(line[name]) for name in ("event", "stage", "check", "code", "subject", "job") if line.get(name)
+    )
+    why = next((str(line[name]) for name in ("error", "message", "text", "reason", "why") if line.get(name)), "")
+    return f"{subject}: {why}" if why else subject
 
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value)
     return "" if value is None else json.dumps(value, separators=(",", ":"))

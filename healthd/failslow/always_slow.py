@@ -30,18 +30,18 @@ from typing import NamedTuple
 
 from healthd.common.page import plural
 from healthd.failslow import windows
-from healthd.failslow.groups import pools
+from healthd.failslow.groups import find_pools
 from healthd.failslow.model import Series, SlowThroughout
-from healthd.failslow.outliers import CLEAR, FEWEST
+from healthd.failslow.outliers import MIN_PEERS, MIN_STANDARD_ERRORS
 
 LIMIT = 1.2
-ALONE, ALIKE = 1.5, 1.15
-PARTS, LEAST = 8, 5  # number of parts; samples of each part
-FEWEST_SAMPLES = 20  # per series, as in readers/table.py
-LEAST_SPREAD = 0.02
+SINGLE_LIMIT, SIMILAR_LIMIT = 1.5, 1.15
+PARTS, MIN_PART_SAMPLES = 8, 5  # number of parts; samples of each part
+MIN_SAMPLES = 20  # per series, as in readers/table.py
+MIN_SPREAD = 0.02
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """Result of the comparison with peers.
 
     slow: the series that are slower throughout. compared_count: how many series had peers to compare with. skipped: how
@@ -50,134 +50,144 @@ class Compared(NamedTuple):
     """
 
     slow: tuple[SlowThroughout, ...]
-    number: int
-    why: dict[str, int]
+    compared_count: int
+    skipped: dict[str, int]
 
 
 NO_PEERS = "their group has fewer than four series of 20 samples or more"
 NO_GROUP = "no groups of peers with the same work are declared (--group)"
-APART = "their samples have different times or regimes"
-ONLY_WHOLE = "only whole iterations are reported, which are equally long for all ranks that wait for each other"
+NO_OVERLAP = "their samples have different times or regimes"
+ONLY_ITERATIONS = "only whole iterations are reported, which are equally long for all ranks that wait for each other"
 
 
 class _Role(NamedTuple):
     members: tuple[int, ...]
-    told: bool  # the file names the group
+    is_declared: bool  # the file names the group
 
 
-class _Unlike(NamedTuple):
+class _MixedGroup(NamedTuple):
     """A group whose members differ by more than LIMIT although no member is named. ratio: slowest over fastest."""
 
     ratio: float
     group: str
-    number: int
+    member_count: int
 
 
-def compared(series: Sequence[Series]) -> Compared:
+def compare_with_peers(series: Sequence[Series]) -> Comparison:
     """Return the series that are slower than their peers throughout, and how many were not compared."""
-    why: Counter[str] = Counter()
-    long = [at for at, one in enumerate(series) if len(one.value) >= FEWEST_SAMPLES]
+    skipped: Counter[str] = Counter()
+    usable = [at for at, item in enumerate(series) if len(item.value) >= MIN_SAMPLES]
     slow: list[SlowThroughout] = []
-    unlike: list[_Unlike] = []
-    count = 0
-    for role in _roles(series, long, why):
-        if len(role.members) < FEWEST:
-            why[NO_PEERS if role.told else NO_GROUP] += len(role.members)
+    mixed: list[_MixedGroup] = []
+    compared_count = 0
+    for role in _roles(series, usable, skipped):
+        if len(role.members) < MIN_PEERS:
+            skipped[NO_PEERS if role.is_declared else NO_GROUP] += len(role.members)
             continue
-        own = [_own(series[one]) for one in role.members]
-        measure = _measure(own)
+        own = [_own_times(series[item]) for item in role.members]
+        measure = _common_measure(own)
         times = [
-            series[one].value if measure == "iteration" else some[1]
-            for one, some in zip(role.members, own, strict=True)
+            series[item].value if measure == "iteration" else own_time[1]
+            for item, own_time in zip(role.members, own, strict=True)
         ]
-        if measure == "iteration" and _together(series, role.members):
-            why[ONLY_WHOLE] += len(role.members)
+        if measure == "iteration" and _are_synchronous(series, role.members):
+            skipped[ONLY_ITERATIONS] += len(role.members)
             continue
-        parts = _parts([series[one] for one in role.members], times)
+        parts = _parts([series[item] for item in role.members], times)
         if not parts:
-            why[APART] += len(role.members)
+            skipped[NO_OVERLAP] += len(role.members)
             continue
-        found = _slow(series, role, measure, parts)
+        found = _slow_members(series, role, measure, parts)
         if not found and (ratio := _largest_ratio(parts)) > LIMIT:
-            unlike.append(_Unlike(ratio, series[role.members[0]].group, len(role.members)))
+            mixed.append(_MixedGroup(ratio, series[role.members[0]].group, len(role.members)))
             continue
-        count += len(role.members)
+        compared_count += len(role.members)
         slow += found
-    if unlike:
-        why[_differ(unlike)] += sum(one.number for one in unlike)
-    return Compared(tuple(slow), count, {reason: number for reason, number in why.items() if number})
+    if mixed:
+        skipped[_mixed_reason(mixed)] += sum(item.member_count for item in mixed)
+    return Comparison(tuple(slow), compared_count, {reason: number for reason, number in skipped.items() if number})
 
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
     """Return the time of the slowest member divided by that of the fastest, each the median of its parts."""
-    times: list[float] = [statistics.median(some) for some in zip(*parts, strict=True)]
+    times: list[float] = [statistics.median(part_times) for part_times in zip(*parts, strict=True)]
     return max(times) / min(times)
 
 
-def _differ(unlike: Sequence[_Unlike]) -> str:
+def _mixed_reason(mixed: Sequence[_MixedGroup]) -> str:
     """Return the reason why these groups are not compared, with the name and the ratio of the worst group."""
-    worst = max(unlike, key=lambda one: one.ratio)
+    worst = max(mixed, key=lambda group: group.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
-    more = len(unlike) - 1
-    others = f" ({plural(more, 'more group')} by a smaller factor)" if more else ""
-    return f"{name} differ by {worst.ratio:.1f} x{others}; it is unknown which of these ranks are slow"
+    more = len(mixed) - 1
+    remainder = f" ({plural(more, 'more group')} by a smaller factor)" if more else ""
+    return f"{name} differ by {worst.ratio:.1f} x{remainder}; it is unknown which of these ranks are slow"
 
 
-def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) -> list[_Role]:
+def _roles(series: Sequence[Series], candidates: Sequence[int], skipped: Counter[str]) -> list[_Role]:
     """Return the declared groups, and the gangs of ranks that report their own time and no group."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for one in among:
-        groups[series[one].group].append(one)
-    alone = groups.pop("", [])
-    found = [_Role(tuple(some), True) for _, some in sorted(groups.items())]
-    telling = [one for one in alone if series[one].wait is not None or series[one].busy is not None]
-    why[NO_GROUP] += len(alone) - len(telling)
-    if telling:
-        for pool in pools([series[one] for one in telling]):
-            members = tuple(telling[one] for one in pool.members)
-            if pool.synchronous or all(series[one].wait is not None for one in members):
+    for member in candidates:
+        groups[series[member].group].append(member)
+    ungrouped = groups.pop("", [])
+    found = [_Role(tuple(group_members), True) for _, group_members in sorted(groups.items())]
+    timed = [member for member in ungrouped if series[member].wait is not None or series[member].busy is not None]
+    skipped[NO_GROUP] += len(ungrouped) - len(timed)
+    if timed:
+        for pool in find_pools([series[member] for member in timed]):
+            members = tuple(timed[member] for member in pool.members)
+            if pool.synchronous or all(series[member].wait is not None for member in members):
                 found.append(_Role(members, False))
             else:
-                why[NO_GROUP] += len(members)
+                skipped[NO_GROUP] += len(members)
     return found
 
 
-def _own(series: Series) -> tuple[str, Sequence[float]]:
+def _own_times(series: Series) -> tuple[str, Sequence[float]]:
     """Return the name of a rank's own time and its samples, or "" and no samples if the series does not report it."""
     if series.wait is not None:
         return "own", [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     return ("busy", series.busy) if series.busy is not None else ("", ())
 
 
-def _measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
+def _common_measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Return the measure that all ranks report, "own" or "busy". Otherwise return "iteration"."""
     names = {name for name, _ in own}
     return next(iter(names)) or "iteration" if len(names) == 1 else "iteration"
 
 
-def _together(series: Sequence[Series], members: Sequence[int]) -> bool:
+def _are_synchronous(series: Sequence[Series], members: Sequence[int]) -> bool:
     """Return True if the ranks may wait for each other: their iterations are equally long within one percent."""
-    levels = [statistics.median(series[one].value) for one in members]
+    levels = [statistics.median(series[member].value) for member in members]
     return max(levels) <= 1.01 * min(levels)
 
 
-def _slow(
+def _slow_members(
     series: Sequence[Series], role: _Role, measure: str, parts: Sequence[Sequence[float]]
 ) -> list[SlowThroughout]:
-    slow_in = [_slow_in(part, role.told) for part in parts]
+    slow_in = [_slow_in(part, role.is_declared) for part in parts]
     ordered = [sorted(part) for part in parts]
     found = []
-    for at, one in enumerate(role.members):
-        if at in slow_in[0] and sum(at in some for some in slow_in) >= len(parts) - (len(parts) > LEAST):
-            now = statistics.median(part[at] for part in parts)
-            others = statistics.median(
+    for at, member in enumerate(role.members):
+        if at in slow_in[0] and sum(at in slow_set for slow_set in slow_in) >= len(parts) - (
+            len(parts) > MIN_PART_SAMPLES
+        ):
+            time = statistics.median(part[at] for part in parts)
+            peers_time = statistics.median(
                 _median_without(values, part[at]) for values, part in zip(ordered, parts, strict=True)
             )
-            about = series[one]
+            subject = series[member]
             peers = len(role.members) - 1
             found.append(
                 SlowThroughout(
-                    about.name, about.kind_of, about.group, about.node, measure, now / others, now, others, peers
+                    subject.name,
+                    subject.label,
+                    subject.group,
+                    subject.node,
+                    measure,
+                    time / peers_time,
+                    time,
+                    peers_time,
+                    peers,
                 )
             )
     return found
@@ -185,71 +195,71 @@ def _slow(
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
     """Return the median of sorted values without one value. Sorting the others for each rank would take minutes."""
-    left_out, count = bisect_left(ordered, value), len(ordered) - 1
-    low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
+    removed, count = bisect_left(ordered, value), len(ordered) - 1
+    low, high = (ordered[at + (at >= removed)] for at in ((count - 1) // 2, count // 2))
     return (low + high) / 2
 
 
-def _slow_in(part: Sequence[float], told: bool) -> set[int]:
+def _slow_in(part: Sequence[float], is_declared: bool) -> set[int]:
     """Return the positions of the slow members among the medians of one part."""
-    if not told:
-        *others, second, most = sorted(part)
-        alone = most >= ALONE * second and second <= ALIKE * (others or [second])[0]
-        return {list(part).index(most)} if alone else set()
-    logs = [math.log(one) for one in part]
+    if not is_declared:
+        *lower, second, largest = sorted(part)
+        is_alone = largest >= SINGLE_LIMIT * second and second <= SIMILAR_LIMIT * (lower or [second])[0]
+        return {list(part).index(largest)} if is_alone else set()
+    logs = [math.log(value) for value in part]
     middle = statistics.median_high(logs)
-    least = max(math.log(LIMIT), CLEAR * max(windows.spread(logs), LEAST_SPREAD))
-    return {at for at, one in enumerate(logs) if one - middle > least}
+    threshold = max(math.log(LIMIT), MIN_STANDARD_ERRORS * max(windows.robust_deviation(logs), MIN_SPREAD))
+    return {at for at, value in enumerate(logs) if value - middle > threshold}
 
 
-def _parts(some: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
+def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return the median of each series for each part of the time.
 
     Omit a part in which a series has too few samples of the most frequent regime of all series.
     """
-    count = min(PARTS, min(len(one.value) for one in some) // LEAST)
-    edges = [_edges(one, some, count) for one in some]
+    count = min(PARTS, min(len(series.value) for series in members) // MIN_PART_SAMPLES)
+    edges = [_edges(series, members, count) for series in members]
     if not all(edges):
         return []
     found = []
     for nth in range(count):
-        stretches = [range(*pair[nth : nth + 2]) for pair in edges]
-        regime = _regime(some, stretches)
+        ranges = [range(*pair[nth : nth + 2]) for pair in edges]
+        regime = _regime(members, ranges)
         medians = []
-        for one, values, stretch in zip(some, times, stretches, strict=True):
-            here = [
+        for series, values, positions in zip(members, times, ranges, strict=True):
+            samples = [
                 values[at]
-                for at in stretch
-                if (one.regimes is None or one.regimes[at] == regime) and values[at] > 0  # False for NaN
+                for at in positions
+                if (series.regimes is None or series.regimes[at] == regime) and values[at] > 0  # False for NaN
             ]
-            if len(here) < LEAST - 2:
+            if len(samples) < MIN_PART_SAMPLES - 2:
                 break
-            medians.append(statistics.median(here))
+            medians.append(statistics.median(samples))
         else:
             found.append(medians)
     return found if len(found) * 2 > count else []
 
 
-def _edges(one: Series, some: Sequence[Series], count: int) -> list[int]:
+def _edges(series: Series, members: Sequence[Series], count: int) -> list[int]:
     """Return where the parts of `series` begin and the last one ends, or [] if the series have no time in common.
 
     Split by the index, into parts with equally many samples of the first series: an index may have gaps that all series
     share. If a job restarted, split by position.
     """
-    length = len(one.value)
-    if any(len(each.starts) > 1 for each in some):
+    length = len(series.value)
+    if any(len(member.starts) > 1 for member in members):
         return [length * nth // count for nth in range(count + 1)]
-    clock = some[0].index
-    begin = bisect_left(clock, max(each.index[0] for each in some))
-    end = bisect_right(clock, min(each.index[-1] for each in some))
+    clock = members[0].index
+    begin = bisect_left(clock, max(member.index[0] for member in members))
+    end = bisect_right(clock, min(member.index[-1] for member in members))
     if end - begin < count:
         return []
-    return [*(bisect_left(one.index, clock[begin + (end - begin) * nth // count]) for nth in range(count)), length]
+    return [*(bisect_left(series.index, clock[begin + (end - begin) * nth // count]) for nth in range(count)), length]
 
 
-def _regime(some: Sequence[Series], stretches: Sequence[range]) -> str:
+def _regime(members: Sequence[Series], ranges: Sequence[range]) -> str:
     names: Counter[str] = Counter()
-    for one, stretch in zip(some, stretches, strict=True):
-        if one.regimes is not None:
-            names.update(one.regimes[at] for at in stretch)
+    for series, positions in zip(members, ranges, strict=True):
+        if series.regimes is not None:
+            names.update(series.regimes[at] for at in positions)
     return names.most_common(1)[0][0] if names else ""

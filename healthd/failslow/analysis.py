@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from healthd.failslow.always_slow import compared
+from healthd.failslow.always_slow import compare_with_peers
 from healthd.failslow.detect import detect
-from healthd.failslow.model import Evidence, Judgement, Point, Series
-from healthd.failslow.peers import judge
+from healthd.failslow.model import Diagnosis, Evidence, Point, Series
+from healthd.failslow.peers import compare_peers
 
-MANY_SAMPLES = 20_000  # with fewer, importing numpy takes longer than it saves
+NUMPY_MIN_SAMPLES = 20_000  # with fewer, importing numpy takes longer than it saves
 
 
-def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
+def find_points(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
     """Return the points of each series. Use numpy if there are many samples and the extra is installed."""
-    if sum(len(one.value) for one in series) >= MANY_SAMPLES:
+    if sum(len(item.value) for item in series) >= NUMPY_MIN_SAMPLES:
         with suppress(ImportError):
-            from healthd.failslow import detect_many
+            from healthd.failslow import detect_numpy
 
-            values, regimes, starts = zip(*((one.value, one.regimes, one.starts) for one in series), strict=True)
-            return tuple(detect_many.detect(values, regimes, starts))
-    return tuple(detect(one.value, one.regimes, one.starts) for one in series)
+            values, regimes, starts = zip(*((item.value, item.regimes, item.starts) for item in series), strict=True)
+            return tuple(detect_numpy.detect(values, regimes, starts))
+    return tuple(detect(item.value, item.regimes, item.starts) for item in series)
 
 
-def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judgement:
+def diagnose(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Diagnosis:
     """Analyse these series.
 
     If nothing is found, the notes say how many series were not compared with peers, and why.
@@ -33,11 +33,13 @@ def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judge
     Args:
         evidence: conditions of the nodes, as root recorded them.
     """
-    found = judge(series, points_of(series), evidence)
-    beside = compared(series)
-    named = {name for one in found.suspects for name in one.series}
-    slow = tuple(one for one in beside.slow if one.series not in named)
+    found = compare_peers(series, find_points(series), evidence)
+    comparison = compare_with_peers(series)
+    named = {name for item in found.suspects for name in item.series}
+    slow = tuple(item for item in comparison.slow if item.series not in named)
     notes: list[str] = []
-    if not (any(found.points) or found.suspects or found.job_slow or slow):
-        notes = [f"{count:,} series not compared with peers: {why}" for why, count in sorted(beside.why.items())]
-    return replace(found, slow_throughout=slow, compared=beside.number, notes=(*found.notes, *notes))
+    if not (any(found.points) or found.suspects or found.slow_jobs or slow):
+        notes = [
+            f"{count:,} series not compared with peers: {why}" for why, count in sorted(comparison.skipped.items())
+        ]
+    return replace(found, slow_throughout=slow, compared_count=comparison.compared_count, notes=(*found.notes, *notes))

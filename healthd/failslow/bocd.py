@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 HAZARD_SAMPLES = 250
 RUNS = 40
 RECENT = 5
-LEAST_CHANCE = 0.9
+MIN_PROBABILITY = 0.9
 
 # Prior of a run, for the logarithm of times: noise of 5 %, with the weight of 2 PRIOR_ALPHA samples. The mean may
 # differ from the last one by about 40 %.
@@ -40,8 +40,8 @@ FACTORS = tuple(
 )
 # Update of a run's mean and beta with d = sample - mean: mean += d * STEPS, beta += d^2 * SHAPES.
 STEPS = tuple(1 / (kappa + 1) for kappa in KAPPAS)
-KEPT = ALPHAS[-1] / (ALPHAS[-1] + 0.5)  # of the longest run's beta, for a weight of RUNS - 1 samples
-GOES_ON = 1 - 1 / HAZARD_SAMPLES
+BETA_KEPT_SHARE = ALPHAS[-1] / (ALPHAS[-1] + 0.5)  # of the longest run's beta, for a weight of RUNS - 1 samples
+CONTINUE_PROBABILITY = 1 - 1 / HAZARD_SAMPLES
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class RunLengths:
     more.
     """
 
-    chances: list[float] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     betas: list[float] = field(default_factory=list)
 
@@ -61,39 +61,43 @@ class RunLengths:
 
         The result is 1 to RECENT, or 0 if it is unlikely that a new run has begun.
         """
-        if not self.chances:
-            self.chances, self.means, self.betas = [1.0] + [0.0] * (RUNS - 1), [sample] * RUNS, [PRIOR_BETA] * RUNS
+        if not self.probabilities:
+            self.probabilities, self.means, self.betas = (
+                [1.0] + [0.0] * (RUNS - 1),
+                [sample] * RUNS,
+                [PRIOR_BETA] * RUNS,
+            )
             return 0
-        chances, means, betas = [0.0], [sample], [PRIOR_BETA]
+        probabilities, means, betas = [0.0], [sample], [PRIOR_BETA]
         sqrt = math.sqrt
-        for chance, mean, beta, factor, shape, power, step in zip(
-            self.chances, self.means, self.betas, FACTORS, SHAPES, POWERS, STEPS, strict=True
+        for probability, mean, beta, factor, shape, power, step in zip(
+            self.probabilities, self.means, self.betas, FACTORS, SHAPES, POWERS, STEPS, strict=True
         ):
             off = sample - mean
             grown = beta + off * off * shape
-            chances.append(chance * factor / sqrt(beta) * (beta / grown) ** power)
+            probabilities.append(probability * factor / sqrt(beta) * (beta / grown) ** power)
             means.append(mean + off * step)
             betas.append(grown)
         # Both last entries now belong to the longest run. It takes the values of the likelier one.
-        longest = betas.pop() * KEPT
-        mean, chance = means.pop(), chances.pop()
-        if chance >= chances[-1]:
-            means[-1], betas[-1] = mean, longest
-        chances[-1] += chance
-        total = sum(chances)
-        share = GOES_ON / total
-        self.chances = [chance * share for chance in chances]
-        self.chances[0] = 1 - GOES_ON
+        longest_beta = betas.pop() * BETA_KEPT_SHARE
+        mean, probability = means.pop(), probabilities.pop()
+        if probability >= probabilities[-1]:
+            means[-1], betas[-1] = mean, longest_beta
+        probabilities[-1] += probability
+        total = sum(probabilities)
+        share = CONTINUE_PROBABILITY / total
+        self.probabilities = [probability * share for probability in probabilities]
+        self.probabilities[0] = 1 - CONTINUE_PROBABILITY
         self.means, self.betas = means, betas
-        return newest(self.chances[: RECENT + 1])
+        return recent_run_length(self.probabilities[: RECENT + 1])
 
 
-def newest(chances: Sequence[float]) -> int:
+def recent_run_length(probabilities: Sequence[float]) -> int:
     """Return the likeliest length of a new run, or 0 if new runs are together too unlikely.
 
     Args:
         probabilities: of runs of 0 to RECENT samples.
     """
-    if sum(chances) <= LEAST_CHANCE:
+    if sum(probabilities) <= MIN_PROBABILITY:
         return 0
-    return max(range(1, RECENT + 1), key=chances.__getitem__)
+    return max(range(1, RECENT + 1), key=probabilities.__getitem__)

@@ -28,29 +28,29 @@ from itertools import islice, pairwise, repeat
 from statistics import median
 
 from healthd.failslow.bocd import RunLengths
-from healthd.failslow.level import FARTHEST, LEAST_NOISE, Level, clipped, deviation
+from healthd.failslow.level import MAX_DISTANCE, MIN_NOISE, Level, clip, standard_deviation
 from healthd.failslow.model import Kind, Point
 
-LASTS = 10  # samples
-STILL = 3  # the last samples must also be slow
-AROUND = 3  # samples on each side, to locate the onset
-QUICK = 40  # samples for which a change point is followed
-KEPT = 160  # samples
-WINDOWS = (20, 28, 40, 56, 80, 112, KEPT)
+MIN_SLOW_SAMPLES = 10  # samples
+LAST_SAMPLES = 3  # the last samples must also be slow
+SMOOTHING_RADIUS = 3  # samples on each side, to locate the onset
+FOLLOWED_SAMPLES = 40  # samples for which a change point is followed
+HISTORY_SAMPLES = 160  # samples
+WINDOWS = (20, 28, 40, 56, 80, 112, HISTORY_SAMPLES)
 SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
 RARE_SIGMAS = 6.0  # and the level: each sample of each series can cause a false alarm
-NEARLY = 0.95  # the level at an onset is as often measured below the limit as above
+ONSET_SHARE = 0.95  # the level at an onset is as often measured below the limit as above
 WARM_UP = 60  # maximum number of samples after a start in which times may still fall
-FALLING = 0.02
+WARM_UP_DROP = 0.02
 BLOCK, BLOCKS = 20, 24  # samples per block; blocks from which the drift is estimated
-PAUSES = 2  # longest and shortest samples of a block that do not count as drift
-LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; a longer mean drifts less
-DRIFT_A_BLOCK = 0.002  # maximum, because few blocks give a poor estimate
-MOST_SLOW = 50.0  # logarithm; higher values are clipped so that no sum overflows
-LIVED = 200  # samples after which a level counts as established
-SHORT = 60  # maximum length of a slowness that may be normal for the job
-MORE = 1.5  # factor by which a slowness must exceed earlier ones in length or height
-MOST_REGIMES = 64  # with more, nearly every sample has its own name, and nothing can be learned
+BLOCK_TRIM = 2  # longest and shortest samples of a block that do not count as drift
+MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; a longer mean drifts less
+DRIFT_PER_BLOCK = 0.002  # maximum, because few blocks give a poor estimate
+MAX_LOG_RATIO = 50.0  # logarithm; higher values are clipped so that no sum overflows
+ESTABLISHED_SAMPLES = 200  # samples after which a level counts as established
+SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slowness that may be normal for the job
+EXCEEDS_USUAL = 1.5  # factor by which a slowness must exceed earlier ones in length or height
+MAX_REGIMES = 64  # with more, nearly every sample has its own name, and nothing can be learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ def detect(
 
     The result is that of a Detector that gets the samples one by one.
     """
-    return run(value, None, regimes, starts, kind)
+    return run_detector(value, None, regimes, starts, kind)
 
 
-def run(
+def run_detector(
     value: Sequence[float],
-    newest: Sequence[int] | None,
+    run_lengths: Sequence[int] | None,
     regimes: Sequence[str] | None,
     starts: Sequence[int],
     kind: Kind,
@@ -96,11 +96,13 @@ def run(
         run_lengths: the result of RunLengths.add for each sample, if already computed (detect_numpy.py).
     """
     detector = Detector(kind)
-    begins = frozenset(starts)
-    regime = repeat("") if regimes is None else regimes
-    told = repeat(None) if newest is None else newest
-    for at, (one, its_regime, its_newest) in enumerate(zip(value, regime, told, strict=False)):
-        detector.add(one, its_regime, at in begins, its_newest)
+    restarts = frozenset(starts)
+    sample_regimes = repeat("") if regimes is None else regimes
+    sample_run_lengths = repeat(None) if run_lengths is None else run_lengths
+    for at, (time, sample_regime, sample_run_length) in enumerate(
+        zip(value, sample_regimes, sample_run_lengths, strict=False)
+    ):
+        detector.add(time, sample_regime, at in restarts, sample_run_length)
     return tuple(detector.points)
 
 
@@ -113,27 +115,27 @@ class Detector:
     _limits: Limits = field(init=False)
     _position: int = -1
     _levels: dict[str, Level] = field(default_factory=dict)
-    _left: list[Level] = field(default_factory=list)  # established, slower levels that the job had before
+    _earlier_levels: list[Level] = field(default_factory=list)  # established, slower levels that the job had before
     _run_lengths: RunLengths = field(default_factory=RunLengths)
     _last_two: tuple[float, float] | None = None
     _starting: list[float] | None = None  # samples since a start, until times no longer fall
     # The last samples minus their level; the same, clipped at MAX_DISTANCE; their positions.
-    _off: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _near: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _positions: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _off: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
+    _clipped: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
+    _positions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _changed_at: int = -1  # first sample after the followed change point
     # Healthy samples in blocks: mean without BLOCK_TRIM, and variance.
     _block: list[float] = field(default_factory=list)
     _blocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
-    _noise: float = LEAST_NOISE
-    _drift: float = LEAST_DRIFT
+    _noise: float = MIN_NOISE
+    _drift: float = MIN_DRIFT
     _slowness: Slowness | None = None
-    _short: list[tuple[int, float]] = field(default_factory=list)  # the last short slownesses: samples, mean
+    _short_slownesses: list[tuple[int, float]] = field(default_factory=list)  # the last short slownesses: samples, mean
 
     def __post_init__(self) -> None:
         self._limits = LIMITS[self.kind]
 
-    def add(self, value: float, regime: str = "", begins: bool = False, newest: int | None = None) -> None:
+    def add(self, value: float, regime: str = "", restarted: bool = False, run_length: int | None = None) -> None:
         """Add one time.
 
         A value that is not a time (0, NaN) takes a position and is otherwise ignored.
@@ -142,53 +144,53 @@ class Detector:
             restarted: the job restarted before this sample.
         """
         self._position += 1
-        if begins:
+        if restarted:
             self._restart()
         if not 0 < value < math.inf:
             return
         level = self._levels.get(regime)
         if level is None:
-            if len(self._levels) >= MOST_REGIMES:
+            if len(self._levels) >= MAX_REGIMES:
                 return
             level = self._levels[regime] = Level()
         sample = math.log(value)
-        if newest is None:
-            newest = self._run_lengths.add(self._smoothed(sample) - (level.at if regime else 0.0))
-        if self._starting is not None and not self._lies_still(sample):
+        if run_length is None:
+            run_length = self._run_lengths.add(self._smoothed(sample) - (level.mean if regime else 0.0))
+        if self._starting is not None and not self._is_settled(sample):
             return
         if not level.count:
             level.learn(sample)
             self._noise = max(self._noise, level.noise)
             return
-        if not level.fixed and self._slowness is None:
+        if not level.is_fixed and self._slowness is None:
             moved = level.learn(sample)
             if moved:
-                self._off = deque([off - moved for off in self._off], KEPT)
-                self._near = deque(map(clipped, self._off), KEPT)
+                self._off = deque([off - moved for off in self._off], HISTORY_SAMPLES)
+                self._clipped = deque(map(clip, self._off), HISTORY_SAMPLES)
                 self._noise = max(level.noise, self._noise if self._blocks else 0.0)
-        level.seen += 1
-        off = sample - level.at
-        near = clipped(off)
+        level.samples_since += 1
+        off = sample - level.mean
+        clipped_off = clip(off)
         self._off.append(off)
-        self._near.append(near)
+        self._clipped.append(clipped_off)
         self._positions.append(self._position)
         if self._slowness is not None:
             self._slowness.add(off)
-            self._look_for_relief(self._slowness)
+            self._check_for_relief(self._slowness)
             return
-        self._block.append(near)
+        self._block.append(clipped_off)
         if len(self._block) == BLOCK:
             self._end_block()
             self._measure(level)
-        if newest:
-            self._follow(self._position, near, newest)
+        if run_length:
+            self._follow_change(self._position, clipped_off, run_length)
         # Nearly all samples return here.
-        if near >= self._limits.slow / 2:
-            self._look_for_slowness(regime, level)
-        elif near <= -self._limits.slow / 2:
-            self._look_for_quickness(regime, level)
+        if clipped_off >= self._limits.slow / 2:
+            self._check_for_slowness(regime, level)
+        elif clipped_off <= -self._limits.slow / 2:
+            self._check_for_speedup(regime, level)
 
-    def hold_against(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Apply these limits from the next sample on. Points found before do not change."""
         self._limits = limits
 
@@ -200,16 +202,16 @@ class Detector:
     def baseline(self, regime: str = "") -> float:
         """Return the healthy time in this regime, in the unit of the samples. 0 while it is not known."""
         level = self._levels.get(regime)
-        return math.exp(level.at) if level is not None and level.known else 0.0
+        return math.exp(level.mean) if level is not None and level.is_known else 0.0
 
-    def lately(self) -> float | None:
+    def recent_ratio(self) -> float | None:
         """Return the mean of the last MIN_SLOW_SAMPLES samples over the healthy time (1.3: 30 % slower), or None for
         fewer.
         """
-        if len(self._off) < LASTS:
+        if len(self._off) < MIN_SLOW_SAMPLES:
             return None
-        last = islice(self._off, len(self._off) - LASTS, None)
-        return math.exp(min(sum(last) / LASTS, MOST_SLOW))
+        last = islice(self._off, len(self._off) - MIN_SLOW_SAMPLES, None)
+        return math.exp(min(sum(last) / MIN_SLOW_SAMPLES, MAX_LOG_RATIO))
 
     def _smoothed(self, sample: float) -> float:
         """Return the median of this sample and the two before it: a single outlier is not a change."""
@@ -221,32 +223,35 @@ class Detector:
 
     def _restart(self) -> None:
         self._off.clear()
-        self._near.clear()
+        self._clipped.clear()
         self._positions.clear()
         self._starting = []
         self._changed_at = -1
 
-    def _lies_still(self, sample: float) -> bool:
+    def _is_settled(self, sample: float) -> bool:
         """Return True once times no longer fall after a start. Nothing is learned or tested before that."""
         assert self._starting is not None
         self._starting.append(sample)
-        if len(self._starting) < LASTS:
+        if len(self._starting) < MIN_SLOW_SAMPLES:
             return False
-        before, last = self._starting[-LASTS : -LASTS // 2], self._starting[-LASTS // 2 :]
-        if len(self._starting) < WARM_UP and median(last) < median(before) - FALLING:
+        before, last = (
+            self._starting[-MIN_SLOW_SAMPLES : -MIN_SLOW_SAMPLES // 2],
+            self._starting[-MIN_SLOW_SAMPLES // 2 :],
+        )
+        if len(self._starting) < WARM_UP and median(last) < median(before) - WARM_UP_DROP:
             return False
         self._starting = None
         return True
 
     # --- while it is healthy
 
-    def _follow(self, position: int, near: float, newest: int) -> None:
-        if near > 0 and (self._changed_at < 0 or position - self._changed_at > LASTS):
-            self._changed_at = position - newest
+    def _follow_change(self, position: int, clipped_off: float, run_length: int) -> None:
+        if clipped_off > 0 and (self._changed_at < 0 or position - self._changed_at > MIN_SLOW_SAMPLES):
+            self._changed_at = position - run_length
 
     def _end_block(self) -> None:
-        middle = sum(sorted(self._block)[PAUSES:-PAUSES]) / (BLOCK - 2 * PAUSES)
-        self._blocks.append((middle, deviation(self._block) ** 2))
+        middle = sum(sorted(self._block)[BLOCK_TRIM:-BLOCK_TRIM]) / (BLOCK - 2 * BLOCK_TRIM)
+        self._blocks.append((middle, standard_deviation(self._block) ** 2))
         self._block.clear()
 
     def _measure(self, level: Level) -> None:
@@ -261,37 +266,41 @@ class Detector:
             return
         old = list(self._blocks)[:-2]
         noise = math.sqrt(median([variance for _, variance in old]))
-        self._noise = max(LEAST_NOISE, noise, level.noise if len(old) < 5 else 0.0)
+        self._noise = max(MIN_NOISE, noise, level.noise if len(old) < 5 else 0.0)
         step = median([abs(middle - before) for (before, _), (middle, _) in pairwise(old)]) / 0.6745
         between = max(0.0, step**2 / 2 - self._noise**2 / BLOCK)
-        self._drift = max(LEAST_DRIFT, min(MOST_DRIFT, DRIFT_A_BLOCK * len(old), math.sqrt(between)))
+        self._drift = max(MIN_DRIFT, min(MAX_DRIFT, DRIFT_PER_BLOCK * len(old), math.sqrt(between)))
 
-    def _look_for_slowness(self, regime: str, level: Level) -> None:
-        last, count = self._mean_of_last(), len(self._near)
+    def _check_for_slowness(self, regime: str, level: Level) -> None:
+        last, count = self._recent_mean(), len(self._clipped)
         if last < self._limits.slow:
             return
-        samples = list(self._near)
+        samples = list(self._clipped)
         since = self._position - self._changed_at + 1
-        followed = self._changed_at >= 0 and LASTS <= since <= min(QUICK, count)
+        followed = self._changed_at >= 0 and MIN_SLOW_SAMPLES <= since <= min(FOLLOWED_SAMPLES, count)
         for window in (since, *WINDOWS) if followed else WINDOWS:
             if window <= count and self._is_slow(samples[-window:], level):
                 self._report(samples, window, last, regime, level)
                 return
 
-    def _look_for_quickness(self, regime: str, level: Level) -> None:
-        if self._mean_of_last() <= -self._limits.slow and len(self._near) >= QUICK:
-            samples = list(self._near)
-            if sum(samples[-QUICK:]) / QUICK < -self._limits.slow:
-                self._became_faster(samples, regime, level)
+    def _check_for_speedup(self, regime: str, level: Level) -> None:
+        if self._recent_mean() <= -self._limits.slow and len(self._clipped) >= FOLLOWED_SAMPLES:
+            samples = list(self._clipped)
+            if sum(samples[-FOLLOWED_SAMPLES:]) / FOLLOWED_SAMPLES < -self._limits.slow:
+                self._start_faster_level(samples, regime, level)
 
-    def _mean_of_last(self) -> float:
+    def _recent_mean(self) -> float:
         """Return the mean of the last MIN_SLOW_SAMPLES samples, or 0 for fewer."""
-        count = len(self._near)
-        return sum(islice(self._near, count - LASTS, count)) / LASTS if count >= LASTS else 0.0
+        count = len(self._clipped)
+        return (
+            sum(islice(self._clipped, count - MIN_SLOW_SAMPLES, count)) / MIN_SLOW_SAMPLES
+            if count >= MIN_SLOW_SAMPLES
+            else 0.0
+        )
 
     def _error(self, count: int, level: Level) -> float:
         """Return the standard error of the mean of `count` samples."""
-        drift = min(self._drift, MOST_DRIFT * math.sqrt(QUICK / max(QUICK, count)))
+        drift = min(self._drift, MAX_DRIFT * math.sqrt(FOLLOWED_SAMPLES / max(FOLLOWED_SAMPLES, count)))
         return math.sqrt(self._noise**2 * (1 / count + 1 / level.count) + drift**2)
 
     def _is_slow(self, samples: Sequence[float], level: Level) -> bool:
@@ -299,7 +308,7 @@ class Detector:
         mean, error = sum(samples) / count, self._error(count, level)
         if mean < max(limits.slow, limits.tolerated + SIGMAS * error, RARE_SIGMAS * error):
             return False
-        if sum(samples[-STILL:]) / STILL < 0.6 * mean:
+        if sum(samples[-LAST_SAMPLES:]) / LAST_SAMPLES < 0.6 * mean:
             return False
         ordered = sorted(samples)
         if ordered[(count - 1) // 2] < limits.slow or ordered[count * 35 // 100] < 0.85 * limits.slow:
@@ -308,18 +317,25 @@ class Detector:
 
     def _report(self, samples: list[float], window: int, last: float, regime: str, level: Level) -> None:
         limits = self._limits
-        known = next((one for one in self._left if abs(level.at + last - one.at) < limits.slow / 2), None)
-        if known is not None:  # the job was as slow for a long time before it became faster
-            self._left.remove(known)
-            self._change_level(regime, known)
+        earlier_level = next(
+            (
+                candidate
+                for candidate in self._earlier_levels
+                if abs(level.mean + last - candidate.mean) < limits.slow / 2
+            ),
+            None,
+        )
+        if earlier_level is not None:  # the job was as slow for a long time before it became faster
+            self._earlier_levels.remove(earlier_level)
+            self._change_level(regime, earlier_level)
             return
-        fit = ascending(smooth(samples))
-        first = next((at for at, one in enumerate(fit) if one >= NEARLY * limits.slow), len(fit) - 1)
+        fit = isotonic_fit(median_filter(samples))
+        first = next((at for at, candidate in enumerate(fit) if candidate >= ONSET_SHARE * limits.slow), len(fit) - 1)
         mean = sum(samples[-window:]) / window
-        if len(samples) - first < max(LASTS, self._usual(mean)):
+        if len(samples) - first < max(MIN_SLOW_SAMPLES, self._usual_length(mean)):
             return
         chance = 0.5 * (1 + math.erf((mean - limits.slow) / self._error(window, level) / math.sqrt(2)))
-        before = samples[max(0, first - QUICK) : first]
+        before = samples[max(0, first - FOLLOWED_SAMPLES) : first]
         self._slowness = Slowness(min(0.0, sum(before) / len(before)) if before else 0.0)
         for sample in islice(self._off, first, None):
             self._slowness.add(sample)
@@ -327,62 +343,62 @@ class Detector:
         self._changed_at = -1
         self._block.clear()
 
-    def _usual(self, mean: float) -> float:
+    def _usual_length(self, mean: float) -> float:
         """Return how many samples may be as slow as `mean` without a report, because that has happened repeatedly.
 
         Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two are reported.
         """
-        those = [length for length, height in self._short if mean < MORE * height]
-        return MORE * max(those) if len(those) >= 2 else 0.0
+        lengths = [length for length, height in self._short_slownesses if mean < EXCEEDS_USUAL * height]
+        return EXCEEDS_USUAL * max(lengths) if len(lengths) >= 2 else 0.0
 
-    def _became_faster(self, samples: list[float], regime: str, level: Level) -> None:
+    def _start_faster_level(self, samples: list[float], regime: str, level: Level) -> None:
         """Start a new level. A faster job is a regime of its own."""
-        if level.seen >= LIVED:
-            self._left = [level, *self._left][:3]
+        if level.samples_since >= ESTABLISHED_SAMPLES:
+            self._earlier_levels = [level, *self._earlier_levels][:3]
         fresh = Level()
-        for near in samples[-QUICK // 2 :]:
-            fresh.learn(near + level.at)
+        for clipped_off in samples[-FOLLOWED_SAMPLES // 2 :]:
+            fresh.learn(clipped_off + level.mean)
         self._change_level(regime, fresh)
         self._blocks.clear()
-        self._noise, self._drift = fresh.noise, LEAST_DRIFT
+        self._noise, self._drift = fresh.noise, MIN_DRIFT
 
     def _change_level(self, regime: str, level: Level) -> None:
         self._levels[regime] = level
         self._off.clear()
-        self._near.clear()
+        self._clipped.clear()
         self._positions.clear()
         self._block.clear()
         self._changed_at = -1
 
     # --- while it is slow
 
-    def _look_for_relief(self, slowness: Slowness) -> None:
-        limits, count, point = self._limits, len(self._near), self.points[-1]
+    def _check_for_relief(self, slowness: Slowness) -> None:
+        limits, count, point = self._limits, len(self._clipped), self.points[-1]
         point = self.points[-1] = replace(point, slowdown=slowness.slowdown())
-        if count < LASTS or self._mean_of_last() >= limits.slow:
+        if count < MIN_SLOW_SAMPLES or self._recent_mean() >= limits.slow:
             return
-        samples = list(self._near)
-        height = min(slowness.mean(), FARTHEST)
-        for window in (LASTS, 2 * LASTS, 4 * LASTS):
+        samples = list(self._clipped)
+        height = min(slowness.mean(), MAX_DISTANCE)
+        for window in (MIN_SLOW_SAMPLES, 2 * MIN_SLOW_SAMPLES, 4 * MIN_SLOW_SAMPLES):
             if window > count or self._position - point.alarm_index < window // 2:
                 return
-            now = sum(samples[-window:]) / window
-            if now < limits.slow and now < height - 4 * self._noise / math.sqrt(window):
+            recent_mean = sum(samples[-window:]) / window
+            if recent_mean < limits.slow and recent_mean < height - 4 * self._noise / math.sqrt(window):
                 break
         else:
             return
-        begin = next(at for at, position in enumerate(self._positions) if position > point.alarm_index - STILL)
-        fit = ascending([-one for one in smooth(samples[begin:])])
-        first = begin + next((at for at, one in enumerate(fit) if -one < limits.slow), len(fit) - 1)
+        begin = next(at for at, position in enumerate(self._positions) if position > point.alarm_index - LAST_SAMPLES)
+        fit = isotonic_fit([-sample for sample in median_filter(samples[begin:])])
+        first = begin + next((at for at, sample in enumerate(fit) if -sample < limits.slow), len(fit) - 1)
         slowdown = slowness.slowdown(without=count - first)
         self.points[-1] = replace(point, slowdown=slowdown, relief_index=self._positions[first])
         length = self._positions[first] - point.onset_index
-        if length <= SHORT:
-            self._short = [*self._short[-3:], (length, min(math.log1p(slowdown), FARTHEST))]
+        if length <= SHORT_SLOWNESS_SAMPLES:
+            self._short_slownesses = [*self._short_slownesses[-3:], (length, min(math.log1p(slowdown), MAX_DISTANCE))]
         self._slowness = None
         for _ in range(first):
             self._off.popleft()
-            self._near.popleft()
+            self._clipped.popleft()
             self._positions.popleft()
 
 
@@ -390,17 +406,17 @@ class Detector:
 class Slowness:
     """Height of a slowness since its onset. rest_level: mean of the samples before the onset, if below their level."""
 
-    rest: float
+    rest_level: float
     _total: float = 0.0
     _ratios: float = 0.0
     _count: int = 0
-    _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
 
     def add(self, sample: float) -> None:
         """Add a sample. A pause within the slowness counts no more than other samples."""
-        if self._count >= LASTS:
-            sample = min(sample, self._total / self._count + FARTHEST)
-        ratio = math.exp(min(sample - self.rest, MOST_SLOW))
+        if self._count >= MIN_SLOW_SAMPLES:
+            sample = min(sample, self._total / self._count + MAX_DISTANCE)
+        ratio = math.exp(min(sample - self.rest_level, MAX_LOG_RATIO))
         self._total += sample
         self._ratios += ratio
         self._count += 1
@@ -421,21 +437,21 @@ class Slowness:
         return (self._ratios - sum(ratio for _, ratio in islice(reversed(self._last), without))) / count - 1
 
 
-def smooth(samples: Sequence[float]) -> list[float]:
+def median_filter(samples: Sequence[float]) -> list[float]:
     """Return the median of each sample and its SMOOTHING_RADIUS neighbours on each side.
 
     This removes pauses shorter than the radius and does not move steps.
     """
-    return [median(samples[max(0, at - AROUND) : at + AROUND + 1]) for at in range(len(samples))]
+    return [median(samples[max(0, at - SMOOTHING_RADIUS) : at + SMOOTHING_RADIUS + 1]) for at in range(len(samples))]
 
 
-def ascending(samples: Iterable[float]) -> list[float]:
+def isotonic_fit(samples: Iterable[float]) -> list[float]:
     """Return the nearest sequence by least squares that never falls: pool adjacent violators (Ayer et al. 1955)."""
     pools: list[tuple[float, int]] = []
     for sample in samples:
         total, count = sample, 1
         while pools and pools[-1][0] * count >= total * pools[-1][1]:
-            before, many = pools.pop()
-            total, count = total + before, count + many
+            before, before_count = pools.pop()
+            total, count = total + before, count + before_count
         pools.append((total, count))
     return [total / count for total, count in pools for _ in range(count)]

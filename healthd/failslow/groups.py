@@ -29,12 +29,12 @@ from typing import NamedTuple
 
 from healthd.failslow.model import Series
 
-SIGNS = 256
-LEAST_SIGNS = 48
-SAME_SIGNS = 0.75
-FEW, FEW_SIGNS = 4, 0.85
-GAP = 1.5
-MOST_GANGS = 256  # compared with each series, so that 100,000 series take seconds
+COMPARED_SIGNS = 256
+MIN_SIGNS = 48
+MIN_AGREEMENT = 0.75
+SMALL_GANG, SMALL_GANG_AGREEMENT = 4, 0.85
+LEVEL_GAP = 1.5
+MAX_GANGS = 256  # compared with each series, so that 100,000 series take seconds
 
 
 class Pool(NamedTuple):
@@ -44,35 +44,37 @@ class Pool(NamedTuple):
     synchronous: bool
 
 
-def pools(series: Sequence[Series]) -> list[Pool]:
+def find_pools(series: Sequence[Series]) -> list[Pool]:
     """Return the pools, ordered by their first members. Each series is in one pool."""
-    order = sorted(range(len(series)), key=lambda one: identity(series[one]))
-    signs = _signs(series)
+    order = sorted(range(len(series)), key=lambda member: sort_key(series[member]))
+    signs = _change_signs(series)
     gangs: list[list[int]] = []
-    alone: list[int] = []
-    for one in order:
-        gang = next((gang for gang in gangs if _alike(signs[gang[0]], signs[one])), None)
+    unmatched: list[int] = []
+    for member in order:
+        gang = next((gang for gang in gangs if _agree(signs[gang[0]], signs[member])), None)
         if gang is not None:
-            gang.append(one)
-        elif len(gangs) < MOST_GANGS:
-            gangs.append([one])
+            gang.append(member)
+        elif len(gangs) < MAX_GANGS:
+            gangs.append([member])
         else:
-            alone.append(one)
+            unmatched.append(member)
     found = []
     for gang in gangs:
-        sure = len(gang) >= FEW or all(_alike(signs[gang[0]], signs[one], FEW_SIGNS) for one in gang[1:])
-        if len(gang) > 1 and sure:
+        is_certain = len(gang) >= SMALL_GANG or all(
+            _agree(signs[gang[0]], signs[member], SMALL_GANG_AGREEMENT) for member in gang[1:]
+        )
+        if len(gang) > 1 and is_certain:
             found.append(gang)
         else:
-            alone += gang
+            unmatched += gang
     if len(found) == 1:  # a series that reports waiting belongs to a gang, and there is only one
-        found[0] += [one for one in alone if series[one].wait is not None]
-        alone = [one for one in alone if series[one].wait is None]
-    made = [Pool(tuple(sorted(gang)), True) for gang in found]
-    return sorted(made + ([Pool(tuple(sorted(alone)), False)] if alone else []))
+        found[0] += [member for member in unmatched if series[member].wait is not None]
+        unmatched = [member for member in unmatched if series[member].wait is None]
+    result = [Pool(tuple(sorted(gang)), True) for gang in found]
+    return sorted(result + ([Pool(tuple(sorted(unmatched)), False)] if unmatched else []))
 
 
-def roles(
+def find_roles(
     series: Sequence[Series], members: Sequence[int], level: Callable[[int], float | None]
 ) -> list[tuple[int, ...]]:
     """Return the members grouped by role; each member is in one group.
@@ -80,25 +82,25 @@ def roles(
     Args:
         level: returns the time of a member at rest, or None. A member without a level stays with the lowest.
     """
-    told: dict[str, list[int]] = defaultdict(list)
-    for one in members:
-        told[series[one].group].append(one)
-    found = [tuple(sorted(some)) for group, some in told.items() if group]
-    levels = sorted((level(one) or 0.0, one) for one in told.get("", ()))
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for member in members:
+        by_group[series[member].group].append(member)
+    found = [tuple(sorted(group_members)) for group, group_members in by_group.items() if group]
+    levels = sorted((level(member) or 0.0, member) for member in by_group.get("", ()))
     role: list[int] = []
-    before = 0.0
-    for now, one in levels:
-        if role and before > 0 and now > before * GAP:
+    previous_level = 0.0
+    for member_level, member in levels:
+        if role and previous_level > 0 and member_level > previous_level * LEVEL_GAP:
             found.append(tuple(sorted(role)))
             role = []
-        role.append(one)
-        before = now
+        role.append(member)
+        previous_level = member_level
     if role:
         found.append(tuple(sorted(role)))
     return sorted(found)
 
 
-def identity(series: Series) -> tuple[str, str, str]:
+def sort_key(series: Series) -> tuple[str, str, str]:
     """Return a sort key that does not depend on the order in which series are given."""
     return series.name, series.group, series.node
 
@@ -109,51 +111,51 @@ _DIGITS = b"01".ljust(256, b"?")
 class _Signs(NamedTuple):
     """Bit masks by time. rises: the value is above the previous one. present: there is a value."""
 
-    up: int
-    known: int
+    rises: int
+    present: int
 
 
-def _signs(series: Sequence[Series]) -> list[_Signs]:
+def _change_signs(series: Sequence[Series]) -> list[_Signs]:
     """Return the signs of the first COMPARED_SIGNS samples that all series can have.
 
     Samples are aligned by index if the series share one, so that a gap shifts nothing. Otherwise they are aligned by
     position.
     """
-    begin = max((one.index[0] for one in series if len(one.index)), default=0.0)
-    stretches, times = [], set[float]()
-    for one in series:
-        end = one.starts[1] if len(one.starts) > 1 else len(one.value)
-        first = bisect_left(one.index, begin, 0, end) + 1
-        stretches.append(slice(first, max(first, min(first + SIGNS, end))))
-        if len(times) <= 2 * SIGNS:
-            times.update(one.index[stretches[-1]])
-    ordered = sorted(times) if len(times) <= 2 * SIGNS else None
-    places = {time: place for place, time in enumerate(ordered or ())}
+    begin = max((item.index[0] for item in series if len(item.index)), default=0.0)
+    slices, times = [], set[float]()
+    for item in series:
+        end = item.starts[1] if len(item.starts) > 1 else len(item.value)
+        first = bisect_left(item.index, begin, 0, end) + 1
+        slices.append(slice(first, max(first, min(first + COMPARED_SIGNS, end))))
+        if len(times) <= 2 * COMPARED_SIGNS:
+            times.update(item.index[slices[-1]])
+    ordered = sorted(times) if len(times) <= 2 * COMPARED_SIGNS else None
+    bit_by_time = {time: bit for bit, time in enumerate(ordered or ())}
     found = []
-    for one, stretch in zip(series, stretches, strict=True):
-        rises = bytes(map(gt, one.value[stretch], one.value[stretch.start - 1 : stretch.stop]))
-        here = one.index[stretch]
-        first = places[here[0]] if ordered is not None and len(here) else 0
-        if ordered is None or ordered[first : first + len(here)] == list(here):
-            found.append(_Signs(_bits(rises) << first, (1 << len(here)) - 1 << first))
+    for item, window in zip(series, slices, strict=True):
+        rises = bytes(map(gt, item.value[window], item.value[window.start - 1 : window.stop]))
+        item_times = item.index[window]
+        first = bit_by_time[item_times[0]] if ordered is not None and len(item_times) else 0
+        if ordered is None or ordered[first : first + len(item_times)] == list(item_times):
+            found.append(_Signs(_bits(rises) << first, (1 << len(item_times)) - 1 << first))
             continue
-        up = known = 0
-        for time, rise in zip(here, rises, strict=True):
-            known |= 1 << places[time]
-            up |= rise << places[time]
-        found.append(_Signs(up, known))
+        rise_bits = present_bits = 0
+        for time, rise in zip(item_times, rises, strict=True):
+            present_bits |= 1 << bit_by_time[time]
+            rise_bits |= rise << bit_by_time[time]
+        found.append(_Signs(rise_bits, present_bits))
     return found
 
 
-def _bits(ones: bytes) -> int:
+def _bits(flags: bytes) -> int:
     """Return a number with bit n set if byte n is 1. All other bytes are 0."""
-    return int(ones[::-1].translate(_DIGITS), 2) if ones else 0
+    return int(flags[::-1].translate(_DIGITS), 2) if flags else 0
 
 
-def _alike(one: _Signs, other: _Signs, share: float = SAME_SIGNS) -> bool:
-    both = one.known & other.known
-    count = both.bit_count()
-    if count < LEAST_SIGNS or ((one.up ^ other.up) & both).bit_count() > (1 - share) * count:
+def _agree(first: _Signs, second: _Signs, share: float = MIN_AGREEMENT) -> bool:
+    common = first.present & second.present
+    count = common.bit_count()
+    if count < MIN_SIGNS or ((first.rises ^ second.rises) & common).bit_count() > (1 - share) * count:
         return False
     # A series that never or always rises carries no information.
-    return all(0.2 < (each.up & both).bit_count() / count < 0.8 for each in (one, other))
+    return all(0.2 < (signs.rises & common).bit_count() / count < 0.8 for signs in (first, second))

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from statistics import median
 
 BATCH = 10  # samples that are accepted or set aside together
-LEAST = 20  # needed for a level
-MOST = 200  # used for a level
-LOOKED_AT = 2 * MOST  # samples after which the level is fixed, even if fewer were accepted
-YOUNG = 60  # samples in which a warm-up is searched
-FARTHEST = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
-LEAST_NOISE = 0.005
-APART = 0.03  # distance that a batch may always have from the others
+MIN_SAMPLES = 20  # needed for a level
+MAX_SAMPLES = 200  # used for a level
+FIXED_AFTER = 2 * MAX_SAMPLES  # samples after which the level is fixed, even if fewer were accepted
+WARM_UP_SAMPLES = 60  # samples in which a warm-up is searched
+MAX_DISTANCE = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
+MIN_NOISE = 0.005
+MIN_BATCH_DISTANCE = 0.03  # distance that a batch may always have from the others
 
 
 @dataclass(slots=True)
@@ -29,22 +29,22 @@ class Level:
     samples_since: samples of the regime since the level is known.
     """
 
-    at: float = 0.0
-    noise: float = LEAST_NOISE
+    mean: float = 0.0
+    noise: float = MIN_NOISE
     count: int = 0
-    seen: int = 0
+    samples_since: int = 0
     _middle: float = 0.0
-    _taken: list[float] = field(default_factory=list)
+    _accepted: list[float] = field(default_factory=list)
     _batch: list[float] = field(default_factory=list)
-    _aside: list[float] = field(default_factory=list)
+    _set_aside: list[float] = field(default_factory=list)
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.count > 0
 
     @property
-    def fixed(self) -> bool:
-        return len(self._taken) >= MOST or self.seen >= LOOKED_AT
+    def is_fixed(self) -> bool:
+        return len(self._accepted) >= MAX_SAMPLES or self.samples_since >= FIXED_AFTER
 
     def learn(self, sample: float) -> float:
         """Add one sample. Return by how much the level moved.
@@ -56,49 +56,51 @@ class Level:
         if len(self._batch) < BATCH:
             return 0.0
         batch, self._batch = self._batch, []
-        room = 3 * BATCH
-        if self.known and abs(median(batch) - self._middle) > max(APART, 2.5 * self.noise / math.sqrt(BATCH)):
-            if len(self._aside) < room:
-                self._aside += batch
+        max_set_aside = 3 * BATCH
+        if self.is_known and abs(median(batch) - self._middle) > max(
+            MIN_BATCH_DISTANCE, 2.5 * self.noise / math.sqrt(BATCH)
+        ):
+            if len(self._set_aside) < max_set_aside:
+                self._set_aside += batch
             return 0.0
-        if len(self._aside) < room:
-            batch = [*self._aside, *batch]
-        self._aside = []
-        self._taken += batch
+        if len(self._set_aside) < max_set_aside:
+            batch = [*self._set_aside, *batch]
+        self._set_aside = []
+        self._accepted += batch
         self._forget_warm_up()
-        return self._settle()
+        return self._update()
 
-    def _settle(self) -> float:
-        if len(self._taken) < LEAST:
+    def _update(self) -> float:
+        if len(self._accepted) < MIN_SAMPLES:
             return 0.0
-        before = self.at
-        self.count = len(self._taken)
-        self._middle = median(self._taken)
+        before = self.mean
+        self.count = len(self._accepted)
+        self._middle = median(self._accepted)
         middle = self._middle
-        off = [clipped(sample - middle) for sample in self._taken]
-        self.at = self._middle + sum(off) / len(off)
-        self.noise = max(LEAST_NOISE, deviation(off))
-        return self.at - before
+        distances = [clip(sample - middle) for sample in self._accepted]
+        self.mean = self._middle + sum(distances) / len(distances)
+        self.noise = max(MIN_NOISE, standard_deviation(distances))
+        return self.mean - before
 
     def _forget_warm_up(self) -> None:
         """Drop the first batches if they are clearly above all that follow: first iterations compile, tune and fill
         caches.
         """
-        taken = self._taken
-        if len(taken) > YOUNG or self.seen > 2 * YOUNG:
+        accepted = self._accepted
+        if len(accepted) > WARM_UP_SAMPLES or self.samples_since > 2 * WARM_UP_SAMPLES:
             return
-        for cut in range(len(taken) - BATCH, 0, -BATCH):
-            before, after = taken[cut - BATCH : cut], taken[cut:]
-            if median(before) > median(after) + max(0.02, 4 * deviation(after) / math.sqrt(BATCH)):
-                del taken[:cut]
+        for cut in range(len(accepted) - BATCH, 0, -BATCH):
+            before, after = accepted[cut - BATCH : cut], accepted[cut:]
+            if median(before) > median(after) + max(0.02, 4 * standard_deviation(after) / math.sqrt(BATCH)):
+                del accepted[:cut]
                 return
 
 
-def deviation(samples: Sequence[float]) -> float:
+def standard_deviation(samples: Sequence[float]) -> float:
     """Return the standard deviation of two or more samples."""
     mean = sum(samples) / len(samples)
     return math.sqrt(sum([(sample - mean) ** 2 for sample in samples]) / (len(samples) - 1))
 
 
-def clipped(off: float) -> float:
-    return FARTHEST if off > FARTHEST else -FARTHEST if off < -FARTHEST else off
+def clip(off: float) -> float:
+    return MAX_DISTANCE if off > MAX_DISTANCE else -MAX_DISTANCE if off < -MAX_DISTANCE else off

@@ -51,7 +51,7 @@ class Series:
     name: str  # "6"
     value: Sequence[float]
     index: Sequence[float]
-    kind_of: str = ""  # name of the series columns: "worker", displayed as "worker 6"
+    label: str = ""  # name of the series columns: "worker", displayed as "worker 6"
     group: str = ""  # "" if not reported
     node: str = ""  # "" if not reported
     busy: Sequence[float] | None = None
@@ -87,7 +87,7 @@ class Evidence:
     begin: float
     end: float | None  # None: it is still open
     code: str  # "gpu_clocks/hw_thermal"
-    what: str  # a sentence without a full stop
+    text: str  # a sentence without a full stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSlow:
+class SlowJob:
     """Slowness without a suspect: all peers are slow, or there are too few to compare. whole_stage: as in Suspect."""
 
     group: str
@@ -118,7 +118,7 @@ class JobSlow:
     series: tuple[str, ...]  # the slow series
     peers: int  # number of peers
     cause: Cause
-    why: str  # why there is no suspect: a sentence without a full stop
+    reason: str  # why there is no suspect: a sentence without a full stop
     whole_stage: bool = False
 
 
@@ -142,7 +142,7 @@ class SlowThroughout:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Diagnosis:
     """Result of the analysis.
 
     points: by series, in the given order. compared_count: number of series that had peers with the same work. A series
@@ -151,7 +151,7 @@ class Judgement:
 
     points: tuple[tuple[Point, ...], ...]
     suspects: tuple[Suspect, ...] = ()
-    job_slow: tuple[JobSlow, ...] = ()
+    slow_jobs: tuple[SlowJob, ...] = ()
     notes: tuple[str, ...] = field(default=())
     slow_throughout: tuple[SlowThroughout, ...] = ()
-    compared: int = 0
+    compared_count: int = 0

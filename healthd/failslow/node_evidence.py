@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from healthd.failslow import windows
 from healthd.failslow.model import Cause, Confidence, Evidence, Suspect
-from healthd.failslow.steps import LASTING, STEPS, Observed, Step
+from healthd.failslow.steps import MIN_LENGTH, SLOWER_RATIO, Observed, Step
 from healthd.failslow.windows import Change
 
-MOST_NAMED = 12
+MAX_NAMED = 12
 
 # Prefix of a condition's code (a check's name) -> cause. The first match counts.
 _CAUSES = (
@@ -19,7 +19,7 @@ _CAUSES = (
     (("gpu",), Cause.COMPUTE_GPU),
     (("cpu", "memory", "processes", "kernel", "clock"), Cause.COMPUTE_CPU),
 )
-_INTO = {
+_FAMILIES = {
     Cause.COMPUTE: "compute",
     Cause.COMPUTE_GPU: "compute",
     Cause.COMPUTE_CPU: "compute",
@@ -29,81 +29,85 @@ _INTO = {
 }
 
 
-def named_by_evidence(
-    seen: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
+def suspect_by_evidence(
+    observed: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
 ) -> Suspect | None:
     """Return the node as a suspect if it alone, of all nodes of the job, reported a condition that can slow a job.
 
     Return None if the times of its ranks contradict that.
     """
-    there = {seen.series[one].node for one in members} - {""}
-    telling: dict[str, list[int]] = defaultdict(list)
-    for one in members:
-        if _covering(seen, step, one):
-            telling[seen.series[one].node].append(one)
-    if len(telling) != 1 or (len(there) > 1 and 2 * len(telling) > len(there)):
+    nodes = {observed.series[item].node for item in members} - {""}
+    members_by_node: dict[str, list[int]] = defaultdict(list)
+    for item in members:
+        if _evidence_at(observed, step, item):
+            members_by_node[observed.series[item].node].append(item)
+    if len(members_by_node) != 1 or (len(nodes) > 1 and 2 * len(members_by_node) > len(nodes)):
         return None
-    ((node, ones),) = telling.items()
-    known = [changes[one] for one in ones if one in changes]
-    if known and all(change.ratio < STEPS for change in known):
+    ((node, node_members),) = members_by_node.items()
+    node_changes = [changes[item] for item in node_members if item in changes]
+    if node_changes and all(change.ratio < SLOWER_RATIO for change in node_changes):
         return None
-    said = _covering(seen, step, ones[0])
-    begin, _ = seen.window(step, ones[0])
-    series = seen.series[ones[0]]
-    since = series.index[max(0, begin - windows.LONGEST_BEFORE)]
-    fresh = any(one.begin > since for one in said) or begin == 0
+    evidence = _evidence_at(observed, step, node_members[0])
+    begin, _ = observed.window(step, node_members[0])
+    series = observed.series[node_members[0]]
+    since = series.index[max(0, begin - windows.MAX_BASELINE)]
+    is_new = any(item.begin > since for item in evidence) or begin == 0
     return Suspect(
         node,
         "node",
-        one_cause({_of_code(one.code) for one in said}),
-        Confidence.MEDIUM if fresh else Confidence.LOW,
+        common_cause({_cause_by_code(item.code) for item in evidence}),
+        Confidence.MEDIUM if is_new else Confidence.LOW,
         (
-            *agreeing_evidence(seen, step, ones),
+            *agreeing_evidence(observed, step, node_members),
             "the job became slower at that time; the ranks' times do not show the cause",
         ),
-        tuple(sorted(seen.series[one].name for one in ones)),
-        seen.point(step, ones),
+        tuple(sorted(observed.series[item].name for item in node_members)),
+        observed.suspect_point(step, node_members),
     )
 
 
-def agreeing_evidence(seen: Observed, step: Step, ones: Iterable[int]) -> tuple[str, ...]:
+def agreeing_evidence(observed: Observed, step: Step, members: Iterable[int]) -> tuple[str, ...]:
     """Return the conditions that the members' nodes reported at that time, as sentences."""
-    said = {(one.begin, one.code, one.what, one.node) for each in ones for one in _covering(seen, step, each)}
-    return tuple(f"node {node} reported {what} ({code})" for _, code, what, node in sorted(said)[:MOST_NAMED])
+    records = {
+        (item.begin, item.code, item.text, item.node)
+        for member in members
+        for item in _evidence_at(observed, step, member)
+    }
+    return tuple(f"node {node} reported {text} ({code})" for _, code, text, node in sorted(records)[:MAX_NAMED])
 
 
-def _covering(seen: Observed, step: Step, one: int) -> list[Evidence]:
+def _evidence_at(observed: Observed, step: Step, member: int) -> list[Evidence]:
     """Return the conditions on the node that were open at the onset or began before the alarm.
 
     Checks detect conditions late.
     """
-    series = seen.series[one]
-    begin, _ = seen.window(step, one)
+    series = observed.series[member]
+    begin, _ = observed.window(step, member)
     if not series.node or begin >= len(series.value):
         return []
-    first = step.points.get(one, step.points[step.leader])
-    alarm = min(begin + max(first.alarm_index - first.onset_index, LASTING), len(series.value) - 1)
+    first = step.points.get(member, step.points[step.leader])
+    alarm = min(begin + max(first.alarm_index - first.onset_index, MIN_LENGTH), len(series.value) - 1)
     return [
-        said
-        for said in seen.evidence
-        if said.node == series.node
-        and said.begin <= series.index[alarm]
-        and (said.end is None or said.end >= series.index[begin])
+        record
+        for record in observed.evidence
+        if record.node == series.node
+        and record.begin <= series.index[alarm]
+        and (record.end is None or record.end >= series.index[begin])
     ]
 
 
-def _of_code(code: str) -> Cause:
+def _cause_by_code(code: str) -> Cause:
     for begins, cause in _CAUSES:
         if code.startswith(begins):
             return cause
     return Cause.UNKNOWN
 
 
-def one_cause(causes: set[Cause]) -> Cause:
+def common_cause(causes: set[Cause]) -> Cause:
     """Return what the causes have in common: compute, communication, or unknown."""
     if len(causes) == 1:
         return next(iter(causes))
-    kinds = {_INTO.get(cause, "") for cause in causes}
+    kinds = {_FAMILIES.get(cause, "") for cause in causes}
     return {frozenset({"compute"}): Cause.COMPUTE, frozenset({"communication"}): Cause.COMMUNICATION}.get(
         frozenset(kinds), Cause.UNKNOWN
     )

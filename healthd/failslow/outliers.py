@@ -14,42 +14,42 @@ from typing import NamedTuple
 from healthd.failslow import windows
 from healthd.failslow.model import Cause, Kind
 from healthd.failslow.steps import Observed, Step
-from healthd.failslow.windows import Change, Channel, changed
+from healthd.failslow.windows import Change, Channel, measure_change
 
-FEWEST = 4
+MIN_PEERS = 4
 LIMIT = 1.1
 COMMUNICATION_LIMIT = 1.2
-CLEAR = 4.0
-EXPLAINS = 0.3
-PAUSES, PAUSING = 1.3, 0.2  # a higher rise with more samples as fast as before: frequent pauses
+MIN_STANDARD_ERRORS = 4.0
+MIN_EXPLAINED_SHARE = 0.3
+PAUSE_EXCESS, MAX_FAST_SHARE = 1.3, 0.2  # a higher rise with more samples as fast as before: frequent pauses
 
 
-class Found(NamedTuple):
+class Outlier(NamedTuple):
     """An outlier. excess: its change divided by that of its peers. standard_errors: size of the difference."""
 
     member: int
     cause: Cause
     excess: float
-    clear: float
+    standard_errors: float
     limit: float
     peers: int
     sentence: str
     channel: Channel | None = None  # the compared time that became slower
     role: tuple[int, ...] = ()
-    now: float = 0.0
-    resting: float = 0.0
+    time: float = 0.0
+    fast_share: float = 0.0
 
 
-def outliers(
-    seen: Observed,
+def find_outliers(
+    observed: Observed,
     role: Sequence[int],
     changes: Mapping[int, Change],
     limit: float,
     lost: float,
     kind: Kind,
-    of: Iterable[int] = (),
+    candidates: Iterable[int] = (),
     ranks: int = 0,
-) -> list[Found]:
+) -> list[Outlier]:
     """Return the members whose change is more than `limit` times the median of their role.
 
     Args:
@@ -57,139 +57,150 @@ def outliers(
         candidates: members to test, default all.
         ranks: size of the role if `role` is a sample of it.
     """
-    there = {one: changes[one] for one in role if one in changes}
-    if len(there) < FEWEST:
+    peer_changes = {member: changes[member] for member in role if member in changes}
+    if len(peer_changes) < MIN_PEERS:
         return []
-    logs = {one: math.log(change.ratio) for one, change in there.items()}
+    logs = {member: math.log(change.ratio) for member, change in peer_changes.items()}
     middle = statistics.median_high(logs.values())
-    scatter = windows.spread(list(logs.values()))
+    scatter = windows.robust_deviation(list(logs.values()))
     found = []
-    for one in of or there:
-        if one not in changes:
+    for member in candidates or peer_changes:
+        if member not in changes:
             continue
-        change = changes[one]
+        change = changes[member]
         above = math.log(change.ratio) - middle
         excess = math.exp(above)
         error = math.hypot(change.noise / change.before, scatter, 0.005)
-        clear = above / error
-        own = change.after - change.before * math.exp(middle)
-        if change.ratio > limit and excess > limit and clear > CLEAR and own >= EXPLAINS * lost:
-            others = statistics.median(other.after for peer, other in there.items() if peer != one)
-            what = {Kind.BUSY: "busy", Kind.TRANSFER: "transfer"}.get(kind, "an iteration")
-            count = len(there) - (one in there)
-            sentence = (
-                f"{what} {duration(change.after)} against {duration(change.before)} before; "
-                f"{_its_peers(count, ranks or len(role))} {duration(others)}"
+        standard_errors = above / error
+        own_seconds = change.after - change.before * math.exp(middle)
+        if (
+            change.ratio > limit
+            and excess > limit
+            and standard_errors > MIN_STANDARD_ERRORS
+            and own_seconds >= MIN_EXPLAINED_SHARE * lost
+        ):
+            peers_time = statistics.median(
+                peer_change.after for peer, peer_change in peer_changes.items() if peer != member
             )
-            cause = _cause(seen, one, role, kind)
+            measure = {Kind.BUSY: "busy", Kind.TRANSFER: "transfer"}.get(kind, "an iteration")
+            count = len(peer_changes) - (member in peer_changes)
+            sentence = (
+                f"{measure} {format_duration(change.after)} against {format_duration(change.before)} before; "
+                f"{_peers_text(count, ranks or len(role))} {format_duration(peers_time)}"
+            )
+            cause = _cause(observed, member, role, kind)
             channel = {Kind.BUSY: windows.busy, Kind.TRANSFER: windows.transfer}.get(kind, windows.value)
             found.append(
-                Found(
-                    one,
+                Outlier(
+                    member,
                     cause,
                     excess,
-                    clear,
+                    standard_errors,
                     limit,
                     count,
                     sentence,
                     channel,
-                    tuple(there),
+                    tuple(peer_changes),
                     change.after,
-                    change.resting if excess > PAUSES else 0.0,
+                    change.fast_share if excess > PAUSE_EXCESS else 0.0,
                 )
             )
     return found
 
 
-def hosts(
+def find_host_outliers(
     role: Sequence[int],
     host: Mapping[int, Change],
     values: Mapping[int, Change],
     lost: float,
-    of: Iterable[int] = (),
+    candidates: Iterable[int] = (),
     ranks: int = 0,
-) -> list[Found]:
+) -> list[Outlier]:
     """Return the members whose host takes a larger share of an iteration than before and than that of their peers.
 
     Arguments as in `find_outliers`.
     """
-    there = {one: host[one] for one in role if one in host and one in values}
-    if len(there) < FEWEST:
+    peer_changes = {member: host[member] for member in role if member in host and member in values}
+    if len(peer_changes) < MIN_PEERS:
         return []
-    more = {one: change.more / values[one].before for one, change in there.items()}
-    middle, scatter = statistics.median_high(more.values()), windows.spread(list(more.values()))
+    shares = {member: change.increase / values[member].before for member, change in peer_changes.items()}
+    middle, scatter = statistics.median_high(shares.values()), windows.robust_deviation(list(shares.values()))
     found = []
-    for one in of or there:
-        if one not in host or one not in values:
+    for member in candidates or peer_changes:
+        if member not in host or member not in values:
             continue
-        change, rest = host[one], values[one].before
-        above = change.more / rest - middle
-        clear = above / math.hypot(change.noise / rest, scatter, 0.005)
-        own = above * rest
-        if above > LIMIT - 1 and clear > CLEAR and own >= EXPLAINS * lost:
-            others = statistics.median(other.after for peer, other in there.items() if peer != one)
-            count = len(there) - (one in there)
+        change, iteration_time = host[member], values[member].before
+        above = change.increase / iteration_time - middle
+        standard_errors = above / math.hypot(change.noise / iteration_time, scatter, 0.005)
+        own_seconds = above * iteration_time
+        if above > LIMIT - 1 and standard_errors > MIN_STANDARD_ERRORS and own_seconds >= MIN_EXPLAINED_SHARE * lost:
+            peers_time = statistics.median(
+                peer_change.after for peer, peer_change in peer_changes.items() if peer != member
+            )
+            count = len(peer_changes) - (member in peer_changes)
             sentence = (
-                f"neither busy, waiting nor transferring {duration(change.after)} against {duration(change.before)} "
-                f"before; {_its_peers(count, ranks or len(role))} {duration(others)}"
+                f"neither busy, waiting nor transferring {format_duration(change.after)} against {format_duration(change.before)} "
+                f"before; {_peers_text(count, ranks or len(role))} {format_duration(peers_time)}"
             )
             excess = 1 + above
-            found.append(Found(one, Cause.COMPUTE_CPU, excess, clear, LIMIT, count, sentence))
+            found.append(Outlier(member, Cause.COMPUTE_CPU, excess, standard_errors, LIMIT, count, sentence))
     return found
 
 
-def _cause(seen: Observed, one: int, role: Sequence[int], kind: Kind) -> Cause:
-    series = seen.series[one]
+def _cause(observed: Observed, member: int, role: Sequence[int], kind: Kind) -> Cause:
+    series = observed.series[member]
     if kind is Kind.BUSY:
         return Cause.COMPUTE_GPU if series.busy is not None else Cause.COMPUTE
     if kind is Kind.TRANSFER:
-        return link(seen, role)
+        return link_cause(observed, role)
     return Cause.COMPUTE
 
 
-def link(seen: Observed, members: Iterable[int]) -> Cause:
+def link_cause(observed: Observed, members: Iterable[int]) -> Cause:
     """Return the kind of the links between these members."""
-    nodes = {seen.series[one].node for one in members}
+    nodes = {observed.series[member].node for member in members}
     if "" in nodes:
         return Cause.COMMUNICATION
     return Cause.COMMUNICATION_INTRA_NODE if len(nodes) == 1 else Cause.COMMUNICATION_INTER_NODE
 
 
-def until_the_end(seen: Observed, step: Step, found: Found) -> Found:
+def with_final_change(observed: Observed, step: Step, found: Outlier) -> Outlier:
     """Update an outlier that became worse after the samples by which it was found."""
-    longest = windows.AFTER[0]
-    if found.channel is None or not seen.lasts(step, found.member, 2 * longest):
+    max_samples = windows.AFTER_SAMPLES[0]
+    if found.channel is None or not observed.is_long_enough(step, found.member, 2 * max_samples):
         return found
     last = {}
-    for one in {*found.role, found.member}:
-        onset, end = seen.window(step, one)
-        end = min(end, len(seen.series[one].value))
-        change = changed(seen.series[one], seen.points[one], onset, end, found.channel, max(onset, end - longest))
+    for member in {*found.role, found.member}:
+        onset, end = observed.window(step, member)
+        end = min(end, len(observed.series[member].value))
+        change = measure_change(
+            observed.series[member], observed.points[member], onset, end, found.channel, max(onset, end - max_samples)
+        )
         if change is not None:
-            last[one] = change
-    if found.member not in last or last[found.member].after <= LIMIT * found.now:
+            last[member] = change
+    if found.member not in last or last[found.member].after <= LIMIT * found.time:
         return found
-    middle = statistics.median_high(last[one].ratio for one in found.role if one in last)
+    middle = statistics.median_high(last[member].ratio for member in found.role if member in last)
     excess = last[found.member].ratio / middle
     return found._replace(
         excess=max(found.excess, excess),
-        clear=max(found.clear, found.clear * math.log(excess) / math.log(found.excess)),
-        sentence=f"{found.sentence}; {duration(last[found.member].after)} at the end",
+        standard_errors=max(found.standard_errors, found.standard_errors * math.log(excess) / math.log(found.excess)),
+        sentence=f"{found.sentence}; {format_duration(last[found.member].after)} at the end",
     )
 
 
-def pausing(found: Found) -> Found:
-    if found.resting <= PAUSING:
+def with_pause_note(found: Outlier) -> Outlier:
+    if found.fast_share <= MAX_FAST_SHARE:
         return found
-    return found._replace(sentence=f"{found.sentence}; {found.resting:.0%} of its samples as fast as before")
+    return found._replace(sentence=f"{found.sentence}; {found.fast_share:.0%} of its samples as fast as before")
 
 
-def _its_peers(compared: int, ranks: int) -> str:
+def _peers_text(compared: int, ranks: int) -> str:
     """Return "its 7 peers", or how many of them were compared in a large role or if some do not report the time."""
     peers = ranks - 1
     return f"its {peers} peers" if compared >= peers else f"the median of {compared} of its {peers} peers"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in the unit of the series with three digits."""
     return f"{seconds:,.0f}" if abs(seconds) >= 1000 else f"{seconds:.3g}"

@@ -44,132 +44,148 @@ from itertools import pairwise
 
 from healthd.failslow import windows
 from healthd.failslow.detect import detect
-from healthd.failslow.groups import Pool, identity, pools, roles
-from healthd.failslow.model import Cause, Evidence, JobSlow, Judgement, Kind, Point, Series, Suspect
-from healthd.failslow.node_evidence import named_by_evidence
+from healthd.failslow.groups import Pool, find_pools, find_roles, sort_key
+from healthd.failslow.model import Cause, Diagnosis, Evidence, Kind, Point, Series, SlowJob, Suspect
+from healthd.failslow.node_evidence import suspect_by_evidence
 from healthd.failslow.outliers import (
     COMMUNICATION_LIMIT,
-    EXPLAINS,
-    FEWEST,
     LIMIT,
-    Found,
-    hosts,
-    link,
-    outliers,
+    MIN_EXPLAINED_SHARE,
+    MIN_PEERS,
+    Outlier,
+    find_host_outliers,
+    find_outliers,
+    link_cause,
 )
-from healthd.failslow.steps import LASTING, STEPS, TOGETHER, Observed, Step
-from healthd.failslow.suspects import cause_of, named, slow_groups, slow_node, suspect, too_few_nodes
-from healthd.failslow.windows import Change, changed, position
+from healthd.failslow.steps import MAX_ONSET_DISTANCE, MIN_LENGTH, SLOWER_RATIO, Observed, Step
+from healthd.failslow.suspects import (
+    find_slow_groups,
+    find_slow_node,
+    name_suspects,
+    node_suspect,
+    slow_node_cause,
+    too_few_nodes_text,
+)
+from healthd.failslow.windows import Change, measure_change, position
 
 SLACK_LIMIT = 1.25  # busy alone
-WHOLE = 0.9
-MOST_COMPARED = 64  # maximum number of peers from a large role, evenly chosen
+WHOLE_SHARE = 0.9
+MAX_COMPARED = 64  # maximum number of peers from a large role, evenly chosen
 
 
-def judge(series: Sequence[Series], points: Sequence[Sequence[Point]], evidence: Sequence[Evidence] = ()) -> Judgement:
+def compare_peers(
+    series: Sequence[Series], points: Sequence[Sequence[Point]], evidence: Sequence[Evidence] = ()
+) -> Diagnosis:
     """Compare series with their peers. The order of the series affects only the order of Diagnosis.points.
 
     Args:
         points: of each series.
     """
-    world = _World(Observed(series, points, evidence))
-    if not any(points) and not any(one.busy is not None for one in series):
-        return Judgement(tuple(tuple(some) for some in points))
-    for pool in pools(series):
-        world.judge(pool)
-    key = {id(one): (one.point.onset_index if one.point else 0, one.subject) for one in world.suspects}
-    return Judgement(
+    comparison = _PeerComparison(Observed(series, points, evidence))
+    if not any(points) and not any(item.busy is not None for item in series):
+        return Diagnosis(tuple(tuple(series_points) for series_points in points))
+    for pool in find_pools(series):
+        comparison.compare_pool(pool)
+    key = {id(item): (item.point.onset_index if item.point else 0, item.subject) for item in comparison.suspects}
+    return Diagnosis(
         points=tuple(
-            tuple(point for point in some if (at, point) not in world.shared) for at, some in enumerate(points)
+            tuple(point for point in series_points if (at, point) not in comparison.shared)
+            for at, series_points in enumerate(points)
         ),
-        suspects=tuple(sorted(world.suspects, key=lambda one: (*key[id(one)], one.cause.value))),
-        job_slow=tuple(sorted(world.job_slow, key=lambda one: (one.onset, one.group, one.series))),
+        suspects=tuple(sorted(comparison.suspects, key=lambda item: (*key[id(item)], item.cause.value))),
+        slow_jobs=tuple(sorted(comparison.job_slow, key=lambda item: (item.onset, item.group, item.series))),
     )
 
 
-class _World:
-    def __init__(self, seen: Observed) -> None:
-        self.seen = seen
+class _PeerComparison:
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
         self.suspects: list[Suspect] = []
-        self.job_slow: list[JobSlow] = []
+        self.job_slow: list[SlowJob] = []
         self.shared: set[tuple[int, Point]] = set()  # points replaced by one slow job
 
     # --- steps and their kinds
 
-    def judge(self, pool: Pool) -> None:
-        members = sorted(pool.members, key=lambda one: identity(self.seen.series[one]))
-        told = [one for one in members if self.seen.tells(one)]
-        role_of = self._roles(members)
-        steps = list(self.seen.steps(members))
+    def compare_pool(self, pool: Pool) -> None:
+        members = sorted(pool.members, key=lambda member: sort_key(self.observed.series[member]))
+        timed = [member for member in members if self.observed.has_own_times(member)]
+        role_by_member = self._find_roles(members)
+        steps = list(self.observed.steps(members))
         for step in steps:
-            ratios = self.seen.values(step, _some(members))
-            most = _steps(ratios.values(), 0.5)
-            if told and most:
-                known = len(self.suspects)
-                self._gang(step, members, role_of)
-                self._later(step, members, role_of, known)
-            elif pool.synchronous and most:
-                self._nobody(
+            ratios = self.observed.value_ratios(step, _sample_role(members))
+            is_common = _is_share_slower(ratios.values(), 0.5)
+            if timed and is_common:
+                suspect_count = len(self.suspects)
+                self._compare_gang(step, members, role_by_member)
+                self._find_later(step, members, role_by_member, suspect_count)
+            elif pool.synchronous and is_common:
+                self._add_slow_job(
                     step, members, "all of its peers step together: a collective makes every rank equally slow"
                 )
             else:
-                whole = _steps(ratios.values(), WHOLE)
-                for role in sorted({role_of[one] for one in step.points}):
-                    self._role(step, role, whole)
-        if told:
-            self._slack(members, role_of, steps)
+                is_whole = _is_share_slower(ratios.values(), WHOLE_SHARE)
+                for role in sorted({role_by_member[member] for member in step.points}):
+                    self._compare_role(step, role, is_whole)
+        if timed:
+            self._find_slack(members, role_by_member, steps)
 
-    def _roles(self, members: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        def level(one: int) -> float | None:
-            series = self.seen.series[one]
-            for channel in (windows.busy, windows.transfer) if self.seen.tells(one) else ():
-                found = windows.level(series, channel)
+    def _find_roles(self, members: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        def level(member: int) -> float | None:
+            series = self.observed.series[member]
+            for channel in (windows.busy, windows.transfer) if self.observed.has_own_times(member) else ():
+                found = windows.rest_level(series, channel)
                 if found is not None:
                     return found
-            return windows.level(series, windows.value)
+            return windows.rest_level(series, windows.value)
 
-        return {one: role for role in roles(self.seen.series, members, level) for one in role}
+        return {member: role for role in find_roles(self.observed.series, members, level) for member in role}
 
-    def _gang(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]]) -> None:
-        if not self.seen.lasts(step, step.leader):
-            self._nobody(step, members, f"it lasted less than {LASTING} samples, too short to find the cause")
+    def _compare_gang(self, step: Step, members: Sequence[int], role_by_member: Mapping[int, tuple[int, ...]]) -> None:
+        if not self.observed.is_long_enough(step, step.leader):
+            self._add_slow_job(step, members, f"it lasted less than {MIN_LENGTH} samples, too short to find the cause")
             return
-        for longest in windows.AFTER:
-            look = replace(step, longest=longest)
-            values = self.seen.changes(look, members, windows.value)
-            lost = statistics.median(change.more for change in values.values())
-            busy = self.seen.changes(look, members, windows.busy)
-            transfer = self.seen.changes(look, members, windows.transfer)
-            host = self.seen.changes(look, members, windows.residual)
-            found: list[Found] = []
-            for role in sorted(set(role_of.values())):
-                if len(role) < FEWEST:
+        for max_samples in windows.AFTER_SAMPLES:
+            limited_step = replace(step, max_samples=max_samples)
+            values = self.observed.changes(limited_step, members, windows.value)
+            lost = statistics.median(change.increase for change in values.values())
+            busy = self.observed.changes(limited_step, members, windows.busy)
+            transfer = self.observed.changes(limited_step, members, windows.transfer)
+            host = self.observed.changes(limited_step, members, windows.residual)
+            found: list[Outlier] = []
+            for role in sorted(set(role_by_member.values())):
+                if len(role) < MIN_PEERS:
                     continue
-                found += outliers(self.seen, role, busy, LIMIT, lost, Kind.BUSY)
-                found += outliers(self.seen, role, transfer, COMMUNICATION_LIMIT, lost, Kind.TRANSFER)
-                known = {one.member for one in found}
-                found += [one for one in hosts(role, host, values, lost) if one.member not in known]
+                found += find_outliers(self.observed, role, busy, LIMIT, lost, Kind.BUSY)
+                found += find_outliers(self.observed, role, transfer, COMMUNICATION_LIMIT, lost, Kind.TRANSFER)
+                named_members = {outlier.member for outlier in found}
+                found += [
+                    outlier
+                    for outlier in find_host_outliers(role, host, values, lost)
+                    if outlier.member not in named_members
+                ]
             if found:
-                self.suspects += named(self.seen, step, members, found)
+                self.suspects += name_suspects(self.observed, step, members, found)
                 return
-            groups = slow_groups(self.seen, step, members, transfer, lost)
+            groups = find_slow_groups(self.observed, step, members, transfer, lost)
             if groups:
                 self.suspects += groups
                 return
-            node = slow_node(self.seen, role_of, busy, transfer, host, values, lost)
-            if node is not None and node.nodes >= FEWEST:
-                self.suspects.append(suspect(self.seen, step, node))
+            node = find_slow_node(self.observed, role_by_member, busy, transfer, host, values, lost)
+            if node is not None and node.node_count >= MIN_PEERS:
+                self.suspects.append(node_suspect(self.observed, step, node))
                 return
-        cause, why = self._of_the_job(role_of, busy, transfer, host, lost)
-        whole = node is not None and node.whole
-        if node is not None and whole:
-            cause, why = cause_of(self.seen, node), too_few_nodes(self.seen, node)
-        largest = max(len(role) for role in role_of.values())
-        if largest < FEWEST:
-            why = _too_few(largest)
-        self._nobody(step, members, why, cause, {**busy, **transfer}, whole)
+        cause, reason = self._job_cause(role_by_member, busy, transfer, host, lost)
+        is_whole = node is not None and node.whole
+        if node is not None and is_whole:
+            cause, reason = slow_node_cause(self.observed, node), too_few_nodes_text(self.observed, node)
+        largest_role = max(len(role) for role in role_by_member.values())
+        if largest_role < MIN_PEERS:
+            reason = _too_few_text(largest_role)
+        self._add_slow_job(step, members, reason, cause, {**busy, **transfer}, is_whole)
 
-    def _later(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]], known: int) -> None:
+    def _find_later(
+        self, step: Step, members: Sequence[int], role_by_member: Mapping[int, tuple[int, ...]], suspects_before: int
+    ) -> None:
         """Find ranks that became slow or recovered while the step lasted, by each rank's own time.
 
         The iteration time does not show this, because it follows the slowest rank.
@@ -177,70 +193,78 @@ class _World:
         Args:
             suspects_before: number of suspects before this step.
         """
-        begin, end = self.seen.window(step, step.leader)
-        if min(end, len(self.seen.series[step.leader].value)) - begin < TOGETHER + LASTING:
+        begin, end = self.observed.window(step, step.leader)
+        if min(end, len(self.observed.series[step.leader].value)) - begin < MAX_ONSET_DISTANCE + MIN_LENGTH:
             return
-        already = {name for one in self.suspects[known:] for name in one.series}
-        for role in sorted(set(role_of.values())):
-            if len(role) < FEWEST:
+        named_series = {name for item in self.suspects[suspects_before:] for name in item.series}
+        for role in sorted(set(role_by_member.values())):
+            if len(role) < MIN_PEERS:
                 continue
-            own = {one: values for one in role if (values := _own_time(self.seen.series[one])) is not None}
-            for one in _rising(own, LIMIT):
-                series = self.seen.series[one]
-                begin, end = self.seen.window(step, one)
-                free = series.name not in already
-                for point in detect(own[one], series.regimes, series.starts, Kind.BUSY):
+            own_times = {
+                item: values for item in role if (values := _own_times(self.observed.series[item])) is not None
+            }
+            for item in _risen_members(own_times, LIMIT):
+                series = self.observed.series[item]
+                begin, end = self.observed.window(step, item)
+                is_free = series.name not in named_series
+                for point in detect(own_times[item], series.regimes, series.starts, Kind.BUSY):
                     relief = len(series.value) if point.relief_index is None else point.relief_index
-                    if abs(point.onset_index - begin) <= TOGETHER:
-                        if not free and relief + TOGETHER < end:
-                            self._recovered(known, series.name, relief)
-                            free = True
-                    elif free and begin < point.onset_index < end - LASTING:
-                        self._joins(Step(one, {one: point}), members, role)
+                    if abs(point.onset_index - begin) <= MAX_ONSET_DISTANCE:
+                        if not is_free and relief + MAX_ONSET_DISTANCE < end:
+                            self._set_relief(suspects_before, series.name, relief)
+                            is_free = True
+                    elif is_free and begin < point.onset_index < end - MIN_LENGTH:
+                        self._add_joined(Step(item, {item: point}), members, role)
 
-    def _recovered(self, known: int, name: str, relief: int) -> None:
-        for at, one in enumerate(self.suspects[known:], known):
-            if one.series == (name,) and one.point is not None:
-                self.suspects[at] = replace(one, point=replace(one.point, relief_index=relief))
+    def _set_relief(self, suspects_before: int, name: str, relief: int) -> None:
+        for at, item in enumerate(self.suspects[suspects_before:], suspects_before):
+            if item.series == (name,) and item.point is not None:
+                self.suspects[at] = replace(item, point=replace(item.point, relief_index=relief))
 
-    def _joins(self, step: Step, members: Sequence[int], role: Sequence[int]) -> None:
+    def _add_joined(self, step: Step, members: Sequence[int], role: Sequence[int]) -> None:
         """Add a suspect that became slow while others were slow."""
-        one = step.leader
-        if not self.seen.lasts(step, one):
+        member = step.leader
+        if not self.observed.is_long_enough(step, member):
             return
-        values = self.seen.changes(step, role, windows.value)
-        if one not in values:
+        values = self.observed.changes(step, role, windows.value)
+        if member not in values:
             return
-        lost = statistics.median(change.more for change in values.values())
+        lost = statistics.median(change.increase for change in values.values())
         found = [
-            *outliers(self.seen, role, self.seen.changes(step, role, windows.busy), LIMIT, lost, Kind.BUSY, (one,)),
-            *outliers(
-                self.seen,
+            *find_outliers(
+                self.observed, role, self.observed.changes(step, role, windows.busy), LIMIT, lost, Kind.BUSY, (member,)
+            ),
+            *find_outliers(
+                self.observed,
                 role,
-                self.seen.changes(step, role, windows.transfer),
+                self.observed.changes(step, role, windows.transfer),
                 COMMUNICATION_LIMIT,
                 lost,
                 Kind.TRANSFER,
-                (one,),
+                (member,),
             ),
-            *hosts(role, self.seen.changes(step, role, windows.residual), values, lost, (one,)),
+            *find_host_outliers(role, self.observed.changes(step, role, windows.residual), values, lost, (member,)),
         ]
         if found:
-            slower = replace(step.points[one], slowdown=max(values[one].ratio - 1, 0.0))
-            self.suspects += named(self.seen, replace(step, points={one: slower}), members, found[:1])
+            slower = replace(step.points[member], slowdown=max(values[member].ratio - 1, 0.0))
+            self.suspects += name_suspects(self.observed, replace(step, points={member: slower}), members, found[:1])
 
-    def _of_the_job(
+    def _job_cause(
         self,
-        role_of: Mapping[int, tuple[int, ...]],
+        role_by_member: Mapping[int, tuple[int, ...]],
         busy: Mapping[int, Change],
         transfer: Mapping[int, Change],
         host: Mapping[int, Change],
         lost: float,
     ) -> tuple[Cause, str]:
         """Return the cause if a time rose in a whole role or in half of it, and there is no outlier."""
-        best, cause, why = EXPLAINS * lost, Cause.UNKNOWN, "no rank's busy or transfer time rose more than its peers'"
-        whole = sorted(set(role_of.values()))
-        for changes, of, ours, words in (
+        largest_increase, cause, reason = (
+            MIN_EXPLAINED_SHARE * lost,
+            Cause.UNKNOWN,
+            "no rank's busy or transfer time rose more than its peers'",
+        )
+        all_roles = sorted(set(role_by_member.values()))
+        for changes, whole_cause, part_cause, texts in (
             (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work for all")),
             (
                 host,
@@ -250,231 +274,259 @@ class _World:
             ),
             (transfer, Cause.COMMUNICATION, Cause.COMMUNICATION, ("transfer time rose", "")),
         ):
-            for role in whole:
-                there = [one for one in role if one in changes]
-                rose = [one for one in there if changes[one].more >= EXPLAINS * lost]
-                if len(there) * 2 <= len(role) or len(rose) * 2 < len(there):
+            for role in all_roles:
+                measured = [member for member in role if member in changes]
+                risen = [member for member in measured if changes[member].increase >= MIN_EXPLAINED_SHARE * lost]
+                if len(measured) * 2 <= len(role) or len(risen) * 2 < len(measured):
                     continue
-                more = statistics.median(changes[one].more for one in rose)
-                if more > best and (len(role) >= FEWEST or len(whole) == 1):
-                    part = len(rose) < WHOLE * len(there)
-                    links = link(self.seen, role) if of is Cause.COMMUNICATION else ours if part else of
-                    who = self._part(rose, there) if part else f"in {self._whom(role, len(whole))}"
-                    best, cause = more, links
-                    why = f"{words[0]} {who}{_no_minority(rose, there) if part else words[1]}"
-        return cause, why
+                increase = statistics.median(changes[member].increase for member in risen)
+                if increase > largest_increase and (len(role) >= MIN_PEERS or len(all_roles) == 1):
+                    is_part = len(risen) < WHOLE_SHARE * len(measured)
+                    role_cause = (
+                        link_cause(self.observed, role)
+                        if whole_cause is Cause.COMMUNICATION
+                        else part_cause
+                        if is_part
+                        else whole_cause
+                    )
+                    location = (
+                        self._part_text(risen, measured) if is_part else f"in {self._role_text(role, len(all_roles))}"
+                    )
+                    largest_increase, cause = increase, role_cause
+                    reason = f"{texts[0]} {location}{_majority_text(risen, measured) if is_part else texts[1]}"
+        return cause, reason
 
-    def _whom(self, role: Sequence[int], roles: int) -> str:
-        name = self.seen.series[role[0]].group
-        return "all peers" if roles == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
+    def _role_text(self, role: Sequence[int], role_count: int) -> str:
+        name = self.observed.series[role[0]].group
+        return "all peers" if role_count == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
 
-    def _part(self, rose: Sequence[int], of: Sequence[int]) -> str:
+    def _part_text(self, risen: Sequence[int], members: Sequence[int]) -> str:
         """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks of that node, otherwise "in 4 of 8 ranks"."""
-        kind = self.seen.series[rose[0]].kind_of
-        count = f"{len(rose)} of {len(of)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
-        nodes = {self.seen.series[one].node for one in rose}
-        rest = {self.seen.series[one].node for one in set(of) - set(rose)}
-        if len(nodes) == 1 and "" not in nodes and not nodes & rest:
+        kind = self.observed.series[risen[0]].label
+        count = f"{len(risen)} of {len(members)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
+        nodes = {self.observed.series[member].node for member in risen}
+        other_nodes = {self.observed.series[member].node for member in set(members) - set(risen)}
+        if len(nodes) == 1 and "" not in nodes and not nodes & other_nodes:
             return f"on node {nodes.pop()} ({count})"
         return f"in {count}"
 
-    def _role(self, step: Step, role: Sequence[int], whole: bool) -> None:
-        mine = {one: point for one, point in step.points.items() if one in role}
-        if len(role) < FEWEST:
-            self._nobody(Step(self.seen.first(mine), mine), role, _too_few(len(role)))
+    def _compare_role(self, step: Step, role: Sequence[int], is_whole: bool) -> None:
+        role_points = {member: point for member, point in step.points.items() if member in role}
+        if len(role) < MIN_PEERS:
+            self._add_slow_job(
+                Step(self.observed.first_member(role_points), role_points), role, _too_few_text(len(role))
+            )
             return
-        compared = _some(sorted(role, key=lambda one: identity(self.seen.series[one])))
+        compared = _sample_role(sorted(role, key=lambda member: sort_key(self.observed.series[member])))
         common: dict[int, Point] = {}
-        stepping = 0
-        for one, point in mine.items():
-            if count := self._in_common(one, point, compared):
-                common[one] = point
-                stepping = max(stepping, count)
-        own = {one: point for one, point in mine.items() if one not in common}
+        slower_count = 0
+        for member, point in role_points.items():
+            if count := self._count_common(member, point, compared):
+                common[member] = point
+                slower_count = max(slower_count, count)
+        own = {member: point for member, point in role_points.items() if member not in common}
         if own:
             # Members that were slow before their peers and are not outliers now.
-            count, joined = self._own(step, own, role, compared)
-            stepping = max(stepping, count)
+            count, joined = self._name_outliers(step, own, role, compared)
+            slower_count = max(slower_count, count)
         else:
             joined = {}
         if common or joined:
             together = {**common, **joined}
-            why = f"{stepping} of {len(compared)} peers became slower by 5 % or more at about the same time"
-            self._nobody(Step(self.seen.first(together), together), role, why)
-            if not whole:
+            reason = f"{slower_count} of {len(compared)} peers became slower by 5 % or more at about the same time"
+            self._add_slow_job(Step(self.observed.first_member(together), together), role, reason)
+            if not is_whole:
                 self.shared |= set(common.items())
 
-    def _in_common(self, one: int, point: Point, compared: Sequence[int]) -> int:
+    def _count_common(self, member: int, point: Point, compared: Sequence[int]) -> int:
         """Return how many peers step, if at least half of them step with this member and it is not an outlier.
 
         Only samples up to the alarm are used. Otherwise return 0.
         """
-        alone = Step(one, {one: point})
+        own_step = Step(member, {member: point})
         changes = {}
-        for peer in {one, *compared}:
-            onset, _ = self.seen.window(alone, peer)
-            end = position(self.seen.series[one], point.alarm_index, self.seen.series[peer]) + 1
-            end = max(end, onset + windows.LEAST)
-            change = changed(self.seen.series[peer], self.seen.points[peer], onset, end, windows.value)
+        for peer in {member, *compared}:
+            onset, _ = self.observed.window(own_step, peer)
+            end = position(self.observed.series[member], point.alarm_index, self.observed.series[peer]) + 1
+            end = max(end, onset + windows.MIN_SAMPLES)
+            change = measure_change(self.observed.series[peer], self.observed.points[peer], onset, end, windows.value)
             if change is not None:
                 changes[peer] = change
-        if one not in changes or sum(peer in changes for peer in compared) < FEWEST:
+        if member not in changes or sum(peer in changes for peer in compared) < MIN_PEERS:
             return 0
         # Half of the member's own step counts as a step with it, and so does a change that would be slow by itself.
         middle = statistics.median_high(changes[peer].ratio for peer in compared if peer in changes)
-        if middle <= max(STEPS, min(LIMIT, 1 + (changes[one].ratio - 1) / 2)):
+        if middle <= max(SLOWER_RATIO, min(LIMIT, 1 + (changes[member].ratio - 1) / 2)):
             return 0
-        if outliers(self.seen, compared, changes, LIMIT, 0.0, Kind.ITERATION, (one,)):
+        if find_outliers(self.observed, compared, changes, LIMIT, 0.0, Kind.ITERATION, (member,)):
             return 0
-        return _stepping(changes[peer].ratio for peer in compared if peer in changes)
+        return _count_slower(changes[peer].ratio for peer in compared if peer in changes)
 
-    def _own(
+    def _name_outliers(
         self, step: Step, own: Mapping[int, Point], role: Sequence[int], compared: Sequence[int]
     ) -> tuple[int, dict[int, Point]]:
         """Name the outliers. If half of the role steps, return how many do, and the points that belong to the role."""
-        found: list[Found] = []
+        found: list[Outlier] = []
         waiting: set[int] = set()
-        for longest in windows.AFTER:
-            left = [one for one in own if one not in {each.member for each in found} and self.seen.lasts(step, one)]
-            look = replace(step, longest=longest)
-            measured = sorted({*left, *compared})
-            values = self.seen.changes(look, measured, windows.value)
-            busy = self.seen.changes(look, measured, windows.busy)
-            transfer = self.seen.changes(look, measured, windows.transfer)
-            host = self.seen.changes(look, measured, windows.residual)
+        for max_samples in windows.AFTER_SAMPLES:
+            remaining = [
+                member
+                for member in own
+                if member not in {outlier.member for outlier in found} and self.observed.is_long_enough(step, member)
+            ]
+            limited_step = replace(step, max_samples=max_samples)
+            measured = sorted({*remaining, *compared})
+            values = self.observed.changes(limited_step, measured, windows.value)
+            busy = self.observed.changes(limited_step, measured, windows.busy)
+            transfer = self.observed.changes(limited_step, measured, windows.transfer)
+            host = self.observed.changes(limited_step, measured, windows.residual)
             ranks = len(role)
-            for slow in outliers(self.seen, compared, values, LIMIT, 0.0, Kind.ITERATION, left, ranks) if left else ():
-                one, lost = (slow.member,), values[slow.member].more
+            for slow in (
+                find_outliers(self.observed, compared, values, LIMIT, 0.0, Kind.ITERATION, remaining, ranks)
+                if remaining
+                else ()
+            ):
+                member, lost = (slow.member,), values[slow.member].increase
                 parts = [
-                    *outliers(self.seen, compared, busy, LIMIT, lost, Kind.BUSY, one, ranks),
-                    *outliers(self.seen, compared, transfer, COMMUNICATION_LIMIT, lost, Kind.TRANSFER, one, ranks),
-                    *hosts(compared, host, values, lost, one, ranks),
+                    *find_outliers(self.observed, compared, busy, LIMIT, lost, Kind.BUSY, member, ranks),
+                    *find_outliers(
+                        self.observed, compared, transfer, COMMUNICATION_LIMIT, lost, Kind.TRANSFER, member, ranks
+                    ),
+                    *find_host_outliers(compared, host, values, lost, member, ranks),
                 ]
-                if parts or not self.seen.tells(slow.member):
+                if parts or not self.observed.has_own_times(slow.member):
                     found.append((parts or [slow])[0])
                     waiting.discard(slow.member)
                 else:
                     waiting.add(slow.member)
-        for victim in sorted(waiting, key=lambda one: identity(self.seen.series[one])):
-            alone = Step(victim, {victim: own[victim]})
-            self._nobody(alone, role, "neither its busy nor its transfer time rose: it waits for other ranks")
+        for victim in sorted(waiting, key=lambda member: sort_key(self.observed.series[member])):
+            own_step = Step(victim, {victim: own[victim]})
+            self._add_slow_job(own_step, role, "neither its busy nor its transfer time rose: it waits for other ranks")
         if found:
-            self.suspects += named(self.seen, step, role, found)
-        count = _stepping(values[one].ratio for one in compared if one in values)
+            self.suspects += name_suspects(self.observed, step, role, found)
+        count = _count_slower(values[member].ratio for member in compared if member in values)
         if 2 * count < len(compared):
             return 0, {}
-        told = waiting | {one.member for one in found}
-        return count, {one: point for one, point in own.items() if one not in told and self.seen.lasts(step, one)}
+        named_members = waiting | {member.member for member in found}
+        return count, {
+            member: point
+            for member, point in own.items()
+            if member not in named_members and self.observed.is_long_enough(step, member)
+        }
 
-    def _slack(self, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]], steps: Sequence[Step]) -> None:
-        for role in sorted(set(role_of.values())):
-            there = [one for one in role if self.seen.series[one].busy is not None]
-            if len(there) < FEWEST:
+    def _find_slack(
+        self, members: Sequence[int], role_by_member: Mapping[int, tuple[int, ...]], steps: Sequence[Step]
+    ) -> None:
+        for role in sorted(set(role_by_member.values())):
+            timed = [member for member in role if self.observed.series[member].busy is not None]
+            if len(timed) < MIN_PEERS:
                 continue
-            for one in _rising({one: self.seen.series[one].busy or () for one in there}, SLACK_LIMIT):
-                series = self.seen.series[one]
+            for member in _risen_members(
+                {member: self.observed.series[member].busy or () for member in timed}, SLACK_LIMIT
+            ):
+                series = self.observed.series[member]
                 busy = series.busy or ()
                 if any(math.isnan(value) or value <= 0 for value in busy):
                     continue
                 for point in detect(busy, series.regimes, series.starts, Kind.BUSY):
-                    alone = Step(one, {one: point})
-                    if any(self.seen.overlap(alone, step, one) for step in steps):
+                    own_step = Step(member, {member: point})
+                    if any(self.observed.overlaps(own_step, step, member) for step in steps):
                         continue
-                    changes = self.seen.changes(alone, role, windows.busy)
-                    found = outliers(self.seen, role, changes, SLACK_LIMIT, 0.0, Kind.BUSY, (one,))
-                    if found and self.seen.lasts(alone, one, 3 * LASTING):
-                        self.suspects += named(self.seen, alone, members, found, slack=True)
+                    changes = self.observed.changes(own_step, role, windows.busy)
+                    found = find_outliers(self.observed, role, changes, SLACK_LIMIT, 0.0, Kind.BUSY, (member,))
+                    if found and self.observed.is_long_enough(own_step, member, 3 * MIN_LENGTH):
+                        self.suspects += name_suspects(self.observed, own_step, members, found, slack=True)
 
-    def _nobody(
+    def _add_slow_job(
         self,
         step: Step,
         members: Sequence[int],
-        why: str,
+        reason: str,
         cause: Cause = Cause.UNKNOWN,
         changes: Mapping[int, Change] | None = None,
         whole_stage: bool = False,
     ) -> None:
         """Add the node with a matching condition as a suspect, or a slow job without a suspect."""
-        node = named_by_evidence(self.seen, step, members, changes or {})
+        node = suspect_by_evidence(self.observed, step, members, changes or {})
         if node is not None:
             self.suspects.append(replace(node, whole_stage=whole_stage))
             return
-        leader = self.seen.series[step.leader]
+        leader = self.observed.series[step.leader]
         point = step.points[step.leader]
-        groups = {self.seen.series[one].group for one in step.points}
+        groups = {self.observed.series[member].group for member in step.points}
         self.job_slow.append(
-            JobSlow(
+            SlowJob(
                 group=groups.pop() if len(groups) == 1 else "",
                 onset=leader.index[point.onset_index],
                 point=point,
-                series=tuple(sorted(self.seen.series[one].name for one in step.points)),
+                series=tuple(sorted(self.observed.series[member].name for member in step.points)),
                 peers=len(members),
                 cause=cause,
-                why=why,
+                reason=reason,
                 whole_stage=whole_stage,
             )
         )
 
 
-def _no_minority(some: Sequence[int], of: Sequence[int]) -> str:
-    return ": half is not a minority" if len(some) * 2 == len(of) else ": that is not a minority"
+def _majority_text(risen: Sequence[int], members: Sequence[int]) -> str:
+    return ": half is not a minority" if len(risen) * 2 == len(members) else ": that is not a minority"
 
 
-def _too_few(peers: int) -> str:
+def _too_few_text(peers: int) -> str:
     if peers == 1:
         return "it has no peers"
     return f"{peers} peers of one role are too few to find an outlier"
 
 
-def _some(role: Sequence[int]) -> Sequence[int]:
-    step = max(1, math.ceil(len(role) / MOST_COMPARED))
+def _sample_role(role: Sequence[int]) -> Sequence[int]:
+    step = max(1, math.ceil(len(role) / MAX_COMPARED))
     return role[::step]
 
 
-def _steps(ratios: Iterable[float], share: float) -> bool:
+def _is_share_slower(ratios: Iterable[float], share: float) -> bool:
     """Return True if more than this share became slower."""
     ratios = list(ratios)
-    return bool(ratios) and _stepping(ratios) > share * len(ratios)
+    return bool(ratios) and _count_slower(ratios) > share * len(ratios)
 
 
-def _stepping(ratios: Iterable[float]) -> int:
-    return sum(ratio > STEPS for ratio in ratios)
+def _count_slower(ratios: Iterable[float]) -> int:
+    return sum(ratio > SLOWER_RATIO for ratio in ratios)
 
 
-def _blocks(values: Sequence[float]) -> list[float]:
+def _block_medians(values: Sequence[float]) -> list[float]:
     """Return the median of each 25 samples, or NaN for a block with a missing sample."""
     found = []
     for at in range(0, len(values) - 24, 25):
         block = values[at : at + 25]
-        found.append(math.nan if any(math.isnan(one) for one in block) else statistics.median(block))
+        found.append(math.nan if any(math.isnan(value) for value in block) else statistics.median(block))
     return found
 
 
-def _rising(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
+def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
     """Return the members to test: two consecutive blocks rose above the first ones by more than those of the peers."""
-    high: dict[int, list[float]] = {}
-    for one, values in own.items():
-        blocks = _blocks(values)
-        rest = [block for block in blocks[:4] if block > 0]
-        high[one] = [block / min(rest) for block in blocks] if rest else []
+    ratios: dict[int, list[float]] = {}
+    for member, values in own.items():
+        blocks = _block_medians(values)
+        first_blocks = [block for block in blocks[:4] if block > 0]
+        ratios[member] = [block / min(first_blocks) for block in blocks] if first_blocks else []
     middle = []
-    for at in range(max(map(len, high.values()), default=0)):
-        there = [blocks[at] for blocks in high.values() if at < len(blocks) and not math.isnan(blocks[at])]
-        middle.append(statistics.median_low(there) if there else math.nan)
+    for at in range(max(map(len, ratios.values()), default=0)):
+        present = [blocks[at] for blocks in ratios.values() if at < len(blocks) and not math.isnan(blocks[at])]
+        middle.append(statistics.median_low(present) if present else math.nan)
     return [
-        one
-        for one, blocks in high.items()
+        member
+        for member, blocks in ratios.items()
         if any(
-            first > limit * usual and second > limit * then
-            for (first, second), (usual, then) in zip(pairwise(blocks), pairwise(middle), strict=False)
+            first > limit * first_usual and second > limit * second_usual
+            for (first, second), (first_usual, second_usual) in zip(pairwise(blocks), pairwise(middle), strict=False)
         )
     ]
 
 
-def _own_time(series: Series) -> Sequence[float] | None:
+def _own_times(series: Series) -> Sequence[float] | None:
     """Return each sample without waiting, or None if this is not reported for all samples."""
     if series.wait is not None:
         own = [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     else:
         own = list(series.busy or series.transfer or ())
-    return own if own and all(one > 0 for one in own) else None
+    return own if own and all(sample > 0 for sample in own) else None

@@ -35,35 +35,38 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from healthd.common.errors import HealthdError
-from healthd.failslow.iteration_time import Chain, seconds_at, usual
+from healthd.failslow.iteration_time import Chain, estimate_iteration_time, seconds_at
 
-LEAST_PERIODS = 20
-LEAST_SEEN = 5  # repetitions of a loop that can make a choice doubtful
-LOOKED_AT = (40_000, 400_000)  # newest operations: twice the ring of FALCON's hook, then more for long iterations
-RUNS = (1, 2, 4, 8, 16)  # operations in a mark
-MOST_EACH = 8  # marks in one iteration, for marks of one or two operations
-REGULAR = 0.6  # of the stream, between marks at the usual distance
-SHARE_LOST = 25  # one operation in this many may be lost from a loop, and one more from a long loop
-LONG_ENOUGH = 8  # operations
-SAME_CONTENT = 0.7  # of the runs of operations in consecutive loops
-RUN_OF_CONTENT = 3
-MOST_LOOKED_AT = 64  # loops whose content is compared
-ADDS = 0.03  # of a loop's time: the additional part then belongs to the iteration
-ADDS_CLEARLY = 0.1
-BEYOND_CHANCE = 3.0  # standard errors
+MIN_PERIODS = 20
+MIN_REPEATS = 5  # repetitions of a loop that can make a choice doubtful
+SEARCHED_OPERATIONS = (
+    40_000,
+    400_000,
+)  # newest operations: twice the ring of FALCON's hook, then more for long iterations
+MARK_SIZES = (1, 2, 4, 8, 16)  # operations in a mark
+MAX_MARKS_PER_ITERATION = 8  # marks in one iteration, for marks of one or two operations
+MIN_REGULAR_SHARE = 0.6  # of the stream, between marks at the usual distance
+LOSS_INTERVAL = 25  # one operation in this many may be lost from a loop, and one more from a long loop
+LONG_LOOP = 8  # operations
+MIN_SAME_CONTENT = 0.7  # of the runs of operations in consecutive loops
+CONTENT_RUN = 3
+MAX_COMPARED_LOOPS = 64  # loops whose content is compared
+MIN_ADDED_TIME = 0.03  # of a loop's time: the additional part then belongs to the iteration
+CLEAR_ADDED_TIME = 0.1
+MIN_STANDARD_ERRORS = 3.0  # standard errors
 NEIGHBOURS = 4  # loops on each side for the comparison
-LAYER = 24  # maximum number of operations
-RARE = 10  # loops: a single operation that takes no time and is at least this rare is not part of an iteration
-MANY = 16  # loops in an iteration, if they are not layers
-TOO_MANY = 128
-PHASE = 1.0  # loops: a longer and rare part is an evaluation or a checkpoint
-DOUBTFUL = 0.45  # maximum confidence
-MOST_MENDED = 3  # consecutive iterations with lost marks; more are another phase
-ALIKE = 1.25  # factor above or below the duration of the neighbours
-SURE_WITHIN = 0.012  # of an iteration's time: the maximum error of FALCON (2.2, step 2)
+MAX_LAYER = 24  # maximum number of operations
+RARE_LOOPS = 10  # loops: a single operation that takes no time and is at least this rare is not part of an iteration
+DOUBTFUL_LOOPS = 16  # loops in an iteration, if they are not layers
+MAX_LOOPS = 128
+PHASE_LOOPS = 1.0  # loops: a longer and rare part is an evaluation or a checkpoint
+DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence
+MAX_FILLED = 3  # consecutive iterations with lost marks; more are another phase
+SIMILAR_DURATION = 1.25  # factor above or below the duration of the neighbours
+MAX_RELATIVE_ERROR = 0.012  # of an iteration's time: the maximum error of FALCON (2.2, step 2)
 
 
-class NoPeriod(HealthdError):
+class PeriodNotFound(HealthdError):
     """A stream without a period. The message is the reason, in words that follow the name of the stream."""
 
 
@@ -82,8 +85,8 @@ class Period(NamedTuple):
     confidence: float
     begin_seconds: tuple[float, ...]
     seconds: tuple[float, ...]
-    within: float = 0.0
-    other: tuple[int, float] | None = None
+    relative_error: float = 0.0
+    alternative: tuple[int, float] | None = None
 
 
 class _Mark(NamedTuple):
@@ -93,11 +96,11 @@ class _Mark(NamedTuple):
     distance to the same mark in the next iteration. regular_share: share of the stream with that distance.
     """
 
-    places: list[int]
+    positions: list[int]
     size: int
-    each: int
+    per_iteration: int
     operations: int
-    regular: float
+    regular_share: float
 
 
 class _Step(NamedTuple):
@@ -115,59 +118,62 @@ class _Added(NamedTuple):
     """
 
     seconds: float
-    chance: float
+    standard_error: float
     operations: float
 
 
 class _Choice(NamedTuple):
     mark: _Mark
-    other: _Mark | None
+    alternative: _Mark | None
 
 
-def period(operations: Sequence[str], times: Sequence[float]) -> Period:
+def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
     """Find the period of a stream. Raises PeriodNotFound.
 
     Args:
         operations, times: of the same length; times in seconds, ascending.
     """
     operations = list(operations)
-    if len(operations) < 2 * LEAST_PERIODS:
-        raise NoPeriod(f"has {len(operations):,} operations with a time; a period needs at least {2 * LEAST_PERIODS}")
-    if len(set(operations[-LOOKED_AT[0] :])) == 1:
-        raise NoPeriod("has only one kind of operation, so the begin of an iteration is not visible")
-    chosen = None
-    for most in LOOKED_AT:
-        seen = operations[-most:]
-        loops = _loops(seen)
-        chosen = _chosen(loops, seen, times[-most:])
-        often = all(one.operations * LEAST_PERIODS <= len(seen) for one in loops)
-        if (chosen and chosen.other is None and often) or len(seen) == len(operations):
+    if len(operations) < 2 * MIN_PERIODS:
+        raise PeriodNotFound(
+            f"has {len(operations):,} operations with a time; a period needs at least {2 * MIN_PERIODS}"
+        )
+    if len(set(operations[-SEARCHED_OPERATIONS[0] :])) == 1:
+        raise PeriodNotFound("has only one kind of operation, so the begin of an iteration is not visible")
+    choice = None
+    for limit in SEARCHED_OPERATIONS:
+        recent = operations[-limit:]
+        loops = _find_loops(recent)
+        choice = _choose(loops, recent, times[-limit:])
+        are_frequent = all(loop.operations * MIN_PERIODS <= len(recent) for loop in loops)
+        if (choice and choice.alternative is None and are_frequent) or len(recent) == len(operations):
             break
-    if chosen is None:
-        raise NoPeriod(
-            f"has no repeating pattern: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of its "
+    if choice is None:
+        raise PeriodNotFound(
+            f"has no repeating pattern: no period up to {len(recent) // MIN_PERIODS:,} operations, a twentieth of its "
             "length"
         )
-    return _iterations(operations, times, chosen, len(operations) - len(seen))
+    return _make_period(operations, times, choice, len(operations) - len(recent))
 
 
-def _loops(operations: Sequence[str]) -> list[_Mark]:
+def _find_loops(operations: Sequence[str]) -> list[_Mark]:
     """Return the best mark of each loop, the shortest loop first."""
-    marks = sorted(_marks(operations), key=lambda one: one.operations)
+    marks = sorted(_find_marks(operations), key=lambda mark: mark.operations)
     groups: list[list[_Mark]] = []
-    for one in marks:
-        if groups and one.operations - groups[-1][0].operations <= _reach(one.operations):
-            groups[-1].append(one)
+    for mark in marks:
+        if groups and mark.operations - groups[-1][0].operations <= _tolerance(mark.operations):
+            groups[-1].append(mark)
         else:
-            groups.append([one])
+            groups.append([mark])
     best = (
-        max(group, key=lambda one: (round(one.regular, 2), -one.each, -one.size, -one.places[0])) for group in groups
+        max(group, key=lambda mark: (round(mark.regular_share, 2), -mark.per_iteration, -mark.size, -mark.positions[0]))
+        for group in groups
     )
-    same = (_measured(one) for one in best if _same_content(operations, one))
-    return [one for one in same if not _repeats(operations, one)]
+    consistent = (_with_measured_length(mark) for mark in best if _has_same_content(operations, mark))
+    return [mark for mark in consistent if not _is_repetition(operations, mark)]
 
 
-def _measured(mark: _Mark) -> _Mark:
+def _with_measured_length(mark: _Mark) -> _Mark:
     """Return the mark with the measured length of its loop.
 
     An operation that comes twice in a row has two distances.
@@ -175,16 +181,16 @@ def _measured(mark: _Mark) -> _Mark:
     return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
 
 
-def _marks(operations: Sequence[str]) -> Iterator[_Mark]:
+def _find_marks(operations: Sequence[str]) -> Iterator[_Mark]:
     number: dict[object, int] = {}
     codes = [number.setdefault(name, len(number)) for name in operations]
-    for size in RUNS:
-        places: dict[int, list[int]] = {}
+    for size in MARK_SIZES:
+        positions_by_code: dict[int, list[int]] = {}
         for at, code in enumerate(codes):
-            places.setdefault(code, []).append(at)
-        for some in places.values():
-            for each in range(1, 1 + (MOST_EACH if size <= 2 else 1)):
-                mark = _mark(some, size, each, len(operations))
+            positions_by_code.setdefault(code, []).append(at)
+        for positions in positions_by_code.values():
+            for per_iteration in range(1, 1 + (MAX_MARKS_PER_ITERATION if size <= 2 else 1)):
+                mark = _make_mark(positions, size, per_iteration, len(operations))
                 if mark:
                     yield mark
                     break
@@ -192,63 +198,65 @@ def _marks(operations: Sequence[str]) -> Iterator[_Mark]:
         codes = [pairs.setdefault(pair, len(pairs)) for pair in zip(codes, codes[size:], strict=False)]
 
 
-def _mark(places: list[int], size: int, each: int, length: int) -> _Mark | None:
+def _make_mark(positions: list[int], size: int, per_iteration: int, length: int) -> _Mark | None:
     """Return the mark, or None if its distances differ.
 
     The usual distance is the one in the middle of the stream, because lost or accidental operations make some distances
     longer or shorter.
     """
-    if len(places) < LEAST_SEEN * each:
+    if len(positions) < MIN_REPEATS * per_iteration:
         return None
-    steps = sorted(after - before for before, after in zip(places, places[each:], strict=False))
-    whole = sum(steps)
+    steps = sorted(after - before for before, after in zip(positions, positions[per_iteration:], strict=False))
+    total = sum(steps)
     below = 0
-    usual = next(step for step in steps if (below := below + step) * 2 >= whole)
-    if usual <= each:
+    usual = next(step for step in steps if (below := below + step) * 2 >= total)
+    if usual <= per_iteration:
         return None  # the operation follows itself
-    reach = _reach(usual)
-    regular = sum(steps[bisect_left(steps, usual - reach) : bisect_right(steps, usual + reach)]) / (each * length)
-    return _Mark(places, size, each, usual, regular) if regular >= REGULAR else None
+    reach = _tolerance(usual)
+    regular_share = sum(steps[bisect_left(steps, usual - reach) : bisect_right(steps, usual + reach)]) / (
+        per_iteration * length
+    )
+    return _Mark(positions, size, per_iteration, usual, regular_share) if regular_share >= MIN_REGULAR_SHARE else None
 
 
-def _reach(operations: int) -> int:
+def _tolerance(operations: int) -> int:
     """Return by how many lost operations the length of a loop may differ."""
-    return operations // SHARE_LOST + (operations >= LONG_ENOUGH)
+    return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
 def _steps(mark: _Mark) -> list[_Step]:
     """Return the steps between marks at the usual distance. Other occurrences are accidental."""
-    places, reach, steps = mark.places, _reach(mark.operations), list[_Step]()
+    positions, reach, steps = mark.positions, _tolerance(mark.operations), list[_Step]()
     at = 0
-    while at < len(places):
-        goal = places[at] + mark.operations
-        after = bisect_left(places, goal)
-        near = min(places[max(at + 1, after - 1) : after + 1], key=lambda place: abs(place - goal), default=-1)
+    while at < len(positions):
+        goal = positions[at] + mark.operations
+        after = bisect_left(positions, goal)
+        near = min(positions[max(at + 1, after - 1) : after + 1], key=lambda position: abs(position - goal), default=-1)
         if near >= 0 and abs(near - goal) <= reach:
-            steps.append(_Step(places[at], near))
-            at = bisect_left(places, near)
+            steps.append(_Step(positions[at], near))
+            at = bisect_left(positions, near)
         else:
             at += 1
     return steps
 
 
-def _same_content(operations: Sequence[str], mark: _Mark) -> bool:
+def _has_same_content(operations: Sequence[str], mark: _Mark) -> bool:
     """Return True if consecutive loops have the same runs of operations."""
     steps = _steps(mark)
-    follow = [(one, other) for one, other in pairwise(steps) if one.end == other.begin]
+    pairs = [(first, second) for first, second in pairwise(steps) if first.end == second.begin]
     shares = []
-    for one, other in follow[:: len(follow) // MOST_LOOKED_AT + 1]:
-        here, there = _content(operations, one), _content(operations, other)
-        shares.append((here & there).total() / max(here.total(), there.total()))
-    return bool(shares) and statistics.median(shares) >= SAME_CONTENT
+    for first, second in pairs[:: len(pairs) // MAX_COMPARED_LOOPS + 1]:
+        first_content, second_content = _content(operations, first), _content(operations, second)
+        shares.append((first_content & second_content).total() / max(first_content.total(), second_content.total()))
+    return bool(shares) and statistics.median(shares) >= MIN_SAME_CONTENT
 
 
-def _repeats(operations: Sequence[str], mark: _Mark) -> bool:
+def _is_repetition(operations: Sequence[str], mark: _Mark) -> bool:
     """Return True if this loop consists of several equal shorter loops."""
     length = mark.operations
     steps = [step for step in _steps(mark) if step.end - step.begin == length]
-    steps = steps[:: len(steps) // MOST_LOOKED_AT + 1]
-    for part in (one for one in range(1, length // 2 + 1) if length % one == 0):
+    steps = steps[:: len(steps) // MAX_COMPARED_LOOPS + 1]
+    for part in (divisor for divisor in range(1, length // 2 + 1) if length % divisor == 0):
         same = sum(
             operations[step.begin : step.end - part] == operations[step.begin + part : step.end] for step in steps
         )
@@ -258,67 +266,71 @@ def _repeats(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _content(operations: Sequence[str], step: _Step) -> Counter[tuple[str, ...]]:
-    return Counter(tuple(operations[at : at + RUN_OF_CONTENT]) for at in range(step.begin, step.end))
+    return Counter(tuple(operations[at : at + CONTENT_RUN]) for at in range(step.begin, step.end))
 
 
-def _chosen(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[float]) -> _Choice | None:
+def _choose(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[float]) -> _Choice | None:
     """Return the outermost loop that takes more time than the loops in it."""
     chosen: _Mark | None = None
-    other: _Mark | None = None
-    for one in loops:
-        often = one.operations * LEAST_PERIODS <= len(operations)
+    alternative: _Mark | None = None
+    for loop in loops:
+        is_frequent = loop.operations * MIN_PERIODS <= len(operations)
         if chosen is None:
-            chosen = one if often else None
+            chosen = loop if is_frequent else None
             continue
-        layer = _may_be_a_layer(operations, chosen)
-        count = round(one.operations / chosen.operations)
-        added = _added(chosen, one, times)
-        doubtful = count > 1 and (added.seconds < max(ADDS_CLEARLY, BEYOND_CHANCE * added.chance))
-        if not layer and count > 1:
-            doubtful = doubtful or count >= MANY
-            belongs = added.seconds > max(ADDS, BEYOND_CHANCE * added.chance) or added.operations > 1 or count < RARE
+        is_layer = _may_be_layer(operations, chosen)
+        count = round(loop.operations / chosen.operations)
+        added = _added_time(chosen, loop, times)
+        doubtful = count > 1 and (added.seconds < max(CLEAR_ADDED_TIME, MIN_STANDARD_ERRORS * added.standard_error))
+        if not is_layer and count > 1:
+            doubtful = doubtful or count >= DOUBTFUL_LOOPS
+            belongs = (
+                added.seconds > max(MIN_ADDED_TIME, MIN_STANDARD_ERRORS * added.standard_error)
+                or added.operations > 1
+                or count < RARE_LOOPS
+            )
             if not belongs:
                 continue
-        if often and (layer or count < TOO_MANY):
-            chosen, other = one, chosen if doubtful else None
-        elif other is None and (often or layer or count < MANY or added.seconds < PHASE):
-            other = one
-    return _Choice(chosen, other) if chosen else None
+        if is_frequent and (is_layer or count < MAX_LOOPS):
+            chosen, alternative = loop, chosen if doubtful else None
+        elif alternative is None and (is_frequent or is_layer or count < DOUBTFUL_LOOPS or added.seconds < PHASE_LOOPS):
+            alternative = loop
+    return _Choice(chosen, alternative) if chosen else None
 
 
-def _may_be_a_layer(operations: Sequence[str], mark: _Mark) -> bool:
+def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
     """Return True for a short loop without repetition."""
-    if mark.operations > LAYER:
+    if mark.operations > MAX_LAYER:
         return False
     steps = _steps(mark)
-    different = (len(_content(operations, step)) for step in steps[:: len(steps) // MOST_LOOKED_AT + 1])
+    different = (len(_content(operations, step)) for step in steps[:: len(steps) // MAX_COMPARED_LOOPS + 1])
     return 2 * statistics.median(different) > mark.operations
 
 
-def _added(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
+def _added_time(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
     """Return how loops that contain the mark of the longer loop differ from their neighbours."""
     steps = _steps(loop)
-    ends = sorted({place for step in steps for place in step})
+    ends = sorted({position for step in steps for position in step})
     seconds, operations = list[float](), list[int]()
-    for place in (step.begin for step in _steps(longer)):
-        first = bisect_right(ends, place) - 1
-        last = bisect_left(ends, place + longer.size)
+    for position in (step.begin for step in _steps(longer)):
+        first = bisect_right(ends, position) - 1
+        last = bisect_left(ends, position + longer.size)
         if first < NEIGHBOURS or last + NEIGHBOURS >= len(ends):
             continue
-        beside = [*range(first - NEIGHBOURS, first), *range(last, last + NEIGHBOURS)]
-        usual = statistics.median(times[ends[at + 1]] - times[ends[at]] for at in beside)
+        neighbours = [*range(first - NEIGHBOURS, first), *range(last, last + NEIGHBOURS)]
+        usual = statistics.median(times[ends[at + 1]] - times[ends[at]] for at in neighbours)
         operations.append(ends[last] - ends[first] - (last - first) * loop.operations)
         if usual > 0:
             seconds.append((times[ends[last]] - times[ends[first]]) / usual - (last - first))
     if not seconds:
         return _Added(0.0, 0.0, 0)
     middle = statistics.median(seconds)
-    deviation = 1.4826 * statistics.median(abs(one - middle) for one in seconds)
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in seconds)
     return _Added(abs(middle), 1.2533 * deviation / len(seconds) ** 0.5, statistics.median(operations))
 
 
-def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choice, offset: int) -> Period:
-    mark = _everywhere(operations, chosen.mark, offset)
+def _make_period(operations: Sequence[str], times: Sequence[float], choice: _Choice, offset: int) -> Period:
+    mark = _find_everywhere(operations, choice.mark, offset)
     chains = list(_chains(operations, times, mark))
     iterations = [
         (start, stop - start, end - begin)
@@ -326,18 +338,21 @@ def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choi
         for begin, end in pairwise(chain.marks)
         if (stop := seconds_at(times, end)) > (start := seconds_at(times, begin))
     ]
-    if len(iterations) < LEAST_PERIODS // 2:
-        raise NoPeriod(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
-    begins, seconds, seen = zip(*iterations, strict=True)
-    usually = usual(times, chains, mark.operations)
-    confidence = min(1.0, sum(seen) / (len(operations) - mark.operations))
-    if chosen.other or usually.within > SURE_WITHIN:
-        confidence = min(confidence, DOUBTFUL)
-    other = None
-    if chosen.other:
-        steps = [(step.begin + offset, step.end + offset) for step in _steps(chosen.other)]
-        other = chosen.other.operations, statistics.median(times[end] - times[begin] for begin, end in steps)
-    return Period(mark.operations, usually.seconds, confidence, begins, seconds, usually.within, other)
+    if len(iterations) < MIN_PERIODS // 2:
+        raise PeriodNotFound(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
+    begins, seconds, operation_counts = zip(*iterations, strict=True)
+    estimate = estimate_iteration_time(times, chains, mark.operations)
+    confidence = min(1.0, sum(operation_counts) / (len(operations) - mark.operations))
+    if choice.alternative or estimate.relative_error > MAX_RELATIVE_ERROR:
+        confidence = min(confidence, DOUBTFUL_CONFIDENCE)
+    alternative = None
+    if choice.alternative:
+        steps = [(step.begin + offset, step.end + offset) for step in _steps(choice.alternative)]
+        alternative = (
+            choice.alternative.operations,
+            statistics.median(times[end] - times[begin] for begin, end in steps),
+        )
+    return Period(mark.operations, estimate.seconds, confidence, begins, seconds, estimate.relative_error, alternative)
 
 
 def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
@@ -348,13 +363,13 @@ def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> I
         marks += [step.end] if marks else [step.begin, step.end]
         following = steps[nth + 1] if nth + 1 < len(steps) else None
         if following and following.begin > step.end:
-            marks += _between(operations, times, step, following, mark.operations)
+            marks += _fill_between(operations, times, step, following, mark.operations)
         if not following or following.begin != marks[-1]:
-            yield Chain(marks, _goes_on(operations, steps[first], -1), _goes_on(operations, step, 1))
+            yield Chain(marks, _count_matching(operations, steps[first], -1), _count_matching(operations, step, 1))
             marks, first = [], nth + 1
 
 
-def _between(
+def _fill_between(
     operations: Sequence[str], times: Sequence[float], before: _Step, after: _Step, length: int
 ) -> list[float]:
     """Return the begins of the iterations between two steps, including the end of the last one, or [].
@@ -363,39 +378,46 @@ def _between(
     as before and take as long as its neighbours. An evaluation does not meet these conditions, although it may call the
     same operations.
     """
-    there = after.begin - before.end
-    count = round(there / length)
-    lost = abs(count * length - there)
-    if not 0 < count <= MOST_MENDED or lost > _reach(length):
+    gap = after.begin - before.end
+    count = round(gap / length)
+    lost = abs(count * length - gap)
+    if not 0 < count <= MAX_FILLED or lost > _tolerance(length):
         return []
-    beside = [times[step.end] - times[step.begin] for step in (before, after)]
-    if not min(beside) / ALIKE <= (times[after.begin] - times[before.end]) / count <= max(beside) * ALIKE:
+    neighbours = [times[step.end] - times[step.begin] for step in (before, after)]
+    if (
+        not min(neighbours) / SIMILAR_DURATION
+        <= (times[after.begin] - times[before.end]) / count
+        <= max(neighbours) * SIMILAR_DURATION
+    ):
         return []
     usual = Counter({run: number * count for run, number in _content(operations, before).items()})
-    lacking = (usual - _content(operations, _Step(before.end, after.begin))).total()
-    if lacking > max(RUN_OF_CONTENT * lost, (1 - SAME_CONTENT) * usual.total()):
+    missing = (usual - _content(operations, _Step(before.end, after.begin))).total()
+    if missing > max(CONTENT_RUN * lost, (1 - MIN_SAME_CONTENT) * usual.total()):
         return []
-    return [*(before.end + there * nth / count for nth in range(1, count)), after.begin]
+    return [*(before.end + gap * nth / count for nth in range(1, count)), after.begin]
 
 
-def _goes_on(operations: Sequence[str], step: _Step, by: int) -> int:
+def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> int:
     """Return how many operations after a step (before it, if direction is -1) continue an iteration, at most one
     iteration.
     """
-    here, there = (step.end, step.begin) if by == 1 else (step.begin - 1, step.end - 1)
-    most = min(step.end - step.begin, len(operations) - 1 - here if by == 1 else step.begin)
-    return next((at for at in range(most) if operations[here + by * at] != operations[there + by * at]), most)
+    position, reference = (step.end, step.begin) if direction == 1 else (step.begin - 1, step.end - 1)
+    limit = min(step.end - step.begin, len(operations) - 1 - position if direction == 1 else step.begin)
+    return next(
+        (at for at in range(limit) if operations[position + direction * at] != operations[reference + direction * at]),
+        limit,
+    )
 
 
-def _everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
+def _find_everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
     """Return the mark with its positions in the whole stream, if it was found in the newest part."""
     if not offset:
         return mark
-    begin = mark.places[0] + offset
+    begin = mark.positions[0] + offset
     run = operations[begin : begin + mark.size]
-    places = [
+    positions = [
         at
         for at, name in enumerate(operations)
         if name == run[0] and (mark.size == 1 or operations[at : at + mark.size] == run)
     ]
-    return mark._replace(places=places)
+    return mark._replace(positions=positions)

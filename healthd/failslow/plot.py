@@ -20,14 +20,14 @@ from healthd.common.errors import HealthdError
 from healthd.common.page import plural
 from healthd.common.text import printable
 from healthd.failslow import times
-from healthd.failslow.model import Judgement, Point, Series
-from healthd.failslow.panels import Column, Panel, called, panels, percent, where
+from healthd.failslow.model import Diagnosis, Point, Series
+from healthd.failslow.panels import Column, Panel, build_panels, format_percent, index_text, series_label
 
 ENDINGS = (".svg", ".html")
-MOST_ROWS = 1000  # of the table on the page; --json has all
+MAX_ROWS = 1000  # of the table on the page; --json has all
 
 
-class NoPlot(HealthdError):
+class InvalidPlotPath(HealthdError):
     """The file name has an unknown ending, or the existing file must not be replaced."""
 
 
@@ -35,64 +35,64 @@ class MissingExtra(HealthdError):
     """The packages for plots are not installed."""
 
 
-def ending(path: str) -> str:
+def file_ending(path: str) -> str:
     """Return ".svg" or ".html". Raises InvalidPlotPath."""
-    for one in ENDINGS:
-        if path.lower().endswith(one):
-            return one
-    raise NoPlot(f"{path}: the name of a plot must end in {' or '.join(ENDINGS)}")
+    for suffix in ENDINGS:
+        if path.lower().endswith(suffix):
+            return suffix
+    raise InvalidPlotPath(f"{path}: the name of a plot must end in {' or '.join(ENDINGS)}")
 
 
-def check(path: str, inputs: Sequence[str]) -> None:
+def check_plot(path: str, inputs: Sequence[str]) -> None:
     """Check before the analysis whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
     InvalidPlotPath.
 
     A link is rejected: the link would be replaced, not the file that it points to.
     """
-    ending(path)
+    file_ending(path)
     if importlib.util.find_spec("vl_convert") is None:
         raise MissingExtra("a plot needs the extra: pip install 'healthd[failslow]'")
     try:
-        there = os.lstat(path)
+        existing = os.lstat(path)
     except OSError:
         return  # no such file; writing it will show other problems
-    if stat.S_ISLNK(there.st_mode):
-        raise NoPlot(f"{path}: is a symbolic link; name its target")
-    if not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
-        raise NoPlot(f"{path}: is not a regular file")
-    for one in inputs:
-        if os.path.exists(one) and os.path.samestat(os.stat(one), there):
-            raise NoPlot(f"{path}: is also an input file")
+    if stat.S_ISLNK(existing.st_mode):
+        raise InvalidPlotPath(f"{path}: is a symbolic link; name its target")
+    if not stat.S_ISREG(existing.st_mode) and not stat.S_ISDIR(existing.st_mode):
+        raise InvalidPlotPath(f"{path}: is not a regular file")
+    for input_path in inputs:
+        if os.path.exists(input_path) and os.path.samestat(os.stat(input_path), existing):
+            raise InvalidPlotPath(f"{path}: is also an input file")
 
 
-def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
+def write_plot(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
     """Write the plot atomically. Raises InvalidPlotPath, ownership.Untrusted, OSError."""
-    kind = ending(path)
-    drawn, left = panels(series, judgement)
-    picture = svg(drawn, headline(series, judgement), more(left))
-    replace_file(path, _page(series, judgement, picture) if kind == ".html" else picture, mode=0o644)
+    kind = file_ending(path)
+    drawn, hidden = build_panels(series, diagnosis)
+    picture = svg(drawn, headline(series, diagnosis), hidden_note(hidden))
+    replace_file(path, _page(series, diagnosis, picture) if kind == ".html" else picture, mode=0o644)
 
 
-def headline(series: Sequence[Series], judgement: Judgement) -> str:
+def headline(series: Sequence[Series], diagnosis: Diagnosis) -> str:
     """Return the result in one line."""
-    slow = sum(bool(points) for points in judgement.points)
-    found = [plural(len(judgement.suspects), "suspect")] if judgement.suspects else []
-    found += ["the job is slow"] if judgement.job_slow else []
+    slow = sum(bool(points) for points in diagnosis.points)
+    found = [plural(len(diagnosis.suspects), "suspect")] if diagnosis.suspects else []
+    found += ["the job is slow"] if diagnosis.slow_jobs else []
     if not found and slow:
         found = [f"{slow:,} slow, no suspect"]
-    if judgement.slow_throughout:
-        found += [f"{len(judgement.slow_throughout):,} slower than the peers throughout"]
+    if diagnosis.slow_throughout:
+        found += [f"{len(diagnosis.slow_throughout):,} slower than the peers throughout"]
     if not found:
         found = ["nothing became slow"]
-    samples = sum(len(one.value) for one in series)
+    samples = sum(len(item.value) for item in series)
     return f"{len(series):,} series, {plural(samples, 'sample')}: {', '.join(found)}"
 
 
-def more(left: int) -> str:
-    return f"{plural(left, 'more panel')} would not be readable here: --json has all points." if left else ""
+def hidden_note(hidden: int) -> str:
+    return f"{plural(hidden, 'more panel')} would not be readable here: --json has all points." if hidden else ""
 
 
-EXPLAINED = (
+PEERS_NOTE = (
     "Grey: the median of the peers and the middle 80 % of them, scaled to the level of this series before its onset, "
     "because each series is compared with its own past."
 )
@@ -101,7 +101,7 @@ EXPLAINED = (
 # --- the chart
 
 WIDTH, HEIGHT = 880, 150  # pixels of one plot
-MOST_LABELS = 12  # slowdowns written above one plot
+MAX_LABELS = 12  # slowdowns written above one plot
 FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a picture is the same on each machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
@@ -114,15 +114,15 @@ TIME = (
 )
 
 
-def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
+def svg(panels: Sequence[Panel], title: str, note: str = "") -> str:
     """Draw the panels below each other. note: a sentence below the title."""
     import vl_convert
 
-    text: str = vl_convert.vegalite_to_svg(spec(panels, title, more))
+    text: str = vl_convert.vegalite_to_svg(spec(panels, title, note))
     return text
 
 
-def spec(panels: Sequence[Panel], title: str, more: str = "") -> dict[str, Any]:
+def spec(panels: Sequence[Panel], title: str, note: str = "") -> dict[str, Any]:
     """Return the chart as a Vega-Lite specification."""
     return {
         "background": "white",
@@ -132,15 +132,15 @@ def spec(panels: Sequence[Panel], title: str, more: str = "") -> dict[str, Any]:
             "axis": {"labelFontSize": 12},
             "legend": {"labelFontSize": 12, "columnPadding": 24, "labelLimit": 0},
         },
-        "title": _title(title, [more] if more else [], 15),
+        "title": _title(title, [note] if note else [], 15),
         "spacing": 24,
         "resolve": {"scale": {"color": "shared", "shape": "shared"}},
         "vconcat": [_panel(panel) for panel in panels],
     }
 
 
-def _title(title: str, words: Sequence[str], size: int) -> dict[str, Any]:
-    lines = [printable(line) for line in words]
+def _title(title: str, subtitle: Sequence[str], size: int) -> dict[str, Any]:
+    lines = [printable(line) for line in subtitle]
     return {"text": printable(title), "subtitle": lines, "anchor": "start", "fontSize": size, "limit": WIDTH}
 
 
@@ -150,7 +150,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "width": WIDTH,
         "height": HEIGHT,
-        "title": _title(panel.title, [*panel.words, *above], 13),
+        "title": _title(panel.title, [*panel.captions, *above], 13),
         "encoding": {
             "x": _x_axis(panel),
             "y": {"field": "y", "type": "quantitative", "title": None, "scale": y, "axis": {"tickCount": 4}},
@@ -160,7 +160,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _x_axis(panel: Panel) -> dict[str, Any]:
-    domain = [_place(panel, panel.begin), _place(panel, panel.end)]
+    domain = [_axis_value(panel, panel.begin), _axis_value(panel, panel.end)]
     if panel.times is None:
         scale = {"domain": domain, "zero": False, "nice": False}
         return {"field": "x", "type": "quantitative", "title": None, "scale": scale}
@@ -170,32 +170,32 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 
 def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
     """Yield the layers from back to front."""
-    slow = [{"x": _place(panel, one.onset), "x2": _place(panel, one.end)} for one in panel.stretches]
-    bands = [{"x": _place(panel, begin), "x2": _place(panel, end)} for begin, end in panel.bands]
-    earlier = _place(panel, panel.begin + (panel.end - panel.begin) / 4) - _place(panel, panel.begin)
+    slow = [{"x": _axis_value(panel, span.onset), "x2": _axis_value(panel, span.end)} for span in panel.spans]
+    bands = [{"x": _axis_value(panel, begin), "x2": _axis_value(panel, end)} for begin, end in panel.job_spans]
+    earlier = _axis_value(panel, panel.begin + (panel.end - panel.begin) / 4) - _axis_value(panel, panel.begin)
     before, during = [], []
-    for one, at in zip(panel.stretches, slow, strict=True):
-        if math.isfinite(one.before):
-            before.append({"x": at["x"] - earlier, "x2": at["x2"], "y": one.before})
-            during.append({**at, "y": one.level})
+    for span, at in zip(panel.spans, slow, strict=True):
+        if math.isfinite(span.before):
+            before.append({"x": at["x"] - earlier, "x2": at["x2"], "y": span.before})
+            during.append({**at, "y": span.level})
 
     yield _layer(JOB, _SHADE, bands, x2=_X2, y=None)
     yield _layer(SLOW, _SHADE, slow, x2=_X2, y=None)
     yield _layer(PEERS, _EXTENT, _extent(panel, panel.peers), y2={"field": "y2"})
-    yield _layer(PEERS, _line(1.2), _lines(panel, panel.thin or [panel.peers]), detail={"field": "line"})
+    yield _layer(PEERS, _line(1.2), _lines(panel, panel.peer_lines or [panel.peers]), detail={"field": "line"})
     yield _layer(SERIES, _EXTENT, _extent(panel, panel.line), y2={"field": "y2"})
     yield _layer(SERIES, _line(1.4), _lines(panel, [panel.line]), detail={"field": "line"})
     yield _layer(BEFORE, _rule(2, [5, 3]), before, x2=_X2)
     yield _layer(SLOW, _rule(2, [1, 0]), during, x2=_X2)
     for name in SHAPES:
-        moments = [getattr(one, "alarm" if name == "detected" else name) for one in panel.stretches]
-        rows = [{"x": _place(panel, at)} for at in moments if at is not None]
+        moments = [getattr(span, "alarm" if name == "detected" else name) for span in panel.spans]
+        rows = [{"x": _axis_value(panel, at)} for at in moments if at is not None]
         yield _layer(SLOW, _rule(1.4, DASHES[name]), rows, y=None)
         mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
-        yield _layer(SLOW, mark, rows, y={"value": HEIGHT}, shape=_look(name, SHAPES))
+        yield _layer(SLOW, mark, rows, y={"value": HEIGHT}, shape=_scale_encoding(name, SHAPES))
     labels = [
-        {"x": (at["x"] + at["x2"]) / 2, "text": percent(one.slowdown)}
-        for one, at in zip(panel.stretches[:MOST_LABELS], slow, strict=False)
+        {"x": (at["x"] + at["x2"]) / 2, "text": format_percent(span.slowdown)}
+        for span, at in zip(panel.spans[:MAX_LABELS], slow, strict=False)
     ]
     text = {"type": "text", "dy": -6, "fontWeight": "bold"}
     yield _layer(SLOW, text, labels, y={"value": 0}, text={"field": "text"})
@@ -220,31 +220,31 @@ def _layer(
     """Return a layer with the colour of `kind`. An encoding of None removes that of the panel: the mark is as high as
     the plot.
     """
-    return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _look(kind, COLOURS), **encoding}}
+    return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _scale_encoding(kind, COLOURS), **encoding}}
 
 
-def _look(name: str, looks: Mapping[str, str]) -> dict[str, Any]:
-    scale = {"domain": list(looks), "range": list(looks.values())}
+def _scale_encoding(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    scale = {"domain": list(values), "range": list(values.values())}
     legend = {"title": None, "orient": "top", "symbolOpacity": 1}
     return {"datum": name, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def _lines(panel: Panel, lines: Sequence[Sequence[Column]]) -> list[dict[str, Any]]:
     return [
-        {"x": _place(panel, one.x), "y": one.middle, "line": number}
+        {"x": _axis_value(panel, column.x), "y": column.middle, "line": number}
         for number, line in enumerate(lines)
-        for one in line
+        for column in line
     ]
 
 
 def _extent(panel: Panel, line: Sequence[Column]) -> list[dict[str, Any]]:
     """Return the area between the smallest and the largest sample, or [] if each column is one sample."""
-    if all(one.low == one.high for one in line):
+    if all(column.low == column.high for column in line):
         return []
-    return [{"x": _place(panel, one.x), "y": one.low, "y2": one.high} for one in line]
+    return [{"x": _axis_value(panel, column.x), "y": column.low, "y2": column.high} for column in line]
 
 
-def _place(panel: Panel, x: float) -> float:
+def _axis_value(panel: Panel, x: float) -> float:
     """Return `x` as an axis value: times become milliseconds in the time zone of the file."""
     return x if panel.times is None else 1000 * (x + times.offset(panel.times.zone))
 
@@ -265,9 +265,9 @@ th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px soli
 """
 
 
-def _page(series: Sequence[Series], judgement: Judgement, picture: str) -> str:
-    title = headline(series, judgement)
-    body = "\n".join((*_found(judgement), *_pictures(picture), *_table(series, judgement)))
+def _page(series: Sequence[Series], diagnosis: Diagnosis, picture: str) -> str:
+    title = headline(series, diagnosis)
+    body = "\n".join((*_result_paragraphs(diagnosis), *_pictures(picture), *_table(series, diagnosis)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -290,59 +290,59 @@ def _page(series: Sequence[Series], judgement: Judgement, picture: str) -> str:
 
 
 def _pictures(picture: str) -> Iterator[str]:
-    yield f'<h2>Pictures</h2>\n<p class="soft">{EXPLAINED}</p>'
+    yield f'<h2>Pictures</h2>\n<p class="soft">{PEERS_NOTE}</p>'
     yield f'<div class="wide" tabindex="0" role="region" aria-label="Pictures">\n{picture}\n</div>'
 
 
-def _found(judgement: Judgement) -> Iterator[str]:
-    for suspect in judgement.suspects:
-        of = f"{suspect.subject_kind} {suspect.subject}".strip()
-        evidence = "".join(f"<li>{_text(one)}</li>" for one in suspect.evidence)
+def _result_paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
+    for suspect in diagnosis.suspects:
+        subject = f"{suspect.subject_kind} {suspect.subject}".strip()
+        evidence = "".join(f"<li>{_text(sentence)}</li>" for sentence in suspect.evidence)
         cause = suspect.cause.value.replace("_", " ")
-        yield f"<p>Suspect: {cause} of <bdi>{_text(of)}</bdi>, {suspect.confidence.value} confidence.</p>"
+        yield f"<p>Suspect: {cause} of <bdi>{_text(subject)}</bdi>, {suspect.confidence.value} confidence.</p>"
         yield f"<ul>{evidence}</ul>" if evidence else ""
-    for job in judgement.job_slow:
-        of = f" of group {job.group}" if job.group else ""
+    for job in diagnosis.slow_jobs:
+        subject = f" of group {job.group}" if job.group else ""
         yield (
-            f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, without a suspect: {_text(job.why)} "
+            f"<p>The job{_text(subject)} is slow, {format_percent(job.point.slowdown)}, without a suspect: {_text(job.reason)} "
             f"({len(job.series):,} of {job.peers:,} series).</p>"
         )
-    for slow in judgement.slow_throughout:
-        of = f"{slow.series_kind} {slow.series}".strip()
+    for slow in diagnosis.slow_throughout:
+        subject = f"{slow.series_kind} {slow.series}".strip()
         yield (
-            f"<p><bdi>{_text(of)}</bdi> is slower than its {slow.peers:,} peers throughout ({slow.ratio:.2f} x): when "
+            f"<p><bdi>{_text(subject)}</bdi> is slower than its {slow.peers:,} peers throughout ({slow.ratio:.2f} x): when "
             "it became slow is not known.</p>"
         )
-    if not judgement.suspects and not judgement.job_slow:
+    if not diagnosis.suspects and not diagnosis.slow_jobs:
         yield "<p>No suspects, and no job is slow as a whole.</p>"
-    for note in judgement.notes:
+    for note in diagnosis.notes:
         yield f'<p class="soft">{_text(note)}</p>'
 
 
 COLUMNS = ("series", "group", "onset", "detected at", "relief", "slowdown", "confidence")
 
 
-def _table(series: Sequence[Series], judgement: Judgement) -> Iterator[str]:
-    rows = [(one, point) for one, points in zip(series, judgement.points, strict=True) for point in points]
+def _table(series: Sequence[Series], diagnosis: Diagnosis) -> Iterator[str]:
+    rows = [(item, point) for item, points in zip(series, diagnosis.points, strict=True) for point in points]
     if not rows:
         return
     yield '<h2>All that became slow</h2>\n<div class="wide" tabindex="0" role="region" aria-label="Points">\n<table>'
     yield f"<thead><tr>{''.join(f'<th scope=col>{name}</th>' for name in COLUMNS)}</tr></thead>\n<tbody>"
-    for one, point in rows[:MOST_ROWS]:
-        yield f"<tr>{''.join(f'<td><bdi>{_text(cell)}</bdi></td>' for cell in _cells(one, point))}</tr>"
+    for item, point in rows[:MAX_ROWS]:
+        yield f"<tr>{''.join(f'<td><bdi>{_text(cell)}</bdi></td>' for cell in _cells(item, point))}</tr>"
     yield "</tbody>\n</table>\n</div>"
-    if len(rows) > MOST_ROWS:
-        yield f'<p class="soft">The first {MOST_ROWS:,} of {len(rows):,}; --json has all.</p>'
+    if len(rows) > MAX_ROWS:
+        yield f'<p class="soft">The first {MAX_ROWS:,} of {len(rows):,}; --json has all.</p>'
 
 
-def _cells(one: Series, point: Point) -> tuple[str, ...]:
+def _cells(series: Series, point: Point) -> tuple[str, ...]:
     return (
-        called(one),
-        one.group,
-        where(one, point.onset_index),
-        where(one, point.alarm_index),
-        "ongoing" if point.relief_index is None else where(one, point.relief_index),
-        percent(point.slowdown),
+        series_label(series),
+        series.group,
+        index_text(series, point.onset_index),
+        index_text(series, point.alarm_index),
+        "ongoing" if point.relief_index is None else index_text(series, point.relief_index),
+        format_percent(point.slowdown),
         f"{point.confidence:.2f}",
     )
 

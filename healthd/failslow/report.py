@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 
 from healthd.common.page import Page, plain, plural
 from healthd.failslow import times
-from healthd.failslow.always_slow import FEWEST_SAMPLES
-from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, SlowThroughout, Suspect
-from healthd.failslow.outliers import duration
+from healthd.failslow.always_slow import MIN_SAMPLES
+from healthd.failslow.model import Cause, Confidence, Diagnosis, Point, Series, SlowJob, SlowThroughout, Suspect
+from healthd.failslow.outliers import format_duration
 from healthd.failslow.stream import FailStop
 
 Document = dict[str, Any]
 
-MOST_SHOWN = 20  # of suspects, and of other rows
-MOST_NOTES = 8
-MOST_NAMED = 8
-FEW = 3  # suspects with all details; more suspects have two lines each
-LONGEST_NAME = 40
-WHOLE_LINE = 1 << 30  # columns: in a pipe each sentence is one line
-TOGETHER = 20  # maximum distance of onsets that are reported together, as in peers.py
-SEVERAL = 4  # from this number on, series are reported together
-WIDEST_SUBJECT = 24
-_SURE = [one.value for one in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
+MAX_SHOWN = 20  # of suspects, and of other rows
+MAX_NOTES = 8
+MAX_NAMED = 8
+MAX_DETAILED = 3  # suspects with all details; more suspects have two lines each
+MAX_NAME = 40
+UNLIMITED_WIDTH = 1 << 30  # columns: in a pipe each sentence is one line
+MAX_ONSET_DISTANCE = 20  # maximum distance of onsets that are reported together, as in peers.py
+MIN_COMBINED = 4  # from this number on, series are reported together
+MAX_SUBJECT_WIDTH = 24
+_CONFIDENCE_ORDER = [confidence.value for confidence in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
 _CAUSES = {
     Cause.COMPUTE: "compute",
     Cause.COMPUTE_GPU: "the GPU",
@@ -40,10 +40,10 @@ _CAUSES = {
 }
 
 
-def document(
+def build_document(
     files: Sequence[str],
     series: Sequence[Series],
-    judgement: Judgement,
+    diagnosis: Diagnosis,
     notes: Sequence[str] = (),
     unread: Sequence[Mapping[str, str]] = (),
     fail_stops: Sequence[FailStop] = (),
@@ -55,99 +55,99 @@ def document(
         notes: from reading the files.
         unread: {file, why} of files in a folder that could not be read.
     """
-    by_name = {one.name: one for one in series}
+    by_name = {item.name: item for item in series}
     return {
         "files": list(files),
-        "samples": sum(len(one.value) for one in series),
-        "series": [_series(one, points) for one, points in zip(series, judgement.points, strict=True)],
-        "suspects": [_suspect(one, by_name) for one in judgement.suspects],
-        "job_slow": [_job_slow(one, by_name) for one in judgement.job_slow],
-        "slow_throughout": [_slow_throughout(one) for one in judgement.slow_throughout],
-        "compared": judgement.compared,
-        "fail_stop": [one._asdict() for one in fail_stops],
-        "notes": [*notes, *judgement.notes],
-        "unread": [dict(one) for one in unread],
+        "samples": sum(len(item.value) for item in series),
+        "series": [_series_document(item, points) for item, points in zip(series, diagnosis.points, strict=True)],
+        "suspects": [_suspect_document(item, by_name) for item in diagnosis.suspects],
+        "job_slow": [_slow_job_document(item, by_name) for item in diagnosis.slow_jobs],
+        "slow_throughout": [_slow_throughout_document(item) for item in diagnosis.slow_throughout],
+        "compared": diagnosis.compared_count,
+        "fail_stop": [item._asdict() for item in fail_stops],
+        "notes": [*notes, *diagnosis.notes],
+        "unread": [dict(item) for item in unread],
     }
 
 
-def found(told: Document) -> bool:
+def has_findings(document: Document) -> bool:
     """Return True for a suspect, a slow job, a series that is slow throughout, or a rank that has stopped."""
-    return bool(told["suspects"] or told["job_slow"] or told["slow_throughout"] or told["fail_stop"])
+    return bool(document["suspects"] or document["job_slow"] or document["slow_throughout"] or document["fail_stop"])
 
 
-def _series(one: Series, points: Sequence[Point]) -> Document:
+def _series_document(series: Series, points: Sequence[Point]) -> Document:
     return {
-        "series": one.name,
-        "kind": one.kind_of,
-        "group": one.group,
-        "node": one.node,
-        "samples": len(one.value),
-        "points": [_point(point, one) for point in points],
+        "series": series.name,
+        "kind": series.label,
+        "group": series.group,
+        "node": series.node,
+        "samples": len(series.value),
+        "points": [_point_document(point, series) for point in points],
     }
 
 
-def _point(point: Point, of: Series | None) -> Document:
+def _point_document(point: Point, series: Series | None) -> Document:
     return {
-        "onset": place(of, point.onset_index),
-        "onset_index": row(of, point.onset_index),
+        "onset": index_value(series, point.onset_index),
+        "onset_index": row_number(series, point.onset_index),
         "slowdown": round(point.slowdown, 4),
         "confidence": round(point.confidence, 4),
-        "relief": None if point.relief_index is None else place(of, point.relief_index),
-        "relief_index": None if point.relief_index is None else row(of, point.relief_index),
-        "alarm": place(of, point.alarm_index),
-        "alarm_index": row(of, point.alarm_index),
+        "relief": None if point.relief_index is None else index_value(series, point.relief_index),
+        "relief_index": None if point.relief_index is None else row_number(series, point.relief_index),
+        "alarm": index_value(series, point.alarm_index),
+        "alarm_index": row_number(series, point.alarm_index),
     }
 
 
-def row(of: Series | None, position: int) -> int:
+def row_number(series: Series | None, position: int) -> int:
     """Return the position of a sample among the rows of its series in the file."""
-    return position if of is None or of.rows is None else int(of.rows[position])
+    return position if series is None or series.rows is None else int(series.rows[position])
 
 
-def place(of: Series | None, position: int) -> float | str:
+def index_value(series: Series | None, position: int) -> float | str:
     """Return the index of a sample: a number, or a time in the format of the file."""
-    if of is None:
+    if series is None:
         return position
-    there = of.index[position]
-    return there if of.times is None else times.text(there, of.times)
+    value = series.index[position]
+    return value if series.times is None else times.format_time(value, series.times)
 
 
-def _suspect(one: Suspect, by_name: Mapping[str, Series]) -> Document:
-    of = next((by_name[name] for name in (one.subject, *one.series) if name in by_name), None)
+def _suspect_document(suspect: Suspect, by_name: Mapping[str, Series]) -> Document:
+    series = next((by_name[name] for name in (suspect.subject, *suspect.series) if name in by_name), None)
     return {
-        "subject": one.subject,
-        "subject_kind": one.subject_kind,
-        "cause": one.cause.value,
-        "confidence": one.confidence.value,
-        "evidence": list(one.evidence),
-        "series": list(one.series),
-        **({} if one.point is None else {"point": _point(one.point, of)}),
+        "subject": suspect.subject,
+        "subject_kind": suspect.subject_kind,
+        "cause": suspect.cause.value,
+        "confidence": suspect.confidence.value,
+        "evidence": list(suspect.evidence),
+        "series": list(suspect.series),
+        **({} if suspect.point is None else {"point": _point_document(suspect.point, series)}),
     }
 
 
-def _slow_throughout(one: SlowThroughout) -> Document:
+def _slow_throughout_document(item: SlowThroughout) -> Document:
     return {
-        "series": one.series,
-        "kind": one.series_kind,
-        "group": one.group,
-        "node": one.node,
-        "measure": one.measure,
-        "ratio": round(one.ratio, 4),
-        "time": one.time,
-        "peers_time": one.peers_time,
-        "peers": one.peers,
+        "series": item.series,
+        "kind": item.series_kind,
+        "group": item.group,
+        "node": item.node,
+        "measure": item.measure,
+        "ratio": round(item.ratio, 4),
+        "time": item.time,
+        "peers_time": item.peers_time,
+        "peers": item.peers,
     }
 
 
-def _job_slow(one: JobSlow, by_name: Mapping[str, Series]) -> Document:
-    of = next((by_name[name] for name in one.series if name in by_name), None)
+def _slow_job_document(job: SlowJob, by_name: Mapping[str, Series]) -> Document:
+    series = next((by_name[name] for name in job.series if name in by_name), None)
     return {
-        "group": one.group,
-        **_point(one.point, of),
-        "cause": one.cause.value,
-        "series": list(one.series),
-        "peers": one.peers,
-        "why": one.why,
+        "group": job.group,
+        **_point_document(job.point, series),
+        "cause": job.cause.value,
+        "series": list(job.series),
+        "peers": job.peers,
+        "why": job.reason,
     }
 
 
@@ -166,175 +166,181 @@ class _Row(NamedTuple):
     """A row of the text. is_brief: at most two lines."""
 
     subject: str
-    what: str
-    below: tuple[str, ...] = ()
-    suspect: bool = False
-    brief: bool = False
+    text: str
+    details: tuple[str, ...] = ()
+    is_suspect: bool = False
+    is_brief: bool = False
 
 
-def text(told: Document, page: Page) -> str:
+def format_text(document: Document, page: Page) -> str:
     """Return the document as text: suspects first, the worst first, then slow jobs and other facts.
 
     Series that only waited for a suspect are one line.
     """
-    page = page if page.fold else page._replace(width=WHOLE_LINE)
-    lines = page.wrap(_heading(told))
-    suspects = _suspects(told)
-    others = _jobs(told) + [_of_throughout(one) for one in told["slow_throughout"]]
-    others += [_Row(_name("rank", one["series"]), _of_stop(one)) for one in told["fail_stop"]]
-    others += _unsuspected(told)
-    shown = [*suspects, *others[:MOST_SHOWN]]
-    wide = min(max((len(row.subject) for row in shown), default=0), WIDEST_SUBJECT)
+    page = page if page.fold else page._replace(width=UNLIMITED_WIDTH)
+    lines = page.wrap(_heading(document))
+    suspects = _suspect_rows(document)
+    other_rows = _job_rows(document) + [_slow_throughout_row(item) for item in document["slow_throughout"]]
+    other_rows += [_Row(_subject_name("rank", item["series"]), _fail_stop_text(item)) for item in document["fail_stop"]]
+    other_rows += _unsuspected_rows(document)
+    visible = [*suspects, *other_rows[:MAX_SHOWN]]
+    subject_width = min(max((len(row.subject) for row in visible), default=0), MAX_SUBJECT_WIDTH)
     for row in suspects:
-        lines += _written(row, wide, page)
-    if more := len(told["suspects"]) - sum(row.suspect for row in suspects):
+        lines += _render_row(row, subject_width, page)
+    if more := len(document["suspects"]) - sum(row.is_suspect for row in suspects):
         lines += page.wrap(f"and {plural(more, 'suspect')} more: --json has them")
-    for row in others[:MOST_SHOWN]:
-        lines += _written(row, wide, page)
-    if more := len(others) - MOST_SHOWN:
+    for row in other_rows[:MAX_SHOWN]:
+        lines += _render_row(row, subject_width, page)
+    if more := len(other_rows) - MAX_SHOWN:
         lines += page.wrap(f"and {more:,} more: --json has them") if more > 0 else []
-    lines += _some([f"note: {note}" for note in told["notes"]], "note", page)
-    lines += _some([f"not read: {one['file']}: {one['why']}" for one in told["unread"]], "file", page)
+    lines += _limited_lines([f"note: {note}" for note in document["notes"]], "note", page)
+    lines += _limited_lines([f"not read: {item['file']}: {item['why']}" for item in document["unread"]], "file", page)
     return "\n".join(lines) + "\n"
 
 
-def _some(sentences: Sequence[str], what: str, page: Page) -> list[str]:
-    lines = [line for one in sentences[:MOST_NOTES] for line in page.wrap(one)]
-    if more := len(sentences[MOST_NOTES:]):
-        lines += page.wrap(f"and {plural(more, what)} more: --json has them")
+def _limited_lines(sentences: Sequence[str], noun: str, page: Page) -> list[str]:
+    lines = [line for sentence in sentences[:MAX_NOTES] for line in page.wrap(sentence)]
+    if more := len(sentences[MAX_NOTES:]):
+        lines += page.wrap(f"and {plural(more, noun)} more: --json has them")
     return lines
 
 
-def _heading(told: Document) -> str:
+def _heading(document: Document) -> str:
     """Return "job.csv: 10 series, 3,000 samples; 1 fail-slow". A suspect or slow job counts once per onset."""
-    files = told["files"]
+    files = document["files"]
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
-    suspects = {(one["subject_kind"], one["subject"], _onset(one.get("point"))) for one in told["suspects"]}
-    count, stops = len(suspects) + len(_slow_jobs(told)), len(told["fail_stop"])
+    suspects = {(item["subject_kind"], item["subject"], _onset(item.get("point"))) for item in document["suspects"]}
+    count, stops = len(suspects) + len(_group_slow_jobs(document)), len(document["fail_stop"])
     # Without peers, slowness from the first sample on is not visible.
-    slow = "nothing is slow" if told["compared"] == len(told["series"]) else "nothing became slow"
-    if told["series"] and all(one["samples"] < FEWEST_SAMPLES for one in told["series"]):
+    slow = "nothing is slow" if document["compared"] == len(document["series"]) else "nothing became slow"
+    if document["series"] and all(item["samples"] < MIN_SAMPLES for item in document["series"]):
         slow = "too few samples to evaluate"
     if count:
         slow = f"{count:,} fail-slow"
-    elif any(one["points"] for one in told["series"]):
-        slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, no suspect"
-    if throughout := len(told["slow_throughout"]):
+    elif any(item["points"] for item in document["series"]):
+        slow = f"{sum(bool(item['points']) for item in document['series']):,} slow, no suspect"
+    if throughout := len(document["slow_throughout"]):
         before = f"{slow}, " if count or slow.endswith("no suspect") else ""
         slow = f"{before}{throughout:,} slower than the peers throughout"
     still = f", {stops:,} stopped" if stops else ""
-    return f"{name}: {len(told['series']):,} series, {plural(told['samples'], 'sample')}; {slow}{still}"
+    return f"{name}: {len(document['series']):,} series, {plural(document['samples'], 'sample')}; {slow}{still}"
 
 
 # --- suspects, and series that waited for them
 
 
-def _suspects(told: Document) -> list[_Row]:
+def _suspect_rows(document: Document) -> list[_Row]:
     """Return the rows of the suspects by onset.
 
     For each onset: suspects, the worst first; then evidence that several of them share; then other series that were
     slow with them. If there are too many suspects, only the worst are included.
     """
-    left = _episodes(_others(told))
-    badness = partial(_badness, samples={one["series"]: one["samples"] for one in told["series"]})
-    worst = sorted(told["suspects"], key=badness)
-    shown = {id(one) for one in worst[:MOST_SHOWN]}
-    together = sorted(_at_one_time(told["suspects"]), key=lambda some: min(map(badness, some)))
-    brief = len(worst) > FEW
+    unassigned = _group_episodes(_remaining_points(document))
+    sort_key = partial(
+        _suspect_sort_key, samples={suspect["series"]: suspect["samples"] for suspect in document["series"]}
+    )
+    worst = sorted(document["suspects"], key=sort_key)
+    shown_ids = {id(suspect) for suspect in worst[:MAX_SHOWN]}
+    simultaneous = sorted(_group_by_onset(document["suspects"]), key=lambda group: min(map(sort_key, group)))
+    is_brief = len(worst) > MAX_DETAILED
     rows = []
-    for suspects in together:
-        common = _common(suspects)
-        for one in sorted(suspects, key=badness):
-            if id(one) in shown:
-                own = tuple(sentence for sentence in one["evidence"] if sentence not in common)
-                label, what = _of_suspect_in_brief(one) if brief else _of_suspect(one, told)
-                rows.append(_Row(label, what, own, True, brief))
-        rows += [_of_several(said, some) for said, some in common.items()]
-        with_them = [some for some in left if _is_with(some, suspects)]
-        left = [some for some in left if not _is_with(some, suspects)]
-        rows += [_with_suspects(some, suspects, len(told["series"])) for some in with_them]
+    for suspects in simultaneous:
+        common = _shared_evidence(suspects)
+        for suspect in sorted(suspects, key=sort_key):
+            if id(suspect) in shown_ids:
+                own = tuple(sentence for sentence in suspect["evidence"] if sentence not in common)
+                label, description = _brief_suspect_text(suspect) if is_brief else _suspect_text(suspect, document)
+                rows.append(_Row(label, description, own, True, is_brief))
+        rows += [_shared_row(statement, group) for statement, group in common.items()]
+        matching = [group for group in unassigned if _is_simultaneous(group, suspects)]
+        unassigned = [group for group in unassigned if not _is_simultaneous(group, suspects)]
+        rows += [_waiting_row(group, suspects, len(document["series"])) for group in matching]
     return rows
 
 
-def _badness(suspect: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[int, float]:
+def _suspect_sort_key(suspect: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[int, float]:
     """Return a sort key: highest confidence first, then largest loss (slowdown times duration).
 
     Args:
         samples: number of samples of each series.
     """
-    sure, point = _SURE.index(suspect["confidence"]), suspect.get("point")
+    confidence_rank, point = _CONFIDENCE_ORDER.index(suspect["confidence"]), suspect.get("point")
     if point is None:
-        return sure, 0.0
+        return confidence_rank, 0.0
     end = point["relief_index"]
     if end is None:
         end = max((samples.get(name, 0) for name in suspect["series"]), default=0)
-    return sure, -point["slowdown"] * (end - point["onset_index"])
+    return confidence_rank, -point["slowdown"] * (end - point["onset_index"])
 
 
-def _at_one_time(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def _group_by_onset(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     found: list[list[Mapping[str, Any]]] = []
-    for one in suspects:
-        if found and _near(found[-1][0].get("point"), one.get("point")):
-            found[-1].append(one)
+    for suspect in suspects:
+        if found and _is_near(found[-1][0].get("point"), suspect.get("point")):
+            found[-1].append(suspect)
         else:
-            found.append([one])
+            found.append([suspect])
     return found
 
 
-def _common(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def _shared_evidence(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return the sentences that more than two suspects share, with these suspects."""
-    said: dict[str, list[Mapping[str, Any]]] = {}
-    for one in suspects:
-        for sentence in one["evidence"]:
-            said.setdefault(sentence, []).append(one)
-    return {sentence: some for sentence, some in said.items() if len(some) > 2}
+    suspects_by_sentence: dict[str, list[Mapping[str, Any]]] = {}
+    for suspect in suspects:
+        for sentence in suspect["evidence"]:
+            suspects_by_sentence.setdefault(sentence, []).append(suspect)
+    return {sentence: sharing for sentence, sharing in suspects_by_sentence.items() if len(sharing) > 2}
 
 
-def _of_several(said: str, some: Sequence[Mapping[str, Any]]) -> _Row:
-    names = [_name("", one["subject"]) for one in some]
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return _Row("together", f"{said} ({', '.join(names[:MOST_NAMED])}{more})")
+def _shared_row(sentence: str, suspects: Sequence[Mapping[str, Any]]) -> _Row:
+    names = [_subject_name("", suspect["subject"]) for suspect in suspects]
+    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return _Row("together", f"{sentence} ({', '.join(names[:MAX_NAMED])}{more})")
 
 
-def _is_with(others: Sequence[_Slow], suspects: Iterable[Mapping[str, Any]]) -> bool:
-    return any(_near(one.get("point"), others[0].point) for one in suspects)
+def _is_simultaneous(slow: Sequence[_Slow], suspects: Iterable[Mapping[str, Any]]) -> bool:
+    return any(_is_near(suspect.get("point"), slow[0].point) for suspect in suspects)
 
 
-def _with_suspects(others: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]], series: int) -> _Row:
+def _waiting_row(slow: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]], series: int) -> _Row:
     """Return a row for series that were slow at the same time as suspects.
 
     If most series are slow at once, they wait for each other. For independent workers this would be a slow job.
     """
-    involved = {name for one in suspects for name in one["series"]} | {one.series for one in others}
-    spans = _spans([one.point for one in others])
-    whom = "it" if len({one["subject"] for one in suspects}) == 1 else "them"
-    waited = f"waited for {whom}: {spans}" if 2 * len(involved) > series else f"{spans}; no suspect"
-    return _Row(_those(others, "other "), waited)
+    involved = {name for item in suspects for name in item["series"]} | {item.series for item in slow}
+    spans = _episode_text([item.point for item in slow])
+    pronoun = "it" if len({item["subject"] for item in suspects}) == 1 else "them"
+    text = f"waited for {pronoun}: {spans}" if 2 * len(involved) > series else f"{spans}; no suspect"
+    return _Row(_series_text(slow, "other "), text)
 
 
-def _of_suspect(one: Mapping[str, Any], told: Document) -> tuple[str, str]:
-    label = _name(one["subject_kind"], one["subject"])
-    words = []
-    if point := one.get("point"):
-        words.append(_span(point))
-        if not _others_slow(one, point, told):
-            words.append("its peers were not")
-    cause = _CAUSES[Cause(one["cause"])]
-    before = f"{'; '.join(words)}: " if words else ""
-    again = _name(one["subject_kind"] if "/" not in one["subject_kind"] else "", one["subject"])
-    return label, f"{before}suspect {cause} on {again} ({one['confidence']})"
+def _suspect_text(suspect: Mapping[str, Any], document: Document) -> tuple[str, str]:
+    label = _subject_name(suspect["subject_kind"], suspect["subject"])
+    phrases = []
+    if point := suspect.get("point"):
+        phrases.append(_span_text(point))
+        if not _were_others_slow(suspect, point, document):
+            phrases.append("its peers were not")
+    cause = _CAUSES[Cause(suspect["cause"])]
+    before = f"{'; '.join(phrases)}: " if phrases else ""
+    subject = _subject_name(suspect["subject_kind"] if "/" not in suspect["subject_kind"] else "", suspect["subject"])
+    return label, f"{before}suspect {cause} on {subject} ({suspect['confidence']})"
 
 
-def _of_suspect_in_brief(one: Mapping[str, Any]) -> tuple[str, str]:
-    before = f"{_span(one['point'])}: " if one.get("point") else ""
-    return _name(one["subject_kind"], one["subject"]), f"{before}{_CAUSES[Cause(one['cause'])]} ({one['confidence']})"
+def _brief_suspect_text(suspect: Mapping[str, Any]) -> tuple[str, str]:
+    before = f"{_span_text(suspect['point'])}: " if suspect.get("point") else ""
+    return _subject_name(
+        suspect["subject_kind"], suspect["subject"]
+    ), f"{before}{_CAUSES[Cause(suspect['cause'])]} ({suspect['confidence']})"
 
 
-def _others_slow(suspect: Mapping[str, Any], point: Mapping[str, Any], told: Document) -> bool:
+def _were_others_slow(suspect: Mapping[str, Any], point: Mapping[str, Any], document: Document) -> bool:
     """Return True if another series, or the job, was slow at that time."""
     own = {suspect["subject"], *suspect["series"]}
-    others = [one for series in told["series"] if series["series"] not in own for one in series["points"]]
-    return any(_overlap(point, one) for one in (*others, *told["job_slow"]))
+    other_points = [
+        other_point for series in document["series"] if series["series"] not in own for other_point in series["points"]
+    ]
+    return any(_overlap(point, other_point) for other_point in (*other_points, *document["job_slow"]))
 
 
 def _covers(point: Mapping[str, Any], at: int) -> bool:
@@ -342,104 +348,108 @@ def _covers(point: Mapping[str, Any], at: int) -> bool:
     return bool(point["onset_index"] <= at < end)
 
 
-def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    ends = [inf if point["relief_index"] is None else point["relief_index"] for point in (one, other)]
-    return bool(one["onset_index"] < ends[1] and other["onset_index"] < ends[0])
+def _overlap(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    ends = [inf if point["relief_index"] is None else point["relief_index"] for point in (first, second)]
+    return bool(first["onset_index"] < ends[1] and second["onset_index"] < ends[0])
 
 
 # --- slow jobs
 
 
-def _slow_jobs(told: Document) -> list[list[Mapping[str, Any]]]:
+def _group_slow_jobs(document: Document) -> list[list[Mapping[str, Any]]]:
     """Group slow jobs with the same content and time (for example three waiting ranks)."""
     found: list[list[Mapping[str, Any]]] = []
-    for one in told["job_slow"]:
-        for same in found:
-            alike = all(one[key] == same[0][key] for key in ("group", "cause", "why", "peers")) and _near(one, same[0])
-            slow = [name for each in (*same, one) for name in each["series"]]
-            if alike and len(slow) == len(set(slow)) <= one["peers"]:
-                same.append(one)
+    for job in document["job_slow"]:
+        for group in found:
+            is_same = all(job[key] == group[0][key] for key in ("group", "cause", "why", "peers")) and _is_near(
+                job, group[0]
+            )
+            slow = [name for member in (*group, job) for name in member["series"]]
+            if is_same and len(slow) == len(set(slow)) <= job["peers"]:
+                group.append(job)
                 break
         else:
-            found.append([one])
+            found.append([job])
     return found
 
 
-def _jobs(told: Document) -> list[_Row]:
-    kinds = {one["series"]: one["kind"] for one in told["series"]}
+def _job_rows(document: Document) -> list[_Row]:
+    kinds = {item["series"]: item["kind"] for item in document["series"]}
     rows = []
-    for some in _slow_jobs(told):
-        first, slow = some[0], [name for one in some for name in one["series"]]
-        whose = _kinds(kinds.get(name, "") for name in slow)
-        subject = _name("group", first["group"]) if first["group"] else "job"
+    for group in _group_slow_jobs(document):
+        first, slow = group[0], [name for item in group for name in item["series"]]
+        kind_text = _kind_text(kinds.get(name, "") for name in slow)
+        subject = _subject_name("group", first["group"]) if first["group"] else "job"
         if len(slow) == 1 and first["peers"] > 1:
-            subject = _name(kinds.get(slow[0], ""), slow[0])
-        count = f", {len(slow):,} of {first['peers']:,} {whose}" if len(slow) > 1 else ""
+            subject = _subject_name(kinds.get(slow[0], ""), slow[0])
+        count = f", {len(slow):,} of {first['peers']:,} {kind_text}" if len(slow) > 1 else ""
         cause = "" if first["cause"] == Cause.UNKNOWN.value else f"; {_CAUSES[Cause(first['cause'])]}"
-        rows.append(_Row(subject, f"{_spans(some)}{count}{cause}; no suspect: {first['why']}"))
+        rows.append(_Row(subject, f"{_episode_text(group)}{count}{cause}; no suspect: {first['why']}"))
     return rows
 
 
 _MEASURES = {"own": "its time without waiting", "busy": "busy", "iteration": "an iteration"}
 
 
-def _of_throughout(one: Mapping[str, Any]) -> _Row:
-    peers = plural(one["peers"], "peer")
-    what = (
-        f"slower than its peers throughout ({one['ratio']:.2f} x): {_MEASURES[one['measure']]} "
-        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; the onset is unknown"
+def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
+    peers = plural(item["peers"], "peer")
+    description = (
+        f"slower than its peers throughout ({item['ratio']:.2f} x): {_MEASURES[item['measure']]} "
+        f"{format_duration(item['time'])}, its {peers} {format_duration(item['peers_time'])}; the onset is unknown"
     )
-    caution = () if one["group"] else ("no groups are declared: a rank with more work looks the same",)
-    return _Row(_name(one["kind"], one["series"]), what, caution)
+    caution = () if item["group"] else ("no groups are declared: a rank with more work looks the same",)
+    return _Row(_subject_name(item["kind"], item["series"]), description, caution)
 
 
 # --- points that belong to neither a suspect nor a slow job
 
 
-def _others(told: Document) -> list[_Slow]:
-    about: dict[str, list[Mapping[str, Any] | None]] = {}
-    later: dict[str, list[int]] = {}  # series that became suspects while they waited for another one
-    for one in told["suspects"]:
-        for name in {one["subject"], *one["series"]}:
-            about.setdefault(name, []).append(one.get("point"))
-            later.setdefault(name, []).append(_onset(one.get("point")))
-    for one in told["job_slow"]:
-        for name in one["series"]:
-            about.setdefault(name, []).append(one)
+def _remaining_points(document: Document) -> list[_Slow]:
+    points_by_series: dict[str, list[Mapping[str, Any] | None]] = {}
+    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they waited for another one
+    for item in document["suspects"]:
+        for name in {item["subject"], *item["series"]}:
+            points_by_series.setdefault(name, []).append(item.get("point"))
+            suspect_onsets.setdefault(name, []).append(_onset(item.get("point")))
+    for item in document["job_slow"]:
+        for name in item["series"]:
+            points_by_series.setdefault(name, []).append(item)
     return [
-        _Slow(one["kind"], one["series"], point)
-        for one in told["series"]
-        for point in one["points"]
-        if not any(_near(point, known) for known in about.get(one["series"], ()))
-        if not any(_covers(point, onset) for onset in later.get(one["series"], ()))
+        _Slow(item["kind"], item["series"], point)
+        for item in document["series"]
+        for point in item["points"]
+        if not any(_is_near(point, known_point) for known_point in points_by_series.get(item["series"], ()))
+        if not any(_covers(point, onset) for onset in suspect_onsets.get(item["series"], ()))
     ]
 
 
-def _episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
+def _group_episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
     """Group points with about the same onset."""
     found: list[list[_Slow]] = []
-    for one in sorted(slow, key=lambda one: _onset(one.point)):
-        if found and _near(found[-1][0].point, one.point):
-            found[-1].append(one)
+    for item in sorted(slow, key=lambda item: _onset(item.point)):
+        if found and _is_near(found[-1][0].point, item.point):
+            found[-1].append(item)
         else:
-            found.append([one])
+            found.append([item])
     return found
 
 
-def _unsuspected(told: Document) -> list[_Row]:
+def _unsuspected_rows(document: Document) -> list[_Row]:
     """Return a row for each group of series that became slow together, and one for each other series."""
     rows, alone = [], []
-    for some in _episodes(_others(told)):
-        if _is_with(some, told["suspects"]):
+    for episode in _group_episodes(_remaining_points(document)):
+        if _is_simultaneous(episode, document["suspects"]):
             continue  # reported with these suspects
-        if len(some) >= SEVERAL:
-            rows.append(_Row(_those(some), f"{_spans([one.point for one in some])}; no suspect"))
+        if len(episode) >= MIN_COMBINED:
+            rows.append(_Row(_series_text(episode), f"{_episode_text([item.point for item in episode])}; no suspect"))
         else:
-            alone += some
-    order = {one["series"]: at for at, one in enumerate(told["series"])}
-    alone.sort(key=lambda one: (order[one.series], _onset(one.point)))
-    for (kind, name), points in groupby(alone, key=lambda one: (one.kind, one.series)):
-        rows.append(_Row(_name(kind, name), "; ".join(_span(one.point) for one in points) + "; no suspect"))
+            alone += episode
+    order = {item["series"]: at for at, item in enumerate(document["series"])}
+    alone.sort(key=lambda item: (order[item.series], _onset(item.point)))
+    for (kind, name), points in groupby(alone, key=lambda item: (item.kind, item.series)):
+        rows.append(
+            _Row(_subject_name(kind, name), "; ".join(_span_text(item.point) for item in points) + "; no suspect")
+        )
     return rows
 
 
@@ -450,79 +460,81 @@ def _onset(point: Mapping[str, Any] | None) -> int:
     return -1 if point is None else int(point["onset_index"])
 
 
-def _near(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    return one is not None and other is not None and abs(_onset(one) - _onset(other)) <= TOGETHER
+def _is_near(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:
+    return first is not None and second is not None and abs(_onset(first) - _onset(second)) <= MAX_ONSET_DISTANCE
 
 
-def _name(kind: str, name: str) -> str:
+def _subject_name(kind: str, name: str) -> str:
     """Return "worker 6", or for several columns "gpu-1/3 (node/gpu)". A long name is truncated."""
     name = plain(name)
-    name = f"{name[: LONGEST_NAME - 3]}..." if len(name) > LONGEST_NAME else name
+    name = f"{name[: MAX_NAME - 3]}..." if len(name) > MAX_NAME else name
     return f"{name} ({plain(kind)})" if "/" in kind else f"{plain(kind)} {name}".strip()
 
 
-def _kinds(kinds: Iterable[str]) -> str:
+def _kind_text(kinds: Iterable[str]) -> str:
     """Return the plural of the kind: "ranks"."""
-    (kind, *others) = set(kinds)
-    return f"{kind}s" if kind and "/" not in kind and not others else "series"
+    (kind, *other_kinds) = set(kinds)
+    return f"{kind}s" if kind and "/" not in kind and not other_kinds else "series"
 
 
-def _those(some: Sequence[_Slow], other: str = "") -> str:
+def _series_text(slow: Sequence[_Slow], adjective: str = "") -> str:
     """Return "7 other ranks", or the name of a single series."""
-    if len(some) == 1:
-        return _name(some[0].kind, some[0].series)
-    return plain(f"{len({one.series for one in some}):,} {other}{_kinds(one.kind for one in some)}")
+    if len(slow) == 1:
+        return _subject_name(slow[0].kind, slow[0].series)
+    return plain(f"{len({item.series for item in slow}):,} {adjective}{_kind_text(item.kind for item in slow)}")
 
 
-def _span(point: Mapping[str, Any], height: str = "") -> str:
+def _span_text(point: Mapping[str, Any], slowdown: str = "") -> str:
     """Return "slow from 180 to 195, +65 %, recovered"."""
-    begin, end, height = _shown(point["onset"]), point["relief"], height or _height([point])
+    begin, end, slowdown = _format_index(point["onset"]), point["relief"], slowdown or _slowdown_text([point])
     return (
-        f"slow since {begin}, {height}" if end is None else f"slow from {begin} to {_shown(end)}, {height}, recovered"
+        f"slow since {begin}, {slowdown}"
+        if end is None
+        else f"slow from {begin} to {_format_index(end)}, {slowdown}, recovered"
     )
 
 
-def _spans(points: Sequence[Mapping[str, Any]]) -> str:
+def _episode_text(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the span of the middle one of several points with about the same onset."""
     middle = sorted(points, key=_onset)[(len(points) - 1) // 2]
-    return _span(middle, _height(points))
+    return _span_text(middle, _slowdown_text(points))
 
 
-def _height(points: Sequence[Mapping[str, Any]]) -> str:
+def _slowdown_text(points: Sequence[Mapping[str, Any]]) -> str:
     """Return "+65 %", or "+65 to +70 %"."""
-    least, most = (f"+{some(one['slowdown'] for one in points) * 100:.0f}" for some in (min, max))
-    return f"{least} %" if least == most else f"{least} to {most} %"
+    lowest, highest = (f"+{select(point['slowdown'] for point in points) * 100:.0f}" for select in (min, max))
+    return f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
 
 
-def _shown(place: float | str) -> str:
-    if isinstance(place, str):
-        return place
-    return f"{place:.6f}".rstrip("0").rstrip(".") if isinstance(place, float) else str(place)
+def _format_index(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def _of_stop(one: Mapping[str, Any]) -> str:
-    return f"stopped at {_shown(one['since'])}: {one['evidence']}"
+def _fail_stop_text(item: Mapping[str, Any]) -> str:
+    return f"stopped at {_format_index(item['since'])}: {item['evidence']}"
 
 
-def _written(row: _Row, wide: int, page: Page) -> list[str]:
+def _render_row(row: _Row, subject_width: int, page: Page) -> list[str]:
     """Return the lines of a row: the subject, and its text in the next column."""
-    label = row.subject.ljust(wide)
-    painted = page.paint(label, "warning") if row.suspect else label
-    if row.brief:
-        return _in_brief(row, painted, label, page)
-    indent = " " * (wide + 3)
-    first, *rest = page.wrap(row.what, indent)
-    begin = [f"{painted}   {first[len(indent) :]}"] if len(label) == wide else [painted, first]
-    return [*begin, *rest, *(line for one in row.below for line in page.item(one, indent))]
+    label = row.subject.ljust(subject_width)
+    painted = page.paint(label, "warning") if row.is_suspect else label
+    if row.is_brief:
+        return _render_brief(row, painted, label, page)
+    indent = " " * (subject_width + 3)
+    first, *other_lines = page.wrap(row.text, indent)
+    begin = [f"{painted}   {first[len(indent) :]}"] if len(label) == subject_width else [painted, first]
+    return [*begin, *other_lines, *(line for detail in row.details for line in page.item(detail, indent))]
 
 
-def _in_brief(row: _Row, painted: str, label: str, page: Page) -> list[str]:
+def _render_brief(row: _Row, painted: str, label: str, page: Page) -> list[str]:
     """Return at most two lines: subject and text, then the evidence as far as it fits."""
     columns = max(page.width, 40)
-    first, *rest = textwrap.wrap(f"{label}   {plain(row.what)}", columns, break_long_words=False)
-    second = " ".join(rest) or plain("; ".join(row.below))
-    return [first.replace(label, painted, 1), *([_cut(f"  {second}", columns)] if second else [])]
+    first, *other_lines = textwrap.wrap(f"{label}   {plain(row.text)}", columns, break_long_words=False)
+    second = " ".join(other_lines) or plain("; ".join(row.details))
+    return [first.replace(label, painted, 1), *([_truncate(f"  {second}", columns)] if second else [])]
 
 
-def _cut(text: str, columns: int) -> str:
+def _truncate(text: str, columns: int) -> str:
     return text if len(text) <= columns else f"{text[: columns - 3]}..."

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from healthd.failslow import windows
-from healthd.failslow.groups import identity
+from healthd.failslow.groups import sort_key
 from healthd.failslow.model import Evidence, Point, Series
-from healthd.failslow.windows import Change, Channel, changed, position
+from healthd.failslow.windows import Change, Channel, measure_change, position
 
-TOGETHER = 20  # samples between two onsets of one step; each onset is accurate to 10
-LASTING = 10  # samples; a shorter step names no suspect
-STEPS = 1.05  # a member that is slower by this factor takes part in a step
+MAX_ONSET_DISTANCE = 20  # samples between two onsets of one step; each onset is accurate to 10
+MIN_LENGTH = 10  # samples; a shorter step names no suspect
+SLOWER_RATIO = 1.05  # a member that is slower by this factor takes part in a step
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Step:
 
     leader: int
     points: dict[int, Point] = field(default_factory=dict)
-    longest: int = windows.AFTER[0]
+    max_samples: int = windows.AFTER_SAMPLES[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,79 +35,84 @@ class Observed:
     points: Sequence[Sequence[Point]]
     evidence: Sequence[Evidence]
 
-    def tells(self, one: int) -> bool:
-        series = self.series[one]
+    def has_own_times(self, member: int) -> bool:
+        series = self.series[member]
         return series.busy is not None or series.wait is not None or series.transfer is not None
 
     def steps(self, members: Sequence[int]) -> Iterator[Step]:
         """Yield the steps. Points whose onsets are at most MAX_ONSET_DISTANCE samples after the first one form one
         step.
         """
-        left = sorted(
-            ((self.series[one].index[point.onset_index], identity(self.series[one]), one, point))
-            for one in members
-            for point in self.points[one]
+        remaining = sorted(
+            ((self.series[member].index[point.onset_index], sort_key(self.series[member]), member, point))
+            for member in members
+            for point in self.points[member]
         )
-        while left:
-            _, _, leader, first = left[0]
-            step, rest = Step(leader, {leader: first}), []
+        while remaining:
+            _, _, leader, first = remaining[0]
+            step, later = Step(leader, {leader: first}), []
             index = self.series[leader].index
-            after = first.onset_index + 4 * TOGETHER
+            after = first.onset_index + 4 * MAX_ONSET_DISTANCE
             farthest = index[after] if after < len(index) else math.inf
-            for nth, entry in enumerate(left[1:], 1):
-                when, _, one, point = entry
-                if when > farthest:
-                    rest += left[nth:]
+            for nth, entry in enumerate(remaining[1:], 1):
+                onset_index, _, member, point = entry
+                if onset_index > farthest:
+                    later += remaining[nth:]
                     break
-                there = position(self.series[leader], first.onset_index, self.series[one])
-                if one not in step.points and abs(there - point.onset_index) <= TOGETHER:
-                    step.points[one] = point
+                expected = position(self.series[leader], first.onset_index, self.series[member])
+                if member not in step.points and abs(expected - point.onset_index) <= MAX_ONSET_DISTANCE:
+                    step.points[member] = point
                 else:
-                    rest.append(entry)
+                    later.append(entry)
             yield step
-            left = rest
+            remaining = later
 
-    def window(self, step: Step, one: int) -> tuple[int, int]:
+    def window(self, step: Step, member: int) -> tuple[int, int]:
         """Return the begin and the end of the step in this series."""
-        point, series = step.points.get(one), self.series[one]
-        leader, first = self.series[step.leader], step.points[step.leader]
-        onset = point.onset_index if point else position(leader, first.onset_index, series)
+        point, series = step.points.get(member), self.series[member]
+        leader, leader_point = self.series[step.leader], step.points[step.leader]
+        onset = point.onset_index if point else position(leader, leader_point.onset_index, series)
         if point:
             return onset, len(series.value) if point.relief_index is None else point.relief_index
-        if first.relief_index is None:
+        if leader_point.relief_index is None:
             return onset, len(series.value)
         # The same duration as for the leader, limited to the samples of this series.
-        return onset, max(position(leader, first.relief_index, series), onset)
+        return onset, max(position(leader, leader_point.relief_index, series), onset)
 
     def changes(self, step: Step, members: Iterable[int], channel: Channel) -> dict[int, Change]:
         found = {}
-        for one in members:
-            onset, end = self.window(step, one)
-            change = changed(self.series[one], self.points[one], onset, min(end, onset + step.longest), channel)
+        for member in members:
+            onset, end = self.window(step, member)
+            change = measure_change(
+                self.series[member], self.points[member], onset, min(end, onset + step.max_samples), channel
+            )
             if change is not None:
-                found[one] = change
+                found[member] = change
         return found
 
-    def values(self, step: Step, members: Iterable[int]) -> dict[int, float]:
-        return {one: change.ratio for one, change in self.changes(step, members, windows.value).items()}
+    def value_ratios(self, step: Step, members: Iterable[int]) -> dict[int, float]:
+        return {member: change.ratio for member, change in self.changes(step, members, windows.value).items()}
 
-    def lasts(self, step: Step, one: int, samples: int = LASTING) -> bool:
-        begin, end = self.window(step, one)
-        return min(end, len(self.series[one].value)) - begin >= samples
+    def is_long_enough(self, step: Step, member: int, samples: int = MIN_LENGTH) -> bool:
+        begin, end = self.window(step, member)
+        return min(end, len(self.series[member].value)) - begin >= samples
 
-    def overlap(self, alone: Step, step: Step, one: int) -> bool:
-        begin, end = self.window(alone, one)
-        other_begin, other_end = self.window(step, one)
-        return begin < other_end + TOGETHER and other_begin < end + TOGETHER
+    def overlaps(self, own_step: Step, step: Step, member: int) -> bool:
+        begin, end = self.window(own_step, member)
+        other_begin, other_end = self.window(step, member)
+        return begin < other_end + MAX_ONSET_DISTANCE and other_begin < end + MAX_ONSET_DISTANCE
 
-    def first(self, points: Mapping[int, Point]) -> int:
+    def first_member(self, points: Mapping[int, Point]) -> int:
         return min(
-            points, key=lambda one: (self.series[one].index[points[one].onset_index], identity(self.series[one]))
+            points,
+            key=lambda member: (self.series[member].index[points[member].onset_index], sort_key(self.series[member])),
         )
 
-    def point(self, step: Step, ones: Sequence[int]) -> Point:
+    def suspect_point(self, step: Step, members: Sequence[int]) -> Point:
         """Return the first point of the members in this step, otherwise that of the leader."""
-        own = [one for one in ones if one in step.points]
+        own = [member for member in members if member in step.points]
         if not own:
             return step.points[step.leader]
-        return step.points[min(own, key=lambda one: (step.points[one].onset_index, identity(self.series[one])))]
+        return step.points[
+            min(own, key=lambda member: (step.points[member].onset_index, sort_key(self.series[member])))
+        ]

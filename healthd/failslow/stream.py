@@ -23,13 +23,13 @@ from typing import NamedTuple
 from healthd.common.errors import HealthdError
 from healthd.common.page import plural
 from healthd.failslow.model import Series
-from healthd.failslow.period import NoPeriod, Period, period
+from healthd.failslow.period import Period, PeriodNotFound, find_period
 
-MOST_NOTES = 3
-STANDS_ITERATIONS = 10
-STANDS_PAUSES = 3  # times its longest pause so far
-STANDS_SECONDS = 10.0
-STANDS_SECONDS_DUMPED = 60.0  # for dumps: not all ranks dump at the same time
+MAX_NOTES = 3
+STOPPED_ITERATIONS = 10
+STOPPED_PAUSES = 3  # times its longest pause so far
+STOPPED_SECONDS = 10.0
+STOPPED_SECONDS_DUMPED = 60.0  # for dumps: not all ranks dump at the same time
 
 
 class StreamError(HealthdError):
@@ -75,7 +75,7 @@ class FailStop(NamedTuple):
     evidence: str
 
 
-class Gathered(NamedTuple):
+class StreamAnalysis(NamedTuple):
     """Result for all streams of a job. notes: sentences without a full stop."""
 
     series: tuple[Series, ...]
@@ -83,151 +83,162 @@ class Gathered(NamedTuple):
     notes: tuple[str, ...]
 
 
-def gathered(streams: Sequence[Stream]) -> Gathered:
+def analyse_streams(streams: Sequence[Stream]) -> StreamAnalysis:
     """Analyse the streams of a job.
 
     Raises StreamError if they show neither an iteration nor a rank that has stopped.
     """
     by_rank: dict[str, list[Stream]] = defaultdict(list)
-    for one in streams:
-        by_rank[one.rank].append(one)
-    stops = [stop for several in by_rank.values() for stop in _still_between(several)]
-    ranks = [_joined(several) for several in by_rank.values()]
+    for stream in streams:
+        by_rank[stream.rank].append(stream)
+    stops = [stop for rank_streams in by_rank.values() for stop in _stopped_between(rank_streams)]
+    ranks = [_join(rank_streams) for rank_streams in by_rank.values()]
     periods: dict[str, Period] = {}
-    why: dict[str, str] = {}
-    for one in ranks:
+    failures: dict[str, str] = {}
+    for stream in ranks:
         try:
-            periods[one.rank] = period_of(one)
+            periods[stream.rank] = find_stream_period(stream)
         except StreamError as error:
-            why[one.rank] = str(error)
-    known = {stop.series for stop in stops}
-    stops += [stop for stop in _left_behind(ranks, periods) if stop.series not in known]
-    series = [*_series(ranks, periods)]
+            failures[stream.rank] = str(error)
+    stopped = {stop.series for stop in stops}
+    stops += [stop for stop in _stopped_behind(ranks, periods) if stop.series not in stopped]
+    series = [*_rank_series(ranks, periods)]
     if not series:
-        series = _by_group(ranks)
+        series = _group_series(ranks)
     if not series and not stops:
-        raise StreamError(next(iter(why.values()), "no operation has a time"))
-    notes = [f"rank {rank}: {text}" for rank, text in why.items()][:MOST_NOTES]
-    if len(why) > MOST_NOTES:
-        notes.append(f"and {len(why) - MOST_NOTES:,} more ranks have no period")
-    return Gathered(tuple(series), tuple(stops), tuple(notes))
+        raise StreamError(next(iter(failures.values()), "no operation has a time"))
+    notes = [f"rank {rank}: {text}" for rank, text in failures.items()][:MAX_NOTES]
+    if len(failures) > MAX_NOTES:
+        notes.append(f"and {len(failures) - MAX_NOTES:,} more ranks have no period")
+    return StreamAnalysis(tuple(series), tuple(stops), tuple(notes))
 
 
-def period_of(stream: Stream) -> Period:
+def find_stream_period(stream: Stream) -> Period:
     """Find the period of a stream. Raises StreamError.
 
     Use the finest name of the operations that repeats: kind, group and size; kind and group; kind; then only the
     operations of the busiest group, because the order between groups may change.
     """
-    told = [one for one in stream.operations if not math.isnan(one.time_seconds)]
-    if stream.operations and not told:
+    timed = [operation for operation in stream.operations if not math.isnan(operation.time_seconds)]
+    if stream.operations and not timed:
         raise StreamError(
             f"{stream.source}: its records have only the time of the dump, no event_trace_ts, so iterations are not "
             "visible (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
         )
-    told.sort(key=lambda one: one.time_seconds)
-    groups = Counter(one.group for one in told)
+    timed.sort(key=lambda operation: operation.time_seconds)
+    groups = Counter(operation.group for operation in timed)
     busiest = min(groups, key=lambda group: -groups[group]) if groups else ""
-    last: NoPeriod | None = None
-    named: tuple[Callable[[Operation], str], ...] = (
-        lambda one: f"{one.name}\0{one.group}\0{one.size}",
-        lambda one: f"{one.name}\0{one.group}",
-        lambda one: one.name,
+    last: PeriodNotFound | None = None
+    name_functions: tuple[Callable[[Operation], str], ...] = (
+        lambda operation: f"{operation.name}\0{operation.group}\0{operation.size}",
+        lambda operation: f"{operation.name}\0{operation.group}",
+        lambda operation: operation.name,
     )
-    for some, name in [*((told, name) for name in named), ([one for one in told if one.group == busiest], named[2])]:
+    for candidates, name in [
+        *((timed, name) for name in name_functions),
+        ([operation for operation in timed if operation.group == busiest], name_functions[2]),
+    ]:
         try:
-            return period([name(one) for one in some], [one.time_seconds for one in some])
-        except NoPeriod as error:
+            return find_period(
+                [name(operation) for operation in candidates], [operation.time_seconds for operation in candidates]
+            )
+        except PeriodNotFound as error:
             last = last or error
-    raise StreamError(f"{stream.source}: {last}{_lost(stream)}")
+    raise StreamError(f"{stream.source}: {last}{_missing_text(stream)}")
 
 
-def _lost(stream: Stream) -> str:
+def _missing_text(stream: Stream) -> str:
     """Return a text about operations that are missing by their sequence numbers, or ""."""
-    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for one in stream.operations:
-        if one.sequence >= 0:
-            seen[one.group, one.name].append(one.sequence)
-    there = sum(len(set(numbers)) for numbers in seen.values())
-    whole = sum(max(numbers) - min(numbers) + 1 for numbers in seen.values())
-    return f"; {whole - there:,} of {whole:,} operations are missing by sequence number" if whole > 1.1 * there else ""
+    sequences: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for operation in stream.operations:
+        if operation.sequence >= 0:
+            sequences[operation.group, operation.name].append(operation.sequence)
+    seen_count = sum(len(set(numbers)) for numbers in sequences.values())
+    expected_count = sum(max(numbers) - min(numbers) + 1 for numbers in sequences.values())
+    return (
+        f"; {expected_count - seen_count:,} of {expected_count:,} operations are missing by sequence number"
+        if expected_count > 1.1 * seen_count
+        else ""
+    )
 
 
-def _joined(several: Sequence[Stream]) -> Stream:
+def _join(streams: Sequence[Stream]) -> Stream:
     """Combine several files of one rank."""
-    if len(several) == 1:
-        return several[0]
-    every = sorted({one for stream in several for one in stream.operations}, key=lambda one: one.time_seconds)
-    ranks = {group: count for stream in several for group, count in stream.group_ranks.items()}
-    first = several[0]
-    return Stream(first.rank, tuple(every), first.source, first.node, ranks, any(one.dumped for one in several))
+    if len(streams) == 1:
+        return streams[0]
+    operations = sorted({item for stream in streams for item in stream.operations}, key=lambda item: item.time_seconds)
+    ranks = {group: count for stream in streams for group, count in stream.group_ranks.items()}
+    first = streams[0]
+    return Stream(first.rank, tuple(operations), first.source, first.node, ranks, any(item.dumped for item in streams))
 
 
-def _still_between(several: Sequence[Stream]) -> Iterator[FailStop]:
-    timed = [(max(one.operations, key=_when), one) for one in several if one.operations]
+def _stopped_between(streams: Sequence[Stream]) -> Iterator[FailStop]:
+    timed = [
+        (max(candidate.operations, key=_operation_time), candidate) for candidate in streams if candidate.operations
+    ]
     newest = max((last.time_seconds for last, _ in timed), default=math.nan)
-    same = [stream for last, stream in timed if last.time_seconds == newest]
-    if len(same) > 1:
-        last = next(last for last, stream in timed if stream is same[0])
-        files = " and ".join(stream.source for stream in same[:2])
-        yield FailStop(same[0].rank, newest, f"its last operation, {last.name}, is the same in {files}")
+    unchanged = [stream for last, stream in timed if last.time_seconds == newest]
+    if len(unchanged) > 1:
+        last = next(last for last, stream in timed if stream is unchanged[0])
+        files = " and ".join(stream.source for stream in unchanged[:2])
+        yield FailStop(unchanged[0].rank, newest, f"its last operation, {last.name}, is the same in {files}")
 
 
-def _when(one: Operation) -> float:
-    return -math.inf if math.isnan(one.time_seconds) else one.time_seconds
+def _operation_time(operation: Operation) -> float:
+    return -math.inf if math.isnan(operation.time_seconds) else operation.time_seconds
 
 
-def _left_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[FailStop]:
+def _stopped_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[FailStop]:
     """Yield ranks whose operations ended long before those of other ranks."""
-    ends = {one.rank: max(map(_when, one.operations), default=-math.inf) for one in ranks}
+    ends = {stream.rank: max(map(_operation_time, stream.operations), default=-math.inf) for stream in ranks}
     newest = max(ends.values(), default=-math.inf)
     usual = statistics.median([found.iteration_seconds for found in periods.values()] or [0.0])
-    for one in ranks:
-        behind = newest - ends[one.rank]
-        if not math.isfinite(behind):
+    for stream in ranks:
+        lag = newest - ends[stream.rank]
+        if not math.isfinite(lag):
             continue
-        times = sorted(map(_when, one.operations))
+        times = sorted(map(_operation_time, stream.operations))
         pause = max((after - before for before, after in pairwise(times)), default=0.0)
-        least = STANDS_SECONDS_DUMPED if one.dumped else STANDS_SECONDS
-        if behind > max(least, STANDS_ITERATIONS * usual, STANDS_PAUSES * pause):
-            last = max(one.operations, key=_when)
-            others = sum(end > ends[one.rank] + behind / 2 for end in ends.values())
+        min_seconds = STOPPED_SECONDS_DUMPED if stream.dumped else STOPPED_SECONDS
+        if lag > max(min_seconds, STOPPED_ITERATIONS * usual, STOPPED_PAUSES * pause):
+            last = max(stream.operations, key=_operation_time)
+            other_count = sum(end > ends[stream.rank] + lag / 2 for end in ends.values())
             yield FailStop(
-                one.rank,
-                ends[one.rank],
-                f"its last operation, {last.name}, was {behind:,.1f} s before the last of "
-                f"{plural(others, 'other rank')}",
+                stream.rank,
+                ends[stream.rank],
+                f"its last operation, {last.name}, was {lag:,.1f} s before the last of "
+                f"{plural(other_count, 'other rank')}",
             )
 
 
-def _series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
+def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
     """Yield a series for each rank with a period.
 
     The index is the number of the iteration, the same on all ranks for iterations that began at the same time.
     """
-    least = _least(ranks)
+    min_durations = _min_durations(ranks)
     clock = max((found.begin_seconds for found in periods.values()), key=len, default=())
-    for one in ranks:
-        found = periods.get(one.rank)
+    for stream in ranks:
+        found = periods.get(stream.rank)
         if found is None:
             continue
         begins = found.begin_seconds
-        index = _numbered(begins, clock, found.iteration_seconds)
-        own, transfer = _communication(one, begins, found.seconds, least)
+        index = _iteration_numbers(begins, clock, found.iteration_seconds)
+        own, transfer = _communication(stream, begins, found.seconds, min_durations)
         busy = [value - spent for value, spent in zip(found.seconds, own, strict=True)] if own else []
         yield Series(
-            one.rank,
+            stream.rank,
             found.seconds,
             index,
-            kind_of="rank",
-            node=one.node,
+            label="rank",
+            node=stream.node,
             busy=busy if busy and min(busy) > 0 and transfer else None,
             wait=[max(0.0, a - b) for a, b in zip(own, transfer, strict=True)] if transfer else None,
             transfer=transfer or None,
         )
 
 
-def _numbered(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
+def _iteration_numbers(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
     """Return ascending iteration numbers: that of the clock's nearest iteration, if one is near."""
     numbers: list[float] = []
     for begin in begins:
@@ -241,52 +252,52 @@ def _numbered(begins: Sequence[float], clock: Sequence[float], iteration_seconds
 _Key = tuple[str, str, str, int]
 
 
-def _key(one: Operation) -> _Key:
-    return one.group, one.name, one.size, one.sequence
+def _operation_key(operation: Operation) -> _Key:
+    return operation.group, operation.name, operation.size, operation.sequence
 
 
-def _least(ranks: Iterable[Stream]) -> dict[_Key, float]:
+def _min_durations(ranks: Iterable[Stream]) -> dict[_Key, float]:
     """Return the smallest duration of each operation that all ranks of its group reported."""
-    told: dict[_Key, dict[str, float]] = defaultdict(dict)
+    durations: dict[_Key, dict[str, float]] = defaultdict(dict)
     size: dict[str, int] = {}
     for stream in ranks:
         size.update(stream.group_ranks)
-        for one in stream.operations:
-            if one.sequence >= 0 and one.duration_seconds > 0:
-                told[_key(one)][stream.rank] = one.duration_seconds
-    return {key: min(of.values()) for key, of in told.items() if 1 < len(of) == size.get(key[0], 0)}
+        for operation in stream.operations:
+            if operation.sequence >= 0 and operation.duration_seconds > 0:
+                durations[_operation_key(operation)][stream.rank] = operation.duration_seconds
+    return {key: min(by_rank.values()) for key, by_rank in durations.items() if 1 < len(by_rank) == size.get(key[0], 0)}
 
 
 def _communication(
-    stream: Stream, begins: Sequence[float], seconds: Sequence[float], least: Mapping[_Key, float]
+    stream: Stream, begins: Sequence[float], seconds: Sequence[float], min_durations: Mapping[_Key, float]
 ) -> tuple[list[float], list[float]]:
     """Return the duration of each iteration's operations, and their duration without waiting.
 
     Both are empty if an iteration has no operation that all ranks reported.
     """
-    own, transfer = [0.0] * len(begins), [0.0] * len(begins)
-    for one in stream.operations:
-        at = bisect_left(begins, math.nextafter(one.time_seconds, math.inf)) - 1
-        if at >= 0 and one.time_seconds < begins[at] + seconds[at] and _key(one) in least:
-            own[at] += one.duration_seconds
-            transfer[at] += least[_key(one)]
-    return (own, transfer) if transfer and min(transfer) > 0 else ([], [])
+    operation_seconds, transfer = [0.0] * len(begins), [0.0] * len(begins)
+    for operation in stream.operations:
+        at = bisect_left(begins, math.nextafter(operation.time_seconds, math.inf)) - 1
+        if at >= 0 and operation.time_seconds < begins[at] + seconds[at] and _operation_key(operation) in min_durations:
+            operation_seconds[at] += operation.duration_seconds
+            transfer[at] += min_durations[_operation_key(operation)]
+    return (operation_seconds, transfer) if transfer and min(transfer) > 0 else ([], [])
 
 
-def _by_group(ranks: Sequence[Stream]) -> list[Series]:
+def _group_series(ranks: Sequence[Stream]) -> list[Series]:
     """Return series of operations without times: the duration without waiting, by group, kind and size.
 
     Peers are groups with the same number of ranks and the same operations.
     """
     size = {group: count for stream in ranks for group, count in stream.group_ranks.items()}
     found: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
-    for (group, name, volume, sequence), seconds in _least(ranks).items():
+    for (group, name, volume, sequence), seconds in _min_durations(ranks).items():
         found[group, name, volume].append((sequence, seconds))
-    made = []
+    result = []
     for (group, name, volume), samples in sorted(found.items()):
         samples.sort()
         value = [seconds for _, seconds in samples]
         index = [float(sequence) for sequence, _ in samples]
         role = f"{name} of {volume} bytes in {size[group]} ranks"
-        made.append(Series(group, value, index, kind_of="communicator", group=role, transfer=value))
-    return made
+        result.append(Series(group, value, index, label="communicator", group=role, transfer=value))
+    return result

@@ -21,104 +21,106 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.failslow import windows
-from healthd.failslow.groups import identity
+from healthd.failslow.groups import sort_key
 from healthd.failslow.model import Cause, Confidence, Suspect
-from healthd.failslow.node_evidence import MOST_NAMED, agreeing_evidence, one_cause
+from healthd.failslow.node_evidence import MAX_NAMED, agreeing_evidence, common_cause
 from healthd.failslow.outliers import (
-    CLEAR,
     COMMUNICATION_LIMIT,
-    EXPLAINS,
-    FEWEST,
     LIMIT,
-    PAUSING,
-    Found,
-    duration,
-    link,
-    pausing,
-    until_the_end,
+    MAX_FAST_SHARE,
+    MIN_EXPLAINED_SHARE,
+    MIN_PEERS,
+    MIN_STANDARD_ERRORS,
+    Outlier,
+    format_duration,
+    link_cause,
+    with_final_change,
+    with_pause_note,
 )
-from healthd.failslow.steps import STEPS, Observed, Step
+from healthd.failslow.steps import SLOWER_RATIO, Observed, Step
 from healthd.failslow.windows import Change
 
 FASTER = 0.97  # a stage with a median change below this has less work than before
 
 
-def named(
-    seen: Observed, step: Step, members: Sequence[int], found: Sequence[Found], slack: bool = False
+def name_suspects(
+    observed: Observed, step: Step, members: Sequence[int], found: Sequence[Outlier], slack: bool = False
 ) -> list[Suspect]:
     """Return the node as the suspect if all outliers are on one of several nodes, otherwise each outlier."""
-    found = [pausing(until_the_end(seen, step, one)) for one in found]
-    nodes = {seen.series[one.member].node for one in found}
-    all_nodes = {seen.series[one].node for one in members}
-    slow = len({one.member for one in found})
-    several = slow > 2
+    found = [with_pause_note(with_final_change(observed, step, item)) for item in found]
+    nodes = {observed.series[item.member].node for item in found}
+    all_nodes = {observed.series[item].node for item in members}
+    slow_count = len({item.member for item in found})
+    is_several = slow_count > 2
     (node,) = nodes if len(nodes) == 1 else ("",)
-    if slow > 1 and node and len(all_nodes) > 1:
-        ones = sorted({one.member for one in found}, key=lambda one: identity(seen.series[one]))
-        causes = {one.cause for one in found}
-        agreeing = agreeing_evidence(seen, step, ones)
-        kind = seen.series[ones[0]].kind_of or "series"
-        said = tuple(f"{kind} {seen.series[one.member].name}: {one.sentence}" for one in found[:MOST_NAMED])
-        left = len(found) - len(said)
+    if slow_count > 1 and node and len(all_nodes) > 1:
+        slow_members = sorted({item.member for item in found}, key=lambda item: sort_key(observed.series[item]))
+        causes = {item.cause for item in found}
+        agreeing = agreeing_evidence(observed, step, slow_members)
+        kind = observed.series[slow_members[0]].label or "series"
+        sentences = tuple(f"{kind} {observed.series[item.member].name}: {item.sentence}" for item in found[:MAX_NAMED])
+        omitted = len(found) - len(sentences)
         return [
             Suspect(
                 node,
                 "node",
-                one_cause(causes),
-                _sure(seen, step, found, bool(agreeing), slack),
-                (*said, *((f"and {left} more ranks",) if left > 0 else ()), *agreeing),
-                tuple(seen.series[one].name for one in ones),
-                seen.point(step, ones),
+                common_cause(causes),
+                _outlier_confidence(observed, step, found, bool(agreeing), slack),
+                (*sentences, *((f"and {omitted} more ranks",) if omitted > 0 else ()), *agreeing),
+                tuple(observed.series[item].name for item in slow_members),
+                observed.suspect_point(step, slow_members),
             )
         ]
     suspects = []
-    for one in found:
-        series = seen.series[one.member]
-        agreeing = agreeing_evidence(seen, step, [one.member])
-        said = (one.sentence,)
-        if several:
-            said += (f"{slow} became slow at about the same time: they may have a common cause",)
+    for item in found:
+        series = observed.series[item.member]
+        agreeing = agreeing_evidence(observed, step, [item.member])
+        sentences = (item.sentence,)
+        if is_several:
+            sentences += (f"{slow_count} became slow at about the same time: they may have a common cause",)
         if slack:
-            said += ("no iteration became slower: it has slack",)
-        sure = _sure(seen, step, [one], bool(agreeing), slack)
-        if several and sure is Confidence.HIGH and not agreeing:
-            sure = Confidence.MEDIUM
+            sentences += ("no iteration became slower: it has slack",)
+        confidence = _outlier_confidence(observed, step, [item], bool(agreeing), slack)
+        if is_several and confidence is Confidence.HIGH and not agreeing:
+            confidence = Confidence.MEDIUM
         suspects.append(
             Suspect(
                 series.name,
-                series.kind_of or "series",
-                one.cause,
-                sure,
-                (*said, *agreeing),
+                series.label or "series",
+                item.cause,
+                confidence,
+                (*sentences, *agreeing),
                 (series.name,),
-                seen.point(step, [one.member]),
+                observed.suspect_point(step, [item.member]),
             )
         )
     return suspects
 
 
-def _sure(seen: Observed, step: Step, found: Sequence[Found], agreeing: bool, slack: bool) -> Confidence:
-    if slack or (not agreeing and any(one.resting > PAUSING for one in found)):
+def _outlier_confidence(
+    observed: Observed, step: Step, found: Sequence[Outlier], agreeing: bool, slack: bool
+) -> Confidence:
+    if slack or (not agreeing and any(outlier.fast_share > MAX_FAST_SHARE for outlier in found)):
         return Confidence.LOW
-    return confidence_of(
-        all(one.excess - 1 >= 2 * (one.limit - 1) for one in found),
-        all(one.clear > 2 * CLEAR for one in found),
-        all(one.peers >= 7 for one in found),
+    return grade_confidence(
+        all(outlier.excess - 1 >= 2 * (outlier.limit - 1) for outlier in found),
+        all(outlier.standard_errors > 2 * MIN_STANDARD_ERRORS for outlier in found),
+        all(outlier.peers >= 7 for outlier in found),
         agreeing,
     )
 
 
-def confidence_of(*counts: bool) -> Confidence:
+def grade_confidence(*counts: bool) -> Confidence:
     """Return the confidence for the facts listed in peers.py: three are high, two medium."""
-    yes = sum(counts)
-    return Confidence.HIGH if yes >= 3 else Confidence.MEDIUM if yes == 2 else Confidence.LOW
+    count = sum(counts)
+    return Confidence.HIGH if count >= 3 else Confidence.MEDIUM if count == 2 else Confidence.LOW
 
 
 # --- groups
 
 
-def slow_groups(
-    seen: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
+def find_slow_groups(
+    observed: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
 ) -> list[Suspect]:
     """Return suspects for groups whose transfer is long while it is not in other groups of the same role.
 
@@ -126,11 +128,14 @@ def slow_groups(
     groups have exactly one member or node in common, it is the suspect. Otherwise each group is.
     """
     groups: dict[str, list[int]] = defaultdict(list)
-    for one in members:
-        if seen.series[one].group and one in transfer:
-            groups[seen.series[one].group].append(one)
+    for member in members:
+        if observed.series[member].group and member in transfer:
+            groups[observed.series[member].group].append(member)
     alike: list[list[str]] = []
-    before = {name: statistics.median(transfer[one].before for one in some) for name, some in groups.items()}
+    before = {
+        name: statistics.median(transfer[member].before for member in group_members)
+        for name, group_members in groups.items()
+    }
     for name in sorted(groups, key=lambda name: (len(groups[name]), before[name], name)):
         last = alike[-1][-1] if alike else ""
         if last and len(groups[last]) == len(groups[name]) and before[name] <= 1.5 * before[last]:
@@ -139,84 +144,86 @@ def slow_groups(
             alike.append([name])
     suspects = []
     for names in alike:
-        if len(names) < FEWEST:
+        if len(names) < MIN_PEERS:
             continue
-        of_group = {name: statistics.median(transfer[one].ratio for one in groups[name]) for name in names}
-        middle = statistics.median_high(of_group.values())
-        scatter = windows.spread([math.log(ratio) for ratio in of_group.values()])
+        ratio_by_group = {name: statistics.median(transfer[member].ratio for member in groups[name]) for name in names}
+        middle = statistics.median_high(ratio_by_group.values())
+        scatter = windows.robust_deviation([math.log(ratio) for ratio in ratio_by_group.values()])
         slow = {
             name: math.log(ratio / middle) / math.hypot(scatter, 0.02)
-            for name, ratio in of_group.items()
-            if min(transfer[one].ratio for one in groups[name]) > COMMUNICATION_LIMIT
+            for name, ratio in ratio_by_group.items()
+            if min(transfer[member].ratio for member in groups[name]) > COMMUNICATION_LIMIT
             and ratio > COMMUNICATION_LIMIT * middle
-            and math.log(ratio / middle) > CLEAR * math.hypot(scatter, 0.02)
-            and statistics.median(transfer[one].more for one in groups[name]) >= EXPLAINS * lost
+            and math.log(ratio / middle) > MIN_STANDARD_ERRORS * math.hypot(scatter, 0.02)
+            and statistics.median(transfer[member].increase for member in groups[name]) >= MIN_EXPLAINED_SHARE * lost
         }
         if slow:
-            suspects += _named(seen, step, groups, slow, of_group, middle, transfer)
+            suspects += _group_suspects(observed, step, groups, slow, ratio_by_group, middle, transfer)
     return suspects
 
 
-def _named(
-    seen: Observed,
+def _group_suspects(
+    observed: Observed,
     step: Step,
     groups: Mapping[str, Sequence[int]],
     slow: Mapping[str, float],
-    of_group: Mapping[str, float],
+    ratio_by_group: Mapping[str, float],
     middle: float,
     transfer: Mapping[int, Change],
 ) -> list[Suspect]:
     def sentence(name: str) -> str:
-        now = statistics.median(transfer[one].after for one in groups[name])
-        before = statistics.median(transfer[one].before for one in groups[name])
+        current = statistics.median(transfer[member].after for member in groups[name])
+        before = statistics.median(transfer[member].before for member in groups[name])
         return (
-            f"group {name} transfers {duration(now)} against {duration(before)} before; "
-            f"{len(of_group) - len(slow)} other groups of its kind {middle - 1:+.0%}"
+            f"group {name} transfers {format_duration(current)} against {format_duration(before)} before; "
+            f"{len(ratio_by_group) - len(slow)} other groups of its kind {middle - 1:+.0%}"
         )
 
     def confidence(names: Iterable[str], supported: bool) -> Confidence:
-        some = list(names)
-        excess = min(of_group[name] for name in some) / middle
-        clear = min(slow[name] for name in some)
-        return confidence_of(excess >= 1.4, clear > 2 * CLEAR, len(of_group) > 7, supported)
+        group_names = list(names)
+        excess = min(ratio_by_group[name] for name in group_names) / middle
+        standard_errors = min(slow[name] for name in group_names)
+        return grade_confidence(
+            excess >= 1.4, standard_errors > 2 * MIN_STANDARD_ERRORS, len(ratio_by_group) > 7, supported
+        )
 
     sentences = tuple(sentence(name) for name in sorted(slow))
     if len(slow) > 1:
-        ranks = set.intersection(*({seen.series[one].name for one in groups[name]} for name in slow))
-        nodes = set.intersection(*({seen.series[one].node for one in groups[name]} for name in slow)) - {""}
+        ranks = set.intersection(*({observed.series[member].name for member in groups[name]} for name in slow))
+        nodes = set.intersection(*({observed.series[member].node for member in groups[name]} for name in slow)) - {""}
         for common, kind in ((ranks, ""), (nodes, "node")):
             if len(common) == 1:
                 (subject,) = common
-                ones = [
-                    one
+                members = [
+                    member
                     for name in sorted(slow)
-                    for one in groups[name]
-                    if subject == (seen.series[one].node if kind else seen.series[one].name)
+                    for member in groups[name]
+                    if subject == (observed.series[member].node if kind else observed.series[member].name)
                 ]
-                agreeing = agreeing_evidence(seen, step, ones)
+                agreeing = agreeing_evidence(observed, step, members)
                 found = Suspect(
                     subject,
-                    kind or seen.series[ones[0]].kind_of or "series",
-                    link(seen, [one for name in slow for one in groups[name]]),
+                    kind or observed.series[members[0]].label or "series",
+                    link_cause(observed, [member for name in slow for member in groups[name]]),
                     confidence(slow, bool(agreeing)),
                     (*sentences, f"it belongs to each of the {len(slow)} slow groups", *agreeing),
-                    tuple(sorted({seen.series[one].name for one in ones})),
-                    seen.point(step, ones),
+                    tuple(sorted({observed.series[member].name for member in members})),
+                    observed.suspect_point(step, members),
                 )
                 return [found]
     suspects = []
     for name in sorted(slow):
-        ones = list(groups[name])
-        agreeing = agreeing_evidence(seen, step, ones)
+        members = list(groups[name])
+        agreeing = agreeing_evidence(observed, step, members)
         suspects.append(
             Suspect(
                 name,
                 "group",
-                link(seen, ones),
+                link_cause(observed, members),
                 confidence([name], bool(agreeing)),
                 (sentence(name), *agreeing),
-                tuple(sorted(seen.series[one].name for one in ones)),
-                seen.point(step, ones),
+                tuple(sorted(observed.series[member].name for member in members)),
+                observed.suspect_point(step, members),
             )
         )
     return suspects
@@ -234,21 +241,21 @@ class SlowNode(NamedTuple):
     """
 
     node: str
-    what: str
+    measure: str
     members: tuple[int, ...]
     others: tuple[int, ...]
     roles: tuple[tuple[int, ...], ...]
     whole: bool
-    nodes: int
-    more: float
+    node_count: int
+    added_time: float
     excess: float
-    clear: float
+    standard_errors: float
     limit: float
 
 
-def slow_node(
-    seen: Observed,
-    role_of: Mapping[int, tuple[int, ...]],
+def find_slow_node(
+    observed: Observed,
+    role_by_member: Mapping[int, tuple[int, ...]],
     busy: Mapping[int, Change],
     transfer: Mapping[int, Change],
     host: Mapping[int, Change],
@@ -261,106 +268,114 @@ def slow_node(
         busy, transfer, host, values: change of each rank's time.
         lost: by how much an iteration became longer.
     """
-    for what, changes, limit in (
+    for measure, changes, limit in (
         ("busy", busy, LIMIT),
-        ("host", _of_iteration(host, values), LIMIT),
+        ("host", _host_changes(host, values), LIMIT),
         ("transfer", transfer, COMMUNICATION_LIMIT),
     ):
-        found = _alone(seen, role_of, what, changes, limit, lost)
-        if found is not None and (what == "busy" or not found.whole):
+        found = _find_by_measure(observed, role_by_member, measure, changes, limit, lost)
+        if found is not None and (measure == "busy" or not found.whole):
             return found
     return None
 
 
-def suspect(seen: Observed, step: Step, found: SlowNode) -> Suspect:
+def node_suspect(observed: Observed, step: Step, found: SlowNode) -> Suspect:
     """Return the node as a suspect."""
-    agreeing = agreeing_evidence(seen, step, found.members)
+    agreeing = agreeing_evidence(observed, step, found.members)
     return Suspect(
         found.node,
         "node",
-        cause_of(seen, found),
+        slow_node_cause(observed, found),
         _confidence(found, bool(agreeing)),
-        (_sentence(found), _caution(seen, found), *agreeing),
-        tuple(sorted(seen.series[one].name for one in found.members)),
-        seen.point(step, found.members),
+        (_sentence(found), _caution(observed, found), *agreeing),
+        tuple(sorted(observed.series[member].name for member in found.members)),
+        observed.suspect_point(step, found.members),
         found.whole,
     )
 
 
-def too_few_nodes(seen: Observed, found: SlowNode) -> str:
+def too_few_nodes_text(observed: Observed, found: SlowNode) -> str:
     """Return why the node is not named among so few nodes: a sentence without a full stop."""
     return (
-        f"{_NAMES[found.what]} rose in all {len(found.members)} ranks of node {found.node}, {_part(seen, found)}, and "
-        f"in no other rank; {found.nodes} nodes are too few to name one"
+        f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of node {found.node}, {_role_share_text(observed, found)}, and "
+        f"in no other rank; {found.node_count} nodes are too few to name one"
     )
 
 
-_NAMES = {
+_MEASURE_NAMES = {
     "busy": "busy time",
     "host": "the time that is neither busy, wait nor transfer",
     "transfer": "transfer time",
 }
 
 
-def _of_iteration(host: Mapping[int, Change], values: Mapping[int, Change]) -> dict[int, Change]:
+def _host_changes(host: Mapping[int, Change], values: Mapping[int, Change]) -> dict[int, Change]:
     """Return the iteration's time with only the host's part changed, because the host's own time may be near zero."""
     return {
-        one: Change(values[one].before, values[one].before + change.more, change.noise, change.resting)
-        for one, change in host.items()
-        if one in values and values[one].before + change.more > 0
+        member: Change(values[member].before, values[member].before + change.increase, change.noise, change.fast_share)
+        for member, change in host.items()
+        if member in values and values[member].before + change.increase > 0
     }
 
 
-def _alone(
-    seen: Observed,
-    role_of: Mapping[int, tuple[int, ...]],
-    what: str,
+def _find_by_measure(
+    observed: Observed,
+    role_by_member: Mapping[int, tuple[int, ...]],
+    measure: str,
     changes: Mapping[int, Change],
     limit: float,
     lost: float,
 ) -> SlowNode | None:
-    if set(changes) != set(role_of) or any(not seen.series[one].node for one in changes):
+    if set(changes) != set(role_by_member) or any(not observed.series[member].node for member in changes):
         return None
-    rose = [one for one, change in changes.items() if change.ratio > limit and change.more >= EXPLAINS * lost]
-    nodes = {seen.series[one].node for one in rose}
+    risen = [
+        member
+        for member, change in changes.items()
+        if change.ratio > limit and change.increase >= MIN_EXPLAINED_SHARE * lost
+    ]
+    nodes = {observed.series[member].node for member in risen}
     if len(nodes) != 1:
         return None
     (node,) = nodes
-    members = tuple(sorted(one for one in changes if seen.series[one].node == node))
+    members = tuple(sorted(member for member in changes if observed.series[member].node == node))
     others = tuple(sorted(set(changes) - set(members)))
-    if len(rose) < len(members) or len(members) < FEWEST or len(others) < FEWEST:
+    if len(risen) < len(members) or len(members) < MIN_PEERS or len(others) < MIN_PEERS:
         return None
-    roles = tuple(sorted({role_of[one] for one in members}))
-    if any(not FASTER < middle < STEPS for middle in _middles(changes, role_of, set(others))):
+    roles = tuple(sorted({role_by_member[member] for member in members}))
+    if any(not FASTER < middle < SLOWER_RATIO for middle in _role_medians(changes, role_by_member, set(others))):
         return None
-    ratios = [math.log(changes[one].ratio) for one in others]
+    ratios = [math.log(changes[member].ratio) for member in others]
     middle = statistics.median(ratios)
-    least = min(members, key=lambda one: changes[one].ratio)
-    above = math.log(changes[least].ratio) - middle
-    clear = above / math.hypot(changes[least].noise / changes[least].before, windows.spread(ratios), 0.005)
-    if math.exp(above) <= limit or clear <= CLEAR:
+    least_slowed = min(members, key=lambda member: changes[member].ratio)
+    above = math.log(changes[least_slowed].ratio) - middle
+    standard_errors = above / math.hypot(
+        changes[least_slowed].noise / changes[least_slowed].before, windows.robust_deviation(ratios), 0.005
+    )
+    if math.exp(above) <= limit or standard_errors <= MIN_STANDARD_ERRORS:
         return None
     whole = all(set(role) <= set(members) for role in roles)
-    count = len({seen.series[one].node for one in changes})
-    more = statistics.median(changes[one].more for one in members)
-    return SlowNode(node, what, members, others, roles, whole, count, more, math.exp(above), clear, limit)
+    count = len({observed.series[member].node for member in changes})
+    added_time = statistics.median(changes[member].increase for member in members)
+    return SlowNode(
+        node, measure, members, others, roles, whole, count, added_time, math.exp(above), standard_errors, limit
+    )
 
 
-def _middles(
-    changes: Mapping[int, Change], role_of: Mapping[int, tuple[int, ...]], others: Collection[int]
+def _role_medians(
+    changes: Mapping[int, Change], role_by_member: Mapping[int, tuple[int, ...]], others: Collection[int]
 ) -> list[float]:
     """Return the median change of each role, for its ranks on other nodes."""
-    roles = {role_of[one] for one in others}
-    return [statistics.median(changes[one].ratio for one in role if one in others) for role in roles]
+    roles = {role_by_member[member] for member in others}
+    return [statistics.median(changes[member].ratio for member in role if member in others) for role in roles]
 
 
-def cause_of(seen: Observed, found: SlowNode) -> Cause:
-    if found.what == "transfer":
-        return link(seen, [one for role in found.roles for one in role])
-    if found.what == "host":
+def slow_node_cause(observed: Observed, found: SlowNode) -> Cause:
+    if found.measure == "transfer":
+        return link_cause(observed, [member for role in found.roles for member in role])
+    if found.measure == "host":
         return Cause.COMPUTE_CPU
-    told = all(seen.series[one].busy is not None for one in found.members)
-    return Cause.COMPUTE_GPU if told else Cause.COMPUTE
+    has_busy = all(observed.series[member].busy is not None for member in found.members)
+    return Cause.COMPUTE_GPU if has_busy else Cause.COMPUTE
 
 
 def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
@@ -368,31 +383,35 @@ def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
 
     A whole stage is low, or medium with conditions on the node. A clear part of a stage is one grade higher.
     """
-    clearly = not found.whole and found.excess - 1 >= 2 * (found.limit - 1) and found.clear > 2 * CLEAR
+    clearly = (
+        not found.whole
+        and found.excess - 1 >= 2 * (found.limit - 1)
+        and found.standard_errors > 2 * MIN_STANDARD_ERRORS
+    )
     grades = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
     return grades[clearly + agreeing]
 
 
 def _sentence(found: SlowNode) -> str:
     return (
-        f"{_NAMES[found.what]} rose in all {len(found.members)} ranks of the node, by {duration(found.more)} in the "
+        f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of the node, by {format_duration(found.added_time)} in the "
         f"median and {found.excess - 1:.0%} or more against the other nodes, and in none of the {len(found.others)} "
-        f"ranks of the {found.nodes - 1} other nodes"
+        f"ranks of the {found.node_count - 1} other nodes"
     )
 
 
-def _caution(seen: Observed, found: SlowNode) -> str:
-    part = _part(seen, found)
+def _caution(observed: Observed, found: SlowNode) -> str:
+    part = _role_share_text(observed, found)
     if found.whole:
         return f"its ranks are {part}: a change of that work alone would look the same"
     return f"its ranks are {part}, and the others of the same work did not become slower"
 
 
-def _part(seen: Observed, found: SlowNode) -> str:
+def _role_share_text(observed: Observed, found: SlowNode) -> str:
     """Return "all of group g1" or "8 of 16 of group g1"."""
-    words = []
+    shares = []
     for role in found.roles:
-        here, group = sum(one in found.members for one in role), seen.series[role[0]].group
-        share = "all" if here == len(role) else f"{here} of {len(role)}"
-        words.append(f"{share} of group {group}" if group else f"{share} of one role")
-    return ", ".join(words[:4]) + (f" and {len(words) - 4} more" if len(words) > 4 else "")
+        on_node, group = sum(member in found.members for member in role), observed.series[role[0]].group
+        share = "all" if on_node == len(role) else f"{on_node} of {len(role)}"
+        shares.append(f"{share} of group {group}" if group else f"{share} of one role")
+    return ", ".join(shares[:4]) + (f" and {len(shares) - 4} more" if len(shares) > 4 else "")

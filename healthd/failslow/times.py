@@ -20,7 +20,7 @@ class TimeStyle(NamedTuple):
     zone: str
 
 
-def seconds(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Return an ISO 8601 date and time as seconds since 1970, UTC without a zone. None for other text."""
     parts = _ISO.fullmatch(text.strip())
     if parts is None:
@@ -37,7 +37,7 @@ def seconds(text: str) -> float | None:
     return since.days * 86400 + since.seconds + leap + float(f"0.{fraction or 0}") - offset(zone or "")
 
 
-def units_a_second(first: float, last: float) -> float | None:
+def units_per_second(first: float, last: float) -> float | None:
     """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and the same for us and ns. None if they are not
     times.
 
@@ -46,27 +46,29 @@ def units_a_second(first: float, last: float) -> float | None:
     return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if 1e9 * unit <= first <= last < 1e10 * unit), None)
 
 
-def style(text: str) -> TimeStyle | None:
+def detect_style(text: str) -> TimeStyle | None:
     """Return the format of an ISO 8601 time, or None for other text."""
     parts = _ISO.fullmatch(text.strip())
-    if parts is None or seconds(text) is None:
+    if parts is None or parse_seconds(text) is None:
         return None
     return TimeStyle(parts[4] or "", len(parts[8] or ""), parts[9] or "")
 
 
-def text(since: float, how: TimeStyle) -> str:
+def format_time(since: float, time_style: TimeStyle) -> str:
     """Return a time in the format of its column, with microseconds at best."""
-    digits = min(how.digits, _MICROSECONDS)
+    digits = min(time_style.digits, _MICROSECONDS)
     try:
-        micro = round(round(since + offset(how.zone), digits) * 1_000_000)
-        then = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=micro)
+        micro = round(round(since + offset(time_style.zone), digits) * 1_000_000)
+        moment = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=micro)
     except (OverflowError, ValueError):
         return str(since)
-    day = f"{then.year:04}-{then.month:02}-{then.day:02}"
-    if not how.separator:
+    day = f"{moment.year:04}-{moment.month:02}-{moment.day:02}"
+    if not time_style.separator:
         return day
-    fraction = f".{then.microsecond:06}"[: digits + 1] if digits else ""
-    return f"{day}{how.separator}{then.hour:02}:{then.minute:02}:{then.second:02}{fraction}{how.zone}"
+    fraction = f".{moment.microsecond:06}"[: digits + 1] if digits else ""
+    return (
+        f"{day}{time_style.separator}{moment.hour:02}:{moment.minute:02}:{moment.second:02}{fraction}{time_style.zone}"
+    )
 
 
 def offset(zone: str) -> int:

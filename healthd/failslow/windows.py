@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from healthd.failslow.model import Point, Series
 
-LONGEST_BEFORE = 400
-AFTER = (50, 200)  # samples; the longer window if the first one names no component
-LEAST = 5  # samples
+MAX_BASELINE = 400
+AFTER_SAMPLES = (50, 200)  # samples; the longer window if the first one names no component
+MIN_SAMPLES = 5  # samples
 BLOCK = 20
-LOOKED_BACK = 5000  # samples, in search of the same regime
+MAX_LOOKBACK = 5000  # samples, in search of the same regime
 GUARD = 3  # samples before an onset that may belong to it
 
 Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
@@ -37,14 +37,14 @@ class Change(NamedTuple):
     before: float
     after: float
     noise: float
-    resting: float = 0.0
+    fast_share: float = 0.0
 
     @property
     def ratio(self) -> float:
         return self.after / self.before
 
     @property
-    def more(self) -> float:
+    def increase(self) -> float:
         return self.after - self.before
 
 
@@ -73,24 +73,24 @@ def residual(series: Series, at: int) -> float:
     """Return the time that is neither busy, wait nor transfer: the host, for example its CPUs and data loading."""
     if series.busy is None or series.wait is None:
         return math.nan
-    told = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
-    return series.value[at] - told
+    accounted = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
+    return series.value[at] - accounted
 
 
-def position(of: Series, at: int, other: Series) -> int:
+def position(source: Series, at: int, target: Series) -> int:
     """Return where `target` was when `source` was at sample `at`: by index, within the same attempt.
 
     The result is len(target.value) if that is after its last sample.
     """
-    attempt = bisect_right(of.starts, at) - 1
-    if attempt >= len(other.starts):
-        return len(other.value)
-    begin = other.starts[attempt]
-    end = other.starts[attempt + 1] if attempt + 1 < len(other.starts) else len(other.value)
-    return bisect_left(other.index, of.index[at], begin, end)
+    attempt = bisect_right(source.starts, at) - 1
+    if attempt >= len(target.starts):
+        return len(target.value)
+    begin = target.starts[attempt]
+    end = target.starts[attempt + 1] if attempt + 1 < len(target.starts) else len(target.value)
+    return bisect_left(target.index, source.index[at], begin, end)
 
 
-def changed(
+def measure_change(
     series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
 ) -> Change | None:
     """Return how `channel` changed at `onset`, or None with fewer than MIN_SAMPLES samples on one side.
@@ -107,31 +107,33 @@ def changed(
         for at in after
         if (regimes is None or regimes[at] == regime) and not math.isnan(found := channel(series, at))
     ]
-    if len(later) < LEAST:
+    if len(later) < MIN_SAMPLES:
         return None
-    earlier = _earlier(series, points, onset, regime, channel)
-    if len(earlier) < 2 * LEAST:
+    earlier = _baseline_samples(series, points, onset, regime, channel)
+    if len(earlier) < 2 * MIN_SAMPLES:
         return None
-    before, now = _rest(earlier), trimmed(later)
-    if channel is not residual and not (before > 0 and now > 0):
+    before, after_mean = _baseline(earlier), trimmed_mean(later)
+    if channel is not residual and not (before > 0 and after_mean > 0):
         return None
     # Standard error. It uses the scatter before, because a slowness has its own scatter. Samples are not independent:
     # at most three blocks of them count.
-    noise = 1.25 * spread(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
-    fast = before + (now - before) / 4
-    return Change(before, now, noise, sum(one < fast for one in later) / len(later))
+    noise = 1.25 * robust_deviation(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
+    fast = before + (after_mean - before) / 4
+    return Change(before, after_mean, noise, sum(sample < fast for sample in later) / len(later))
 
 
-def level(series: Series, channel: Channel) -> float | None:
+def rest_level(series: Series, channel: Channel) -> float | None:
     """Return the time at rest: the lower quartile of up to 400 samples, evenly chosen."""
     step = max(1, len(series.value) // 400)
     found = sorted(
-        one for at in range(0, len(series.value), step) if not math.isnan(one := channel(series, at)) and one > 0
+        sample
+        for at in range(0, len(series.value), step)
+        if not math.isnan(sample := channel(series, at)) and sample > 0
     )
     return found[len(found) // 4] if found else None
 
 
-def trimmed(values: Sequence[float]) -> float:
+def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without a tenth at each end.
 
     For few values without a quarter, because a pause may be two of ten.
@@ -140,31 +142,33 @@ def trimmed(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
-def spread(values: Sequence[float]) -> float:
+def robust_deviation(values: Sequence[float]) -> float:
     """Estimate the standard deviation from the median absolute deviation."""
     middle = statistics.median(values)
-    return 1.4826 * statistics.median(abs(one - middle) for one in values)
+    return 1.4826 * statistics.median(abs(sample - middle) for sample in values)
 
 
-def _earlier(series: Series, points: Sequence[Point], onset: int, regime: str | None, channel: Channel) -> list[float]:
+def _baseline_samples(
+    series: Series, points: Sequence[Point], onset: int, regime: str | None, channel: Channel
+) -> list[float]:
     """Return the samples of the baseline, oldest first."""
     found: list[float] = []
-    stretches = [(one.onset_index, one.relief_index) for one in points if one.onset_index < onset]
-    for at in range(onset - 1 - GUARD, max(-1, onset - LOOKED_BACK), -1):
-        if len(found) == LONGEST_BEFORE:
+    slow_spans = [(item.onset_index, item.relief_index) for item in points if item.onset_index < onset]
+    for at in range(onset - 1 - GUARD, max(-1, onset - MAX_LOOKBACK), -1):
+        if len(found) == MAX_BASELINE:
             break
         if series.regimes is not None and series.regimes[at] != regime:
             continue
-        if stretches and any(begin <= at and (end is None or at < end) for begin, end in stretches):
+        if slow_spans and any(begin <= at and (end is None or at < end) for begin, end in slow_spans):
             continue
-        one = channel(series, at)
-        if not math.isnan(one):
-            found.append(one)
+        item = channel(series, at)
+        if not math.isnan(item):
+            found.append(item)
     return found[::-1]
 
 
-def _rest(earlier: Sequence[float]) -> float:
+def _baseline(earlier: Sequence[float]) -> float:
     blocks = [earlier[at : at + BLOCK] for at in range(0, len(earlier) - BLOCK + 1, BLOCK)]
     if len(blocks) < 4:
-        return trimmed(earlier)
-    return sorted(trimmed(block) for block in blocks)[len(blocks) // 4]
+        return trimmed_mean(earlier)
+    return sorted(trimmed_mean(block) for block in blocks)[len(blocks) // 4]

@@ -9,7 +9,7 @@ import duckdb
 from healthd.fleet import engine, store
 
 # Errors that files, the disk or the memory limit may cause.
-_OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
+_STORAGE_ERRORS = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
 
 
 class Rows(NamedTuple):
@@ -45,15 +45,15 @@ class DuckDb:
         self._execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def rows(self, sql: str) -> Rows:
-        answer = self._execute(sql)
-        return Rows(tuple(column[0] for column in answer.description or ()), answer.fetchall())
+        result = self._execute(sql)
+        return Rows(tuple(column[0] for column in result.description or ()), result.fetchall())
 
     def _execute(self, sql: str) -> duckdb.DuckDBPyConnection:
         try:
             return self._connection.execute(sql)
         except duckdb.Error as error:
             # Damaged bytes within a Parquet page raise the bare base class; errors in the SQL raise subclasses.
-            if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):
+            if type(error) is not duckdb.Error and not isinstance(error, _STORAGE_ERRORS):
                 raise
-            paths = [path for some in self._files.values() for path in some]
-            raise store.damaged(self._connection, paths, error) from None
+            paths = [path for table_paths in self._files.values() for path in table_paths]
+            raise store.damaged_file_error(self._connection, paths, error) from None

@@ -16,22 +16,22 @@ from typing import Any
 import duckdb
 
 from healthd.fleet import store
-from healthd.fleet.questions import Question, Value, WrongQuestion
+from healthd.fleet.queries import InvalidQuery, Query, Value
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECONDS
 
 Files = Mapping[str, Sequence[str]]  # table -> its Parquet files: absolute paths
 
-NUMBERS = 10_000  # the table `numbers`: n from 0 to 9,999
-AT_ONCE = 10_000  # rows
+NUMBER_COUNT = 10_000  # the table `numbers`: n from 0 to 9,999
+FETCH_ROWS = 10_000  # rows
 # The machine may be a head node that also runs slurmctld: half of its cores, at most 4, with 1 GiB each.
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MEMORY_MIB = 1024 * THREADS
 # DuckDB's limit covers its buffers only. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
 # The limit is therefore this share of the process's memory.
-BUFFERS = 3 / 4
+BUFFER_SHARE = 3 / 4
 # Columns with the times of each table. The nodes of a job have the job's times.
-MOMENTS = {
+TIME_COLUMNS = {
     "ingests": ("from_time", "to_time - 1"),
     "jobs": ("submit_time", "start_time", "end_time"),
     "events": ("time",),
@@ -46,41 +46,45 @@ MOMENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QueryParameters:
     """The requested period, [from_time, to_time) in epoch seconds, and the query's parameters."""
 
     from_time: int
     to_time: int
-    parameters: Mapping[str, Value]
+    values: Mapping[str, Value]
 
     @property
     def columns(self) -> dict[str, tuple[str, Value]]:
         """Column -> its type and value."""
         types = {int: BIGINT, float: DOUBLE, str: TEXT}
-        named = {"from_time": self.from_time, "to_time": self.to_time, **self.parameters}
+        named = {"from_time": self.from_time, "to_time": self.to_time, **self.values}
         return {name: (types[type(value)], value) for name, value in named.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
 
 
 @contextmanager
-def answered(
-    questions: Sequence[Question], files: Files, asked: Asked, threads: int = THREADS, memory_mib: int = MEMORY_MIB
-) -> Iterator[Answer]:
+def run_queries(
+    queries: Sequence[Query],
+    files: Files,
+    parameters: QueryParameters,
+    threads: int = THREADS,
+    memory_mib: int = MEMORY_MIB,
+) -> Iterator[QueryResult]:
     """Run the last of these queries; the others are its dependencies (`queries.with_dependencies`).
 
     Raises InvalidQuery for SQL that DuckDB rejects, StoreError for a damaged file.
     """
-    with connected(files, threads, memory_mib) as connection:
-        yield ask(connection, questions, asked)
+    with open_database(files, threads, memory_mib) as connection:
+        yield run_on_connection(connection, queries, parameters)
 
 
 @contextmanager
-def connected(
+def open_database(
     files: Files, threads: int = THREADS, memory_mib: int = MEMORY_MIB
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory database with a view of each table, for a process limited to `memory_mib`.
@@ -88,75 +92,81 @@ def connected(
     Data that does not fit is written to a temporary folder below TMPDIR, which is removed at the end. Raises
     StoreError.
     """
-    with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.interruptible():
+    with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.keyboard_interrupts():
         connection = store.connect(scratch)
         try:
-            connection.execute(f"SET threads = {threads}; SET memory_limit = '{int(memory_mib * BUFFERS)}MiB'")
-            connection.execute(f"CREATE TABLE numbers AS SELECT range AS n FROM range({NUMBERS})")
+            connection.execute(f"SET threads = {threads}; SET memory_limit = '{int(memory_mib * BUFFER_SHARE)}MiB'")
+            connection.execute(f"CREATE TABLE numbers AS SELECT range AS n FROM range({NUMBER_COUNT})")
             for name in TABLES:
-                connection.execute(f"CREATE VIEW {name} AS {store.select(connection, name, list(files.get(name, ())))}")
-            paths = ", ".join(store.literal(path) for some in files.values() for path in some)
+                connection.execute(
+                    f"CREATE VIEW {name} AS {store.select_sql(connection, name, list(files.get(name, ())))}"
+                )
+            paths = ", ".join(store.literal(path) for table_paths in files.values() for path in table_paths)
             connection.execute(f"SET allowed_paths = [{paths}]")
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             yield connection
         except duckdb.OutOfMemoryException:
-            raise store.NeedsMemory(memory_mib) from None
+            raise store.MemoryLimitExceeded(memory_mib) from None
         finally:
             connection.close()
 
 
-def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], asked: Asked) -> Answer:
+def run_on_connection(
+    connection: duckdb.DuckDBPyConnection, queries: Sequence[Query], parameters: QueryParameters
+) -> QueryResult:
     """Run the last of these queries on an open database. Read its rows before the next call."""
-    columns = asked.columns
+    columns = parameters.columns
     kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
     connection.execute(
         f"CREATE OR REPLACE TABLE parameters AS SELECT {kinds}", [value for _, value in columns.values()]
     )
-    *below, last = questions
+    *dependencies, last = queries
     try:
-        for question in below:
-            connection.execute(f"CREATE OR REPLACE VIEW {question.name} AS {bare(question.sql)}")
-        connection.execute(bare(last.sql))
+        for query in dependencies:
+            connection.execute(f"CREATE OR REPLACE VIEW {query.name} AS {strip_semicolon(query.sql)}")
+        connection.execute(strip_semicolon(last.sql))
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        raise _refused(last, error) from None
-    return Answer(tuple(column[0] for column in connection.description or ()), _rows(connection, last))
+        raise _invalid_query(last, error) from None
+    return QueryResult(tuple(column[0] for column in connection.description or ()), _rows(connection, last))
 
 
-def times_known(files: Files) -> tuple[int, int] | None:
+def covered_period(files: Files) -> tuple[int, int] | None:
     """Return the period that the store covers, [from, to): of the ingests and of the rows; None without any time.
 
     Raises StoreError.
     """
-    with connected(files, 1) as connection:
+    with open_database(files, 1) as connection:
         newest = connection.execute("SELECT max(read_time) FROM ingests").fetchone()
         read_time = newest[0] if newest else None
         until = MAX_SECONDS if read_time is None else read_time + CLOCK_AHEAD_SECONDS
-        its = f"t BETWEEN {CLOCK_SET_SECONDS} AND {until}"
-        told = " UNION ALL ".join(
-            f"SELECT min(t) AS f, max(t) AS t FROM (SELECT {moment} AS t FROM {table}) WHERE {its}"
-            for table, moments in MOMENTS.items()
-            for moment in moments
+        condition = f"t BETWEEN {CLOCK_SET_SECONDS} AND {until}"
+        times_sql = " UNION ALL ".join(
+            f"SELECT min(t) AS f, max(t) AS t FROM (SELECT {column} AS t FROM {table}) WHERE {condition}"
+            for table, columns in TIME_COLUMNS.items()
+            for column in columns
         )
-        row = connection.execute(f"SELECT CAST(min(f) AS BIGINT), CAST(max(t) + 1 AS BIGINT) FROM ({told})").fetchone()
+        row = connection.execute(
+            f"SELECT CAST(min(f) AS BIGINT), CAST(max(t) + 1 AS BIGINT) FROM ({times_sql})"
+        ).fetchone()
     return None if row is None or None in row else (int(row[0]), int(row[1]))
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, question: Question) -> Iterator[tuple[Any, ...]]:
+def _rows(connection: duckdb.DuckDBPyConnection, query: Query) -> Iterator[tuple[Any, ...]]:
     try:
-        while rows := connection.fetchmany(AT_ONCE):
+        while rows := connection.fetchmany(FETCH_ROWS):
             yield from rows
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        raise _refused(question, error) from None
+        raise _invalid_query(query, error) from None
 
 
-def _refused(question: Question, error: duckdb.Error) -> WrongQuestion:
-    return WrongQuestion(f"{question.path}: {store.first_line(error)}")
+def _invalid_query(query: Query, error: duckdb.Error) -> InvalidQuery:
+    return InvalidQuery(f"{query.path}: {store.first_line(error)}")
 
 
-def bare(sql: str) -> str:
+def strip_semicolon(sql: str) -> str:
     """Remove a semicolon at the end of SQL, so that it can be part of another statement."""
     return sql.rstrip().removesuffix(";")

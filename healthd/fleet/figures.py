@@ -18,7 +18,7 @@ HEIGHT = 260  # of a figure, CSS pixels
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]
-Of = str | Callable[[Record], Any]  # how to get a value from a row
+Accessor = str | Callable[[Record], Any]  # how to get a value from a row
 Channel = dict[str, Any]
 
 
@@ -39,7 +39,7 @@ class Figure:
     """description: description for readers who cannot see the figure."""
 
     title: str
-    words: str
+    description: str
     layers: tuple[Layer, ...]
 
     @property
@@ -51,19 +51,19 @@ class Figure:
         return {"layer": [layer.spec for layer in self.layers], **size}
 
 
-def value_of(row: Record, of: Of) -> Any:
+def get_value(row: Record, accessor: Accessor) -> Any:
     """Return a value of a row. accessor: a key, with dots for nested keys and indices ("interval.0"), or a function."""
-    if callable(of):
-        return of(row)
+    if callable(accessor):
+        return accessor(row)
     value: Any = row
-    for key in of.split("."):
+    for key in accessor.split("."):
         value = value[int(key)] if isinstance(value, list | tuple) else value[key]
     return value
 
 
-def records(rows: Iterable[Record], fields: Mapping[str, Of]) -> list[Record]:
+def make_records(rows: Iterable[Record], fields: Mapping[str, Accessor]) -> list[Record]:
     """Return a record for each row. fields: name in the record -> how to get the value from the row."""
-    return [{name: value_of(row, of) for name, of in fields.items()} for row in rows]
+    return [{name: get_value(row, accessor) for name, accessor in fields.items()} for row in rows]
 
 
 def layer(

@@ -28,25 +28,25 @@ from typing import TYPE_CHECKING, TypeVar
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.privacy import HASH, Private, site_key
+from healthd.fleet.privacy import HASH_USERS, Privacy, site_key
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
     from healthd.fleet.store import Store
 
 T = TypeVar("T")
-LINE_EVERY_SECONDS = 10.0  # between progress lines without a terminal
+PROGRESS_SECONDS = 10.0  # between progress lines without a terminal
 # Rows that cannot be read.
-SHOWN = 20
-MOST_SHARE = 0.01  # a larger share of unread rows means a wrong file or setting
-LONGEST = 200
+MAX_EXAMPLES = 20
+MAX_UNREAD_SHARE = 0.01  # a larger share of unread rows means a wrong file or setting
+MAX_REASON_LENGTH = 200
 
 
 class IngestError(HealthdError):
     """A source cannot be read, or needs an option that is missing. One sentence that names the file or option."""
 
 
-class WrongCommand(IngestError):
+class UsageError(IngestError):
     """Wrong use that affects all files: no further file is read."""
 
 
@@ -56,7 +56,7 @@ class Unread:
 
     rows: Counter[str] = field(default_factory=Counter)  # source -> its rows, including unread ones
     unread: Counter[str] = field(default_factory=Counter)
-    shown: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
 
     def read(self, source: str, rows: int) -> None:
         self.rows[source] += rows
@@ -65,24 +65,24 @@ class Unread:
         """Count a row that cannot be read. line: from 1; 0 if there are no lines (JSON, a server's response)."""
         self.rows[source] += rows
         self.unread[source] += rows
-        if len(self.shown) < SHOWN:
-            place = f"{file}:{line}" if line else file
-            why = why if len(why) <= LONGEST else f"{why[:LONGEST]}..."
-            self.shown.append(printable(f"{source}: {place}: {why}"))
+        if len(self.examples) < MAX_EXAMPLES:
+            location = f"{file}:{line}" if line else file
+            why = why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}..."
+            self.examples.append(printable(f"{source}: {location}: {why}"))
 
-    def told(self) -> Iterator[str]:
+    def messages(self) -> Iterator[str]:
         """Yield the first unread rows, and the number for each source."""
-        yield from self.shown
-        hidden = sum(self.unread.values()) - len(self.shown)
+        yield from self.examples
+        hidden = sum(self.unread.values()) - len(self.examples)
         if hidden > 0:
             yield f"... and {hidden:,} more"
         for source, count in sorted(self.unread.items()):
             rows = self.rows[source]
             yield f"{source}: {count:,} of {rows:,} rows could not be read ({_share(count, rows)})"
 
-    def too_many(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Return True if more than a few lines of any source cannot be read."""
-        return any(count > MOST_SHARE * self.rows[source] for source, count in self.unread.items())
+        return any(count > MAX_UNREAD_SHARE * self.rows[source] for source, count in self.unread.items())
 
 
 def _share(part: int, whole: int) -> str:
@@ -105,11 +105,11 @@ class Source:
 
     name: str
     flag: str
-    what: str
+    metavar: str
     help: str
     ingest: Callable[[Run, list[str]], None]
-    many: bool = True
-    runs: bool = False
+    allows_several: bool = True
+    runs_without_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Run:
 
     source: Source
     store: Store
-    private: Private
+    privacy: Privacy
     rows: Unread
     now: int
     cluster: str = ""
     zone: tzinfo | None = None
     from_time: int | None = None
     to_time: int | None = None
-    say: Callable[[str], None] = field(default=lambda text: print(text, file=sys.stderr, flush=True))
+    log: Callable[[str], None] = field(default=lambda text: print(text, file=sys.stderr, flush=True))
     failed: list[str] = field(default_factory=list)
 
     def read(self, rows: int = 1) -> None:
@@ -153,7 +153,7 @@ class Run:
         """Collect the errors of one file, so that the next one can be read. Raises StoreError, UsageError."""
         try:
             yield
-        except (StoreError, WrongCommand):
+        except (StoreError, UsageError):
             raise
         except (HealthdError, OSError) as error:
             self.failed.append(self.sentence(error))
@@ -171,21 +171,21 @@ class Run:
         name: of the piece; an existing row of this name is replaced. from_time, to_time: the period that the piece
         covers.
         """
-        with self.steps() as one, self.piece(one, name, from_time, to_time, cluster):
-            yield one
+        with self.steps() as new_step, self.piece(new_step, name, from_time, to_time, cluster):
+            yield new_step
 
     @contextmanager
     def steps(self) -> Iterator[Step]:
         """Return a step of several pieces, each added with `piece`. Raises StoreError."""
         from healthd.fleet.step import step
 
-        with step(self.store, f"{self.source.name} ") as one:
-            yield one
+        with step(self.store, f"{self.source.name} ") as new_step:
+            yield new_step
 
     @contextmanager
     def piece(
         self,
-        one: Step,
+        step: Step,
         name: str,
         from_time: int | None = None,
         to_time: int | None = None,
@@ -194,16 +194,16 @@ class Run:
         """Add the row of `ingests` for the rows read in the block, if it is read to its end: see `step`."""
         source = self.source.name
         rows, unread = self.rows.rows[source], self.rows.unread[source]
-        one.covered, one.clusters = None, set()
+        step.covered, step.clusters = None, set()
         yield
         unread = self.rows.unread[source] - unread
         read = self.rows.rows[source] - rows - unread
-        from_time, to_time = one.covered or (from_time, to_time)
+        from_time, to_time = step.covered or (from_time, to_time)
         if cluster is None:
-            cluster = one.clusters.copy().pop() if len(one.clusters) == 1 else self.cluster
-        one.stage("ingests", [(cluster, source, name, from_time, to_time, self.now, read, unread)])
+            cluster = step.clusters.copy().pop() if len(step.clusters) == 1 else self.cluster
+        step.stage("ingests", [(cluster, source, name, from_time, to_time, self.now, read, unread)])
 
-    def watch(self, items: Iterable[T], total: int | None = None, unit: str = "files") -> Iterator[T]:
+    def track(self, items: Iterable[T], total: int | None = None, unit: str = "files") -> Iterator[T]:
         """Yield the items and show the progress: a bar on a terminal, else a log line now and then."""
         if total is None and isinstance(items, Sequence):
             total = len(items)
@@ -212,19 +212,19 @@ class Run:
 
             yield from tqdm(items, self.source.name, total, unit=f" {unit}", leave=False, dynamic_ncols=True)
         else:
-            yield from self._lines(items, total, unit)
+            yield from self._log_progress(items, total, unit)
 
-    def _lines(self, items: Iterable[T], total: int | None, unit: str) -> Iterator[T]:
-        told = time.monotonic()
+    def _log_progress(self, items: Iterable[T], total: int | None, unit: str) -> Iterator[T]:
+        last_logged = time.monotonic()
         for done, item in enumerate(items):
-            if time.monotonic() - told >= LINE_EVERY_SECONDS:
-                told = time.monotonic()
-                self.say(f"{self.source.name}: {done:,}{f' of {total:,}' if total is not None else ''} {unit}")
+            if time.monotonic() - last_logged >= PROGRESS_SECONDS:
+                last_logged = time.monotonic()
+                self.log(f"{self.source.name}: {done:,}{f' of {total:,}' if total is not None else ''} {unit}")
             yield item
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IngestOptions:
     """Options for all sources of one ingest: see Run.
 
     users: keep, drop, hash; "" = as the store has it, a new store hashes. key: a file; None = the store's own.
@@ -240,7 +240,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Came:
+class IngestResult:
     """Result of an ingest.
 
     sources: those that were read at least partly. failed: a sentence for each source and file that could not be read to
@@ -252,48 +252,48 @@ class Came:
     failed: list[str] = field(default_factory=list)
 
 
-def ingest(folder: str, wanted: Sequence[tuple[Source, list[str]]], asked: Asked) -> Came:
+def ingest(folder: str, requested: Sequence[tuple[Source, list[str]]], options: IngestOptions) -> IngestResult:
     """Read new data of each source into the store, which is created if missing.
 
     A source or file that cannot be read does not affect the others. Raises StoreError; earlier commits are kept.
     """
-    from healthd.fleet.store import writing
+    from healthd.fleet.store import open_for_writing
 
-    came = Came()
-    with writing(folder, make=True) as store:
-        private = _private(store, asked)
-        for source, files in wanted:
+    result = IngestResult()
+    with open_for_writing(folder, make=True) as store:
+        privacy = _privacy(store, options)
+        for source, files in requested:
             run = Run(
-                *(source, store, private, came.unread, asked.now),
-                cluster=asked.cluster,
-                zone=asked.zone,
-                from_time=asked.from_time,
-                to_time=asked.to_time,
-                failed=came.failed,
+                *(source, store, privacy, result.unread, options.now),
+                cluster=options.cluster,
+                zone=options.zone,
+                from_time=options.from_time,
+                to_time=options.to_time,
+                failed=result.failed,
             )
-            failed = len(came.failed)
+            failed = len(result.failed)
             try:
                 source.ingest(run, files)
             except StoreError:
                 raise
             except (HealthdError, OSError) as error:
-                came.failed.append(run.sentence(error))
-            if len(came.failed) == failed or came.unread.rows[source.name]:
-                came.sources.append(source.name)
-    return came
+                result.failed.append(run.sentence(error))
+            if len(result.failed) == failed or result.unread.rows[source.name]:
+                result.sources.append(source.name)
+    return result
 
 
-def _private(store: Store, asked: Asked) -> Private:
+def _privacy(store: Store, options: IngestOptions) -> Privacy:
     """Return the privacy settings. A store uses one setting and one key, so that users stay comparable. Raises
     StoreError.
     """
-    has = store.manifest
-    users = asked.users or has.users or HASH
-    private = Private(users, site_key(store.folder, asked.key))
-    if has.users and has.users != users:
-        raise StoreError(f"{store.folder}: was made with --users {has.users}: --users {users} needs a new store")
-    if has.key and has.key != private.fingerprint:
+    manifest = store.manifest
+    users = options.users or manifest.users or HASH_USERS
+    privacy = Privacy(users, site_key(store.folder, options.key))
+    if manifest.users and manifest.users != users:
+        raise StoreError(f"{store.folder}: was made with --users {manifest.users}: --users {users} needs a new store")
+    if manifest.key and manifest.key != privacy.fingerprint:
         raise StoreError(f"{store.folder}: was made with another key: --key FILE names it")
-    if not has.users:
-        store.commit(replace(has, users=users, key=private.fingerprint))
-    return private
+    if not manifest.users:
+        store.commit(replace(manifest, users=users, key=privacy.fingerprint))
+    return privacy

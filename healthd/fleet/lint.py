@@ -45,7 +45,7 @@ FUNCTIONS = frozenset(
     ]
 )
 TYPES = frozenset(["bigint", "boolean", "double", "varchar"])
-_BEFORE_A_BRACKET = frozenset(
+_KEYWORDS_BEFORE_BRACKET = frozenset(
     [
         "all",
         "and",
@@ -81,15 +81,17 @@ _BEFORE_A_BRACKET = frozenset(
         "with",
     ]
 )
-_ENDS_A_FROM = frozenset(["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"])
+_KEYWORDS_AFTER_FROM = frozenset(
+    ["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"]
+)
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
 # Equality of such columns makes a join over a time range cheap: a time bin, or the identifier of a job or stream.
-_NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
-_SMALL = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
+_NARROW_COLUMN = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
+_SMALL_TABLES = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
-_ALL = "name the columns; UNION ALL is allowed only between two SELECTs"
+_ALL_HINT = "name the columns; UNION ALL is allowed only between two SELECTs"
 # Rejected words -> alternative.
-_WORDS = {
+_REFUSED_WORDS = {
     "anti": "use WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
     "asof": "only DuckDB has ASOF JOIN: join by an equal time bin and take the newest with row_number()",
     "columns": "name the columns",
@@ -111,7 +113,7 @@ _WORDS = {
     ),
 }
 # Functions that exist in one engine only, or differ between them -> alternative.
-_FUNCTIONS = {
+_REFUSED_FUNCTIONS = {
     "explode": "join `numbers`",
     "generate_series": "join `numbers`",
     "epoch": "times are whole seconds already; epoch() differs in Spark",
@@ -147,9 +149,9 @@ class Token(NamedTuple):
     depth: int
 
 
-class Refusal(NamedTuple):
+class LintError(NamedTuple):
     line: int
-    why: str
+    reason: str
 
 
 def tokens(sql: str) -> list[Token]:
@@ -165,172 +167,192 @@ def tokens(sql: str) -> list[Token]:
     return found
 
 
-def tables_of(sql: str) -> set[str]:
+def table_names(sql: str) -> set[str]:
     """Return the names after FROM and JOIN, except those defined by a WITH of the same SQL."""
-    read = tokens(sql)
-    named = (read[number + 1] for number in _reading(read) if number + 1 < len(read))
-    return {name.word for name in named if name.kind == "word"} - _made(read)
+    sql_tokens = tokens(sql)
+    following = (sql_tokens[number + 1] for number in _from_positions(sql_tokens) if number + 1 < len(sql_tokens))
+    return {name.word for name in following if name.kind == "word"} - _with_names(sql_tokens)
 
 
-def refusals(sql: str, known: Collection[str]) -> list[Refusal]:
+def find_errors(sql: str, known_tables: Collection[str]) -> list[LintError]:
     """Return the errors of a query by line; empty if it is allowed. known_tables: the available tables."""
-    read = tokens(sql)
-    if not read:
-        return [Refusal(1, "the file has no SQL")]
-    found = [*_one_select(read), *_words_and_signs(read), *_froms(read, {*known, *_made(read)}), *_joins(read)]
+    sql_tokens = tokens(sql)
+    if not sql_tokens:
+        return [LintError(1, "the file has no SQL")]
+    found = [
+        *_check_single_select(sql_tokens),
+        *_check_tokens(sql_tokens),
+        *_check_from(sql_tokens, {*known_tables, *_with_names(sql_tokens)}),
+        *_check_joins(sql_tokens),
+    ]
     return sorted(set(found))
 
 
-def _made(read: list[Token]) -> set[str]:
+def _with_names(sql_tokens: list[Token]) -> set[str]:
     """Return the names defined by WITH: `name AS (` or `name(a, b) AS (`."""
-    made = set()
-    for number, token in enumerate(read):
-        if token.word == "as" and _word(read, number + 1) == "(" and number:
+    names = set()
+    for number, token in enumerate(sql_tokens):
+        if token.word == "as" and _word(sql_tokens, number + 1) == "(" and number:
             begin = number - 1
-            if read[begin].word == ")":
+            if sql_tokens[begin].word == ")":
                 begin = (
-                    max(i for i in range(begin) if read[i].word == "(" and read[i].depth == read[number - 1].depth) - 1
+                    max(
+                        i
+                        for i in range(begin)
+                        if sql_tokens[i].word == "(" and sql_tokens[i].depth == sql_tokens[number - 1].depth
+                    )
+                    - 1
                 )
-            if read[begin].kind == "word" and begin and read[begin - 1].word in ("with", ","):
-                made.add(read[begin].word)
-    return made
+            if sql_tokens[begin].kind == "word" and begin and sql_tokens[begin - 1].word in ("with", ","):
+                names.add(sql_tokens[begin].word)
+    return names
 
 
-def _word(read: list[Token], number: int) -> str:
-    return read[number].word if 0 <= number < len(read) else ""
+def _word(sql_tokens: list[Token], number: int) -> str:
+    return sql_tokens[number].word if 0 <= number < len(sql_tokens) else ""
 
 
-def _one_select(read: list[Token]) -> Iterator[Refusal]:
-    if read[0].word not in ("select", "with"):
-        yield Refusal(read[0].line, "a query is one SELECT; it may begin with WITH")
-    for number, token in enumerate(read):
-        if token.word == ";" and number + 1 < len(read):
-            yield Refusal(read[number + 1].line, "a query is one SELECT, but there is text after its end")
-    if read[-1].depth < 0 or (read[-1].depth > 0 and read[-1].word != ")"):
-        yield Refusal(read[-1].line, "the brackets do not match")
+def _check_single_select(sql_tokens: list[Token]) -> Iterator[LintError]:
+    if sql_tokens[0].word not in ("select", "with"):
+        yield LintError(sql_tokens[0].line, "a query is one SELECT; it may begin with WITH")
+    for number, token in enumerate(sql_tokens):
+        if token.word == ";" and number + 1 < len(sql_tokens):
+            yield LintError(sql_tokens[number + 1].line, "a query is one SELECT, but there is text after its end")
+    if sql_tokens[-1].depth < 0 or (sql_tokens[-1].depth > 0 and sql_tokens[-1].word != ")"):
+        yield LintError(sql_tokens[-1].line, "the brackets do not match")
 
 
-def _words_and_signs(read: list[Token]) -> Iterator[Refusal]:
-    made = _made(read)
-    for number, token in enumerate(read):
+def _check_tokens(sql_tokens: list[Token]) -> Iterator[LintError]:
+    with_names = _with_names(sql_tokens)
+    for number, token in enumerate(sql_tokens):
         _, word, line, _ = token
-        after, before = _word(read, number + 1), _word(read, number - 1)
+        after, before = _word(sql_tokens, number + 1), _word(sql_tokens, number - 1)
         if token.kind == "quoted":
-            yield Refusal(line, f"{word}: write names without quotes, and text in single quotes")
+            yield LintError(line, f"{word}: write names without quotes, and text in single quotes")
         elif token.kind == "other" or word in _REFUSED_SIGNS:
-            yield Refusal(line, f"{word}: {_REFUSED_SIGNS.get(word, 'not known to both engines')}")
+            yield LintError(line, f"{word}: {_REFUSED_SIGNS.get(word, 'not known to both engines')}")
         elif token.kind == "number" and "." in word and "e" not in word.lower():
-            yield Refusal(line, f"{word}: a DECIMAL, which the engines round differently: use {word}e0")
+            yield LintError(line, f"{word}: a DECIMAL, which the engines round differently: use {word}e0")
         elif token.kind == "text" and "\\" in word:
-            yield Refusal(line, "a backslash in a text has another meaning in Spark")
-        elif word in ("/", "%") and read[number + 1 : number + 2] and not _safe_divisor(read, number + 1):
-            yield Refusal(line, f"{word}: if the divisor is 0 one engine fails: use {word} nullif(..., 0)")
+            yield LintError(line, "a backslash in a text has another meaning in Spark")
+        elif word in ("/", "%") and sql_tokens[number + 1 : number + 2] and not _safe_divisor(sql_tokens, number + 1):
+            yield LintError(line, f"{word}: if the divisor is 0 one engine fails: use {word} nullif(..., 0)")
         elif token.kind != "word":
             continue
-        elif word in _WORDS and before != "." and after != ".":
-            yield Refusal(line, f"{word.upper()}: {_WORDS[word]}")
+        elif word in _REFUSED_WORDS and before != "." and after != ".":
+            yield LintError(line, f"{word.upper()}: {_REFUSED_WORDS[word]}")
         elif word == "all" and before not in ("union", "except", "intersect"):
-            yield Refusal(line, f"ALL: {_ALL}")
+            yield LintError(line, f"ALL: {_ALL_HINT}")
         elif word == "on" and before == "distinct":
-            yield Refusal(line, "Spark has no DISTINCT ON: take the first row with row_number()")
-        elif after == "(" and word not in _BEFORE_A_BRACKET and word not in made and word not in FUNCTIONS:
-            hint = _FUNCTIONS.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
-            yield Refusal(line, f"{word}(): {hint}")
+            yield LintError(line, "Spark has no DISTINCT ON: take the first row with row_number()")
+        elif after == "(" and word not in _KEYWORDS_BEFORE_BRACKET and word not in with_names and word not in FUNCTIONS:
+            hint = _REFUSED_FUNCTIONS.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
+            yield LintError(line, f"{word}(): {hint}")
         elif word == "cast" and after == "(":
-            yield from _cast(read, number + 1)
+            yield from _check_cast(sql_tokens, number + 1)
 
 
-def _safe_divisor(read: list[Token], number: int) -> bool:
-    return read[number].word == "nullif" or (read[number].kind == "number" and float(read[number].word) != 0)
+def _safe_divisor(sql_tokens: list[Token], number: int) -> bool:
+    return sql_tokens[number].word == "nullif" or (
+        sql_tokens[number].kind == "number" and float(sql_tokens[number].word) != 0
+    )
 
 
-def _cast(read: list[Token], bracket: int) -> Iterator[Refusal]:
-    depth = read[bracket].depth
-    end = next((i for i in range(bracket + 1, len(read)) if read[i].word == ")" and read[i].depth == depth), 0)
-    if end and (_word(read, end - 2) != "as" or read[end - 1].word not in TYPES):
-        yield Refusal(read[end - 1].line, f"CAST: the types are {', '.join(sorted(t.upper() for t in TYPES))}")
+def _check_cast(sql_tokens: list[Token], bracket: int) -> Iterator[LintError]:
+    depth = sql_tokens[bracket].depth
+    end = next(
+        (i for i in range(bracket + 1, len(sql_tokens)) if sql_tokens[i].word == ")" and sql_tokens[i].depth == depth),
+        0,
+    )
+    if end and (_word(sql_tokens, end - 2) != "as" or sql_tokens[end - 1].word not in TYPES):
+        yield LintError(sql_tokens[end - 1].line, f"CAST: the types are {', '.join(sorted(t.upper() for t in TYPES))}")
 
 
-def _reading(read: list[Token]) -> Iterator[int]:
+def _from_positions(sql_tokens: list[Token]) -> Iterator[int]:
     """Yield the positions of FROM and JOIN, except IS DISTINCT FROM."""
-    for number, token in enumerate(read):
-        if token.kind == "word" and token.word in ("from", "join") and _word(read, number - 1) != "distinct":
+    for number, token in enumerate(sql_tokens):
+        if token.kind == "word" and token.word in ("from", "join") and _word(sql_tokens, number - 1) != "distinct":
             yield number
 
 
-def _froms(read: list[Token], known: Collection[str]) -> Iterator[Refusal]:
-    for number in _reading(read):
-        token = read[number]
-        name = read[number + 1] if number + 1 < len(read) else token
+def _check_from(sql_tokens: list[Token], known_tables: Collection[str]) -> Iterator[LintError]:
+    for number in _from_positions(sql_tokens):
+        token = sql_tokens[number]
+        name = sql_tokens[number + 1] if number + 1 < len(sql_tokens) else token
         if name.word == "(":
-            inner = _word(read, number + 2)
+            inner = _word(sql_tokens, number + 2)
             if inner not in ("select", "with"):
-                yield Refusal(name.line, "only a SELECT may be in brackets after FROM and JOIN; or use WITH")
-        elif name.kind != "word" or _word(read, number + 2) in (".", "("):
-            yield Refusal(name.line, f"{token.word.upper()} {name.word}: only tables can be read, by name")
-        elif name.word not in known:
-            yield Refusal(name.line, f'unknown table "{name.word}"; available: {", ".join(sorted(known))}')
+                yield LintError(name.line, "only a SELECT may be in brackets after FROM and JOIN; or use WITH")
+        elif name.kind != "word" or _word(sql_tokens, number + 2) in (".", "("):
+            yield LintError(name.line, f"{token.word.upper()} {name.word}: only tables can be read, by name")
+        elif name.word not in known_tables:
+            yield LintError(name.line, f'unknown table "{name.word}"; available: {", ".join(sorted(known_tables))}')
         if token.word == "from":
-            yield from _commas(read, number)
+            yield from _check_commas(sql_tokens, number)
 
 
-def _commas(read: list[Token], start: int) -> Iterator[Refusal]:
-    for token in read[start + 1 :]:
-        if token.depth < read[start].depth or (token.depth == read[start].depth and token.word in _ENDS_A_FROM):
+def _check_commas(sql_tokens: list[Token], start: int) -> Iterator[LintError]:
+    for token in sql_tokens[start + 1 :]:
+        if token.depth < sql_tokens[start].depth or (
+            token.depth == sql_tokens[start].depth and token.word in _KEYWORDS_AFTER_FROM
+        ):
             return
-        if token.word == "," and token.depth == read[start].depth:
-            yield Refusal(token.line, "a comma between tables: use JOIN ... ON")
+        if token.word == "," and token.depth == sql_tokens[start].depth:
+            yield LintError(token.line, "a comma between tables: use JOIN ... ON")
 
 
-def _joins(read: list[Token]) -> Iterator[Refusal]:
-    for number, token in enumerate(read):
+def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
+    for number, token in enumerate(sql_tokens):
         if token.word != "join" or token.kind != "word":
             continue
-        if _word(read, number - 1) == "cross":
-            if _word(read, number + 1) not in _SMALL:
-                yield Refusal(token.line, f"CROSS JOIN is allowed for {' and '.join(_SMALL)} only: use JOIN ... ON")
+        if _word(sql_tokens, number - 1) == "cross":
+            if _word(sql_tokens, number + 1) not in _SMALL_TABLES:
+                yield LintError(
+                    token.line, f"CROSS JOIN is allowed for {' and '.join(_SMALL_TABLES)} only: use JOIN ... ON"
+                )
             continue
-        condition = _condition(read, number)
+        condition = _condition(sql_tokens, number)
         if condition is None:
-            yield Refusal(token.line, "JOIN: the condition is missing: use ON or USING")
+            yield LintError(token.line, "JOIN: the condition is missing: use ON or USING")
         elif condition and not any(_equality(condition, at) for at in range(len(condition))):
-            yield Refusal(
+            yield LintError(
                 token.line, "JOIN: needs an equality of two columns, else every row is paired with every other"
             )
         elif any(part.word in ("<", "<=", ">", ">=", "between") for part in condition) and not any(
-            _equality(condition, at) and _NARROW.fullmatch(condition[at - 1].word) for at in range(len(condition))
+            _equality(condition, at) and _NARROW_COLUMN.fullmatch(condition[at - 1].word)
+            for at in range(len(condition))
         ):
-            yield Refusal(
+            yield LintError(
                 token.line,
                 "JOIN over a time range: also require equal time bins (columns ..._bin) or job identifiers",
             )
 
 
-def _condition(read: list[Token], join: int) -> list[Token] | None:
+def _condition(sql_tokens: list[Token], join: int) -> list[Token] | None:
     """Return the tokens of a join's ON; [] for USING; None if it has neither."""
-    depth = read[join].depth
+    depth = sql_tokens[join].depth
     begin = next(
         (
             i
-            for i in range(join + 1, len(read))
-            if read[i].depth <= depth and read[i].word in ("on", "using", "join", ")")
+            for i in range(join + 1, len(sql_tokens))
+            if sql_tokens[i].depth <= depth and sql_tokens[i].word in ("on", "using", "join", ")")
         ),
         None,
     )
-    if begin is None or read[begin].word in ("join", ")") or read[begin].depth < depth:
+    if begin is None or sql_tokens[begin].word in ("join", ")") or sql_tokens[begin].depth < depth:
         return None
-    if read[begin].word == "using":
+    if sql_tokens[begin].word == "using":
         return []
-    ends = _ENDS_A_FROM | _JOINS
+    ends = _KEYWORDS_AFTER_FROM | _JOINS
     end = next(
         (
             i
-            for i in range(begin + 1, len(read))
-            if read[i].depth < depth or (read[i].depth == depth and read[i].word in ends)
+            for i in range(begin + 1, len(sql_tokens))
+            if sql_tokens[i].depth < depth or (sql_tokens[i].depth == depth and sql_tokens[i].word in ends)
         ),
-        len(read),
+        len(sql_tokens),
     )
-    return read[begin + 1 : end]
+    return sql_tokens[begin + 1 : end]
 
 
 def _equality(condition: list[Token], at: int) -> bool:

@@ -63,7 +63,7 @@ class Manifest:
         return replace(self, tables={**self.tables, table: dict(sorted(files.items()))})
 
 
-def read(folder: str) -> Manifest:
+def read_manifest(folder: str) -> Manifest:
     """Read the manifest.
 
     Raises StoreError if it is missing, damaged or of a newer healthd, or if one of its files has changed.
@@ -73,8 +73,8 @@ def read(folder: str) -> Manifest:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except FileNotFoundError:
-        there = "has no manifest" if os.path.isdir(folder) else "does not exist"
-        raise StoreError(f'{folder}: no store: the folder {there}; run "healthd fleet ingest --out" first') from None
+        state = "has no manifest" if os.path.isdir(folder) else "does not exist"
+        raise StoreError(f'{folder}: no store: the folder {state}; run "healthd fleet ingest --out" first') from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -87,23 +87,25 @@ def read(folder: str) -> Manifest:
     except codec.ConvertError as error:
         raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     for table, months in manifest.tables.items():
-        for month, one in months.items():
-            if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(one.name):
-                raise StoreError(f'{path}: is damaged: "{one.name}" is not a file of table {table}, month {month}')
-            _require(os.path.join(folder, one.name), one.bytes)
+        for month, month_file in months.items():
+            if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(month_file.name):
+                raise StoreError(
+                    f'{path}: is damaged: "{month_file.name}" is not a file of table {table}, month {month}'
+                )
+            _require_size(os.path.join(folder, month_file.name), month_file.bytes)
     return manifest
 
 
-def _require(path: str, size: int) -> None:
+def _require_size(path: str, size: int) -> None:
     try:
-        has = os.stat(path).st_size
+        actual_size = os.stat(path).st_size
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest lists it") from None
-    if has != size:
-        raise StoreError(f"{path}: is damaged: it has {has:,} bytes instead of {size:,}")
+    if actual_size != size:
+        raise StoreError(f"{path}: is damaged: it has {actual_size:,} bytes instead of {size:,}")
 
 
-def write(folder: str, manifest: Manifest) -> None:
+def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest atomically, also with regard to power cuts. Raises StoreError."""
     temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
     try:
@@ -115,7 +117,7 @@ def write(folder: str, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
-        sync(folder)
+        sync_path(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with suppress(OSError):  # it may not exist: a file system can run out of inodes
@@ -123,7 +125,7 @@ def write(folder: str, manifest: Manifest) -> None:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def sync(path: str) -> None:
+def sync_path(path: str) -> None:
     """Make the content of a file or folder survive a power cut. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -17,23 +17,23 @@ from typing import Literal
 from healthd.fleet.manifest import StoreError
 
 Users = Literal["keep", "drop", "hash"]
-KEEP, DROP, HASH = "keep", "drop", "hash"
-FEWEST_BYTES = 16  # 128 bits; a shorter key can be found by brute force
-MOST_BYTES = 4096
-MOST_KNOWN = 100_000
+KEEP_USERS, DROP_USERS, HASH_USERS = "keep", "drop", "hash"
+MIN_KEY_BYTES = 16  # 128 bits; a shorter key can be found by brute force
+MAX_KEY_BYTES = 4096
+MAX_CACHED_HASHES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class Privacy:
     users: str
     key: bytes = field(repr=False)
-    _known: dict[tuple[bytes, bytes], str] = field(default_factory=dict, repr=False)
+    _hashes: dict[tuple[bytes, bytes], str] = field(default_factory=dict, repr=False)
 
     def user(self, name: str | None) -> str | None:
         """Return the stored form of a user's name."""
-        if not name or self.users == DROP:
+        if not name or self.users == DROP_USERS:
             return None
-        return name if self.users == KEEP else self._hash(b"user", name.encode("utf-8", "surrogateescape"))
+        return name if self.users == KEEP_USERS else self._hash(b"user", name.encode("utf-8", "surrogateescape"))
 
     def run_key(self, job_name: str | None, work_directory: str | None) -> str | None:
         """Return a key that is equal for jobs with the same name and work directory; None if one is unknown.
@@ -55,49 +55,49 @@ class Private:
         return self._hash(b"key", b"")[:16]
 
     def _hash(self, purpose: bytes, text: bytes) -> str:
-        found = self._known.get((purpose, text))
+        found = self._hashes.get((purpose, text))
         if found is None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
+            if len(self._hashes) >= MAX_CACHED_HASHES:
+                self._hashes.clear()
             found = hmac.digest(self.key, purpose + b"\0" + text, "sha256")[:16].hex()
-            self._known[purpose, text] = found
+            self._hashes[purpose, text] = found
         return found
 
 
 def site_key(folder: str, file: str | None) -> bytes:
     """Return the key in `file`, or the one in the store's folder, which is created if missing. Raises StoreError."""
     if file is not None:
-        return _read(file)
+        return _read_key(file)
     path = os.path.join(folder, "key")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        return _read(path)
+        return _read_key(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be created: {error.strerror}") from None
     try:
-        with open(descriptor, "w", encoding="ascii") as made:
-            made.write(secrets.token_hex(32) + "\n")
-            made.flush()
+        with open(descriptor, "w", encoding="ascii") as key_file:
+            key_file.write(secrets.token_hex(32) + "\n")
+            key_file.flush()
             os.fsync(descriptor)
     except OSError as error:
         os.unlink(path)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
-    return _read(path)
+    return _read_key(path)
 
 
-def _read(path: str) -> bytes:
+def _read_key(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            text = file.read(MOST_BYTES + 1).strip()
+            text = file.read(MAX_KEY_BYTES + 1).strip()
     except OSError as error:
         raise StoreError(f"{path}: the key cannot be read: {error.strerror}") from None
-    if about.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise StoreError(f"{path}: other users can read or change the key: chmod 600 {path}")
-    if not FEWEST_BYTES <= len(text) <= MOST_BYTES:
-        raise StoreError(f"{path}: a key must have {FEWEST_BYTES} to {MOST_BYTES} bytes, this one has {len(text)}")
+    if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
+        raise StoreError(f"{path}: a key must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, this one has {len(text)}")
     return text

@@ -10,11 +10,11 @@ import os
 from dataclasses import replace
 
 from healthd.fleet.manifest import File
-from healthd.fleet.store import Store, explained, literal, quoted, select
+from healthd.fleet.store import Store, literal, quoted, select_sql, store_errors
 from healthd.fleet.tables import EXCLUSIONS, JOBS, TABLES, Table
 
 # Table -> the column with the end time.
-ENDS = {
+END_COLUMNS = {
     "jobs": "end_time",
     "job_nodes": "end_time",
     "node_states": "end_time",
@@ -25,13 +25,17 @@ ENDS = {
 }
 
 
-def gone(table: Table, before: int) -> str:
+def expired_condition(table: Table, before: int) -> str:
     """Return the SQL condition that a row is older than `before`; "" = no row is."""
-    column = ENDS.get(table.name, table.month_of)
+    column = END_COLUMNS.get(table.name, table.month_column)
     if not before or not column:
         return ""
-    began = f" AND {quoted(table.month_of)} < {before}" if table.month_of else ""
-    return f"{quoted(column)} <= {before}{began}" if table.name in ENDS else f"{quoted(column)} < {before}"
+    begin_condition = f" AND {quoted(table.month_column)} < {before}" if table.month_column else ""
+    return (
+        f"{quoted(column)} <= {before}{begin_condition}"
+        if table.name in END_COLUMNS
+        else f"{quoted(column)} < {before}"
+    )
 
 
 def prune(store: Store, before: int) -> dict[str, int]:
@@ -40,13 +44,13 @@ def prune(store: Store, before: int) -> dict[str, int]:
     """
     manifest = replace(store.manifest, pruned_before=max(before, store.manifest.pruned_before))
     removed = {}
-    with explained(store):
+    with store_errors(store):
         for name, table in TABLES.items():
-            if not (old := gone(table, before)):
+            if not (expired := expired_condition(table, before)):
                 continue
             if table is EXCLUSIONS:
-                old += f" AND NOT {_of_kept_job(store, before)}"
-            months = {month: _without(store, name, month, old) for month in store.manifest.files(name)}
+                expired += f" AND NOT {_kept_job_condition(store, before)}"
+            months = {month: _rewrite_month(store, name, month, expired) for month in store.manifest.files(name)}
             rows = {month: file.rows if file else 0 for month, file in months.items()}
             removed[name] = sum(file.rows - rows[month] for month, file in store.manifest.files(name).items())
             manifest = manifest.with_files(name, months)
@@ -55,28 +59,28 @@ def prune(store: Store, before: int) -> dict[str, int]:
     return removed
 
 
-def _of_kept_job(store: Store, before: int) -> str:
+def _kept_job_condition(store: Store, before: int) -> str:
     """Return the SQL condition that an exclusion belongs to a job that is kept: exclusions have no end of their own."""
-    jobs = select(store.connection, "jobs", store.files("jobs"))
+    jobs = select_sql(store.connection, "jobs", store.files("jobs"))
     names = "cluster, job_id, submit_time"
     return (
         f"coalesce(({names}) IN (SELECT ({names}) FROM ({jobs}) WHERE submit_time < {before} "
-        f"AND ({gone(JOBS, before)}) IS NOT TRUE AND cluster IS NOT NULL AND job_id IS NOT NULL), false)"
+        f"AND ({expired_condition(JOBS, before)}) IS NOT TRUE AND cluster IS NOT NULL AND job_id IS NOT NULL), false)"
     )
 
 
-def _without(store: Store, table: str, month: str, old: str) -> File | None:
+def _rewrite_month(store: Store, table: str, month: str, expired: str) -> File | None:
     """Return the month's file without the old rows; None: no rows are left."""
     file = store.manifest.files(table)[month]
-    rows = select(store.connection, table, [os.path.join(store.folder, file.name)])
-    found = store.connection.execute(f"SELECT count(*) FROM ({rows}) WHERE {old}").fetchone()
+    rows = select_sql(store.connection, table, [os.path.join(store.folder, file.name)])
+    found = store.connection.execute(f"SELECT count(*) FROM ({rows}) WHERE {expired}").fetchone()
     count = found[0] if found else 0
     if count in (0, file.rows):
         return None if count else file
     path = store.path(table, month)
-    columns = ", ".join(map(quoted, [*TABLES[table].replace_by, *TABLES[table].rows_by]))
+    columns = ", ".join(map(quoted, [*TABLES[table].key_columns, *TABLES[table].row_key_columns]))
     store.connection.execute(
-        f"COPY (SELECT * FROM ({rows}) WHERE ({old}) IS NOT TRUE ORDER BY {columns}) TO {literal(path)} "
+        f"COPY (SELECT * FROM ({rows}) WHERE ({expired}) IS NOT TRUE ORDER BY {columns}) TO {literal(path)} "
         "(FORMAT parquet, COMPRESSION zstd)"
     )
     return File(os.path.relpath(path, store.folder), file.rows - count, os.path.getsize(path))

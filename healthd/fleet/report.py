@@ -29,12 +29,12 @@ from healthd.fleet.answers import (
     rate,
     states,
 )
-from healthd.fleet.answers.document import Document, Unanswerable, moment
+from healthd.fleet.answers.document import Document, Unanswerable, format_time
 from healthd.fleet.answers.study import Study
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.report_page import Assets, Report, is_report, page
+from healthd.fleet.report_page import Assets, Report, is_report, render_page
 from healthd.fleet.statistics.lemon_score import WINDOW_DAYS
-from healthd.fleet.summary import opening
+from healthd.fleet.summary import opening_sentences
 from healthd.fleet.view import COUNT, TIME, Column, Table, View
 from healthd.fleet.views import alarms as alarms_view
 from healthd.fleet.views import attribution as attribution_view
@@ -53,7 +53,7 @@ from healthd.fleet.views import states as states_view
 FILE = "report.html"
 
 
-class NotOurs(HealthdError):
+class UnknownReport(HealthdError):
     """A file in place of the report was not written by healthd."""
 
 
@@ -71,7 +71,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Chapter:
     """A chapter of the report.
 
     command            arguments of `healthd fleet` for the same answer; "": its name
@@ -82,16 +82,16 @@ class Part:
     title: str  # used if the store has no answer
     answer: Callable[[Study], Document]
     view: Callable[[Document], View]
-    way: str = ""
-    of_store: bool = True
+    command: str = ""
+    takes_store_flags: bool = True
 
 
-def parts(
+def report_chapters(
     price: float | None = None,
     sla: float | None = None,
     nccl_folders: Sequence[str] = (),
     compared: tuple[str, Callable[[], Document]] | None = None,
-) -> tuple[Part, ...]:
+) -> tuple[Chapter, ...]:
     """Return the chapters in the order of the report.
 
     Args:
@@ -102,41 +102,47 @@ def parts(
         of `compute_answers`.
     """
     found = [
-        Part("states", "Outcome of the jobs", states.states, states_view.view),
-        Part(
+        Chapter("states", "Outcome of the jobs", states.states, states_view.view),
+        Chapter(
             "goodput",
             "Cost of failures",
             partial(goodput.goodput, price=price),
             goodput_view.view,
             "goodput" if price is None else f"goodput --price {price:g}",
         ),
-        Part("rate", "Interruption rate of jobs", rate.rate, rate_view.view),
-        Part("ettr", "Effective training time ratio (ETTR) of a large job", ettr.ettr, ettr_view.view),
-        Part("attribution", "Causes of failed jobs", attribution.attribution, attribution_view.view),
-        Part("lemons", "Nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
-        Part(
+        Chapter("rate", "Interruption rate of jobs", rate.rate, rate_view.view),
+        Chapter("ettr", "Effective training time ratio (ETTR) of a large job", ettr.ettr, ettr_view.view),
+        Chapter("attribution", "Causes of failed jobs", attribution.attribution, attribution_view.view),
+        Chapter("lemons", "Nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
+        Chapter(
             "availability",
             "Availability of the nodes",
             partial(availability.availability, sla=sla),
             availability_view.view,
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
-        Part("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
-        Part("checks", "First evidence by check", checks.checks, checks_view.view),
-        Part("links", "Links that flap or count errors", links.links, links_view.view),
-        Part("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
+        Chapter("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
+        Chapter("checks", "First evidence by check", checks.checks, checks_view.view),
+        Chapter("links", "Links that flap or count errors", links.links, links_view.view),
+        Chapter("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
     ]
     if compared is not None:
-        words, get = compared
-        found.append(Part("compare", "Differences", lambda _: get(), compare_view.view, f"compare {words}", False))
+        arguments, get_document = compared
+        found.append(
+            Chapter(
+                "compare", "Differences", lambda _: get_document(), compare_view.view, f"compare {arguments}", False
+            )
+        )
     for number, folder in enumerate(nccl_folders, 1):
         name = "nccl" if number == 1 else f"nccl-{number}"
-        way = f"nccl {shlex.quote(folder)}"
-        found.append(Part(name, f"The job of {folder}", partial(_stalled, folder), nccl_view.view, way, False))
+        nccl_command = f"nccl {shlex.quote(folder)}"
+        found.append(
+            Chapter(name, f"The job of {folder}", partial(_nccl_document, folder), nccl_view.view, nccl_command, False)
+        )
     return tuple(found)
 
 
-def _stalled(folder: str, _: Study) -> Document:
+def _nccl_document(folder: str, _: Study) -> Document:
     return nccl.nccl(folder)
 
 
@@ -154,58 +160,63 @@ class Answers:
     failed: dict[str, str]
 
 
-def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
+def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) -> Answers:
     """Compute every chapter. An error in one does not affect the others. memory_mib: the limit, for messages."""
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
-    for part in those:
+    for part in selected:
         try:
             documents[part.name] = part.answer(study)
         except Unanswerable as error:
             unanswered[part.name] = str(error)
         except duckdb.OutOfMemoryException:
-            failed[part.name] = str(store.NeedsMemory(memory_mib))
+            failed[part.name] = str(store.MemoryLimitExceeded(memory_mib))
         except StoreError as error:
             failed[part.name] = str(error)
     return Answers(documents, {**unanswered, **failed}, failed)
 
 
-def document(study: Study, found: Answers) -> dict[str, Document]:
+def report_document(study: Study, found: Answers) -> dict[str, Document]:
     """Return the document of --json: the opening, the sources and missing answers under `report`, then each answer."""
     notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
-        "opening": list(opening(found.documents, found.unanswered)),
+        "opening": list(opening_sentences(found.documents, found.unanswered)),
         "unanswered": found.unanswered,
         "failed": sorted(found.failed),
-        "sources": [row._asdict() for row in study.ask("report_sources", Source)],
+        "sources": [row._asdict() for row in study.query("report_sources", Source)],
     }
     return {"report": head, **found.documents}
 
 
-def html(
-    documents: Mapping[str, Document], those: Sequence[Part], flags: str, made_by: str, command: str, with_: Assets
+def report_html(
+    documents: Mapping[str, Document],
+    selected: Sequence[Chapter],
+    flags: str,
+    made_by: str,
+    command: str,
+    page_assets: Assets,
 ) -> str:
     """Return the page. flags: options for the command of each chapter. made_by, command: how the page was made."""
     head = documents["report"]
-    chapters = [_chapter(part, documents) for part in those]
-    common = _common([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
+    chapters = [_chapter(part, documents) for part in selected]
+    common = _shared_notes([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
     report = Report(
         title="Failures, their cost, and nodes to take out",
-        covered=_covered(head),
+        coverage=_coverage_text(head),
         opening=tuple(head["opening"]),
-        chapters=tuple(_without(chapter, common) for chapter in chapters),
-        ways={part.name: _way(part, flags) for part in those},
+        chapters=tuple(_without_notes(chapter, common) for chapter in chapters),
+        commands={part.name: _command(part, flags) for part in selected},
         limits=(*common, *LIMITS),
         sources=_sources(head["sources"]),
         made_by=made_by,
         command=command,
     )
-    return page(report, with_)
+    return render_page(report, page_assets)
 
 
-def _way(part: Part, flags: str) -> str:
-    words = ("healthd fleet", part.way or part.name, flags if part.of_store else "", "--json")
-    return " ".join(filter(None, words))
+def _command(part: Chapter, flags: str) -> str:
+    command_words = ("healthd fleet", part.command or part.name, flags if part.takes_store_flags else "", "--json")
+    return " ".join(filter(None, command_words))
 
 
 # Limits of every report.
@@ -217,39 +228,39 @@ LIMITS = (
 )
 
 
-def write(folder: str, text: str) -> str:
+def write_report(folder: str, text: str) -> str:
     """Write the report atomically and return its path. Raises UnknownReport, ownership.Untrusted, OSError.
 
     An existing report keeps its mode; a new one is readable by its owner only, like the store.
     """
     path = os.path.join(folder, FILE)
-    with ownership.folder(folder, make_mode=0o700):
+    with ownership.open_folder(folder, make_mode=0o700):
         pass
     mode = 0o600
     if os.path.lexists(path):
         if os.path.islink(path) or not os.path.isfile(path):
-            raise NotOurs(f"{path} exists and is not a file: choose another folder")
+            raise UnknownReport(f"{path} exists and is not a file: choose another folder")
         with open(path, encoding="utf-8", errors="replace") as file:
             if not is_report(file.read(20_000)):
-                raise NotOurs(f"{path} exists and is not a report of healthd: choose another folder")
+                raise UnknownReport(f"{path} exists and is not a report of healthd: choose another folder")
         mode = os.stat(path).st_mode & 0o777
     atomic_files.replace_file(path, text, mode)
     return path
 
 
-def assets() -> Assets:
+def load_assets() -> Assets:
     """Load the page's style and scripts from the installed packages."""
     import vl_convert  # not installed where Spark computes the answers
 
-    ours = Path(__file__).with_name("page")
+    folder = Path(__file__).with_name("page")
     return Assets(
-        style=(ours / "report.css").read_text("utf-8"),
+        style=(folder / "report.css").read_text("utf-8"),
         bundle=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"),
-        script=(ours / "report.js").read_text("utf-8"),
+        script=(folder / "report.js").read_text("utf-8"),
     )
 
 
-def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
+def _chapter(part: Chapter, documents: Mapping[str, Document]) -> View:
     if part.name in documents:
         return replace(part.view(documents[part.name]), name=part.name)
     head = documents["report"]
@@ -260,19 +271,19 @@ def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
     return View(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 
 
-def _common(notes: Sequence[str]) -> tuple[str, ...]:
+def _shared_notes(notes: Sequence[str]) -> tuple[str, ...]:
     """Return the notes that several chapters share, each once."""
     return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
 
 
-def _without(chapter: View, notes: Sequence[str]) -> View:
+def _without_notes(chapter: View, notes: Sequence[str]) -> View:
     return replace(chapter, notes=tuple(note for note in chapter.notes if note not in notes))
 
 
-def _covered(head: Document) -> str:
+def _coverage_text(head: Document) -> str:
     choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
-    of = f"Only {choice}." if choice else "All data of the store."
-    return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
+    scope = f"Only {choice}." if choice else "All data of the store."
+    return f"From {format_time(head['from_time'])} to {format_time(head['to_time'])} UTC. {scope}"
 
 
 SOURCES = (

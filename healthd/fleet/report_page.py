@@ -19,13 +19,13 @@ from healthd.common.text import printable, regex
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 
-MOST_WORDS = 260  # characters of a caption above its chart; longer captions are shown with the numbers
-MOST_ROWS = 400  # per table on the page; --json has all
+MAX_CAPTION_LENGTH = 260  # characters of a caption above its chart; longer captions are shown with the numbers
+MAX_ROWS = 400  # per table on the page; --json has all
 GENERATOR = "healthd fleet report"
 # Defaults of all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's is
 # visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js sets the
 # number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
-_LOOK: dict[str, Any] = {
+_CHART_CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
@@ -63,19 +63,19 @@ class Report:
     """
 
     title: str
-    covered: str
+    coverage: str
     opening: tuple[str, ...]
     chapters: tuple[View, ...]
-    ways: Mapping[str, str]
+    commands: Mapping[str, str]
     limits: tuple[str, ...]
     sources: Table | None
     made_by: str
     command: str
 
 
-def page(report: Report, assets: Assets) -> str:
+def render_page(report: Report, assets: Assets) -> str:
     """Return the complete file. Raises ValueError for a chart with NaN."""
-    scripts = [_closed(assets.bundle), _closed(assets.script)]
+    scripts = [_escape_script(assets.bundle), _escape_script(assets.script)]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -98,10 +98,10 @@ def page(report: Report, assets: Assets) -> str:
 <link rel="icon" href="data:,">
 <title>{_text(report.title)}</title>
 <style>
-{assets.style}{_hatched()}</style>
+{assets.style}{_hatch_rules()}</style>
 </head>
 <body>
-{_hatches()}
+{_hatch_patterns()}
 {body}
 {data}
 {code}
@@ -115,7 +115,7 @@ def is_report(beginning: str) -> bool:
     return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
-def inlined(value: Any) -> str:
+def embed_json(value: Any) -> str:
     """Return JSON that cannot end the script element around it, whatever it contains (HTML, 4.12.1.3)."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -125,14 +125,17 @@ def inlined(value: Any) -> str:
 
 
 def _body(report: Report, specs: list[str]) -> Iterator[str]:
-    yield f"<header>\n<h1>{_text(report.title)}</h1>\n<p class=soft>{_text(report.covered)}</p>\n</header>\n<main>"
-    items = "\n".join(f"<li>{_prose(sentence)}</li>" for sentence in report.opening)
+    yield f"<header>\n<h1>{_text(report.title)}</h1>\n<p class=soft>{_text(report.coverage)}</p>\n</header>\n<main>"
+    items = "\n".join(f"<li>{_text_with_units(sentence)}</li>" for sentence in report.opening)
     yield f'<section class="opening" aria-label="In short">\n<ol>\n{items}\n</ol>\n</section>'
-    links = [*((f"chapter-{one.name}", one.title) for one in report.chapters), ("limits", LIMITS)]
+    links = [
+        *((f"chapter-{chapter_link.name}", chapter_link.title) for chapter_link in report.chapters),
+        ("limits", LIMITS),
+    ]
     listed = "\n".join(f'<li><a href="#{_text(name)}">{_text(title)}</a></li>' for name, title in links)
     yield f'<nav aria-label="Chapters">\n<ul>\n{listed}\n</ul>\n</nav>'
     for chapter in report.chapters:
-        yield from _chapter(chapter, report.ways.get(chapter.name, ""), specs)
+        yield from _chapter(chapter, report.commands.get(chapter.name, ""), specs)
     yield f'<section class="chapter" id="limits">\n<h2>{LIMITS}</h2>'
     yield from _notes(report.limits)
     if report.sources is not None:
@@ -146,9 +149,9 @@ LIMITS = "Limits of this report"
 _NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
 
 
-def _chapter(chapter: View, way: str, specs: list[str]) -> Iterator[str]:
+def _chapter(chapter: View, command: str, specs: list[str]) -> Iterator[str]:
     yield f'<section class="chapter" id="chapter-{_text(chapter.name)}">\n<h2>{_text(chapter.title)}</h2>'
-    yield from (f"<p>{_prose(sentence)}</p>" for sentence in chapter.sentences)
+    yield from (f"<p>{_text_with_units(sentence)}</p>" for sentence in chapter.sentences)
     for figure in chapter.figures:
         yield from _figure(figure, specs)
     for table in chapter.tables:
@@ -156,87 +159,93 @@ def _chapter(chapter: View, way: str, specs: list[str]) -> Iterator[str]:
     for detail in chapter.details:
         yield from _detail(detail)
     yield from _notes(chapter.notes)
-    if way:
-        yield f"<p class=soft>As numbers: <code>{_text(way)}</code></p>"
+    if command:
+        yield f"<p class=soft>As numbers: <code>{_text(command)}</code></p>"
     yield "</section>"
 
 
 def _notes(notes: Iterable[str]) -> Iterator[str]:
-    items = "\n".join(f"<li>{_prose(note)}</li>" for note in notes)
+    items = "\n".join(f"<li>{_text_with_units(note)}</li>" for note in notes)
     if items:
         yield f'<ul class="notes">\n{items}\n</ul>'
 
 
 def _figure(figure: Figure, specs: list[str]) -> Iterator[str]:
     name = f"chart-{len(specs)}"
-    specs.append(inlined(drawn(figure)))
+    specs.append(embed_json(figure_spec(figure)))
     yield f"<figure>\n<figcaption>{_text(figure.title)}</figcaption>"
-    words = f"<p>{_prose(figure.words)}</p>"
-    if len(figure.words) <= MOST_WORDS:
-        yield words
+    caption = f"<p>{_text_with_units(figure.description)}</p>"
+    if len(figure.description) <= MAX_CAPTION_LENGTH:
+        yield caption
     yield f'<div class="chart" data-chart="{name}"></div>'
     yield "<details>\n<summary>The numbers of this chart</summary>"
-    if len(figure.words) > MOST_WORDS:
-        yield words
-    yield from _table(behind(figure))
+    if len(figure.description) > MAX_CAPTION_LENGTH:
+        yield caption
+    yield from _table(figure_table(figure))
     yield "</details>\n</figure>"
 
 
 def _detail(detail: Detail) -> Iterator[str]:
     lines = "\n".join(_text(line) for line in detail.lines)
-    items = "\n".join(f"<li>{_prose(item)}</li>" for item in detail.items)
-    yield f"<details>\n<summary>{_prose(detail.title)}</summary>\n<pre>{lines}</pre>"
+    items = "\n".join(f"<li>{_text_with_units(item)}</li>" for item in detail.items)
+    yield f"<details>\n<summary>{_text_with_units(detail.title)}</summary>\n<pre>{lines}</pre>"
     yield f"<ul>\n{items}\n</ul>\n</details>" if items else "</details>"
 
 
 def _table(table: Table) -> Iterator[str]:
     """Yield a table in a region that scrolls sideways, also by keyboard, so that a narrow page does not."""
     label = _text(table.title)
-    right = frozenset(number for number, column in enumerate(table.columns) if column.form.right)
+    right_aligned = frozenset(number for number, column in enumerate(table.columns) if column.form.right_aligned)
     titles = [column.title for column in table.columns]
-    written = table.written()
+    cell_rows = table.cell_texts()
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table>'
     yield f"<caption>{label}</caption>"
-    yield f"<thead><tr>{''.join(_cells('th scope=col', titles, right))}</tr></thead>\n<tbody>"
-    for row in written[:MOST_ROWS]:
-        yield f"<tr>{''.join(_cells('td', row, right))}</tr>"
+    yield f"<thead><tr>{''.join(_cells('th scope=col', titles, right_aligned))}</tr></thead>\n<tbody>"
+    for row in cell_rows[:MAX_ROWS]:
+        yield f"<tr>{''.join(_cells('td', row, right_aligned))}</tr>"
     yield "</tbody>\n</table>\n</div>"
-    if len(written) > MOST_ROWS:
-        yield f"<p class=soft>The first {MOST_ROWS} of {len(table.rows):,} rows.</p>"
-    elif table.left_out:
-        yield f"<p class=soft>{_text(table.left_out)}</p>"
+    if len(cell_rows) > MAX_ROWS:
+        yield f"<p class=soft>The first {MAX_ROWS} of {len(table.rows):,} rows.</p>"
+    elif table.hidden_rows_note:
+        yield f"<p class=soft>{_text(table.hidden_rows_note)}</p>"
 
 
 def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[str]:
     for number, cell in enumerate(cells):
-        kind = " class=number" if number in numbers else " class=long" if tag == "td" and len(cell) > LONG_CELL else ""
+        kind = (
+            " class=number"
+            if number in numbers
+            else " class=long"
+            if tag == "td" and len(cell) > LONG_CELL_LENGTH
+            else ""
+        )
         yield f"<{tag}{kind}>{_text(cell)}</{tag.partition(' ')[0]}>"
 
 
-LONG_CELL = 40  # characters; a longer text must not be one word wide on a phone
+LONG_CELL_LENGTH = 40  # characters; a longer text must not be one word wide on a phone
 
 
 # --- charts
 
 
-def drawn(figure: Figure) -> dict[str, Any]:
+def figure_spec(figure: Figure) -> dict[str, Any]:
     """Return the figure's Vega-Lite specification with the page's style, and its description for screen readers."""
-    description = f"{figure.title}. {figure.words}"
+    description = f"{figure.title}. {figure.description}"
     fit = {"type": "fit-x", "contains": "padding", "resize": True}
-    return {**figure.spec, "description": description, "config": _LOOK, "autosize": fit}
+    return {**figure.spec, "description": description, "config": _CHART_CONFIG, "autosize": fit}
 
 
-def behind(figure: Figure) -> Table:
+def figure_table(figure: Figure) -> Table:
     """Return the records of the figure's largest layer as a table."""
     records = max((layer.records for layer in figure.layers), key=len)
     names = tuple(dict.fromkeys(name for record in records for name in record))
-    return Table(figure.title, tuple(_column(name, [one.get(name) for one in records]) for name in names), records)
+    return Table(figure.title, tuple(_column(name, [item.get(name) for item in records]) for name in names), records)
 
 
 def _column(name: str, values: Sequence[Any]) -> Column:
-    known = [value for value in values if value is not None]
-    right = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-    return Column(name.replace("_", " "), lambda record: record.get(name), Form(_value, right))
+    present = [value for value in values if value is not None]
+    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
+    return Column(name.replace("_", " "), lambda record: record.get(name), Form(_value, is_numeric))
 
 
 def _value(value: Any) -> str:
@@ -264,7 +273,7 @@ _STROKES = (
 _HATCHES = tuple(enumerate(zip(COLOURS[1:], _STROKES, strict=False), 1))
 
 
-def _hatches() -> str:
+def _hatch_patterns() -> str:
     patterns = "".join(
         f'<pattern id="hatch-{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<rect width="8" height="8" fill="{colour}"/>'
@@ -274,7 +283,7 @@ def _hatches() -> str:
     return f'<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>{patterns}</defs></svg>'
 
 
-def _hatched() -> str:
+def _hatch_rules() -> str:
     rules = []
     for number, (colour, _) in _HATCHES:
         fill = f'[fill="{colour}" i]'
@@ -293,7 +302,7 @@ def _text(text: str) -> str:
     return html.escape(printable(text), quote=True)
 
 
-def _prose(text: str) -> str:
+def _text_with_units(text: str) -> str:
     """Return a sentence with non-breaking spaces between numbers and units."""
     return _UNIT.sub("&nbsp;", _text(text))
 
@@ -301,7 +310,7 @@ def _prose(text: str) -> str:
 _UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 
 
-def _closed(script: str) -> str:
+def _escape_script(script: str) -> str:
     """Return the script in a form that does not end its element (HTML, 4.12.1.3).
 
     Line ends are normalised as an HTML parser does, because the digest covers the parsed text.

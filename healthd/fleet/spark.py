@@ -12,13 +12,13 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 from healthd.fleet.database import Rows
-from healthd.fleet.engine import MEMORY_MIB, NUMBERS, THREADS, Answer, Asked, Files
+from healthd.fleet.engine import MEMORY_MIB, NUMBER_COUNT, THREADS, Files, QueryParameters, QueryResult
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.questions import Question, WrongQuestion
+from healthd.fleet.queries import InvalidQuery, Query
 from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
 
-class NoSpark(HealthdError):
+class SparkUnavailable(HealthdError):
     """Spark is not installed, or does not start."""
 
 
@@ -26,21 +26,21 @@ _TYPES = {BIGINT: "BIGINT", DOUBLE: "DOUBLE", TEXT: "STRING", BOOLEAN: "BOOLEAN"
 
 
 @contextmanager
-def answered(
-    questions: Sequence[Question],
+def run_queries(
+    queries: Sequence[Query],
     files: Files,
-    asked: Asked,
+    parameters: QueryParameters,
     master: str = "spark",
     threads: int = THREADS,
     memory_mib: int = MEMORY_MIB,
-) -> Iterator[Answer]:
+) -> Iterator[QueryResult]:
     """Run the last of these queries, like engine.run_queries.
 
     master: "spark" is this machine, "spark://HOST:PORT" a cluster. Raises SparkUnavailable, or InvalidQuery for SQL
     that Spark rejects.
     """
     with session(master, threads, memory_mib) as spark:
-        yield ask(spark, questions, files, asked)
+        yield run_in_session(spark, queries, files, parameters)
 
 
 class Spark:
@@ -48,25 +48,25 @@ class Spark:
 
     def __init__(self, session: Any, files: Files) -> None:
         self._session = session
-        _read(session, files)
+        _create_views(session, files)
 
     def table(self, name: str, sql: str) -> None:
         # A checkpoint, not a cache: the plan of a later query would contain the plans of all tables below.
-        with _errors():
-            self._session.sql(translated(sql)).localCheckpoint().createOrReplaceTempView(name)
+        with _raise_store_errors():
+            self._session.sql(to_spark_sql(sql)).localCheckpoint().createOrReplaceTempView(name)
 
     def view(self, name: str, sql: str) -> None:
-        with _errors():
-            self._session.sql(translated(sql)).createOrReplaceTempView(name)
+        with _raise_store_errors():
+            self._session.sql(to_spark_sql(sql)).createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> Rows:
-        with _errors():
-            answer = self._session.sql(translated(sql))
+        with _raise_store_errors():
+            answer = self._session.sql(to_spark_sql(sql))
             return Rows(tuple(answer.columns), [tuple(row) for row in answer.collect()])
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def _raise_store_errors() -> Iterator[None]:
     """Raise StoreError if Spark cannot read the store or compute the answer."""
     from pyspark.errors import PySparkException
 
@@ -76,26 +76,26 @@ def _errors() -> Iterator[None]:
         raise StoreError(f"Spark: {_first_line(error)}") from None
 
 
-def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -> Answer:
+def run_in_session(spark: Any, queries: Sequence[Query], files: Files, parameters: QueryParameters) -> QueryResult:
     """Run the last of these queries in an existing session."""
     from pyspark.errors import PySparkException
 
-    _read(spark, files)
-    columns = asked.columns
+    _create_views(spark, files)
+    columns = parameters.columns
     values = ", ".join(f"CAST(:{name} AS {_TYPES[kind]}) AS {name}" for name, (kind, _) in columns.items())
     arguments = {name: value for name, (_, value) in columns.items()}
     spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("parameters")
-    *below, last = questions
+    *dependencies, last = queries
     try:
-        for question in below:
-            spark.sql(_translated(question)).createOrReplaceTempView(question.name)
-        answer = spark.sql(_translated(last))
-        return Answer(tuple(answer.columns), _rows(answer, last))
+        for query in dependencies:
+            spark.sql(_translate(query)).createOrReplaceTempView(query.name)
+        result = spark.sql(_translate(last))
+        return QueryResult(tuple(result.columns), _rows(result, last))
     except PySparkException as error:
-        raise _refused(last, error) from None
+        raise _invalid_query(last, error) from None
 
 
-def _read(spark: Any, files: Files) -> None:
+def _create_views(spark: Any, files: Files) -> None:
     """Create views of the store's tables and of `numbers` in the session."""
     for name, table in TABLES.items():
         schema = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in table.columns.items())
@@ -107,10 +107,10 @@ def _read(spark: Any, files: Files) -> None:
             rows = spark.sql(f"SELECT {nothing} WHERE false")
         rows.createOrReplaceTempView(name)
     # Not from Python rows: Spark would need the same Python version on each of its machines.
-    spark.range(NUMBERS).toDF("n").createOrReplaceTempView("numbers")
+    spark.range(NUMBER_COUNT).toDF("n").createOrReplaceTempView("numbers")
 
 
-def translated(sql: str) -> str:
+def to_spark_sql(sql: str) -> str:
     """Translate DuckDB's SQL to Spark's."""
     import sqlglot
 
@@ -118,13 +118,13 @@ def translated(sql: str) -> str:
     return str(found)
 
 
-def _translated(question: Question) -> str:
+def _translate(query: Query) -> str:
     from sqlglot.errors import SqlglotError
 
     try:
-        return translated(question.sql)
+        return to_spark_sql(query.sql)
     except SqlglotError as error:
-        raise _refused(question, error) from None
+        raise _invalid_query(query, error) from None
 
 
 @contextmanager
@@ -135,8 +135,8 @@ def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEM
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise NoSpark(f"--engine: {error.name} is not installed here: pip install pyspark sqlglot") from None
-    here = master == "spark"
+        raise SparkUnavailable(f"--engine: {error.name} is not installed here: pip install pyspark sqlglot") from None
+    is_local = master == "spark"
     settings = {
         "spark.app.name": "healthd fleet",
         "spark.log.level": "ERROR",
@@ -145,37 +145,37 @@ def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEM
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if here:  # do not listen on other interfaces
+    if is_local:  # do not listen on other interfaces
         settings |= {
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": f"{memory_mib}m",
             "spark.sql.shuffle.partitions": str(2 * threads),
         }
-    builder = SparkSession.builder.master(f"local[{threads}]" if here else master)
+    builder = SparkSession.builder.master(f"local[{threads}]" if is_local else master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
     except (PySparkException, OSError) as error:
-        raise NoSpark(f"--engine {master}: Spark does not start: {_first_line(error)}") from None
+        raise SparkUnavailable(f"--engine {master}: Spark does not start: {_first_line(error)}") from None
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def _rows(answer: Any, question: Question) -> Iterator[tuple[Any, ...]]:
+def _rows(result: Any, query: Query) -> Iterator[tuple[Any, ...]]:
     from pyspark.errors import PySparkException
 
     try:
-        yield from (tuple(row) for row in answer.toLocalIterator())
+        yield from (tuple(row) for row in result.toLocalIterator())
     except PySparkException as error:
-        raise _refused(question, error) from None
+        raise _invalid_query(query, error) from None
 
 
-def _refused(question: Question, error: Exception) -> WrongQuestion:
-    return WrongQuestion(f"{question.path}: {_first_line(error)}")
+def _invalid_query(query: Query, error: Exception) -> InvalidQuery:
+    return InvalidQuery(f"{query.path}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 Value: TypeAlias = "str | int | float | bool | None"
 
 
-def field(value: Value) -> str:
+def clean_field(value: Value) -> str:
     """Return one value as text: "" is NULL; text is made printable, and quoted if necessary."""
     if value is None:
         return ""

@@ -17,16 +17,16 @@ import duckdb
 
 from healthd.fleet import prune
 from healthd.fleet.manifest import File, Manifest, StoreError
-from healthd.fleet.prune import ENDS
+from healthd.fleet.prune import END_COLUMNS
 from healthd.fleet.staging_text import Value as Value
-from healthd.fleet.staging_text import field
-from healthd.fleet.store import ALL, UNKNOWN, Store, explained, literal, quoted, select
+from healthd.fleet.staging_text import clean_field
+from healthd.fleet.store import ALL_MONTHS, UNKNOWN_MONTH, Store, literal, quoted, select_sql, store_errors
 from healthd.fleet.tables import TABLES, Table
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS
 
-MOST_TIME = 4102444799  # the end of 2099: a later time is invalid
-SECONDS = "month_seconds"  # column of a staged row: the time that gives its month, -1 for none
-RANK = "merge_rank"  # one bit for each column of `preferred_columns` with a value; lowest bit: the row is staged
+MAX_TIME = 4102444799  # the end of 2099: a later time is invalid
+MONTH_SECONDS_COLUMN = "month_seconds"  # column of a staged row: the time that gives its month, -1 for none
+RANK_COLUMN = "merge_rank"  # one bit for each column of `preferred_columns` with a value; lowest bit: the row is staged
 
 Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
@@ -39,42 +39,46 @@ class Merge:
         self.execute = execute
         self.table = table
         self.staged = staged
-        self.moves = table.month_of not in ("", *table.replace_by)
-        self.key = _names(table.replace_by)
-        self.one = _names((*table.replace_by, *table.rows_by))
+        self.can_move = table.month_column not in ("", *table.key_columns)
+        self.key = _names(table.key_columns)
+        self.row_key = _names((*table.key_columns, *table.row_key_columns))
         self.columns = _names(table.columns)
-        self.moved = False
+        self.has_moved = False
 
-    def months(self) -> dict[str, File | None]:
+    def write_months(self) -> dict[str, File | None]:
         """Write the months that change. Return month -> new file, or None if no rows are left."""
-        if gone := prune.gone(self.table, self.store.manifest.pruned_before):
-            self.execute(f"DELETE FROM {self.staged} WHERE {gone}")
-        left = self._settle_months() if self.moves else []
-        touched = self._ask(f"SELECT DISTINCT {self._month(SECONDS)} FROM {self.staged} ORDER BY 1")
-        return {month: self._write(month) for month in sorted({*touched, *left})}
+        if expired := prune.expired_condition(self.table, self.store.manifest.pruned_before):
+            self.execute(f"DELETE FROM {self.staged} WHERE {expired}")
+        vacated = self._settle_months() if self.can_move else []
+        touched = self._query_column(
+            f"SELECT DISTINCT {self._month_sql(MONTH_SECONDS_COLUMN)} FROM {self.staged} ORDER BY 1"
+        )
+        return {month: self._write_month(month) for month in sorted({*touched, *vacated})}
 
-    def _ask(self, query: str) -> list[Any]:
+    def _query_column(self, query: str) -> list[Any]:
         return [row[0] for row in self.execute(query).fetchall()]
 
-    def _month(self, seconds: str) -> str:
-        if not self.table.month_of:
-            return literal(ALL)
+    def _month_sql(self, seconds: str) -> str:
+        if not self.table.month_column:
+            return literal(ALL_MONTHS)
         month = f"strftime(make_timestamp({seconds} * 1000000), '%Y-%m')"
-        return f"CASE WHEN {seconds} BETWEEN 0 AND {MOST_TIME} THEN {month} ELSE {literal(UNKNOWN)} END"
+        return f"CASE WHEN {seconds} BETWEEN 0 AND {MAX_TIME} THEN {month} ELSE {literal(UNKNOWN_MONTH)} END"
 
-    def _rank(self, staged: int) -> str:
-        known = (f"({quoted(name)} IS NOT NULL)::INT" for name in self.table.prefer)
-        bits = [*known, str(staged)]
-        return " + ".join(f"{bit} * {1 << place}" for place, bit in enumerate(reversed(bits))) + f" AS {RANK}"
+    def _rank_sql(self, staged: int) -> str:
+        has_values = (f"({quoted(name)} IS NOT NULL)::INT" for name in self.table.preferred_columns)
+        bits = [*has_values, str(staged)]
+        return (
+            " + ".join(f"{bit} * {1 << position}" for position, bit in enumerate(reversed(bits))) + f" AS {RANK_COLUMN}"
+        )
 
-    def _live(self, months: Iterable[str]) -> str:
+    def _stored_sql(self, months: Iterable[str]) -> str:
         files = self.store.manifest.files(self.table.name)
         paths = [os.path.join(self.store.folder, files[month].name) for month in months if month in files]
-        return f"({select(self.store.connection, self.table.name, paths)})"
+        return f"({select_sql(self.store.connection, self.table.name, paths)})"
 
-    def _same(self, one: str, other: str) -> str:
-        names = map(quoted, self.table.replace_by)
-        return " AND ".join(f"{one}.{name} IS NOT DISTINCT FROM {other}.{name}" for name in names)
+    def _same_key_sql(self, left_alias: str, right_alias: str) -> str:
+        names = map(quoted, self.table.key_columns)
+        return " AND ".join(f"{left_alias}.{name} IS NOT DISTINCT FROM {right_alias}.{name}" for name in names)
 
     def _settle_months(self) -> list[str]:
         """Keep only the best rows of keys that moved to another month, for example after a corrected time zone.
@@ -82,36 +86,36 @@ class Merge:
         Return the months that they left. Only the keys of the stored months are read; Parquet's statistics limit that
         to row groups that may contain them.
         """
-        both = f"SELECT {self.key}, {SECONDS}, {self._rank(1)} FROM {self.staged}"
+        keys_sql = f"SELECT {self.key}, {MONTH_SECONDS_COLUMN}, {self._rank_sql(1)} FROM {self.staged}"
         if live := self.store.manifest.files(self.table.name):
-            seconds = f"coalesce({quoted(self.table.month_of)}, -1)"
+            seconds = f"coalesce({quoted(self.table.month_column)}, -1)"
             staged = f"(SELECT DISTINCT {self.key} FROM {self.staged})"
-            both += f" UNION ALL SELECT {self.key}, {seconds} AS {SECONDS}, {self._rank(0)} FROM {self._live(live)} "
-            both += f"SEMI JOIN {staged} USING ({self.key})"
-        first, last = self._month(f"min({SECONDS})"), self._month(f"max({SECONDS})")
+            keys_sql += f" UNION ALL SELECT {self.key}, {seconds} AS {MONTH_SECONDS_COLUMN}, {self._rank_sql(0)} FROM {self._stored_sql(live)} "
+            keys_sql += f"SEMI JOIN {staged} USING ({self.key})"
+        first, last = self._month_sql(f"min({MONTH_SECONDS_COLUMN})"), self._month_sql(f"max({MONTH_SECONDS_COLUMN})")
         self.execute(
-            f"CREATE OR REPLACE TEMP TABLE moving AS SELECT {self.key} FROM ({both}) GROUP BY {self.key} "
+            f"CREATE OR REPLACE TEMP TABLE moving AS SELECT {self.key} FROM ({keys_sql}) GROUP BY {self.key} "
             f"HAVING {first} <> {last}"
         )
-        self.moved = bool(self._ask("SELECT 1 FROM moving LIMIT 1"))
-        if not self.moved:
+        self.has_moved = bool(self._query_column("SELECT 1 FROM moving LIMIT 1"))
+        if not self.has_moved:
             return []
         self.execute(
-            f"CREATE OR REPLACE TEMP TABLE moved AS SELECT {self.key}, max(({RANK}, {SECONDS})) AS best, "
-            f"list(DISTINCT {self._month(SECONDS)}) FILTER ({RANK} % 2 = 0) AS left_months "
-            f"FROM ({both}) AS b SEMI JOIN moving AS m ON {self._same('b', 'm')} GROUP BY {self.key}"
+            f"CREATE OR REPLACE TEMP TABLE moved AS SELECT {self.key}, max(({RANK_COLUMN}, {MONTH_SECONDS_COLUMN})) AS best, "
+            f"list(DISTINCT {self._month_sql(MONTH_SECONDS_COLUMN)}) FILTER ({RANK_COLUMN} % 2 = 0) AS left_months "
+            f"FROM ({keys_sql}) AS b SEMI JOIN moving AS m ON {self._same_key_sql('b', 'm')} GROUP BY {self.key}"
         )
         self.execute(
             f"DELETE FROM {self.staged} AS s USING moved AS m "
-            f"WHERE {self._same('s', 'm')} AND (best[1] % 2, best[2]) IS DISTINCT FROM (1, {SECONDS})"
+            f"WHERE {self._same_key_sql('s', 'm')} AND (best[1] % 2, best[2]) IS DISTINCT FROM (1, {MONTH_SECONDS_COLUMN})"
         )
-        return self._ask("SELECT DISTINCT unnest(left_months) FROM moved WHERE best[1] % 2 = 1")
+        return self._query_column("SELECT DISTINCT unnest(left_months) FROM moved WHERE best[1] % 2 = 1")
 
-    def _write(self, month: str) -> File | None:
+    def _write_month(self, month: str) -> File | None:
         """Write the month's rows, stored and staged, sorted by their key."""
         path = self.store.path(self.table.name, month)
-        count = self._ask(
-            f"COPY (SELECT {self.columns} FROM ({self._best(self._both(month))}) ORDER BY {self.one}) "
+        count = self._query_column(
+            f"COPY (SELECT {self.columns} FROM ({self._best_rows_sql(self._stored_and_staged(month))}) ORDER BY {self.row_key}) "
             f"TO {literal(path)} (FORMAT parquet, COMPRESSION zstd)"
         )[0]
         if not count:
@@ -119,33 +123,35 @@ class Merge:
             return None
         return File(os.path.relpath(path, self.store.folder), count, os.path.getsize(path))
 
-    def _both(self, month: str) -> str:
-        old = f"SELECT {self.columns}, {self._rank(0)} FROM {self._live([month])} AS o"
-        if self.moved:
-            old += f" ANTI JOIN (SELECT * FROM moved WHERE best[1] % 2 = 1) AS m ON {self._same('o', 'm')}"
-        new = f"SELECT {self.columns}, {self._rank(1)} FROM {self.staged}"
-        return f"{old} UNION ALL {new} WHERE {self._month(SECONDS)} = {literal(month)}"
+    def _stored_and_staged(self, month: str) -> str:
+        stored_sql = f"SELECT {self.columns}, {self._rank_sql(0)} FROM {self._stored_sql([month])} AS o"
+        if self.has_moved:
+            stored_sql += (
+                f" ANTI JOIN (SELECT * FROM moved WHERE best[1] % 2 = 1) AS m ON {self._same_key_sql('o', 'm')}"
+            )
+        staged_sql = f"SELECT {self.columns}, {self._rank_sql(1)} FROM {self.staged}"
+        return f"{stored_sql} UNION ALL {staged_sql} WHERE {self._month_sql(MONTH_SECONDS_COLUMN)} = {literal(month)}"
 
-    def _best(self, both: str) -> str:
+    def _best_rows_sql(self, rows_sql: str) -> str:
         """Return a query for the rows to keep. Most keys have only one version and are not compared."""
-        prefer = [quoted(name) for name in self.table.prefer]
-        ones = f"SELECT {', '.join([self.one, *prefer, RANK])} FROM ({both})"
+        prefer = [quoted(name) for name in self.table.preferred_columns]
+        versions_sql = f"SELECT {', '.join([self.row_key, *prefer, RANK_COLUMN])} FROM ({rows_sql})"
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
         differ = "".join(f" OR min(low_{n}) IS DISTINCT FROM max(high_{n})" for n, _ in enumerate(prefer))
         self.execute(
-            f"CREATE OR REPLACE TEMP TABLE contested AS SELECT {self.key} FROM (SELECT {self.one}, count(*) AS times, "
-            f"min({RANK}) AS low, max({RANK}) AS high{lows} FROM ({ones}) GROUP BY {self.one}) GROUP BY {self.key} "
+            f"CREATE OR REPLACE TEMP TABLE contested AS SELECT {self.key} FROM (SELECT {self.row_key}, count(*) AS times, "
+            f"min({RANK_COLUMN}) AS low, max({RANK_COLUMN}) AS high{lows} FROM ({versions_sql}) GROUP BY {self.row_key}) GROUP BY {self.key} "
             f"HAVING max(times) > 1 OR min(low) <> max(high){differ}"
         )
-        if not self._ask("SELECT 1 FROM contested LIMIT 1"):
-            return both
-        same = f"contested AS c ON {self._same('b', 'c')}"
-        best = f"SELECT * FROM ({both}) AS b SEMI JOIN {same}"
-        order = ", ".join(f"{name} DESC NULLS LAST" for name in (RANK, *prefer))
+        if not self._query_column("SELECT 1 FROM contested LIMIT 1"):
+            return rows_sql
+        same = f"contested AS c ON {self._same_key_sql('b', 'c')}"
+        best = f"SELECT * FROM ({rows_sql}) AS b SEMI JOIN {same}"
+        order = ", ".join(f"{name} DESC NULLS LAST" for name in (RANK_COLUMN, *prefer))
         best = f"SELECT * FROM ({best}) QUALIFY rank() OVER (PARTITION BY {self.key} ORDER BY {order}) = 1"
         larger = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in self.table.columns)
-        best = f"SELECT * FROM ({best}) QUALIFY row_number() OVER (PARTITION BY {self.one} ORDER BY {larger}) = 1"
-        return f"SELECT * FROM ({both}) AS b ANTI JOIN {same} UNION ALL {best}"
+        best = f"SELECT * FROM ({best}) QUALIFY row_number() OVER (PARTITION BY {self.row_key} ORDER BY {larger}) = 1"
+        return f"SELECT * FROM ({rows_sql}) AS b ANTI JOIN {same} UNION ALL {best}"
 
 
 def _names(columns: Iterable[str]) -> str:
@@ -172,7 +178,7 @@ class Step:
         try:
             with open(path, "w", encoding="utf-8") as file:
                 for row in rows:
-                    file.write("\t".join(map(field, row)) + "\n")
+                    file.write("\t".join(map(clean_field, row)) + "\n")
                     count += 1
             if count:
                 self.stage_text(table, path)
@@ -198,8 +204,8 @@ class Step:
 
     def stage_sql(self, table: str, query: str, parameters: Iterable[Any] = ()) -> None:
         """Stage the rows of a query with the table's columns in order. It may read `staged` and `live` rows."""
-        self._begin(table)
-        month = TABLES[table].month_of
+        self._create_staging(table)
+        month = TABLES[table].month_column
         seconds = f"coalesce({quoted(month)}, -1)" if month else "0"
         names = ", ".join(f"c{number}" for number in range(len(TABLES[table].columns)))
         casts = ", ".join(
@@ -210,45 +216,45 @@ class Step:
 
     def staged(self, table: str) -> str:
         """Return SQL for FROM: the staged rows, with the table's columns and one more."""
-        self._begin(table)
+        self._create_staging(table)
         return f"staging.{quoted(table)}"
 
     def live(self, table: str) -> str:
         """Return SQL for FROM: the rows of the store."""
-        return f"({select(self.store.connection, table, self.store.files(table))})"
+        return f"({select_sql(self.store.connection, table, self.store.files(table))})"
 
     def execute(self, query: str, parameters: Iterable[Any] = ()) -> duckdb.DuckDBPyConnection:
         """Run a DuckDB query. Raises StoreError: no space, or a damaged file."""
-        with explained(self.store):
+        with store_errors(self.store):
             return self.store.connection.execute(query, list(parameters))
 
     def cursor(self, name: str, text: str) -> None:
         """Set how far the source was read; committed with the rows."""
         self.cursors[f"{self.source}{name}"] = text
 
-    def covers(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
+    def set_coverage(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
         """Set the period and clusters of the piece, if only its rows show them."""
         self.covered = from_time, to_time
         self.clusters.update(clusters)
 
-    def times(self, table: str, now: int) -> list[tuple[str, int | None, int | None, int]]:
+    def covered_times(self, table: str, current_time: int) -> list[tuple[str, int | None, int | None, int]]:
         """Return (cluster, first time, last time, rows) of the staged rows; None: no row has a time.
 
         Times of a wrong clock are ignored, and the future is never covered.
         """
-        columns = list(map(quoted, filter(None, dict.fromkeys((TABLES[table].month_of, ENDS.get(table))))))
-        its = f"BETWEEN {CLOCK_SET_SECONDS} AND {now + CLOCK_AHEAD_SECONDS}"
+        columns = list(map(quoted, filter(None, dict.fromkeys((TABLES[table].month_column, END_COLUMNS.get(table))))))
+        valid = f"BETWEEN {CLOCK_SET_SECONDS} AND {current_time + CLOCK_AHEAD_SECONDS}"
         first, last = (
-            ", ".join(f"{which}({name}) FILTER ({name} {its})" for name in columns) for which in ("min", "max")
+            ", ".join(f"{function}({name}) FILTER ({name} {valid})" for name in columns) for function in ("min", "max")
         )
-        told = f"SELECT cluster, least({first}), greatest({last}), count(*) FROM {self.staged(table)}"
-        found = self.execute(f"{told} GROUP BY cluster ORDER BY cluster").fetchall()
+        times_sql = f"SELECT cluster, least({first}), greatest({last}), count(*) FROM {self.staged(table)}"
+        found = self.execute(f"{times_sql} GROUP BY cluster ORDER BY cluster").fetchall()
         return [
-            (cluster, *(None if time is None else min(time, now) for time in (begin, end)), rows)
+            (cluster, *(None if time is None else min(time, current_time) for time in (begin, end)), rows)
             for cluster, begin, end, rows in found
         ]
 
-    def _begin(self, table: str) -> None:
+    def _create_staging(self, table: str) -> None:
         if not self._staged:
             path = os.path.join(self.store.temporary, "staged.duckdb")
             self.execute(f"ATTACH {literal(path)} AS staging")
@@ -256,17 +262,17 @@ class Step:
         if table not in self._staged:
             self._staged.add(table)
             kinds = (f"{quoted(name)} {kind}" for name, kind in TABLES[table].columns.items())
-            self.execute(f"CREATE TABLE staging.{quoted(table)} ({', '.join(kinds)}, {SECONDS} BIGINT)")
+            self.execute(f"CREATE TABLE staging.{quoted(table)} ({', '.join(kinds)}, {MONTH_SECONDS_COLUMN} BIGINT)")
 
     def merged(self) -> Manifest:
         """Write the files of the staged rows and return the new manifest. Raises StoreError."""
         manifest = self.store.manifest
         for name in sorted(self._staged):
             merge = Merge(self.store, self.execute, TABLES[name], self.staged(name))
-            manifest = manifest.with_files(name, merge.months())
+            manifest = manifest.with_files(name, merge.write_months())
         return replace(manifest, cursors=dict(sorted({**manifest.cursors, **self.cursors}.items())))
 
-    def close(self) -> None:
+    def discard(self) -> None:
         if self._staged:
             for query in ("ROLLBACK", "DETACH staging"):
                 with suppress(duckdb.Error):
@@ -282,16 +288,16 @@ def step(store: Store, source: str = "") -> Iterator[Step]:
 
     source: prefix of its cursors. Raises StoreError.
     """
-    one = Step(store, source)
+    new_step = Step(store, source)
     try:
-        yield one
-        with explained(store):
-            manifest = one.merged()
+        yield new_step
+        with store_errors(store):
+            manifest = new_step.merged()
         if manifest != store.manifest:
             store.commit(manifest)
     except BaseException:
         with suppress(OSError):  # the new files use the disk space that is missing
-            store.clear()
+            store.remove_leftovers()
         raise
     finally:
-        one.close()
+        new_step.discard()

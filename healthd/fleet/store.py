@@ -34,10 +34,10 @@ from healthd.fleet import manifest as manifests
 from healthd.fleet.manifest import Manifest, StoreError
 from healthd.fleet.tables import TABLES
 
-MEMORY = "600MB"  # for DuckDB; it writes the rest to DB/temporary
+MEMORY_LIMIT = "600MB"  # for DuckDB; it writes the rest to DB/temporary
 TEMPORARY = "temporary"
-ALL = "all"  # the month of a table without months
-UNKNOWN = "unknown"  # the month of a row without a time
+ALL_MONTHS = "all"  # the month of a table without months
+UNKNOWN_MONTH = "unknown"  # the month of a row without a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Snapshot:
 
 
 @contextmanager
-def reading(folder: str) -> Iterator[Snapshot]:
+def open_for_reading(folder: str) -> Iterator[Snapshot]:
     """Open the store for reading: its files remain until the end of the block. Raises StoreError."""
-    folder = _plain(folder)
-    with _shared(folder):
-        yield Snapshot(folder, manifests.read(folder))
+    folder = _absolute_path(folder)
+    with _shared_lock(folder):
+        yield Snapshot(folder, manifests.read_manifest(folder))
 
 
-def select(connection: duckdb.DuckDBPyConnection, table: str, files: list[str]) -> str:
+def select_sql(connection: duckdb.DuckDBPyConnection, table: str, files: list[str]) -> str:
     """Return SQL for the table's columns in these files, with NULL for columns that no file has.
 
     Raises StoreError if a file is damaged.
@@ -70,17 +70,17 @@ def select(connection: duckdb.DuckDBPyConnection, table: str, files: list[str]) 
         return f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
     source = f"read_parquet([{', '.join(map(literal, files))}], union_by_name = true, hive_partitioning = false)"
     try:
-        has = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+        stored_columns = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
     except duckdb.Error as error:
-        raise damaged(connection, files, error) from None
+        raise damaged_file_error(connection, files, error) from None
     values = (
-        f"{quoted(name)}::{kind} AS {quoted(name)}" if name in has else f"NULL::{kind} AS {quoted(name)}"
+        f"{quoted(name)}::{kind} AS {quoted(name)}" if name in stored_columns else f"NULL::{kind} AS {quoted(name)}"
         for name, kind in columns.items()
     )
     return f"SELECT {', '.join(values)} FROM {source}"
 
 
-def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
+def damaged_file_error(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
     """Return an error that names the damaged file, or has DuckDB's message.
 
     Raises the original error if it is about memory and no file is damaged: engine.open_database knows the limit.
@@ -92,14 +92,14 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
             connection.execute(f"SELECT max(hash(its)) FROM read_parquet({literal(file)}) AS its").fetchall()
         except duckdb.OutOfMemoryException:
             continue
-        except duckdb.Error as why:
-            return StoreError(f"{file}: is damaged: {first_line(why)}; restore the folder from a backup")
+        except duckdb.Error as file_error:
+            return StoreError(f"{file}: is damaged: {first_line(file_error)}; restore the folder from a backup")
     if isinstance(error, duckdb.OutOfMemoryException):
         raise error
     return StoreError(first_line(error))
 
 
-class NeedsMemory(StoreError):
+class MemoryLimitExceeded(StoreError):
     def __init__(self, mib: int) -> None:
         super().__init__(f"the answer needs more than {mib:,} MiB: raise the limit with --memory")
 
@@ -107,7 +107,7 @@ class NeedsMemory(StoreError):
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
     """Connect to DuckDB with bounded memory and without downloads. folder: for temporary files."""
     options: dict[str, Any] = {
-        "memory_limit": MEMORY,
+        "memory_limit": MEMORY_LIMIT,
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "preserve_insertion_order": "false",
@@ -162,18 +162,18 @@ class Store:
         """Make this the store's manifest, after syncing its new files. Raises StoreError."""
         manifest = replace(manifest, generation=self.manifest.generation + 1)
         try:
-            for path in _names(manifest) - _names(self.manifest):
-                manifests.sync(os.path.join(self.folder, path))
-                manifests.sync(os.path.dirname(os.path.join(self.folder, path)))
+            for path in _file_names(manifest) - _file_names(self.manifest):
+                manifests.sync_path(os.path.join(self.folder, path))
+                manifests.sync_path(os.path.dirname(os.path.join(self.folder, path)))
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from None
-        manifests.write(self.folder, manifest)
+        manifests.write_manifest(self.folder, manifest)
         self.manifest = manifest
-        self.clear()
+        self.remove_leftovers()
 
-    def clear(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove files that the manifest does not list, unless there is a reader."""
-        with _alone(self.folder) as alone:
+        with _exclusive(self.folder) as alone:
             if alone:
                 for path in leftovers(self.folder, self.manifest):
                     with suppress(OSError):  # it only uses space; the next writer tries again
@@ -182,7 +182,7 @@ class Store:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def keyboard_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt on Ctrl-C while DuckDB works, which handles the signal itself."""
     try:
         yield
@@ -193,10 +193,10 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def explained(store: Store) -> Iterator[None]:
+def store_errors(store: Store) -> Iterator[None]:
     """Turn errors of DuckDB and the system into StoreError with one sentence."""
     try:
-        with interruptible():
+        with keyboard_interrupts():
             yield
     except OSError as error:
         raise StoreError(f"{error.filename or store.folder}: cannot be written: {error.strerror}") from None
@@ -204,22 +204,22 @@ def explained(store: Store) -> Iterator[None]:
         if os.strerror(errno.ENOSPC) in str(error):
             raise StoreError(f"{store.folder}: {os.strerror(errno.ENOSPC)}: earlier commits are kept") from None
         files = [file for table in TABLES for file in store.files(table)]
-        raise damaged(store.connection, files, error) from None
+        raise damaged_file_error(store.connection, files, error) from None
 
 
 @contextmanager
-def writing(folder: str, make: bool = False) -> Iterator[Store]:
+def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
     """Open the store for writing. make: create it if missing. Raises StoreError."""
-    folder = _plain(folder)
-    with _masked(folder):
+    folder = _absolute_path(folder)
+    with _restricted_umask(folder):
         if make:
-            _make(folder)
-        manifests.read(folder)
-        with _locked(folder):
-            store = Store(folder, manifests.read(folder), connect(os.path.join(folder, TEMPORARY)))
+            _create_store(folder)
+        manifests.read_manifest(folder)
+        with _write_lock(folder):
+            store = Store(folder, manifests.read_manifest(folder), connect(os.path.join(folder, TEMPORARY)))
             try:
-                _empty(store.temporary)
-                store.clear()
+                _recreate_folder(store.temporary)
+                store.remove_leftovers()
                 yield store
             finally:
                 store.connection.close()
@@ -227,7 +227,7 @@ def writing(folder: str, make: bool = False) -> Iterator[Store]:
                     shutil.rmtree(store.temporary)
 
 
-def _plain(folder: str) -> str:
+def _absolute_path(folder: str) -> str:
     """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as a pattern.
 
     They would read the files of other stores that match.
@@ -239,7 +239,7 @@ def _plain(folder: str) -> str:
 
 
 @contextmanager
-def _masked(folder: str) -> Iterator[None]:
+def _restricted_umask(folder: str) -> Iterator[None]:
     """Restrict the mode of files created in the block, also by DuckDB, to the owner and a reading group."""
     shared = stat.S_ISGID | stat.S_IRGRP
     try:
@@ -258,40 +258,42 @@ def leftovers(folder: str, manifest: Manifest) -> Iterator[str]:
 
     Numbers above the next generation are not healthd's.
     """
-    live = _names(manifest)
+    live = _file_names(manifest)
     for table in TABLES:
         with suppress(FileNotFoundError):
             for month in os.listdir(os.path.join(folder, table)):
-                where = os.path.join(folder, table, month)
-                if not regex(r"month=([0-9]{4}-[0-9]{2}|all|unknown)").fullmatch(month) or not os.path.isdir(where):
+                month_folder = os.path.join(folder, table, month)
+                if not regex(r"month=([0-9]{4}-[0-9]{2}|all|unknown)").fullmatch(month) or not os.path.isdir(
+                    month_folder
+                ):
                     continue
-                for name in os.listdir(where):
+                for name in os.listdir(month_folder):
                     found = regex(r"([0-9]{1,12})\.parquet").fullmatch(name)
-                    ours = found is not None and int(found[1]) <= manifest.generation + 1
-                    if ours and f"{table}/{month}/{name}" not in live:
-                        yield os.path.join(where, name)
+                    is_leftover = found is not None and int(found[1]) <= manifest.generation + 1
+                    if is_leftover and f"{table}/{month}/{name}" not in live:
+                        yield os.path.join(month_folder, name)
 
 
-def _names(manifest: Manifest) -> set[str]:
+def _file_names(manifest: Manifest) -> set[str]:
     return {file.name for months in manifest.tables.values() for file in months.values()}
 
 
-def _make(folder: str) -> None:
+def _create_store(folder: str) -> None:
     """Create an empty store if there is none. A folder with other files in it is rejected."""
     try:
         os.makedirs(folder, exist_ok=True)
-        there = os.listdir(folder)
-        if manifests.NAME not in there:
-            if set(there) - {"lock", "key", f"{manifests.NAME}.new"}:
+        entries = os.listdir(folder)
+        if manifests.NAME not in entries:
+            if set(entries) - {"lock", "key", f"{manifests.NAME}.new"}:
                 raise StoreError(f"{folder}: has other files and is not a store: choose a new or empty folder")
-            with _locked(folder):
+            with _write_lock(folder):
                 if not os.path.exists(os.path.join(folder, manifests.NAME)):
-                    manifests.write(folder, Manifest())
+                    manifests.write_manifest(folder, Manifest())
     except OSError as error:
         raise StoreError(f"{error.filename or folder}: cannot be created: {error.strerror}") from None
 
 
-def _empty(folder: str) -> None:
+def _recreate_folder(folder: str) -> None:
     try:
         if os.path.lexists(folder):
             shutil.rmtree(folder)
@@ -304,7 +306,7 @@ def _empty(folder: str) -> None:
 
 
 @contextmanager
-def _locked(folder: str) -> Iterator[None]:
+def _write_lock(folder: str) -> Iterator[None]:
     """Lock the store for one writer. Raises StoreError.
 
     As root, no other user may be able to put a link there: docs/adr/0019.
@@ -312,19 +314,19 @@ def _locked(folder: str) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if os.geteuid() == 0:
-            with ownership.folder(folder):
+            with ownership.open_folder(folder):
                 pass
         descriptor = os.open(os.path.join(folder, "lock"), flags, 0o600)
     except ownership.Untrusted as error:
-        raise StoreError(str(error.at(folder, "the store"))) from None
+        raise StoreError(str(error.with_context(folder, "the store"))) from None
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(f"{folder}: another ingest (process {who}) is running: wait for it") from None
+            process_id = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StoreError(f"{folder}: another ingest (process {process_id}) is running: wait for it") from None
         except OSError as error:
             raise StoreError(
                 f"{folder}: cannot be locked: {error.strerror}: choose a folder on a file system with locks (Lustre: "
@@ -340,7 +342,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _shared(folder: str) -> Iterator[None]:
+def _shared_lock(folder: str) -> Iterator[None]:
     """Keep live files until the end of the block, or (NFS without locks) until the next writer begins."""
     descriptor = -1
     try:
@@ -354,7 +356,7 @@ def _shared(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(folder: str) -> Iterator[bool]:
+def _exclusive(folder: str) -> Iterator[bool]:
     """Yield True if there is no reader, and none begins before the end of the block."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -11,55 +11,62 @@ from typing import Any
 
 from healthd.common.page import Page, plain
 
-WIDEST_CELL = 40
-NARROWEST = 80  # columns of a page
+MAX_CELL_WIDTH = 40
+MIN_PAGE_WIDTH = 80  # columns of a page
 _TIMES = ("time", "first_seen", "last_seen")
 _LATEST = 253402300799  # the end of the year 9999
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page, right: Collection[int] | None = None
+def format_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page, right_aligned: Collection[int] | None = None
 ) -> str:
     """Format rows as a table. Times are epoch seconds and are printed in UTC.
 
     right_aligned: the columns to align right; None: those with numbers only.
     """
-    cells = [[cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
-    same = [len(rows) > 1 and len({row[at] for row in cells}) == 1 for at in range(len(columns))]
-    if all(same):
-        same = [False] * len(columns)
-    apart = [at for at in range(len(columns)) if not same[at]]
-    widths = {at: max(len(columns[at]), *(len(row[at]) for row in cells)) for at in apart}
-    room, fitting = max(page.width, NARROWEST), apart[:1]
-    used = widths[apart[0]]
-    for at in apart[1:]:
-        if used + 2 + widths[at] > room:
+    cells = [[format_cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
+    is_constant = [len(rows) > 1 and len({row[index] for row in cells}) == 1 for index in range(len(columns))]
+    if all(is_constant):
+        is_constant = [False] * len(columns)
+    varying = [index for index in range(len(columns)) if not is_constant[index]]
+    widths = {index: max(len(columns[index]), *(len(row[index]) for row in cells)) for index in varying}
+    width, fitting = max(page.width, MIN_PAGE_WIDTH), varying[:1]
+    used_width = widths[varying[0]]
+    for index in varying[1:]:
+        if used_width + 2 + widths[index] > width:
             break
-        used += 2 + widths[at]
-        fitting.append(at)
-    if right is None:
-        right = [
-            at
-            for at in fitting
-            if not _is_time(columns[at]) and all(isinstance(row[at], int | float | None) for row in rows)
+        used_width += 2 + widths[index]
+        fitting.append(index)
+    if right_aligned is None:
+        right_aligned = [
+            index
+            for index in fitting
+            if not _is_time(columns[index]) and all(isinstance(row[index], int | float | None) for row in rows)
         ]
 
     def line(texts: Sequence[str]) -> str:
-        aligned = (texts[at].rjust(widths[at]) if at in right else texts[at].ljust(widths[at]) for at in fitting)
+        aligned = (
+            texts[index].rjust(widths[index]) if index in right_aligned else texts[index].ljust(widths[index])
+            for index in fitting
+        )
         return "  ".join(aligned).rstrip()
 
-    once = ", ".join(f"{columns[at]} = {cells[0][at]}" for at, is_same in enumerate(same) if is_same and cells[0][at])
-    left = [columns[at] for at in apart if at not in fitting]
+    constant_text = ", ".join(
+        f"{columns[index]} = {cells[0][index]}"
+        for index, is_same in enumerate(is_constant)
+        if is_same and cells[0][index]
+    )
+    hidden = [columns[index] for index in varying if index not in fitting]
     lines = [
-        *(page.wrap(f"the same in all rows: {once}") if once else ()),
+        *(page.wrap(f"the same in all rows: {constant_text}") if constant_text else ()),
         page.heading(line(columns)),
         *map(line, cells),
-        *(page.wrap(f"not shown here: {', '.join(left)} (--csv and --json have them)") if left else ()),
+        *(page.wrap(f"not shown here: {', '.join(hidden)} (--csv and --json have them)") if hidden else ()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def cell(column: str, value: Any) -> str:
+def format_cell(column: str, value: Any) -> str:
     """Format one value on one line."""
     if value is None:
         return ""
@@ -71,7 +78,7 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = plain(value)
-    return text if len(text) <= WIDEST_CELL or isinstance(value, int) else f"{text[: WIDEST_CELL - 3]}..."
+    return text if len(text) <= MAX_CELL_WIDTH or isinstance(value, int) else f"{text[: MAX_CELL_WIDTH - 3]}..."
 
 
 def _is_time(column: str) -> bool:

@@ -25,10 +25,10 @@ class Table:
 
     name: str
     columns: dict[str, str]
-    replace_by: tuple[str, ...]
-    month_of: str = ""
-    prefer: tuple[str, ...] = ()
-    rows_by: tuple[str, ...] = ()
+    key_columns: tuple[str, ...]
+    month_column: str = ""
+    preferred_columns: tuple[str, ...] = ()
+    row_key_columns: tuple[str, ...] = ()
 
 
 # One row for each accounting record of a job: a requeue gives the same job_id a new db_index.
@@ -86,7 +86,7 @@ JOB_NODES = Table(
     ("cluster", "db_index"),
     "submit_time",
     ("end_time", "start_time"),
-    rows_by=("node",),
+    row_key_columns=("node",),
 )
 
 # Lines of healthd's event streams (docs/events.md).
@@ -154,7 +154,7 @@ NODE_STATES = Table(
     },
     ("cluster", "node", "start_time"),
     "start_time",
-    prefer=("end_time",),
+    preferred_columns=("end_time",),
 )
 
 RESERVATIONS = Table(
@@ -170,7 +170,7 @@ RESERVATIONS = Table(
     },
     ("cluster", "name", "start_time"),
     "start_time",
-    rows_by=("node",),
+    row_key_columns=("node",),
 )
 
 # Pre-emptions logged by slurmctld. Inferred ones are the result of a query and are not stored.
@@ -204,7 +204,7 @@ EXCLUSIONS = Table(
     },
     ("cluster", "job_id", "submit_time", "source"),
     "submit_time",
-    rows_by=("node",),
+    row_key_columns=("node",),
 )
 
 TICKETS = Table(
@@ -212,7 +212,7 @@ TICKETS = Table(
     {"cluster": TEXT, "node": TEXT, "opened_time": BIGINT, "closed_time": BIGINT, "text": TEXT},
     ("cluster", "node", "opened_time"),
     "opened_time",
-    prefer=("closed_time",),
+    preferred_columns=("closed_time",),
 )
 
 NODES = Table(

@@ -10,7 +10,7 @@ import datetime
 import zoneinfo
 
 from healthd.common.errors import HealthdError
-from healthd.common.text import described, is_decimal, regex
+from healthd.common.text import is_decimal, redacted, regex
 
 # Printed by sacct for a missing time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
@@ -30,11 +30,11 @@ class TimeError(HealthdError, ValueError):
     """A text is not a time, or is ambiguous."""
 
 
-class NoTime(TimeError):
+class NotATime(TimeError):
     """A text is not a time."""
 
 
-def zone(name: str) -> datetime.tzinfo:
+def load_zone(name: str) -> datetime.tzinfo:
     """Return a zone of the tz database, or UTC, which needs no database. Raises TimeError."""
     if name == "UTC":
         return datetime.timezone.utc
@@ -44,7 +44,7 @@ def zone(name: str) -> datetime.tzinfo:
         raise TimeError(f"unknown time zone {name!r}") from error
 
 
-def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
+def parse_seconds(text: str, default_zone: datetime.tzinfo | None = None) -> int | None:
     """Return seconds since the epoch; None for Slurm's words for "no time", and for 0. Raises TimeError.
 
     default_zone: the zone of times without one.
@@ -56,65 +56,65 @@ def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
         return _bounded(int(epoch[1]), text) or None
     found = _ISO.fullmatch(text)
     if found is None:
-        raise NoTime(f"not a time: {described(text)}")
+        raise NotATime(f"not a time: {redacted(text)}")
     year, month, day, hour, minute, second = (int(found[n] or 0) for n in range(1, 7))
     try:
         local = datetime.datetime(year, month, day, hour, minute, second)
     except ValueError as error:
-        raise NoTime(f"not a time: {described(text)}") from error
+        raise NotATime(f"not a time: {redacted(text)}") from error
     if found[7] in ("Z", "UTC"):
-        return _bounded(_of_utc(local), text)
+        return _bounded(_utc_seconds(local), text)
     if found[7]:
         sign = -1 if found[7][0] == "-" else 1
         offset = sign * (int(found[7][1:3]) * 3600 + int(found[7][-2:]) * 60)
-        return _bounded(_of_utc(local) - offset, text)
-    if where is None:
-        raise TimeError(f"a time without a zone: {described(text)}; add --timezone")
-    return _bounded(_of_utc(local) - _offset(local, where, text), text)
+        return _bounded(_utc_seconds(local) - offset, text)
+    if default_zone is None:
+        raise TimeError(f"a time without a zone: {redacted(text)}; add --timezone")
+    return _bounded(_utc_seconds(local) - _offset(local, default_zone, text), text)
 
 
-def _of_utc(local: datetime.datetime) -> int:
+def _utc_seconds(local: datetime.datetime) -> int:
     return (local - datetime.datetime(1970, 1, 1)) // datetime.timedelta(seconds=1)
 
 
-def _offset(local: datetime.datetime, where: datetime.tzinfo, text: str) -> int:
+def _offset(local: datetime.datetime, local_zone: datetime.tzinfo, text: str) -> int:
     """Return the offset east of Greenwich in seconds. PEP 495: fold=0 and fold=1 differ for ambiguous times."""
-    first, second = (local.replace(tzinfo=where, fold=fold).utcoffset() for fold in (0, 1))
+    first, second = (local.replace(tzinfo=local_zone, fold=fold).utcoffset() for fold in (0, 1))
     assert first is not None
     assert second is not None
     if first > second:
-        raise TimeError(f"{text} occurs twice in {where}, when clocks are set back")
+        raise TimeError(f"{text} occurs twice in {local_zone}, when clocks are set back")
     if first < second:
-        raise TimeError(f"{text} does not exist in {where}, when clocks are set forward")
+        raise TimeError(f"{text} does not exist in {local_zone}, when clocks are set forward")
     return first // datetime.timedelta(seconds=1)
 
 
 def _bounded(number: int, text: str) -> int:
     if not MIN_SECONDS <= number <= MAX_SECONDS:
-        raise TimeError(f"a time before 1970 or after 2100: {described(text)}")
+        raise TimeError(f"a time before 1970 or after 2100: {redacted(text)}")
     return number
 
 
-def duration(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Return the seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise TimeError(f"not a duration: {described(text)}")
-    days, *words = found.groups()
-    numbers = [int(word) for word in words if word is not None]
+        raise TimeError(f"not a duration: {redacted(text)}")
+    days, *parts = found.groups()
+    numbers = [int(part) for part in parts if part is not None]
     if days is None:
         if len(numbers) == 1:  # minutes or seconds: programs differ
-            raise TimeError(f"not a duration: {described(text)}")
+            raise TimeError(f"not a duration: {redacted(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
-    hours, minutes, rest = (*numbers, 0, 0)[:3]
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
+    hours, minutes, last_part = (*numbers, 0, 0)[:3]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + last_part
 
 
-def limit(text: str) -> int | None:
+def parse_limit(text: str) -> int | None:
     """Return the seconds of a time limit in minutes (TimelimitRaw); None: unlimited. Raises TimeError."""
     text = text.strip()
     if text in ("", "UNLIMITED", "Partition_Limit"):
         return None
     if not is_decimal(text) or len(text) > 9:
-        raise TimeError(f"not a number of minutes: {described(text)}")
+        raise TimeError(f"not a number of minutes: {redacted(text)}")
     return int(text) * 60

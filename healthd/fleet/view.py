@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from healthd.common.page import Page, plain
-from healthd.fleet.answers.document import Document, moment, number, percent, span
-from healthd.fleet.figures import Figure, Of, value_of
-from healthd.fleet.table import table
+from healthd.fleet.answers.document import Document, format_duration, format_time, number, percent
+from healthd.fleet.figures import Accessor, Figure, get_value
+from healthd.fleet.table import format_table
 
 Row = Mapping[str, Any]
 
@@ -26,31 +26,31 @@ class Form(NamedTuple):
     """Written form of a value. right_aligned: align right, as for numbers."""
 
     write: Callable[[Any], str]
-    right: bool = True
+    right_aligned: bool = True
 
 
-def _known(write: Callable[[Any], str], right: bool = True) -> Form:
+def _optional(write: Callable[[Any], str], right_aligned: bool = True) -> Form:
     """Return a form that writes None as "-"."""
-    return Form(lambda value: "-" if value is None else write(value), right)
+    return Form(lambda value: "-" if value is None else write(value), right_aligned)
 
 
-TEXT = Form(lambda value: "" if value is None else str(value), right=False)
-WORDS = Form(lambda value: "" if value is None else str(value).replace("_", " "), right=False)
-YES = Form(lambda value: "yes" if value else "no", right=False)
-COUNT = _known(lambda value: f"{value:,}")
-HUNDREDTHS = _known(lambda value: f"{value:.2f}")
+TEXT = Form(lambda value: "" if value is None else str(value), right_aligned=False)
+SPACED = Form(lambda value: "" if value is None else str(value).replace("_", " "), right_aligned=False)
+YES_NO = Form(lambda value: "yes" if value else "no", right_aligned=False)
+COUNT = _optional(lambda value: f"{value:,}")
+HUNDREDTHS = _optional(lambda value: f"{value:.2f}")
 NUMBER = Form(number)
-SHORT = Form(lambda value: number(value, 2))  # a number with two significant digits
+TWO_DIGITS = Form(lambda value: number(value, 2))  # a number with two significant digits
 PERCENT = Form(percent)
-SPAN = Form(span)  # a duration in seconds
-GPU_HOURS = _known(lambda gpu_seconds: f"{gpu_seconds / 3600:,.0f}")
-TIME = Form(moment, right=False)
-DAY = Form(lambda seconds: moment(seconds)[:10], right=False)
+DURATION = Form(format_duration)  # a duration in seconds
+GPU_HOURS = _optional(lambda gpu_seconds: f"{gpu_seconds / 3600:,.0f}")
+TIME = Form(format_time, right_aligned=False)
+DAY = Form(lambda seconds: format_time(seconds)[:10], right_aligned=False)
 
 
 def interval(form: Form) -> Form:
     """Return the form of [low, high]: "0.2 to 0.5"."""
-    return _known(lambda ends: " to ".join(form.write(end) for end in ends))
+    return _optional(lambda ends: " to ".join(form.write(end) for end in ends))
 
 
 # --- tables
@@ -60,7 +60,7 @@ class Column(NamedTuple):
     """accessor: key of the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row."""
 
     title: str
-    of: Of
+    accessor: Accessor
     form: Form = TEXT
 
 
@@ -71,20 +71,23 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[Row]
-    most: int | None = None
+    max_rows: int | None = None
 
-    def written(self) -> list[tuple[str, ...]]:
+    def cell_texts(self) -> list[tuple[str, ...]]:
         """Return the visible rows, each as the texts of its cells."""
-        return [tuple(column.form.write(value_of(row, column.of)) for column in self.columns) for row in self._shown()]
+        return [
+            tuple(column.form.write(get_value(row, column.accessor)) for column in self.columns)
+            for row in self._visible_rows()
+        ]
 
-    def _shown(self) -> Sequence[Row]:
-        return self.rows[: self.most]
+    def _visible_rows(self) -> Sequence[Row]:
+        return self.rows[: self.max_rows]
 
     @property
-    def left_out(self) -> str:
+    def hidden_rows_note(self) -> str:
         """Sentence about hidden rows, "" if there are none."""
-        shown, rows = len(self._shown()), len(self.rows)
-        return f"The first {shown:,} of {rows:,} rows; --json has all." if shown < rows else ""
+        visible, rows = len(self._visible_rows()), len(self.rows)
+        return f"The first {visible:,} of {rows:,} rows; --json has all." if visible < rows else ""
 
 
 # --- the view
@@ -120,7 +123,7 @@ class View:
     period: str = ""
 
 
-def described(
+def describe(
     document: Document,
     title: str,
     sentences: Sequence[str],
@@ -133,7 +136,7 @@ def described(
         name=document["answer"],
         title=title,
         sentences=tuple(sentences),
-        tables=tuple(each for each in tables if each.rows),
+        tables=tuple(view_table for view_table in tables if view_table.rows),
         figures=tuple(figure for figure in figures if figure is not None),
         details=tuple(details),
         notes=tuple(document["notes"]),
@@ -144,30 +147,30 @@ def described(
 def _period(document: Document) -> str:
     chosen = [f"{key} {value}" for key, value in document["filters"].items()]
     begin, end = document["from_time"], document["to_time"]
-    times = [] if begin is None else [f"from {moment(begin)} to {moment(end)} UTC"]
+    times = [] if begin is None else [f"from {format_time(begin)} to {format_time(end)} UTC"]
     return ", ".join([*times, *chosen])
 
 
-def text(view: View, page: Page) -> str:
+def view_text(view: View, page: Page) -> str:
     """Return the title, the period, the sentences, the tables and the notes, separated by empty lines."""
     head = [line for line in (page.heading(plain(view.title)), *page.wrap(view.period)) if line]
     blocks = [
         head,
         [line for sentence in view.sentences for line in page.wrap(sentence)],
-        *(_table(one, page) for one in view.tables),
-        *(_detail(one, page) for one in view.details),
+        *(_table(part, page) for part in view.tables),
+        *(_detail(part, page) for part in view.details),
         [line for note in view.notes for line in page.item(note)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _table(one: Table, page: Page) -> list[str]:
-    right = [number for number, column in enumerate(one.columns) if column.form.right]
-    titles = [column.title for column in one.columns]
-    lines = table(titles, one.written(), page, right).rstrip("\n").split("\n")
-    return [f"{one.title}:", *lines, *page.wrap(one.left_out)]
+def _table(view_table: Table, page: Page) -> list[str]:
+    right_aligned = [number for number, column in enumerate(view_table.columns) if column.form.right_aligned]
+    titles = [column.title for column in view_table.columns]
+    lines = format_table(titles, view_table.cell_texts(), page, right_aligned).rstrip("\n").split("\n")
+    return [f"{view_table.title}:", *lines, *page.wrap(view_table.hidden_rows_note)]
 
 
-def _detail(one: Detail, page: Page) -> list[str]:
-    lines = [f"  {plain(line)}" for line in one.lines]
-    return [plain(one.title), *lines, *(line for item in one.items for line in page.item(item, "  "))]
+def _detail(detail: Detail, page: Page) -> list[str]:
+    lines = [f"  {plain(line)}" for line in detail.lines]
+    return [plain(detail.title), *lines, *(line for item in detail.items for line in page.item(item, "  "))]

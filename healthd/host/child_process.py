@@ -12,16 +12,16 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 from healthd.host import shortage
-from healthd.host.oom import then_become
+from healthd.host.oom import trampoline_argv
 
 MAX_OUTPUT_BYTES = 4 << 20
-TRAMPOLINE = then_become()
+TRAMPOLINE = trampoline_argv()
 READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes must not delay everything else
 
-_left: set[int] = set()  # pids of killed children that had not ended at the last check: future zombies
+_abandoned: set[int] = set()  # pids of killed children that had not ended at the last check: future zombies
 
 
-def _is_gone(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -45,7 +45,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         directory: str | None = None,
     ) -> None:
-        _left.difference_update([pid for pid in _left if _is_gone(pid)])
+        _abandoned.difference_update([pid for pid in _abandoned if _has_ended(pid)])
         self.argv = argv
         self.deadline = deadline
         self.started = monotonic()
@@ -68,7 +68,7 @@ class Child:
             raise
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._pidfd = shortage.pidfd_of(self._process.pid)
+        self._pidfd = shortage.open_pidfd(self._process.pid)
         self._outputs = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
         for descriptor in self._outputs:
             os.set_blocking(descriptor, False)
@@ -91,7 +91,7 @@ class Child:
         if self._monotonic() < self.deadline:
             return False
         self._process.kill()  # in D state its end may take days
-        self.leave()
+        self.abandon()
         return True
 
     def terminate(self) -> None:
@@ -99,10 +99,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Stop watching the command. It ends by itself."""
         self._process.returncode = -signal.SIGTERM  # Popen takes it as ended and does not wait for it
-        _left.add(self._process.pid)
+        _abandoned.add(self._process.pid)
         self._close()
 
     def output(self) -> tuple[bytes, str]:

@@ -13,7 +13,7 @@ _PATH = regex(r"(nvme\d+)c\d+(n\d+)")  # one way to a disk that has several
 _NVME = regex(r"(nvme\d+)(?:c\d+)?n\d+")
 
 
-def whole(name: str) -> str:
+def whole_disk(name: str) -> str:
     """Return the disk of a name: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for "sda3"."""
     match = _PARTITION.fullmatch(name)
     disk = (match[1] or match[2]) if match else name
@@ -21,7 +21,7 @@ def whole(name: str) -> str:
     return path[1] + path[2] if path else disk
 
 
-def controller(name: str) -> str:
+def nvme_controller(name: str) -> str:
     """Return the NVMe controller of a disk ("nvme0" for "nvme0n1"); "" if it has none."""
-    match = _NVME.fullmatch(whole(name))
+    match = _NVME.fullmatch(whole_disk(name))
     return match[1] if match else ""

@@ -14,7 +14,7 @@ from healthd.common.text import is_decimal
 from healthd.host.host import PCI_DEVICES, Host
 
 # Codes of kernel log lines about a GPU that is gone for good: no reset prints these lines.
-GONE = (
+PERMANENT_LOSS_CODES = (
     "gpu_xid/79",
     "gpu_xid/fallen_off_bus",
     "gpu_xid/gpu_is_lost",
@@ -27,7 +27,9 @@ GONE = (
 def may_reset(host: Host) -> bool:
     """Return True if slurmd runs here: its epilogs may reset GPUs. Another process of this name only delays a drain."""
     try:
-        return any(is_decimal(pid) and host.told(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc"))
+        return any(
+            is_decimal(pid) and host.read_or_empty(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc")
+        )
     except (OSError, ValueError):
         return False  # unknown, for example in an older recording without these files
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from healthd.common.model import NO_GPU, NothingToCheck
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.text import is_decimal, regex
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat, FileSystem, KernelClock, Tree
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device disappears while it is read
+MISSING_ERRNOS = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENODEV,
+)  # ENODEV: a sysfs file whose device disappears while it is read
 INFOROM_SECONDS = 3600.0
 PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_NUMBER = regex(r"0x[0-9a-f]{4,6}")
@@ -39,7 +43,7 @@ class PciFunction(NamedTuple):
     virtual: bool
 
 
-def opener_of_fake(profile_or_file: str) -> Callable[[], Nvml]:
+def fake_nvml_opener(profile_or_file: str) -> Callable[[], Nvml]:
     """Return a function that opens a fake NVML. The fake is imported when it is opened."""
 
     def opened() -> Nvml:
@@ -70,14 +74,14 @@ class Host:
         open_nvml: Callable[[], Nvml] | None = None,
         now: Callable[[], float] = time.time,
         system: Tree | None = None,
-        nvml_stands_in: bool | None = None,
+        is_nvml_substituted: bool | None = None,
         shared_seconds: float = 0.0,
     ) -> None:
         self.root = root.rstrip("/")
         self.now = now
         self._system = system or Tree(self.root)
         self._open_nvml = open_nvml
-        self._nvml_stands_in = open_nvml is not None if nvml_stands_in is None else nvml_stands_in
+        self._is_nvml_substituted = open_nvml is not None if is_nvml_substituted is None else is_nvml_substituted
         self._nvml: Nvml | None = None
         self._pci: dict[tuple[str, int], PciFunction] = {}
         self._pci_functions: tuple[PciFunction, ...] = ()
@@ -85,10 +89,10 @@ class Host:
         self._pci_at = -math.inf
         self._shared: dict[str, tuple[float, object]] = {}
         self._shared_seconds = shared_seconds
-        self._whole_at: dict[str, float] = {}
+        self._inforom_valid_at: dict[str, float] = {}
         self.nvml_is_outdated = False
         self.before_nvml_call: Callable[[], None] | None = None
-        self.driver_was_held: bool | None = None
+        self.driver_was_in_use: bool | None = None
         self.state_dir, self.runtime_dir = STATE_DIR, RUNTIME_DIR
 
     # files: paths are absolute as on the node ("/sys/bus/pci/devices")
@@ -98,23 +102,23 @@ class Host:
 
     def read(self, path: str, strip: bool = True) -> str | None:
         """Return the text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
-        data = _unless_gone(self._system.read, path)
+        data = _none_if_missing(self._system.read, path)
         return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
         """Read a file that several checks need: it is read once for all checks of a round."""
         return self.shared(path, lambda: self.read(path))
 
-    def shared(self, name: str, ask: Callable[[], T]) -> T:
+    def shared(self, name: str, fetch: Callable[[], T]) -> T:
         """Return the result of `fetch`, which is called once for all checks of a round. Callers must not modify it."""
         at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
-            answer = ask()
+            answer = fetch()
             self._shared[name] = (now, answer)
         return cast(T, answer)
 
-    def told(self, path: str) -> str:
+    def read_or_empty(self, path: str) -> str:
         """Read a file; return "" if it is missing or unreadable, for text that is only shown or optional."""
         try:
             return self.read(path) or ""
@@ -127,7 +131,7 @@ class Host:
 
     def names(self, path: str) -> builtins.list[str]:
         """Return the names in a directory, in no order."""
-        return _unless_gone(self._system.names, path) or []
+        return _none_if_missing(self._system.names, path) or []
 
     def exists(self, path: str) -> bool:
         """Return True if a file exists; for a symbolic link, if its target exists."""
@@ -138,7 +142,7 @@ class Host:
 
     def stat(self, path: str) -> FileStat | None:
         """Return None if there is no such file."""
-        return _unless_gone(self._system.stat, path)
+        return _none_if_missing(self._system.stat, path)
 
     def link_target(self, path: str) -> str | None:
         """Return the target of a symbolic link (as written); None if the path is not a link."""
@@ -154,7 +158,7 @@ class Host:
 
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
-    ) -> Ran | None:
+    ) -> ProgramResult | None:
         """Run a program that reads this machine. None: it is not installed, or a tree or recording replaces the
         machine; with `anywhere` it runs all the same. Raises TimeoutError, OSError."""
         return self._system.run(argv, seconds, environment or {}, anywhere)
@@ -170,7 +174,7 @@ class Host:
         once while it is present: when it comes back, its inode number in sysfs has changed."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
-            entries = _unless_gone(self._system.scan, PCI_DEVICES) or []
+            entries = _none_if_missing(self._system.scan, PCI_DEVICES) or []
             if entries != self._pci_listed and self._pci.keys() != set(entries):
                 self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in sorted(entries)}
                 self._pci_functions = tuple(self._pci.values())
@@ -181,7 +185,7 @@ class Host:
         device = f"{PCI_DEVICES}/{pci}"
         vendor, model, pci_class = (self._pci_number(f"{device}/{name}") for name in ("vendor", "device", "class"))
         virtual = self.link_target(f"{device}/physfn") is not None
-        return PciFunction(pci, vendor, model, pci_class, upstream_of(self.link_target(device) or ""), virtual)
+        return PciFunction(pci, vendor, model, pci_class, upstream_port(self.link_target(device) or ""), virtual)
 
     def _pci_number(self, path: str) -> str:
         """Return a number like "0x10de"; "" if the function is being removed. Raises ValueError for other text."""
@@ -201,7 +205,7 @@ class Host:
 
             if self.before_nvml_call is not None:
                 nvml.before_call = self.before_nvml_call
-            self.driver_was_held = self.driver_is_held()
+            self.driver_was_in_use = self.is_driver_in_use()
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
@@ -220,13 +224,13 @@ class Host:
         return self._nvml is not None
 
     @property
-    def gpus_gone(self) -> int:
+    def gpus_lost_since_open(self) -> int:
         """Return the number of GPUs that answered when NVML was opened, and were lost in later queries."""
-        return 0 if self._nvml is None else self._nvml.gone_since
+        return 0 if self._nvml is None else self._nvml.lost_since_open
 
-    def driver_is_held(self) -> bool | None:
+    def is_driver_in_use(self) -> bool | None:
         """Return True if a process uses the nvidia module. Modules above it (nvidia_uvm) count one reference each."""
-        if self._nvml_stands_in and not self.root:
+        if self._is_nvml_substituted and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
         if not is_decimal(references.lstrip("-")):
@@ -245,7 +249,7 @@ class Host:
             raise
 
     def each_gpu(
-        self, look: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
+        self, check_gpu: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
         """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. The error of a failed GPU is raised
         last.
@@ -259,17 +263,17 @@ class Host:
         gpus = self.gpus()
         if not gpus:
             yield NO_GPU
-        nothing = bool(gpus)
+        found_nothing = bool(gpus)
         for gpu in gpus:
             try:
-                for item in look(gpu):
-                    nothing = False
+                for item in check_gpu(gpu):
+                    found_nothing = False
                     yield item
             except (NvmlError, ValueError) as error:
                 failed.append(error)
         if failed:
             raise failed[0]
-        if nothing and unsupported is not None:
+        if found_nothing and unsupported is not None:
             yield unsupported
 
     def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
@@ -279,16 +283,20 @@ class Host:
         round. DCGM also checks it once an hour at most (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom).
         """
         now = time.monotonic()
-        if gpu.uuid and now - self._whole_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
+        if gpu.uuid and now - self._inforom_valid_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
             return True
         valid = gpu.inforom_valid()
         if valid:
-            self._whole_at[gpu.uuid] = now
+            self._inforom_valid_at[gpu.uuid] = now
         return valid
 
     def has_nvidia_hardware(self) -> bool:
         """Return True if PCI shows a GPU for NVIDIA's driver, the driver is loaded, or a substitute NVML is used."""
-        return self._nvml_stands_in or any(True for _ in self.pci_gpus()) or self.exists("/proc/driver/nvidia/version")
+        return (
+            self._is_nvml_substituted
+            or any(True for _ in self.pci_gpus())
+            or self.exists("/proc/driver/nvidia/version")
+        )
 
     def pci_gpus(self) -> Iterator[str]:
         """Yield the PCI addresses of the GPUs that NVML should show, in sysfs' form.
@@ -297,9 +305,11 @@ class Host:
         it), except a VGA card (class 0300) on a machine without other signs of NVIDIA's driver.
         """
         found = list(self._nvidia_devices())
-        wanted = self.exists("/proc/driver/nvidia") or any(driver == "nvidia" for _pci, _class, driver in found)
+        has_nvidia_driver = self.exists("/proc/driver/nvidia") or any(
+            driver == "nvidia" for _pci, _class, driver in found
+        )
         for pci, pci_class, driver in found:
-            if driver == "nvidia" or (driver is None and (wanted or pci_class.startswith("0x0302"))):
+            if driver == "nvidia" or (driver is None and (has_nvidia_driver or pci_class.startswith("0x0302"))):
                 yield pci
 
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
@@ -317,17 +327,17 @@ class Host:
         return self.read("/proc/sys/kernel/random/boot_id") or ""
 
 
-def _unless_gone(ask: Callable[[str], T], path: str) -> T | None:
+def _none_if_missing(read: Callable[[str], T], path: str) -> T | None:
     """Return the result of `read` for a path; None if there is no such file."""
     try:
-        return ask(path)
+        return read(path)
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING_ERRNOS:
             return None
         raise
 
 
-def upstream_of(link: str) -> str:
+def upstream_port(link: str) -> str:
     """Return the port above a device, "" on a root bus. `link`: ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
     above = link.rpartition("/")[0].rpartition("/")[2]
     return above if PCI_ADDRESS.fullmatch(above) else ""

@@ -18,16 +18,16 @@ from msgspec.structs import replace
 
 from healthd.common.guard import HOT_UNPLUG, drop
 from healthd.common.model import SourceStatus
-from healthd.host.inventory import pci_of
+from healthd.host.inventory import pci_address
 
 KOBJECT_UEVENT = 15  # linux/netlink.h
-OF_THE_KERNEL = 1  # the multicast group of the kernel's messages; udevd has another group
-KERNEL = 0  # the kernel's netlink address, which no program can have
+KERNEL_GROUP = 1  # the multicast group of the kernel's messages; udevd has another group
+KERNEL_ADDRESS = 0  # the kernel's netlink address, which no program can have
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h; root may exceed net.core.rmem_max
-WAITING_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
-MOST_BYTES = 16 << 10  # one message: the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
+RECEIVE_BUFFER_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
+MAX_MESSAGE_BYTES = 16 << 10  # one message: the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
 RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
-HEARD = ("pci", "net", "infiniband", "nvme")
+SUBSYSTEMS = ("pci", "net", "infiniband", "nvme")
 
 log = logging.getLogger("healthd")
 
@@ -43,13 +43,13 @@ class Uevent(NamedTuple):
 class Uevents:
     """Kernel messages from now on. The constructor raises OSError if netlink is not allowed."""
 
-    def __init__(self, waiting_bytes: int = WAITING_BYTES) -> None:
+    def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
         try:
             for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # the second needs root
                 with suppress(OSError):
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, waiting_bytes)
-            self._socket.bind((0, OF_THE_KERNEL))
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, receive_buffer_bytes)
+            self._socket.bind((0, KERNEL_GROUP))
         except OSError:
             self._socket.close()
             raise
@@ -64,10 +64,10 @@ class Uevents:
         """
         with suppress(BlockingIOError):
             while True:
-                message, sender = self._socket.recvfrom(MOST_BYTES)
+                message, sender = self._socket.recvfrom(MAX_MESSAGE_BYTES)
                 if not message:
                     raise OSError("netlink has ended")
-                if sender[0] == KERNEL and (uevent := parse_uevent(message)) is not None:
+                if sender[0] == KERNEL_ADDRESS and (uevent := parse_uevent(message)) is not None:
                     return uevent
         return None
 
@@ -124,9 +124,9 @@ class HotUnplug:
             self._open()
         removed = set()
         try:
-            while self._uevents is not None and (said := self._uevents.read()) is not None:
-                if said.action == "remove" and said.subsystem in HEARD:
-                    removed.add(pci_of(said.device_path))
+            while self._uevents is not None and (uevent := self._uevents.read()) is not None:
+                if uevent.action == "remove" and uevent.subsystem in SUBSYSTEMS:
+                    removed.add(pci_address(uevent.device_path))
         except Exception as error:
             if not isinstance(error, OSError):
                 drop(HOT_UNPLUG, error)

@@ -14,7 +14,7 @@ from healthd.host.host import Host
 
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
-NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
+UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
 NO_COUNTERS = "N/A (no PMA)"  # printed by older kernels instead
 _PORT = regex(r"[^/\s]+/[1-9][0-9]*")
 _COUNT = regex(r"[0-9]{1,19}")
@@ -36,7 +36,7 @@ def path(port: str, name: str) -> str:
     return f"{DEVICES}/{device}/ports/{number}/{name}"
 
 
-def misnamed(setting: str, names: Iterable[str]) -> str | None:
+def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
     """Return an error message for a setting with a name that is not a port, None if all are ports."""
     for name in names:
         if not _PORT.fullmatch(name):
@@ -53,7 +53,7 @@ def count(host: Host, file: str) -> int | None:
     try:
         text = host.read_shared(file)
     except OSError as error:
-        if error.errno in NOT_TOLD:
+        if error.errno in UNSUPPORTED_ERRNOS:
             return None
         raise
     if text is None or text == NO_COUNTERS:

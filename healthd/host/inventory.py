@@ -14,7 +14,7 @@ from healthd.common import mountinfo
 from healthd.common.errors import HealthdError
 from healthd.common.model import Disk, Gpu, Inventory, LocalMount, PciDevice
 from healthd.common.text import regex
-from healthd.host.disks import ID_FILES, NO_DISKS, whole
+from healthd.host.disks import ID_FILES, NO_DISKS, whole_disk
 from healthd.host.host import PCI_ADDRESS, PCI_DEVICES, Host
 
 if TYPE_CHECKING:
@@ -32,23 +32,23 @@ LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
 LAYERS = 8  # of device mapper and RAID, one above another; no machine has this many
 
 
-def take(host: Host, gpus: bool) -> Inventory:
+def collect(host: Host, gpus: bool) -> Inventory:
     """Return the present inventory (called in the worker: NVML may hang). `gpus`: query NVML too; no GPUs if it fails.
 
     Devices that no check needs (bridges, USB, ...) are left out.
     """
-    found, driver_version = _ask_nvml(host) if gpus else ((), "")
+    found, driver_version = _read_nvml(host) if gpus else ((), "")
     return Inventory(
         gpus=found,
         devices=tuple(_devices(host)),
-        driver_version=driver_version or host.told("/sys/module/nvidia/version"),
-        dmi_product=host.told("/sys/class/dmi/id/product_name"),
+        driver_version=driver_version or host.read_or_empty("/sys/module/nvidia/version"),
+        dmi_product=host.read_or_empty("/sys/class/dmi/id/product_name"),
         disks=tuple(_disks(host)),
         mounts=tuple(_mounts(host)),
     )
 
 
-def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
+def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
         gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
@@ -70,15 +70,15 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
         return ()  # a job's MIG devices are then unknown: their numbers differ from Slurm's
 
 
-def when_whole(known: tuple[Gpu, ...], seen: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return the GPUs of the complete node: `previous`, while only some of these are in `current`, else `current`."""
-    before, now = {gpu.pci for gpu in known}, {gpu.pci for gpu in seen}
-    return known if now < before else seen
+    previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
+    return previous if current_pcis < previous_pcis else current
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:
-    slots = {host.told(f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
-    name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
+    slots = {host.read_or_empty(f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
+    model_name = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
     for function in host.pci_functions():
         kind = device_kind(function.vendor, function.pci_class)
         if kind != "other":
@@ -90,41 +90,41 @@ def _devices(host: Host) -> Iterator[PciDevice]:
                 kind=kind,
                 upstream=function.upstream,
                 slot=slots.get(function.pci.partition(".")[0], ""),
-                name=name_of(function.pci),
+                name=model_name(function.pci),
             )
 
 
 def _disks(host: Host) -> Iterator[Disk]:
     for name in host.list(NVME):
-        is_local = (host.told(f"{NVME}/{name}/transport") or "pcie") == "pcie"
-        pci = host.told(f"{NVME}/{name}/address") if is_local else ""
+        is_local = (host.read_or_empty(f"{NVME}/{name}/transport") or "pcie") == "pcie"
+        pci = host.read_or_empty(f"{NVME}/{name}/address") if is_local else ""
         yield Disk(name, pci, _ids(host, f"{NVME}/{name}", ("serial",)))
     for name in host.list(BLOCK):
         if not name.startswith(NO_DISKS):
-            pci = pci_of(host.link_target(f"{BLOCK}/{name}") or "")
+            pci = pci_address(host.link_target(f"{BLOCK}/{name}") or "")
             yield Disk(name, pci, _ids(host, f"{BLOCK}/{name}", ID_FILES))
 
 
 def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for file in files if (text := host.told(f"{path}/{file}"))))
+    return tuple(dict.fromkeys(text for file in files if (text := host.read_or_empty(f"{path}/{file}"))))
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
     """Yield each file system on the node's own disks once: the root as "/", any other at its first mount point."""
-    mounts, _ = mountinfo.parse_all(host.told(mountinfo.MOUNTINFO) or None)
+    mounts, _ = mountinfo.parse_all(host.read_or_empty(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
-        is_own = mountinfo.of_host(mount) and not mountinfo.in_a_file(mount)
+        is_own = mountinfo.is_host_file_system(mount) and not mountinfo.is_loop_device(mount)
         if is_own and (mount.device not in found or mount.point == "/"):
             found[mount.device] = mount
     for mount in found.values():
-        device = _device_of(host, mount)
+        device = _device_name(host, mount)
         disks = _disks_below(host, device)
-        redundant = tuple(sorted(disk for disk, stood_in_for in disks.items() if stood_in_for))
+        redundant = tuple(sorted(disk for disk, has_copy in disks.items() if has_copy))
         yield LocalMount(mount.point, mount.fstype, device, tuple(sorted(disks)), redundant)
 
 
-def _device_of(host: Host, mount: mountinfo.Mount) -> str:
+def _device_name(host: Host, mount: mountinfo.Mount) -> str:
     """Return the device as the kernel log names it. Btrfs and others have their own numbers: use the mount's source."""
     link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
@@ -134,7 +134,7 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
     """Map each disk to True if other disks have copies of all its data that the device needs."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
-        return {whole(device): False}
+        return {whole_disk(device): False}
     found: dict[str, bool] = {}
     for part in below:
         for disk, redundant in _disks_below(host, part, layers - 1).items():
@@ -145,11 +145,11 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
     """Return True if one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by LVM's names for their
     parts). A degraded array counts too: md and the file system report if it lost one part too many."""
-    if host.told(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
+    if host.read_or_empty(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
-    if host.told(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
+    if host.read_or_empty(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
         return True
-    return any(LVM_COPY.search(host.told(f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
+    return any(LVM_COPY.search(host.read_or_empty(f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
 
 
 def device_kind(vendor: str, pci_class: str) -> str:
@@ -163,7 +163,7 @@ def device_kind(vendor: str, pci_class: str) -> str:
     return "nvme" if pci_class.startswith("0x0108") else "other"
 
 
-def pci_of(device_path: str) -> str:
+def pci_address(device_path: str) -> str:
     """Return the PCI device of a device, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" if none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
     return parts[-1] if parts else ""

@@ -17,15 +17,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
-LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found within this time count
-MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: reading a million of them takes seconds
+SCAN_SECONDS = 0.1  # a node may have 100,000 processes: those found within this time count
+MAX_DESCRIPTORS = 1 << 14  # of one process, lowest first: reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
 # Mount points of cgroups: v2, v2 together with v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
 
-def job_of(pid: int, root: str) -> str | None:
+def job_of_process(pid: int, root: str) -> str | None:
     """Return the job of a process by its cgroup; "" if it is in none; None if there is no such process."""
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
@@ -37,7 +37,7 @@ def job_of(pid: int, root: str) -> str | None:
 def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
     """Return pid -> job of all processes in the cgroups of jobs. {} also if Slurm does not use cgroups."""
     top = os.path.join(root, CGROUP)
-    until = now() + LOOK_SECONDS
+    until = now() + SCAN_SECONDS
     for hierarchy in HIERARCHIES:
         found = {
             pid: job
@@ -50,7 +50,7 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
     return {}
 
 
-def jobs_here(root: str) -> frozenset[str]:
+def local_jobs(root: str) -> frozenset[str]:
     """Return the jobs that have a process here, regardless of the number of processes and the load: one process of each
     job is enough. An empty cgroup that a job left behind does not count."""
     top = os.path.join(root, CGROUP)
@@ -115,64 +115,66 @@ def _directories(path: str) -> Iterator[os.DirEntry[str]]:
     yield from found
 
 
-def jobs_holding(
+def jobs_using_gpus(
     minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> dict[int, tuple[str, ...]]:
     """Map each minor number to the jobs whose `processes` (pid -> job) have /dev/nvidiaMINOR open. Shared GPUs and MIG
     have several."""
     names = {f"{minor}": minor for minor in minors}
     holding: dict[int, set[str]] = {minor: set() for minor in minors}
-    until = now() + LOOK_SECONDS
+    until = now() + SCAN_SECONDS
     for pid, job in processes.items():
-        wanted = {name for name, minor in names.items() if job not in holding[minor]}
+        missing_names = {name for name, minor in names.items() if job not in holding[minor]}
         if now() > until:
             break
-        if wanted:
-            for name in _open_gpus(pid, wanted, root):
+        if missing_names:
+            for name in _open_gpu_names(pid, missing_names, root):
                 holding[names[name]].add(job)
     return {minor: tuple(sorted(jobs, key=int)) for minor, jobs in holding.items()}
 
 
-def open_gpus(
+def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
     """Map each job to the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open. The second value is
     True if time and permissions sufficed for all processes."""
     found: dict[str, set[int]] = {}
-    until, all_seen = now() + LOOK_SECONDS, True
+    until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():
         if now() > until:
-            all_seen = False
+            is_complete = False
             break
         try:
-            found.setdefault(job, set()).update(int(n) for n in _numbers(pid, root) if is_decimal(n) and len(n) <= 4)
+            found.setdefault(job, set()).update(
+                int(n) for n in _gpu_numbers(pid, root) if is_decimal(n) and len(n) <= 4
+            )
         except (FileNotFoundError, ProcessLookupError):
             pass  # gone meanwhile
         except OSError:
-            all_seen = False
-    return {job: frozenset(minors) for job, minors in found.items()}, all_seen
+            is_complete = False
+    return {job: frozenset(minors) for job, minors in found.items()}, is_complete
 
 
-def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
+def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
     """Return the `names` N that a process has open as /dev/nvidiaN."""
     found: set[str] = set()
     try:
-        for number in _numbers(pid, root):
-            if number in wanted:
+        for number in _gpu_numbers(pid, root):
+            if number in names:
                 found.add(number)
-                if len(found) == len(wanted):
+                if len(found) == len(names):
                     break
     except OSError:
         pass  # gone meanwhile
     return found
 
 
-def _numbers(pid: int, root: str) -> Iterator[str]:
+def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
     """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container the path is the
     container's. Raises OSError after these if the process has more files open than are read."""
     with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:
-        for looked_at, descriptor in enumerate(descriptors):
-            if looked_at >= MOST_DESCRIPTORS:
+        for count, descriptor in enumerate(descriptors):
+            if count >= MAX_DESCRIPTORS:
                 raise OSError(errno.EMFILE, "more files are open than are read")
             try:
                 link = os.readlink(descriptor.path)

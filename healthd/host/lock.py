@@ -16,7 +16,7 @@ def lock(runtime_dir: str) -> int:
     try:
         descriptor = lock_file(runtime_dir, "lock")
     except ownership.Untrusted as error:
-        raise error.at(runtime_dir, "runtime_dir") from None
+        raise error.with_context(runtime_dir, "runtime_dir") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -29,7 +29,7 @@ def lock_file(runtime_dir: str, name: str) -> int:
     """Open a lock file without locking it; the file and a missing directory are created. Raises ownership.Untrusted,
     OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with ownership.folder(runtime_dir, make_mode=0o755) as folder:
+    with ownership.open_folder(runtime_dir, make_mode=0o755) as folder:
         try:
             return os.open(name, flags, 0o600, dir_fd=folder)
         except OSError as error:
@@ -37,7 +37,7 @@ def lock_file(runtime_dir: str, name: str) -> int:
             raise
 
 
-def holds(descriptor: int, runtime_dir: str) -> bool:
+def is_current(descriptor: int, runtime_dir: str) -> bool:
     """Return True if the runtime directory still contains this lock's file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(os.path.join(runtime_dir, "lock")))
@@ -45,7 +45,7 @@ def holds(descriptor: int, runtime_dir: str) -> bool:
         return False
 
 
-def is_held(path: str) -> bool:
+def is_locked(path: str) -> bool:
     """Return True if a process holds this lock. False if the file is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

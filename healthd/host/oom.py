@@ -9,21 +9,21 @@ from __future__ import annotations
 from contextlib import suppress
 
 SCORE = "/proc/self/oom_score_adj"
-OF_ANY_OTHER = 0
+DEFAULT_SCORE = 0
 
 
-def raise_score(at_least: int = OF_ANY_OTHER) -> None:
+def raise_score(minimum: int = DEFAULT_SCORE) -> None:
     """Raise the score of a process that the daemon starts. A higher score, which a site may have chosen, stays."""
     with suppress(OSError, ValueError):  # without /proc there is no protection either
         with open(SCORE, encoding="ascii") as file:
             score = int(file.read())
-        if score < at_least:
+        if score < minimum:
             with open(SCORE, "w", encoding="ascii") as file:
-                file.write(str(at_least))
+                file.write(str(minimum))
 
 
-def then_become(at_least: int = OF_ANY_OTHER) -> tuple[str, ...]:
+def trampoline_argv(minimum: int = DEFAULT_SCORE) -> tuple[str, ...]:
     """Return the words before the argv of another program, so that it starts with such a score: a shell that becomes
     env, which prints its usual message if there is no such program. Status 127 means that there is none."""
-    lower = f'{{ read -r score && [ "$score" -ge {at_least} ] || echo {at_least} >{SCORE}; }} <{SCORE} 2>/dev/null'
+    lower = f'{{ read -r score && [ "$score" -ge {minimum} ] || echo {minimum} >{SCORE}; }} <{SCORE} 2>/dev/null'
     return ("/bin/sh", "-c", f'{lower}; exec /usr/bin/env -- "$@"', "sh")

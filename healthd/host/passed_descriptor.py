@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h, Linux 6.16 and later
-FIRST_SECONDS = 0.02  # a wait longer than this is ended,
-AGAIN_SECONDS = 0.01  # and then each further wait
+FIRST_SIGNAL_SECONDS = 0.02  # a wait longer than this is ended,
+NEXT_SIGNAL_SECONDS = 0.01  # and then each further wait
 
 
-def take_no_files(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:
+def refuse_descriptors(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:
     """Refuse files from all future clients, before `listen`: a client that sends a file gets EPERM. Older kernels lack
     this option. For them use the returned context manager around all code that reads from clients or closes their
     connections. Call it in the main thread; healthd owns SIGALRM."""
@@ -27,13 +27,13 @@ def take_no_files(listener: socket.socket) -> Callable[[], AbstractContextManage
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
     except OSError:
         signal.signal(signal.SIGALRM, lambda _number, _frame: None)
-        return _brief
+        return _bounded
     return nullcontext
 
 
 @contextmanager
-def _brief() -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, AGAIN_SECONDS)
+def _bounded() -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, FIRST_SIGNAL_SECONDS, NEXT_SIGNAL_SECONDS)
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ MAX_OUTPUT_BYTES = 64 << 10
 ENDING_SECONDS = 1.0  # wait for a killed program, twice
 
 
-class Ran(NamedTuple):
+class ProgramResult(NamedTuple):
     """Result of a program. `status`: the exit status, or minus its signal. Output: the first 64 KiB of each stream."""
 
     status: int
@@ -32,7 +32,7 @@ class Ran(NamedTuple):
     stderr: str
 
 
-def located(name: str) -> str:
+def find_program(name: str) -> str:
     """Return the path of a program that only root, or this user, could have written: the given path, or the first one
     of that name in the directories of ENVIRONMENT; directories that others may write are skipped. Raises
     FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
@@ -41,21 +41,21 @@ def located(name: str) -> str:
     for folder in folders:
         path = os.path.join(folder, name)
         try:
-            about = ownership.program(path)
+            file_stat = ownership.stat_program(path)
         except ownership.Untrusted as error:
             if os.path.lexists(path):  # otherwise there is no such program to refuse
                 refused = refused or error
         except (FileNotFoundError, NotADirectoryError):
             continue
         else:
-            if folder == "" or (stat.S_ISREG(about.st_mode) and about.st_mode & 0o111):
+            if folder == "" or (stat.S_ISREG(file_stat.st_mode) and file_stat.st_mode & 0o111):
                 return path
     raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def run_program(
     argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
-) -> Ran:
+) -> ProgramResult:
     """Run a program. `executable`: the file to run; None: argv[0].
 
     Raises OSError, or TimeoutError if the program is too slow: then it and its child processes are killed, and left
@@ -79,7 +79,7 @@ def run_program(
         _kill(process)
     if not ended:
         raise TimeoutError(f"{argv[0]}: did not end within {seconds:g} s and was killed")
-    return Ran(process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
+    return ProgramResult(process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
 
 
 def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
@@ -89,24 +89,24 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
     """
     assert process.stdout is not None
     assert process.stderr is not None
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     with selectors.DefaultSelector() as selector:
-        for fd in kept:
+        for fd in buffers:
             os.set_blocking(fd, False)
             selector.register(fd, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             ended = _has_ended(process)
-            ready = selector.select(0.0 if ended else min(left, 0.05)) if selector.get_map() else []
+            ready = selector.select(0.0 if ended else min(remaining, 0.05)) if selector.get_map() else []
             if ended and not ready:
                 break
             if not ready and not selector.get_map():
-                time.sleep(min(left, 0.02))  # both pipes are closed, the program is about to end
+                time.sleep(min(remaining, 0.02))  # both pipes are closed, the program is about to end
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
-                kept[key.fd] += chunk[: MAX_OUTPUT_BYTES - len(kept[key.fd])]
+                buffers[key.fd] += chunk[: MAX_OUTPUT_BYTES - len(buffers[key.fd])]
                 if not chunk:
                     selector.unregister(key.fd)
-    stdout, stderr = kept.values()
+    stdout, stderr = buffers.values()
     return bytes(stdout), bytes(stderr)
 
 

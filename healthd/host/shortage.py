@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
-SHOWN_SECONDS = 600.0
-REST_SECONDS = 1.0  # time that a listener without a descriptor leaves new connections in its queue
-MOST_SHED = 128  # connections closed at once
+REPORT_SECONDS = 600.0
+ACCEPT_PAUSE_SECONDS = 1.0  # time that a listener without a descriptor leaves new connections in its queue
+MAX_SHED = 128  # connections closed at once
 
 # Errors of accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -47,7 +47,7 @@ def has_no_descriptor(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTOR
 
 
-def pidfd_of(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
     """Return a pidfd of a running process; None if no descriptor is left for it. Raises OSError if there is no such
     process."""
     try:
@@ -62,7 +62,7 @@ def pidfd_of(pid: int) -> int | None:
 def problems(now: float) -> Iterator[str]:
     """Yield one sentence for each resource that was short within the last REPORT_SECONDS."""
     for resource, when in list(_last.items()):  # other threads record too
-        if now - when < SHOWN_SECONDS:
+        if now - when < REPORT_SECONDS:
             times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
             name = resource.replace("_", " ")
             yield f"healthd could not get {name} {times} since it started; skipped work is retried"
@@ -84,7 +84,7 @@ class SpareDescriptor:
         `listener` must be non-blocking.
         """
         record(DESCRIPTORS)
-        for _ in range(MOST_SHED):
+        for _ in range(MAX_SHED):
             self._release()
             try:
                 stream, _ = listener.accept()

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.common.ownership import Untrusted
-from healthd.host.program import Ran, located, run_program
+from healthd.host.program import ProgramResult, find_program, run_program
 
 MAX_FILE_BYTES = 16 << 20
 READ_BYTES = 64 << 10
-ASK_SYSTEMD = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
-ASK_SYSTEMD_SECONDS = 5.0
+TIMEDATECTL_COMMAND = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
+TIMEDATECTL_SECONDS = 5.0
 
 
 class FileStat(NamedTuple):
@@ -91,12 +91,14 @@ class Tree:
         block = found.f_frsize or found.f_bsize
         return FileSystem(found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail)
 
-    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
+    ) -> ProgramResult | None:
         """Return None if there is no such program, or if it would describe this machine instead of the tree."""
         if self._root and not anywhere:
             return None
         try:
-            return run_program(argv, seconds, environment, located(argv[0]))
+            return run_program(argv, seconds, environment, find_program(argv[0]))
         except FileNotFoundError:
             return None
         except Untrusted as error:  # as one of Python's own errors, which a recording can contain
@@ -108,17 +110,17 @@ class Tree:
         try:
             return adjtimex()
         except PermissionError:  # healthd.service denies all calls that may set the clock
-            told = self._told_by_systemd()
-            if told is None:
+            clock = self._clock_from_systemd()
+            if clock is None:
                 raise
-            return told
+            return clock
 
-    def _told_by_systemd(self) -> KernelClock | None:
+    def _clock_from_systemd(self) -> KernelClock | None:
         """Query systemd-timedated, which calls adjtimex(2): NTPSynchronized means a maximum error below 16 s,
         regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). None if it does not answer."""
-        asked = self.run(ASK_SYSTEMD, ASK_SYSTEMD_SECONDS, {}, False)
-        word = asked.stdout.strip() if asked is not None and asked.status == 0 else ""
-        return KernelClock(word == "yes", None, None) if word in ("yes", "no") else None
+        result = self.run(TIMEDATECTL_COMMAND, TIMEDATECTL_SECONDS, {}, False)
+        answer = result.stdout.strip() if result is not None and result.status == 0 else ""
+        return KernelClock(answer == "yes", None, None) if answer in ("yes", "no") else None
 
 
 def adjtimex() -> KernelClock:

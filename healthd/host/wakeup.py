@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 
 FOREVER = float("inf")
-LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes at most 24 days
+MAX_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes at most 24 days
 
 
 def wake_on_signals() -> int:
@@ -20,7 +20,7 @@ def wake_on_signals() -> int:
     return reading
 
 
-def wake_no_longer(descriptor: int) -> None:
+def stop_waking_on_signals(descriptor: int) -> None:
     """Close what `wake_on_signals` opened. The signals have no effect any more and do not end this process."""
     writing = signal.set_wakeup_fd(-1)
     for end in (writing, descriptor):
@@ -41,5 +41,5 @@ def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-    wait = min(max(0.0, seconds), LONGEST_SLEEP_SECONDS)
+    wait = min(max(0.0, seconds), MAX_SLEEP_SECONDS)
     return {descriptor for descriptor, _ in ready.poll(None if seconds == FOREVER else wait * 1000 + 1)}

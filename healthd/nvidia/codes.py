@@ -97,9 +97,9 @@ NVLINK4_BITS = (
 def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
     """Return the meanings of the words of an Xid 74, worst first; () if no known bit is set."""
     return tuple(
-        known
-        for known in NVLINK4_BITS
-        if known.word < len(registers) and any(registers[known.word] >> bit & 1 for bit in known.bits)
+        entry
+        for entry in NVLINK4_BITS
+        if entry.word < len(registers) and any(registers[entry.word] >> bit & 1 for bit in entry.bits)
     )
 
 
@@ -126,13 +126,13 @@ def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5F
         if row.code == code and unit in row.units and any(_matches(p, bits) for p in row.patterns)
     ]
     exact = [row for row in rows if not row.statuses or error_status in row.statuses]
-    some = [row for row in rows if any(s and s & error_status == s for s in row.statuses)]
-    candidates = exact or some
+    partial = [row for row in rows if any(s and s & error_status == s for s in row.statuses)]
+    candidates = exact or partial
     return max(candidates, key=lambda row: (row.action == "RESET_GPU", row.action != "IGNORE"), default=None)
 
 
 def _matches(pattern: str, bits: str) -> bool:
-    return all(want in ("-", bit) for want, bit in zip(pattern, bits, strict=True))
+    return all(expected_bit in ("-", bit) for expected_bit, bit in zip(pattern, bits, strict=True))
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -25,7 +25,7 @@ from healthd.nvidia.nvml import (
     FIELD_NVLINK_LINK_COUNT,
     FIELD_RECOVERY_ACTION,
     FIELD_SLOWDOWN_MARGIN,
-    FIELDS_COUNTED,
+    FIELDS_ACTIVITY,
     FIELDS_LINK,
     FIELDS_LINK_BER,
     FIELDS_LINK_ERRORS,
@@ -44,7 +44,7 @@ pynvml = nvml_binding.pynvml()
 put = object.__setattr__  # see nvml.raw
 
 # NVML answers these from data recorded when it was opened: they also work for a GPU that is gone from the bus.
-FROM_MEMORY = frozenset(
+CACHED_CALLS = frozenset(
     {
         "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetPciInfo",
@@ -55,8 +55,8 @@ FROM_MEMORY = frozenset(
 )
 
 NO_BIT_ERRORS = 0xFFF  # 15e-255
-COUNTED = [field for fields in FIELDS_COUNTED.values() for field, _ in fields]
-COUNTED_EACH = 1_000_000  # for each iteration
+ACTIVITY_FIELDS = [field for fields in FIELDS_ACTIVITY.values() for field, _ in fields]
+COUNT_PER_ITERATION = 1_000_000  # for each iteration
 # Field -> the setting with its counts by link; "" counts nothing.
 LINK_FIELDS = {
     LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
@@ -103,17 +103,17 @@ class FakeLibrary:
         self._machine = machine
         self._pci = pci
         self._gpus = gpus
-        self._counted = [index for index, gpu in enumerate(gpus) if not gpu.gone]
+        self._counted_gpus = [index for index, gpu in enumerate(gpus) if not gpu.gone]
         self._opened = 0
-        self._fine = [gpu if _stops_nothing(machine, gpu) else None for gpu in gpus]
+        self._healthy = [gpu if _has_no_fault(machine, gpu) else None for gpu in gpus]
         self._values: dict[tuple[int, tuple[int | tuple[int, int], ...]], Any] = {}
-        self._asked: Counter[int] = Counter()  # queries that a GPU itself must answer
+        self._queries: Counter[int] = Counter()  # queries that a GPU itself must answer
         self._random = random.Random(f"{machine.seed} {next(_opens)}")
 
     # common to all calls
 
     def _enter(self, call: str) -> None:
-        _trouble(self._machine, call)
+        _apply_fault(self._machine, call)
         if self._machine.library is not Library.FINE:
             _fail(self._machine.library.value)
         if call in self._machine.missing_functions:
@@ -121,19 +121,19 @@ class FakeLibrary:
         if call != "nvmlInit" and not self._opened:
             _fail("Uninitialized")
 
-    def _ask(self, call: str, handle: Handle) -> Gpu:
-        if self._opened and (fine := self._fine[handle.index]) is not None:
-            return fine  # a round makes hundreds of calls, most of them of this kind
+    def _gpu_for_call(self, call: str, handle: Handle) -> Gpu:
+        if self._opened and (healthy := self._healthy[handle.index]) is not None:
+            return healthy  # a round makes hundreds of calls, most of them of this kind
         self._enter(call)
         gpu = self._gpus[handle.index]
-        _trouble(gpu, call)
+        _apply_fault(gpu, call)
         if call in gpu.errors:
             _fail(gpu.errors[call])
         if gpu.unreachable and call == "nvmlDeviceGetHandleByIndex":
             _fail("Unknown")
-        if call not in FROM_MEMORY:
-            self._asked[handle.index] += 1
-            if gpu.lost or (gpu.lost_after is not None and self._asked[handle.index] > gpu.lost_after):
+        if call not in CACHED_CALLS:
+            self._queries[handle.index] += 1
+            if gpu.lost or (gpu.lost_after is not None and self._queries[handle.index] > gpu.lost_after):
                 _fail("GpuIsLost")
             if gpu.requires_reset:
                 _fail("ResetRequired")
@@ -161,17 +161,17 @@ class FakeLibrary:
 
     def nvmlDeviceGetCount(self) -> int:
         self._enter("nvmlDeviceGetCount")
-        return len(self._counted)
+        return len(self._counted_gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
-        if not 0 <= index < len(self._counted):
+        if not 0 <= index < len(self._counted_gpus):
             _fail("InvalidArgument")
-        handle = Handle(self._counted[index])
-        self._ask("nvmlDeviceGetHandleByIndex", handle)
+        handle = Handle(self._counted_gpus[index])
+        self._gpu_for_call("nvmlDeviceGetHandleByIndex", handle)
         return handle
 
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
-        self._ask("nvmlDeviceGetPciInfo", handle)
+        self._gpu_for_call("nvmlDeviceGetPciInfo", handle)
         domain, bus, device = _address(self._pci[handle.index])
         return pynvml.nvmlPciInfo_t(
             domain=domain,
@@ -182,116 +182,120 @@ class FakeLibrary:
         )
 
     def nvmlDeviceGetName(self, handle: Handle) -> str:
-        return self._ask("nvmlDeviceGetName", handle).name
+        return self._gpu_for_call("nvmlDeviceGetName", handle).name
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        self._ask("nvmlDeviceGetUUID", handle)
+        self._gpu_for_call("nvmlDeviceGetUUID", handle)
         domain, bus, device = _address(self._pci[handle.index])
         kind, part = ("GPU", 0) if handle.mig is None else ("MIG", handle.mig)
         return f"{kind}-{handle.index:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
         """Number the GPUs in the order of their PCI addresses, like the driver."""
-        self._ask("nvmlDeviceGetMinorNumber", handle)
+        self._gpu_for_call("nvmlDeviceGetMinorNumber", handle)
         return handle.index
 
     def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
-        return self._ask("nvmlDeviceGetVbiosVersion", handle).vbios
+        return self._gpu_for_call("nvmlDeviceGetVbiosVersion", handle).vbios
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
-        return _supported(self._ask("nvmlDeviceGetCudaComputeCapability", handle).compute_capability)
+        return _supported(self._gpu_for_call("nvmlDeviceGetCudaComputeCapability", handle).compute_capability)
 
     def nvmlDeviceGetVirtualizationMode(self, handle: Handle) -> int:
-        return self._ask("nvmlDeviceGetVirtualizationMode", handle).virtualization
+        return self._gpu_for_call("nvmlDeviceGetVirtualizationMode", handle).virtualization
 
     # readings
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        gpu = self._ask("nvmlDeviceGetTemperature", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetTemperature", handle)
         if sensor != pynvml.NVML_TEMPERATURE_GPU:
             _fail("InvalidArgument")
         return _supported(gpu.temperature)
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
-        gpu = self._ask("nvmlDeviceGetTemperatureThreshold", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetTemperatureThreshold", handle)
         return _supported({1: gpu.temperature_slowdown, 2: gpu.temperature_memory_max}.get(threshold))
 
     def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetMarginTemperature", handle).temperature_margin)
+        return _supported(self._gpu_for_call("nvmlDeviceGetMarginTemperature", handle).temperature_margin)
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
-        gpu = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetUtilizationRates", handle)
         return pynvml.c_nvmlUtilization_t(gpu=_supported(None if gpu.mig else gpu.utilization_percent))
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
-        gpu = self._ask("nvmlDeviceGetClockInfo", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetClockInfo", handle)
         if type != pynvml.NVML_CLOCK_SM:
             _fail("NotSupported")
         return _supported(gpu.sm_clock_mhz)
 
     def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
-        return int(_supported(self._ask("nvmlDeviceGetPersistenceMode", handle).persistence))
+        return int(_supported(self._gpu_for_call("nvmlDeviceGetPersistenceMode", handle).persistence))
 
     def nvmlDeviceValidateInforom(self, handle: Handle) -> None:
-        if not _supported(self._ask("nvmlDeviceValidateInforom", handle).inforom):
+        if not _supported(self._gpu_for_call("nvmlDeviceValidateInforom", handle).inforom):
             _fail("CorruptedInforom")
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
-        return int(1000 * _supported(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle).power_limit_watts))
+        return int(1000 * _supported(self._gpu_for_call("nvmlDeviceGetEnforcedPowerLimit", handle).power_limit_watts))
 
     def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Handle) -> int:
-        gpu = self._ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetPowerManagementDefaultLimit", handle)
         return int(1000 * _supported(gpu.power_default_watts))
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle).clock_event_reasons)
+        return _supported(self._gpu_for_call("nvmlDeviceGetCurrentClocksEventReasons", handle).clock_event_reasons)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle).clock_event_reasons)
+        return _supported(self._gpu_for_call("nvmlDeviceGetCurrentClocksThrottleReasons", handle).clock_event_reasons)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
-        return _processes(self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+        return _processes(self._gpu_for_call("nvmlDeviceGetComputeRunningProcesses_v3", handle))
 
     def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Handle) -> list[Any]:
-        return _processes(self._ask("nvmlDeviceGetComputeRunningProcesses_v2", handle))
+        return _processes(self._gpu_for_call("nvmlDeviceGetComputeRunningProcesses_v2", handle))
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        gpu = self._ask("nvmlDeviceGetMigMode", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetMigMode", device)
         mig = int(_supported(gpu.mig))
         return [mig, mig if gpu.mig_pending is None else int(gpu.mig_pending)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        return fake_scenario.LIMITS["mig_devices"] if self._ask("nvmlDeviceGetMaxMigDeviceCount", device).mig else 0
+        return (
+            fake_scenario.LIMITS["mig_devices"]
+            if self._gpu_for_call("nvmlDeviceGetMaxMigDeviceCount", device).mig
+            else 0
+        )
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        gpu = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetMigDeviceHandleByIndex", device)
         if not gpu.mig or index >= gpu.mig_devices:
             _fail("NotFound")
         return Handle(device.index, mig=index)
 
     def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
-        ecc = int(_supported(self._ask("nvmlDeviceGetEccMode", handle).ecc))
+        ecc = int(_supported(self._gpu_for_call("nvmlDeviceGetEccMode", handle).ecc))
         return [ecc, ecc]
 
     def nvmlDeviceGetDefaultEccMode(self, handle: Handle) -> list[int]:
-        gpu = self._ask("nvmlDeviceGetDefaultEccMode", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetDefaultEccMode", handle)
         _supported(gpu.ecc)
         return [int(gpu.ecc_default)]
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
-        gpu = self._ask("nvmlDeviceGetTotalEccErrors", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetTotalEccErrors", handle)
         return sum(_ecc(gpu, errorType, counterType, location) for location in (2, 7))
 
     def nvmlDeviceGetMemoryErrorCounter(
         self, handle: Handle, errorType: int, counterType: int, locationType: int
     ) -> int:
-        gpu = self._ask("nvmlDeviceGetMemoryErrorCounter", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetMemoryErrorCounter", handle)
         if locationType == LOCATIONS["sram"] and not gpu.ecc_sram:
             _fail("NotSupported")
         return _ecc(gpu, errorType, counterType, locationType)
 
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:
-        gpu = self._ask("nvmlDeviceGetSramEccErrorStatus", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetSramEccErrorStatus", device)
         struct = status._obj  # the target of byref()
         struct.volatileUncParity = gpu.ecc_volatile_uncorrected_sram
         struct.aggregateUncParity = gpu.ecc_aggregate_uncorrected_sram
@@ -301,30 +305,30 @@ class FakeLibrary:
         return 0
 
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
-        gpu = self._ask("nvmlDeviceGetRemappedRows", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetRemappedRows", device)
         if gpu.mig:
             _fail("NotSupported")
         corrected, uncorrected = _supported(gpu.remap_correctable), _supported(gpu.remap_uncorrectable)
         return corrected, uncorrected, int(gpu.remap_pending), int(gpu.remap_failure)
 
     def nvmlDeviceGetRowRemapperHistogram(self, device: Handle) -> Any:
-        gpu = self._ask("nvmlDeviceGetRowRemapperHistogram", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetRowRemapperHistogram", device)
         return pynvml.c_nvmlRowRemapperHistogramValues(*_supported(None if gpu.mig else gpu.remap_histogram))
 
     def nvmlDeviceGetUnrepairableMemoryFlag_v1(self, device: Handle) -> int:
-        return int(_supported(self._ask("nvmlDeviceGetUnrepairableMemoryFlag_v1", device).unrepairable_memory))
+        return int(_supported(self._gpu_for_call("nvmlDeviceGetUnrepairableMemoryFlag_v1", device).unrepairable_memory))
 
     def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]:
-        gpu = self._ask("nvmlDeviceGetRetiredPages", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetRetiredPages", device)
         return list(range(_supported((gpu.retired_single_bit, gpu.retired_double_bit)[sourceFilter])))
 
     def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int:
-        gpu = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetRetiredPagesPendingStatus", device)
         _supported(gpu.retired_double_bit)
         return int(gpu.retired_pending)
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:
-        gpu = self._ask("nvmlDeviceGetGpuFabricInfoV", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetGpuFabricInfoV", device)
         struct = gpuFabricInfo._obj  # the target of byref()
         version = struct.version >> 24
         if gpu.fabric_state is not None and (gpu.fabric_health if version == 2 else gpu.fabric_summary) is None:
@@ -336,16 +340,16 @@ class FakeLibrary:
         return 0
 
     def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int:
-        _fill_fabric(self._ask("nvmlDeviceGetGpuFabricInfo", device), gpuFabricInfo._obj)
+        _fill_fabric(self._gpu_for_call("nvmlDeviceGetGpuFabricInfo", device), gpuFabricInfo._obj)
         return 0
 
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int:
-        gpu = self._ask("nvmlDeviceGetNvLinkState", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetNvLinkState", device)
         _require_link(gpu, link)
         return int(link not in gpu.nvlink_inactive)
 
     def nvmlDeviceGetNvLinkErrorCounter(self, device: Handle, link: int, counter: int) -> int:
-        gpu = self._ask("nvmlDeviceGetNvLinkErrorCounter", device)
+        gpu = self._gpu_for_call("nvmlDeviceGetNvLinkErrorCounter", device)
         if gpu.nvlink_counters is not LinkCounters.CALLS:
             _fail("NotSupported")
         _require_link(gpu, link)
@@ -355,34 +359,34 @@ class FakeLibrary:
         return counts[counter].get(str(link), 0)
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
-        gpu = self._ask("nvmlDeviceGetFieldValues", handle)
-        asked = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and answer alike
-        if asked not in self._values or gpu.iteration_seconds:
-            self._values[asked] = _values(gpu, fieldIds)
-        values = self._values[asked]
+        gpu = self._gpu_for_call("nvmlDeviceGetFieldValues", handle)
+        key = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and answer alike
+        if key not in self._values or gpu.iteration_seconds:
+            self._values[key] = _values(gpu, fieldIds)
+        values = self._values[key]
         return type(values).from_buffer_copy(values)
 
     def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetPcieReplayCounter", handle).pcie_replays)
+        return _supported(self._gpu_for_call("nvmlDeviceGetPcieReplayCounter", handle).pcie_replays)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetCurrPcieLinkGeneration", handle).pcie_generation)
+        return _supported(self._gpu_for_call("nvmlDeviceGetCurrPcieLinkGeneration", handle).pcie_generation)
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle).pcie_width)
+        return _supported(self._gpu_for_call("nvmlDeviceGetCurrPcieLinkWidth", handle).pcie_width)
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetMaxPcieLinkGeneration", handle).pcie_max_generation)
+        return _supported(self._gpu_for_call("nvmlDeviceGetMaxPcieLinkGeneration", handle).pcie_max_generation)
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
-        return _supported(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
+        return _supported(self._gpu_for_call("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
 
 
-def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:
+def _has_no_fault(machine: Machine, gpu: Gpu) -> bool:
     """Return True if every call, once the machine is open, returns this GPU's data and no query is counted."""
-    away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
+    is_away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
     problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
-    return not (away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
+    return not (is_away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
 
 
 def _fail(error: str) -> None:
@@ -396,7 +400,7 @@ def _supported(value: T | None) -> T:
     return value
 
 
-def _trouble(part: Machine | Gpu, call: str) -> None:
+def _apply_fault(part: Machine | Gpu, call: str) -> None:
     """Sleep or die, if the scenario requires it for this call."""
     if part.hang == call:
         time.sleep(part.hang_seconds)
@@ -405,8 +409,8 @@ def _trouble(part: Machine | Gpu, call: str) -> None:
 
 
 def _address(pci: str) -> tuple[int, int, int]:
-    domain, bus, rest = pci.split(":")
-    return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
+    domain, bus, device_text = pci.split(":")
+    return int(domain, 16), int(bus, 16), int(device_text.split(".")[0], 16)
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
@@ -478,15 +482,19 @@ def _field(gpu: Gpu, field: int) -> int | None:
         FIELD_RECOVERY_ACTION: gpu.recovery_action,
         FIELD_MEMORY_TEMPERATURE: gpu.temperature_memory,
         FIELD_SLOWDOWN_MARGIN: gpu.temperature_slowdown_margin,
-        **(dict.fromkeys(COUNTED, _counted(gpu.iteration_seconds, time.time())) if gpu.iteration_seconds else {}),
+        **(
+            dict.fromkeys(ACTIVITY_FIELDS, _activity_count(gpu.iteration_seconds, time.time()))
+            if gpu.iteration_seconds
+            else {}
+        ),
         **{field: None if seconds is None else int(seconds * 1e9) for field, seconds in slowdown},
     }.get(field)
 
 
-def _counted(iteration_seconds: float, now: float) -> int:
+def _activity_count(iteration_seconds: float, now: float) -> int:
     """Return the count of a job that communicates in the last third of each iteration."""
     done, part = divmod(now, iteration_seconds)
-    return int(COUNTED_EACH * (done + max(0.0, 3 * part / iteration_seconds - 2)))
+    return int(COUNT_PER_ITERATION * (done + max(0.0, 3 * part / iteration_seconds - 2)))
 
 
 def _link_field(gpu: Gpu, field: int, link: int) -> int | None:

@@ -35,7 +35,7 @@ from typing import Any
 from msgspec import field
 
 from healthd.common import ownership, toml
-from healthd.common.codec import ConvertError, fields_of, load, nearest
+from healthd.common.codec import ConvertError, fields_of, load, spelling_hint
 from healthd.common.codec import number as show_number
 from healthd.common.text import regex
 from healthd.common.values import Value
@@ -264,7 +264,7 @@ def profiles() -> list[str]:
 def profile(name: str) -> Profile:
     """Return a profile. Raises ConvertError if there is none of this name."""
     if name not in profiles():
-        raise ConvertError(f'profile: there is no "{name}"{nearest(name, profiles())}')
+        raise ConvertError(f'profile: there is no "{name}"{spelling_hint(name, profiles())}')
     with open(os.path.join(PROFILES, f"{name}.toml"), encoding="utf-8") as file:
         return load(Profile, toml.parse(file.read()), name)
 
@@ -274,11 +274,11 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
     if profile_or_file in profiles():
         return Scenario(profile=profile_or_file), 0.0
     try:
-        with ownership.opened(profile_or_file) as file:
+        with ownership.open_file(profile_or_file) as file:
             modified = os.fstat(file).st_mtime
-            text = ownership.content(file).decode("utf-8")
+            text = ownership.read_all(file).decode("utf-8")
     except FileNotFoundError:
-        hint = nearest(profile_or_file, profiles())
+        hint = spelling_hint(profile_or_file, profiles())
         raise ConvertError(f'there is no profile and no file "{profile_or_file}"{hint}') from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConvertError(f"{profile_or_file}: cannot be read: {error}") from None
@@ -365,7 +365,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
 
 def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
     yield from _unknown_calls(machine.missing_functions, f"{where}missing_functions")
-    yield from _trouble_problems(machine, where)
+    yield from _fault_problems(machine, where)
     if not 0 <= machine.random_failures <= 1:
         yield f"{where}random_failures: must be between 0 and 1, got {machine.random_failures:g}"
 
@@ -373,24 +373,24 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
     """`links_before`: number of NVLinks of the GPU if this table does not set it."""
     gpu = load(Gpu, table, where)
-    yield from _trouble_problems(gpu, f"{where}.")
+    yield from _fault_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
     yield from _unknown_calls(gpu.errors, f"{where}.errors")
     for call, error in gpu.errors.items():
         if error not in ERRORS:
-            yield f"{where}.errors.{call}: pynvml has no NVMLError_{error}{nearest(error, ERRORS)}"
+            yield f"{where}.errors.{call}: pynvml has no NVMLError_{error}{spelling_hint(error, ERRORS)}"
     for name, number in _numbers(gpu):
-        least, most = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
-        if not least <= number <= most:
-            yield f"{where}.{name}: must be between {least} and {most}, got {show_number(number)}"
+        minimum, maximum = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
+        if not minimum <= number <= maximum:
+            yield f"{where}.{name}: must be between {minimum} and {maximum}, got {show_number(number)}"
     for link, rate in gpu.nvlink_ber.items():
         if not 0 <= rate <= 1:
             yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, got {rate:g}"
     links = int(table.get("nvlinks", links_before))
-    known = {str(link) for link in range(links)}
+    link_names = {str(link) for link in range(links)}
     for name in LINK_SETTINGS:
         for link in getattr(gpu, name):
-            if str(link) not in known:
+            if str(link) not in link_names:
                 yield f"{where}.{name}: there is no link {link}; this GPU has {links}"
 
 
@@ -408,7 +408,7 @@ def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
             yield from ((f.name, item) for item in items if isinstance(item, int | float))
 
 
-def _trouble_problems(part: Machine | Gpu, where: str) -> Iterator[str]:
+def _fault_problems(part: Machine | Gpu, where: str) -> Iterator[str]:
     yield from _unknown_calls([part.hang] if part.hang else [], f"{where}hang")
     yield from _unknown_calls([part.crash] if part.crash else [], f"{where}crash")
     if not 0 <= part.hang_seconds <= MAX_SECONDS:
@@ -418,4 +418,4 @@ def _trouble_problems(part: Machine | Gpu, where: str) -> Iterator[str]:
 def _unknown_calls(names: Iterable[str], where: str) -> Iterator[str]:
     for name in names:
         if name not in CALLS:
-            yield f'{where}: healthd does not call "{name}"{nearest(name, CALLS)}'
+            yield f'{where}: healthd does not call "{name}"{spelling_hint(name, CALLS)}'

@@ -30,12 +30,12 @@ _LINKS = (
     "same link: check cable, switch and GPU at both ends."
 )
 # NVIDIA's immediate action, and its investigation afterwards. The first is also the order of `todo_text`.
-_AT_ONCE = {
+_IMMEDIATE_ACTIONS = {
     "RESET_GPU": "reset the GPU",
     "IGNORE": "no immediate action",
     "XID_154_EVAL": "do the action that Xid 154 requests",
 }
-_THEN = {
+_FOLLOW_UPS = {
     "IGNORE": "",
     "CONTACT_SUPPORT": "open a case with NVIDIA",
     "CHECK_NVLINK_FAILURE_FLOW": "follow NVIDIA's flow for NVLink failures",
@@ -50,7 +50,7 @@ _THEN = {
     "REPORT_ISSUE (if seen >1 per day)": "report it to NVIDIA if it comes more than once a day",
 }
 
-_WORDS = (
+_REPLACEMENTS = (
     (r"PacketLoss\**\s*", "packets lost "),
     (r"\*+", ""),
     ("posible", "possible"),
@@ -74,64 +74,66 @@ def explain(code: str) -> Explain | None:
     return _rows(xid, int(match[2])) if int(match[2]) < 64 else None
 
 
-def known() -> list[str]:
+def all_names() -> list[str]:
     """Return every name that `explain` handles."""
     subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
     return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
 
-def to_do(xid: int) -> str:
+def todo_text(xid: int) -> str:
     """Return what to do about an Xid of unknown row: a line for each immediate action, with its rows."""
     lines = []
-    for action, words in _AT_ONCE.items():
-        if rows := _rows_of(xid, action):
-            does = _RESET if action == "RESET_GPU" else words
-            lines.append(f"- {does[:1].upper()}{does[1:]}: {rows}.")
+    for action, text in _IMMEDIATE_ACTIONS.items():
+        if rows := _rows_with_action(xid, action):
+            action_text = _RESET if action == "RESET_GPU" else text
+            lines.append(f"- {action_text[:1].upper()}{action_text[1:]}: {rows}.")
     head = f"It depends on the row of NVIDIA's table. {_FIND.format(xid=xid)}"
     return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} lists the investigation afterwards."])
 
 
-def _rows_of(xid: int, action: str) -> str:
+def _rows_with_action(xid: int, action: str) -> str:
     """Return the rows with this immediate action: "RLW_REMAP 145:0 with status 0x40 or 0x80; RLW_CTRL 145:0"."""
-    rows = _of(xid)
+    rows = _xid_rows(xid)
     statuses: dict[tuple[str, int], list[str]] = {}
     for row in rows:
         if row.action == action:
             statuses.setdefault((_units([row]), row.sub_code), []).extend(f"{status:#x}" for status in row.statuses)
     mixed = {(_units([row]), row.sub_code) for row in rows if row.action != action}
     named: dict[tuple[str, str], list[str]] = {}
-    for (unit, sub), words in statuses.items():
-        which = f" with status {_or(words)}" if words and (unit, sub) in mixed else ""
-        named.setdefault((unit, which), []).append(f"{xid}:{sub}")
-    return "; ".join(f"{unit} {_or(subs, 'and')}{which}" for (unit, which), subs in named.items())
+    for (unit, sub), status_list in statuses.items():
+        status_text = f" with status {_joined(status_list)}" if status_list and (unit, sub) in mixed else ""
+        named.setdefault((unit, status_text), []).append(f"{xid}:{sub}")
+    return "; ".join(f"{unit} {_joined(subs, 'and')}{status_text}" for (unit, status_text), subs in named.items())
 
 
 def _xids() -> Explain:
-    lines = [f"- nvlink5/{xid}: {_units(_of(xid))}" for xid in NVLINK5]
+    lines = [f"- nvlink5/{xid}: {_units(_xid_rows(xid))}" for xid in NVLINK5]
     meaning = "NVLink 5 errors (Blackwell and later) are Xids 144 to 150, one for each group of units:"
-    return _text("\n".join([meaning, *lines]), codes.nvlink5_rows(), "NUMBER")
+    return _explain_rows("\n".join([meaning, *lines]), codes.nvlink5_rows(), "NUMBER")
 
 
 def _sub_codes(xid: int) -> Explain:
-    rows = _of(xid)
+    rows = _xid_rows(xid)
     by_text: dict[str, list[str]] = {}
     for sub in sorted({row.sub_code for row in rows}):
         group = [row for row in rows if row.sub_code == sub]
         actions = list(dict.fromkeys(_action(row) for row in group))
-        does = actions[0] if len(actions) == 1 else f"by unit and status, see healthd explain nvlink5/{xid}:{sub}"
-        by_text.setdefault(f"{_units(group)}: {does}", []).append(f"{xid}:{sub}")
-    lines = [f"- {_or(subs, 'and')}: {text}." for text, subs in by_text.items()]
+        action_text = (
+            actions[0] if len(actions) == 1 else f"by unit and status, see healthd explain nvlink5/{xid}:{sub}"
+        )
+        by_text.setdefault(f"{_units(group)}: {action_text}", []).append(f"{xid}:{sub}")
+    lines = [f"- {_joined(subs, 'and')}: {text}." for text, subs in by_text.items()]
     head = f"{title(xid)}. The sub-codes of NVIDIA's table (each has its own page: nvlink5/{xid}:{rows[0].sub_code}):"
-    return _text("\n".join([head, *lines]), rows, xid)
+    return _explain_rows("\n".join([head, *lines]), rows, xid)
 
 
 def _rows(xid: int, sub: int) -> Explain:
-    rows = [row for row in _of(xid) if row.sub_code == sub]
+    rows = [row for row in _xid_rows(xid) if row.sub_code == sub]
     if not rows:
         meaning = f"{title(xid)}. Sub-code {sub} is in no row of the table known to this version."
-        return _text(meaning, rows, xid)
+        return _explain_rows(meaning, rows, xid)
     head = f"{title(xid)}. Sub-code {sub}, by unit and status:"
-    return _text("\n".join([head, *_lines(rows)]), rows, xid)
+    return _explain_rows("\n".join([head, *_lines(rows)]), rows, xid)
 
 
 def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
@@ -141,24 +143,24 @@ def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
         same = (_units([row]), _severity(row), _action(row), _impact(row))
         statuses.setdefault(same, []).extend(f"{status:#x}" for status in row.statuses)
     found = []
-    for (units, severity, action, impact), words in statuses.items():
-        where = f"{units}, status {_or(words)}" if words else f"{units}, any status"
+    for (units, severity, action, impact), status_list in statuses.items():
+        where = f"{units}, status {_joined(status_list)}" if status_list else f"{units}, any status"
         found.append(f"- {where}: {severity}; {action}.{impact}")
     return found
 
 
-def _of(xid: int) -> list[Nvlink5Fact]:
+def _xid_rows(xid: int) -> list[Nvlink5Fact]:
     return [row for row in codes.nvlink5_rows() if row.code == xid]
 
 
-def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
+def _explain_rows(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
     """Return the text for some rows, with the severity of the worst row."""
     actions = {row.action for row in rows}
-    asks = ""
+    reset_text = ""
     if "RESET_GPU" in actions:
-        asks = f" {'If' if len(actions) > 1 else 'Because'} the row requests a reset: {_RESET}."
-    severity = Severity.CRITICAL if asks else Severity.WARNING
-    return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, f"{_FIND.format(xid=xid)}{asks} {_LINKS}")
+        reset_text = f" {'If' if len(actions) > 1 else 'Because'} the row requests a reset: {_RESET}."
+    severity = Severity.CRITICAL if reset_text else Severity.WARNING
+    return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, f"{_FIND.format(xid=xid)}{reset_text} {_LINKS}")
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:
@@ -174,28 +176,33 @@ def _severity(row: Nvlink5Fact) -> str:
 
 
 def _action(row: Nvlink5Fact) -> str:
-    at_once, then = _AT_ONCE.get(row.action, row.action), _THEN.get(row.investigate, row.investigate)
-    if row.action == "IGNORE" and then:
-        return then if then.startswith("it ") else f"no immediate action, but {then}"
+    at_once, follow_up = (
+        _IMMEDIATE_ACTIONS.get(row.action, row.action),
+        _FOLLOW_UPS.get(row.investigate, row.investigate),
+    )
+    if row.action == "IGNORE" and follow_up:
+        return follow_up if follow_up.startswith("it ") else f"no immediate action, but {follow_up}"
     return (
-        f"{at_once}, then {then}" if then and not then.startswith("it ") else "; ".join(filter(None, (at_once, then)))
+        f"{at_once}, then {follow_up}"
+        if follow_up and not follow_up.startswith("it ")
+        else "; ".join(filter(None, (at_once, follow_up)))
     )
 
 
 def _impact(row: Nvlink5Fact) -> str:
     """Return " Here: packets lost. At the other end: none." """
-    words = []
+    texts = []
     for part in row.impact:
-        where, _, what = part.partition(":")
+        where, _, text = part.partition(":")
         end = {"Local": "Here", "Remote": "At the other end"}.get(where)
-        what = what if end else part
-        for pattern, words_of_ours in _WORDS:
-            what = regex(pattern).sub(words_of_ours, what)
-        what = regex("^(Fatal|Will)").sub(lambda word: word[0].lower(), what.strip())
-        if what.lower() != "none":
-            words.append(f" {end}: {what}." if end else f" {what}.")
-    return "".join(words)
+        text = text if end else part
+        for pattern, replacement in _REPLACEMENTS:
+            text = regex(pattern).sub(replacement, text)
+        text = regex("^(Fatal|Will)").sub(lambda match: match[0].lower(), text.strip())
+        if text.lower() != "none":
+            texts.append(f" {end}: {text}." if end else f" {text}.")
+    return "".join(texts)
 
 
-def _or(words: Sequence[str], last: str = "or") -> str:
-    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]
+def _joined(items: Sequence[str], conjunction: str = "or") -> str:
+    return f"{', '.join(items[:-1])} {conjunction} {items[-1]}" if len(items) > 1 else items[0]

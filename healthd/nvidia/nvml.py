@@ -37,7 +37,7 @@ class NvmlErrorKind(enum.Enum):
 
 
 NO_DRIVER = (NvmlErrorKind.LIBRARY_NOT_FOUND, NvmlErrorKind.DRIVER_NOT_LOADED)
-GONE = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # for every query, until a reboot or a reset
+UNUSABLE_KINDS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # for every query, until a reboot or a reset
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, ARGUMENT_VERSION_MISMATCH = 2, 4, 6, 14, 25
 UNKNOWN_ERROR = 999
@@ -80,12 +80,12 @@ FIELDS_LINK_BER = (220, 222)  # effective, symbol
 # Counters that grow only while a job computes and communicates, by name: fields and their scope. KiB over all links of
 # a GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
 ALL_LINKS = 0xFFFFFFFF
-FIELDS_COUNTED: Mapping[str, tuple[tuple[int, int], ...]] = {
+FIELDS_ACTIVITY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "nvlink": ((138, ALL_LINKS), (139, ALL_LINKS)),
     "pcie": ((197, 0), (198, 0)),
     "power": ((83, 0),),
 }
-WIDE = (2, 3)  # nvmlValueType_t: unsigned long, unsigned long long
+WIDE_TYPES = (2, 3)  # nvmlValueType_t: unsigned long, unsigned long long
 SM_CLOCK = 1  # nvmlClockType_t
 FIELDS_LINK = (
     FIELD_LINK_STATE,
@@ -107,7 +107,7 @@ FABRIC_VERSIONS = (
 # nvmlFieldValue_t: the field, its value's type, its own return code, the value's bytes (scope, timestamp and latency
 # are skipped). Unpacked at once: reading a single member through ctypes costs as much.
 FIELD_VALUE = struct.Struct("I20xII8s")
-Told: TypeAlias = tuple[int, int, int, bytes]
+RawField: TypeAlias = tuple[int, int, int, bytes]
 # nvmlValueType_t -> format of the bytes of the union nvmlValue_t
 VALUE_TYPES = tuple(map(struct.Struct, "dILQqiH"))
 
@@ -233,7 +233,7 @@ class PcieLink(Value, frozen=True):
     max_width: int | None
 
 
-def kind_of(number: int) -> NvmlErrorKind:
+def error_kind(number: int) -> NvmlErrorKind:
     """Return the meaning of NVML's number; OTHER for unknown numbers of newer drivers."""
     try:
         return NvmlErrorKind(number)
@@ -255,7 +255,7 @@ def _nothing() -> None:
 before_call: Callable[[], None] = _nothing
 
 
-def ask(
+def call_nvml(
     library: NvmlLibrary,
     call: str,
     *arguments: Any,
@@ -277,7 +277,7 @@ def ask(
             number, message = UNKNOWN_ERROR, "returned text that is not UTF-8"
     if number in absent:
         return None
-    raise NvmlError(kind_of(number), call, message, pci, index, number)
+    raise NvmlError(error_kind(number), call, message, pci, index, number)
 
 
 class NvmlGpu:
@@ -293,7 +293,7 @@ class NvmlGpu:
         index: int,
         uuid: str,
         name: str,
-        gone: Callable[[NvmlError], None],
+        on_lost: Callable[[NvmlError], None],
     ) -> None:
         self._library = library
         self._handle = handle
@@ -301,38 +301,40 @@ class NvmlGpu:
         self.index = index
         self.uuid = uuid
         self.name = name
-        self._gone = gone
+        self._on_lost = on_lost
 
-    def _ask(self, call: str, *arguments: Any, absent: frozenset[int] = ABSENT) -> Any:
+    def _call(self, call: str, *arguments: Any, absent: frozenset[int] = ABSENT) -> Any:
         try:
-            return ask(self._library, call, self._handle, *arguments, pci=self.pci, index=self.index, absent=absent)
+            return call_nvml(
+                self._library, call, self._handle, *arguments, pci=self.pci, index=self.index, absent=absent
+            )
         except NvmlError as error:
-            raise self._noted(error) from None
+            raise self._note_if_lost(error) from None
 
-    def _noted(self, error: NvmlError) -> NvmlError:
-        if error.kind in GONE:
-            self._gone(error)
+    def _note_if_lost(self, error: NvmlError) -> NvmlError:
+        if error.kind in UNUSABLE_KINDS:
+            self._on_lost(error)
         return error
 
     def minor(self) -> int | None:
         """Return N of its device node /dev/nvidiaN, which is not always its index."""
-        return cast("int | None", self._ask("nvmlDeviceGetMinorNumber"))
+        return cast("int | None", self._call("nvmlDeviceGetMinorNumber"))
 
     def vbios(self) -> str | None:
-        return cast("str | None", self._ask("nvmlDeviceGetVbiosVersion"))
+        return cast("str | None", self._call("nvmlDeviceGetVbiosVersion"))
 
     def compute_capability(self) -> tuple[int, int] | None:
         """Return (9, 0) for GH100: distinguishes chips of one architecture, such as GA100 (8, 0) and GA10x (8, 6)."""
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability")
+        capability = self._call("nvmlDeviceGetCudaComputeCapability")
         return None if capability is None else (int(capability[0]), int(capability[1]))
 
     def virtualization(self) -> int | None:
         """Return 0 for none, 1 passed to this virtual machine, 2 partly (vGPU), 3 and 4 shared from this host."""
-        return cast("int | None", self._ask("nvmlDeviceGetVirtualizationMode"))
+        return cast("int | None", self._call("nvmlDeviceGetVirtualizationMode"))
 
     def temperature(self) -> int | None:
         """Return degrees Celsius."""
-        return cast("int | None", self._ask("nvmlDeviceGetTemperature", GPU_SENSOR))
+        return cast("int | None", self._call("nvmlDeviceGetTemperature", GPU_SENSOR))
 
     def temperature_limits(self) -> TemperatureLimits:
         """Return the limits. nvml.h prefers the margin on Ada and later, which may lack the thresholds."""
@@ -345,7 +347,7 @@ class NvmlGpu:
 
     def _threshold(self, threshold: int) -> int | None:
         absent = ABSENT | {INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH}
-        return cast("int | None", self._ask("nvmlDeviceGetTemperatureThreshold", threshold, absent=absent))
+        return cast("int | None", self._call("nvmlDeviceGetTemperatureThreshold", threshold, absent=absent))
 
     def temperature_margin(self) -> int | None:
         """Return degrees Celsius up to the temperature at which the driver begins to slow down (T.LIMIT in nvidia-smi).
@@ -353,7 +355,7 @@ class NvmlGpu:
         Negative if hotter; the hardware slows down at `temperature_limits().slowdown_margin`. Driver >= 570.
         """
         absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
-        return cast("int | None", self._ask("nvmlDeviceGetMarginTemperature", absent=absent))
+        return cast("int | None", self._call("nvmlDeviceGetMarginTemperature", absent=absent))
 
     def memory_temperature(self) -> int | None:
         """Return degrees Celsius; available on GPUs with HBM."""
@@ -362,18 +364,18 @@ class NvmlGpu:
 
     def utilization(self) -> float | None:
         """Return the busy share (0 to 1) of the last sample, a second at most. None with MIG."""
-        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        rates = self._call("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
     def persistence_mode(self) -> bool | None:
         """Return True if the driver keeps the GPU initialised without users."""
-        mode = self._ask("nvmlDeviceGetPersistenceMode")
+        mode = self._call("nvmlDeviceGetPersistenceMode")
         return None if mode is None else bool(mode)
 
     def inforom_valid(self) -> bool | None:
         """Return True if the checksums of the GPU's persistent memory are right."""
         try:
-            self._ask("nvmlDeviceValidateInforom", absent=frozenset())
+            self._call("nvmlDeviceValidateInforom", absent=frozenset())
         except NvmlError as error:
             if error.number == CORRUPTED_INFOROM:
                 return False
@@ -384,11 +386,11 @@ class NvmlGpu:
 
     def enforced_power_limit_watts(self) -> float | None:
         """Return the smallest of all limits in force now."""
-        milliwatts = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        milliwatts = self._call("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1000
 
     def default_power_limit_watts(self) -> float | None:
-        milliwatts = self._ask("nvmlDeviceGetPowerManagementDefaultLimit")
+        milliwatts = self._call("nvmlDeviceGetPowerManagementDefaultLimit")
         return None if milliwatts is None else milliwatts / 1000
 
     def clock_event_reasons(self) -> int | None:
@@ -398,14 +400,14 @@ class NvmlGpu:
         thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Drivers before 535 have an older call.
         """
         for call in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._ask(call)
+            reasons = self._call(call)
             if reasons is not None:
                 return cast(int, reasons)
         return None
 
     def sm_clock_mhz(self) -> int | None:
         """Return the clock of the multiprocessors, now."""
-        return cast("int | None", self._ask("nvmlDeviceGetClockInfo", SM_CLOCK))
+        return cast("int | None", self._call("nvmlDeviceGetClockInfo", SM_CLOCK))
 
     def slowdown_seconds(self) -> dict[str, float] | None:
         """Return the seconds of hardware slowdowns since the driver was loaded, by reason; they only grow.
@@ -415,8 +417,8 @@ class NvmlGpu:
         normal.
         """
         values = self._fields([*FIELDS_SLOWDOWN.values()])
-        known = {name: value / 1e9 for name, value in zip(FIELDS_SLOWDOWN, values, strict=True) if value is not None}
-        return known or None
+        seconds = {name: value / 1e9 for name, value in zip(FIELDS_SLOWDOWN, values, strict=True) if value is not None}
+        return seconds or None
 
     def compute_processes(self) -> tuple[int, ...] | None:
         """Return the ids of processes with a context on this GPU, including its MIG devices (needs root).
@@ -424,7 +426,7 @@ class NvmlGpu:
         The call takes a lock of the driver: do not make it in every round.
         """
         for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
-            processes = self._ask(call)  # v3: driver >= 510
+            processes = self._call(call)  # v3: driver >= 510
             if processes is not None:
                 return tuple(sorted({process.pid for process in processes}))
         return None
@@ -437,44 +439,44 @@ class NvmlGpu:
 
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Return whether MIG is on now, and whether it is on after the next reset. None: the GPU has no MIG."""
-        mode = self._ask("nvmlDeviceGetMigMode")
+        mode = self._call("nvmlDeviceGetMigMode")
         return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
     def mig_instances(self) -> int | None:
         """Return the number of MIG devices (compute instances) on this GPU now."""
-        most = self._ask("nvmlDeviceGetMaxMigDeviceCount")
-        return None if most is None else len(self._mig_devices(most))
+        maximum = self._call("nvmlDeviceGetMaxMigDeviceCount")
+        return None if maximum is None else len(self._mig_devices(maximum))
 
     def mig_uuids(self) -> tuple[str, ...]:
         """Return the UUIDs of its MIG devices, in NVML's order; "" for a device without one."""
-        devices = self._mig_devices(self._ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
-        return tuple(str(ask(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
+        devices = self._mig_devices(self._call("nvmlDeviceGetMaxMigDeviceCount") or 0)
+        return tuple(str(call_nvml(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
 
-    def _mig_devices(self, most: int) -> list[Any]:
+    def _mig_devices(self, maximum: int) -> list[Any]:
         absent = ABSENT | {NOT_FOUND, INVALID_ARGUMENT}  # the numbers have gaps
-        devices = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=absent) for index in range(most))
+        devices = (self._call("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=absent) for index in range(maximum))
         return [device for device in devices if device is not None]
 
     # ECC
 
     def ecc_is_on_by_default(self) -> bool | None:
         """Return the factory default of the ECC mode; None if the driver (before 515) lacks the call."""
-        default = self._ask("nvmlDeviceGetDefaultEccMode")
+        default = self._call("nvmlDeviceGetDefaultEccMode")
         return None if default is None else bool(default[0])
 
     def ecc_mode(self) -> bool | None:
         """Return True if ECC is on now, regardless of a change that waits for a reset."""
-        mode = self._ask("nvmlDeviceGetEccMode")
+        mode = self._call("nvmlDeviceGetEccMode")
         return None if mode is None else bool(mode[0])
 
     def ecc_total(self, uncorrected: bool, volatile: bool) -> int | None:
         """Return the memory errors since the driver was loaded (`volatile`) or over the life of the GPU."""
-        return cast("int | None", self._ask("nvmlDeviceGetTotalEccErrors", *_ecc_arguments(uncorrected, volatile)))
+        return cast("int | None", self._call("nvmlDeviceGetTotalEccErrors", *_ecc_arguments(uncorrected, volatile)))
 
     def ecc_count(self, location: str, uncorrected: bool, volatile: bool) -> int | None:
         """Return the same for one `location`: "sram" or "dram"."""
         arguments = (*_ecc_arguments(uncorrected, volatile), LOCATIONS[location])
-        return cast("int | None", self._ask("nvmlDeviceGetMemoryErrorCounter", *arguments))
+        return cast("int | None", self._call("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
         """Return True if SRAM exceeded NVIDIA's threshold of uncorrected errors for a replacement. None without root,
@@ -487,33 +489,33 @@ class NvmlGpu:
             return None
         status = make()
         absent = ABSENT | {NO_PERMISSION, ARGUMENT_VERSION_MISMATCH}
-        if self._ask("nvmlDeviceGetSramEccErrorStatus", byref(status), absent=absent) is None:
+        if self._call("nvmlDeviceGetSramEccErrorStatus", byref(status), absent=absent) is None:
             return None
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self) -> RemappedRows | None:
         """Return None before Ampere and while MIG instances exist."""
-        rows = self._ask("nvmlDeviceGetRemappedRows")
+        rows = self._call("nvmlDeviceGetRemappedRows")
         return None if rows is None else RemappedRows(rows[0], rows[1], bool(rows[2]), bool(rows[3]))
 
     def row_remap_histogram(self) -> Histogram | None:
-        banks = self._ask("nvmlDeviceGetRowRemapperHistogram")
+        banks = self._call("nvmlDeviceGetRowRemapperHistogram")
         if banks is None:
             return None
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
     def unrepairable_memory(self) -> bool | None:
         """Return True for memory that no spare row can replace. Hopper and later, driver >= 590; also with MIG."""
-        flag = self._ask("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
+        flag = self._call("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
         return None if flag is None else bool(flag)
 
     def retired_pages(self) -> RetiredPages | None:
         """Return None on Ampere and later, which remap rows."""
-        single = self._ask("nvmlDeviceGetRetiredPages", MULTIPLE_SINGLE_BIT)
-        double = self._ask("nvmlDeviceGetRetiredPages", DOUBLE_BIT)
+        single = self._call("nvmlDeviceGetRetiredPages", MULTIPLE_SINGLE_BIT)
+        double = self._call("nvmlDeviceGetRetiredPages", DOUBLE_BIT)
         if single is None or double is None:
             return None
-        return RetiredPages(len(single), len(double), bool(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")))
+        return RetiredPages(len(single), len(double), bool(self._call("nvmlDeviceGetRetiredPagesPendingStatus")))
 
     def recovery_action(self) -> int | None:
         """Return the requested action: 0 none, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
@@ -529,7 +531,7 @@ class NvmlGpu:
             if make is None:
                 continue
             info = make()
-            if self._ask(call, byref(info), absent=ABSENT | {ARGUMENT_VERSION_MISMATCH}) is not None:
+            if self._call(call, byref(info), absent=ABSENT | {ARGUMENT_VERSION_MISMATCH}) is not None:
                 mask, summary = getattr(info, "healthMask", None), getattr(info, "healthSummary", None)
                 return Fabric(info.state, info.status, mask, summary)
         return None
@@ -544,41 +546,41 @@ class NvmlGpu:
         answer before a link with answers is not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
-        most = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
+        maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
         links: list[Nvlink] = []
-        untold = 0
-        before: dict[int, float | NvmlError | None] | None = None
+        unanswered = 0
+        previous: dict[int, float | NvmlError | None] | None = None
         answer: Nvlink | None = None
-        for link, values in enumerate(self._link_fields(most)):
-            if values is not before:
+        for link, values in enumerate(self._link_fields(maximum)):
+            if values is not previous:
                 answer = self._nvlink(link, values)
-                before = values if _tells_all(values) else None
+                previous = values if _needs_no_calls(values) else None
             if answer is not None:
-                links += [*[Nvlink(active=False)] * untold, answer]
-                untold = 0
+                links += [*[Nvlink(active=False)] * unanswered, answer]
+                unanswered = 0
             elif count is None:
                 break
             else:
-                untold += 1
+                unanswered += 1
         return tuple(links) or None
 
-    def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
+    def _link_fields(self, maximum: int) -> Iterator[dict[int, float | NvmlError | None]]:
         """Yield the fields of each link. Fields that an active link lacks (usually three of four) are queried once. A
         link with the same values as the previous one, like most of 144, gets the same table."""
-        fields, asked = FIELDS_LINK, 0
-        while asked < most and len(fields) == len(FIELDS_LINK):
-            values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
+        fields, queried = FIELDS_LINK, 0
+        while queried < maximum and len(fields) == len(FIELDS_LINK):
+            values = dict(zip(fields, self._results([(field, queried) for field in fields]), strict=True))
             yield values
-            asked += 1
-            known = tuple(field for field in fields if values[field] is not None)
-            if values[FIELD_LINK_STATE] or not known:
-                fields = known
-        told = iter(self._told([(field, link) for link in range(asked, most) for field in fields]))
-        before: list[Told] | None = None
-        for _ in range(asked, most):
-            of_link = list(islice(told, len(fields)))
-            if of_link != before:
-                before, values = of_link, dict(zip(fields, map(self._value, of_link), strict=True))
+            queried += 1
+            present = tuple(field for field in fields if values[field] is not None)
+            if values[FIELD_LINK_STATE] or not present:
+                fields = present
+        raw_values = iter(self._raw_values([(field, link) for link in range(queried, maximum) for field in fields]))
+        previous: list[RawField] | None = None
+        for _ in range(queried, maximum):
+            link_values = list(islice(raw_values, len(fields)))
+            if link_values != previous:
+                previous, values = link_values, dict(zip(fields, map(self._value, link_values), strict=True))
             yield values
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
@@ -586,14 +588,14 @@ class NvmlGpu:
 
         A link that is down counts nothing, and errors of its counters must not hide that it is down.
         """
-        state = _known(values.get(FIELD_LINK_STATE))
+        state = _value_or_raise(values.get(FIELD_LINK_STATE))
         if state is None:
-            state = self._ask("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
+            state = self._call("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
         if state is None:
             return None
         if not state:
             return Nvlink(active=False)
-        counts = {field: int(value) for field in values if (value := _known(values[field])) is not None}
+        counts = {field: int(value) for field in values if (value := _value_or_raise(values[field])) is not None}
         replay, recovery, crc = (counts.get(field) for field in FIELDS_LINK_ERRORS)
         recovered, failed = self._recoveries(link, counts.get(FIELD_LINK_RECOVERIES))
         if replay is None and recovery is None and crc is None and recovered is None:
@@ -614,20 +616,20 @@ class NvmlGpu:
 
     def _link_counter(self, link: int, counter: int) -> int | None:
         absent = ABSENT | {INVALID_ARGUMENT}
-        return cast("int | None", self._ask("nvmlDeviceGetNvLinkErrorCounter", link, counter, absent=absent))
+        return cast("int | None", self._call("nvmlDeviceGetNvLinkErrorCounter", link, counter, absent=absent))
 
     # PCI Express
 
     def pcie_replays(self) -> int | None:
         """Return the packets resent since the driver was loaded."""
-        return cast("int | None", self._ask("nvmlDeviceGetPcieReplayCounter"))
+        return cast("int | None", self._call("nvmlDeviceGetPcieReplayCounter"))
 
     def pcie_link(self) -> PcieLink:
         return PcieLink(
-            self._ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-            self._ask("nvmlDeviceGetCurrPcieLinkWidth"),
-            self._ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-            self._ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            self._call("nvmlDeviceGetCurrPcieLinkGeneration"),
+            self._call("nvmlDeviceGetCurrPcieLinkWidth"),
+            self._call("nvmlDeviceGetMaxPcieLinkGeneration"),
+            self._call("nvmlDeviceGetMaxPcieLinkWidth"),
         )
 
     # activity counters
@@ -636,16 +638,16 @@ class NvmlGpu:
         """Return the mean over the last second; None if the driver reports no mean."""
         return self._field(FIELD_POWER_AVERAGE)
 
-    def counted(self, names: Sequence[str]) -> dict[str, int]:
+    def activity_counters(self, names: Sequence[str]) -> dict[str, int]:
         """Return the counters by name (see FIELDS_ACTIVITY), both directions together, in one query. Unsupported
         counters are left out, and so are counts of 32 bits: PCIe traffic overflows one in a tenth of a second."""
-        fields = [field for name in names for field in FIELDS_COUNTED[name]]
+        fields = [field for name in names for field in FIELDS_ACTIVITY[name]]
         if not fields:
             return {}
-        counts, left = dict[str, int](), iter(self._told(fields))
+        counts, remaining = dict[str, int](), iter(self._raw_values(fields))
         for name in names:
-            parts = [next(left) for _ in FIELDS_COUNTED[name]]
-            if all(number == 0 and kind in WIDE for _, kind, number, _ in parts):
+            parts = [next(remaining) for _ in FIELDS_ACTIVITY[name]]
+            if all(number == 0 and kind in WIDE_TYPES for _, kind, number, _ in parts):
                 counts[name] = sum(cast(int, _number(kind, value)) for _, kind, _, value in parts)
         return counts
 
@@ -660,21 +662,21 @@ class NvmlGpu:
         The call succeeds although single values failed: each value has its own return code, and its type selects the
         member of the union. An id or link that the driver does not know is an invalid argument.
         """
-        return [_known(answer) for answer in self._answers(fields)]
+        return [_value_or_raise(answer) for answer in self._results(fields)]
 
-    def _answers(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
+    def _results(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
         """Return the same as `_fields`, with the error of each field that failed."""
-        return [self._value(told) for told in self._told(fields)]
+        return [self._value(raw_field) for raw_field in self._raw_values(fields)]
 
-    def _told(self, fields: Sequence[int | tuple[int, int]]) -> list[Told]:
+    def _raw_values(self, fields: Sequence[int | tuple[int, int]]) -> list[RawField]:
         """Return the same as `_results`, in the driver's raw form."""
-        values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
+        values = self._call("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
         if values is None:
             return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)
         return [*FIELD_VALUE.iter_unpack(values if isinstance(values, Array) else b"".join(values))]  # replayed: a list
 
-    def _value(self, told: Told) -> float | NvmlError | None:
-        field, kind, number, value = told
+    def _value(self, raw_field: RawField) -> float | NvmlError | None:
+        field, kind, number, value = raw_field
         if number == 0 and kind < len(VALUE_TYPES):
             return _number(kind, value)
         if number == INVALID_ARGUMENT or number in ABSENT:
@@ -682,7 +684,7 @@ class NvmlGpu:
         call = f"nvmlDeviceGetFieldValues field {field}"
         if number != 0:
             message = str(cast(Any, self._library.NVMLError)(number))
-            return self._noted(NvmlError(kind_of(number), call, message, self.pci, self.index, number))
+            return self._note_if_lost(NvmlError(error_kind(number), call, message, self.pci, self.index, number))
         message = f"returned a value of the unknown type {kind}"
         return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
 
@@ -692,18 +694,18 @@ def _number(kind: int, value: bytes) -> float:
     return number
 
 
-def _tells_all(values: Mapping[int, float | NvmlError | None]) -> bool:
+def _needs_no_calls(values: Mapping[int, float | NvmlError | None]) -> bool:
     """Return True if a link whose fields have these values needs no further query."""
-    counted = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
+    has_counters = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
     if values.get(FIELD_LINK_RECOVERIES):
         return False
-    return counted and FIELD_LINK_STATE in values and None not in values.values()
+    return has_counters and FIELD_LINK_STATE in values and None not in values.values()
 
 
-def _known(answer: float | NvmlError | None) -> float | None:
-    if isinstance(answer, NvmlError):
-        raise answer
-    return answer
+def _value_or_raise(result: float | NvmlError | None) -> float | None:
+    if isinstance(result, NvmlError):
+        raise result
+    return result
 
 
 def _unpacked_ber(packed: int | None) -> float | None:
@@ -725,21 +727,21 @@ class Nvml:
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
         self._found: tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]] | None = None
-        self.gone_since = 0  # number of GPUs that answered at the enumeration and were lost later
+        self.lost_since_open = 0  # number of GPUs that answered at the enumeration and were lost later
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
         """Call nvmlInit. After a failure it may be repeated in the same process, except after MISMATCH: the loaded
         library stays loaded, so the process must be replaced."""
-        ask(library, "nvmlInit", absent=frozenset())
+        call_nvml(library, "nvmlInit", absent=frozenset())
         return cls(library)
 
     def close(self) -> None:
         """Call nvmlShutdown. A failure is raised, because it leaves the driver open in this process."""
-        ask(self._library, "nvmlShutdown")
+        call_nvml(self._library, "nvmlShutdown")
 
     def driver_version(self) -> str | None:
-        return cast("str | None", ask(self._library, "nvmlSystemGetDriverVersion"))
+        return cast("str | None", call_nvml(self._library, "nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs that answer, in NVML's order (not stable across boots: use `pci` as the key)."""
@@ -755,17 +757,17 @@ class Nvml:
             self._found = self._enumerate()
         return self._found
 
-    def _gone(self, error: NvmlError) -> None:
+    def _move_to_unreachable(self, error: NvmlError) -> None:
         gpus, unreachable = self._enumerated()
         if any(gpu.index == error.index for gpu in gpus):
             self._found = (tuple(gpu for gpu in gpus if gpu.index != error.index), (*unreachable, error))
-            self.gone_since += 1
+            self.lost_since_open += 1
 
     def _enumerate(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
         gpus, unreachable = [], []
-        for index in range(ask(self._library, "nvmlDeviceGetCount", absent=frozenset())):
+        for index in range(call_nvml(self._library, "nvmlDeviceGetCount", absent=frozenset())):
             try:
-                gpus.append(_reach(self._library, index, self._gone))
+                gpus.append(_reach(self._library, index, self._move_to_unreachable))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
                     raise  # a driver too old for this binding: not a problem of this one GPU
@@ -773,7 +775,7 @@ class Nvml:
         return tuple(gpus), tuple(unreachable)
 
 
-def _reach(library: NvmlLibrary, index: int, gone: Callable[[NvmlError], None]) -> NvmlGpu:
+def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None]) -> NvmlGpu:
     """Identify one GPU and make sure that it responds. Raises NvmlError with all available details.
 
     NVML returns a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from the
@@ -781,19 +783,19 @@ def _reach(library: NvmlLibrary, index: int, gone: Callable[[NvmlError], None]) 
     """
     pci = ""
     try:
-        handle = ask(library, "nvmlDeviceGetHandleByIndex", index, index=index, absent=frozenset())
-        info = ask(library, "nvmlDeviceGetPciInfo", handle, index=index, absent=frozenset())
+        handle = call_nvml(library, "nvmlDeviceGetHandleByIndex", index, index=index, absent=frozenset())
+        info = call_nvml(library, "nvmlDeviceGetPciInfo", handle, index=index, absent=frozenset())
         pci = sysfs_address(info.domain, info.bus, info.device)
-        uuid = ask(library, "nvmlDeviceGetUUID", handle, pci=pci, index=index) or ""
-        name = ask(library, "nvmlDeviceGetName", handle, pci=pci, index=index) or ""
+        uuid = call_nvml(library, "nvmlDeviceGetUUID", handle, pci=pci, index=index) or ""
+        name = call_nvml(library, "nvmlDeviceGetName", handle, pci=pci, index=index) or ""
     except NvmlError as error:
         raise _lost_if_unknown(error) from None
     try:
-        ask(library, "nvmlDeviceGetTemperature", handle, GPU_SENSOR, pci=pci, index=index)
+        call_nvml(library, "nvmlDeviceGetTemperature", handle, GPU_SENSOR, pci=pci, index=index)
     except NvmlError as error:
-        if error.kind in GONE:
+        if error.kind in UNUSABLE_KINDS:
             raise
-    return NvmlGpu(library, handle, pci, index, uuid, name, gone)
+    return NvmlGpu(library, handle, pci, index, uuid, name, on_lost)
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:

@@ -14,7 +14,7 @@ class Action(NamedTuple):
     name: str
     severity: Severity
     clears: Clears
-    words: str
+    text: str
 
 
 # 0 requests nothing. An action that concerns other nodes, or also other GPUs, warns. NVIDIA recommends drain and reset

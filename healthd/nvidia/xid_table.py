@@ -14,11 +14,11 @@ from healthd.common.text import is_decimal, regex
 from healthd.nvidia import codes
 
 # RESTART_BM and RESTART_VM.
-GONE = frozenset({79, 151})
+LOST_XIDS = frozenset({79, 151})
 # RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset. 175 is in no catalogue: the driver
 # prints it instead of 119 if a call to the GSP timed out and the GPU's memory hangs, and marks the GPU for reset
 # (open-gpu-kernel-modules 595.45.04, kernel_gsp.c: _kgspClassifyGspTimeout, _kgspHandleFatalTimeout).
-RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 175})
+RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 175})
 # The driver considers the link between Grace and this GPU dead (nverror.h: C2C_FATAL_LINK_FAILURE); gpud requests a
 # reboot. No catalogue lists it, and the GPU itself may work: it drains without a requeue.
 C2C = 173
@@ -35,38 +35,40 @@ NVLINK, RECOVERY = 74, 154
 _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints it
 
 
-class Meaning(NamedTuple):
+class XidMeaning(NamedTuple):
     """Effect of an Xid. caused_by_application: an application caused it, so its condition clears sooner."""
 
     severity: Severity
     clears: Clears
-    of_application: bool = False
+    caused_by_application: bool = False
 
 
-def meaning(event: KernelEvent) -> Meaning:
+def meaning(event: KernelEvent) -> XidMeaning:
     """Return the meaning of one line alone. 74, which needs several lines, and the recovery action (154) only warn."""
     code = number(event.code)
     if code is None:
-        return Meaning(Severity.WARNING, Clears.WINDOW)
+        return XidMeaning(Severity.WARNING, Clears.WINDOW)
     fact = codes.xid(code)
-    if code in GONE:
-        return Meaning(Severity.CRITICAL, Clears.REBOOT)
-    if code in RESET:
-        return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+    if code in LOST_XIDS:
+        return XidMeaning(Severity.CRITICAL, Clears.REBOOT)
+    if code in RESET_XIDS:
+        return XidMeaning(Severity.CRITICAL, Clears.GPU_RESET)
     if code == C2C:
-        return Meaning(Severity.DEGRADED, Clears.REBOOT)
+        return XidMeaning(Severity.DEGRADED, Clears.REBOOT)
     if code in COMPANIONS:
-        return Meaning(COMPANIONS[code], Clears.WINDOW, of_application=True)
+        return XidMeaning(COMPANIONS[code], Clears.WINDOW, caused_by_application=True)
     if code in NVLINK5:
         row = nvlink5_row(event)
         if row is not None and row.action == "IGNORE" and event.field("fatal") != "true":
-            return Meaning(Severity.INFO, Clears.WINDOW, of_application=True)  # like other Xids that NVIDIA ignores
+            return XidMeaning(
+                Severity.INFO, Clears.WINDOW, caused_by_application=True
+            )  # like other Xids that NVIDIA ignores
         fatal = row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true"
-        return Meaning(Severity.CRITICAL if fatal else Severity.WARNING, Clears.GPU_RESET)
+        return XidMeaning(Severity.CRITICAL if fatal else Severity.WARNING, Clears.GPU_RESET)
     if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
         severity = Severity.WARNING if fact.action == "RESTART_APP" else Severity.INFO
-        return Meaning(severity, Clears.WINDOW, of_application=True)
-    return Meaning(Severity.WARNING, Clears.WINDOW)
+        return XidMeaning(severity, Clears.WINDOW, caused_by_application=True)
+    return XidMeaning(Severity.WARNING, Clears.WINDOW)
 
 
 def number(text: str) -> int | None:
@@ -74,25 +76,25 @@ def number(text: str) -> int | None:
     return int(text) if is_decimal(text) and len(text) <= 10 else None
 
 
-def word(text: str) -> int | None:
+def register_value(text: str) -> int | None:
     """Return a register of 32 bits; None if the text is not one."""
     return int(text, 16) if _WORD.fullmatch(text) else None
 
 
-def worst(code: int) -> Meaning:
+def worst_meaning(code: int) -> XidMeaning:
     """Return the worst meaning of any line of this code."""
     if code in (NVLINK, RECOVERY):
-        return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+        return XidMeaning(Severity.CRITICAL, Clears.GPU_RESET)
     if code in NVLINK5:
         resets = any(row.code == code and row.action == "RESET_GPU" for row in codes.nvlink5_rows())
-        return Meaning(Severity.CRITICAL if resets else Severity.WARNING, Clears.GPU_RESET)
+        return XidMeaning(Severity.CRITICAL if resets else Severity.WARNING, Clears.GPU_RESET)
     return meaning(KernelEvent("xid", str(code)))
 
 
 def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
     """Return NVIDIA's row for the unit and registers of an Xid 144-150; None if its table has no such row."""
     code, unit = number(event.code), event.field("unit")
-    info, status = word(event.field("intr_info")), word(event.field("error_status"))
+    info, status = register_value(event.field("intr_info")), register_value(event.field("error_status"))
     if code is None or not unit or info is None or status is None:
         return None
     return codes.nvlink5(code, unit, info, status)
@@ -103,5 +105,5 @@ def title(code: int) -> str:
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}: unknown to this version"
-    words = fact.description if fact.description not in ("", "Reserved", "Unused") else fact.mnemonic
-    return f"Xid {code}: {words}"
+    text = fact.description if fact.description not in ("", "Reserved", "Unused") else fact.mnemonic
+    return f"Xid {code}: {text}"

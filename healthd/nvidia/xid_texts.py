@@ -179,7 +179,7 @@ _XIDS: dict[int, Text] = {
         "No action tonight. lspci -vvv -s PCI. At the next maintenance: reseat the GPU, check riser and cables.",
     ),
 }
-_NAMED: dict[str, Text] = {
+_TEXT_CODES: dict[str, Text] = {
     "fallen_off_bus": Text(
         "The driver reports that a GPU has fallen off the bus, without an Xid.",
         "The GPU no longer answers on PCI Express: what ran on it is dead or stuck.",
@@ -234,17 +234,17 @@ _NAMED: dict[str, Text] = {
         "drained node, or reboot.",
     ),
 }
-_WARNS, _APPLICATION = "warning_window_seconds", "application_window_seconds"
+_WARNING_WINDOW, _APPLICATION_WINDOW = "warning_window_seconds", "application_window_seconds"
 # Worst severity of these codes; the other codes are judged like a GPU that is gone.
 _WORST = {
-    "gpu_is_lost": (Severity.WARNING, Ends(Clears.REBOOT, _WARNS)),
-    "nvlink": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNS)),
-    "rc_watchdog": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNS)),
-    "probe_failed": (Severity.WARNING, Ends(Clears.REBOOT, _WARNS)),
-    "peermem": (Severity.WARNING, Ends(Clears.WINDOW, _APPLICATION)),
+    "gpu_is_lost": (Severity.WARNING, Ends(Clears.REBOOT, _WARNING_WINDOW)),
+    "nvlink": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNING_WINDOW)),
+    "rc_watchdog": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNING_WINDOW)),
+    "probe_failed": (Severity.WARNING, Ends(Clears.REBOOT, _WARNING_WINDOW)),
+    "peermem": (Severity.WARNING, Ends(Clears.WINDOW, _APPLICATION_WINDOW)),
 }
 # Severities of other lines of these codes; the texts, or the table of NVLink 5, name the lines.
-_ALSO: dict[str, tuple[Severity, ...]] = {
+_MILDER_SEVERITIES: dict[str, tuple[Severity, ...]] = {
     "74": (Severity.WARNING,),
     "154": (Severity.DEGRADED, Severity.WARNING),
     **{str(code): (Severity.WARNING, Severity.INFO) for code in xid_table.NVLINK5},
@@ -254,17 +254,17 @@ _ALSO: dict[str, tuple[Severity, ...]] = {
     "gsp": (Severity.WARNING, Severity.INFO),
 }
 # Endings of those other lines.
-_MILDER = {
+_MILDER_ENDINGS = {
     "74": Ends(Clears.GPU_RESET, "nvlink_repeat_seconds"),
-    "154": Ends(Clears.GPU_RESET, _WARNS),
-    **{str(code): Ends(Clears.GPU_RESET, _WARNS) for code in xid_table.NVLINK5},
-    "171": Ends(Clears.WINDOW, _APPLICATION),
-    "172": Ends(Clears.WINDOW, _APPLICATION),
-    "rm_init_failed": Ends(Clears.REBOOT, _WARNS),
-    "gsp": Ends(Clears.GPU_RESET, _WARNS),
+    "154": Ends(Clears.GPU_RESET, _WARNING_WINDOW),
+    **{str(code): Ends(Clears.GPU_RESET, _WARNING_WINDOW) for code in xid_table.NVLINK5},
+    "171": Ends(Clears.WINDOW, _APPLICATION_WINDOW),
+    "172": Ends(Clears.WINDOW, _APPLICATION_WINDOW),
+    "rm_init_failed": Ends(Clears.REBOOT, _WARNING_WINDOW),
+    "gsp": Ends(Clears.GPU_RESET, _WARNING_WINDOW),
 }
 # Endings of lines that are only recorded.
-_RECORDED = {str(code): Ends(Clears.WINDOW, _APPLICATION) for code in xid_table.NVLINK5}
+_RECORDED_ENDINGS = {str(code): Ends(Clears.WINDOW, _APPLICATION_WINDOW) for code in xid_table.NVLINK5}
 # The kernel line decides what to do: the requested recovery, or the row of the table of NVLink 5.
 _LINE_DECIDES = (str(xid_table.RECOVERY), *map(str, xid_table.NVLINK5))
 # A GPU that no longer answers on the bus may stay away after a warm reboot.
@@ -297,7 +297,7 @@ _BY_ACTION: dict[str, tuple[str, str]] = {
     ),
     "UPDATE_SWFW": ("A virtual GPU did not start.", "Check that the driver versions on host and guest match."),
 }
-_OTHER = (
+_DEFAULT_TEXT = (
     "It may be harmless: no source reports that this code justifies a drain, so healthd only warns.",
     "No action tonight. If it comes back: look the code up in NVIDIA's Xid catalogue and open a case with NVIDIA "
     "(nvidia-bug-report.sh).",
@@ -306,23 +306,23 @@ _OTHER = (
 
 def explain(name: str) -> Explain | None:
     """Return the text for the part after "gpu_xid/": "79", "fallen_off_bus"."""
-    if name in _NAMED:
+    if name in _TEXT_CODES:
         severity, ends = _WORST.get(name, (Severity.CRITICAL, Ends(Clears.REBOOT)))
-        return _explained(name, severity, ends, _NAMED[name])
+        return _explained(name, severity, ends, _TEXT_CODES[name])
     if is_decimal(name) and len(name) < 5:
         return _xid(int(name))
     return None
 
 
 def _xid(code: int) -> Explain:
-    worst = xid_table.worst(code)
+    worst = xid_table.worst_meaning(code)
     text = _XIDS.get(code)
     if text is None and code in xid_table.NVLINK5:
         text = _nvlink5(code, worst.severity)
     if text is None:
         fact = codes.xid(code)
-        action = "RESET_GPU" if code in xid_table.RESET else fact.action if fact is not None else ""
-        matters, todo = _BY_ACTION.get(action, _OTHER)
+        action = "RESET_GPU" if code in xid_table.RESET_XIDS else fact.action if fact is not None else ""
+        matters, todo = _BY_ACTION.get(action, _DEFAULT_TEXT)
         named = (
             f"{xid_table.title(code)}."
             if fact is not None
@@ -330,16 +330,16 @@ def _xid(code: int) -> Explain:
         )
         text = Text(named, matters, todo)
     warns = worst.severity < Severity.DEGRADED
-    window = (_APPLICATION if worst.of_application else _WARNS) if warns else ""
+    window = (_APPLICATION_WINDOW if worst.caused_by_application else _WARNING_WINDOW) if warns else ""
     return _explained(str(code), worst.severity, Ends(worst.clears, window), text)
 
 
 def _nvlink5(code: int, worst: Severity) -> Text:
-    from healthd.nvidia.nvlink5_texts import to_do
+    from healthd.nvidia.nvlink5_texts import todo_text
 
     more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code (for example {code}:0)."
     general = _NVLINK5 if worst is Severity.CRITICAL else _NVLINK5_WITHOUT_RESET
-    return Text(f"{xid_table.title(code)}. {general.meaning} {more}", general.matters, to_do(code))
+    return Text(f"{xid_table.title(code)}. {general.meaning} {more}", general.matters, todo_text(code))
 
 
 def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain:
@@ -347,10 +347,10 @@ def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain
         severity,
         ends.clears,
         *text,
-        also=tuple(other for other in _ALSO.get(name, ()) if other < severity),
+        also=tuple(milder for milder in _MILDER_SEVERITIES.get(name, ()) if milder < severity),
         window=ends.window,
-        milder=_MILDER.get(name),
-        recorded=_RECORDED.get(name),
+        milder=_MILDER_ENDINGS.get(name),
+        recorded=_RECORDED_ENDINGS.get(name),
         remedy=Remedy.POWER_CYCLE if name in _POWER_CYCLE else None,
         line_decides=name in _LINE_DECIDES,
     )

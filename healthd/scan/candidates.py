@@ -16,12 +16,12 @@ from itertools import accumulate, compress, count, islice, pairwise
 from operator import le, lt
 
 from healthd.agent.kernel_log import parse as kernel_parse
-from healthd.scan.continuation import Neighbours
+from healthd.scan.continuation import PrecedingLines
 from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
-PREFIXES_LOOKED_AT = 50  # lines of a block that are tested for a kernel prefix
+MAX_PREFIX_LINES = 50  # lines of a block that are tested for a kernel prefix
 BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
 
 # A date, then the writer of the line: "kernel", or nothing if that was removed. A line with a level near the date may
@@ -36,7 +36,7 @@ _BLANK = (b" ", b"\t")
 
 SKELETON_BYTES = 2048  # a longer skeleton is not kept
 SKELETONS_BYTES = 8 << 20  # for all skeletons
-A_SKELETON = 100  # overhead of a skeleton in bytes
+SKELETON_OVERHEAD = 100  # overhead of a skeleton in bytes
 
 VARIES = b"0123456789abcdef"
 # journalctl -o json writes a message that is not UTF-8 as the numbers of its bytes: it may contain any literal.
@@ -48,74 +48,74 @@ IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for aft
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
-def candidates(blocks: Iterable[Block], tally: Tally, near: Neighbours | None = None) -> Iterator[Candidate]:
+def candidates(blocks: Iterable[Block], tally: Tally, preceding: PrecedingLines | None = None) -> Iterator[Candidate]:
     """Yield the candidates. `preceding` gets each block before its lines are returned."""
     skeletons = Skeletons()
     with_re2: Search | None = None
     owner = b""
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         text = block.text
-        if near is not None:
-            near.enter(text, block.size)
-        if place == BLOCKS_WITHOUT_RE2:
-            with_re2 = by_re2()
+        if preceding is not None:
+            preceding.enter(text, block.size)
+        if index == BLOCKS_WITHOUT_RE2:
+            with_re2 = make_re2_search()
         tally.lines = block.last
         tally.binary = tally.binary or (b"\0" in text and any(b"\0" in line for line in block.lines[:100]))
-        tally.kernel = tally.kernel or _has_the_kernels(block.lines)
-        number, counted, at, looked_to = block.first, 0, 0, 0
+        tally.kernel = tally.kernel or _has_kernel_line(block.lines)
+        number, counted, at, owner_end = block.first, 0, 0, 0
         found: Iterator[tuple[int, int]] | None = None
         while at <= len(text):
             if found is None:  # the line after a candidate may be another one: in a storm no search is needed
                 begins, end = at, text.find(b"\n", at)
                 end = len(text) if end < 0 else end
-            elif (next_one := next(found, None)) is not None:
-                begins, end = next_one
+            elif (match := next(found, None)) is not None:
+                begins, end = match
             else:
                 break
             if begins < at:
                 continue
             line = text[begins:end]
-            literals = skeletons.of(line) if _may_be_the_kernels(line) else ()
+            literals = skeletons.literals_in(line) if _may_be_kernel_line(line) else ()
             if literals and literals[-1] in IN_NUMBERS:
-                of_a_rule = tuple([literal for literal in literals if literal not in IN_NUMBERS])
-                literals = of_rules() if line.startswith(JSON) else of_a_rule
+                own_literals = tuple([literal for literal in literals if literal not in IN_NUMBERS])
+                literals = rule_literals() if line.startswith(JSON) else own_literals
             if not literals:
                 found = found or (with_re2 or skeletons.search)(text, at)
                 continue
             number, counted, at = number + text.count(b"\n", counted, begins), begins, end + 1
             if line.startswith(_BLANK):
-                owner, looked_to = _last_unindented(text, looked_to, begins - 1, owner), begins
+                owner, owner_end = _last_unindented(text, owner_end, begins - 1, owner), begins
                 if _continues(line, owner):
                     continue
-            again = _again(text, begins, end)
-            at += len(again)
-            if again and with_re2:
+            repeats = _find_repeats(text, begins, end)
+            at += len(repeats)
+            if repeats and with_re2:
                 found = None
-            yield number, begins, line, literals, again
-        owner = _last_unindented(text, looked_to, len(text), owner)
+            yield number, begins, line, literals, repeats
+        owner = _last_unindented(text, owner_end, len(text), owner)
 
 
-def _may_be_the_kernels(line: bytes) -> bool:
+def _may_be_kernel_line(line: bytes) -> bool:
     return b"kernel" in line or not _WRITTEN_BY.match(line)
 
 
-def _has_the_kernels(lines: list[bytes]) -> bool:
-    may_be = [line for line in lines if _may_be_the_kernels(line)]
+def _has_kernel_line(lines: list[bytes]) -> bool:
+    possible = [line for line in lines if _may_be_kernel_line(line)]
     return (
-        any(_is_kernels(line) for line in lines[:PREFIXES_LOOKED_AT])
-        or any(_is_kernels(line) for line in may_be[:PREFIXES_LOOKED_AT])
-        or any(begins_as_the_kernels(line) for line in may_be)
+        any(_is_kernels(line) for line in lines[:MAX_PREFIX_LINES])
+        or any(_is_kernels(line) for line in possible[:MAX_PREFIX_LINES])
+        or any(begins_as_the_kernels(line) for line in possible)
     )
 
 
-def _last_unindented(text: bytes, start: int, end: int, otherwise: bytes) -> bytes:
+def _last_unindented(text: bytes, start: int, end: int, default: bytes) -> bytes:
     """Return the last line between two offsets that is not indented."""
     while end >= start:
         begins = text.rfind(b"\n", start, end) + 1 or start
         if not text.startswith(_BLANK, begins, end):
             return text[begins:end]
         end = begins - 1
-    return otherwise
+    return default
 
 
 def _continues(line: bytes, owner: bytes) -> bool:
@@ -143,7 +143,7 @@ _ZONE = rb"(?:Z|[+-]\d\d:\d\d)"
 _DATE = rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|" + _SECOND + rb"(?:\.\d{1,9})?" + _ZONE + rb")"
 _KERNEL = rb" [\w.-]{1,64} kernel: "
 _UPTIME = rb"\[ {0,12}\d{1,10}\."
-_AGAIN = re.compile(
+_REPEATS = re.compile(
     rb"(?:((?:" + _DATE + _KERNEL + rb")?" + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\1\d{6}\2)+"
     rb"|(" + _SECOND + rb"\.)\d{6}(" + _ZONE + _KERNEL + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\3\d{6}\4\d{6}\5)+"
     rb"|(" + _DATE + _KERNEL + rb"[^\n\[]*\n)\6+)"
@@ -151,50 +151,52 @@ _AGAIN = re.compile(
 _TAIL = 24  # bytes at the end, in which most different lines differ
 
 
-def _again(text: bytes, begins: int, end: int) -> bytes:
+def _find_repeats(text: bytes, begins: int, end: int) -> bytes:
     """Return the lines that repeat a line and follow it (Candidate)."""
     size = end + 1 - begins
     if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
         return b""
     lines = 8  # more if these are all equal; otherwise each line would be compared with all later ones
-    while (stop := _end_of_again(text, begins, begins + size * lines, size)) == begins + size * lines:
+    while (stop := _repeats_end(text, begins, begins + size * lines, size)) == begins + size * lines:
         lines *= 8
     return text[begins + size : stop]
 
 
-def _end_of_again(text: bytes, begins: int, limit: int, size: int) -> int:
+def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
     """Return the end of the equal lines of `size` bytes with rising times; `limit` at most."""
-    found = _AGAIN.match(text, begins, limit)
+    found = _REPEATS.match(text, begins, limit)
     if found is None:
         return begins + size
     stop = found.end()
     dated, uptime = found.end(3), found.end(1 if found.end(1) >= 0 else 4)
     if uptime >= 0:
-        stop = begins + size * _rising(text, uptime, stop, size, lt)
+        stop = begins + size * _count_rising(text, uptime, stop, size, lt)
     if dated >= 0:
-        stop = begins + size * _rising(text, dated, stop, size, le)
+        stop = begins + size * _count_rising(text, dated, stop, size, le)
     return stop
 
 
-def _rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
+def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
     """Return how many lines of `size` bytes have their microseconds in order. `first`: those of the first line."""
-    times = [text[place : place + 6] for place in range(first, stop, size)]
+    times = [text[index : index + 6] for index in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
-    return next(place for place, (one, other) in enumerate(pairwise(times), 1) if not in_order(one, other))
+    return next(index for index, (earlier, later) in enumerate(pairwise(times), 1) if not in_order(earlier, later))
 
 
 # --- literals
 
 
-def of_rules() -> tuple[str, ...]:
+def rule_literals() -> tuple[str, ...]:
     """Return the literals of all rules, the site's included."""
     return tuple(kernel_parse.LITERALS)
 
 
 def _searched() -> tuple[tuple[bytes, bytes, str], ...]:
     """Return (skeleton, bytes, text) of each literal."""
-    return tuple((text.encode().translate(None, VARIES), text.encode(), text) for text in (*of_rules(), *IN_NUMBERS))
+    return tuple(
+        (text.encode().translate(None, VARIES), text.encode(), text) for text in (*rule_literals(), *IN_NUMBERS)
+    )
 
 
 Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
@@ -205,58 +207,60 @@ class Skeletons:
 
     def __init__(self) -> None:
         self._literals = _searched()
-        self._known: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
+        self._cache: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
         self._size = 0
 
-    def of(self, line: bytes) -> tuple[str, ...]:
+    def literals_in(self, line: bytes) -> tuple[str, ...]:
         """Return the literals in a line, in their order."""
         skeleton = line.translate(None, VARIES)
-        literals = self._known.get(skeleton)
+        literals = self._cache.get(skeleton)
         if literals is None:
-            literals = self._learn(skeleton)
+            literals = self._add(skeleton)
         return tuple([text for literal, text in literals if literal in line]) if literals else ()
 
     def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
         """Yield begin and end of the lines with a literal, from offset `start` on, which is the start of a line."""
-        rest = text[start:] if start else text
-        skeletons = rest.translate(None, VARIES).split(b"\n")
-        here, known = set(skeletons), self._known
-        there = {skeleton for skeleton in here if known.get(skeleton)}
-        new = here.difference(known)
-        if not new and not there:
+        remainder = text[start:] if start else text
+        skeletons = remainder.translate(None, VARIES).split(b"\n")
+        present, cache = set(skeletons), self._cache
+        matching = {skeleton for skeleton in present if cache.get(skeleton)}
+        new = present.difference(cache)
+        if not new and not matching:
             return
-        there.update(skeleton for skeleton in new if self._learn(skeleton))
-        if there:
-            lines = rest.split(b"\n")
+        matching.update(skeleton for skeleton in new if self._add(skeleton))
+        if matching:
+            lines = remainder.split(b"\n")
             ends = list(accumulate(map(len, lines)))  # without the ends of lines
-            for place in compress(count(), map(there.__contains__, skeletons)):
-                line, literals = lines[place], known.get(skeletons[place])
+            for index in compress(count(), map(matching.__contains__, skeletons)):
+                line, literals = lines[index], cache.get(skeletons[index])
                 if literals is not None:  # None: it was not cached
                     for literal, _ in literals:
                         if literal in line:
                             break
                     else:
                         continue
-                end = start + ends[place] + place
+                end = start + ends[index] + index
                 yield end - len(line), end
 
-    def _learn(self, skeleton: bytes) -> tuple[tuple[bytes, str], ...]:
-        literals = tuple((literal, text) for left, literal, text in self._literals if left in skeleton)
+    def _add(self, skeleton: bytes) -> tuple[tuple[bytes, str], ...]:
+        literals = tuple(
+            (literal, text) for literal_skeleton, literal, text in self._literals if literal_skeleton in skeleton
+        )
         if self._has_room(skeleton):
-            self._known[skeleton] = literals
+            self._cache[skeleton] = literals
         return literals
 
     def _has_room(self, skeleton: bytes) -> bool:
         if len(skeleton) > SKELETON_BYTES:
             return False
-        self._size += len(skeleton) + A_SKELETON
+        self._size += len(skeleton) + SKELETON_OVERHEAD
         if self._size > SKELETONS_BYTES:
-            self._known.clear()
-            self._size = len(skeleton) + A_SKELETON
+            self._cache.clear()
+            self._size = len(skeleton) + SKELETON_OVERHEAD
         return True
 
 
-def by_re2() -> Search | None:
+def make_re2_search() -> Search | None:
     """Return a Search that finds the literals themselves; None without google-re2."""
     try:
         import re2

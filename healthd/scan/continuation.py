@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): the maximum distance to its begin
-LINES_KEPT = 2100  # of earlier blocks: a record may consist of line breaks only
-OF_OTHER_HOSTS = 32  # lines of other hosts between two lines of a record, in a collected log
-KEPT = 1000  # cached results: each line is examined for many later lines
+MAX_LINES = 2100  # of earlier blocks: a record may consist of line breaks only
+MAX_FOREIGN_LINES = 32  # lines of other hosts between two lines of a record, in a collected log
+CACHE_SIZE = 1000  # cached results: each line is examined for many later lines
 LEADING_BLANKS = 8  # at the start of a record's own text
 
 _BLANK = b" \t"
@@ -40,36 +40,36 @@ Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
 
 
-class Neighbours:
+class PrecedingLines:
     """Lines before a line of the current block.
 
     prefix_width: returns the number of columns before a line's text: 0 = no prefix, None = written by another program.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:
-        self._width = functools.lru_cache(KEPT)(prefix_width)
+        self._width = functools.lru_cache(CACHE_SIZE)(prefix_width)
         self._blocks: deque[tuple[bytes, int]] = deque()  # this block and earlier ones, with their numbers of lines
         self._lines = 0
-        self._without_owner: int | None = None  # number of the last line without a prefix that is a record of its own
+        self._last_bare_head: int | None = None  # number of the last line without a prefix that is a record of its own
         self._heads: Heads = {}
-        self._heads_before: Heads = {}  # heads of lines before the first one in _heads
-        self._looked_at = (-1, (b"", b""))  # number and stamp of the last line with a stamp
+        self._older_heads: Heads = {}  # heads of lines before the first one in _heads
+        self._last_stamp = (-1, (b"", b""))  # number and stamp of the last line with a stamp
 
     def enter(self, text: bytes, count: int) -> None:
         """Add the next block, of `count` lines."""
         self._blocks.append((text, count))
         self._lines += count
-        while self._lines - count - self._blocks[0][1] >= LINES_KEPT:
+        while self._lines - count - self._blocks[0][1] >= MAX_LINES:
             self._lines -= self._blocks.popleft()[1]
 
     def before(self, begins: int) -> Iterator[bytes]:
         """Yield the lines before the one at this offset of the block, the nearest first."""
-        return islice(self._all_before(begins), LINES_KEPT)
+        return islice(self._lines_before(begins), MAX_LINES)
 
-    def _all_before(self, begins: int) -> Iterator[bytes]:
-        for place in range(len(self._blocks) - 1, -1, -1):
-            text, _ = self._blocks[place]
-            end = begins - 1 if place == len(self._blocks) - 1 else len(text)
+    def _lines_before(self, begins: int) -> Iterator[bytes]:
+        for index in range(len(self._blocks) - 1, -1, -1):
+            text, _ = self._blocks[index]
+            end = begins - 1 if index == len(self._blocks) - 1 else len(text)
             while end >= 0:
                 start = text.rfind(b"\n", 0, end) + 1
                 yield text[start:end]
@@ -80,62 +80,62 @@ class Neighbours:
         its own.
         """
         if line[:1] in (b" ", b"\t"):
-            return self._owner_of_indented(begins, line)
+            return self._indented_line_head(begins, line)
         stamp = _stamp(line)
         if stamp is not None:
             return self._same_time(number, begins, line, stamp)
         if self._width(line) == 0:
-            return self._owner_of_bare(number, begins)
+            return self._bare_line_head(number, begins)
         return None
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
         """Return the first line of this machine and time, if only lines of other machines are between them."""
-        who, time = stamp
-        (last, before), self._looked_at = self._looked_at, (number, stamp)
-        if last == number - 1 and before[0] == who and before[1] != time:
+        machine, time = stamp
+        (last, previous), self._last_stamp = self._last_stamp, (number, stamp)
+        if last == number - 1 and previous[0] == machine and previous[1] != time:
             head = line  # the usual case in a log in which each line is a fault
         elif _NOT_YET.fullmatch(time):
             return None
         else:
-            head = self._first_of_its_time(number, begins, line, stamp)
-        if len(self._heads) > LINES_KEPT:  # older entries are too old by now
-            self._heads_before, self._heads = self._heads, {}
+            head = self._first_at_time(number, begins, line, stamp)
+        if len(self._heads) > MAX_LINES:  # older entries are too old by now
+            self._older_heads, self._heads = self._heads, {}
         self._heads[stamp] = (number, head)
         return head if head != line else None
 
-    def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
+    def _first_at_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
         """Search the lines, and beyond many lines of other hosts use the earlier result."""
-        last, known = self._heads.get(stamp) or self._heads_before.get(stamp) or (None, line)
-        head, others, place = line, 0, number
+        last, recorded = self._heads.get(stamp) or self._older_heads.get(stamp) or (None, line)
+        head, foreign_lines, earlier_number = line, 0, number
         for earlier in self.before(begins):
-            place -= 1
+            earlier_number -= 1
             found = _stamp(earlier)
             if found == stamp:
-                head, others = earlier, 0
-                if place == last:
-                    return known
+                head, foreign_lines = earlier, 0
+                if earlier_number == last:
+                    return recorded
             elif found is not None and found[0] == stamp[0]:
                 break
-            elif others == OF_OTHER_HOSTS:  # many lines of other hosts do not separate a record
-                return known if last is not None and number - last <= LINES_KEPT else head
+            elif foreign_lines == MAX_FOREIGN_LINES:  # many lines of other hosts do not separate a record
+                return recorded if last is not None and number - last <= MAX_LINES else head
             else:
-                others += 1
+                foreign_lines += 1
         return head
 
-    def _owner_of_bare(self, number: int, begins: int) -> bytes | None:
-        room, place = RECORD_BYTES, number
+    def _bare_line_head(self, number: int, begins: int) -> bytes | None:
+        room, earlier_number = RECORD_BYTES, number
         for earlier in self.before(begins):
-            place -= 1
+            earlier_number -= 1
             text = earlier.strip()
             if text and self._width(earlier) != 0:
                 return earlier
             room -= len(text) + 1
-            if room < 0 or place == self._without_owner:
+            if room < 0 or earlier_number == self._last_bare_head:
                 break
-        self._without_owner = number
+        self._last_bare_head = number
         return None
 
-    def _owner_of_indented(self, begins: int, line: bytes) -> bytes | None:
+    def _indented_line_head(self, begins: int, line: bytes) -> bytes | None:
         """Return the line that an indented line continues, or None.
 
         A line with its own prefix may be from a log that was pasted with an indent, and counts unless its indent is the
@@ -155,7 +155,7 @@ class Neighbours:
         return None
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHE_SIZE)
 def _stamp(line: bytes) -> Stamp | None:
     found = _STAMP.match(line)
     return None if found is None else (_without_date(found[1]), found[2])

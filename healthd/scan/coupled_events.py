@@ -14,8 +14,8 @@ from __future__ import annotations
 from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
-MOST_NEAR = 64  # events of these kinds that are kept for each host
-MOST_TOGETHER = 8  # more do not change a result, and a storm must stay cheap
+MAX_NEARBY = 64  # events of these kinds that are kept for each host
+MAX_COUPLED = 8  # more do not change a result, and a storm must stay cheap
 
 INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
 RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
@@ -23,7 +23,7 @@ SAME_FAULT_SECONDS = 60.0  # as in checks/iommu.py
 _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
-def is_judged_with_others(event: KernelEvent) -> bool:
+def may_be_coupled(event: KernelEvent) -> bool:
     """Return True if `are_coupled` can be true for `event`. Most events need no search for others."""
     if event.kind not in KINDS:
         return False

@@ -15,12 +15,12 @@ from healthd.agent.kernel_log import coalesce as coalescing
 from healthd.common.model import Inventory, KernelEvent, PciDevice
 from healthd.scan import coupled_events
 from healthd.scan.lines import Block, Tally
-from healthd.scan.messages import Message, Told, message_of, messages, slot
+from healthd.scan.messages import Message, ParsedLine, make_message, messages, slot
 
-MOST_WAITING = 2000  # events that may still grow
-MOST_SAME = 10 * MOST_WAITING  # names for finding the next lines of an event
-MOST_HOSTS = 2000
-MOST_DEVICES = 256  # per host
+MAX_WAITING = 2000  # events that may still grow
+MAX_NAMES = 10 * MAX_WAITING  # names for finding the next lines of an event
+MAX_HOSTS = 2000
+MAX_DEVICES = 256  # per host
 REBOOT_SECONDS = 60.0  # an uptime this far before the last one belongs to another boot
 
 
@@ -36,9 +36,11 @@ class Machine:
     boot: int = 0
     devices: dict[str, PciDevice] = field(default_factory=dict)
     by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # slot -> devices there or below, by address
-    same: dict[object, Seen] = field(default_factory=dict)  # events of this boot, by the message's name, fault and part
-    near: deque[Seen] = field(
-        default_factory=lambda: deque(maxlen=coupled_events.MOST_NEAR)
+    by_name: dict[object, LogEvent] = field(
+        default_factory=dict
+    )  # events of this boot, by the message's name, fault and part
+    nearby: deque[LogEvent] = field(
+        default_factory=lambda: deque(maxlen=coupled_events.MAX_NEARBY)
     )  # events of this boot, of coupled_events.KINDS
 
     def learn(self, device: PciDevice, old: PciDevice | None) -> None:
@@ -49,21 +51,21 @@ class Machine:
         for name in (slot(pci), slot(device.upstream)):
             self.by_slot.setdefault(name, {})[pci] = device
 
-    def beside(self, message: Message) -> tuple[PciDevice, ...]:
+    def related_devices(self, message: Message) -> tuple[PciDevice, ...]:
         """Return the devices that a message names, with any function, and those below them."""
-        below = self.by_slot
-        return tuple([device for name in message.slots if name in below for device in below[name].values()])
+        by_slot = self.by_slot
+        return tuple([device for name in message.slots if name in by_slot for device in by_slot[name].values()])
 
-    def coupled_with(self, seen: Seen) -> tuple[Seen, ...]:
+    def coupled_with(self, log_event: LogEvent) -> tuple[LogEvent, ...]:
         """Return the events that `log_event` is evaluated with (coupled_events.py), one for each result."""
-        event = seen.message.event
-        found: dict[str, Seen] = {}
-        for other in self.near:
-            judged = other.message.judged
-            if other is seen or judged in found or len(found) == coupled_events.MOST_TOGETHER:
+        event = log_event.message.event
+        found: dict[str, LogEvent] = {}
+        for other in self.nearby:
+            key = other.message.judgement_key
+            if other is log_event or key in found or len(found) == coupled_events.MAX_COUPLED:
                 continue
-            if coupled_events.are_coupled(event, other.message.event, _apart(seen, other)):
-                found[judged] = other
+            if coupled_events.are_coupled(event, other.message.event, _distance(log_event, other)):
+                found[key] = other
         return tuple(found.values())
 
     def inventory(self) -> Inventory:
@@ -72,7 +74,7 @@ class Machine:
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
+class LogEvent:
     """An event of the log.
 
     `line`: the number of the first of its `count` lines; `epoch`, `uptime`: those of that line, None if it has none;
@@ -89,7 +91,7 @@ class Seen:
     message: Message
     machine: Machine
     count: int = 1
-    left: bool = False
+    is_closed: bool = False
 
     @property
     def event(self) -> KernelEvent:
@@ -104,93 +106,99 @@ class Seen:
         )
 
 
-def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
+def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[LogEvent]:
     """Yield the events of a log (merge_messages())."""
-    return happened(messages(blocks, now, tally))
+    return merge_messages(messages(blocks, now, tally))
 
 
-def happened(told: Iterable[Told]) -> Iterator[Seen]:
+def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
     """Yield events in the order of their first lines, each when it cannot grow any more.
 
     Lines of one fault become one event, as in the daemon (agent/kernel_log/coalesce.py); an identical line is only
     counted.
     """
     machines: dict[str, Machine] = {}
-    waiting: deque[Seen] = deque()
-    known = 0
+    waiting: deque[LogEvent] = deque()
+    name_count = 0
     within = coalescing.WITHIN_SECONDS
-    for number, uptime, epoch, host, lines, message in told:
+    for number, uptime, epoch, host, lines, message in parsed:
         machine = machines.get(host) or _machine(machines, host)
         clock = _clock(machine, uptime, epoch)
-        same = machine.same
-        seen = same.get(message.name)
-        if seen is not None and not seen.left and -within <= clock - seen.last_clock <= within:
-            seen.count += lines
-            if clock > seen.last_clock:
-                seen.last_clock = clock
+        by_name = machine.by_name
+        log_event = by_name.get(message.name)
+        if log_event is not None and not log_event.is_closed and -within <= clock - log_event.last_clock <= within:
+            log_event.count += lines
+            if clock > log_event.last_clock:
+                log_event.last_clock = clock
         else:
-            seen = _folded(same, message, clock, number, lines)
-            if seen is None:
-                seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
-                waiting.append(seen)
+            log_event = _merge_message(by_name, message, clock, number, lines)
+            if log_event is None:
+                log_event = LogEvent(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
+                waiting.append(log_event)
                 if message.event.kind in coupled_events.KINDS:
-                    machine.near.append(seen)
-            if seen.message.device is not None and not seen.message.event.observed:
-                _learn(machine, seen.message)
-            known += 3
-            if known > MOST_SAME:
-                known = sum(_forget(each) for each in machines.values())
-            same = machine.same
-            same[message.name] = same[seen.message.fault] = same[message.part] = seen
+                    machine.nearby.append(log_event)
+            if log_event.message.device is not None and not log_event.message.event.observed:
+                _learn(machine, log_event.message)
+            name_count += 3
+            if name_count > MAX_NAMES:
+                name_count = sum(_prune(each) for each in machines.values())
+            by_name = machine.by_name
+            by_name[message.name] = by_name[log_event.message.fault] = by_name[message.part] = log_event
         while waiting:
             first = waiting[0]
-            if len(waiting) <= MOST_WAITING and first.machine.clock <= first.last_clock + within:
+            if len(waiting) <= MAX_WAITING and first.machine.clock <= first.last_clock + within:
                 break
-            first.left = True
+            first.is_closed = True
             yield waiting.popleft()
     while waiting:
-        waiting[0].left = True
+        waiting[0].is_closed = True
         yield waiting.popleft()
 
 
-def _folded(same: dict[object, Seen], message: Message, clock: float, number: int, lines: int) -> Seen | None:
+def _merge_message(
+    by_name: dict[object, LogEvent], message: Message, clock: float, number: int, lines: int
+) -> LogEvent | None:
     """Return the event into which a new message was merged; None if the message begins an event."""
     for name in (message.fault, message.part):
-        seen = same.get(name)
-        if seen is None or seen.left or abs(clock - seen.last_clock) > coalescing.WITHIN_SECONDS:
+        log_event = by_name.get(name)
+        if log_event is None or log_event.is_closed or abs(clock - log_event.last_clock) > coalescing.WITHIN_SECONDS:
             continue
-        old = seen.message
-        grown = _grown(old, message)
+        old = log_event.message
+        grown = _merge(old, message)
         if grown is not None:
             if grown.event.text == message.event.text != old.event.text:  # earlier lines were details of this one
-                seen.line = number
-            seen.message = grown
-            seen.count += lines
-            seen.last_clock = max(clock, seen.last_clock)
-            return seen
+                log_event.line = number
+            log_event.message = grown
+            log_event.count += lines
+            log_event.last_clock = max(clock, log_event.last_clock)
+            return log_event
     return None
 
 
-def _grown(old: Message, new: Message) -> Message | None:
+def _merge(old: Message, new: Message) -> Message | None:
     """Return both messages merged; None if they are two faults."""
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
     event = replace(event, lines=1)
-    return old if event == old.event else message_of(event)
+    return old if event == old.event else make_message(event)
 
 
-def _apart(seen: Seen, other: Seen) -> float:
+def _distance(log_event: LogEvent, other: LogEvent) -> float:
     """Return the seconds from one event to another: negative if `other` ended before, 0.0 if they overlap."""
-    if other.last_clock < seen.clock:
-        return other.last_clock - seen.clock
-    return max(0.0, other.clock - seen.last_clock)
+    if other.last_clock < log_event.clock:
+        return other.last_clock - log_event.clock
+    return max(0.0, other.clock - log_event.last_clock)
 
 
-def _forget(machine: Machine) -> int:
+def _prune(machine: Machine) -> int:
     """Forget events that cannot grow any more, and messages, which may return. Return how many names remain."""
-    machine.same = {name: seen for name, seen in machine.same.items() if not seen.left and isinstance(name, str)}
-    return len(machine.same)
+    machine.by_name = {
+        name: log_event
+        for name, log_event in machine.by_name.items()
+        if not log_event.is_closed and isinstance(name, str)
+    }
+    return len(machine.by_name)
 
 
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
@@ -199,7 +207,7 @@ def _machine(machines: dict[str, Machine], host: str) -> Machine:
     """
     machine = machines.get(host)
     if machine is None:
-        machine = machines.setdefault(host if len(machines) < MOST_HOSTS else "", Machine())
+        machine = machines.setdefault(host if len(machines) < MAX_HOSTS else "", Machine())
     return machine
 
 
@@ -209,8 +217,8 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
         if uptime < machine.uptime - REBOOT_SECONDS:
             machine.boot += 1
             machine.offset = None
-            machine.same.clear()
-            machine.near.clear()
+            machine.by_name.clear()
+            machine.nearby.clear()
         machine.uptime = uptime
         if epoch is not None:
             machine.offset = epoch - uptime
@@ -234,6 +242,6 @@ def _learn(machine: Machine, message: Message) -> None:
         kind, upstream = kind or old.kind, upstream or old.upstream
         if (kind, upstream) == (old.kind, old.upstream):
             return
-    if not (kind or upstream) or len(machine.devices) >= MOST_DEVICES:
+    if not (kind or upstream) or len(machine.devices) >= MAX_DEVICES:
         return
     machine.learn(PciDevice(pci, "", "", "", kind or "other", upstream), old)

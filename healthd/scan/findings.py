@@ -21,12 +21,12 @@ from healthd.agent.kernel_log.rules.site import SITE
 from healthd.common.model import Clears, Finding, Inventory, KernelEvent, Severity
 from healthd.common.text import is_decimal, regex
 from healthd.scan import coupled_events
-from healthd.scan.events import Seen
+from healthd.scan.events import LogEvent
 from healthd.scan.messages import Meaning, Message
 
-MOST_FAULTS = 5000  # faults whose last events are kept, to detect a repetition
-MOST_MEANINGS = 10_000
-KEPT_OF_A_FAULT = 3
+MAX_FAULTS = 5000  # faults whose last events are kept, to detect a repetition
+MAX_MEANINGS = 10_000
+MAX_EVENTS_PER_FAULT = 3
 UNPROVEN = "unproven, perhaps not the kernel's own line"
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
@@ -35,9 +35,9 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 class Judged(NamedTuple):
     """An event with its meaning. `context`: other events that it is evaluated with."""
 
-    seen: Seen
+    log_event: LogEvent
     meaning: Meaning
-    context: Sequence[Seen]
+    context: Sequence[LogEvent]
     correlate: Correlate
 
     @property
@@ -55,8 +55,8 @@ class Judged(NamedTuple):
     @property
     def message(self) -> str:
         """One sentence for people. Most are never shown, so it is computed on request."""
-        event = self.seen.event
-        events = (*(seen.event for seen in self.context), event)
+        event = self.log_event.event
+        events = (*(item.event for item in self.context), event)
         finding = _worst(self.correlate(events, self.meaning.node), event)
         text = event.text
         if finding is not None:
@@ -66,80 +66,80 @@ class Judged(NamedTuple):
     @property
     def unproven(self) -> bool:
         """True if a user or another program may have written the line."""
-        return self.seen.message.event.observed
+        return self.log_event.message.event.observed
 
 
 # Events with a higher severity when they repeat; a test verifies the list.
-_WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
+_WORSE_IF_REPEATED = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
-def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
+def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
     """Yield each event with its meaning. `correlate`: all checks as one function, with their settings."""
     meanings: dict[object, Meaning] = {}
-    before: OrderedDict[object, tuple[tuple[Seen, Meaning], ...]] = OrderedDict()
-    for seen in found:
-        message, machine = seen.message, seen.machine
+    earlier: OrderedDict[object, tuple[tuple[LogEvent, Meaning], ...]] = OrderedDict()
+    for log_event in found:
+        message, machine = log_event.message, log_event.machine
         # The meaning of an event depends only on these.
-        context = machine.coupled_with(seen) if coupled_events.is_judged_with_others(message.event) else ()
-        together = tuple([other.message.judged for other in context]) if context else ()
-        name = (message.judged, together, machine.beside(message), not machine.devices)
+        context = machine.coupled_with(log_event) if coupled_events.may_be_coupled(message.event) else ()
+        coupled = tuple([other.message.judgement_key for other in context]) if context else ()
+        name = (message.judgement_key, coupled, machine.related_devices(message), not machine.devices)
         meaning = meanings.get(name)
         if meaning is None:
-            if len(meanings) >= MOST_MEANINGS:
+            if len(meanings) >= MAX_MEANINGS:
                 meanings.clear()
             others = [other.message for other in context]
             meaning = meanings[name] = _meaning(message, others, correlate, machine.inventory())
         event = message.event
-        if (event.kind, event.code) in _WORSE_AGAIN and not event.observed:
-            key = (seen.host, seen.boot, event.kind, event.code, event.pci)
-            those = before.pop(key, ())
-            before[key] = (*those, (seen, meaning))[-KEPT_OF_A_FAULT:]
-            worse = _worse_by(those, seen, meaning, correlate) if those else None
+        if (event.kind, event.code) in _WORSE_IF_REPEATED and not event.observed:
+            key = (log_event.host, log_event.boot, event.kind, event.code, event.pci)
+            previous = earlier.pop(key, ())
+            earlier[key] = (*previous, (log_event, meaning))[-MAX_EVENTS_PER_FAULT:]
+            worse = _repetition_meaning(previous, log_event, meaning, correlate) if previous else None
             if worse is not None:
-                context, meaning = tuple(other for other, _ in those), worse
-            if len(before) > MOST_FAULTS:
-                before.popitem(last=False)
-        yield Judged(seen, meaning, context, correlate)
+                context, meaning = tuple(other for other, _ in previous), worse
+            if len(earlier) > MAX_FAULTS:
+                earlier.popitem(last=False)
+        yield Judged(log_event, meaning, context, correlate)
 
 
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
     """Return the meaning of one event, evaluated with `others`. It depends neither on the process nor on the time."""
-    event = _alone(message, 1)
-    around = [_alone(other, number) for number, other in enumerate(others, 2)] if others else []
-    finding = _worst(correlate((*around, event), node), event)
-    about = parts(event, node)
-    if around:
-        about = about.union(*(parts(other, node) for other in around))
+    event = _normalised(message, 1)
+    coupled = [_normalised(other, number) for number, other in enumerate(others, 2)] if others else []
+    finding = _worst(correlate((*coupled, event), node), event)
+    part_names = parts(event, node)
+    if coupled:
+        part_names = part_names.union(*(parts(other, node) for other in coupled))
     subject = finding.subject if finding is not None else ""
-    part = subject or event.pci or next((word for word in sorted(about) if word != event.kind), "")
+    part = subject or event.pci or next((word for word in sorted(part_names) if word != event.kind), "")
     if finding is None:
-        return Meaning(_code(event), Severity.INFO, None, about, part, node)
+        return Meaning(_code(event), Severity.INFO, None, part_names, part, node)
     severity = min(finding.severity, Severity.WARNING) if event.observed else finding.severity
-    return Meaning(finding.code, severity, finding.clears, about, part, node)
+    return Meaning(finding.code, severity, finding.clears, part_names, part, node)
 
 
-def _alone(message: Message, sequence: int) -> KernelEvent:
+def _normalised(message: Message, sequence: int) -> KernelEvent:
     return replace(message.event, pid=None, process=None, text="", sequence=sequence)
 
 
-def _worse_by(
-    earlier: Sequence[tuple[Seen, Meaning]], seen: Seen, alone: Meaning, correlate: Correlate
+def _repetition_meaning(
+    earlier: Sequence[tuple[LogEvent, Meaning]], log_event: LogEvent, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
     """Return the meaning of a repetition if it is worse than each single event; else None."""
-    most = max(alone.severity, *(meaning.severity for _, meaning in earlier))
-    if most is Severity.CRITICAL:
+    worst = max(alone.severity, *(meaning.severity for _, meaning in earlier))
+    if worst is Severity.CRITICAL:
         return None
-    event = seen.event
-    together = _worst(correlate((*(other.event for other, _ in earlier), event), alone.node), event)
-    if together is None or together.severity <= most:
+    event = log_event.event
+    repeated = _worst(correlate((*(other.event for other, _ in earlier), event), alone.node), event)
+    if repeated is None or repeated.severity <= worst:
         return None
-    return alone._replace(code=together.code, severity=together.severity, clears=together.clears)
+    return alone._replace(code=repeated.code, severity=repeated.severity, clears=repeated.clears)
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
     """Return the worst finding that rests on the event. A line that reports the end of a fault is no fault: INFO."""
     resting = [
-        replace(finding, severity=Severity.INFO) if finding.over else finding
+        replace(finding, severity=Severity.INFO) if finding.recovered else finding
         for finding in findings
         if event.sequence in finding.events
     ]
@@ -158,52 +158,52 @@ def _code(event: KernelEvent) -> str:
 
 def event_json(judged: Judged) -> dict[str, Any]:
     """Return one object of `healthd scan --json` (docs/json.md)."""
-    seen, event = judged.seen, judged.seen.message.event
-    named: dict[str, Any] = {"pattern": event.code} if event.kind == SITE else {}
+    log_event, event = judged.log_event, judged.log_event.message.event
+    extra: dict[str, Any] = {"pattern": event.code} if event.kind == SITE else {}
     if event.kind in ("xid", "sxid") and is_decimal(event.code):
-        named = {event.kind: int(event.code)}
+        extra = {event.kind: int(event.code)}
     return {
-        "line": seen.line,
-        "time": seen.epoch,
-        "uptime": seen.uptime,
-        "host": seen.host,
+        "line": log_event.line,
+        "time": log_event.epoch,
+        "uptime": log_event.uptime,
+        "host": log_event.host,
         "kind": event.kind,
         "code": judged.code,
-        **named,
+        **extra,
         "pci": event.pci or pci_address(judged.meaning.part) or None,
         "pid": event.pid,
         "name": event.process,
         "severity": judged.severity.name.lower(),
         "clears": judged.clears.name.lower() if judged.clears else None,
         "unproven": judged.unproven,
-        "count": seen.count,
+        "count": log_event.count,
         "text": event.text,
     }
 
 
 def event_line(judged: Judged) -> str:
     """Return event_json as a line. The part that all lines of a message share is made once."""
-    seen, meaning = judged.seen, judged.meaning
-    message = seen.message
+    log_event, meaning = judged.log_event, judged.meaning
+    message = log_event.message
     if meaning is not message.meaning:
         message.meaning = meaning
         whole = json.dumps(event_json(judged))
         message.middle = whole[whole.index('"kind": ') : whole.index('"count": ')]
         message.end = json.dumps(message.event.text)
-    time = "null" if seen.epoch is None else repr(seen.epoch)
-    uptime = "null" if seen.uptime is None else repr(seen.uptime)
+    time = "null" if log_event.epoch is None else repr(log_event.epoch)
+    uptime = "null" if log_event.uptime is None else repr(log_event.uptime)
     return (
-        f'{{"line": {seen.line}, "time": {time}, "uptime": {uptime}, "host": {_quoted(seen.host)}, '
-        f'{message.middle}"count": {seen.count}, "text": {message.end}}}\n'
+        f'{{"line": {log_event.line}, "time": {time}, "uptime": {uptime}, "host": {_quoted(log_event.host)}, '
+        f'{message.middle}"count": {log_event.count}, "text": {message.end}}}\n'
     )
 
 
 def unrecognised_line(driver: str, text: str, line: int, count: int) -> str:
     """Return lines of a driver that no rule recognises as one object of `healthd scan --json`, with an event's keys."""
-    where = {"line": line, "time": None, "uptime": None, "host": ""}
-    what = {"kind": "unrecognised", "code": f"unrecognised/{driver}", "pci": None, "pid": None, "name": None}
-    rest = {"severity": "info", "clears": None, "unproven": False, "count": count, "text": text}
-    return json.dumps({**where, **what, **rest}) + "\n"
+    location = {"line": line, "time": None, "uptime": None, "host": ""}
+    identity = {"kind": "unrecognised", "code": f"unrecognised/{driver}", "pci": None, "pid": None, "name": None}
+    details = {"severity": "info", "clears": None, "unproven": False, "count": count, "text": text}
+    return json.dumps({**location, **identity, **details}) + "\n"
 
 
 @functools.lru_cache(maxsize=1000)

@@ -19,7 +19,7 @@ class Block(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, first: int, lines: Sequence[bytes]) -> Block:
+    def from_lines(cls, first: int, lines: Sequence[bytes]) -> Block:
         """Return the block of at least one line."""
         return cls(first, b"\n".join(lines), len(lines))
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
         return self.first + self.size - 1
 
 
-MOST_TEXTS = 1000  # different unrecognised lines that are kept for a list; the others are only counted
+MAX_TEXTS = 1000  # different unrecognised lines that are kept for a list; the others are only counted
 TEXT_LENGTH = 300  # characters that are kept of an unrecognised line
 
 
@@ -54,8 +54,8 @@ class Tally:
     def count_unrecognised(self, driver: str, text: str, line: int, count: int) -> None:
         self.drivers[driver] = self.drivers.get(driver, 0) + count
         name = (driver, text[:TEXT_LENGTH])
-        known = self.texts.get(name)
-        if known is not None:
-            self.texts[name] = (known[0], known[1] + count)
-        elif len(self.texts) < MOST_TEXTS:
+        previous = self.texts.get(name)
+        if previous is not None:
+            self.texts[name] = (previous[0], previous[1] + count)
+        elif len(self.texts) < MAX_TEXTS:
             self.texts[name] = (line, count)

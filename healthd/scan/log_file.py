@@ -31,7 +31,7 @@ def blocks(path: str) -> Generator[Block, None, None]:
     name = "standard input" if path == "-" else path
     try:
         with _open(path) as file:
-            yield from lines_of(_unpacked(file, name))
+            yield from read_blocks(_unpacked(file, name))
     except OSError as error:  # gzip's errors are of this type and have no errno
         raise LogError(f"{name}: {_why(error)}") from None
     except EOFError:
@@ -82,34 +82,34 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
     return file
 
 
-def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
+def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
     """Yield the lines as they arrive: a reader of a pipe need not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
-    first, rest, skipping = 1, b"", False
+    first, remainder, skipping = 1, b"", False
     for data in iter(lambda: read(block), b""):
         if skipping:  # skip the rest of a line that is too long
-            over = data.find(b"\n") + 1
-            if not over:
+            skipped = data.find(b"\n") + 1
+            if not skipped:
                 continue
-            data, skipping = data[over:], False
-        if first == 1 and not rest:
+            data, skipping = data[skipped:], False
+        if first == 1 and not remainder:
             data = data.removeprefix(_BYTE_ORDER_MARK)
-        whole = rest + data
+        whole = remainder + data
         end = whole.rfind(b"\n")
-        lines, rest = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
+        lines, remainder = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
         if b"\0" in data:  # data that was not on disk at a crash; the next boot's first line follows
             lines = [line.lstrip(b"\0") for text in lines for line in text.split(b"\n")]
-            rest = rest.lstrip(b"\0")
-        if len(rest) > max_line:
-            lines.append(rest[:max_line])
-            rest, skipping = b"", True
+            remainder = remainder.lstrip(b"\0")
+        if len(remainder) > max_line:
+            lines.append(remainder[:max_line])
+            remainder, skipping = b"", True
         if lines:
             text = _cut(b"\n".join(lines), max_line)
             count = text.count(b"\n") + 1
             yield Block(first, text, count)
             first += count
-    if rest:
-        yield Block(first, rest, 1)
+    if remainder:
+        yield Block(first, remainder, 1)
 
 
 def _cut(text: bytes, max_line: int) -> bytes:

@@ -22,15 +22,15 @@ from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.agent.kernel_log.rules.network import CARD_DRIVERS
 from healthd.common.model import Clears, Inventory, KernelEvent, Severity
 from healthd.common.text import regex
-from healthd.scan.candidates import candidates, of_rules
-from healthd.scan.continuation import Neighbours
+from healthd.scan.candidates import candidates, rule_literals
+from healthd.scan.continuation import PrecedingLines
 from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
-from healthd.scan.quoted import dated_by_a_program, quoted, with_host
+from healthd.scan.quoted import find_dated_quote, find_quoted, restore_host
 
 MESSAGES_BYTES = 4 << 20  # for cached messages, and as much for cached lines
 MESSAGE_BYTES = 2000  # overhead of a message
-SHARED = 1000  # cached values that messages share
+SHARED_CACHE_SIZE = 1000  # cached values that messages share
 
 
 class Meaning(NamedTuple):
@@ -43,7 +43,7 @@ class Meaning(NamedTuple):
     code: str
     severity: Severity
     clears: Clears | None
-    about: frozenset[str]
+    part_names: frozenset[str]
     part: str
     node: Inventory
 
@@ -62,7 +62,7 @@ class Message:
     event: KernelEvent
     fault: str
     part: str
-    judged: str
+    judgement_key: str
     slots: frozenset[str]
     device: tuple[str, str] | None  # kind and port above, of event.pci
     name: tuple[str, bool]
@@ -71,15 +71,15 @@ class Message:
     end: str = ""
 
 
-class Known(dict[Any, Any]):
+class BoundedCache(dict[Any, Any]):
     """Cache that is cleared completely when it becomes too large."""
 
     __slots__ = ("most", "size")
 
-    def __init__(self, most: int) -> None:
-        self.most, self.size = most, 0
+    def __init__(self, max_size: int) -> None:
+        self.most, self.size = max_size, 0
 
-    def keep(self, name: object, value: object, size: int) -> None:
+    def store(self, name: object, value: object, size: int) -> None:
         self.size += size
         if self.size > self.most:
             self.clear()
@@ -88,19 +88,19 @@ class Known(dict[Any, Any]):
 
 
 _DRIVEN = regex(r"(nvidia|mlx[45]_core|bnxt_en|ice|i40e|ixgbe|nvme|nvidia-nvswitch\d*) [0-9a-f]{4,8}:")
-_KIND_OF_DRIVER = {"nvidia": "gpu", "nvme": "nvme"}
-_KIND_OF_EVENT = {"xid": "gpu", "sxid": "nvswitch", "mlx5": "nic", "nvme": "nvme"}
+_DRIVER_KINDS = {"nvidia": "gpu", "nvme": "nvme"}
+_EVENT_KINDS = {"xid": "gpu", "sxid": "nvswitch", "mlx5": "nic", "nvme": "nvme"}
 
 
-def message_of(event: KernelEvent) -> Message:
-    kind = "gpu" if event.code == "fallen_off_bus" else _KIND_OF_EVENT.get(event.kind, "")
+def make_message(event: KernelEvent) -> Message:
+    kind = "gpu" if event.code == "fallen_off_bus" else _EVENT_KINDS.get(event.kind, "")
     if not kind and event.pci and (driver := _DRIVEN.match(event.text)):
-        kind = "nvswitch" if driver[1].startswith("nvidia-nvswitch") else _KIND_OF_DRIVER.get(driver[1], "nic")
+        kind = "nvswitch" if driver[1].startswith("nvidia-nvswitch") else _DRIVER_KINDS.get(driver[1], "nic")
     shared = _shared(event.kind, event.code, event.pci, event.fields, event.observed, kind)
     return Message(event, *shared, (event.text, event.observed))
 
 
-@functools.lru_cache(maxsize=SHARED)
+@functools.lru_cache(maxsize=SHARED_CACHE_SIZE)
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
@@ -110,29 +110,29 @@ def _shared(
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
     return (
-        repr((observed, coalescing.key(event))),
-        repr((observed, coalescing.part(event))),
+        repr((observed, coalescing.fault_key(event))),
+        repr((observed, coalescing.part_key(event))),
         repr((kind, code, pci, fields, observed)),
         frozenset(map(slot, [pci, *(value for _, value in fields if ":" in value)])) - {""},
         (device_kind, reporter if reporter != pci else "") if pci else None,
     )
 
 
-Told = tuple[int, "float | None", "float | None", str, int, Message]
+ParsedLine = tuple[int, "float | None", "float | None", str, int, Message]
 
 
-def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Told, None, None]:
+def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[ParsedLine, None, None]:
     """Yield (number, uptime, epoch, host, lines, message) of the lines with a message."""
     iterator = iter(blocks)
     beginning = next(iterator, None)
     if beginning is None:
         return
     reader = Reader(now)
-    every = chain((beginning,), iterator)
+    all_blocks = chain((beginning,), iterator)
     if beginning.text.startswith(EXPORTED):
-        yield from reader.exported(every, tally)
+        yield from reader.exported(all_blocks, tally)
     else:
-        yield from reader.messages(every, tally)
+        yield from reader.messages(all_blocks, tally)
 
 
 EXPORTED = b"__CURSOR="  # beginning of journalctl -o export
@@ -143,112 +143,114 @@ class Reader:
 
     def __init__(self, now: float) -> None:
         self._now = now
-        self._texts = Known(MESSAGES_BYTES)
-        self._lines = Known(MESSAGES_BYTES)
+        self._texts = BoundedCache(MESSAGES_BYTES)
+        self._lines = BoundedCache(MESSAGES_BYTES)
 
-    def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
+    def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[ParsedLine]:
         for number, found in exported(blocks, tally):
-            message = self._parsed(found.text, of_rules())
+            message = self._parse_text(found.text, rule_literals())
             if isinstance(message, Message):
                 yield number, found.uptime, found.epoch, found.host, found.lines, message
             elif message is not None:
                 tally.count_unrecognised(*message, number, found.lines)
 
-    def messages(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
-        near, said = Neighbours(functools.partial(prefix_width, now=self._now)), self._said
-        for number, begins, line, literals, again in candidates(blocks, tally, near):
-            told = said(line, literals)
-            if told is None:
+    def messages(self, blocks: Iterable[Block], tally: Tally) -> Iterator[ParsedLine]:
+        preceding, parse_line = PrecedingLines(functools.partial(prefix_width, now=self._now)), self._parse_line
+        for number, begins, line, literals, repeats in candidates(blocks, tally, preceding):
+            parsed = parse_line(line, literals)
+            if parsed is None:
                 continue
-            if isinstance(told, Unrecognised):
-                tally.count_unrecognised(*told, number, 1 + again.count(b"\n"))
+            if isinstance(parsed, Unrecognised):
+                tally.count_unrecognised(*parsed, number, 1 + repeats.count(b"\n"))
                 continue
             tally.kernel = True
-            first = self._sure(near, number, begins, line, told)
+            first = self._check_continuation(preceding, number, begins, line, parsed)
             yield (number, *first)
-            if not again:
+            if not repeats:
                 continue
-            repeats = again[:-1].split(b"\n")
-            last = said(repeats[-1], literals)
-            if first is told and is_found(last) and told[2:] == last[2:] == (told[2], 1, told[4]):
-                yield (number + len(repeats), last[0], last[1], last[2], len(repeats), last[4])
+            repeat_lines = repeats[:-1].split(b"\n")
+            last = parse_line(repeat_lines[-1], literals)
+            if first is parsed and is_message(last) and parsed[2:] == last[2:] == (parsed[2], 1, parsed[4]):
+                yield (number + len(repeat_lines), last[0], last[1], last[2], len(repeat_lines), last[4])
                 continue
-            for line in repeats:
+            for line in repeat_lines:
                 number, begins = number + 1, begins + len(line) + 1
-                told = said(line, literals)
-                if is_found(told):
-                    yield (number, *self._sure(near, number, begins, line, told))
+                parsed = parse_line(line, literals)
+                if is_message(parsed):
+                    yield (number, *self._check_continuation(preceding, number, begins, line, parsed))
 
-    def _said(self, line: bytes, literals: tuple[str, ...]) -> Found | Unrecognised | None:
-        told: Found | Unrecognised | None
+    def _parse_line(self, line: bytes, literals: tuple[str, ...]) -> ParsedMessage | Unrecognised | None:
+        parsed: ParsedMessage | Unrecognised | None
         if line in self._lines:
-            told = self._lines[line]
-            return told
-        found_in = stripped(line, self._now)
-        told, message = None, None
-        if found_in is not None:
-            text, uptime, epoch, host, count = found_in[:5]
+            parsed = self._lines[line]
+            return parsed
+        stripped_line = stripped(line, self._now)
+        parsed, message = None, None
+        if stripped_line is not None:
+            text, uptime, epoch, host, count = stripped_line[:5]
             # Escaped text may contain other literals than the line itself.
-            message = self._parsed(text, of_rules() if b"\\" in line else literals)
-            told = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
-        told = told or _in_quotes(line, found_in, self._now, self._message)
-        if told is None and isinstance(message, Unrecognised):
-            told = message
-        if not is_found(told) or told[0] is None:  # a line with the kernel's time hardly ever repeats
-            self._lines.keep(line, told, len(line) + 300)
-        return told
+            message = self._parse_text(text, rule_literals() if b"\\" in line else literals)
+            parsed = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
+        parsed = parsed or _parse_quoted(line, stripped_line, self._now, self._message)
+        if parsed is None and isinstance(message, Unrecognised):
+            parsed = message
+        if not is_message(parsed) or parsed[0] is None:  # a line with the kernel's time hardly ever repeats
+            self._lines.store(line, parsed, len(line) + 300)
+        return parsed
 
-    def _sure(self, near: Neighbours, number: int, begins: int, line: bytes, told: Found) -> Found:
-        head = None if line.startswith(JSON) or told[4].event.observed else near.head(number, begins, line)
-        return told if head is None else _doubted(told, *_said_by(head, self._now))
+    def _check_continuation(
+        self, preceding: PrecedingLines, number: int, begins: int, line: bytes, parsed: ParsedMessage
+    ) -> ParsedMessage:
+        head = None if line.startswith(JSON) or parsed[4].event.observed else preceding.head(number, begins, line)
+        return parsed if head is None else _as_unproven(parsed, *_parse_head(head, self._now))
 
     def _message(self, text: str, literals: tuple[str, ...]) -> Message | None:
-        message = self._parsed(text, literals)
+        message = self._parse_text(text, literals)
         return message if isinstance(message, Message) else None
 
-    def _parsed(self, text: str, literals: tuple[str, ...]) -> Message | Unrecognised | None:
+    def _parse_text(self, text: str, literals: tuple[str, ...]) -> Message | Unrecognised | None:
         message: Message | Unrecognised | None
         if text in self._texts:
             message = self._texts[text]
             return message
         event = kernel_parse.parse(text, literals)
         if event is not None:
-            message = message_of(event)
+            message = make_message(event)
         else:
             driver = unrecognised_driver(text)
             message = Unrecognised(driver, text) if driver else None
-        self._texts.keep(text, message, len(text) + MESSAGE_BYTES)
+        self._texts.store(text, message, len(text) + MESSAGE_BYTES)
         return message
 
 
-Found = tuple["float | None", "float | None", str, int, Message]  # ParsedLine without the line number
+ParsedMessage = tuple["float | None", "float | None", str, int, Message]  # ParsedLine without the line number
 
 
-def is_found(told: Found | Unrecognised | None) -> TypeGuard[Found]:
-    return told is not None and not isinstance(told, Unrecognised)
+def is_message(parsed: ParsedMessage | Unrecognised | None) -> TypeGuard[ParsedMessage]:
+    return parsed is not None and not isinstance(parsed, Unrecognised)
 
 
-def _in_quotes(
-    line: bytes, found: Stripped | None, now: float, parsed: Callable[[str, tuple[str, ...]], Message | None]
-) -> Found | None:
+def _parse_quoted(
+    line: bytes, found: Stripped | None, now: float, parse: Callable[[str, tuple[str, ...]], Message | None]
+) -> ParsedMessage | None:
     """Return the message in a line behind text that people or another program added (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
     text = line.decode("utf-8", "replace")
-    if found is None and (written := with_host(text)) is not None:
+    if found is None and (written := restore_host(text)) is not None:
         found = strip_prefix(written, now)
-        message = None if found is None else parsed(found.text, of_rules())
+        message = None if found is None else parse(found.text, rule_literals())
         return None if found is None or message is None else (found.uptime, found.epoch, found.host, 1, message)
-    behind = None
+    quotation = None
     if found is not None:
-        behind = quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
-    behind = behind or dated_by_a_program(text)
-    message = None if behind is None else parsed(behind.text, of_rules())
-    if behind is None or message is None:
+        quotation = find_quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
+    quotation = quotation or find_dated_quote(text)
+    message = None if quotation is None else parse(quotation.text, rule_literals())
+    if quotation is None or message is None:
         return None
-    if found is None or not behind.proven:
+    if found is None or not quotation.proven:
         return (None, None, "", 1, _unproven(message))
-    return (found.uptime or behind.uptime, found.epoch, found.host or behind.host, 1, message)
+    return (found.uptime or quotation.uptime, found.epoch, found.host or quotation.host, 1, message)
 
 
 # Records of NVIDIA's driver have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is
@@ -257,31 +259,31 @@ _SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
 
 
 @functools.lru_cache(maxsize=256)
-def _said_by(head: bytes, now: float) -> tuple[Stripped | None, str]:
+def _parse_head(head: bytes, now: float) -> tuple[Stripped | None, str]:
     """Return the message in a line, and the kind of its event."""
     found = stripped(head, now)
     event = None if found is None else kernel_parse.parse(found.text)
     return found, "" if event is None else event.kind
 
 
-def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
+def _as_unproven(parsed: ParsedMessage, head: Stripped | None, kind: str) -> ParsedMessage:
     """Return the content of a line that seems to continue `head`: with the time and host of `head`, not its own.
 
     Lines of one fault, of one kind, may have the same time or be in one record.
     """
-    _, _, _, count, message = told
+    _, _, _, count, message = parsed
     if head is None:
         return (None, None, "", count, _unproven(message))
     if kind == message.event.kind:
-        return told
+        return parsed
     if _SEVERAL_LINES.match(head.text) and message.event.text.startswith("NVRM: "):
-        return told
+        return parsed
     return (head.uptime, head.epoch, head.host, count, _unproven(message))
 
 
 @functools.lru_cache(maxsize=1000)
 def _unproven(message: Message) -> Message:
-    return message_of(replace(message.event, observed=True))
+    return make_message(replace(message.event, observed=True))
 
 
 def slot(address: str) -> str:
@@ -322,7 +324,7 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("file server", r"(?:Lustre|LustreError|LNet|LNetError|CIFS|libceph|ceph|beegfs|NFS4?): "),
     )
 )
-_TROUBLE = regex(
+_PROBLEM_WORDS = regex(
     r"(?i)\b(?:fail\w*|errors?|time(?:d|s)? ?-?outs?|fatal|lost|dead|locked|stuck|hung|hangs?|corrupt\w*|unable|cannot"
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
     r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
@@ -359,4 +361,4 @@ def unrecognised_driver(text: str) -> str:
         return ""
     if driver == "NVRM":
         return "" if _HARMLESS_NVRM.match(text) else driver
-    return driver if _TROUBLE.search(text) and not _HARMLESS.match(text) else ""
+    return driver if _PROBLEM_WORDS.search(text) and not _HARMLESS.match(text) else ""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from healthd.agent.kernel_log.prefix import Stripped, epoch_of, strip_prefix
+from healthd.agent.kernel_log.prefix import Stripped, parse_date, strip_prefix
 from healthd.common.text import is_decimal
 from healthd.scan.lines import Block, Tally
 
@@ -54,9 +54,9 @@ def _minute(date: bytes, now: float) -> float | None:
     """Return the epoch seconds of a minute, from the cached beginning of its day. `date`: at the beginning of the
     minute.
     """
-    day, hour, minute, rest = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
-    begins = _even_day(day, rest, now) if hour < b"24" and minute < b"60" else None
-    return epoch_of(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)
+    day, hour, minute, suffix = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
+    begins = _day_start(day, suffix, now) if hour < b"24" and minute < b"60" else None
+    return parse_date(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)
 
 
 _DAY = re.compile(rb"(.*)(\d\d):(\d\d)(:00(?:Z|[+-]\d\d:\d\d)?)")
@@ -64,12 +64,12 @@ _LAST_MINUTE = (24 * 60 - 1) * 60
 
 
 @functools.lru_cache(maxsize=64)
-def _even_day(day: bytes, rest: bytes, now: float) -> float | None:
+def _day_start(day: bytes, suffix: bytes, now: float) -> float | None:
     """Return the epoch seconds of the beginning of a day; None if its last minute is not 23:59 hours later.
 
     The clock is set on such a day, or the previous year begins for dates without a year.
     """
-    first, last = (epoch_of((day + minute + rest).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
+    first, last = (parse_date((day + minute + suffix).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
     return first if first is not None and last is not None and last - first == _LAST_MINUTE else None
 
 
@@ -79,10 +79,10 @@ def _journal_entry(line: bytes) -> Stripped | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return entry_of(entry) if isinstance(entry, dict) else None
+    return parse_entry(entry) if isinstance(entry, dict) else None
 
 
-def entry_of(entry: dict[str, Any]) -> Stripped | None:
+def parse_entry(entry: dict[str, Any]) -> Stripped | None:
     """Return a journal entry's fields as the kernel's message; None if the kernel did not write it."""
     message = entry.get("MESSAGE")
     if isinstance(message, list) and all(isinstance(item, int) and 0 <= item < 256 for item in message):
@@ -114,21 +114,21 @@ def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Strip
     number, binary = 0, False
     for block in blocks:
         tally.lines = block.last
-        for place, line in enumerate(block.lines, block.first):
+        for line_number, line in enumerate(block.lines, block.first):
             if binary:
-                entry["MESSAGE"], number, binary = line[8:].decode("utf-8", "replace"), place, False
+                entry["MESSAGE"], number, binary = line[8:].decode("utf-8", "replace"), line_number, False
             elif line.startswith(_EXPORTED):
                 name, _, value = line.decode("utf-8", "replace").partition("=")
                 entry[name] = value
-                number = place if name == "MESSAGE" else number
+                number = line_number if name == "MESSAGE" else number
             elif line == b"MESSAGE":
                 binary = True
             elif not line:
-                if (found := entry_of(entry)) is not None:
+                if (found := parse_entry(entry)) is not None:
                     tally.kernel = True
                     yield number, found
                 entry = {}
-    if (found := entry_of(entry)) is not None:
+    if (found := parse_entry(entry)) is not None:
         tally.kernel = True
         yield number, found
 

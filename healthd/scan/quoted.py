@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-MOST_BEFORE = 240  # maximum length of another program's prefix
-MOST_PIECES = 4
+MAX_PREFIX_LENGTH = 240  # maximum length of another program's prefix
+MAX_PIECES = 4
 
 # Beginnings of lines that only the kernel prints: drivers' names with an address, and the kernel's own messages in
 # their exact format.
@@ -38,7 +38,7 @@ _ONLY_KERNEL = (
 _BEGINS = regex(_ONLY_KERNEL)
 _UPTIME = regex(r"\[ {0,12}([0-9]{1,10}\.[0-9]{1,9}) {1,4}\] ?")
 _TICKET = regex(r"[A-Za-z0-9_]{1,40}:[0-9]{1,10};")
-_LEFT_OUT = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
+_MASKED_HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
 _HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
 _TAG = regex(r"kernel: ")
 LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)"
@@ -82,39 +82,39 @@ def begins_as_the_kernels(line: bytes) -> bool:
     return _BEGINS_IN_BYTES.match(line) is not None
 
 
-def with_host(line: str) -> str | None:
+def restore_host(line: str) -> str | None:
     """Return a dated line with "<host> kernel: " as "host kernel: "; None if it has none."""
-    named = _LEFT_OUT.search(line, 0, MOST_BEFORE)
+    named = _MASKED_HOST.search(line, 0, MAX_PREFIX_LENGTH)
     return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
 
 
-def quoted(text: str, by_programs: bool) -> Quoted | None:
+def find_quoted(text: str, by_programs: bool) -> Quoted | None:
     """Return `text` without the prefix before the kernel's message; None without a known prefix.
 
     `by_programs`: it may be from another program's log. A line with the kernel's time is not: its further text is a
     user's.
     """
-    rest, uptime, host = text, None, ""
-    for _ in range(MOST_PIECES):
-        if found := _UPTIME.match(rest):
+    remainder, uptime, host = text, None, ""
+    for _ in range(MAX_PIECES):
+        if found := _UPTIME.match(remainder):
             uptime = float(found[1])
-        elif found := _HOST.match(rest):
+        elif found := _HOST.match(remainder):
             host = found[1] or found[2]
-        elif not (found := _TICKET.match(rest) or _TAG.match(rest)):
+        elif not (found := _TICKET.match(remainder) or _TAG.match(remainder)):
             break
-        rest = rest[found.end() :]
-    if _BEGINS.match(rest):
-        return Quoted(rest, uptime, host) if rest != text else None
-    return _by_a_program(text) if by_programs else None
+        remainder = remainder[found.end() :]
+    if _BEGINS.match(remainder):
+        return Quoted(remainder, uptime, host) if remainder != text else None
+    return _program_quote(text) if by_programs else None
 
 
-def dated_by_a_program(line: str) -> Quoted | None:
+def find_dated_quote(line: str) -> Quoted | None:
     """Return the message that another program's log quotes in a line with that program's date."""
     date = _OWN_DATE.match(line)
-    return _by_a_program(line[date.end() :]) if date else None
+    return _program_quote(line[date.end() :]) if date else None
 
 
-def _by_a_program(text: str) -> Quoted | None:
-    begins = next((found.start() for found in _BEGINS.finditer(text, 0, MOST_BEFORE + 200)), 0)
-    before = _STAMP.sub("", text[:begins]) if 0 < begins <= MOST_BEFORE else ""
+def _program_quote(text: str) -> Quoted | None:
+    begins = next((found.start() for found in _BEGINS.finditer(text, 0, MAX_PREFIX_LENGTH + 200)), 0)
+    before = _STAMP.sub("", text[:begins]) if 0 < begins <= MAX_PREFIX_LENGTH else ""
     return Quoted(text[begins:], proven=False) if before and _LOG_PREFIX.fullmatch(before) else None

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from healthd.agent.conditions.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
+from healthd.agent.conditions.incidents import GAP_SECONDS, INDEX_SECONDS, Span, matching_spans, may_join_by_index
 from healthd.common.model import Severity
 from healthd.common.page import Page, plain, plural
-from healthd.scan.events import Seen
+from healthd.scan.events import LogEvent
 from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally
 
-MOST_ROWS = 30  # per incident
-MOST_OPEN = 50  # per host
-MOST_HOSTS = 200  # hosts with open incidents
-MOST_INCIDENTS = 300
-MOST_NOTES = 100
-ROOM = 60  # columns that a message needs after its prefix
+MAX_ROWS = 30  # per incident
+MAX_OPEN = 50  # per host
+MAX_HOSTS = 200  # hosts with open incidents
+MAX_INCIDENTS = 300
+MAX_NOTES = 100
+MIN_MESSAGE_WIDTH = 60  # columns that a message needs after its prefix
 
 
 RowKey = tuple[str, str, bool]
@@ -35,7 +35,7 @@ class Row:
     """
 
     key: RowKey
-    first: Seen
+    first: LogEvent
     worst: Judged
     severity: Severity
     count: int
@@ -53,16 +53,16 @@ class Row:
         return self.first.line
 
 
-def _moment(seen: Seen) -> str:
-    if seen.epoch is not None:
-        return _local(seen.epoch).strftime("%H:%M:%S")
-    return f"{seen.uptime:.3f}" if seen.uptime is not None else f"line {seen.line}"
+def _moment(log_event: LogEvent) -> str:
+    if log_event.epoch is not None:
+        return _local(log_event.epoch).strftime("%H:%M:%S")
+    return f"{log_event.uptime:.3f}" if log_event.uptime is not None else f"line {log_event.line}"
 
 
-def _date(seen: Seen) -> str:
-    if seen.epoch is not None:
-        return _local(seen.epoch).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{seen.uptime:.3f} s after boot" if seen.uptime is not None else f"line {seen.line}"
+def _date(log_event: LogEvent) -> str:
+    if log_event.epoch is not None:
+        return _local(log_event.epoch).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{log_event.uptime:.3f} s after boot" if log_event.uptime is not None else f"line {log_event.line}"
 
 
 def _local(epoch: float) -> datetime:
@@ -81,13 +81,13 @@ class Incident:
     host: str
     boot: int
     number: int
-    about: frozenset[str]
+    part_names: frozenset[str]
     last: float
-    until: Seen
+    until: LogEvent
     rows: dict[RowKey, Row] = field(default_factory=dict)
     severity: Severity = Severity.INFO
-    left_out: int = 0
-    again: int = 0
+    hidden_rows: int = 0
+    repeats: int = 0
 
     @property
     def first(self) -> Row:
@@ -104,14 +104,14 @@ class Summary:
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
-    left_out: int = 0
+    hidden_incidents: int = 0
 
 
 # --- collection
 
 
 @dataclass(slots=True)
-class Open:
+class OpenIncidents:
     """Open incidents of one host, in the order in which they began, and by the parts that they name.
 
     earliest: no incident's last event is before this time.
@@ -122,20 +122,20 @@ class Open:
     incidents: dict[int, Incident] = field(default_factory=dict)
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
-    def over(self, new: Seen) -> list[Incident]:
+    def take_ended(self, new: LogEvent) -> list[Incident]:
         """Remove the incidents that no event can join any more, and return them."""
         found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             self.earliest = new.clock
-            for one in self.incidents.values():
-                if one.boot != new.boot or new.clock - one.last > GAP_SECONDS:
-                    found.append(one)
-                elif one.last < self.earliest:
-                    self.earliest = one.last
-            for one in found:
-                self.remove(one)
+            for incident in self.incidents.values():
+                if incident.boot != new.boot or new.clock - incident.last > GAP_SECONDS:
+                    found.append(incident)
+                elif incident.last < self.earliest:
+                    self.earliest = incident.last
+            for incident in found:
+                self.remove(incident)
             self.boot = new.boot
-        while len(self.incidents) > MOST_OPEN:
+        while len(self.incidents) > MAX_OPEN:
             oldest = next(iter(self.incidents.values()))
             self.remove(oldest)
             found.append(oldest)
@@ -144,105 +144,105 @@ class Open:
     def add(self, incident: Incident) -> None:
         self.incidents[incident.number] = incident
         self.earliest = min(self.earliest, incident.last)
-        self.name(incident, incident.about)
+        self.index_parts(incident, incident.part_names)
 
-    def name(self, incident: Incident, about: Iterable[str]) -> None:
-        for part in about:
+    def index_parts(self, incident: Incident, part_names: Iterable[str]) -> None:
+        for part in part_names:
             self.by_part.setdefault(part, {})[incident.number] = incident
 
     def remove(self, incident: Incident) -> None:
         del self.incidents[incident.number]
-        for part in incident.about:
-            those = self.by_part[part]
-            del those[incident.number]
-            if not those:
+        for part in incident.part_names:
+            numbered = self.by_part[part]
+            del numbered[incident.number]
+            if not numbered:
                 del self.by_part[part]
 
-    def joined(self, one: Judged) -> list[Incident]:
+    def matching(self, judged: Judged) -> list[Incident]:
         """Return the incidents that a new event belongs to (incidents.joins()): first those that name one of
         its parts.
         """
-        about, clock = one.meaning.about, one.seen.clock
-        near: Iterable[Incident]
-        if len(about) == 1:
-            (part,) = about
-            near = self.by_part[part].values() if part in self.by_part else ()
+        part_names, clock = judged.meaning.part_names, judged.log_event.clock
+        candidates: Iterable[Incident]
+        if len(part_names) == 1:
+            (part,) = part_names
+            candidates = self.by_part[part].values() if part in self.by_part else ()
         else:
             numbered: dict[int, Incident] = {}
-            for part in about:
+            for part in part_names:
                 numbered.update(self.by_part.get(part, {}))
-            near = [numbered[number] for number in sorted(numbered)]
-        found = [old for old in near if abs(clock - old.last) <= GAP_SECONDS]
-        if not found and may_join_by_index(one.seen.message.event):
+            candidates = [numbered[number] for number in sorted(numbered)]
+        found = [old for old in candidates if abs(clock - old.last) <= GAP_SECONDS]
+        if not found and may_join_by_index(judged.log_event.message.event):
             recent = [old for old in self.incidents.values() if abs(clock - old.last) <= INDEX_SECONDS]
-            spans = [Span(old.about, old.last) for old in recent]
-            return [recent[place] for place in joins(spans, one.seen.message.event, about, clock)]
+            spans = [Span(old.part_names, old.last) for old in recent]
+            return [recent[index] for index in matching_spans(spans, judged.log_event.message.event, part_names, clock)]
         return found
 
 
 def summary(judged: Iterable[Judged]) -> Summary:
     found = Summary()
-    open_ones: OrderedDict[str, Open] = OrderedDict()
-    for number, one in enumerate(judged):
-        seen = one.seen
-        here = open_ones.get(seen.host)
-        if here is None:
-            here = open_ones[seen.host] = Open(seen.boot, seen.clock)
-            if len(open_ones) > MOST_HOSTS:
-                for old in open_ones.popitem(last=False)[1].incidents.values():
+    open_by_host: OrderedDict[str, OpenIncidents] = OrderedDict()
+    for number, event in enumerate(judged):
+        log_event = event.log_event
+        host_incidents = open_by_host.get(log_event.host)
+        if host_incidents is None:
+            host_incidents = open_by_host[log_event.host] = OpenIncidents(log_event.boot, log_event.clock)
+            if len(open_by_host) > MAX_HOSTS:
+                for old in open_by_host.popitem(last=False)[1].incidents.values():
                     _close(found, old)
         else:
-            open_ones.move_to_end(seen.host)
-            for old in here.over(seen):
+            open_by_host.move_to_end(log_event.host)
+            for old in host_incidents.take_ended(log_event):
                 _close(found, old)
-        _place(here, one, number)
-    for here in open_ones.values():
-        for old in here.incidents.values():
+        _add_event(host_incidents, event, number)
+    for host_incidents in open_by_host.values():
+        for old in host_incidents.incidents.values():
             _close(found, old)
     _leave_out(found)
     return found
 
 
-def _place(here: Open, one: Judged, number: int) -> None:
-    seen, meaning = one.seen, one.meaning
-    mine, *others = here.joined(one) or (None,)
-    if mine is None:
-        mine = Incident(seen.host, seen.boot, number, meaning.about, seen.last_clock, seen)
-        here.add(mine)
-    elif not meaning.about <= mine.about:
-        here.name(mine, meaning.about - mine.about)
-        mine.about |= meaning.about
-    for other in others:
-        here.remove(other)
-        here.name(mine, other.about - mine.about)
-        mine.about |= other.about
-        mine.last = max(mine.last, other.last)
-        mine.left_out += other.left_out
+def _add_event(host_incidents: OpenIncidents, event: Judged, number: int) -> None:
+    log_event, meaning = event.log_event, event.meaning
+    incident, *other_incidents = host_incidents.matching(event) or (None,)
+    if incident is None:
+        incident = Incident(log_event.host, log_event.boot, number, meaning.part_names, log_event.last_clock, log_event)
+        host_incidents.add(incident)
+    elif not meaning.part_names <= incident.part_names:
+        host_incidents.index_parts(incident, meaning.part_names - incident.part_names)
+        incident.part_names |= meaning.part_names
+    for other in other_incidents:
+        host_incidents.remove(other)
+        host_incidents.index_parts(incident, other.part_names - incident.part_names)
+        incident.part_names |= other.part_names
+        incident.last = max(incident.last, other.last)
+        incident.hidden_rows += other.hidden_rows
         for row in other.rows.values():
-            _add(mine, row)
-    if seen.last_clock > mine.last:
-        mine.last = seen.last_clock
-    mine.until = seen
-    key = (meaning.code, meaning.part, seen.message.event.observed)
-    old = mine.rows.get(key)
+            _add(incident, row)
+    if log_event.last_clock > incident.last:
+        incident.last = log_event.last_clock
+    incident.until = log_event
+    key = (meaning.code, meaning.part, log_event.message.event.observed)
+    old = incident.rows.get(key)
     if old is not None and meaning.severity <= old.severity:
-        old.count += seen.count
+        old.count += log_event.count
     else:
-        _add(mine, Row(key, seen, one, meaning.severity, seen.count))
+        _add(incident, Row(key, log_event, event, meaning.severity, log_event.count))
 
 
 def _add(incident: Incident, row: Row) -> None:
     incident.severity = max(incident.severity, row.severity)
     old = incident.rows.get(row.key)
     if old is None:
-        if len(incident.rows) >= MOST_ROWS and row.severity <= min(r.severity for r in incident.rows.values()):
-            incident.left_out += 1
+        if len(incident.rows) >= MAX_ROWS and row.severity <= min(r.severity for r in incident.rows.values()):
+            incident.hidden_rows += 1
             return
         incident.rows[row.key] = row
-        if len(incident.rows) > MOST_ROWS:
+        if len(incident.rows) > MAX_ROWS:
             mildest = min(incident.rows.values(), key=lambda r: (r.severity, -r.line))
             del incident.rows[mildest.key]
-            incident.left_out += 1
+            incident.hidden_rows += 1
         return
     old.count += row.count
     if row.severity > old.severity:
@@ -255,27 +255,27 @@ def _close(found: Summary, incident: Incident) -> None:
             note = found.notes.get(row.code)
             if note is not None:
                 note.count += row.count
-            elif len(found.notes) < MOST_NOTES:
+            elif len(found.notes) < MAX_NOTES:
                 found.notes[row.code] = row
         return
     signature = (incident.host, frozenset((row.key, row.severity) for row in incident.rows.values()))
     old = found.incidents.get(signature)
     if old is not None:
-        old.again += 1
+        old.repeats += 1
         old.until = incident.until
         for key, row in incident.rows.items():
             old.rows[key].count += row.count
         return
     found.incidents[signature] = incident
-    if len(found.incidents) > 2 * MOST_INCIDENTS:
+    if len(found.incidents) > 2 * MAX_INCIDENTS:
         _leave_out(found)
 
 
 def _leave_out(found: Summary) -> None:
     """If there are too many incidents, keep the worst, and the first among equals."""
     best = sorted(found.incidents.items(), key=lambda item: (-item[1].severity, item[1].first.line))
-    found.left_out += sum(1 + incident.again for _, incident in best[MOST_INCIDENTS:])
-    found.incidents = dict(best[:MOST_INCIDENTS])
+    found.hidden_incidents += sum(1 + incident.repeats for _, incident in best[MAX_INCIDENTS:])
+    found.incidents = dict(best[:MAX_INCIDENTS])
 
 
 # --- output
@@ -287,11 +287,14 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
     lines = [page.heading(_title(found, name, tally))]
     hosts = len({incident.host for incident in incidents}) > 1
     for incident in incidents:
-        lines += ["", *_incident(incident, page, hosts)]
-    if found.left_out:
-        lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are not shown; --json prints all")]
+        lines += ["", *_incident_lines(incident, page, hosts)]
+    if found.hidden_incidents:
+        lines += [
+            "",
+            *page.wrap(f"{found.hidden_incidents} more incidents, the mildest, are not shown; --json prints all"),
+        ]
     if tally.drivers and not unknown:
-        lines += ["", *page.wrap(f"{unrecognised_words(tally)}; list them with --unknown")]
+        lines += ["", *page.wrap(f"{unrecognised_summary(tally)}; list them with --unknown")]
     if found.notes:
         lines += ["", page.heading("Notes: not a fault of the node by itself")]
         rows = [(f"x{row.count}", row.code, _date(row.first), row.worst.message) for row in found.notes.values()]
@@ -301,7 +304,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
     return "\n".join(lines) + "\n"
 
 
-def unrecognised_words(tally: Tally) -> str:
+def unrecognised_summary(tally: Tally) -> str:
     """Return the counts of unrecognised lines: "3 NVRM lines and 1 PCIe line not recognised"."""
     counts = sorted(tally.drivers.items(), key=lambda item: (-item[1], item[0]))
     parts = [plural(count, f"{driver} line") for driver, count in counts]
@@ -316,7 +319,7 @@ def unrecognised_lines(tally: Tally, page: Page) -> list[str]:
         for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1])
     ]
     listed = _page(page, 2).table(("lines", "driver", "first", ""), rows)
-    return ["", page.heading(f"{unrecognised_words(tally)}: may report a fault"), *(f"  {line}" for line in listed)]
+    return ["", page.heading(f"{unrecognised_summary(tally)}: may report a fault"), *(f"  {line}" for line in listed)]
 
 
 def _page(page: Page, indent: int) -> Page:
@@ -330,32 +333,32 @@ def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
 
 
 def _title(found: Summary, name: str, tally: Tally) -> str:
-    counted = [_counted(found, severity) for severity in (Severity.CRITICAL, Severity.DEGRADED, Severity.WARNING)]
-    words = ", ".join(word for word in counted if word) or ("no known fault" if tally.drivers else "no fault")
-    return f"{plain(name)}: {words} in {tally.lines:,} line{'s' if tally.lines != 1 else ''}"
+    counted = [_count_text(found, severity) for severity in (Severity.CRITICAL, Severity.DEGRADED, Severity.WARNING)]
+    summary_text = ", ".join(word for word in counted if word) or ("no known fault" if tally.drivers else "no fault")
+    return f"{plain(name)}: {summary_text} in {tally.lines:,} line{'s' if tally.lines != 1 else ''}"
 
 
-def _counted(found: Summary, severity: Severity) -> str:
-    number = sum(1 + one.again for one in found.incidents.values() if one.severity is severity)
+def _count_text(found: Summary, severity: Severity) -> str:
+    number = sum(1 + incident.repeats for incident in found.incidents.values() if incident.severity is severity)
     return f"{number} {severity.name.lower()}" if number else ""
 
 
-def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
+def _incident_lines(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
     worst, first = incident.worst, incident.first.first
     severity = worst.severity.name.lower()
-    place = f"  {plain(incident.host)}" if incident.host and hosts else ""
+    host_text = f"  {plain(incident.host)}" if incident.host and hosts else ""
     part = f"  {plain(worst.part)}" if worst.part else ""
     line = f"  (line {first.line})" if first.epoch is not None or first.uptime is not None else ""
-    yield f"{page.paint(severity)}  {page.heading(_date(first) + place + part)}{line}"
+    yield f"{page.paint(severity)}  {page.heading(_date(first) + host_text + part)}{line}"
     rows = sorted(incident.rows.values(), key=lambda row: row.line)
     cells = [_cells(row, worst.part) for row in rows]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    for row, words in zip(rows, cells, strict=True):
-        yield from _row(row, words, widths, page)
-    if incident.left_out:
-        yield f"  and {incident.left_out} more lines"
-    if incident.again:
-        times = "repeated once" if incident.again == 1 else f"repeated {incident.again} times"
+    widths = [max(len(row[host_text]) for row in cells) for host_text in range(len(cells[0]))]
+    for row, row_cells in zip(rows, cells, strict=True):
+        yield from _row(row, row_cells, widths, page)
+    if incident.hidden_rows:
+        yield f"  and {incident.hidden_rows} more lines"
+    if incident.repeats:
+        times = "repeated once" if incident.repeats == 1 else f"repeated {incident.repeats} times"
         yield f"  {times}, last {_date(incident.until)} (line {incident.until.line})"
     yield f"  healthd explain {worst.code}"
 
@@ -377,17 +380,17 @@ def _row(row: Row, cells: tuple[str, ...], widths: list[int], page: Page) -> Ite
     severity = row.severity.name.lower()
     painted = before.replace(f"  {severity}", f"  {page.paint(severity)}", 1)
     message = plain(row.worst.message)
-    if not page.fold or page.width - len(before) >= ROOM:
-        yield from _after(painted, len(before), message, page)
+    if not page.fold or page.width - len(before) >= MIN_MESSAGE_WIDTH:
+        yield from _message_lines(painted, len(before), message, page)
         return
     yield painted.rstrip()
     yield from page.wrap(message, " " * (4 + widths[0]))
 
 
-def _after(painted: str, column: int, message: str, page: Page) -> Iterator[str]:
+def _message_lines(painted: str, column: int, message: str, page: Page) -> Iterator[str]:
     if not page.fold:
         yield f"{painted}{message}".rstrip()
         return
-    first, *rest = Page(page.width - column).wrap(message) or [""]
+    first, *more_lines = Page(page.width - column).wrap(message) or [""]
     yield f"{painted}{first}".rstrip()
-    yield from (" " * column + line for line in rest)
+    yield from (" " * column + line for line in more_lines)

@@ -21,55 +21,55 @@ from healthd.host.child_process import Child
 from healthd.validation import document as documents
 from healthd.validation import parts, programs
 from healthd.validation.measurement import NotUnderstood
-from healthd.validation.reservation import Found, Steps, Stopped
+from healthd.validation.reservation import NodesResult, Steps, Stopped
 from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import perftest
-from healthd.validation.transfers import Judged, Transfer, judge, suspects
+from healthd.validation.transfers import AssessedTransfer, Transfer, judge, suspects
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RAIL_SECONDS = 30.0  # for one port, including the wait for the other side
-AGAIN_SECONDS = 0.5
-MOST_RAILS = 64  # the TCP ports that reservation.py gives to a pair
+RETRY_SECONDS = 0.5
+MAX_RAILS = 64  # the TCP ports that reservation.py gives to a pair
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,253}")
 _REFUSED = ("Couldn't connect", "Unable to init the socket")
 
 
-def run(steps: Steps, say: Callable[[str], object]) -> Found:
+def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
     """Run the steps to their end. A signal is thrown into them once; their clean-up then always completes. `report`
     gets each command that changes something. Raises the generator's exceptions."""
-    with _signalled() as told:
+    with _received_signals() as received:
         result: CommandResult | None = None
         stopped = False
         try:
             command = next(steps)
             while True:
                 if command.changes:
-                    say(" ".join(command.argv))
-                result = _run(command, told if not stopped else [])
-                if told and not stopped:
+                    report(" ".join(command.argv))
+                result = _run(command, received if not stopped else [])
+                if received and not stopped:
                     stopped = True
                     command = steps.throw(Stopped("stopped by a signal; the reservation was removed"))
                 else:
                     command = steps.send(result)
         except StopIteration as end:
-            found: Found = end.value
+            found: NodesResult = end.value
             return found
 
 
 @contextmanager
-def _signalled() -> Iterator[list[int]]:
+def _received_signals() -> Iterator[list[int]]:
     """Yield the list of received signals; a signal also ends a wait."""
-    told: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        told.append(number)
+        received.append(number)
 
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.signal(number, note) for number in SIGNALS}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
-        yield told
+        yield received
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
@@ -78,16 +78,16 @@ def _signalled() -> Iterator[list[int]]:
         os.close(writing)
 
 
-def _run(command: Command, told: list[int]) -> CommandResult:
+def _run(command: Command, received: list[int]) -> CommandResult:
     """Run a command until its end, its deadline, or a signal: then it is terminated, and left after two seconds."""
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:
         return CommandResult(127, b"", f"{command.argv[0]}: {error.strerror}")
-    asked = False
+    is_terminating = False
     while not child.step():
-        if told and not asked:
-            asked, child.deadline = True, min(child.deadline, time.monotonic() + 2.0)
+        if received and not is_terminating:
+            is_terminating, child.deadline = True, min(child.deadline, time.monotonic() + 2.0)
             child.terminate()
         waiting = select.poll()
         for descriptor, _ in child.waits():
@@ -100,54 +100,62 @@ def _run(command: Command, told: list[int]) -> CommandResult:
 # --- results
 
 
-def as_document(nodes: tuple[str, ...], found: Found) -> dict[str, Any]:
+def as_document(nodes: tuple[str, ...], found: NodesResult) -> dict[str, Any]:
     """Return the document of docs/json.md. `verdict`: the worst of all nodes and transfers."""
     judged = judge(found.transfers)
-    rows = [_row(one) for one in judged]
-    told = {str(one.get("node")): str(one.get("verdict")) for one in found.documents}
-    verdicts = {*told.values(), *(one.verdict for one in judged)}
+    rows = [_row(entry) for entry in judged]
+    verdict_by_node = {str(entry.get("node")): str(entry.get("verdict")) for entry in found.documents}
+    verdicts = {*verdict_by_node.values(), *(entry.verdict for entry in judged)}
     worst = next((word for word in ("failed", "slow", "ok") if word in verdicts), "not_measured")
     return {
         "schema": documents.SCHEMA,
-        "nodes": [{"node": name, "verdict": told.get(name, "not_measured")} for name in nodes],
+        "nodes": [{"node": name, "verdict": verdict_by_node.get(name, "not_measured")} for name in nodes],
         "documents": list(found.documents),
         "transfers": rows,
-        "suspects": [{"what": one.what, "names": list(one.names), "message": one.message} for one in suspects(judged)],
+        "suspects": [
+            {"what": entry.kind, "names": list(entry.names), "message": entry.message} for entry in suspects(judged)
+        ],
         "problems": list(found.problems),
         "verdict": worst,
     }
 
 
-def _row(one: Judged) -> dict[str, Any]:
-    of = one.transfer
+def _row(assessed: AssessedTransfer) -> dict[str, Any]:
+    measured = assessed.transfer
     return {
-        "sender": of.sender,
-        "receiver": of.receiver,
-        "rail": of.rail,
-        "gbits": of.gbits,
-        "verdict": one.verdict,
-        "expected": one.expected,
-        "message": one.message,
+        "sender": measured.sender,
+        "receiver": measured.receiver,
+        "rail": measured.rail,
+        "gbits": measured.gbits,
+        "verdict": assessed.verdict,
+        "expected": assessed.expected,
+        "message": assessed.message,
     }
 
 
 def as_text(document: dict[str, Any]) -> str:
     """Return the text for a person: the nodes, problems between them, suspects."""
-    lines = [f"{one['node']}: {one['verdict'].replace('_', ' ')}" for one in document["nodes"]]
-    for whole in document["documents"]:
-        bad = [one for one in whole.get("results", []) if one.get("verdict") in ("failed", "slow")]
+    lines = [f"{entry['node']}: {entry['verdict'].replace('_', ' ')}" for entry in document["nodes"]]
+    for node_document in document["documents"]:
+        bad_results = [
+            entry for entry in node_document.get("results", []) if entry.get("verdict") in ("failed", "slow")
+        ]
         lines += [
-            f"  {whole.get('node')} {one['verdict']}: {one['test']} {one['part']}: {one['message']}" for one in bad
+            f"  {node_document.get('node')} {entry['verdict']}: {entry['test']} {entry['part']}: {entry['message']}"
+            for entry in bad_results
         ]
     rows = document["transfers"]
     if rows:
         lines += ["", "Between nodes"]
         lines += [
-            f"  {r['sender']} > {r['receiver']} {r['rail']}  {r['verdict']}  {r['message']}".rstrip() for r in rows
+            f"  {row['sender']} > {row['receiver']} {row['rail']}  {row['verdict']}  {row['message']}".rstrip()
+            for row in rows
         ]
     if document["suspects"]:
         lines += ["", "Suspects"]
-        lines += [f"  {one['what']} {' > '.join(one['names'])}: {one['message']}" for one in document["suspects"]]
+        lines += [
+            f"  {entry['what']} {' > '.join(entry['names'])}: {entry['message']}" for entry in document["suspects"]
+        ]
     if document["problems"]:
         lines += ["", "Not measured", *(f"  {sentence}" for sentence in document["problems"])]
     return "\n".join(lines) + "\n"
@@ -156,7 +164,7 @@ def as_text(document: dict[str, Any]) -> str:
 # --- one node in a pass
 
 
-class NotAPass(HealthdError):
+class InvalidPass(HealthdError):
     """Invalid --pair argument, with one sentence for the caller."""
 
 
@@ -170,17 +178,21 @@ class Role(NamedTuple):
     sends: bool
 
 
-def role_of(text: str, node: str) -> Role | None:
+def role_in_pass(text: str, node: str) -> Role | None:
     """Return the role of `node` in a pass (reservation.pairs_as_text), None if it has none. Raises InvalidPass."""
     found = None
     for pair in text.split(","):
-        words = pair.split()
-        if len(words) != 4 or not all(_NAME.fullmatch(name) for name in words[:2]) or not _ADDRESS.fullmatch(words[2]):
-            raise NotAPass(f'--pair: "{pair[:80]}" is not "SENDER RECEIVER ADDRESS PORT"')
-        if not is_decimal(words[3]) or len(words[3]) > 5 or not 0 < int(words[3]) <= 65535 - MOST_RAILS:
-            raise NotAPass(f'--pair: "{words[3][:20]}" is not a port with room for {MOST_RAILS} rails')
-        if node in words[:2] and found is None:
-            found = Role(words[0], words[1], words[2], int(words[3]), node == words[0])
+        fields = pair.split()
+        if (
+            len(fields) != 4
+            or not all(_NAME.fullmatch(name) for name in fields[:2])
+            or not _ADDRESS.fullmatch(fields[2])
+        ):
+            raise InvalidPass(f'--pair: "{pair[:80]}" is not "SENDER RECEIVER ADDRESS PORT"')
+        if not is_decimal(fields[3]) or len(fields[3]) > 5 or not 0 < int(fields[3]) <= 65535 - MAX_RAILS:
+            raise InvalidPass(f'--pair: "{fields[3][:20]}" is not a port with room for {MAX_RAILS} rails')
+        if node in fields[:2] and found is None:
+            found = Role(fields[0], fields[1], fields[2], int(fields[3]), node == fields[0])
     return found
 
 
@@ -190,7 +202,7 @@ def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
     perftest's ib_write_bw runs on each active port in turn, the receiver's first port with the sender's first. The
     sender does not know when the receiver listens: it retries for a bounded time.
     """
-    rails = list(parts.look(root).ports)[:MOST_RAILS]
+    rails = list(parts.read_parts(root).ports)[:MAX_RAILS]
     program = tools.get("ib_write_bw", "")
     if not program or not rails:
         why = "there is no ib_write_bw" if not program else "no active InfiniBand or RoCE port in sysfs"
@@ -207,20 +219,20 @@ def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
 def _send(role: Role, program: str, rail: str, port: int, stop: int) -> Transfer:
     _, (*client, _) = perftest.commands(program, rail, port)
     until = time.monotonic() + RAIL_SECONDS
-    said, how = "", "ended"
-    while (left := until - time.monotonic()) > 0 and not programs.is_told_to_end(stop):
-        (ended,) = programs.run([programs.Command((*client, role.address))], left, stop)
-        said, how = f"{ended.stdout}\n{ended.stderr}", ended.how
-        if how != "ended" or not any(words in said for words in _REFUSED):
+    output, ending = "", "ended"
+    while (remaining := until - time.monotonic()) > 0 and not programs.is_stop_requested(stop):
+        (ended,) = programs.run([programs.Command((*client, role.address))], remaining, stop)
+        output, ending = f"{ended.stdout}\n{ended.stderr}", ended.ending
+        if ending != "ended" or not any(text in output for text in _REFUSED):
             break
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RETRY_SECONDS)
     try:
-        (measured,) = perftest.parse(said, rail)
+        (measured,) = perftest.parse(output, rail)
     except NotUnderstood as error:
-        why = f"{error}" if how == "ended" else f"ib_write_bw did not end within {RAIL_SECONDS:.0f} s"
+        why = f"{error}" if ending == "ended" else f"ib_write_bw did not end within {RAIL_SECONDS:.0f} s"
         return Transfer(role.sender, role.receiver, rail, None, "not_measured", why)
     return Transfer(role.sender, role.receiver, rail, measured.value, measured.state, measured.message)
 
 
 def pair_document(node: str, transfers: list[Transfer]) -> dict[str, Any]:
-    return {"node": node, "transfers": [one._asdict() for one in transfers]}
+    return {"node": node, "transfers": [entry._asdict() for entry in transfers]}

@@ -33,13 +33,13 @@ Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
 Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
-MOST_RESULTS = 20_000  # 72 GPUs of an NVL72 in a ring, each with all tests, are some 1,000
-MOST_CHARACTERS = 400  # of each text
+MAX_RESULTS = 20_000  # 72 GPUs of an NVL72 in a ring, each with all tests, are some 1,000
+MAX_CHARACTERS = 400  # of each text
 
-Text = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
+Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 Moment = Annotated[float, Meta(ge=0, le=YEAR_9999)]
 Key = tuple[str, str, str]  # test, part, source
-Past = dict[Key, list[float]]
+History = dict[Key, list[float]]
 
 
 class NotAValidation(HealthdError):
@@ -79,8 +79,8 @@ class Validation(Struct, frozen=True):
     ended: Moment
     why: Why
     stopped_by: StoppedBy
-    results: Annotated[tuple[Result, ...], Meta(max_length=MOST_RESULTS)]
-    unmeasured: Annotated[tuple[Text, ...], Meta(max_length=MOST_RESULTS)]
+    results: Annotated[tuple[Result, ...], Meta(max_length=MAX_RESULTS)]
+    unmeasured: Annotated[tuple[Text, ...], Meta(max_length=MAX_RESULTS)]
 
 
 class _Schema(Struct):
@@ -93,8 +93,8 @@ def worst(validation: Validation) -> str:
     for verdict in ("failed", "slow"):
         if verdict in verdicts:
             return verdict
-    looked = {result.test for result in validation.results if result.verdict == "ok"}
-    return "ok" if looked and not ("not_measured" in verdicts and looked == {"cpu_gemm"}) else "not_measured"
+    tested = {result.test for result in validation.results if result.verdict == "ok"}
+    return "ok" if tested and not ("not_measured" in verdicts and tested == {"cpu_gemm"}) else "not_measured"
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "schema": SCHEMA,
         **asdict(validation),
         "results": [
-            {key: value[:MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(one).items()}
-            for one in validation.results
+            {key: value[:MAX_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(result).items()}
+            for result in validation.results
         ],
-        "unmeasured": [sentence[:MOST_CHARACTERS] for sentence in validation.unmeasured],
+        "unmeasured": [sentence[:MAX_CHARACTERS] for sentence in validation.unmeasured],
         "verdict": worst(validation),
     }
 
@@ -137,9 +137,9 @@ def _printable(value: T) -> T:
 
 # --- the history
 
-MOST_EACH = 10
-MOST_LINES = 20_000
-MOST_LINE_CHARACTERS = 1000
+MAX_VALUES = 10
+MAX_LINES = 20_000
+MAX_LINE_CHARACTERS = 1000
 
 
 class _Line(Struct):
@@ -149,43 +149,43 @@ class _Line(Struct):
     value: Annotated[float, Meta(gt=0, lt=1e300)]
 
 
-def parse_history(text: str) -> Past:
+def parse_history(text: str) -> History:
     """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
-    past: Past = {}
-    for line in text.splitlines()[-MOST_LINES:]:
-        if len(line) <= MOST_LINE_CHARACTERS:
+    history: History = {}
+    for line in text.splitlines()[-MAX_LINES:]:
+        if len(line) <= MAX_LINE_CHARACTERS:
             with suppress(DecodeError):
                 found = decode(_Line, line)
                 key = (printable(found.test), printable(found.part), printable(found.source))
-                past.setdefault(key, []).append(found.value)
-    return {key: values[-MOST_EACH:] for key, values in past.items()}
+                history.setdefault(key, []).append(found.value)
+    return {key: values[-MAX_VALUES:] for key, values in history.items()}
 
 
-def with_new_values(past: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> Past:
+def with_new_values(history: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> History:
     """Return the history with the good values of a completed validation added."""
-    new = {key: list(values) for key, values in past.items()}
-    for one in results:
-        if one.verdict == "ok" and one.value is not None and one.value > 0:
-            new.setdefault((one.test, one.part, one.source), []).append(one.value)
-    return {key: values[-MOST_EACH:] for key, values in new.items()}
+    new = {key: list(values) for key, values in history.items()}
+    for result in results:
+        if result.verdict == "ok" and result.value is not None and result.value > 0:
+            new.setdefault((result.test, result.part, result.source), []).append(result.value)
+    return {key: values[-MAX_VALUES:] for key, values in new.items()}
 
 
-def history_as_text(past: Mapping[Key, Sequence[float]]) -> str:
+def history_as_text(history: Mapping[Key, Sequence[float]]) -> str:
     lines = [
         json.dumps({"test": test, "part": part, "source": source, "value": value})
-        for (test, part, source), values in past.items()
+        for (test, part, source), values in history.items()
         for value in values
     ]
-    return "".join(f"{line}\n" for line in lines[-MOST_LINES:])
+    return "".join(f"{line}\n" for line in lines[-MAX_LINES:])
 
 
 # --- earlier faults
 
-BAD = ("failed", "slow")
-LOOKED = ("ok", *BAD)
+BAD_VERDICTS = ("failed", "slow")
+TESTED_VERDICTS = ("ok", *BAD_VERDICTS)
 
 
-def with_unanswered(new: Validation, before: Validation | None) -> Validation:
+def with_untested(new: Validation, before: Validation | None) -> Validation:
     """Return `new` with the bad results of `before` that it did not test again.
 
     A stopped or partial validation replaces the whole document, and a failed GPU would otherwise appear healthy. The
@@ -193,21 +193,27 @@ def with_unanswered(new: Validation, before: Validation | None) -> Validation:
     """
     if before is None:
         return new
-    looked = {(one.test, one.part) for one in new.results if one.verdict in LOOKED}
-    elsewhere = {test for test, _ in looked} if not new.stopped_by else set()
-    told = {(one.test, one.part) for one in new.results}
-    kept = tuple(
-        one
-        for one in before.results
-        if one.verdict in BAD and (one.test, one.part) not in looked and not _is_gone(one, told, elsewhere)
+    tested = {(result.test, result.part) for result in new.results if result.verdict in TESTED_VERDICTS}
+    elsewhere = {test for test, _ in tested} if not new.stopped_by else set()
+    reported = {(result.test, result.part) for result in new.results}
+    carried_over = tuple(
+        result
+        for result in before.results
+        if result.verdict in BAD_VERDICTS
+        and (result.test, result.part) not in tested
+        and not _is_part_gone(result, reported, elsewhere)
     )
-    if not kept:
+    if not carried_over:
         return new
-    again = {(one.test, one.part) for one in kept}
-    results = tuple(one for one in new.results if (one.test, one.part) not in again)
-    words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not tested again" for one in kept)
-    return replace(new, results=(*results, *kept), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *words))))
+    carried_keys = {(result.test, result.part) for result in carried_over}
+    results = tuple(result for result in new.results if (result.test, result.part) not in carried_keys)
+    sentences = tuple(
+        f"{result.test} {result.part}: found {result.verdict} before, and not tested again" for result in carried_over
+    )
+    return replace(
+        new, results=(*results, *carried_over), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *sentences)))
+    )
 
 
-def _is_gone(one: Result, told: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:
-    return one.test in elsewhere and (one.test, one.part) not in told and bool(one.part)
+def _is_part_gone(result: Result, reported: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:
+    return result.test in elsewhere and (result.test, result.part) not in reported and bool(result.part)

@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu_gemm",),
 }
 QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # completed within 30 s
-OF_GPUS = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
+GPU_FAMILIES = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
 # Errors that prove nothing about a part: no memory, a GPU in use, a tool not built for this GPU or driver, or a wrong
 # call. CUDA's texts (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
@@ -69,10 +69,10 @@ class Measurement(NamedTuple):
 def is_excused(text: str) -> bool:
     """Return True if an error of CUDA or NCCL, as printed by a tool, proves nothing about a part."""
     lower = text.lower()
-    return any(words in lower for words in _EXCUSED)
+    return any(phrase in lower for phrase in _EXCUSED)
 
 
-def family_of(test: str) -> str:
+def test_family(test: str) -> str:
     """Return the family of a test; "dcgm_pcie" and similar tests belong to DCGM."""
     for family, tests in FAMILIES.items():
         if test in tests:
@@ -85,74 +85,101 @@ def family_of(test: str) -> str:
 COMPUTE_SHARE = 0.9
 TRANSFER_FACTOR = 1.1
 TRANSFERS = ("pcie", "p2p", "nccl", "ib")
-LEAST_PAST = 3
+MIN_HISTORY = 3
 
 
-def least_share(test: str) -> float:
+def min_share(test: str) -> float:
     """Return the smallest share of the median that is not slow."""
-    return 1 / TRANSFER_FACTOR if family_of(test) in TRANSFERS else COMPUTE_SHARE
+    return 1 / TRANSFER_FACTOR if test_family(test) in TRANSFERS else COMPUTE_SHARE
 
 
 def judge(
     measurements: Sequence[Measurement],
     floors: Mapping[str, float],
-    past: Mapping[Key, Sequence[float]],
+    history: Mapping[Key, Sequence[float]],
     relation: Callable[[str], str],
 ) -> list[Result]:
     """Compare measurements. floors: test, or "TEST PART", -> the minimum in its unit. history: values of earlier
     validations. relation: relation of a part; only parts with the same relation are peers."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
-    for one in measurements:
-        if one.state == "measured" and one.value is not None:
-            groups.setdefault((one.test, one.source, relation(one.part)), []).append(one)
+    for measurement in measurements:
+        if measurement.state == "measured" and measurement.value is not None:
+            groups.setdefault((measurement.test, measurement.source, relation(measurement.part)), []).append(
+                measurement
+            )
     return [
-        _result(one, floors, past.get((one.test, one.part, one.source), ()), _others(one, groups, relation(one.part)))
-        for one in measurements
+        _result(
+            measurement,
+            floors,
+            history.get((measurement.test, measurement.part, measurement.source), ()),
+            _peer_values(measurement, groups, relation(measurement.part)),
+        )
+        for measurement in measurements
     ]
 
 
-def _others(
-    one: Measurement, groups: Mapping[tuple[str, str, str], Sequence[Measurement]], lies: str
+def _peer_values(
+    measurement: Measurement, groups: Mapping[tuple[str, str, str], Sequence[Measurement]], relation: str
 ) -> Sequence[float]:
-    group = groups.get((one.test, one.source, lies), ())
-    return [other.value for other in group if other.part != one.part and other.value is not None]
+    group = groups.get((measurement.test, measurement.source, relation), ())
+    return [peer.value for peer in group if peer.part != measurement.part and peer.value is not None]
 
 
-def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float], peers: Sequence[float]) -> Result:
-    if one.state == "failed":
-        return _told(one, "failed", "", None, one.message)
-    if one.state == "passed":
-        return _told(one, "ok", "", None, one.message)
-    if one.state != "measured" or one.value is None:
-        return _told(one, "not_measured", "", None, one.message)
+def _result(
+    measurement: Measurement, floors: Mapping[str, float], history: Sequence[float], peers: Sequence[float]
+) -> Result:
+    if measurement.state == "failed":
+        return _make_result(measurement, "failed", "", None, measurement.message)
+    if measurement.state == "passed":
+        return _make_result(measurement, "ok", "", None, measurement.message)
+    if measurement.state != "measured" or measurement.value is None:
+        return _make_result(measurement, "not_measured", "", None, measurement.message)
     compared: list[tuple[Against, float, str]] = []  # reference, minimum, and its description
-    if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
+    if floor := floors.get(f"{measurement.test} {measurement.part}", floors.get(measurement.test)):
         compared.append(("floor", floor, f"the floor {number(floor)}"))
-    share = least_share(one.test)
+    share = min_share(measurement.test)
     if peers:
         middle = median(peers)
-        who = f"the median of its {len(peers)} peers" if len(peers) > 1 else "its only peer"
-        compared.append(("peers", middle * share, f"{who} {number(middle)}"))
-    if len(past) >= LEAST_PAST:
-        middle = median(past)
-        compared.append(("own", middle * share, f"the median of its last {len(past)} validations {number(middle)}"))
-    for against, least, what in compared:
-        if one.value < least:
-            reference = least if against == "floor" else least / share
-            below = 100 * (1 - one.value / reference)
-            return _told(one, "slow", against, least, f"{_value(one)}: {below:.0f} % below {what}")
+        peers_text = f"the median of its {len(peers)} peers" if len(peers) > 1 else "its only peer"
+        compared.append(("peers", middle * share, f"{peers_text} {number(middle)}"))
+    if len(history) >= MIN_HISTORY:
+        middle = median(history)
+        compared.append(("own", middle * share, f"the median of its last {len(history)} validations {number(middle)}"))
+    for against, minimum, reference_text in compared:
+        if measurement.value < minimum:
+            reference = minimum if against == "floor" else minimum / share
+            below = 100 * (1 - measurement.value / reference)
+            return _make_result(
+                measurement,
+                "slow",
+                against,
+                minimum,
+                f"{_value_text(measurement)}: {below:.0f} % below {reference_text}",
+            )
     if not compared:
-        return _told(one, "ok", "", None, f"{_value(one)}: nothing to compare it with")
-    against, least, what = compared[0]
-    return _told(one, "ok", against, least, f"{_value(one)}; reference: {what}")
+        return _make_result(measurement, "ok", "", None, f"{_value_text(measurement)}: nothing to compare it with")
+    against, minimum, reference_text = compared[0]
+    return _make_result(measurement, "ok", against, minimum, f"{_value_text(measurement)}; reference: {reference_text}")
 
 
-def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, message: str) -> Result:
-    return Result(one.test, one.part, one.value, one.unit, verdict, against, expected, message, one.source)
+def _make_result(
+    measurement: Measurement, verdict: Verdict, against: Against, expected: float | None, message: str
+) -> Result:
+    return Result(
+        measurement.test,
+        measurement.part,
+        measurement.value,
+        measurement.unit,
+        verdict,
+        against,
+        expected,
+        message,
+        measurement.source,
+    )
 
 
-def _value(one: Measurement) -> str:
-    return f"{number(one.value or 0.0)} {one.unit}"
+def _value_text(measurement: Measurement) -> str:
+    return f"{number(measurement.value or 0.0)} {measurement.unit}"
 
 
 def number(value: float) -> str:

@@ -23,15 +23,15 @@ class Parts(NamedTuple):
     ports: dict[str, float]
 
 
-def look(root: str) -> Parts:
+def read_parts(root: str) -> Parts:
     return Parts(dict(sorted(_gpus(os.path.join(root, PCI_DEVICES)))), dict(sorted(_ports(root))))
 
 
 def _gpus(folder: str) -> Iterator[tuple[str, int]]:
     for address in _names(folder):
-        place = os.path.join(folder, address)
-        if _told(place, "vendor") == NVIDIA and device_kind(NVIDIA, _told(place, "class")) == "gpu":
-            numa = _told(place, "numa_node")
+        directory = os.path.join(folder, address)
+        if _read_text(directory, "vendor") == NVIDIA and device_kind(NVIDIA, _read_text(directory, "class")) == "gpu":
+            numa = _read_text(directory, "numa_node")
             yield address.lower(), int(numa) if is_decimal(numa) else -1
 
 
@@ -39,9 +39,9 @@ def _ports(root: str) -> Iterator[tuple[str, float]]:
     for device in _names(os.path.join(root, INFINIBAND)):
         ports = os.path.join(root, INFINIBAND, device, "ports")
         for port in _names(ports):
-            place = os.path.join(ports, port)
-            if _told(place, "state").endswith("ACTIVE"):
-                rate = _RATE.match(_told(place, "rate"))
+            directory = os.path.join(ports, port)
+            if _read_text(directory, "state").endswith("ACTIVE"):
+                rate = _RATE.match(_read_text(directory, "rate"))
                 yield f"{device}/{port}", float(rate[1]) if rate else 0.0
 
 
@@ -52,9 +52,9 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _told(place: str, name: str) -> str:
+def _read_text(directory: str, name: str) -> str:
     try:
-        with open(os.path.join(place, name), encoding="ascii", errors="replace") as file:
+        with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read(64).strip()
     except OSError:
         return ""
@@ -63,7 +63,7 @@ def _told(place: str, name: str) -> str:
 def relation(part: str, gpus: dict[str, int]) -> str:
     """Return how the GPUs of a pair "A>B" are connected: "near" on one NUMA node, "far" on two; "" for other parts.
     Only pairs with the same relation are peers: without NVLink a copy between two CPUs' GPUs is slower by design."""
-    one, _, other = part.partition(">")
-    if one not in gpus or other not in gpus:
+    first, _, second = part.partition(">")
+    if first not in gpus or second not in gpus:
         return ""
-    return "near" if gpus[one] == gpus[other] else "far"
+    return "near" if gpus[first] == gpus[second] else "far"

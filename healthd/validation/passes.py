@@ -18,8 +18,8 @@ def ring(parts: int) -> tuple[Pass, ...]:
     if parts < 2:
         return ()
     edges = [(part, (part + 1) % parts) for part in range(parts)]
-    left_over = [edges.pop()] if parts % 2 else []
-    return tuple(tuple(some) for some in (edges[0::2], edges[1::2], left_over) if some)
+    last_edge = [edges.pop()] if parts % 2 else []
+    return tuple(tuple(group) for group in (edges[0::2], edges[1::2], last_edge) if group)
 
 
 def tree(parts: int) -> tuple[Pass, ...]:
@@ -29,7 +29,7 @@ def tree(parts: int) -> tuple[Pass, ...]:
     for child in range(1, parts):
         level = (child + 1).bit_length() - 1
         passes[2 * ((level - 1) % 2) + (child - 1) % 2].append(((child - 1) // 2, child))
-    return tuple(tuple(some) for some in passes if some)
+    return tuple(tuple(group) for group in passes if group)
 
 
 SHAPES: dict[str, Callable[[int], tuple[Pass, ...]]] = {"ring": ring, "tree": tree}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-MOST_OUTPUT_BYTES = 1 << 20
+MAX_OUTPUT_BYTES = 1 << 20
 TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # time for each of the two signals
 LAST_SECONDS = 2.0  # time for the other programs when the last one has ended: a server without its client
 STEP_SECONDS = 0.05
@@ -33,7 +33,7 @@ class Command(NamedTuple):
     port: int = 0
 
 
-class Ended(NamedTuple):
+class FinishedProgram(NamedTuple):
     """Result of a program.
 
     status   its exit status, or minus its signal; None if it never ran
@@ -45,8 +45,8 @@ class Ended(NamedTuple):
     status: int | None
     stdout: str
     stderr: str
-    how: str
-    left: bool = False
+    ending: str
+    is_hanging: bool = False
 
 
 def end_on_signals() -> int:
@@ -64,60 +64,64 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def is_told_to_end(stop: int) -> bool:
+def is_stop_requested(stop: int) -> bool:
     return stop >= 0 and bool(select.select([stop], [], [], 0)[0])
 
 
-def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[Ended]:
+def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[FinishedProgram]:
     """Run all commands side by side, at most `seconds`, and return when all have ended. `stop`: a descriptor that ends
     them when it is readable; -1 = none."""
     deadline = time.monotonic() + seconds
-    running: list[_Running | None] = [None] * len(commands)
+    running: list[_RunningProgram | None] = [None] * len(commands)
     missing: dict[int, str] = {}
-    how = "ended"
+    ending = "ended"
     try:
         while True:
             for number, command in enumerate(commands):
-                if running[number] is None and number not in missing and (not command.port or listens(command.port)):
+                if (
+                    running[number] is None
+                    and number not in missing
+                    and (not command.port or is_listening(command.port))
+                ):
                     try:
-                        running[number] = _Running(command)
+                        running[number] = _RunningProgram(command)
                     except OSError as error:
                         missing[number] = f"{command.argv[0]}: {error.strerror}"
-            started = [one for one in running if one is not None]
-            for one in started:
-                one.read()
+            started = [program for program in running if program is not None]
+            for program in started:
+                program.read()
             last = running[-1]
-            over = [one.is_over() for one in started]
+            ended = [program.has_ended() for program in started]
             # No client can connect to a server that has ended: do not wait for the client.
-            nobody_to_meet = len(started) < len(commands) and all(over)
-            if len(commands) > 1 and (missing or nobody_to_meet or (last is not None and last.is_over())):
-                deadline = min(deadline, time.monotonic() + LAST_SECONDS) if how == "ended" else deadline
-                how = "done"
-            if len(started) + len(missing) == len(commands) and all(over):
+            is_server_gone = len(started) < len(commands) and all(ended)
+            if len(commands) > 1 and (missing or is_server_gone or (last is not None and last.has_ended())):
+                deadline = min(deadline, time.monotonic() + LAST_SECONDS) if ending == "ended" else deadline
+                ending = "done"
+            if len(started) + len(missing) == len(commands) and all(ended):
                 break
-            if is_told_to_end(stop):
-                how = "stopped"
+            if is_stop_requested(stop):
+                ending = "stopped"
                 break
             if time.monotonic() >= deadline:
-                how = "overdue" if how != "done" else how
+                ending = "overdue" if ending != "done" else ending
                 break
-            ready = [fd for one in started for fd in one.open] + ([stop] if stop >= 0 else [])
+            ready = [fd for program in started for fd in program.open] + ([stop] if stop >= 0 else [])
             select.select(ready, [], [], STEP_SECONDS)
     finally:
-        left = _end([one for one in running if one is not None])
+        hanging = _end([program for program in running if program is not None])
         _end_orphans()
-    ended_by_us = how if how in ("stopped", "overdue") else "ended"
+    our_ending = ending if ending in ("stopped", "overdue") else "ended"
     return [
-        Ended(None, "", missing[number], "missing")
+        FinishedProgram(None, "", missing[number], "missing")
         if number in missing
-        else Ended(None, "", "it was never started", ended_by_us if ended_by_us != "ended" else "missing")
-        if one is None
-        else one.told(ended_by_us, one in left)
-        for number, one in enumerate(running)
+        else FinishedProgram(None, "", "it was never started", our_ending if our_ending != "ended" else "missing")
+        if program is None
+        else program.result(our_ending, program in hanging)
+        for number, program in enumerate(running)
     ]
 
 
-class _Running:
+class _RunningProgram:
     """One running program and its output so far."""
 
     def __init__(self, command: Command) -> None:
@@ -140,10 +144,10 @@ class _Running:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._said = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
-        for descriptor in self._said:
+        self._output = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
+        for descriptor in self._output:
             os.set_blocking(descriptor, False)
-        self.open = set(self._said)
+        self.open = set(self._output)
         self._ended_by_us = False
 
     def read(self) -> None:
@@ -152,48 +156,48 @@ class _Running:
             with contextlib.suppress(BlockingIOError):
                 for _ in range(32):
                     piece = os.read(descriptor, 1 << 16)
-                    kept = self._said[descriptor]
-                    kept += piece[: MOST_OUTPUT_BYTES - len(kept)]
+                    buffer = self._output[descriptor]
+                    buffer += piece[: MAX_OUTPUT_BYTES - len(buffer)]
                     if not piece:
                         self.open.discard(descriptor)
                         break
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Return True if it ended. It is not reaped: its pid and group number are not reused until then."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int) -> None:
         """Send a signal to its group; the program may have ended and left other members behind."""
-        self._ended_by_us = self._ended_by_us or not self.is_over()
+        self._ended_by_us = self._ended_by_us or not self.has_ended()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def reap(self) -> bool:
         """Read the final output; return True if the program has ended."""
         self.read()
-        if not self.is_over():
+        if not self.has_ended():
             return False
         self._process.wait()
         return True
 
-    def told(self, how: str, left: bool) -> Ended:
-        out, err = (bytes(text).decode("utf-8", "replace") for text in self._said.values())
+    def result(self, ending: str, is_hanging: bool) -> FinishedProgram:
+        out, err = (bytes(text).decode("utf-8", "replace") for text in self._output.values())
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
-        return Ended(self._process.returncode, out, err, how if self._ended_by_us else "ended", left)
+        return FinishedProgram(self._process.returncode, out, err, ending if self._ended_by_us else "ended", is_hanging)
 
 
-def _end(running: Sequence[_Running]) -> list[_Running]:
+def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
     """End all running programs and the rest of their groups. Return those that cannot be ended."""
-    if any(not one.is_over() for one in running):
-        for one in running:
-            one.kill(signal.SIGTERM)
-        _wait(lambda: all(one.is_over() for one in running), TERM_SECONDS)
-    for one in running:
-        one.kill(signal.SIGKILL)
-    _wait(lambda: all(one.is_over() for one in running), KILL_SECONDS)
-    return [one for one in running if not one.reap()]
+    if any(not program.has_ended() for program in running):
+        for program in running:
+            program.kill(signal.SIGTERM)
+        _wait(lambda: all(program.has_ended() for program in running), TERM_SECONDS)
+    for program in running:
+        program.kill(signal.SIGKILL)
+    _wait(lambda: all(program.has_ended() for program in running), KILL_SECONDS)
+    return [program for program in running if not program.reap()]
 
 
 def _end_orphans() -> None:
@@ -225,12 +229,12 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.01)
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Return True if a server listens on this TCP port here (proc(5): in /proc/net/tcp state 0A is LISTEN)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
             for line in file:
-                words = line.split()
-                if len(words) > 3 and words[3] == "0A" and words[1].endswith(f":{port:04X}"):
+                columns = line.split()
+                if len(columns) > 3 and columns[3] == "0A" and columns[1].endswith(f":{port:04X}"):
                     return True
     return False

@@ -19,14 +19,14 @@ from healthd.common.errors import HealthdError
 from healthd.common.slurm.commands import Argv, Command, CommandResult, column_format
 from healthd.common.slurm.output import describe_unread, readable_records
 from healthd.common.text import printable, regex
-from healthd.validation.transfers import Transfer, transfer_of
+from healthd.validation.transfers import Transfer, parse_transfer
 
 COMMAND_SECONDS = 30.0
 IMMEDIATE_SECONDS = 60  # time that the job may wait for its nodes, which are reserved for it
 PASS_SECONDS = 120.0  # one pass of transfers, all rails of a node in turn
 SPARE_SECONDS = 120.0  # for the start and the end of steps
-FREE = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-MOST_DELETES = 60  # one a second: an epilog may keep the job running for a while
+FREE_STATES = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+MAX_DELETES = 60  # one a second: an epilog may keep the job running for a while
 FIRST_PORT = 18515  # perftest's default; each pair of a pass has its own range
 PORTS_A_PAIR = 64
 
@@ -44,7 +44,7 @@ class Stopped(HealthdError):
     """Stop request: thrown into the generator, which then cleans up."""
 
 
-class Wanted(NamedTuple):
+class ReservationRequest(NamedTuple):
     """Request for a validation of several nodes.
 
     nodes     their names
@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
     passes: tuple[tuple[Pair, ...], ...]
 
 
-class Found(NamedTuple):
+class NodesResult(NamedTuple):
     """Result. documents: of the nodes that reported one. transfers: of all passes. problems: errors on the way."""
 
     documents: tuple[dict[str, Any], ...]
@@ -73,68 +73,70 @@ class Found(NamedTuple):
     problems: tuple[str, ...]
 
 
-Steps = Generator[Command, CommandResult, Found]
+Steps = Generator[Command, CommandResult, NodesResult]
 
 
-def minutes(wanted: Wanted) -> int:
+def job_minutes(request: ReservationRequest) -> int:
     """Return the time limit of the job."""
-    return math.ceil((wanted.seconds + PASS_SECONDS * len(wanted.passes) + SPARE_SECONDS) / 60)
+    return math.ceil((request.seconds + PASS_SECONDS * len(request.passes) + SPARE_SECONDS) / 60)
 
 
-def validate(wanted: Wanted) -> Steps:
+def validate(request: ReservationRequest) -> Steps:
     """Validate. Raises NoReservation, or Stopped if that is thrown in; the reservation is removed before that."""
-    addresses = _addresses(wanted, (yield Command(_states(wanted.nodes), COMMAND_SECONDS)))
+    addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False
     try:
-        made = yield Command(_create(wanted), COMMAND_SECONDS, changes=True)
+        created = yield Command(_create(request), COMMAND_SECONDS, changes=True)
         # After a timeout the reservation may exist: the following commands then fail, and it is removed.
-        if is_refused := made.status not in (0, None):
-            raise NoReservation(f"Slurm makes no reservation of {','.join(wanted.nodes)}: {_words(made)}")
-        job = _job(wanted, (yield Command(_allocate(wanted), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
-        documents, transfers = yield from _measure(wanted, job, addresses, problems)
+        if is_refused := created.status not in (0, None):
+            raise NoReservation(f"Slurm makes no reservation of {','.join(request.nodes)}: {_last_line(created)}")
+        job = _job(request, (yield Command(_allocate(request), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
+        documents, transfers = yield from _measure(request, job, addresses, problems)
     finally:
         if not is_refused:
-            yield from _remove(wanted, problems)
-    return Found(tuple(documents), tuple(transfers), tuple(problems))
+            yield from _remove(request, problems)
+    return NodesResult(tuple(documents), tuple(transfers), tuple(problems))
 
 
 def _measure(
-    wanted: Wanted, job: str, addresses: Mapping[str, str], problems: list[str]
+    request: ReservationRequest, job: str, addresses: Mapping[str, str], problems: list[str]
 ) -> Generator[Command, CommandResult, tuple[list[dict[str, Any]], list[Transfer]]]:
     documents: list[dict[str, Any]] = []
     transfers: list[Transfer] = []
-    if wanted.seconds:
-        ran = yield Command(_step(wanted, job, _own(wanted)), wanted.seconds + SPARE_SECONDS)
-        documents = [one for one in printed(ran.text) if "results" in one]
-        if len(documents) < len(wanted.nodes):
-            told = {one.get("node") for one in documents}
-            silent = [name for name in wanted.nodes if name not in told]
-            problems.append(f"{','.join(silent)} reported nothing: {_words(ran)}")
-    for number, pairs in enumerate(wanted.passes, 1):
+    if request.seconds:
+        result = yield Command(_step(request, job, _node_arguments(request)), request.seconds + SPARE_SECONDS)
+        documents = [item for item in json_documents(result.text) if "results" in item]
+        if len(documents) < len(request.nodes):
+            answering_nodes = {item.get("node") for item in documents}
+            silent = [name for name in request.nodes if name not in answering_nodes]
+            problems.append(f"{','.join(silent)} reported nothing: {_last_line(result)}")
+    for number, pairs in enumerate(request.passes, 1):
         arguments = ("--pair", pairs_as_text(pairs, addresses))
-        ran = yield Command(_step(wanted, job, arguments), PASS_SECONDS + COMMAND_SECONDS)
-        told_now = [found for one in printed(ran.text) for found in _transfers(one)]
-        transfers += told_now
-        silent_pairs = [f"{a}>{b}" for a, b in pairs if (a, b) not in {(one.sender, one.receiver) for one in told_now}]
+        result = yield Command(_step(request, job, arguments), PASS_SECONDS + COMMAND_SECONDS)
+        pass_transfers = [found for item in json_documents(result.text) for found in _transfers(item)]
+        transfers += pass_transfers
+        silent_pairs = [
+            f"{a}>{b}" for a, b in pairs if (a, b) not in {(item.sender, item.receiver) for item in pass_transfers}
+        ]
         if silent_pairs:
-            problems.append(f"pass {number}: {', '.join(silent_pairs)} reported nothing: {_words(ran)}")
+            problems.append(f"pass {number}: {', '.join(silent_pairs)} reported nothing: {_last_line(result)}")
     return documents, transfers
 
 
-def _remove(wanted: Wanted, problems: list[str]) -> Generator[Command, CommandResult, None]:
+def _remove(request: ReservationRequest, problems: list[str]) -> Generator[Command, CommandResult, None]:
     """Cancel the jobs in the reservation, then delete it. A reservation that no longer exists counts as deleted."""
-    yield Command(("scancel", f"--reservation={wanted.name}"), COMMAND_SECONDS, changes=True)
+    yield Command(("scancel", f"--reservation={request.name}"), COMMAND_SECONDS, changes=True)
     last = CommandResult(None)
-    for _ in range(MOST_DELETES):
-        delete = ("scontrol", "delete", f"ReservationName={wanted.name}")
+    for _ in range(MAX_DELETES):
+        delete = ("scontrol", "delete", f"ReservationName={request.name}")
         last = yield Command(delete, COMMAND_SECONDS, changes=True)
         if last.status == 0 or "reservation is invalid" in last.stderr or "not found" in last.stderr:
             return
         yield Command(("sleep", "1"), COMMAND_SECONDS)
     problems.append(
-        f"the reservation {wanted.name} could not be deleted ({_words(last)}): it ends by itself, or with "
-        f"scontrol delete ReservationName={wanted.name}"
+        f"the reservation {request.name} could not be deleted ({_last_line(last)}): it ends by itself, or with "
+        f"scontrol delete ReservationName={request.name}"
     )
 
 
@@ -145,35 +147,35 @@ def _states(nodes: Sequence[str]) -> Argv:
     return ("sinfo", "-h", "-a", "-N", "-n", ",".join(nodes), "-O", column_format(STATE_COLUMNS))
 
 
-def _create(wanted: Wanted) -> Argv:
+def _create(request: ReservationRequest) -> Argv:
     return (
-        *("scontrol", "create", "reservation", f"ReservationName={wanted.name}", "StartTime=now"),
-        *(f"Duration={minutes(wanted) + 2}", f"Users={wanted.user}", f"Nodes={','.join(wanted.nodes)}"),
+        *("scontrol", "create", "reservation", f"ReservationName={request.name}", "StartTime=now"),
+        *(f"Duration={job_minutes(request) + 2}", f"Users={request.user}", f"Nodes={','.join(request.nodes)}"),
         "Flags=MAINT,PURGE_COMP=00:01:00",
     )
 
 
-def _allocate(wanted: Wanted) -> Argv:
-    count = len(wanted.nodes)
+def _allocate(request: ReservationRequest) -> Argv:
+    count = len(request.nodes)
     return (
-        *("salloc", "--no-shell", f"--job-name={wanted.name}", f"--reservation={wanted.name}", "--exclusive"),
-        *(f"--nodes={count}", f"--nodelist={','.join(wanted.nodes)}", f"--time={minutes(wanted)}"),
+        *("salloc", "--no-shell", f"--job-name={request.name}", f"--reservation={request.name}", "--exclusive"),
+        *(f"--nodes={count}", f"--nodelist={','.join(request.nodes)}", f"--time={job_minutes(request)}"),
         f"--immediate={IMMEDIATE_SECONDS}",
     )
 
 
-def _step(wanted: Wanted, job: str, arguments: Sequence[str]) -> Argv:
+def _step(request: ReservationRequest, job: str, arguments: Sequence[str]) -> Argv:
     """Return a command with one task on each node. --label separates the lines of several nodes."""
-    count = len(wanted.nodes)
-    here = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
+    count = len(request.nodes)
+    command = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
     return (
         *("srun", f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-        *("--label", "--kill-on-bad-exit=0", "sh", "-c", here, wanted.program, *arguments),
+        *("--label", "--kill-on-bad-exit=0", "sh", "-c", command, request.program, *arguments),
     )
 
 
-def _own(wanted: Wanted) -> tuple[str, ...]:
-    return ("--why", "nodes", "--force", "--json", "--seconds", f"{wanted.seconds:.0f}", *wanted.options)
+def _node_arguments(request: ReservationRequest) -> tuple[str, ...]:
+    return ("--why", "nodes", "--force", "--json", "--seconds", f"{request.seconds:.0f}", *request.options)
 
 
 def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
@@ -185,43 +187,47 @@ def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
 # --- output of the commands
 
 
-def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
+def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, str]:
     """Return the address of each node. Raises NoReservation unless each is idle and not in a reservation.
 
     A row that cannot be read is skipped, and reported if a node is missing."""
-    if shown.status != 0:
-        raise NoReservation(f"sinfo does not list the nodes: {_words(shown)}")
+    if result.status != 0:
+        raise NoReservation(f"sinfo does not list the nodes: {_last_line(result)}")
     states: dict[str, tuple[str, str]] = {}
-    rows, unread = readable_records(shown.stdout, STATE_COLUMNS)
+    rows, unread = readable_records(result.stdout, STATE_COLUMNS)
     for record in rows:
         name, address, state = (value.decode("utf-8", "backslashreplace") for value in record)
         states[name] = (address, state.upper())
-    if missing := [name for name in wanted.nodes if name not in states]:
-        rest = f": {describe_unread(unread)}" if unread else ""
-        raise NoReservation(f"sinfo does not list node {printable(missing[0])}{rest}")
-    taken = [f"{name} is {states[name][1]}" for name in wanted.nodes if not set(states[name][1].split("+")) <= FREE]
+    if missing := [name for name in request.nodes if name not in states]:
+        unread_text = f": {describe_unread(unread)}" if unread else ""
+        raise NoReservation(f"sinfo does not list node {printable(missing[0])}{unread_text}")
+    taken = [
+        f"{name} is {states[name][1]}" for name in request.nodes if not set(states[name][1].split("+")) <= FREE_STATES
+    ]
     if taken:
-        why = "each node must be idle, undrained and in no reservation; validate a drained node on the node itself"
-        raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {why}")
+        requirement = (
+            "each node must be idle, undrained and in no reservation; validate a drained node on the node itself"
+        )
+        raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {requirement}")
     return {name: address for name, (address, _) in states.items()}
 
 
-def _job(wanted: Wanted, ran: CommandResult) -> str:
-    granted = _GRANTED.search(ran.stderr + ran.text)
-    if ran.status != 0 or granted is None:
-        raise NoReservation(f"Slurm starts no job in the reservation {wanted.name}: {_words(ran)}")
+def _job(request: ReservationRequest, result: CommandResult) -> str:
+    granted = _GRANTED.search(result.stderr + result.text)
+    if result.status != 0 or granted is None:
+        raise NoReservation(f"Slurm starts no job in the reservation {request.name}: {_last_line(result)}")
     return granted[1]
 
 
-def printed(text: str) -> list[dict[str, Any]]:
+def json_documents(text: str) -> list[dict[str, Any]]:
     """Return the JSON documents in the output of `srun --label`, after joining each task's lines. Other output is
     skipped."""
-    of_task: dict[str, list[str]] = {}
+    lines_by_task: dict[str, list[str]] = {}
     for line in text.split("\n"):
         if found := _LINE.fullmatch(line):
-            of_task.setdefault(found[1], []).append(found[2])
+            lines_by_task.setdefault(found[1], []).append(found[2])
     documents = []
-    for lines in of_task.values():
+    for lines in lines_by_task.values():
         try:
             document = json.loads("\n".join(lines))
         except (ValueError, RecursionError):
@@ -232,14 +238,14 @@ def printed(text: str) -> list[dict[str, Any]]:
 
 
 def _transfers(document: Mapping[str, Any]) -> list[Transfer]:
-    told = document.get("transfers")
-    if not isinstance(told, list):
+    rows = document.get("transfers")
+    if not isinstance(rows, list):
         return []
-    return [found for one in told if (found := transfer_of(one)) is not None]
+    return [found for row in rows if (found := parse_transfer(row)) is not None]
 
 
-def _words(ran: CommandResult) -> str:
-    if ran.status is None:
+def _last_line(result: CommandResult) -> str:
+    if result.status is None:
         return "no answer in time"
-    lines = [line for line in (ran.stderr + "\n" + ran.text).splitlines() if line.strip()]
-    return printable(" ".join(lines[-1].split()))[:200] if lines else f"status {ran.status}"
+    lines = [line for line in (result.stderr + "\n" + result.text).splitlines() if line.strip()]
+    return printable(" ".join(lines[-1].split()))[:200] if lines else f"status {result.status}"

@@ -26,8 +26,8 @@ from healthd.validation.document import (
     FILE,
     HISTORY_FILE,
     LOCK,
+    History,
     NotAValidation,
-    Past,
     StoppedBy,
     Validation,
     Why,
@@ -36,25 +36,25 @@ from healthd.validation.document import (
     parse,
     parse_history,
     with_new_values,
-    with_unanswered,
+    with_untested,
 )
-from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood, judge
-from healthd.validation.programs import Command, Ended
+from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, GPU_FAMILIES, Measurement, NotUnderstood, judge
+from healthd.validation.programs import Command, FinishedProgram
 from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-OF_EACH_GPU = ("gemm", "memory", "pcie")
+PER_GPU_FAMILIES = ("gemm", "memory", "pcie")
 WAITER_SECONDS = 0.3  # time for the process that ended us to begin its wait for the lock
-LEAST_SECONDS = 2.0  # too short to measure anything
+MIN_SECONDS = 2.0  # too short to measure anything
 # A loopback must reach the same share of a port's rate as AzNHC requires of 200 and 400 Gb/s: 180 and 360
 # (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf of
 # github.com/Azure/azurehpc-health-checks).
-LEAST_OF_RATE = 0.9
+MIN_RATE_SHARE = 0.9
 TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch: from a slow file server it takes long
 
 # Limits of all tests; docs/validation.md has more.
-BLIND = (
+NOT_COVERED = (
     "slowness that occurs only while a GPU computes and transfers at the same time",
     "links and switches between nodes: use healthd validate --nodes",
 )
@@ -64,7 +64,7 @@ class Refused(HealthdError):
     """The validation does not start, with one sentence."""
 
 
-class Wanted(NamedTuple):
+class ValidationRequest(NamedTuple):
     """Request for a validation of this node.
 
     node          its name
@@ -85,7 +85,7 @@ class Wanted(NamedTuple):
     floors: Mapping[str, float]
     dcgm_level: int
     why: Why
-    beside_jobs: bool = False
+    alongside_jobs: bool = False
 
 
 class Step(NamedTuple):
@@ -101,18 +101,18 @@ class Step(NamedTuple):
     tool: str
     commands: Callable[[Sequence[str]], tuple[Command, ...]]
     seconds: float
-    parse: Callable[[Sequence[Ended]], list[Measurement]]
+    parse: Callable[[Sequence[FinishedProgram]], list[Measurement]]
     also: bool = False
     part: str = ""
 
 
-def jobs_here(root: str) -> tuple[str, ...]:
+def jobs_on_node(root: str) -> tuple[str, ...]:
     """Return the jobs with processes on this node, by their cgroups; () also if Slurm uses none."""
-    return tuple(sorted(job_processes.jobs_here(root)))
+    return tuple(sorted(job_processes.local_jobs(root)))
 
 
 @contextmanager
-def alone(runtime_dir: str) -> Iterator[None]:
+def exclusive_lock(runtime_dir: str) -> Iterator[None]:
     """Hold RUNTIME_DIR/validation.lock, which contains the holder's "PID" and a line feed; it is empty when released.
     Raises Refused, ownership.Untrusted, OSError.
 
@@ -124,8 +124,8 @@ def alone(runtime_dir: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = printable(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip())
-            raise Refused(f"another validation runs on this node{f', process {who}' if who else ''}") from None
+            holder = printable(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip())
+            raise Refused(f"another validation runs on this node{f', process {holder}' if holder else ''}") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         try:
@@ -137,7 +137,7 @@ def alone(runtime_dir: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def somebody_waits(path: str) -> bool:
+def has_waiter(path: str) -> bool:
     """Return True if a process waits for the lock on this file. Only a job's prolog does. proc_locks(5): "1: -> FLOCK
     ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode."""
     try:
@@ -149,84 +149,90 @@ def somebody_waits(path: str) -> bool:
     return any(row[1:3] == ["->", "FLOCK"] and len(row) > 6 and row[6].rpartition(":")[2] == inode for row in rows)
 
 
-def _told_by_a_job(wanted: Wanted, lock: str) -> bool:
+def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
     """Return True if a job stopped us: the prolog sends its signal first, and waits for the lock a moment later."""
     until = time.monotonic() + WAITER_SECONDS
-    while not somebody_waits(lock):
+    while not has_waiter(lock):
         if time.monotonic() > until:
-            return bool(jobs_here(wanted.root))
+            return bool(jobs_on_node(request.root))
         time.sleep(0.02)
     return True
 
 
-def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = "") -> Validation:
+def validate(request: ValidationRequest, tools: Tools, history: History, stop: int, lock: str = "") -> Validation:
     """Validate. stop: a descriptor that stops it when readable. lock: the path of the lock held meanwhile."""
-    began, until = time.time(), time.monotonic() + wanted.seconds
-    here = parts.look(wanted.root)
+    began, until = time.time(), time.monotonic() + request.seconds
+    node_parts = parts.read_parts(request.root)
     measured: list[Measurement] = []
-    unmeasured = [*BLIND]
-    left = list(wanted.families)
-    steps, missing = plan(wanted, tools, here, _python_with_torch(wanted, tools, here, until, stop))
+    unmeasured = [*NOT_COVERED]
+    remaining_families = list(request.families)
+    steps, missing = plan(request, tools, node_parts, _python_with_torch(request, tools, node_parts, until, stop))
     has_job = False
     for step in steps:
         # A prolog stops us (docs/prolog-epilog.md). Without one, or if it came just before the lock, the job is
         # detected here, after sharing the node with at most one call of a tool.
-        has_job = not wanted.beside_jobs and bool(jobs_here(wanted.root))
+        has_job = not request.alongside_jobs and bool(jobs_on_node(request.root))
         if has_job:
             break
-        families = step.families if step.also else tuple(family for family in step.families if family in left)
+        families = (
+            step.families if step.also else tuple(family for family in step.families if family in remaining_families)
+        )
         remaining = until - time.monotonic()
-        if not families or programs.is_told_to_end(stop) or remaining < LEAST_SECONDS:
+        if not families or programs.is_stop_requested(stop) or remaining < MIN_SECONDS:
             continue
         seconds = min(step.seconds, remaining)
         ended = programs.run(step.commands(families), seconds, stop)
         # Another process took the port between our choice and the server's start: try another port, once.
-        if _never_met(ended) and until - time.monotonic() >= LEAST_SECONDS:
+        if _never_met(ended) and until - time.monotonic() >= MIN_SECONDS:
             seconds = min(step.seconds, until - time.monotonic())
             ended = programs.run(step.commands(families), seconds, stop)
-        found = _addressed(_parsed(step._replace(families=families), ended, seconds), here)
-        found = [one for one in found if _in(one, families)]
+        found = _with_pci_addresses(_parse_results(step._replace(families=families), ended, seconds), node_parts)
+        found = [measurement for measurement in found if _is_in_families(measurement, families)]
         measured += found
-        looked = {
-            family for family in families if any(_of(one, family) and one.state != "not_measured" for one in found)
+        measured_families = {
+            family
+            for family in families
+            if any(_is_in_family(measurement, family) and measurement.state != "not_measured" for measurement in found)
         }
-        left = [family for family in left if family not in looked]
+        remaining_families = [family for family in remaining_families if family not in measured_families]
     stopped_by: StoppedBy = (
-        "a signal" if programs.is_told_to_end(stop) else "time" if until - time.monotonic() < 0 else ""
+        "a signal" if programs.is_stop_requested(stop) else "time" if until - time.monotonic() < 0 else ""
     )
-    if has_job or (programs.is_told_to_end(stop) and _told_by_a_job(wanted, lock)):
+    if has_job or (programs.is_stop_requested(stop) and _was_stopped_by_job(request, lock)):
         stopped_by = "a job"
-    told = {family for family in FAMILIES if any(_of(one, family) for one in measured)}
+    reported_families = {
+        family for family in FAMILIES if any(_is_in_family(measurement, family) for measurement in measured)
+    }
     without_gpus: list[str] = []
-    alone_here: list[str] = []
-    for family in [family for family in wanted.families if family not in told]:
-        why = missing.get(family) or _not_reached(stopped_by, until)
-        if family in OF_GPUS and not here.gpus and family in missing:
+    single_gpu_families: list[str] = []
+    for family in [family for family in request.families if family not in reported_families]:
+        reason = missing.get(family) or _not_reached(stopped_by, until)
+        if family in GPU_FAMILIES and not node_parts.gpus and family in missing:
             without_gpus.append(family)
-        elif family in BETWEEN_GPUS and len(here.gpus) == 1:
-            alone_here.append(family)
-        elif family == "ib" and not here.ports:
+        elif family in BETWEEN_GPUS and len(node_parts.gpus) == 1:
+            single_gpu_families.append(family)
+        elif family == "ib" and not node_parts.ports:
             unmeasured.append("ib: this node has no active InfiniBand or RoCE port, by sysfs")
         else:
-            measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_measured", why, ""))
+            measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_measured", reason, ""))
     if without_gpus:
         unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
-    if alone_here:
-        unmeasured.append(f"{', '.join(alone_here)}: this node has only one GPU")
+    if single_gpu_families:
+        unmeasured.append(f"{', '.join(single_gpu_families)}: this node has only one GPU")
     # A site's floor for all ports takes precedence over their rates.
-    rates = {} if "ib_loopback" in wanted.floors else here.ports
-    floors = {**wanted.floors, **{f"ib_loopback {port}": LEAST_OF_RATE * rate for port, rate in rates.items()}}
-    measured += _left_out(measured, here)
-    known = {test for tests in FAMILIES.values() for test in tests}
-    if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
+    rates = {} if "ib_loopback" in request.floors else node_parts.ports
+    floors = {**request.floors, **{f"ib_loopback {port}": MIN_RATE_SHARE * rate for port, rate in rates.items()}}
+    measured += _unseen_gpus(measured, node_parts)
+    known_tests = {test for tests in FAMILIES.values() for test in tests}
+    if unknown := sorted({printable(name.partition(" ")[0]) for name in request.floors} - known_tests):
         unmeasured.append(f"floors: there is no test {', '.join(unknown[:5])}; these floors are ignored")
-    results = judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
+    results = judge(measured, floors, history, partial(parts.relation, gpus=node_parts.gpus))
     return Validation(
-        wanted.node,
-        _boot_id(wanted.root),
+        request.node,
+        _boot_id(request.root),
         began,
         time.time(),
-        wanted.why,
+        request.why,
         stopped_by,
         tuple(results),
         tuple(unmeasured),
@@ -236,64 +242,72 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
 def _not_reached(stopped_by: str, until: float) -> str:
     if stopped_by in ("a signal", "a job"):
         return f"it was stopped by {stopped_by} before this"
-    return "no time was left" if until - time.monotonic() < LEAST_SECONDS else "its tool reported nothing"
+    return "no time was left" if until - time.monotonic() < MIN_SECONDS else "its tool reported nothing"
 
 
-def plan(wanted: Wanted, tools: Tools, here: parts.Parts, python: tuple[str, str]) -> tuple[list[Step], dict[str, str]]:
+def plan(
+    request: ValidationRequest, tools: Tools, node_parts: parts.Parts, python: tuple[str, str]
+) -> tuple[list[Step], dict[str, str]]:
     """Return the calls in their order, and family -> why no tool is available. python: one with torch ("" = none), and
     the reason if there is none."""
     steps: list[Step] = []
-    seconds = 0.3 if wanted.quick else 1.0
+    seconds = 0.3 if request.quick else 1.0
     programs_folder = os.path.join(os.path.dirname(__file__), "tools")
-    possible = [family for family in wanted.families if family not in BETWEEN_GPUS or len(here.gpus) != 1]
-    own = tuple(family for family in pytorch.MEASURES if family in possible)
+    possible = [family for family in request.families if family not in BETWEEN_GPUS or len(node_parts.gpus) != 1]
+    pytorch_families = tuple(family for family in pytorch.MEASURES if family in possible)
     by_nvbandwidth = tuple(family for family in nvbandwidth.MEASURES if family in possible)
-    missing = dict.fromkeys(set(wanted.families) - set(possible), "this node has only one GPU")
+    missing = dict.fromkeys(set(request.families) - set(possible), "this node has only one GPU")
     # nvbandwidth's PCIe measurements have published floors: it comes first if available.
-    if "pcie" in wanted.families and "nvbandwidth" in tools:
-        steps.append(_nvbandwidth(tools["nvbandwidth"], ("pcie",), wanted))
-    if python[0] and own:
+    if "pcie" in request.families and "nvbandwidth" in tools:
+        steps.append(_nvbandwidth(tools["nvbandwidth"], ("pcie",), request))
+    if python[0] and pytorch_families:
         by_pytorch = _pytorch(python[0], os.path.join(programs_folder, "pytorch_program.py"), seconds)
-        steps.append(Step(own, "PyTorch", by_pytorch, 60.0 if wanted.quick else 300.0, _of_text(pytorch.parse)))
+        steps.append(
+            Step(
+                pytorch_families, "PyTorch", by_pytorch, 60.0 if request.quick else 300.0, _parse_stdout(pytorch.parse)
+            )
+        )
     if "nvbandwidth" in tools and by_nvbandwidth:
-        steps.append(_nvbandwidth(tools["nvbandwidth"], by_nvbandwidth, wanted))
-    for family in own:
+        steps.append(_nvbandwidth(tools["nvbandwidth"], by_nvbandwidth, request))
+    for family in pytorch_families:
         if not python[0] and not (family in by_nvbandwidth and "nvbandwidth" in tools):
-            also = f", nor nvbandwidth{_why(tools, 'nvbandwidth')}" if family in nvbandwidth.MEASURES else ""
+            also = f", nor nvbandwidth{_refusal_text(tools, 'nvbandwidth')}" if family in nvbandwidth.MEASURES else ""
             missing[family] = f"there is no Python with PyTorch ({python[1]}){also}"
     if "nccl" in possible:
         for name, test in (("all_reduce_perf", "nccl_all_reduce"), ("sendrecv_perf", "nccl_sendrecv")):
             if name in tools:
-                command = Command(nccl_tests.command(tools[name], max(len(here.gpus), 2)))
+                command = Command(nccl_tests.command(tools[name], max(len(node_parts.gpus), 2)))
                 steps.append(Step(("nccl",), name, _always(command), 120.0, _nccl(test), also=True))
             else:
-                missing.setdefault("nccl", f"there is no {name}{_why(tools, name)}")
-    if "ib" in wanted.families:
+                missing.setdefault("nccl", f"there is no {name}{_refusal_text(tools, name)}")
+    if "ib" in request.families:
         if "ib_write_bw" not in tools:
-            missing["ib"] = f"there is no ib_write_bw{_why(tools, 'ib_write_bw')}"
-        for port in here.ports if "ib_write_bw" in tools else ():
-            both = _server_and_client(tools["ib_write_bw"], port)
-            steps.append(Step(("ib",), "ib_write_bw", both, 30.0, _loopback(port), also=True, part=port))
-    if "dcgm" in wanted.families:
+            missing["ib"] = f"there is no ib_write_bw{_refusal_text(tools, 'ib_write_bw')}"
+        for port in node_parts.ports if "ib_write_bw" in tools else ():
+            loopback_commands = _server_and_client(tools["ib_write_bw"], port)
+            steps.append(Step(("ib",), "ib_write_bw", loopback_commands, 30.0, _loopback(port), also=True, part=port))
+    if "dcgm" in request.families:
         if "dcgmi" in tools:
-            command = Command(dcgmi.command(tools["dcgmi"], wanted.dcgm_level))
+            command = Command(dcgmi.command(tools["dcgmi"], request.dcgm_level))
             steps.append(
-                Step(("dcgm",), "dcgmi", _always(command), dcgmi.SECONDS[wanted.dcgm_level], _of_text(dcgmi.parse))
+                Step(
+                    ("dcgm",), "dcgmi", _always(command), dcgmi.SECONDS[request.dcgm_level], _parse_stdout(dcgmi.parse)
+                )
             )
         else:
-            missing["dcgm"] = f"there is no dcgmi{_why(tools, 'dcgmi')}"
-    if "cpu" in wanted.families:
+            missing["dcgm"] = f"there is no dcgmi{_refusal_text(tools, 'dcgmi')}"
+    if "cpu" in request.families:
         program = os.path.join(programs_folder, "cpu_program.py")
         own_python = tools.pythons[-1] if tools.pythons else ""
         if own_python:
             command = Command(cpu.command(own_python, program, seconds))
-            steps.append(Step(("cpu",), "Python", _always(command), 120.0, _of_text(cpu.parse)))
+            steps.append(Step(("cpu",), "Python", _always(command), 120.0, _parse_stdout(cpu.parse)))
         else:
             missing["cpu"] = "there is no Python that root may run"
     return steps, missing
 
 
-def _why(tools: Tools, name: str) -> str:
+def _refusal_text(tools: Tools, name: str) -> str:
     return f" ({tools.refused[name]})" if name in tools.refused else ""
 
 
@@ -301,11 +315,11 @@ def _pytorch(python: str, program: str, seconds: float) -> Callable[[Sequence[st
     return lambda families: (Command(pytorch.command(python, program, families, seconds), IN_PCI_ORDER),)
 
 
-def _nvbandwidth(program: str, families: tuple[str, ...], wanted: Wanted) -> Step:
-    def commands(wanted: Sequence[str]) -> tuple[Command, ...]:
-        return (Command(nvbandwidth.command(program, wanted), IN_PCI_ORDER),)
+def _nvbandwidth(program: str, families: tuple[str, ...], request: ValidationRequest) -> Step:
+    def commands(requested: Sequence[str]) -> tuple[Command, ...]:
+        return (Command(nvbandwidth.command(program, requested), IN_PCI_ORDER),)
 
-    return Step(families, "nvbandwidth", commands, 30.0 if wanted.quick else 180.0, _of_text(nvbandwidth.parse))
+    return Step(families, "nvbandwidth", commands, 30.0 if request.quick else 180.0, _parse_stdout(nvbandwidth.parse))
 
 
 def _always(*commands: Command) -> Callable[[Sequence[str]], tuple[Command, ...]]:
@@ -321,56 +335,61 @@ def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tup
     return commands
 
 
-def _never_met(ended: Sequence[Ended]) -> bool:
+def _never_met(ended: Sequence[FinishedProgram]) -> bool:
     """Return True if the server ended before its client could be started, or if its port was taken: its client may then
     have met another server."""
-    if len(ended) < 2 or ended[0].how != "ended":
+    if len(ended) < 2 or ended[0].ending != "ended":
         return False
     server, client = ended[0], ended[-1]
-    return client.how == "missing" or bool(
+    return client.ending == "missing" or bool(
         server.status and perftest.PORT_IS_TAKEN.search(server.stdout + server.stderr)
     )
 
 
-def _addressed(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
+def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
     """Replace "gpu 3" by the PCI address of the fourth GPU: CUDA counts them in that order here. A tool that sees fewer
     GPUs than exist may count differently: its names stay."""
-    names = {f"gpu {number}": address for number, address in enumerate(here.gpus)}
-    named = {word for one in found for word in one.part.split(">") if word.startswith("gpu ")}
+    names = {f"gpu {number}": address for number, address in enumerate(node_parts.gpus)}
+    named = {word for measurement in found for word in measurement.part.split(">") if word.startswith("gpu ")}
     if named != set(names):
         return list(found)
-    return [one._replace(part=">".join(names.get(word, word) for word in one.part.split(">"))) for one in found]
+    return [
+        measurement._replace(part=">".join(names.get(word, word) for word in measurement.part.split(">")))
+        for measurement in found
+    ]
 
 
-def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
+def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
     """Return the GPUs without a result of a test that measured others: the tool does not see them."""
     missing = []
-    for test in (test for family in OF_EACH_GPU for test in FAMILIES[family]):
-        seen = {one.part: one for one in found if one.test == test and one.part}
-        if seen and set(seen) & set(here.gpus):
+    for test in (test for family in PER_GPU_FAMILIES for test in FAMILIES[family]):
+        seen = {measurement.part: measurement for measurement in found if measurement.test == test and measurement.part}
+        if seen and set(seen) & set(node_parts.gpus):
             tool = next(iter(seen.values())).source
             missing += [
                 Measurement(test, gpu, None, "", "not_measured", f"{tool} does not see this GPU", tool)
-                for gpu in here.gpus
+                for gpu in node_parts.gpus
                 if gpu not in seen
             ]
     return missing
 
 
-def _of_text(parse: Callable[[str], list[Measurement]]) -> Callable[[Sequence[Ended]], list[Measurement]]:
+def _parse_stdout(
+    parse: Callable[[str], list[Measurement]],
+) -> Callable[[Sequence[FinishedProgram]], list[Measurement]]:
     """Parse the output of a tool that prints its results to standard output."""
     return lambda ended: parse(ended[-1].stdout)
 
 
-def _nccl(test: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
+def _nccl(test: str) -> Callable[[Sequence[FinishedProgram]], list[Measurement]]:
     return lambda ended: nccl_tests.parse(f"{ended[-1].stdout}\n{ended[-1].stderr}", test)
 
 
-def _loopback(port: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
+def _loopback(port: str) -> Callable[[Sequence[FinishedProgram]], list[Measurement]]:
     return lambda ended: perftest.parse(f"{ended[-1].stdout}\n{ended[-1].stderr}", port)
 
 
-def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurement]:
+def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float) -> list[Measurement]:
     """Return the tool's measurements; for missing ones, the reason."""
     try:
         found = step.parse(ended)
@@ -378,63 +397,67 @@ def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurem
     except NotUnderstood as error:
         found, problem = [], str(error)
     last = ended[0] if _never_met(ended) else ended[-1]
-    how = _how_it_ended(last, seconds)
-    if any(one.how in ("overdue", "stopped") for one in ended):
-        found = [_of_ended_tool(one, how) for one in found]
-    silent = [family for family in step.families if not any(_of(one, family) for one in found)]
-    message = "; ".join(one for one in (how, problem, _last_words(last)) if one) or "it reported nothing"
+    ending = _ending_text(last, seconds)
+    if any(item.ending in ("overdue", "stopped") for item in ended):
+        found = [_discount_failure(item, ending) for item in found]
+    silent = [family for family in step.families if not any(_is_in_family(item, family) for item in found)]
+    message = "; ".join(item for item in (ending, problem, _last_output_line(last)) if item) or "it reported nothing"
     found += [
         Measurement(FAMILIES[family][0], step.part, None, "", "not_measured", f"{step.tool}: {message}", "")
         for family in silent
     ]
-    if found and not silent and last.how in ("overdue", "stopped"):
+    if found and not silent and last.ending in ("overdue", "stopped"):
         test = FAMILIES[step.families[-1]][0]
-        found.append(Measurement(test, step.part, None, "", "not_measured", f"{step.tool}: {how}", ""))
+        found.append(Measurement(test, step.part, None, "", "not_measured", f"{step.tool}: {ending}", ""))
     return found
 
 
-def _of_ended_tool(one: Measurement, how: str) -> Measurement:
+def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
     """Discount a failure of a tool that we ended: it looks like a failure to its other half (a port's server without
     its client), and to itself. PyTorch's program reports failures before it is ended."""
-    if one.state != "failed" or one.source.startswith("PyTorch"):
-        return one
-    return one._replace(state="not_measured", message=f"{how}: {one.message}" if how else one.message)
+    if measurement.state != "failed" or measurement.source.startswith("PyTorch"):
+        return measurement
+    return measurement._replace(
+        state="not_measured", message=f"{ending}: {measurement.message}" if ending else measurement.message
+    )
 
 
-def _how_it_ended(last: Ended, seconds: float) -> str:
-    hangs = ", and could not be ended" if last.left else ""
-    if last.how == "overdue":
+def _ending_text(last: FinishedProgram, seconds: float) -> str:
+    hangs = ", and could not be ended" if last.is_hanging else ""
+    if last.ending == "overdue":
         return f"did not end within {seconds:.0f} s and was ended{hangs}"
-    if last.how == "stopped":
+    if last.ending == "stopped":
         return f"was stopped{hangs}"
-    if last.how == "missing" or last.status is None:
+    if last.ending == "missing" or last.status is None:
         return "could not be started"
     return f"ended with status {last.status}" if last.status else ""
 
 
-def _last_words(last: Ended) -> str:
+def _last_output_line(last: FinishedProgram) -> str:
     lines = [line.strip() for line in (last.stderr or last.stdout).splitlines() if line.strip()]
     return printable(lines[-1])[:160] if lines and (last.status or last.status is None) else ""
 
 
-def _of(one: Measurement, family: str) -> bool:
-    return one.test in FAMILIES[family] or (family == "dcgm" and one.test.startswith("dcgm"))
+def _is_in_family(measurement: Measurement, family: str) -> bool:
+    return measurement.test in FAMILIES[family] or (family == "dcgm" and measurement.test.startswith("dcgm"))
 
 
-def _in(one: Measurement, families: Sequence[str]) -> bool:
-    return any(_of(one, family) for family in families)
+def _is_in_families(measurement: Measurement, families: Sequence[str]) -> bool:
+    return any(_is_in_family(measurement, family) for family in families)
 
 
-def _python_with_torch(wanted: Wanted, tools: Tools, here: parts.Parts, until: float, stop: int) -> tuple[str, str]:
+def _python_with_torch(
+    request: ValidationRequest, tools: Tools, node_parts: parts.Parts, until: float, stop: int
+) -> tuple[str, str]:
     """Return the first Python that has torch, or "" and the reason. torch is not imported: that takes seconds."""
-    if not set(wanted.families) & set(pytorch.MEASURES):
+    if not set(request.families) & set(pytorch.MEASURES):
         return "", "not requested"
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    probe_code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     for python in tools.pythons:
         seconds = min(TRIAL_SECONDS, until - time.monotonic())
-        if seconds <= 0 or programs.is_told_to_end(stop):
+        if seconds <= 0 or programs.is_stop_requested(stop):
             break
-        if programs.run([Command((python, "-I", "-c", look))], seconds, stop)[0].status == 0:
+        if programs.run([Command((python, "-I", "-c", probe_code))], seconds, stop)[0].status == 0:
             return python, ""
     return "", f"of {len(tools.pythons)} checked" if tools.pythons else "there is no Python that may be run"
 
@@ -456,7 +479,7 @@ def _boot_id(root: str) -> str:
 # --- files
 
 
-def read_past(state_dir: str) -> Past:
+def read_history(state_dir: str) -> History:
     """Return the values of earlier validations; {} if there are none, or without permission to read them."""
     try:
         text = ownership.read(os.path.join(state_dir, HISTORY_FILE)).decode("utf-8", "replace")
@@ -465,20 +488,20 @@ def read_past(state_dir: str) -> Past:
     return parse_history(text)
 
 
-def keep(state_dir: str, validation: Validation, past: Past) -> None:
+def save(state_dir: str, validation: Validation, history: History) -> None:
     """Write the document, with the faults of an earlier one that were not tested again, and add the good values to the
     history. Raises ownership.Untrusted, OSError."""
-    with ownership.folder(state_dir, make_mode=0o700):
+    with ownership.open_folder(state_dir, make_mode=0o700):
         pass
     path = os.path.join(state_dir, FILE)
-    before = None
+    previous = None
     with suppress(OSError, NotAValidation, UnicodeDecodeError):
-        before = parse(ownership.read(path).decode("utf-8"))
-    replace_file(path, as_text(with_unanswered(validation, before)), 0o644, durable=True)
+        previous = parse(ownership.read(path).decode("utf-8"))
+    replace_file(path, as_text(with_untested(validation, previous)), 0o644, durable=True)
     if not validation.stopped_by:
-        new = with_new_values(past, validation.results)
+        new = with_new_values(history, validation.results)
         replace_file(os.path.join(state_dir, HISTORY_FILE), history_as_text(new), 0o600, durable=True)
 
 
-def is_no_right(error: OSError) -> bool:
+def is_permission_error(error: OSError) -> bool:
     return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -25,7 +25,7 @@ FOLDERS = (
 )
 PYTHONS = ("python3", "/opt/conda/bin/python3", "/opt/*/bin/python3", "/usr/local/*/bin/python3")
 TOOLS = ("nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
-MOST_PYTHONS = 6
+MAX_PYTHONS = 6
 
 
 class Tools(dict[str, str]):
@@ -40,38 +40,38 @@ def find(named: Mapping[str, str], path: str) -> Tools:
     found = Tools()
     refused: dict[str, str] = {}
     for tool in TOOLS:
-        for place in [named[tool]] if tool in named else _places((tool,), path):
-            why = _why_not(place)
-            if why is None:
-                found[tool] = place
+        for candidate in [named[tool]] if tool in named else _candidates((tool,), path):
+            refusal = _refusal(candidate)
+            if refusal is None:
+                found[tool] = candidate
                 refused.pop(tool, None)
                 break
-            if why:
-                refused.setdefault(tool, why)
-    pythons = [named["python"]] if "python" in named else _places(PYTHONS, path)
-    usable = dict.fromkeys(place for place in [*pythons, sys.executable] if _why_not(place) is None)
-    found.pythons = tuple(usable)[:MOST_PYTHONS]
+            if refusal:
+                refused.setdefault(tool, refusal)
+    pythons = [named["python"]] if "python" in named else _candidates(PYTHONS, path)
+    usable = dict.fromkeys(candidate for candidate in [*pythons, sys.executable] if _refusal(candidate) is None)
+    found.pythons = tuple(usable)[:MAX_PYTHONS]
     found.refused = refused
     return found
 
 
-def _places(names: tuple[str, ...], path: str) -> Iterator[str]:
+def _candidates(names: tuple[str, ...], path: str) -> Iterator[str]:
     for name in names:
         if "/" in name:
             yield from sorted(glob.glob(name))
             continue
-        for folder in [one for one in path.split(":") if one.startswith("/")]:
+        for folder in [entry for entry in path.split(":") if entry.startswith("/")]:
             yield os.path.join(folder, name)
         for pattern in FOLDERS:
             yield from sorted(glob.glob(os.path.join(pattern, name)))
 
 
-def _why_not(place: str) -> str | None:
+def _refusal(candidate: str) -> str | None:
     """Return None for a program that may be run, "" if there is none, else the reason against it."""
     try:
-        about = ownership.program(place)
+        file_stat = ownership.stat_program(candidate)
     except ownership.Untrusted as error:
-        return str(error) if os.path.isfile(place) else ""
+        return str(error) if os.path.isfile(candidate) else ""
     except OSError:
         return ""
-    return None if stat.S_ISREG(about.st_mode) and about.st_mode & 0o111 else ""
+    return None if stat.S_ISREG(file_stat.st_mode) and file_stat.st_mode & 0o111 else ""

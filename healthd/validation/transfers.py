@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from healthd.common.text import printable
 
 TOO_SLOW = 1.1  # times the median
-FEWEST = 3  # transfers that can be compared: with two it is unknown which is slow
+MIN_TRANSFERS = 3  # transfers that can be compared: with two it is unknown which is slow
 UNIT = "Gb/s"
 STATES = ("measured", "failed", "not_measured")
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 
 
 class Transfer(NamedTuple):
@@ -31,7 +31,7 @@ class Transfer(NamedTuple):
     message: str
 
 
-class Judged(NamedTuple):
+class AssessedTransfer(NamedTuple):
     """`verdict`: ok, slow, failed or not_measured. `expected`: the median, in Gb/s; None without a comparison."""
 
     transfer: Transfer
@@ -43,19 +43,19 @@ class Judged(NamedTuple):
 class Suspect(NamedTuple):
     """`kind`: "node" with one name, or "link" with sender and receiver."""
 
-    what: str
+    kind: str
     names: tuple[str, ...]
     message: str
 
 
-def transfer_of(data: Any) -> Transfer | None:
+def parse_transfer(data: Any) -> Transfer | None:
     """Parse a sender's output; None for other data."""
     if not isinstance(data, Mapping):
         return None
     texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "message")]
     if not all(isinstance(text, str) for text in texts):
         return None
-    sender, receiver, rail, state, message = (printable(str(text))[:MOST_CHARACTERS] for text in texts)
+    sender, receiver, rail, state, message = (printable(str(text))[:MAX_CHARACTERS] for text in texts)
     gbits = data.get("gbits")
     is_number = isinstance(gbits, int | float) and not isinstance(gbits, bool) and 0 < gbits < 1e9
     if state not in STATES or (state == "measured") != is_number:
@@ -63,37 +63,37 @@ def transfer_of(data: Any) -> Transfer | None:
     return Transfer(sender, receiver, rail, float(gbits) if is_number and gbits is not None else None, state, message)
 
 
-def judge(transfers: Iterable[Transfer]) -> list[Judged]:
+def judge(transfers: Iterable[Transfer]) -> list[AssessedTransfer]:
     """Compare each transfer with the median of all transfers on rails of the same name."""
-    every = list(transfers)
+    all_transfers = list(transfers)
     speeds: dict[str, list[float]] = {}
-    for one in every:
-        if one.gbits is not None:
-            speeds.setdefault(one.rail, []).append(one.gbits)
-    return [_judged(one, speeds.get(one.rail, [])) for one in every]
+    for transfer in all_transfers:
+        if transfer.gbits is not None:
+            speeds.setdefault(transfer.rail, []).append(transfer.gbits)
+    return [_assess(transfer, speeds.get(transfer.rail, [])) for transfer in all_transfers]
 
 
-def _judged(one: Transfer, speeds: Sequence[float]) -> Judged:
-    if one.gbits is None:
-        return Judged(one, one.state, None, one.message)
-    if len(speeds) < FEWEST:
-        return Judged(one, "ok", None, f"{one.gbits:.1f} {UNIT}; too few transfers to compare")
+def _assess(transfer: Transfer, speeds: Sequence[float]) -> AssessedTransfer:
+    if transfer.gbits is None:
+        return AssessedTransfer(transfer, transfer.state, None, transfer.message)
+    if len(speeds) < MIN_TRANSFERS:
+        return AssessedTransfer(transfer, "ok", None, f"{transfer.gbits:.1f} {UNIT}; too few transfers to compare")
     middle = median(speeds)
-    verdict = "slow" if middle > TOO_SLOW * one.gbits else "ok"
-    return Judged(one, verdict, middle, f"{one.gbits:.1f} {UNIT}, the median is {middle:.1f}")
+    verdict = "slow" if middle > TOO_SLOW * transfer.gbits else "ok"
+    return AssessedTransfer(transfer, verdict, middle, f"{transfer.gbits:.1f} {UNIT}, the median is {middle:.1f}")
 
 
-def suspects(judged: Iterable[Judged]) -> list[Suspect]:
+def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
     """Return nodes that are slow or failed in all of their two or more pairs, and further slow or failed links."""
     pairs: dict[tuple[str, str], bool] = {}
-    for one in judged:
-        if one.verdict != "not_measured":
-            pair = (one.transfer.sender, one.transfer.receiver)
-            pairs[pair] = pairs.get(pair, False) or one.verdict != "ok"
-    bad = [pair for pair, is_bad in pairs.items() if is_bad]
-    of_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad for name in pair}
+    for assessed in judged:
+        if assessed.verdict != "not_measured":
+            pair = (assessed.transfer.sender, assessed.transfer.receiver)
+            pairs[pair] = pairs.get(pair, False) or assessed.verdict != "ok"
+    bad_pairs = [pair for pair, is_bad in pairs.items() if is_bad]
+    results_by_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad_pairs for name in pair}
     # With only two nodes each pair contains both: it is unknown which node is slow.
-    nodes = [name for name, slow in of_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
-    found = [Suspect("node", (name,), f"slow in each of its {len(of_node[name])} pairs") for name in nodes]
-    links = [pair for pair in bad if not set(pair) & set(nodes)]
+    nodes = [name for name, slow in results_by_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
+    found = [Suspect("node", (name,), f"slow in each of its {len(results_by_node[name])} pairs") for name in nodes]
+    links = [pair for pair in bad_pairs if not set(pair) & set(nodes)]
     return found + [Suspect("link", pair, "slow between these two only") for pair in links]

@@ -17,7 +17,7 @@ from made_node import Node, Slurm
 
 from healthd.agent.control import protocol
 from healthd.agent.daemon import Daemon
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.common import guard
 from healthd.common.model import Clears, Condition, ConditionKey
 
@@ -116,7 +116,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def says(self, line: str) -> None:
         self.node.says(line)
-        if self.lines is not None and event_of(RawLine(0.0, line), "") is not None:
+        if self.lines is not None and make_event(RawLine(0.0, line), "") is not None:
             self.lines += 1
 
     @rule(fault=st.sampled_from(FAULTS), gpu=st.integers(0, 1))
@@ -178,8 +178,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_pause_is_over(self) -> None:
-        if self.node.daemon.memory.ledger.pause:
-            self.told(protocol.plain(protocol.UNPAUSE))
+        if self.node.daemon.store.ledger.pause:
+            self.told(protocol.simple_request(protocol.UNPAUSE))
 
     def told(self, request: dict[str, Any]) -> None:
         assert "done" in self.node.daemon.answer(request, "ann", may_command=True)
@@ -211,38 +211,38 @@ class AnyOrder(RuleBasedStateMachine):
     # --- what must be so
 
     def standing(self) -> dict[ConditionKey, Condition]:
-        return self.node.daemon.memory.conditions
+        return self.node.daemon.store.conditions
 
     @invariant()
     def nothing_was_a_mistake(self) -> None:
         assert not guard.dropped
-        assert not self.node.daemon.reload_trouble
-        assert not self.node.daemon.memory.save_failed
+        assert not self.node.daemon.reload_problem
+        assert not self.node.daemon.store.save_failed
 
     @invariant()
     def what_was_heard_is_counted_once(self) -> None:
         if self.has_heard_all() and self.lines is not None:
-            assert sum(event.lines for event in self.node.daemon.memory.ledger.events) == self.lines
+            assert sum(event.lines for event in self.node.daemon.store.ledger.events) == self.lines
 
     @invariant()
     def no_condition_is_lost(self) -> None:
         if not self.has_heard_all():
             return
-        ledger = self.node.daemon.memory.ledger
+        ledger = self.node.daemon.store.ledger
         for key in self.must_stand - set(self.standing()):
             ended = [c for c in ledger.cleared if c.key == key][-1]
             assert ended.cleared_by.startswith(ENDS[ended.clears]), ended
             self.must_stand.remove(key)
 
     def has_heard_all(self) -> bool:
-        (file,) = self.node.daemon.hearing.kernel.cursor["files"]
+        (file,) = self.node.daemon.kernel_events.listener.cursor["files"]
         return bool(file[1] == self.node.log.stat().st_size)
 
     def the_verdict_is_that_of_a_new_daemon(self) -> None:
         """After some quiet rounds, of which each is told the same."""
         node = self.node
         node.goes_on(1.0)
-        node.daemon.memory.save(round_over=True)
+        node.daemon.store.save(round_ended=True)
         at, slurm = node.clock.seconds, node.slurm
         new = node.folder / "new"
         for name in ("runtime_dir", "state_dir"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.conditions.store import FILE, Memory
+from healthd.agent.conditions.store import FILE, ConditionStore
 from healthd.agent.daemon import Daemon
 from healthd.agent.worker.client import Request
 from tests.agent.test_daemon_guards import codes, settings, xid
@@ -68,7 +68,7 @@ def test_a_start_that_fails_halfway_closes_what_it_had_opened(tmp_path: Path) ->
 def test_a_second_daemon_in_a_runtime_directory_is_refused_and_changes_nothing_there(tmp_path: Path) -> None:
     first, second = made(tmp_path), made(tmp_path)
     first.start()
-    first.hearing.hear([xid(79)])
+    first.kernel_events.take_events([xid(79)])
     runtime_dir = tmp_path / "runtime_dir"
     before = {path.name: path.stat().st_mtime_ns for path in runtime_dir.iterdir()}
     with pytest.raises(OSError, match="another healthd is running there"):
@@ -79,9 +79,9 @@ def test_a_second_daemon_in_a_runtime_directory_is_refused_and_changes_nothing_t
 
 
 def test_what_was_not_recalled_is_never_saved(tmp_path: Path) -> None:
-    memory = Memory(str(tmp_path), lambda: 0.0)
+    memory = ConditionStore(str(tmp_path), lambda: 0.0)
     memory.change(trusted_since=1.0)
-    memory.save(round_over=True)
+    memory.save(round_ended=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,7 +90,7 @@ def test_a_daemon_that_is_stopped_before_the_copy_is_read_puts_no_empty_ledger_i
 ) -> None:
     first = made(tmp_path)
     first.start()
-    first.hearing.hear([xid(79)])
+    first.kernel_events.take_events([xid(79)])
     first.shut_down()
     for path in (tmp_path / "runtime_dir").glob("*.json"):
         path.unlink()  # a reboot: only the copy is left

@@ -71,7 +71,7 @@ def test_where_all_is_well_there_is_none():
 def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
     (problem,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
     assert problem.sentence == "the settings were not reloaded: x.toml: mode: is wrong"
-    assert problem.next == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
+    assert problem.command == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
 
 
 def test_each_has_its_command_and_what_needs_a_person_comes_first():
@@ -91,7 +91,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         slurm=SlurmStatus(problem="slurmctld does not answer"),
         verdict_trouble="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
-    begin = [(problem.sentence.split(":")[0], (shlex.split(problem.next) or [""])[0]) for problem in every]
+    begin = [(problem.sentence.split(":")[0], (shlex.split(problem.command) or [""])[0]) for problem in every]
     assert begin == [
         ("healthd's files were removed", "systemctl"),
         ("the settings were not reloaded", "healthd"),
@@ -126,4 +126,4 @@ def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
 )
 def test_of_a_kernel_log_that_is_not_read_or_not_believed_the_command_looks_at_that_log(log, next_command):
     (problem,) = found(kernel_log=log)
-    assert problem.next.partition(" |")[0] == next_command
+    assert problem.command.partition(" |")[0] == next_command

@@ -21,8 +21,8 @@ from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.daemon import Daemon
 from healthd.agent.settings import registry
-from healthd.agent.settings.effective import settle
-from healthd.common.model import Ack, Clears, Condition, ConditionState, Mode, NodeState, Severity, SlurmMemory
+from healthd.agent.settings.effective import resolve_settings
+from healthd.common.model import Ack, Clears, Condition, ConditionState, DrainRecord, Mode, NodeState, Severity
 from healthd.common.values import encode
 from healthd.host.host import Host
 
@@ -64,7 +64,7 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ahead = folder, 0.0
-        checks = registry.built_in()
+        checks = registry.built_in_checks()
         table = {
             **{name: str(folder / name) for name in ("root", "runtime_dir", "state_dir", "checks_dir")},
             "mode": "drain",
@@ -76,7 +76,7 @@ class Made:
         }
         self.jobs(0)
         clocks = (self.ahead_of(clock) for clock in (time.time, time.monotonic))
-        self.daemon = Daemon(lambda _running: (settle(table, "test", {}, checks), checks), "", *clocks)
+        self.daemon = Daemon(lambda _running: (resolve_settings(table, "test", {}, checks), checks), "", *clocks)
         self.daemon.start()
 
     def ahead_of(self, clock: Callable[[], float]) -> Callable[[], float]:
@@ -152,19 +152,19 @@ def test_no_question_changes_the_ledger(
     reason: str,
     pause: Pause | None,
 ) -> None:
-    daemon, memory = made.daemon, made.daemon.memory
+    daemon, memory = made.daemon, made.daemon.store
     made.ahead = 0.0
     daemon.scheduler.reconfigure(daemon.configured)
     made.jobs(0 if ended else 1)
     daemon.job_ended()
     made.jobs(jobs)
     made.ahead = goes_by
-    daemon.hand.settings = replace(daemon.settings, mode=mode)
-    driver = daemon.hand._driver
+    daemon.controller.settings = replace(daemon.settings, mode=mode)
+    driver = daemon.controller._driver
     driver.status = replace(driver.status, node=node, read_at=time.time() + goes_by - read_ago)
     memory.set_conditions({})
-    memory.change(slurm=SlurmMemory(reason=reason), pause=pause)
-    memory.take(ledgers.with_conditions(memory.ledger, {c.key: c for c in conditions}))
+    memory.change(slurm=DrainRecord(reason=reason), pause=pause)
+    memory.commit(ledgers.with_conditions(memory.ledger, {c.key: c for c in conditions}))
     for part in parts(daemon, set()):
         for name, ask in questions(part):
             ledger, text, past = memory.ledger, encode(memory.ledger), dict(memory.past)

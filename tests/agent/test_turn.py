@@ -19,11 +19,11 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
     ahead = [0.0]
     with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         before = daemon.now()
-        daemon.memory.change(trusted_since=before)
+        daemon.store.change(trusted_since=before)
         seen: list[float] = []
 
         def look() -> Received:
-            seen.append(daemon.memory.ledger.trusted_since)
+            seen.append(daemon.store.ledger.trusted_since)
             return Received()
 
         monkeypatch.setattr(daemon, "listen", look)
@@ -39,13 +39,13 @@ def test_a_clock_that_is_set_in_the_midst_of_a_turn_ends_no_pause_in_it(tmp_path
     ahead = [0.0]
     with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         pause = Pause(daemon.now() + 60.0, "the clock", "ann", daemon.now())
-        daemon.memory.change(pause=pause)
+        daemon.store.change(pause=pause)
         daemon.follow_clock()
         ahead.append(3600.0)
         daemon.pass_time()
-        assert daemon.memory.ledger.pause == pause
+        assert daemon.store.ledger.pause == pause
         daemon.follow_clock()
         daemon.pass_time()
-        moved = daemon.memory.ledger.pause
+        moved = daemon.store.ledger.pause
         assert moved
         assert moved.until == pytest.approx(pause.until + 3600.0, abs=1.0)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from healthd.failslow.analysis import judged
-from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Suspect
+from healthd.failslow.analysis import diagnose
+from healthd.failslow.model import Cause, Confidence, Diagnosis, Point, SlowJob, Suspect
 
 if TYPE_CHECKING:
     from failslow.generate import Made
@@ -34,7 +34,7 @@ def small_sets(positive: int, negative: int) -> list[Made]:
     return [one for one in sets(TUNED_ON, positive, negative) if one.cv <= 0.05 and len(one.series) <= 16]
 
 
-def oracle(made: Made) -> Judgement:
+def oracle(made: Made) -> Diagnosis:
     """The answer of somebody who knows."""
     points = []
     for series, at in zip(made.series, made.at, strict=True):
@@ -45,7 +45,7 @@ def oracle(made: Made) -> Judgement:
         for e in made.events
         if e.nameable
     ]
-    return Judgement(tuple(points), tuple(suspects))
+    return Diagnosis(tuple(points), tuple(suspects))
 
 
 def point_of(event: object, at: list[int]) -> Point:
@@ -60,7 +60,7 @@ def point_of(event: object, at: list[int]) -> Point:
 def test_healthd_finds_what_is_slow_and_is_silent_about_healthy_jobs() -> None:
     from failslow.score import outcome
 
-    results = [outcome(made, judged(made.series, made.evidence)) for made in small_sets(40, 48)]
+    results = [outcome(made, diagnose(made.series, made.evidence)) for made in small_sets(40, 48)]
     healthy = [one for one in results if not one.made.positive]
     slow = [one for one in results if one.made.positive]
     assert len(healthy) >= 20
@@ -82,7 +82,7 @@ def test_who_knows_the_truth_is_always_right_and_who_says_nothing_misses_all() -
     assert {one.blamed for one in right} == {"right", "nobody"}
     assert not any(one.stray or one.missed for one in right)
     assert max(abs(found.onset) for one in right for found in one.found) <= 2  # but for samples that are missing
-    silent = [outcome(one, Judgement(tuple(() for _ in one.series))) for one in made]
+    silent = [outcome(one, Diagnosis(tuple(() for _ in one.series))) for one in made]
     assert all(one.missed is one.made.positive and not one.alarmed for one in silent)
 
 
@@ -93,7 +93,7 @@ def test_a_point_before_the_slowness_or_in_a_healthy_worker_finds_nothing() -> N
     slow = next(place for place, one in enumerate(made.series) if one.name in made.events[0].slow)
     healthy = next(place for place, one in enumerate(made.series) if one.name not in made.events[0].slow)
     for place, point in ((slow, Point(20, 25, 0.3, 1.0)), (healthy, point_of(made.events[0], list(made.at[healthy])))):
-        told = outcome(made, Judgement(tuple((point,) if at == place else () for at in range(len(made.series)))))
+        told = outcome(made, Diagnosis(tuple((point,) if at == place else () for at in range(len(made.series)))))
         assert told.missed
         assert told.stray == 1
 
@@ -117,8 +117,8 @@ def test_a_slow_job_counts_as_found_and_as_a_report_of_a_healthy_one() -> None:
     for one in (made[0], made[-1]):
         names = tuple(series.name for series in one.series)
         point = point_of(one.events[0], list(one.at[0])) if one.events else Point(100, 105, 0.2, 1.0)
-        job = JobSlow("", 0.0, point, names, len(names), Cause.UNKNOWN, "")
-        told = outcome(one, Judgement(tuple(() for _ in one.series), job_slow=(job,)))
+        job = SlowJob("", 0.0, point, names, len(names), Cause.UNKNOWN, "")
+        told = outcome(one, Diagnosis(tuple(() for _ in one.series), slow_jobs=(job,)))
         assert told.alarmed
         assert bool(told.found) is one.positive
 
@@ -171,4 +171,4 @@ def test_an_answer_about_other_series_is_refused() -> None:
 
     made = small_sets(0, 1)[0]
     with pytest.raises(ValueError, match="points of"):
-        outcome(made, Judgement(()))
+        outcome(made, Diagnosis(()))

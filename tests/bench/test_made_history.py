@@ -333,8 +333,8 @@ def test_each_event_is_there_once_and_speaks_the_words_of_the_stream(made):
     for node, line in lines_of(made):
         told[line["event"]] += 1
         says = EVENTS[line["event"]]
-        always = {*says.always, *(("stage",) if says.stages else ())}
-        assert always <= {*line} - {*HEAD} <= {*always, *says.at_times}, line
+        always = {*says.required, *(("stage",) if says.stages else ())}
+        assert always <= {*line} - {*HEAD} <= {*always, *says.optional}, line
         assert line["node"] == node
         assert line["seq"] > last.get(line["stream_id"], 0)
         last[line["stream_id"]] = line["seq"]
@@ -377,7 +377,7 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
     from fleet_rows import content
 
     from healthd.fleet.all_sources import ALL
-    from healthd.fleet.ingest import Asked, ingest
+    from healthd.fleet.ingest import IngestOptions, ingest
     from healthd.fleet.sources.sacct import COLUMNS as ASKED_OF_SACCT
     from healthd.fleet.tables import TABLES
 
@@ -395,7 +395,7 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
     named = {source: [str(made.folder / name) for name in names] for source, names in files.items()}
     wanted = [(source, {**named, "sacct": days}[source.name]) for source in ALL if source.name in {*named, "sacct"}]
     assert len(wanted) == len(files) + 1
-    asked = Asked(made.size.end + DAY, cluster="made", zone=timezone.utc, users="keep")
+    asked = IngestOptions(made.size.end + DAY, cluster="made", zone=timezone.utc, users="keep")
     came = ingest(str(tmp_path / "db"), wanted, asked)
     assert came.failed == []
     # of torn lines those alone in whose stream a number is missing too

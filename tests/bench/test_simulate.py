@@ -20,7 +20,7 @@ from fleet import Fleet, dead_file_server, hardware_faults  # noqa: E402
 from modelled_slurmctld import Slurmctld  # noqa: E402
 
 from healthd.agent.settings.config import FleetLimits  # noqa: E402
-from healthd.agent.slurm.fleet_limit import allowed  # noqa: E402
+from healthd.agent.slurm.fleet_limit import limit_for  # noqa: E402
 
 LIMITS = FleetLimits()
 HOUR = 3600.0
@@ -28,7 +28,7 @@ HOUR = 3600.0
 
 def kept(fleet: Fleet) -> set[str]:
     """Nodes whose drain stands and was counted."""
-    return {name for name, node in fleet.nodes.items() if node.memory.reason and not node.memory.uncounted}
+    return {name for name, node in fleet.nodes.items() if node.memory.reason and not node.memory.awaits_count}
 
 
 def fleet_of(nodes: int, limits: FleetLimits = LIMITS, away: tuple[float, float] = (0, 0)) -> tuple[Fleet, Slurmctld]:
@@ -121,7 +121,7 @@ def test_what_stays_drained_for_a_shared_cause_is_never_more_than_the_limit(
     broken = {names[i] for i in own if i < nodes}
     fleet.break_with(dead_file_server(names, start, 3 * HOUR))
     fleet.break_with(hardware_faults(broken, start + 200, 9 * HOUR))
-    limit = allowed(nodes, limits, own_hardware=False)
+    limit = limit_for(nodes, limits, own_hardware=False)
     for moment in range(60, int(3 * HOUR), 60):
         fleet.run(moment)
         assert len(kept(fleet) - broken) <= limit

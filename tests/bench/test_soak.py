@@ -12,12 +12,12 @@ from pathlib import Path
 from fakes import BOOT, NOW
 
 from healthd.agent.settings.config import CheckConfig
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 from healthd.agent.worker import process as workers
-from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup, Worker
 from healthd.agent.worker.requests import CloseNvml, Run, RunAnswer
-from healthd.agent.worker.results import result_of
+from healthd.agent.worker.results import make_result
 from healthd.common.model import Observation, Outcome
 from healthd.common.values import decode, encode
 from healthd.host.host import Host
@@ -95,21 +95,21 @@ def test_a_worker_keeps_no_store_that_the_daemon_did_not_take(tmp_path: Path) ->
 
 
 def test_the_daemon_keeps_of_readings_that_never_come_again_only_those_of_the_last_run() -> None:
-    check = built_in()["gpu_temperature"]
+    check = built_in_checks()["gpu_temperature"]
 
     def take(number: int) -> None:
         items = [Observation("drifting_celsius", number + gpu / 100, labels=(("gpu", str(gpu)),)) for gpu in range(20)]
         found = decode(RunAnswer, encode(RunAnswer(observations=tuple(items))))
         run = Request("", 1.0, Run(check.name, "", {}))
         reply = Reply(run, Outcome.COMPLETED, 0.1, answered=True, answer=found)
-        assert result_of(check, CheckConfig(), reply, NOW, 0.0).observations[19].value == number + 0.19
+        assert make_result(check, CheckConfig(), reply, NOW, 0.0).observations[19].value == number + 0.19
 
     assert grown(take, first=5, last=60) < LITTLE
 
 
 def test_a_short_answer_needs_little_memory_for_a_moment_too(tmp_path: Path) -> None:
     """A megabyte that is asked for and given back at each answer leaves holes in the heap, which never close."""
-    runner = Runner(Setup(root=str(tmp_path)), str(tmp_path), lambda: 0.0)
+    runner = WorkerClient(Setup(root=str(tmp_path)), str(tmp_path), lambda: 0.0)
     reply = runner.send(Request("", 60.0, CloseNvml()))
     try:
         while reply is None:
@@ -144,10 +144,10 @@ def test_of_more_readings_than_a_page_can_carry_so_many_are_kept_and_the_rest_co
     worker = drifting(tmp_path)
     checks = tmp_path / "checks" / "drifts.py"
     for more in (0, 1, 10_000):
-        checks.write_text(CHANGING.replace("range(20)", f"range({workers.MOST_OBSERVATIONS + more})"))
+        checks.write_text(CHANGING.replace("range(20)", f"range({workers.MAX_OBSERVATIONS + more})"))
         worker.checks = workers.NO_CHECKS  # it finds them anew
         found = answer(worker, 0)
-        assert (len(found.observations), found.left_out) == (workers.MOST_OBSERVATIONS, more)
-        check = built_in()["gpu_temperature"]
+        assert (len(found.observations), found.dropped_observations) == (workers.MAX_OBSERVATIONS, more)
+        check = built_in_checks()["gpu_temperature"]
         reply = Reply(Request("", 1.0, Run(check.name, "", {})), Outcome.COMPLETED, 0.1, answered=True, answer=found)
-        assert result_of(check, CheckConfig(), reply, NOW, 0.0).left_out == more
+        assert make_result(check, CheckConfig(), reply, NOW, 0.0).dropped_observations == more

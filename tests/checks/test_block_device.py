@@ -16,7 +16,7 @@ from trees import captured, write
 
 from healthd.agent.conditions import endings
 from healthd.agent.kernel_log.coalesce import coalesce_events
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.checks import block_device
 from healthd.checks.block_device import EXPLAIN, Config, validate
 from healthd.common.model import Clears, Disk, Entry, Finding, Inventory, LocalMount, PciDevice, Severity
@@ -438,7 +438,7 @@ def test_a_line_is_judged_by_what_the_disk_holds(line, code, part, severity):
     ],
 )
 def test_what_is_nobodys_disk_or_a_further_line_is_nothing(line):
-    assert [finding for finding in said(line) if not finding.over] == []
+    assert [finding for finding in said(line) if not finding.recovered] == []
 
 
 def test_one_disk_and_its_controller_are_one_finding_the_worst_of_what_they_say():
@@ -493,7 +493,7 @@ def test_without_an_inventory_only_what_is_wrong_by_itself_drains():
     st.sampled_from(["I/O error, dev {}, sector 5", "nvme {}: Removing after probe failure", "{}"]),
 )
 def test_no_line_breaks_the_judgement(text, line):
-    heard = event_of(RawLine(0.0, line.format(text)), "b")
+    heard = make_event(RawLine(0.0, line.format(text)), "b")
     for finding in block_device.correlate([heard] if heard else [], HELD, BASELINE):
         assert len(finding.subject) <= 80
 
@@ -582,7 +582,7 @@ def test_a_path_that_is_back_is_over(node):
 
 def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(node):
     story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1"))
-    story.conditions = endings.resumed_by_operator(story.conditions, story.now, story.now)
+    story.conditions = endings.acknowledge_resumed(story.conditions, story.now, story.now)
     story.look(node())
     assert story.codes == []
     hear(story, "nvme nvme1: I/O 39 QID 3 timeout, aborting")

@@ -9,9 +9,9 @@ from fakes import BOOT, NOW
 from smi_capture import CAPTURES, host
 from trees import DATA, PCI, FakeSystem, captured, flat, pci_device, write
 
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import load
-from healthd.common.history import Past, Series, update
+from healthd.common.history import History, Series, update
 from healthd.common.model import Finding, Observation, Severity
 from healthd.common.mountinfo import is_local, parse_all
 from healthd.host.host import Host
@@ -19,7 +19,7 @@ from healthd.host.system import FileSystem
 
 pytestmark = pytest.mark.one_python
 
-GPU_CHECKS = sorted(name for name, check in built_in().items() if check.uses == "nvml" and check.runs)
+GPU_CHECKS = sorted(name for name, check in built_in_checks().items() if check.uses == "nvml" and check.has_run)
 
 # What these machines do have, and what is worth a warning.
 TRUE = {
@@ -30,8 +30,8 @@ TRUE = {
 @pytest.mark.parametrize("check", GPU_CHECKS)
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.stem)
 def test_a_healthy_machine_gives_nothing_above_info(capture: Path, check: str) -> None:
-    module = built_in()[check].module
-    given = list(module.run(host(capture), module.Config(), Past({}, NOW, BOOT)))
+    module = built_in_checks()[check].module
+    given = list(module.run(host(capture), module.Config(), History({}, NOW, BOOT)))
     bad = [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
     assert [finding for finding in bad if finding.code not in TRUE] == []
 
@@ -48,13 +48,13 @@ class HalfFull(FakeSystem):
 
 def above_info(root: Path, check: str, settings: dict[str, object] | None = None) -> list[Finding]:
     """What a check finds on the files below `root` in three looks at them."""
-    module = built_in()[check].module
-    config = load(built_in()[check].config, settings or {}, check)
+    module = built_in_checks()[check].module
+    config = load(built_in_checks()[check].config, settings or {}, check)
     store: dict[str, Series] = {}
     found = []
     for now in (NOW, NOW + 60, NOW + 3600):
         node = Host(str(root), system=HalfFull(str(root)))
-        given = list(module.run(node, config, Past(store, now, BOOT)))
+        given = list(module.run(node, config, History(store, now, BOOT)))
         store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
         found += [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
     return found

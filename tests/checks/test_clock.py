@@ -10,8 +10,8 @@ from story import Story
 from trees import FakeSystem, write
 
 from healthd.checks import clock
-from healthd.checks.clock import CLOCK_SOURCE, CLOCK_SOURCES, SLOW, Config, validate
-from healthd.common.history import Past
+from healthd.checks.clock import CLOCK_SOURCE, CLOCK_SOURCES, SLOW_SOURCES, Config, validate
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Observation, Severity
 from healthd.host.host import Host
 from healthd.host.system import KernelClock
@@ -81,7 +81,7 @@ def test_a_clock_that_may_not_be_read_is_unknown(tmp_path):
 
 @pytest.mark.parametrize(("kept", "found"), [(True, []), (False, ["clock/unsynchronised"])])
 def test_who_may_not_ask_the_kernel_is_told_by_systemd_whether_it_is_kept(tmp_path, kept, found):
-    told = list(clock.run(node(tmp_path, KernelClock(kept, None, None)), Config(), Past({}, 0.0, "")))
+    told = list(clock.run(node(tmp_path, KernelClock(kept, None, None)), Config(), History({}, 0.0, "")))
     assert [one.code for one in told if isinstance(one, Finding)] == found
     assert [(one.name, one.value) for one in told if isinstance(one, Observation)] == [("clock_synchronised", kept)]
 
@@ -163,7 +163,7 @@ def test_a_clock_that_may_not_be_read_hides_no_slow_source(tmp_path):
 def test_any_source_is_right_slow_or_unknown(tmp_path_factory, text):
     host = write(tmp_path_factory.mktemp("n"), {CLOCK_SOURCE: text.encode("utf-8", "replace")})
     given, error = until_it_fails(clock, host)
-    assert codes(given) == (["clock/slow_source"] if text.strip() in SLOW else [])
+    assert codes(given) == (["clock/slow_source"] if text.strip() in SLOW_SOURCES else [])
     assert error == "" or "not a name" in error
 
 

@@ -10,10 +10,10 @@ import pytest
 from healthd.agent.conditions.absorb import as_configured
 from healthd.agent.kernel_log.parse import parse as parse_line
 from healthd.agent.kernel_log.parse import use_patterns
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.settings.config import KernelPattern
-from healthd.agent.settings.effective import mistakes, settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import find_mistakes, resolve_settings
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.model import Inventory, Severity
 from healthd.common.toml import parse
 
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.one_python
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "coming-from-nhc.md").read_text("utf-8")
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-CHECKS = built_in()
+CHECKS = built_in_checks()
 NHC = re.search(r"\n## NHC\n(.*?)\n## ", (DOCS / "peers.md").read_text("utf-8"), re.DOTALL)
 
 
 @pytest.mark.parametrize("text", TABLES)
 def test_each_table_of_settings_is_accepted(text):
     table = parse(text)
-    assert mistakes(table, "page", CHECKS) == []
+    assert find_mistakes(table, "page", CHECKS) == []
     for node in ("gpu-001", "gpu-042", "cpu-1"):
-        loaded = settle(table, "page", {"node_name": ("--node-name", node)}, CHECKS)
+        loaded = resolve_settings(table, "page", {"node_name": ("--node-name", node)}, CHECKS)
         named = {(name, each) for name, tables in table.get("checks", {}).items() for each in tables}
         instances = {(run.check, run.instance) for run in loaded.checks if run.instance}
         assert instances <= named
@@ -39,7 +39,7 @@ def test_each_table_of_settings_is_accepted(text):
 
 def test_all_tables_fit_into_one_file():
     joined = "\n".join(sorted(TABLES, key=lambda text: "[[node]]" in text))
-    loaded = settle(parse(joined), "page", {"node_name": ("--node-name", "gpu-001")}, CHECKS)
+    loaded = resolve_settings(parse(joined), "page", {"node_name": ("--node-name", "gpu-001")}, CHECKS)
     assert {("exec", "nhc"), ("match", "bios"), ("mount", "/scratch")} <= set(loaded.checks)
 
 
@@ -53,7 +53,9 @@ def test_each_check_of_nhc_is_on_the_page():
 
 def test_what_nhc_documents_of_hosts_has_its_answer():
     excluded, other = (
-        settle(parse(next(t for t in TABLES if "[[node]]" in t)), "page", {"node_name": ("--node-name", node)}, CHECKS)
+        resolve_settings(
+            parse(next(t for t in TABLES if "[[node]]" in t)), "page", {"node_name": ("--node-name", node)}, CHECKS
+        )
         for node in ("gpu-042", "gpu-041")
     )
     assert excluded.checks["gpu_count", ""].expected != 8
@@ -81,8 +83,8 @@ def test_the_pattern_of_each_page_reads_a_line_that_no_built_in_rule_reads(page)
 
 def test_a_line_that_a_built_in_rule_reads_takes_its_severity_from_the_check():
     table = parse(next(t for t in TABLES if "[checks.filesystem]" in t))
-    config = settle(table, "page", {}, CHECKS).checks["filesystem", ""]
-    event = event_of(RawLine(0.0, EVICTED), "boot")
+    config = resolve_settings(table, "page", {}, CHECKS).checks["filesystem", ""]
+    event = make_event(RawLine(0.0, EVICTED), "boot")
     assert event is not None
     (finding,) = CHECKS["filesystem"].correlate([event], Inventory(), config)[0]
     assert as_configured(finding, config).severity is Severity.DEGRADED
@@ -105,7 +107,7 @@ def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
     [("", False), ("xmrig\n", True), ("minerd\nminerd\n", True)],
 )
 def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
-    loaded = settle(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
+    loaded = resolve_settings(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
     config = loaded.checks["match", "blacklist"]
     assert config.command[:2] == ("/usr/bin/ps", "-C")  # each process would exceed what is read of the output
     assert config.exit_statuses == (0, 1)  # ps ends with 1 if there is none

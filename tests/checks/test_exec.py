@@ -16,10 +16,10 @@ from story import Story
 
 from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, Kind, _first_line, _nhc_failures, validate
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, NothingToCheck, Observation, Severity
 from healthd.host.host import Host
-from healthd.host.program import ENVIRONMENT, Ran
+from healthd.host.program import ENVIRONMENT, ProgramResult
 
 HOST = Host()
 
@@ -236,9 +236,9 @@ def test_a_program_of_another_user_is_refused(ours, tmp_path, of):
 def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_write(tmp_path, monkeypatch):
     folders = [program(tmp_path / name, f"echo {name}").parent for name in ("first", "second")]
     monkeypatch.setitem(ENVIRONMENT, "PATH", ":".join(map(str, folders)))
-    assert HOST.run(["check"], 20.0) == Ran(0, "first\n", "")
+    assert HOST.run(["check"], 20.0) == ProgramResult(0, "first\n", "")
     folders[0].chmod(0o777)
-    assert HOST.run(["check"], 20.0) == Ran(0, "second\n", "")
+    assert HOST.run(["check"], 20.0) == ProgramResult(0, "second\n", "")
     folders[1].chmod(0o777)
     with pytest.raises(PermissionError, match=rf"^refused: {folders[0]} is writable by all users"):
         HOST.run(["check"], 20.0)
@@ -301,7 +301,7 @@ def failures(config: Config) -> dict[str, str]:
 
 
 def nothing_to_check(config: Config) -> bool:
-    return any(isinstance(given, NothingToCheck) for given in exec_check.run(HOST, config, Past({}, NOW, BOOT)))
+    return any(isinstance(given, NothingToCheck) for given in exec_check.run(HOST, config, History({}, NOW, BOOT)))
 
 
 def test_each_failed_check_of_nhc_is_a_critical_finding_and_nhc_drains_nothing(tmp_path):

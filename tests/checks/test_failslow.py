@@ -17,27 +17,27 @@ from healthd import client
 from healthd.checks import failslow
 from healthd.checks.failslow import Config
 from healthd.common.codec import fields_of
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, NothingToCheck, Observation, Severity, Slowness
 from healthd.common.values import DecodeError
 from healthd.failslow.live import datagram
-from healthd.failslow.live.document import Dropped, JobTold, Lost, Told, as_text
-from healthd.failslow.live.evidence import Said
+from healthd.failslow.live.document import Dropped, LiveDocument, LiveJob, LostSeconds, to_json
+from healthd.failslow.live.evidence import NodeChange
 from healthd.failslow.live.jobs import Jobs
-from healthd.failslow.live.settings import Watched, watched
+from healthd.failslow.live.settings import LiveSettings, live_settings
 
 FILE = "/run/healthd/failslow.json"
 GPU = "0000:1b:00.0"
-SLOW = JobTold("4711", 8, "client", True, 1000.0, 0.26, 12.5, GPU, "rank 5", "compute_gpu", ("its own work: 0.3 s",))
+SLOW = LiveJob("4711", 8, "client", True, 1000.0, 0.26, 12.5, GPU, "rank 5", "compute_gpu", ("its own work: 0.3 s",))
 ABSENT_IS_FINE = {FILE: "nothing was told so far; the daemon says where nobody writes it"}
 
 
 def told(*jobs, written=None):
-    return {FILE: as_text(Told(written=time.time() if written is None else written, jobs=jobs))}
+    return {FILE: to_json(LiveDocument(written=time.time() if written is None else written, jobs=jobs))}
 
 
 def healthy(tmp_path):
-    return write(tmp_path, told(JobTold("4711", 8, "client"))), Config(client=True)
+    return write(tmp_path, told(LiveJob("4711", 8, "client"))), Config(client=True)
 
 
 def test_a_job_that_is_not_slow_is_nothing(tmp_path):
@@ -58,7 +58,7 @@ def test_a_slow_job_and_the_gpu_that_makes_it_so_warn(tmp_path):
 
 def test_how_slow_since_when_and_which_jobs_stands_in_numbers_too(tmp_path):
     host, config = healthy(tmp_path)
-    worse = JobTold("9", 8, "client", True, 900.0, 0.5)
+    worse = LiveJob("9", 8, "client", True, 900.0, 0.5)
     write(tmp_path, told(SLOW, worse))
     of_gpu, of_jobs = findings(failslow, host, config)
     assert of_gpu.slowness == Slowness(0.26, 1000.0, ("4711",))
@@ -67,8 +67,10 @@ def test_how_slow_since_when_and_which_jobs_stands_in_numbers_too(tmp_path):
 
 def test_what_was_lost_dropped_and_sampled_is_observed_and_no_job_is_a_label(tmp_path):
     host, config = healthy(tmp_path)
-    document = Told(time.time(), 1e9, (SLOW,), dropped=Dropped(strangers=3), lost=Lost(12.5, 2.0), sampling=0.0004)
-    write(tmp_path, {FILE: as_text(document)})
+    document = LiveDocument(
+        time.time(), 1e9, (SLOW,), dropped=Dropped(strangers=3), lost=LostSeconds(12.5, 2.0), sampling=0.0004
+    )
+    write(tmp_path, {FILE: to_json(document)})
     seen = {
         (one.name, *(value for _, value in one.labels)): one.value
         for one in run_check(failslow, host, config)
@@ -92,8 +94,8 @@ def test_where_nothing_is_sampled_no_share_of_a_core_is_told(tmp_path):
 
 def test_no_job_is_a_subject_however_many_are_slow(tmp_path):
     host, config = healthy(tmp_path)
-    jobs = [JobTold(str(number), 8, "client", True, 1000.0, 0.3) for number in range(5)]
-    write(tmp_path, told(*jobs, JobTold("9", 2, "counters", True, 1000.0, 0.3)))
+    jobs = [LiveJob(str(number), 8, "client", True, 1000.0, 0.3) for number in range(5)]
+    write(tmp_path, told(*jobs, LiveJob("9", 2, "counters", True, 1000.0, 0.3)))
     found = findings(failslow, host, config)
     assert [(one.code, one.subject) for one in found] == [("failslow/job", ""), ("failslow/counters", "")]
     assert "job 3 is 30% slower" in found[0].message
@@ -102,7 +104,7 @@ def test_no_job_is_a_subject_however_many_are_slow(tmp_path):
 
 def test_nothing_is_read_where_nothing_is_watched(tmp_path):
     host = write(tmp_path, {FILE: "no document"})
-    assert [type(item) for item in failslow.run(host, Config(), Past({}, 0.0, ""))] == [NothingToCheck]
+    assert [type(item) for item in failslow.run(host, Config(), History({}, 0.0, ""))] == [NothingToCheck]
 
 
 @pytest.mark.parametrize("text", ["no document", "{}", '{"schema": 2}', "[]", '{"schema": 1, "written": "x"}'])
@@ -128,7 +130,7 @@ def test_no_setting_makes_a_jobs_own_word_more_than_a_warning(code):
         assert "cannot be more than" in (failslow.validate(Config(severity={code: worse})) or "")
 
 
-COUNTED = JobTold("4711", 4, "counters", True, time.time() - 7200, 0.25, 1400.0, "", "", "unknown", ("CNP rose",), True)
+COUNTED = LiveJob("4711", 4, "counters", True, time.time() - 7200, 0.25, 1400.0, "", "", "unknown", ("CNP rose",), True)
 ACTS = Config(sample=("ib",), action="drain", restart_seconds=600.0, loss_window_seconds=60.0)
 
 
@@ -166,8 +168,8 @@ def test_else_no_node_is_taken_out(tmp_path, unlike, why):
 def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
     """Else a benchmark that is meant to be slow could be drained, though somebody said so."""
     for until, found in ((time.time() + 60, 0), (time.time() - 60, 1)):
-        document = Told(time.time(), until, (COUNTED,))
-        host = write(tmp_path, {FILE: as_text(document)})
+        document = LiveDocument(time.time(), until, (COUNTED,))
+        host = write(tmp_path, {FILE: to_json(document)})
         assert codes(findings(failslow, host, ACTS)).count("failslow/loss") == found
 
 
@@ -196,18 +198,20 @@ def heard(sent):
     """What the live process makes of these messages, on a node that shows a change all the while: a rank that was well
     for 60 steps, then what was sent, then the rank as slow as it can be."""
     jobs = Jobs(
-        Watched(client=True),
+        LiveSettings(client=True),
         lambda pid, job, rank: GPU,
-        lambda gpu, cause, since: (Said(0.9, "gpu", "the clock fell"),),
+        lambda gpu, cause, since: (NodeChange(0.9, "gpu", "the clock fell"),),
     )
     for at, (connection, seconds, busy, steps) in enumerate(
         [*[(0, 1.0, 0.9, 1)] * 60, *sent, *[(0, 9.0, 8.0, 9)] * 30]
     ):
-        message = client.MESSAGE.pack(client.MAGIC, connection, connection, at, steps, seconds, busy, client.NOT_TOLD)
-        if isinstance(said := datagram.read(message), datagram.Step):
-            jobs.heard(connection, 100 + connection, "4711", said, 1000.0 + at)
-    jobs.judge(silent=False)
-    return jobs.told()
+        message = client.MESSAGE.pack(
+            client.MAGIC, connection, connection, at, steps, seconds, busy, client.NOT_MEASURED
+        )
+        if isinstance(said := datagram.parse(message), datagram.StepMessage):
+            jobs.add_step(connection, 100 + connection, "4711", said, 1000.0 + at)
+    jobs.evaluate(is_paused=False)
+    return jobs.records()
 
 
 REQUEUES = Config(client=True, sample=("ib",), action="requeue", restart_seconds=0.0)
@@ -242,14 +246,14 @@ def test_only_what_can_be_sampled_is_accepted():
 
 def test_the_live_process_knows_the_settings_as_the_check_declares_them():
     declared = {one.name: one.default for one in fields_of(Config)}
-    assert {one.name: one.default for one in fields_of(Watched)} == {
-        one.name: declared[one.name] for one in fields_of(Watched)
+    assert {one.name: one.default for one in fields_of(LiveSettings)} == {
+        one.name: declared[one.name] for one in fields_of(LiveSettings)
     }
-    assert watched({"client": True, "severity": {}, "max_ranks": 4}) == Watched(client=True, max_ranks=4)
+    assert live_settings({"client": True, "severity": {}, "max_ranks": 4}) == LiveSettings(client=True, max_ranks=4)
 
 
 def test_the_document_has_the_fields_that_others_rely_on():
-    table = json.loads(as_text(Told(1.0, jobs=(SLOW,))))
+    table = json.loads(to_json(LiveDocument(1.0, jobs=(SLOW,))))
     assert set(table) >= {"schema", "written", "paused_until", "jobs", "recent", "dropped"}
     assert set(table["jobs"][0]) >= {
         *("job", "ranks", "source", "slow", "since", "slowdown", "lost_seconds", "suspect", "cause", "evidence")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_lines import findings_of
 from story import Story
 
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.checks import filesystem
 from healthd.checks.filesystem import EXPLAIN, Config, correlate
 from healthd.common.model import Clears, Finding, Inventory, LocalMount, Severity
@@ -37,7 +37,7 @@ def found(*lines: str) -> list[Finding]:
 
 
 def judged(*lines: str) -> list[tuple[str, str, str]]:
-    return [(f.code, f.subject, f.message) for f in found(*lines) if not f.over]
+    return [(f.code, f.subject, f.message) for f in found(*lines) if not f.recovered]
 
 
 def hear(story: Story, *lines: str) -> Story:
@@ -69,7 +69,7 @@ def test_a_client_that_was_thrown_out_warns_until_it_is_connected_again():
     codes = ["filesystem/not_responding", "filesystem/evicted"]
     assert [code for code, *_ in judged(LOST, EVICTED)] == codes
     assert judged(LOST, EVICTED, RESTORED) == []
-    assert [finding.code for finding in found(LOST, EVICTED, RESTORED) if finding.over] == codes
+    assert [finding.code for finding in found(LOST, EVICTED, RESTORED) if finding.recovered] == codes
 
 
 def test_a_server_that_answers_and_was_never_silent_is_nothing():
@@ -128,7 +128,7 @@ def test_what_says_nothing_of_the_node_is_nothing(line):
 
 @given(st.text(max_size=400), st.sampled_from([SILENT, EVICTED, "EXT4-fs error (device sda3): f:1: comm {}: x"]))
 def test_no_name_of_a_user_makes_another_code_or_drains(name, line):
-    found_event = event_of(RawLine(0.0, line.replace("nas1", name, 1).replace("{}", name)), "b")
+    found_event = make_event(RawLine(0.0, line.replace("nas1", name, 1).replace("{}", name)), "b")
     for finding in correlate([found_event] if found_event else [], NODE, Config()):
         assert finding.severity is Severity.WARNING
         assert len(finding.subject) <= 140

@@ -14,7 +14,7 @@ from trees import PCI, gpus, write
 from healthd.agent.conditions import intake
 from healthd.agent.conditions.absorb import absorb_result
 from healthd.agent.conditions.condition import acknowledged
-from healthd.agent.conditions.endings import known_for_a_while
+from healthd.agent.conditions.endings import acknowledge
 from healthd.checks import (
     gpu_access,
     gpu_count,
@@ -26,7 +26,7 @@ from healthd.checks import (
     pcie_hotplug,
 )
 from healthd.checks.gpu_access import Config
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import (
     Ack,
     CheckResult,
@@ -97,7 +97,7 @@ def test_a_gpu_that_may_not_be_opened_hides_no_other(host):
     text = '[gpu.2]\nerrors = { nvmlDeviceGetHandleByIndex = "NoPermission" }\n[gpu.3]\nlost = true'
     given: list[object] = []
     with pytest.raises(NvmlError, match="index 2"):
-        given.extend(gpu_access.run(host(text), Config(), Past({}, NOW, BOOT)))
+        given.extend(gpu_access.run(host(text), Config(), History({}, NOW, BOOT)))
     assert [f.subject for f in given if isinstance(f, Finding)] == [THIRD]
 
 
@@ -258,9 +258,9 @@ def test_a_lost_gpu_counts_at_once_where_the_kernel_log_says_that_it_is_gone(tmp
     (host,) = with_slurmd(tmp_path, f"gpu.3.{state} = true")
     heard = Story(gpu_xid)
     event = replace(said, time=NOW, last_time=NOW, boot_id=BOOT)
-    ledger = intake.heard(heard.ledger, [event], [(heard.check, heard.config)], NOW).ledger
+    ledger = intake.take_kernel_events(heard.ledger, [event], [(heard.check, heard.config)], NOW).ledger
     result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.1, tuple(findings(gpu_access, host)))
-    looked = intake.looked(ledger, result, Config(), NOW).ledger
+    looked = intake.take_result(ledger, result, Config(), NOW).ledger
     found = looked.by_key()[ConditionKey("gpu_access/lost", subject)]
     assert found.state is (ConditionState.OPEN if at_once else ConditionState.PENDING)
 
@@ -276,12 +276,12 @@ def test_what_the_log_said_before_somebody_knew_of_it_or_long_ago_confirms_no_re
     check = Story(gpu_xid if said.kind == "xid" else pcie_hotplug)
     when = NOW - minutes * 60
     event = replace(said, time=when, last_time=when, boot_id=BOOT)
-    ledger = intake.heard(check.ledger, [event], [(check.check, check.config)], when).ledger
+    ledger = intake.take_kernel_events(check.ledger, [event], [(check.check, check.config)], when).ledger
     ((key, heard),) = ledger.by_key().items()
     conditions = {key: acknowledged(heard, when) if knows == "resumed" else heard}
     if knows.startswith("acked"):
-        ack = Ack(NOW + 60, "", "", heard.severity, given=when - 1 if knows == "acked before" else when)
-        conditions = known_for_a_while(conditions, *key, ack)
+        ack = Ack(NOW + 60, "", "", heard.severity, requested_at=when - 1 if knows == "acked before" else when)
+        conditions = acknowledge(conditions, *key, ack)
     (finding,) = findings(gpu_access, host)
     result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.0, (finding,))
     found = absorb_result(conditions, result, 2, BOOT, ())[finding.key]

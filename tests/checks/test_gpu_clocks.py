@@ -15,10 +15,10 @@ from story import Story
 
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.settings.config import FleetLimits
-from healthd.agent.slurm.fleet_limit import PartitionCount, has_room, held, is_own_hardware, must_wait
+from healthd.agent.slurm.fleet_limit import PartitionCount, backoff, has_room, is_own_hardware, must_wait
 from healthd.checks import gpu_clocks
 from healthd.checks.gpu_clocks import Config, validate
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Condition, Finding, Severity
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
@@ -121,7 +121,7 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
     text = 'gpu.3.clock_event_reasons = 8\n[gpu.2.errors]\nnvmlDeviceGetCurrentClocksEventReasons = "Unknown"\n'
     seen: list[Any] = []
     with pytest.raises(NvmlError):
-        seen.extend(gpu_clocks.run(host(text), Config(), Past({}, NOW, BOOT)))
+        seen.extend(gpu_clocks.run(host(text), Config(), History({}, NOW, BOOT)))
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_clocks/slowed_briefly"]
 
 
@@ -300,7 +300,7 @@ def test_one_power_event_on_many_nodes_holds_back_those_beyond_the_limit(story):
     limits, own = FleetLimits(), is_own_hardware([slowed(story)])
     drained = [has_room(PartitionCount("gpu", 288, others), limits, own) for others in range(40)]
     assert drained == [True] * 28 + [False] * 12
-    hold = held(None, PartitionCount("gpu", 288, 28), limits, own, "n1", story.now)
+    hold = backoff(None, PartitionCount("gpu", 288, 28), limits, own, "n1", story.now)
     assert must_wait(hold, own, story.now)
 
 

@@ -8,10 +8,10 @@ from fakes import NOW, codes, findings, healthy_gpus, observed, rounds, run_chec
 from story import Story
 from trees import write
 
-from healthd.agent.slurm.affected_jobs import OnGpus, is_hit, reach
+from healthd.agent.slurm.affected_jobs import JobGpus, fault_reach, is_hit
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Gpu, NothingToCheck, Repair, Severity
 from healthd.nvidia.nvml import NvmlError
 
@@ -204,7 +204,7 @@ def test_gpu_ecc_has_nothing_to_check_where_ecc_is_off_on_every_gpu_by_factory_d
     off = "\n".join(
         f"[gpu.{index}]\necc = false\necc_default = false" for index in range(len(fake_pci_gpus("dgx-h100")))
     )
-    assert list(gpu_ecc.run(host(off), Config(), Past({}, 1000.0, "b"))) == [NothingToCheck("no GPU with ECC on")]
+    assert list(gpu_ecc.run(host(off), Config(), History({}, 1000.0, "b"))) == [NothingToCheck("no GPU with ECC on")]
 
 
 def test_gpu_ecc_warns_where_an_old_driver_has_no_default_mode(host):
@@ -369,10 +369,10 @@ def test_new_errors_hit_the_jobs_on_that_gpu_and_no_others(host):
     story = Story(gpu_ecc).look(host(part((7, 0)))).look(host(part((7, 0), "ecc_volatile_uncorrected_dram = 1")))
     (condition,) = story.conditions.values()
     gpus = [Gpu(pci, index) for index, pci in enumerate(fake_pci_gpus("dgx-h100"))]
-    whom = reach(condition, gpus, ())
-    hit = [is_hit(whom, OnGpus(True, frozenset({gpu.pci}), all_seen=True), 8) for gpu in gpus]
+    whom = fault_reach(condition, gpus, ())
+    hit = [is_hit(whom, JobGpus(True, frozenset({gpu.pci}), is_complete=True), 8) for gpu in gpus]
     assert (condition.severity, hit) == (Severity.CRITICAL, [index == 3 for index in range(8)])
-    assert not is_hit(whom, OnGpus(False, frozenset(), all_seen=True), 8), "nor a job without a GPU"
+    assert not is_hit(whom, JobGpus(False, frozenset(), is_complete=True), 8), "nor a job without a GPU"
 
 
 def test_a_reboot_is_a_reset_too(host):

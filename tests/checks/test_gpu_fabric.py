@@ -13,16 +13,16 @@ from story import Story
 from trees import FakeSystem, pci_device, write
 
 from healthd.checks import gpu_fabric
-from healthd.checks.gpu_fabric import ASK, MANAGER_SETTINGS, Config, problems
-from healthd.common.history import Past
+from healthd.checks.gpu_fabric import MANAGER_SETTINGS, SYSTEMCTL_COMMAND, Config, problems
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
-RUNS = Ran(0, "LoadState=loaded\nActiveState=active\n", "")
-DEAD = Ran(0, "LoadState=loaded\nActiveState=failed\n", "")
+RUNS = ProgramResult(0, "LoadState=loaded\nActiveState=active\n", "")
+DEAD = ProgramResult(0, "LoadState=loaded\nActiveState=failed\n", "")
 WAITING = "[gpu.3]\nfabric_state = 2\n"
 
 
@@ -30,11 +30,11 @@ WAITING = "[gpu.3]\nfabric_state = 2\n"
 def host(tmp_path):
     make = scenarios(tmp_path)
 
-    def with_systemd(text: str = "", profile: str = "dgx-h100", systemd: Ran | OSError | None = None) -> Host:
+    def with_systemd(text: str = "", profile: str = "dgx-h100", systemd: ProgramResult | OSError | None = None) -> Host:
         plain = make(text, profile)
         root = tmp_path / ("plain" if systemd is None else "booted")
         (root / ("run" if systemd is None else "run/systemd/system")).mkdir(parents=True, exist_ok=True)
-        programs = {ASK: systemd or OSError("must not be asked")}
+        programs = {SYSTEMCTL_COMMAND: systemd or OSError("must not be asked")}
         return Host(str(root), plain._open_nvml, system=FakeSystem(str(root), programs=programs))
 
     return with_systemd
@@ -118,7 +118,7 @@ def test_a_state_that_nobody_knows_is_unknown_and_hides_no_other_gpu(host, state
 
 
 def run_once(host: Host) -> Any:
-    return gpu_fabric.run(host, Config(), Past({}, NOW, BOOT))
+    return gpu_fabric.run(host, Config(), History({}, NOW, BOOT))
 
 
 def test_joining_that_ended_in_an_error_is_critical(host):
@@ -275,7 +275,7 @@ def test_settings_of_the_fabric_manager_that_cannot_be_read_are_unknown(host, tm
 
 @pytest.mark.parametrize("state", ["failed", "inactive", "activating", "deactivating"])
 def test_a_fabric_manager_that_does_not_run_is_named_as_the_cause(host, state):
-    ran = Ran(0, f"LoadState=loaded\nActiveState={state}\n", "")
+    ran = ProgramResult(0, f"LoadState=loaded\nActiveState={state}\n", "")
     gpu, manager = findings(gpu_fabric, host(WAITING, systemd=ran))
     assert gpu.code == "gpu_fabric/not_joined"
     assert (manager.code, manager.subject, manager.severity) == ("gpu_fabric/manager", "", Severity.DEGRADED)
@@ -288,8 +288,8 @@ def test_a_fabric_manager_that_does_not_run_is_named_as_the_cause(host, state):
     [
         None,  # no systemd: in a container
         RUNS,
-        Ran(0, "LoadState=loaded\nActiveState=reloading\n", ""),
-        Ran(0, "LoadState=not-found\nActiveState=inactive\n", ""),  # NVL72: it runs on the switches
+        ProgramResult(0, "LoadState=loaded\nActiveState=reloading\n", ""),
+        ProgramResult(0, "LoadState=not-found\nActiveState=inactive\n", ""),  # NVL72: it runs on the switches
     ],
 )
 def test_one_that_runs_or_is_not_installed_here_is_not_the_cause(host, ran):
@@ -304,12 +304,12 @@ def test_systemd_is_not_asked_while_all_gpus_are_in_the_fabric_or_there_is_none(
 @pytest.mark.parametrize(
     "ran",
     [
-        Ran(1, "", "Failed to connect to bus: Connection refused"),
-        Ran(0, "", ""),
-        Ran(0, "N/A\n", ""),
-        Ran(0, "ActiveState=\nLoadState=loaded\n", ""),
-        Ran(0, "LoadState=loaded\nActiveSt", ""),
-        Ran(0, "\ufffd\0ELF", ""),
+        ProgramResult(1, "", "Failed to connect to bus: Connection refused"),
+        ProgramResult(0, "", ""),
+        ProgramResult(0, "N/A\n", ""),
+        ProgramResult(0, "ActiveState=\nLoadState=loaded\n", ""),
+        ProgramResult(0, "LoadState=loaded\nActiveSt", ""),
+        ProgramResult(0, "\ufffd\0ELF", ""),
     ],
 )
 def test_a_systemd_that_does_not_say_is_unknown_and_hides_no_gpu(host, ran):

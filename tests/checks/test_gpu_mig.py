@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import gpu_mig
 from healthd.checks.gpu_mig import Config
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.nvidia.nvml import NvmlError
 
@@ -61,7 +61,7 @@ def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
     text = '[gpu.0]\nerrors = { nvmlDeviceGetMigMode = "Unknown" }\n[gpu.3]\nmig = true'
     given: list[object] = []
     with pytest.raises(NvmlError, match="nvmlDeviceGetMigMode"):
-        given.extend(gpu_mig.run(host(text), Config(mode="off"), Past({}, NOW, BOOT)))
+        given.extend(gpu_mig.run(host(text), Config(mode="off"), History({}, NOW, BOOT)))
     assert [f.subject for f in given if isinstance(f, Finding)] == [PCI]
 
 

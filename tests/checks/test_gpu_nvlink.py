@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.nvidia.nvml import NvmlError, _unpacked_ber
 
@@ -244,7 +244,7 @@ def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
     text = '[gpu.0]\nerrors = { nvmlDeviceGetFieldValues = "Unknown" }\n[gpu.3]\nnvlink_inactive = [5]'
     given: list[object] = []
     with pytest.raises(NvmlError, match=r"0000:1b:00\.0"):
-        given.extend(gpu_nvlink.run(host(text), Config(), Past({}, NOW, BOOT)))
+        given.extend(gpu_nvlink.run(host(text), Config(), History({}, NOW, BOOT)))
     assert [f.subject for f in given if isinstance(f, Finding)] == [PCI]
 
 

@@ -16,7 +16,7 @@ from healthd.agent.settings.layers import PROFILES
 from healthd.checks import gpu_pcie
 from healthd.checks.gpu_pcie import Config, validate
 from healthd.common import toml
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, LeftOut, Severity
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
@@ -197,7 +197,7 @@ def test_more_than_there_can_be_is_a_dead_link_thus_unknown_and_hides_no_other_g
     seen: list[Any] = []
     text = f"[gpu.2]\n{setting} = {number}\n[gpu.3]\npcie_width = 8\n"
     with pytest.raises(ValueError, match=f"GPU {fake_pci_gpus('dgx-h100')[2]}: .*: {number}, but the maximum is"):
-        seen.extend(gpu_pcie.run(host(text), Config(), Past({}, NOW, BOOT)))
+        seen.extend(gpu_pcie.run(host(text), Config(), History({}, NOW, BOOT)))
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_pcie/lanes"]
 
 

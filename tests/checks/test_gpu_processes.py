@@ -14,7 +14,7 @@ from trees import write
 
 from healthd.checks import gpu_processes
 from healthd.checks.gpu_processes import Config
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
@@ -102,7 +102,7 @@ def test_a_gpu_that_cannot_be_asked_hides_no_other(node):
     text = '[gpu.0]\nerrors = { nvmlDeviceGetComputeRunningProcesses_v3 = "NoPermission" }\n[gpu.3]\nprocesses = [7]'
     given_: list[object] = []
     with pytest.raises(NvmlError, match=r"0000:1b:00\.0"):
-        given_.extend(gpu_processes.run(node(text), Config(), Past({}, NOW, BOOT)))
+        given_.extend(gpu_processes.run(node(text), Config(), History({}, NOW, BOOT)))
     assert [f.subject for f in given_ if isinstance(f, Finding)] == [PCI]
 
 

@@ -9,11 +9,11 @@ from kernel_lines import event, findings_of
 from msgspec.structs import replace
 
 from healthd.agent.conditions import intake
-from healthd.agent.conditions.ledger import KEEP_EVENTS, Ledger
-from healthd.agent.kernel_log.coalesce import MOST_SMS, coalesce_events, with_jobs
+from healthd.agent.conditions.ledger import MAX_EVENTS, Ledger
+from healthd.agent.kernel_log.coalesce import MAX_SMS, coalesce_events, with_jobs
 from healthd.agent.kernel_log.file import counted_lines
-from healthd.agent.kernel_log.repeats import head
-from healthd.agent.kernel_log.source import RawLine, unrepeated
+from healthd.agent.kernel_log.repeats import fault_head
+from healthd.agent.kernel_log.source import RawLine, merge_repeats
 from healthd.agent.settings import registry
 from healthd.checks import gpu_sm, gpu_xid
 from healthd.checks.gpu_sm import Config, correlate
@@ -68,14 +68,14 @@ def test_jobs_that_share_a_gpu_are_different_ones_where_no_one_of_them_can_have_
     assert "jobs 12, 13, 14" in finding.message
 
 
-@pytest.mark.parametrize("count", [KEEP_EVENTS, 10 * KEEP_EVENTS])
-@pytest.mark.parametrize("others", [1, KEEP_EVENTS])
+@pytest.mark.parametrize("count", [MAX_EVENTS, 10 * MAX_EVENTS])
+@pytest.mark.parametrize("others", [1, MAX_EVENTS])
 def test_exceptions_of_one_processor_are_judged_in_linear_time(count, others):
     """Each pair compared: 0.7 s for one job's KEEP_EVENTS, a minute for ten times that, at each further line."""
     events = [replace(event(line(), NOW), sequence=n) for n in range(count)]
     events = with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
     assert list(correlate(events, NODE, Config())) == []
-    linear = 0.1 * count / KEEP_EVENTS
+    linear = 0.1 * count / MAX_EVENTS
     assert cpu_seconds(lambda: list(correlate(events, NODE, Config())), linear) < linear
 
 
@@ -100,7 +100,7 @@ def burst(count, at=0.0):
     return [event(line(f"GPC {n // 9}, TPC {n % 9}, SM 0"), at) for n in range(count)]
 
 
-@pytest.mark.parametrize(("count", "names"), [(MOST_SMS, MOST_SMS), (MOST_SMS + 1, 0), (144, 0)])
+@pytest.mark.parametrize(("count", "names"), [(MAX_SMS, MAX_SMS), (MAX_SMS + 1, 0), (144, 0)])
 def test_an_exception_on_most_of_a_gpu_accuses_no_processor_and_takes_no_room(count, names):
     recent, _, _ = coalesce_events((), [*burst(count), *burst(count, HOUR)], 1)
     assert len(recent) == 2
@@ -116,33 +116,35 @@ def test_lines_that_are_counted_before_they_are_read_keep_their_processors():
     registers = [
         f"NVRM: Xid (PCI:{BUS}): 13, pid=4711, name=python3, Graphics Exception: ESR 0x{n:x}=0x1" for n in range(9)
     ]
-    kept = unrepeated(RawLine(NOW, text) for text in [*lines, *registers])
+    kept = merge_repeats(RawLine(NOW, text) for text in [*lines, *registers])
     assert len(kept) == 5
     assert sum(each.lines for each in kept) == 2009
-    assert head(lines[0]) != head(lines[-1])
+    assert fault_head(lines[0]) != fault_head(lines[-1])
     bulk, _, _ = counted_lines("".join(f"{text}\n" for text in [*lines, *registers]).encode(), 10_000, False)
     assert sorted(count for _, count in bulk) == [9, 500, 500, 500, 500]
     recent, _, _ = coalesce_events((), [event(text.decode()) for text, _ in bulk], 1)
     assert [each.field("sm") for each in recent] == ["7.0.0 7.0.1 7.1.0 7.1.1"]
 
 
-LISTENERS = [(check, check.config()) for name, check in registry.built_in().items() if name in ("gpu_sm", "gpu_xid")]
+LISTENERS = [
+    (check, check.config()) for name, check in registry.built_in_checks().items() if name in ("gpu_sm", "gpu_xid")
+]
 
 
 def test_an_exception_that_was_forgotten_counts_and_a_job_that_is_named_late_does_too():
     """The condition of the Xid itself ends after an hour. Without cgroups Slurm names the job a moment later."""
     ledger = Ledger(boot_id=BOOT, inventory=NODE)
-    ledger = intake.heard(ledger, [event(line(), NOW, BOOT)], LISTENERS, NOW).ledger
-    ledger = intake.told_of_jobs(ledger, {1: "12"}, LISTENERS)
+    ledger = intake.take_kernel_events(ledger, [event(line(), NOW, BOOT)], LISTENERS, NOW).ledger
+    ledger = intake.take_jobs(ledger, {1: "12"}, LISTENERS)
     assert [c.code for c in ledger.conditions] == ["gpu_xid/13"]
     ended = [
         c.__class__(**{**{f: getattr(c, f) for f in c.__slots__}, "cleared_at": NOW + HOUR}) for c in ledger.conditions
     ]
     ledger = Ledger(**{**{f: getattr(ledger, f) for f in ledger.__slots__}, "conditions": (), "cleared": tuple(ended)})
     later = NOW + 2 * HOUR
-    ledger = intake.heard(ledger, [event(line(), later, BOOT)], LISTENERS, later).ledger
+    ledger = intake.take_kernel_events(ledger, [event(line(), later, BOOT)], LISTENERS, later).ledger
     assert [c.code for c in ledger.conditions] == ["gpu_xid/13"]
-    ledger = intake.told_of_jobs(ledger, {2: "13"}, LISTENERS)
+    ledger = intake.take_jobs(ledger, {2: "13"}, LISTENERS)
     assert sorted(c.code for c in ledger.conditions) == ["gpu_sm/several_jobs", "gpu_xid/13"]
     assert max(c.severity for c in ledger.conditions) is Severity.WARNING
 

@@ -11,8 +11,8 @@ from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check
 from story import Story
 
 from healthd.checks import gpu_temperature
-from healthd.checks.gpu_temperature import Config, slowdown_of
-from healthd.common.history import Past
+from healthd.checks.gpu_temperature import Config, model_slowdown
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
@@ -92,7 +92,7 @@ unsupported = ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMarginTemperat
     ],
 )
 def test_where_the_driver_tells_no_limit_the_models_own_slowdown_counts(host, name, slowdown):
-    assert slowdown_of(name) == slowdown
+    assert model_slowdown(name) == slowdown
     text = f'{NO_LIMIT}name = "{name}"\ntemperature = '
     assert findings(gpu_temperature, host(f"{text}{slowdown - 3}")) == []
     (finding,) = findings(gpu_temperature, host(f"{text}{slowdown - 2}"))
@@ -110,7 +110,7 @@ def test_a_models_own_slowdown_is_that_of_real_machines_or_a_little_below(captur
         if real is None:  # T.LIMIT: the sensors of temperature and margin may round differently
             assert margin is not None
             real = (gpu.temperature() or 0) + margin - (limits.slowdown_margin or 0)
-        assert real - 5 <= slowdown_of(gpu.name) <= real + 1
+        assert real - 5 <= model_slowdown(gpu.name) <= real + 1
 
 
 def test_the_site_may_say_where_the_slowdown_is_and_a_limit_of_the_driver_goes_before(host):
@@ -148,7 +148,7 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
     text = '[gpu.2.errors]\nnvmlDeviceGetMarginTemperature = "Unknown"\n[gpu.3]\ntemperature_margin = -5\n'
     seen: list[Any] = []
     with pytest.raises(NvmlError):
-        seen.extend(gpu_temperature.run(host(text), Config(), Past({}, NOW, BOOT)))
+        seen.extend(gpu_temperature.run(host(text), Config(), History({}, NOW, BOOT)))
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_temperature/hot"]
 
 

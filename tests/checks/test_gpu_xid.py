@@ -12,7 +12,7 @@ from healthd.checks.gpu_xid import Config, correlate, explain
 from healthd.common.model import Clears, Finding, Gpu, Inventory, KernelEvent, PciDevice, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.recovery_action import ACTIONS
-from healthd.nvidia.xid_table import RESET
+from healthd.nvidia.xid_table import RESET_XIDS
 
 PCI = "0000:3b:00.0"
 NODE = Inventory(gpus=(Gpu(PCI, 3, "GPU-8a47641b"), Gpu("0000:5e:00.0", 4, "GPU-5e")))
@@ -76,8 +76,8 @@ def test_what_nvidia_resets_the_gpu_for_is_critical_until_a_reset(code):
 
 def test_every_code_of_the_catalogues_reset_class_is_critical():
     reset = {code for code in range(1, 177) if (fact := codes.xid(code)) and fact.action == "RESET_GPU"}
-    assert reset <= RESET
-    assert RESET - reset == {48, 175}
+    assert reset <= RESET_XIDS
+    assert RESET_XIDS - reset == {48, 175}
 
 
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 63, 68, 69, 94, 8, 11, 70, 92, 121, 137, 160])
@@ -99,7 +99,7 @@ def test_codes_without_a_justified_action_warn_for_a_day(code):
 
 def test_no_code_but_the_listed_ones_drains():
     drains = {code for code in range(1, 1000) if one(xid(f"{code}, x")).severity > Severity.WARNING}
-    assert drains == RESET | {79, 151, 173}
+    assert drains == RESET_XIDS | {79, 151, 173}
 
 
 def test_codes_that_only_the_drivers_source_has_are_judged_by_it():
@@ -516,7 +516,7 @@ def test_explain_takes_any_code(code):
 
 def test_every_recovery_action_has_words():
     assert sorted(ACTIONS) == [1, 2, 3, 4, 5, 6, 7]
-    assert all(action.words for action in ACTIONS.values())
+    assert all(action.text for action in ACTIONS.values())
 
 
 # --- stories
@@ -568,7 +568,7 @@ def test_what_needs_a_reboot_drains_and_requeues_until_the_second_time_an_engine
 FATAL_NVLINK5 = xid(NVLINK5.format("REMAP Fatal", 0x82, 0x40))
 
 
-@pytest.mark.parametrize("line", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("line", [*(xid(f"{code}, x") for code in sorted(RESET_XIDS)), to(1), to(6), FATAL_NVLINK5])
 @pytest.mark.parametrize("repair", ["reset", "reboot"])
 def test_what_needs_a_reset_drains_and_requeues_until_a_reset_of_that_gpu_or_a_reboot(line, repair):
     life = Life().says(line)
@@ -684,7 +684,7 @@ def test_what_the_log_held_before_the_first_start_is_no_evidence():
 OTHER = NODE.gpus[1].pci
 
 
-@pytest.mark.parametrize("reset", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("reset", [*(xid(f"{code}, x") for code in sorted(RESET_XIDS)), to(1), to(6), FATAL_NVLINK5])
 @pytest.mark.parametrize("reboot", [xid("79, x"), xid("151, x"), to(2), to(7), LOST, RM_INIT, nvrm(NO_BOOT, 3)])
 def test_a_reset_of_one_gpu_ends_what_waits_for_it_there_and_nothing_else(reset, reboot):
     if "154" in reset and "154" in reboot:

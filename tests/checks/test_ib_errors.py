@@ -13,8 +13,8 @@ from story import Story
 from trees import Refusing, flat, write
 
 from healthd.checks import ib_errors
-from healthd.checks.ib_errors import FULL, TRANSPORT, Config, validate
-from healthd.common.history import KEEP_SECONDS, Past, Series, update
+from healthd.checks.ib_errors import COUNTER_LIMITS, TRANSPORT_COUNTERS, Config, validate
+from healthd.common.history import KEEP_SECONDS, History, Series, update
 from healthd.common.model import Clears, Finding, Observation, Severity
 from healthd.host.host import Host
 
@@ -23,13 +23,15 @@ STATE = IB + "/mlx5_0/ports/1/state"
 
 
 def file(counter):
-    folder = "hw_counters" if counter in TRANSPORT else "counters"
+    folder = "hw_counters" if counter in TRANSPORT_COUNTERS else "counters"
     return f"{IB}/mlx5_0/ports/1/{folder}/{counter}"
 
 
 def make(root, state="4: ACTIVE", up_seconds=864000, **counts):
     """A node with one port; its counters are 0 but for `counts`."""
-    counters = {file(each): f"{counts.get(each, 0)}\n" for each in (*FULL, *TRANSPORT, "link_downed")}
+    counters = {
+        file(each): f"{counts.get(each, 0)}\n" for each in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS, "link_downed")
+    }
     return write(root, {STATE: f"{state}\n", "/proc/uptime": f"{up_seconds}.00 1.00\n", **counters})
 
 
@@ -118,27 +120,32 @@ def test_the_numbers_are_settings(after):
         ack_timeouts_per_second=0,
         slow_restarts_per_second=0,
     )
-    steps = ({}, {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1, **dict.fromkeys(TRANSPORT, 1)})
+    steps = (
+        {},
+        {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1, **dict.fromkeys(TRANSPORT_COUNTERS, 1)},
+    )
     assert len(after(*steps, config=config)) == 5
     assert after(*steps) == []
     assert codes(after(*steps, config=Config(symbol_errors_per_second=0))) == ["ib_errors/symbol_rate"]
 
 
-@pytest.mark.parametrize("counter", FULL)
+@pytest.mark.parametrize("counter", COUNTER_LIMITS)
 def test_a_counter_that_reaches_its_end_in_one_round_is_judged_by_what_it_shows(after, counter):
-    found = after({}, {counter: FULL[counter]})
+    found = after({}, {counter: COUNTER_LIMITS[counter]})
     assert len(found) == 2
     assert found[0].code == "ib_errors/counter_full"
-    assert codes(after({counter: FULL[counter]}, {counter: FULL[counter]})) == ["ib_errors/counter_full"]
+    assert codes(after({counter: COUNTER_LIMITS[counter]}, {counter: COUNTER_LIMITS[counter]})) == [
+        "ib_errors/counter_full"
+    ]
 
 
 def test_a_card_that_does_not_count_transports_is_judged_by_the_rest(tmp_path):
     make(tmp_path)
-    for counter in TRANSPORT:
+    for counter in TRANSPORT_COUNTERS:
         (tmp_path / file(counter)[1:]).unlink()
     given = run_check(ib_errors, Host(str(tmp_path)))
     assert len(list(observed(given, "ib_errors_total"))) == 5
-    assert [dict(item.labels)["counter"] for item in observed(given, "ib_counter_unsupported")] == [*TRANSPORT]
+    assert [dict(item.labels)["counter"] for item in observed(given, "ib_counter_unsupported")] == [*TRANSPORT_COUNTERS]
 
 
 def test_transports_count_on_beyond_what_the_narrow_counters_hold(after):
@@ -204,7 +211,7 @@ def test_what_ports_count_within_half_an_hour_of_a_boot_is_no_fault(after):
 def test_where_the_time_since_boot_is_not_known_a_counter_that_grew_is_unknown_and_hides_no_other(tmp_path):
     host = make(tmp_path, symbol_error=500)
     (tmp_path / "proc/uptime").write_text("N/A\n")
-    past = Past({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
+    past = History({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
     given = []
     with pytest.raises(ValueError, match="/proc/uptime"):
         given.extend(ib_errors.run(host, Config(), past))
@@ -217,7 +224,7 @@ def test_a_port_whose_state_cannot_be_read_is_judged_and_unknown(tmp_path):
     counter = "ib_errors_total{port=mlx5_0/1,counter=local_link_integrity_errors}"
     given = []
     with pytest.raises(ValueError, match=r"mlx5_0/1: .*Input/output error"):
-        given.extend(ib_errors.run(host, Config(), Past({counter: Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)))
+        given.extend(ib_errors.run(host, Config(), History({counter: Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)))
     assert codes([item for item in given if isinstance(item, Finding)]) == ["ib_errors/link_integrity"]
 
 
@@ -231,30 +238,30 @@ def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(
     ]
     store = update({}, [item for item in given if isinstance(item, Observation)], NOW, BOOT)
     tells = make(tmp_path, symbol_error=7)
-    given = run_check(ib_errors, tells, None, Past(store, NOW + 300, BOOT))
+    given = run_check(ib_errors, tells, None, History(store, NOW + 300, BOOT))
     assert "symbol_error" not in {dict(item.labels).get("counter") for item in given}
     assert len(list(observed(given, "ib_errors_total"))) == 6
     store = update(store, given, NOW + KEEP_SECONDS + 1, BOOT)
-    given = run_check(ib_errors, tells, None, Past(store, NOW + KEEP_SECONDS + 300, BOOT))
+    given = run_check(ib_errors, tells, None, History(store, NOW + KEEP_SECONDS + 300, BOOT))
     assert len(list(observed(given, "ib_errors_total"))) == 7
 
 
 def test_after_a_boot_it_is_asked_again(node):
     mark = "ib_counter_unsupported{port=mlx5_0/1,counter=symbol_error}"
-    past = Past({mark: Series(1.0, NOW - 300, "another boot")}, NOW, BOOT)
+    past = History({mark: Series(1.0, NOW - 300, "another boot")}, NOW, BOOT)
     assert len(list(observed(run_check(ib_errors, node(), None, past), "ib_errors_total"))) == 7
 
 
 def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
     make(tmp_path)
     (tmp_path / file("symbol_error")[1:]).unlink()
-    past = Past({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
+    past = History({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
     with pytest.raises(ValueError, match="mlx5_0/1: symbol_error cannot be read any more"):
         run_check(ib_errors, Host(str(tmp_path)), None, past)
 
 
 def test_a_kernel_that_says_so_in_words_is_not_judged(node):
-    host = node(**dict.fromkeys((*FULL, *TRANSPORT), "N/A (no PMA)"))
+    host = node(**dict.fromkeys((*COUNTER_LIMITS, *TRANSPORT_COUNTERS), "N/A (no PMA)"))
     given = run_check(ib_errors, host)
     assert {item.name for item in given} == {"ib_counter_unsupported", "ib_errors_link_downs_seen"}
 
@@ -337,7 +344,7 @@ def test_high_rates_never_drain_and_are_forgotten_after_a_clean_day(node, counte
 
 
 @settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
-@given(counter=st.sampled_from(sorted(FULL)), content=st.binary(max_size=24))
+@given(counter=st.sampled_from(sorted(COUNTER_LIMITS)), content=st.binary(max_size=24))
 def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, counter, content):
     host = make(tmp_path)
     (tmp_path / file(counter)[1:]).write_bytes(content)

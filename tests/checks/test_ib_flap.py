@@ -14,7 +14,7 @@ from trees import Refusing, flat, write
 
 from healthd.checks import ib_flap
 from healthd.checks.ib_flap import Config, validate
-from healthd.common.history import Past, Series
+from healthd.common.history import History, Series
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 
@@ -112,8 +112,8 @@ def test_growth_after_that_time_counts(after):
 def test_flaps_from_before_a_boot_do_not_count_after_it(node):
     name = "ib_link_downed_total{port=mlx5_0/1}"
     store = {name: Series(4.0, NOW - 300, BOOT, ((NOW - 4000, 4.0),))}
-    assert findings(ib_flap, node(downed=5, up_for=3600.0), None, Past(store, NOW, BOOT)) == []
-    assert codes(findings(ib_flap, node(downed=5), None, Past(store, NOW, BOOT))) == ["ib_flap/link_downed"]
+    assert findings(ib_flap, node(downed=5, up_for=3600.0), None, History(store, NOW, BOOT)) == []
+    assert codes(findings(ib_flap, node(downed=5), None, History(store, NOW, BOOT))) == ["ib_flap/link_downed"]
 
 
 def test_a_counter_that_somebody_reset_did_not_go_round(after):
@@ -155,7 +155,7 @@ def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
     host = Host(str(tmp_path), system=Refusing(tmp_path, {DOWNED: errno.EINVAL}))
     store = {"ib_link_downed_total{port=mlx5_0/1}": Series(0.0, NOW - 300, BOOT)}
     with pytest.raises(ValueError, match="mlx5_0/1: ib_link_downed_total cannot be read any more"):
-        run_check(ib_flap, host, None, Past(store, NOW, BOOT))
+        run_check(ib_flap, host, None, History(store, NOW, BOOT))
 
 
 def test_a_port_that_cannot_be_read_is_unknown_and_hides_no_other(tmp_path):

@@ -15,10 +15,10 @@ from healthd.agent.conditions.absorb import as_configured
 from healthd.agent.conditions.verdict import judge
 from healthd.checks import ipmi_sel
 from healthd.checks.ipmi_sel import Config, Entry, parse
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import CheckResult, Clears, Finding, Outcome, RunName, Severity
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 
 ASK = ("ipmitool", "sel", "elist", "last", "200")
 OLD = captured("ipmitool_sel_elist.txt")
@@ -34,9 +34,9 @@ ABSENT_IS_FINE = {r"/dev/ipmi.*": "a machine without a BMC, or without its drive
 def bmc(tmp_path):
     """Makes a node whose SEL holds `text`."""
 
-    def make(text: str = "", ran: Ran | OSError | None = None) -> Host:
+    def make(text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
         write(tmp_path, {"/dev/ipmi0": ""})
-        said = ran or Ran(0, text, "" if text else "SEL has no entries\n")
+        said = ran or ProgramResult(0, text, "" if text else "SEL has no entries\n")
         return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: said}))
 
     return make
@@ -44,7 +44,7 @@ def bmc(tmp_path):
 
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     write(tmp_path, {"/dev/ipmi0": ""})
-    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: Ran(0, OLD, "")})), Config()
+    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: ProgramResult(0, OLD, "")})), Config()
 
 
 def found(*hosts: Host) -> list[Finding]:
@@ -65,9 +65,9 @@ def test_a_machine_without_a_bmc_or_without_ipmitool_gives_nothing(tmp_path):
 def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
     """Without -a, modprobe passes the second name to the first module as a parameter (modprobe(8))."""
     without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: OSError("asked")}))
-    (no_device,) = ipmi_sel.run(without, Config(), Past({}, 0.0, ""))
+    (no_device,) = ipmi_sel.run(without, Config(), History({}, 0.0, ""))
     with_device = write(tmp_path, {"/dev/ipmi0": ""})
-    (no_program,) = ipmi_sel.run(with_device, Config(), Past({}, 0.0, ""))
+    (no_program,) = ipmi_sel.run(with_device, Config(), History({}, 0.0, ""))
     assert no_device.fix.split()[:2] == ["modprobe", "-a"]
     assert no_program.fix == "install ipmitool"
 
@@ -157,11 +157,11 @@ def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
 @pytest.mark.parametrize(
     ("ran", "words"),
     [
-        (Ran(1, "", "Get SEL Info command failed\n"), "exit status 1: Get SEL Info command failed"),
-        (Ran(1, OLD, "Error: Unable to establish IPMI session"), "exit status 1: Error: Unable"),
-        (Ran(0, "", ""), "exit status 0: no error message"),
-        (Ran(0, "N/A\n", ""), "not an entry of the SEL: 'N/A'"),
-        (Ran(0, FATAL[:-12], ""), "not an entry of the SEL"),
+        (ProgramResult(1, "", "Get SEL Info command failed\n"), "exit status 1: Get SEL Info command failed"),
+        (ProgramResult(1, OLD, "Error: Unable to establish IPMI session"), "exit status 1: Error: Unable"),
+        (ProgramResult(0, "", ""), "exit status 0: no error message"),
+        (ProgramResult(0, "N/A\n", ""), "not an entry of the SEL: 'N/A'"),
+        (ProgramResult(0, FATAL[:-12], ""), "not an entry of the SEL"),
         (TimeoutError("ipmitool: did not end within 54 s"), "did not end"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_dead_bmc_never_holds_a_resume(config):
     story = Story(ipmi_sel, config)
     failed = CheckResult("ipmi_sel", "", Outcome.FAILED, 0.0, 0.0, error="ipmitool: exit status 1")
     names = [RunName("ipmi_sel")]
-    assert not story.check.holds_resume(config)
+    assert not story.check.may_block_resume(config)
     judged = judge({}, {names[0]: failed}, names, 0.0, optional=names)
     assert judged.may_resume
     assert judged.unknown == ("ipmi_sel failed: ipmitool: exit status 1",)

@@ -160,8 +160,8 @@ def test_heat_is_over_when_every_cpu_that_was_hot_is_cool():
 
 def test_a_cpu_that_was_hot_before_the_boot_is_not_waited_for():
     lines = [HOT.format(3), HOT.format(4), COOL.format(4)]
-    assert one(*lines, times=[1.0, 1000.0, 1010.0], boots=["a", "b", "b"]).over
-    assert not one(*lines, times=[1.0, 1000.0, 1010.0]).over
+    assert one(*lines, times=[1.0, 1000.0, 1010.0], boots=["a", "b", "b"]).recovered
+    assert not one(*lines, times=[1.0, 1000.0, 1010.0]).recovered
 
 
 @pytest.mark.parametrize(

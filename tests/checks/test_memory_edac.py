@@ -17,7 +17,7 @@ from trees import captured, write
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Inventory, Severity
 from healthd.host.host import Host
 
@@ -176,7 +176,7 @@ def test_memory_edac_reads_the_other_dimms_of_a_controller_after_a_garbled_file(
 
 def test_a_garbled_file_hides_no_error_elsewhere(node):
     before = Story(memory_edac).look(node())
-    past = Past(before.past, before.now + 300, before.boot_id)
+    past = History(before.past, before.now + 300, before.boot_id)
     given_ = memory_edac.run(node({"mc0/ue_count": "N/A", "mc1/ue_count": "1"}), Config(), past)
     found_ = []
     with pytest.raises(ValueError, match="mc0/ue_count: not a count: 'N/A'"):
@@ -460,10 +460,10 @@ def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repair
 
 
 def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
-    from healthd.agent.conditions.endings import resumed_by_operator
+    from healthd.agent.conditions.endings import acknowledge_resumed
 
     life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
-    life.conditions = resumed_by_operator(life.conditions, life.now, life.now)
+    life.conditions = acknowledge_resumed(life.conditions, life.now, life.now)
     life.looks(node(), 5)
     assert life.codes == []
     life.hear(event(EXCEPTION))

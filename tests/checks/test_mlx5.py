@@ -10,7 +10,7 @@ from kernel_lines import event, finding_of, findings_of
 from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
-from healthd.checks.mlx5 import EXPLAIN, LEAKS, RULES
+from healthd.checks.mlx5 import EXPLAIN, LEAK_RULE, RULES
 from healthd.common.model import Clears, Finding, Severity
 
 PCI = "0000:61:00.0"
@@ -236,7 +236,7 @@ def test_what_the_log_held_before_healthd_first_looked_never_acts():
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_every_finding_is_explained_as_it_is_judged(code):
     text = EXPLAIN[f"mlx5/{code}"]
-    assert (text.severity, text.clears) == (LEAKS if code == "command_timeout" else RULES[code])[:2]
+    assert (text.severity, text.clears) == (LEAK_RULE if code == "command_timeout" else RULES[code])[:2]
     assert all((text.meaning, text.matters, text.todo))
     assert len(EXPLAIN) == len(RULES)
 

@@ -24,15 +24,15 @@ from typing import Any
 import pytest
 from fakes import BOOT, NOW
 
-from healthd.agent.settings.registry import Check, built_in
-from healthd.common.history import Past, Series, update
+from healthd.agent.settings.registry import Check, built_in_checks
+from healthd.common.history import History, Series, update
 from healthd.common.model import Finding, Observation, Severity
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat, FileSystem, KernelClock, Tree
 from healthd.nvidia.nvml import NvmlError
 
-CHECKS = {name: check for name, check in built_in().items() if check.runs}
+CHECKS = {name: check for name, check in built_in_checks().items() if check.has_run}
 Question = tuple[str, Any]
 Answer = Callable[[Any], Any]  # from the true answer to the wrong one; may raise
 
@@ -68,13 +68,16 @@ MUTATIONS: dict[str, dict[str, Answer]] = {
     "fails in mid-read": dict.fromkeys(
         ("read", "names", "scan", "stat", "statvfs", "run", "clock"), failing(errno.EIO)
     ),
-    "is empty": {"read": saying(b""), "run": lambda _true: Ran(0, "", "")},
-    "is cut short": {"read": cut, "run": lambda true: Ran(true.status, true.stdout[: len(true.stdout) // 2], "")},
-    "says N/A": {"read": saying(b"N/A\n"), "run": lambda _true: Ran(0, "N/A\n", "")},
-    "says Unknown": {"read": saying(b"Unknown\n"), "run": lambda _true: Ran(0, "Unknown\n", "")},
-    "says 2^64": {"read": saying(b"%d\n" % 2**64), "run": lambda _true: Ran(0, f"{2**64}\n", "")},
-    "is binary": {"read": saying(b"\xff\x00\x01ELF\x80"), "run": lambda _true: Ran(0, "\ufffd\0ELF", "")},
-    "fails with a message": {"run": lambda _true: Ran(1, "", "Connection timed out")},
+    "is empty": {"read": saying(b""), "run": lambda _true: ProgramResult(0, "", "")},
+    "is cut short": {
+        "read": cut,
+        "run": lambda true: ProgramResult(true.status, true.stdout[: len(true.stdout) // 2], ""),
+    },
+    "says N/A": {"read": saying(b"N/A\n"), "run": lambda _true: ProgramResult(0, "N/A\n", "")},
+    "says Unknown": {"read": saying(b"Unknown\n"), "run": lambda _true: ProgramResult(0, "Unknown\n", "")},
+    "says 2^64": {"read": saying(b"%d\n" % 2**64), "run": lambda _true: ProgramResult(0, f"{2**64}\n", "")},
+    "is binary": {"read": saying(b"\xff\x00\x01ELF\x80"), "run": lambda _true: ProgramResult(0, "\ufffd\0ELF", "")},
+    "fails with a message": {"run": lambda _true: ProgramResult(1, "", "Connection timed out")},
     "is too slow": {"run": too_slow},
 }
 
@@ -112,7 +115,9 @@ class Asked(Tree):
     def statvfs(self, path: str) -> FileSystem:
         return self._answer("statvfs", path, lambda: self._system.statvfs(path))
 
-    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
+    ) -> ProgramResult | None:
         return self._answer("run", " ".join(argv), lambda: self._system.run(argv, seconds, environment, anywhere))
 
     def clock(self) -> KernelClock | None:
@@ -129,7 +134,7 @@ Store = dict[str, Series]
 def run(check: Check, host: Host, config: Any, system: Tree, store: Store) -> list[Any]:
     """One run, on a host of its own: nothing that an earlier one read is remembered, but for what `store` has."""
     fresh = Host(host.root, host._open_nvml, host.now, system)
-    return list(check.module.run(fresh, config, Past(store, NOW, BOOT)))
+    return list(check.module.run(fresh, config, History(store, NOW, BOOT)))
 
 
 def store_of(look: str, check: Check, host: Host, config: Any) -> Store:

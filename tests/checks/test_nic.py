@@ -139,7 +139,7 @@ def test_link_that_goes_down_is_recorded(line, subject):
 
 def test_link_that_is_up_again_is_over():
     down, up = (f"bnxt_en {PCI} bnxt_re0: Port: 1 Link {state}" for state in ("DOWN", "ACTIVE"))
-    assert one(down, up).over
+    assert one(down, up).recovered
     assert found(up) == []
 
 

@@ -17,8 +17,8 @@ import pytest
 from machine import EXPECTED, GPUS, NICS, REQUIRED, ROOT, TMP, WANTED, Machine
 from story import Node, Story
 
-from healthd.agent.kernel_log.source import RawLine, event_of
-from healthd.agent.settings.registry import built_in
+from healthd.agent.kernel_log.source import RawLine, make_event
+from healthd.agent.settings.registry import built_in_checks
 from healthd.agent.worker.process import baseline_items
 from healthd.common.codec import load
 from healthd.common.model import Entry, Gpu, Inventory
@@ -37,7 +37,7 @@ def node(machine: Machine) -> Node:
     """Every built-in check (but `exec` and `match`, which are the site's), after a first round in which all is well."""
     node = Node(
         Story(check.module, load(check.config, EXPECTED.get(name, {}), name))
-        for name, check in built_in().items()
+        for name, check in built_in_checks().items()
         if name not in ("exec", "match")
     )
     node.look(machine.now())
@@ -48,7 +48,7 @@ def node(machine: Machine) -> Node:
 def hear(node: Node, *lines: str) -> None:
     for story in (node.of("gpu_xid"), node.of("sxid")):
         for line in lines:
-            event = event_of(RawLine(story.now, line), story.boot_id)
+            event = make_event(RawLine(story.now, line), story.boot_id)
             assert event is not None
             story.hear(event, INVENTORY)
     node.each(lambda story: None)
@@ -303,11 +303,11 @@ def set_up_by_a_baseline(machine: Machine) -> Node:
     """The checks of what the driver brings, with what `healthd baseline` finds on this machine."""
     found = {}
     for check in ("kernel_modules", "device_nodes"):
-        known = built_in()[check]
+        known = built_in_checks()[check]
         entries = [item for item in baseline_items(machine.now(), known, known.config()) if isinstance(item, Entry)]
         names = {entry.key: entry.value for entry in entries}
         found[check] = names if check == "device_nodes" else tuple(names)
-    checks = {name: built_in()[name] for name in found}
+    checks = {name: built_in_checks()[name] for name in found}
     return Node(
         Story(check.module, load(check.config, {"expected": found[name]}, name)) for name, check in checks.items()
     )
@@ -470,7 +470,7 @@ def test_whatever_nvml_says_of_a_gpu_during_a_reset_in_a_pause(machine, node, st
 
 def test_mig_is_set_up_anew(tmp_path, machine):
     """On a site that says nothing of MIG: between jobs the GPUs have other MIG devices, or none."""
-    node = Node(Story(check.module) for name, check in built_in().items() if not check.per)
+    node = Node(Story(check.module) for name, check in built_in_checks().items() if not check.per)
     for text in ("mig = false", "mig_pending = true", "mig = true\nmig_devices = 3", "mig = true\nmig_devices = 7"):
         machine.all_gpus(text)
         node.looks(machine.now(), 3)
@@ -480,8 +480,8 @@ def test_mig_is_set_up_anew(tmp_path, machine):
 
 
 def test_where_the_site_says_what_mig_must_be_other_devices_drain_until_they_are_right(machine):
-    config = load(built_in()["gpu_mig"].config, {"mode": "on", "instances": 7}, "gpu_mig")
-    node = Node([Story(built_in()["gpu_mig"].module, config)])
+    config = load(built_in_checks()["gpu_mig"].config, {"mode": "on", "instances": 7}, "gpu_mig")
+    node = Node([Story(built_in_checks()["gpu_mig"].module, config)])
     machine.all_gpus("mig = true\nmig_devices = 6")
     assert node.look(machine.now()).drained
     machine.all_gpus("mig = true\nmig_devices = 7")

@@ -12,7 +12,7 @@ from fakes import BOOT, NOW, PLAIN_SNAPSHOT
 from slurm_text import columns
 from status_daemon import StatusDaemon
 
-from healthd.agent.conditions.impairments import PROGRAMS, limits, shown_health
+from healthd.agent.conditions.impairments import PROGRAMS, limits, reported_health
 from healthd.agent.doctor import result as doctor_line
 from healthd.agent.doctor import service, slurm, visibility
 from healthd.agent.kernel_log.file import FollowedFile
@@ -20,14 +20,14 @@ from healthd.agent.reporting.status import status_json, verdict_line
 from healthd.agent.scheduler import one_round
 from healthd.agent.settings import layers, registry
 from healthd.agent.settings.config import KernelLogConfig, Settings
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.worker.client import Reply, Request
 from healthd.agent.worker.requests import Run, RunAnswer
-from healthd.agent.worker.results import result_of
+from healthd.agent.worker.results import make_result
 from healthd.cli import doctor
 from healthd.cli.main import main
-from healthd.cli.terminal import OF_HEALTH
-from healthd.common.history import Past
+from healthd.cli.terminal import HEALTH_STATUS
+from healthd.common.history import History
 from healthd.common.model import (
     NO_GPU,
     CheckResult,
@@ -44,7 +44,7 @@ from healthd.common.slurm.commands import NODE_COLUMNS, CommandResult
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
 
-CHECKS = {name: check for name, check in registry.built_in().items() if check.runs}
+CHECKS = {name: check for name, check in registry.built_in_checks().items() if check.has_run}
 # Their healthy node in the tests has nothing of what they check; or the check needs none (exec, mount: per table).
 ALWAYS = {name for name, check in CHECKS.items() if check.per}
 
@@ -54,7 +54,7 @@ def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
     """A completed run without a finding would be listed as passed, although nothing was there to check."""
     check = CHECKS[name]
     try:
-        given = list(check.run(Host(str(tmp_path)), check.config(), Past({}, NOW, BOOT)))
+        given = list(check.run(Host(str(tmp_path)), check.config(), History({}, NOW, BOOT)))
     except (OSError, ValueError, RuntimeError, NvmlError):
         return
     assert any(isinstance(item, NothingToCheck | Finding) for item in given), given
@@ -65,14 +65,14 @@ def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
 def test_a_run_on_a_healthy_node_that_has_all_is_one_that_passed(name, tmp_path):
     healthy = importlib.import_module(f"tests.checks.test_{name}").healthy
     host, config = healthy(tmp_path)
-    given = list(CHECKS[name].run(host, config, Past({}, NOW, BOOT)))
+    given = list(CHECKS[name].run(host, config, History({}, NOW, BOOT)))
     assert [item for item in given if isinstance(item, NothingToCheck)] == []
 
 
 def replied(*items, error=""):
     findings = tuple(item for item in items if isinstance(item, Finding))
     nothing = tuple(item for item in items if isinstance(item, NothingToCheck))
-    request, answer = Request("cpu", 10.0, Run("cpu", "", {})), RunAnswer(findings=findings, nothing=nothing)
+    request, answer = Request("cpu", 10.0, Run("cpu", "", {})), RunAnswer(findings=findings, nothing_to_check=nothing)
     return Reply(request, Outcome.FAILED if error else Outcome.COMPLETED, 0.1, error, True, answer)
 
 
@@ -80,7 +80,7 @@ def test_a_result_keeps_the_reason_unless_it_found_something_or_failed():
     check, fault = CHECKS["cpu"], Finding(Severity.WARNING, "cpu/governor", "", "m")
 
     def nothing(reply):
-        return result_of(check, check.config(), reply, NOW, 0.0).nothing
+        return make_result(check, check.config(), reply, NOW, 0.0).nothing_to_check
 
     assert nothing(replied(NO_GPU)) == NO_GPU
     assert nothing(replied()) is None
@@ -89,12 +89,14 @@ def test_a_result_keeps_the_reason_unless_it_found_something_or_failed():
 
 
 def test_checks_without_a_result_are_counted_by_the_reason():
-    every = registry.built_in()
-    loaded = settle({"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.without_baseline)
+    every = registry.built_in_checks()
+    loaded = resolve_settings(
+        {"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.layers_without_baseline
+    )
     left = registry.without_result(every, loaded)
     assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "match", "mount"], ["gpu_processes"])
-    assert left["kernel_log_only"] == [name for name, check in every.items() if not check.runs]
-    ran = [name for name in loaded.checks if every[name.check].runs and not every[name.check].when]
+    assert left["kernel_log_only"] == [name for name, check in every.items() if not check.has_run]
+    ran = [name for name in loaded.checks if every[name.check].has_run and not every[name.check].when]
     assert len(ran) + sum(map(len, left.values())) == len(every)
 
 
@@ -133,15 +135,15 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
         }
     )
     settings = Settings(mode=mode, kernel_log=KernelLogConfig(source=str(log), trust_file=True))
-    status = OF_HEALTH[status_json(snapshot)["health"]]
-    found = one_round.Look(
+    status = HEALTH_STATUS[status_json(snapshot)["health"]]
+    found = one_round.RoundResult(
         "n1", NOW, snapshot.verdict, (), (), BOOT, None, limits=limits(mode, str(log), True, "", missing)
     )
-    check = OF_HEALTH[one_round.look_json(found)["health"]]
+    check = HEALTH_STATUS[one_round.round_json(found)["health"]]
     states = {line.state for line in service.kernel_log(settings)}
     if not slurm_there:
         states |= {line.state for line in slurm.lines(settings, slurm_answers, no_program)}
-    fails = doctor_line.State.FAILS in states
+    fails = doctor_line.State.FAILED in states
     needed = not log_readable or (not slurm_there and mode is not Mode.OBSERVE)
     assert fails == needed
     assert (status != 0) == needed
@@ -197,7 +199,7 @@ def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
     expected = bool(words) and mode is not Mode.OBSERVE
     assert [words in sentence for sentence in found] == [True] * expected
     (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.topic == "Slurm node")
-    assert (line.state is not doctor_line.State.WORKS) == bool(words)
+    assert (line.state is not doctor_line.State.OK) == bool(words)
 
 
 def answers(argv):
@@ -210,27 +212,27 @@ def answers(argv):
 def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
     import time
 
-    from healthd.agent.worker.client import Runner
-    from healthd.agent.worker.process import setup_of
+    from healthd.agent.worker.client import WorkerClient
+    from healthd.agent.worker.process import worker_setup
 
-    every = {"gpu_xid": registry.built_in()["gpu_xid"]}
-    loaded = settle({"root": str(tmp_path)}, "healthd.toml", {}, every, layers.without_baseline)
+    every = {"gpu_xid": registry.built_in_checks()["gpu_xid"]}
+    loaded = resolve_settings({"root": str(tmp_path)}, "healthd.toml", {}, every, layers.layers_without_baseline)
 
     def unreadable():
         raise PermissionError(13, "Permission denied", "/dev/kmsg")
 
-    runner = Runner(setup_of(loaded.settings), "", time.monotonic)
+    runner = WorkerClient(worker_setup(loaded.settings), "", time.monotonic)
     try:
-        document = one_round.look_json(one_round.look(loaded, every, runner, unreadable))
+        document = one_round.round_json(one_round.run_round(loaded, every, runner, unreadable))
     finally:
         runner.close(1.0)
-    assert OF_HEALTH[document["health"]] != 0
+    assert HEALTH_STATUS[document["health"]] != 0
 
 
 @pytest.mark.parametrize("health", Health)
 def test_limits_only_change_healthy(health):
-    assert shown_health(health, ()) is health
-    assert shown_health(health, ("no log",)) is (Health.WARNING if health is Health.HEALTHY else health)
+    assert reported_health(health, ()) is health
+    assert reported_health(health, ("no log",)) is (Health.WARNING if health is Health.HEALTHY else health)
 
 
 def test_a_switched_off_kernel_log_is_a_choice():
@@ -239,18 +241,18 @@ def test_a_switched_off_kernel_log_is_a_choice():
 
 def test_doctor_runs_what_a_round_runs():
     """It counted checks that run only on a drained, idle node, so its number differed from that of status."""
-    every = registry.built_in()
-    loaded = settle({}, "healthd.toml", {}, every, layers.without_baseline)
+    every = registry.built_in_checks()
+    loaded = resolve_settings({}, "healthd.toml", {}, every, layers.layers_without_baseline)
     of_a_round = [run for run in loaded.checks if not every[run.check].when]
     assert len(of_a_round) < len(loaded.checks)
-    assert list(doctor.of_a_round(loaded, every).checks) == of_a_round
+    assert list(doctor.round_settings(loaded, every).checks) == of_a_round
 
 
 def test_doctor_counts_as_status_does():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
-    results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
+    results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing_to_check=NO_GPU)]
     (line,) = (
-        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.topic == "checks"
+        line for line in visibility.lines(results, visibility.Environment(False, False, True)) if line.topic == "checks"
     )
     assert line.message.startswith("3 of 4 can check this node, 1 has nothing")
 
@@ -268,7 +270,7 @@ def run_check(tmp_path, capsys, mode="observe", log="off"):
 def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
     """It printed "healthy" with exit status 0, where status warned and the doctor exited with 2."""
     status, (limit,) = run_check(tmp_path, capsys, log=f"{tmp_path}/gone.log")
-    assert status == OF_HEALTH["warning"]
+    assert status == HEALTH_STATUS["warning"]
     assert f"{tmp_path}/gone.log" in limit
     (tmp_path / "there.log").touch()
     assert run_check(tmp_path, capsys, log=f"{tmp_path}/there.log") == (0, [])
@@ -277,7 +279,7 @@ def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
 @pytest.mark.parametrize("mode_of_the_daemon", ["drain", "observe"])
 def test_check_asks_slurmctld_only_if_no_daemon_of_its_mode_does(tmp_path, capsys, monkeypatch, mode_of_the_daemon):
     monkeypatch.setattr("healthd.agent.conditions.impairments.missing_programs", lambda _: [])
-    monkeypatch.setattr("healthd.agent.slurm.blocking.trouble_of_node", lambda *_: "sinfo: asked by check")
+    monkeypatch.setattr("healthd.agent.slurm.blocking.node_problem", lambda *_: "sinfo: asked by check")
     (tmp_path / "run").mkdir(mode=0o755)
     with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=["sinfo: asked by the daemon"]):
         status, (limit,) = run_check(tmp_path, capsys, mode="drain")
@@ -297,7 +299,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "open", refused)
     (line,) = service.kernel_log(Settings(kernel_log=KernelLogConfig(source=str(log), trust_file=True)))
-    assert line.state is doctor_line.State.FAILS
+    assert line.state is doctor_line.State.FAILED
     assert "cannot be read: Permission denied" in line.message
     followed = FollowedFile(str(log), None)
     assert followed.missing.endswith("cannot be read: Permission denied")

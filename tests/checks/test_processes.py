@@ -18,8 +18,8 @@ from story import Story
 from trees import FakeSystem, write
 
 from healthd.checks import processes
-from healthd.checks.processes import FUSE_CONNECTIONS, MOST_FINDINGS, Config, parse, state_of, validate
-from healthd.common.history import Past
+from healthd.checks.processes import FUSE_CONNECTIONS, MAX_FINDINGS, Config, parse, process_state, validate
+from healthd.common.history import History
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.host.system import FileStat, Tree
@@ -159,7 +159,7 @@ def test_a_thread_that_hangs_while_its_leader_has_ended_counts(node):
 def test_hundreds_of_hanging_processes_are_a_few_findings_always_the_same(node):
     crowd = {path: text for pid in range(200, 300) for path, text in stuck(pid).items()}
     found = findings(processes, node(crowd))
-    assert [f.subject for f in found] == [f"{pid}@{pid * 100}" for pid in range(200, 200 + MOST_FINDINGS)]
+    assert [f.subject for f in found] == [f"{pid}@{pid * 100}" for pid in range(200, 200 + MAX_FINDINGS)]
 
 
 # --- zombies
@@ -381,7 +381,7 @@ def test_a_share_of_nothing_is_refused():
 
 @given(st.one_of(st.text(max_size=80), st.text("0123456789 ()DZS", max_size=200)))
 def test_garbage_is_a_sentence_or_a_process(text):
-    for function in (state_of, parse):
+    for function in (process_state, parse):
         found, said = refusal(function, text, "/proc/1/stat")
         assert found is not None or said.startswith("/proc/1/stat: not a process state")
 
@@ -389,7 +389,7 @@ def test_garbage_is_a_sentence_or_a_process(text):
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=15), st.sampled_from("RSDTtZXxKWPI"))
 def test_whatever_a_program_is_called_its_state_is_read(command, state):
     text = STAT.format(pid=7, command=command, state=state, parent=1, flags=0, threads=3, start=9).strip()
-    assert state_of(text, "") == state
+    assert process_state(text, "") == state
     assert parse(text, "") == (7, command, state, 1, 0, 3, 9)
 
 
@@ -397,7 +397,7 @@ def test_whatever_a_program_is_called_its_state_is_read(command, state):
 
 
 def test_this_machines_processes_are_read():
-    given_ = list(processes.run(Host(), Config(), Past({}, NOW, BOOT)))
+    given_ = list(processes.run(Host(), Config(), History({}, NOW, BOOT)))
     worse = {item.code for item in given_ if isinstance(item, Finding) and item.severity > Severity.WARNING}
     assert worse <= {"processes/unkillable"}  # other tests, side by side with this, let some hang
 
@@ -411,11 +411,11 @@ ctypes.CDLL(None).syscall({exit_of_this_thread}, 0)
 """
     with subprocess.Popen([sys.executable, "-c", program]) as child:
         text, until = "", time.monotonic() + 50.0
-        while not text or (state_of(text, "") != "Z" and time.monotonic() < until):
+        while not text or (process_state(text, "") != "Z" and time.monotonic() < until):
             time.sleep(0.01)
             text = Path(f"/proc/{child.pid}/stat").read_text()
-        seen = processes.Seen([], [], [], [])
-        processes._look(Host(), [child.pid], seen)
+        seen = processes.ScanResult([], [], [], [])
+        processes._scan(Host(), [child.pid], seen)
         child.send_signal(signal.SIGKILL)
     assert [(found.state, found.threads) for found in seen.zombies] == [("Z", 2)]
     assert (seen.stuck, seen.unreadable) == ([], [])

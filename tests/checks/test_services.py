@@ -17,7 +17,7 @@ from healthd.checks import services
 from healthd.checks.services import Config, parse, validate
 from healthd.common.model import Clears, Severity
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 
 ASK = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
 STATES = {
@@ -41,9 +41,9 @@ def shown(unit: str, state: str = "good", restarts: int | None = 0, job: str = "
     return "\n".join([*lines, ""])
 
 
-def host(*units: str, text: str = "", ran: Ran | OSError | None = None) -> Host:
+def host(*units: str, text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
     """A node whose systemctl shows `text` when it is asked for `units`."""
-    return Host("/nonexistent", system=FakeSystem("/nonexistent", {(*ASK, *units): ran or Ran(0, text, "")}))
+    return Host("/nonexistent", system=FakeSystem("/nonexistent", {(*ASK, *units): ran or ProgramResult(0, text, "")}))
 
 
 def slurmd(state: str = "good", **more: object) -> Host:
@@ -180,7 +180,7 @@ def test_without_systemctl_it_is_unknown_whether_units_run():
 
 
 def test_a_systemd_that_cannot_be_asked_is_unknown():
-    ran = Ran(1, "", "Failed to connect to bus: Host is down\n")
+    ran = ProgramResult(1, "", "Failed to connect to bus: Host is down\n")
     error = until_it_fails(services, host("slurmd", ran=ran), REQUIRED)[1]
     assert error == "systemctl: exit status 1: Failed to connect to bus: Host is down"
 

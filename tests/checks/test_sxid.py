@@ -131,8 +131,8 @@ def test_a_code_in_no_list_is_told_in_the_words_of_the_driver():
         ("26004, SOE reset timeout error(0)", "SXid 26004: SOE reset timeout error(0), NVSwitch 2"),
         ("26008, SOE Watchdog error", "SXid 26008: SOE Watchdog error, NVSwitch 2"),
         ("28003, OSFP Thermal Overt Activated", "SXid 28003: OSFP Thermal Overt Activated, NVSwitch 2"),
-        ("28005, OSFP Thermal SOE Heartbeat Shutdown", f"SXid 28005: {sxid.WITHOUT_A_WORD[28005]}, NVSwitch 2"),
-        ("26006, SOE HALTED", f"SXid 26006: {sxid.WITHOUT_A_WORD[26006]}, NVSwitch 2"),
+        ("28005, OSFP Thermal SOE Heartbeat Shutdown", f"SXid 28005: {sxid.UNCLASSIFIED_FAULTS[28005]}, NVSwitch 2"),
+        ("26006, SOE HALTED", f"SXid 26006: {sxid.UNCLASSIFIED_FAULTS[26006]}, NVSwitch 2"),
         (
             "10004, PMGR OVERT Threshold reached. Shutting Down",
             "SXid 10004: PMGR OVERT Threshold reached. Shutting Down, NVSwitch 2",

@@ -19,19 +19,19 @@ from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
 
 from healthd.agent.settings.config import Layer, Loaded
-from healthd.agent.settings.effective import settle
-from healthd.agent.settings.registry import built_in, with_baseline
+from healthd.agent.settings.effective import resolve_settings
+from healthd.agent.settings.registry import baseline_checks, built_in_checks
 from healthd.agent.worker.process import baseline_items
 from healthd.checks import services
-from healthd.checks.mount import worth_watching
+from healthd.checks.mount import baseline_mounts
 from healthd.cli import baseline_settings
-from healthd.cli.baseline_settings import Present, as_toml, by_hand, drift
+from healthd.cli.baseline_settings import Present, as_toml, find_changes, manual_settings
 from healthd.cli.main import main
 from healthd.common.codec import dump, fields_of, load
 from healthd.common.model import Entry, LeftOut, Severity
 from healthd.common.mountinfo import parse_all
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat
 from healthd.nvidia.fake_nvml import open_fake
 
@@ -40,8 +40,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-KNOWN = built_in()
-WANTS = with_baseline(KNOWN)
+KNOWN = built_in_checks()
+WANTS = baseline_checks(KNOWN)
 ADDRESSES = [
     *("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0"),
     *("0000:9d:00.0", "0000:c3:00.0", "0000:d1:00.0", "0000:df:00.0"),
@@ -64,9 +64,9 @@ class Node(FakeSystem):
         return found._replace(mode=stat.S_IFCHR | 0o666) if path.startswith("/dev/") else found
 
 
-def systemctl(**states: str) -> dict[tuple[str, ...], Ran | OSError]:
+def systemctl(**states: str) -> dict[tuple[str, ...], ProgramResult | OSError]:
     """The answer of systemctl for any order in which the usual units are asked for."""
-    from healthd.checks.services import MORE, PROPERTIES
+    from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
     def shown(units: tuple[str, ...]) -> str:
         blocks = []
@@ -79,10 +79,15 @@ def systemctl(**states: str) -> dict[tuple[str, ...], Ran | OSError]:
             )
         return "\n\n".join(blocks) + "\n"
 
-    properties = ",".join((*PROPERTIES, *MORE))
-    usual = (*services.REQUIRED, *services.WANTED)
-    asked = [usual, services.REQUIRED, services.REQUIRED[:2], (*services.REQUIRED[:2], *services.WANTED)]
-    return {("systemctl", "show", "-p", properties, *units): Ran(0, shown(units), "") for units in asked}
+    properties = ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES))
+    usual = (*services.REQUIRED_UNITS, *services.WANTED_UNITS)
+    asked = [
+        usual,
+        services.REQUIRED_UNITS,
+        services.REQUIRED_UNITS[:2],
+        (*services.REQUIRED_UNITS[:2], *services.WANTED_UNITS),
+    ]
+    return {("systemctl", "show", "-p", properties, *units): ProgramResult(0, shown(units), "") for units in asked}
 
 
 def node(root: Path, scenario: str = "", states: Mapping[str, str] | None = None) -> Host:
@@ -176,7 +181,7 @@ def tables_of(found: Present) -> Any:
 
 
 def settled(found: Present) -> Loaded:
-    return settle({}, "healthd.toml", {}, KNOWN, lambda _settings: [Layer("baseline", tables_of(found))])
+    return resolve_settings({}, "healthd.toml", {}, KNOWN, lambda _settings: [Layer("baseline", tables_of(found))])
 
 
 def baselined(root: Path) -> Loaded:
@@ -383,21 +388,28 @@ def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with
 
 
 def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
-    from healthd.checks.services import MORE, PROPERTIES
+    from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
-    argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *services.REQUIRED, *services.WANTED)
-    host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: Ran(1, "", "no bus\n")}))
+    argv = (
+        "systemctl",
+        "show",
+        "-p",
+        ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)),
+        *services.REQUIRED_UNITS,
+        *services.WANTED_UNITS,
+    )
+    host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: ProgramResult(1, "", "no bus\n")}))
     with pytest.raises(RuntimeError, match="exit status 1: no bus"):
         look(host, "services")
 
 
 def test_services_that_a_profile_wants_are_asked_for_by_either_name(tmp_path):
-    from healthd.checks.services import MORE, PROPERTIES
+    from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
-    units = (*services.REQUIRED, *services.WANTED, "data.mount", "chrony.service")
+    units = (*services.REQUIRED_UNITS, *services.WANTED_UNITS, "data.mount", "chrony.service")
     blocks = "\n\n".join(f"Id={u}\nActiveState=active\nSubState=x\nLoadState=loaded\nResult=" for u in units)
-    argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units)
-    host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: Ran(0, blocks, "")}))
+    argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *units)
+    host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: ProgramResult(0, blocks, "")}))
     found = look(host, "services", wanted=("chrony", "slurmd"), required=("data.mount",))
     by_setting = {(item.setting, item.key) for item in found}
     assert {("wanted", "chrony.service"), ("required", "data.mount"), ("required", "munge.service")} <= by_setting
@@ -485,7 +497,7 @@ def test_a_device_file_that_is_none_is_left_out(tmp_path):
 
 
 def mounts(text: str) -> dict[str, str]:
-    found = worth_watching(parse_all(text.strip())[0])
+    found = baseline_mounts(parse_all(text.strip())[0])
     return {item.instance: item.value for item in found if isinstance(item, Entry) and item.setting == "fstype"}
 
 
@@ -534,7 +546,7 @@ def test_a_mount_that_jobs_may_need_is_written(fstype):
 
 
 def test_what_is_automounted_is_left_to_a_person():
-    found = list(worth_watching(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
+    found = list(baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
     assert found == [LeftOut("mount", "automounted: add it manually if jobs need it", instance="/home/ann")]
 
 
@@ -553,7 +565,7 @@ def test_subvolumes_are_no_bind_mounts():
 
 
 def test_a_file_system_that_the_kernel_made_read_only_is_left_out():
-    found = list(worth_watching(parse_all(line("/raid", "ext4", "9:0", options="ro"))[0]))
+    found = list(baseline_mounts(parse_all(line("/raid", "ext4", "9:0", options="ro"))[0]))
     assert found == [LeftOut("mount", "the kernel has made it read-only", instance="/raid")]
 
 
@@ -593,7 +605,7 @@ FIELDS = sorted({field for each in LINES for field in each.split()})
     )
 )
 def test_any_list_of_mounts_gives_tables_that_can_be_used(lines):
-    found = list(worth_watching(parse_all("\n".join(lines))[0]))
+    found = list(baseline_mounts(parse_all("\n".join(lines))[0]))
     entries = tuple(item for item in found if isinstance(item, Entry))
     loaded = settled(Present(entries, tuple(item for item in found if isinstance(item, LeftOut))))
     for (check, point), config in loaded.checks.items():
@@ -625,7 +637,7 @@ def test_any_text_comes_back_from_the_file(devices, note, why):
 
 
 def changes(before: Present, after: Present) -> dict[str, tuple[str, str]]:
-    return {change.setting: (change.was, change.now) for change in drift(tables_of(before), after, KNOWN)}
+    return {change.setting: (change.was, change.now) for change in find_changes(tables_of(before), after, KNOWN)}
 
 
 def test_nothing_has_changed_on_the_same_node(tmp_path):
@@ -665,8 +677,8 @@ def test_what_a_person_wrote_there_is_no_drift_but_is_named_before_it_is_lost(tm
     tables["gpu_count"]["enforce"] = False
     tables["mount"]["/data"]["hang_degraded_seconds"] = 60.0
     tables["ib_flap"] = {"ports": ["mlx5_0/1"]}
-    assert drift(tables, found, KNOWN) == []
-    assert [change.setting for change in by_hand(tables, KNOWN)] == [
+    assert find_changes(tables, found, KNOWN) == []
+    assert [change.setting for change in manual_settings(tables, KNOWN)] == [
         "checks.gpu_count.enforce",
         "checks.ib_flap.ports mlx5_0/1",
         'checks.mount."/data".hang_degraded_seconds',
@@ -676,7 +688,9 @@ def test_what_a_person_wrote_there_is_no_drift_but_is_named_before_it_is_lost(tm
 def test_what_could_not_be_looked_at_is_unknown_and_not_gone(tmp_path):
     before = seen(node(tmp_path))
     kept = tuple(entry for entry in before.entries if entry.check != "ib_link")
-    (first, second) = drift(tables_of(before), Present(kept, (LeftOut("ib_link", "no answer within 10 s"),)), KNOWN)
+    (first, second) = find_changes(
+        tables_of(before), Present(kept, (LeftOut("ib_link", "no answer within 10 s"),)), KNOWN
+    )
     assert (first.now, first.unknown, second.unknown) == ("no answer within 10 s", True, True)
 
 

@@ -19,7 +19,9 @@ from healthd.cli.main import main
 from tests.agent.reporting.test_next_steps import condition
 
 ROOT = Path(__file__).parents[2]
-LISTENERS = sorted(name for name, check in registry.built_in().items() if check.listens and not check.runs)
+LISTENERS = sorted(
+    name for name, check in registry.built_in_checks().items() if check.reads_kernel_log and not check.has_run
+)
 ROUND = {"health": "healthy", "unknown": [], "conditions": [], "results": []}
 
 
@@ -40,7 +42,7 @@ def stands(severity: str = "critical", **changes: Any) -> dict[str, Any]:
 
 def together(*conditions: dict[str, Any], health: str = "healthy", problem: str = "") -> dict[str, Any]:
     heard = {"checks": ["gpu_xid"], "since": 1.0, "kernel_log": {}, "conditions": [*conditions], "problem": problem}
-    return cli_check.together({**ROUND, "health": health}, heard)
+    return cli_check.merge_daemon_report({**ROUND, "health": health}, heard)
 
 
 def test_there_are_checks_that_only_listen():
@@ -99,7 +101,7 @@ def test_the_worse_of_what_was_looked_at_and_what_was_heard_counts():
 def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
-        heard = cli_check.ask_daemon(["gpu_xid"], str(tmp_path))
+        heard = cli_check.query_daemon(["gpu_xid"], str(tmp_path))
     assert heard["problem"] == "the daemon has another version, and this version cannot read its answer"
 
 

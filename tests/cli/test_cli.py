@@ -22,9 +22,9 @@ from trees import plain_machine
 from waiting import until
 
 import healthd
-from healthd.agent.settings.registry import built_in
-from healthd.cli.flags import DEFAULT_FILE, duration
-from healthd.cli.main import FAMILIES, HELP, TWO_WORDS, command
+from healthd.agent.settings.registry import built_in_checks
+from healthd.cli.flags import DEFAULT_FILE, parse_duration
+from healthd.cli.main import FAMILIES, GROUPS, HELP, command
 
 ROOT = Path(__file__).parents[2]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -87,7 +87,7 @@ def test_help_that_was_asked_for_is_an_answer(arguments):
     assert (done.status, done.out, done.err) == (0, HELP, "")
 
 
-@pytest.mark.parametrize("group", TWO_WORDS)
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_group_alone_names_its_commands_in_80_columns(group):
     alone = run(group)
     assert (alone.status, alone.out) == (64, "")
@@ -204,12 +204,12 @@ def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):
     [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800)],
 )
 def test_durations(text, seconds):
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "30", "m", "30 m", "-30m", "0s", "1e3s", "30min", "1h30", "²h", "9" * 99 + "s"])
 def test_what_is_no_duration(text):
-    assert duration(text) is None
+    assert parse_duration(text) is None
 
 
 MISTAKES = """
@@ -302,7 +302,7 @@ def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, 
     from healthd.host import program
 
     real = program.run_program
-    monkeypatch.setattr(config, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(config, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(program, "run_program", lambda argv, seconds: real(("sleep", "1000"), seconds))
     assert main(["config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nfs/x"]\n')]) == 0
     assert 'warning: checks.exec."a".command: /nfs/x cannot be tested' in capsys.readouterr().err
@@ -555,7 +555,9 @@ def test_a_complaint_that_nobody_hears_is_no_answer(arguments):
 
 def test_a_right_file_is_called_right(tmp_path):
     file = settings(tmp_path, 'mode = "act"\n[checks.mount."/data"]\n')
-    assert run("config", "check", file).out.startswith(f"{file}: no errors; mode act, {len(built_in())} checks: ")
+    assert run("config", "check", file).out.startswith(
+        f"{file}: no errors; mode act, {len(built_in_checks())} checks: "
+    )
 
 
 def test_the_sample_settings_are_right():
@@ -613,7 +615,7 @@ def test_the_list_is_for_programs_too(tmp_path):
     assert (rows["gpu_ecc", ""]["state"], rows["exec", ""]["state"]) == ("off", "not_set_up")
     assert (rows["gpu_xid", ""]["runs"], rows["gpu_xid", ""]["reads_kernel_log"]) == (False, True)
     assert rows["gpu_processes", ""]["when"] == "idle"
-    assert {name for name, _ in rows} == set(built_in())
+    assert {name for name, _ in rows} == set(built_in_checks())
     codes = run("list", "--codes", "--json").document["codes"]
     assert [row["code"] for row in codes] == [line.split()[0] for line in run("list", "--codes").out.splitlines()[1:]]
     (xid,) = [row for row in codes if row["code"] == "gpu_xid/79"]
@@ -634,7 +636,7 @@ def test_an_xid_of_no_catalogue_is_explained_too():
 def test_every_code_that_is_listed_can_be_explained():
     from healthd.agent.settings import registry
 
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     rows = run("list", "--codes").out.splitlines()[1:]
     codes = [row.split()[0] for row in rows]
     assert sorted(codes) == sorted(registry.all_codes(checks))

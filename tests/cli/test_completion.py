@@ -17,7 +17,7 @@ from status_daemon import StatusDaemon
 
 from healthd.cli.completion import DURATIONS, SHELLS, parser, split
 from healthd.cli.flags import Parser
-from healthd.cli.main import FAMILIES, TWO_WORDS, command, main
+from healthd.cli.main import FAMILIES, GROUPS, command, main
 from healthd.nvidia.fake_scenario import profiles
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +92,8 @@ def test_split_finds_the_command(line: str, found: tuple[str, str]) -> None:
 )
 def test_split_gives_a_command_and_the_end_of_the_line(line: str) -> None:
     found = split(line)
-    assert found.command in {"", *FAMILIES, *TWO_WORDS}
-    assert line.endswith(found.rest)
+    assert found.command in {"", *FAMILIES, *GROUPS}
+    assert line.endswith(found.remainder)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.daemons import command_of, daemons, described, found
+from healthd.cli.daemons import daemon_command, describe, describe_daemons, find_daemons
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ from healthd.cli.daemons import command_of, daemons, described, found
     ],
 )
 def test_a_daemon_is_told_by_its_command_line(words, command):
-    assert command_of(words) == command
+    assert daemon_command(words) == command
 
 
 @given(st.lists(st.text()))
 def test_any_command_line_is_read(words):
-    assert command_of(words) == "" or "run" in words
+    assert daemon_command(words) == "" or "run" in words
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def one() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_daemon_that_runs_is_told_with_its_process_its_age_and_its_options(one):
-    (mine,) = [process.info for process in found() if process.pid == one.pid]
-    told = described([mine])
+    (mine,) = [process.info for process in find_daemons() if process.pid == one.pid]
+    told = describe([mine])
     assert told.endswith("): healthd run --runtime-dir /tmp/elsewhere")
     assert f"{one.pid} (" in told
     assert " s, " in told
@@ -60,12 +60,12 @@ def test_a_daemon_that_runs_is_told_with_its_process_its_age_and_its_options(one
 def test_many_daemons_are_three_in_short_and_a_count():
     command = ["healthd", "run", "--runtime-dir", "/tmp/" + "x " * 900]
     about = {"pid": 812, "username": "root", "create_time": None, "status": "sleeping", "cmdline": command}
-    told = described([about] * 7)
+    told = describe([about] * 7)
     assert told.count("process 812 (root") == 3
     assert told.endswith(", and 4 more")
     assert len(told) < 3 * 140
-    assert described([]) == ""
+    assert describe([]) == ""
 
 
 def test_this_process_is_none():
-    assert f"process {os.getpid()} " not in daemons()
+    assert f"process {os.getpid()} " not in describe_daemons()

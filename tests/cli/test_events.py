@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.events.parse import Told, parse
+from healthd.events.parse import StreamEvent, parse
 from healthd.events.rows import rows
 from healthd.events.schema import EVENTS
 
@@ -78,7 +78,7 @@ def test_what_a_start_says_of_each_check_is_one_row_but_none_waits_while_the_str
         for n, name, i in ((1, "cpu", ""), (2, "mount", "/data"))
     ]
     changed = [line(3, "check_changed", check="cpu", instance="", **since), line(4, "stopped", why="told")]
-    told = [one for one in map(parse, enabled + changed) if isinstance(one, Told)]
+    told = [one for one in map(parse, enabled + changed) if isinstance(one, StreamEvent)]
     page = Page(200, colour=False, fold=True)
 
     def said(row: str) -> str:
@@ -124,7 +124,7 @@ def test_the_nodes_of_a_folder_are_told_apart_and_merged_by_time(tmp_path):
     ]
 
 
-FIELDS = [*sorted({name for says in EVENTS.values() for name in (*says.always, *says.at_times)}), "stage"]
+FIELDS = [*sorted({name for says in EVENTS.values() for name in (*says.required, *says.optional)}), "stage"]
 ODD = (
     st.none()
     | st.booleans()
@@ -144,7 +144,7 @@ ODD = (
 )
 def test_any_field_of_any_event_is_a_row_that_fits_and_steers_no_terminal(events, width, nodes, at_once):
     told = [parse(line(seq, event, **fields)) for seq, (event, fields) in enumerate(events)]
-    read = [one for one in told if isinstance(one, Told)]
+    read = [one for one in told if isinstance(one, StreamEvent)]
     text = "".join(rows(read, Page(width, colour=False, fold=True), nodes, at_once))
     assert text.replace("\n", "").isprintable()
     assert len(text.splitlines()) >= (len(read) if at_once else bool(read))
@@ -154,7 +154,7 @@ def test_any_field_of_any_event_is_a_row_that_fits_and_steers_no_terminal(events
 
 def test_a_row_is_folded_on_a_terminal_and_coloured_by_severity():
     told = parse(line(1, "opened", **{**XID, "message": "x " * 60}))
-    assert isinstance(told, Told)
+    assert isinstance(told, StreamEvent)
     _, first, *rest = "".join(rows([told], Page(80, colour=True, fold=True))).splitlines()
     assert first.startswith("12:00:00  opened          \033[1;31mcritical\033[0m gpu_xid/79")
     assert all(row.startswith(" " * 26) and len(row) <= 80 for row in rest)

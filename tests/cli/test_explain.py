@@ -15,30 +15,38 @@ from healthd.agent.conditions import intake
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.verdict import judge
 from healthd.agent.reporting import explanation
-from healthd.agent.reporting.explanation import Here, Running
-from healthd.agent.reporting.fault_course import Does, course, findings_of
+from healthd.agent.reporting.explanation import NodeContext, Running
+from healthd.agent.reporting.fault_timeline import Effect, possible_findings, timeline
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Loaded, Settings
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.cli import flags
-from healthd.cli.explain_query import Code, HarmlessLine, OfCheck, OthersReason, Several, Unknown, asked
+from healthd.cli.explain_query import (
+    AmbiguousQuery,
+    CheckQuery,
+    Code,
+    ForeignReasonQuery,
+    HarmlessLine,
+    Unknown,
+    parse_query,
+)
 from healthd.cli.main import main
 from healthd.common.model import (
     CheckResult,
     Drain,
+    DrainRecord,
     Finding,
     Inventory,
     Mode,
     NodeState,
     Outcome,
     Severity,
-    SlurmMemory,
 )
 from healthd.common.slurm.drain_reason import reason
 from healthd.scan import events as scan
 from healthd.scan.lines import Block, Tally
 
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 CODES = registry.all_codes(CHECKS)
 START = 1_800_000_000.0
 LOOK_SECONDS = 10.0
@@ -59,9 +67,9 @@ def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[
     while at <= LONGEST_SECONDS:
         now = START + at
         result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
-        ledger = intake.looked(ledger, result, config, now).ledger
+        ledger = intake.take_result(ledger, result, config, now).ledger
         verdict = judge(ledger.by_key(), {}, (), 0.0)
-        decision = decide(verdict, IDLE, SlurmMemory(), Policy(mode=mode), now)
+        decision = decide(verdict, IDLE, DrainRecord(), Policy(mode=mode), now)
         if isinstance(decision, Drain):
             found["drains"] = at if found["drains"] is None else found["drains"]
             if decision.requeue and found["requeues"] is None:
@@ -72,9 +80,9 @@ def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[
 
 def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
     """The same as explain says it."""
-    steps = course(finding, config, Policy(mode=mode))
-    drains = (s.after_seconds for s in steps if s.does in (Does.DRAINS, Does.REQUEUES))
-    requeues = (s.after_seconds for s in steps if s.does is Does.REQUEUES)
+    steps = timeline(finding, config, Policy(mode=mode))
+    drains = (s.after_seconds for s in steps if s.effect in (Effect.DRAINS, Effect.REQUEUES))
+    requeues = (s.after_seconds for s in steps if s.effect is Effect.REQUEUES)
     return {"drains": next(drains, None), "requeues": next(requeues, None)}
 
 
@@ -83,7 +91,7 @@ def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float |
 def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(name):
     for code in CHECKS[name].codes():
         explain, config = CHECKS[name].explain(code), config_of(code)
-        for finding in findings_of(code, explain, config):
+        for finding in possible_findings(code, explain, config):
             assert finding.confirm_seconds % LOOK_SECONDS == 0
             for mode in Mode:
                 assert said(finding, config, mode) == drains_when_held(finding, config, mode), (code, mode)
@@ -97,7 +105,7 @@ def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(na
 )  # fmt: skip
 def test_what_was_told_wrong_once_is_told_right(code, drains, requeues):
     explain, config = registry.explain(CHECKS, code), config_of(code)
-    worst = findings_of(code, explain, config)[0]
+    worst = possible_findings(code, explain, config)[0]
     assert said(worst, config, Mode.ACT) == {"drains": drains, "requeues": requeues}
     assert said(worst, config, Mode.DRAIN) == {"drains": drains, "requeues": None}
     assert said(worst, config, Mode.OBSERVE) == {"drains": None, "requeues": None}
@@ -105,7 +113,7 @@ def test_what_was_told_wrong_once_is_told_right(code, drains, requeues):
 
 def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
     told = 0
-    blocks = [Block.of(1, [line.encode() for line in text.splitlines()]) for text in LINES]
+    blocks = [Block.from_lines(1, [line.encode() for line in text.splitlines()]) for text in LINES]
     for one in (seen for block in blocks for seen in scan.events([block], START, Tally())):
         event, text = one.event, one.event.text
         for check in CHECKS.values():
@@ -137,7 +145,7 @@ def correlate(events, node):
 
 
 def means(words: str):
-    return asked(words, CHECKS, correlate)
+    return parse_query(words, CHECKS, correlate)
 
 
 XID79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -182,7 +190,7 @@ def test_what_people_have_at_hand_is_understood(words, code, part):
 
 def test_a_reason_that_sinfo_cuts_is_all_that_it_may_be():
     found = means("healthd: gpu_row_rem  root 2026-11-20T21:53:48 n1")
-    assert isinstance(found, Several)
+    assert isinstance(found, AmbiguousQuery)
     assert found.codes == tuple(code for code in CODES if code.startswith("gpu_row_rem"))
 
 
@@ -190,7 +198,7 @@ def test_a_reason_that_sinfo_cuts_is_all_that_it_may_be():
 def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code):
     from fakes import NOW
 
-    ledger = intake.looked(
+    ledger = intake.take_result(
         Ledger(boot_id="b"),
         CheckResult("x", "", Outcome.COMPLETED, NOW, 0.0, (Finding(Severity.CRITICAL, code, "0000:61:00.0", "words"),)),
         CheckConfig(),
@@ -199,7 +207,7 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
     whole = reason(ledger.conditions)
     assert means(whole) == Code(code, "0000:61:00.0")
     cut = means(f"{whole[:20]} root 2026-11-20T21:53:48 n[1-3]")
-    assert isinstance(cut, OfCheck) or cut == Code(code) or (isinstance(cut, Several) and code in cut.codes)
+    assert isinstance(cut, CheckQuery) or cut == Code(code) or (isinstance(cut, AmbiguousQuery) and code in cut.codes)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +232,15 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
         ("(null)", "none"),
         ("Reason=None", "none"),
         ("healthd: mount/mising /data: it is not mounted", "healthd, but with a code that this version does not have"),
-        ("healthd: our_own/fan 3: stands still [root@2026-11-22T10:00:00]", "healthd, but with a code that this version"),
+        (
+            "healthd: our_own/fan 3: stands still [root@2026-11-22T10:00:00]",
+            "healthd, but with a code that this version",
+        ),
     ],
 )
 def test_a_reason_of_others_is_told_to_be_theirs(words, whose):
     found = means(words)
-    assert isinstance(found, OthersReason)
+    assert isinstance(found, ForeignReasonQuery)
     assert found.meaning.origin.startswith(whose)
 
 
@@ -246,7 +257,7 @@ def test_words_of_healthd_with_an_unknown_code_have_the_nearest_codes():
 
 @pytest.mark.parametrize("words", ["Xid 12345", "Xid 1000000", "SXid 1234567", "sxid: 9999999", "NVRM Xid 12345"])
 def test_a_long_number_is_not_cut_to_a_shorter_one(words):
-    assert isinstance(means(words), Unknown | OthersReason)
+    assert isinstance(means(words), Unknown | ForeignReasonQuery)
 
 
 @pytest.mark.parametrize("words", ["Xid", "xid", "Xid 12345"])
@@ -279,7 +290,7 @@ def test_what_means_nothing_is_no_mistake(words):
 
 @given(st.text(max_size=80) | st.from_regex(r"(healthd: |Xid |Reason=)?[a-z_]{0,9}/?[0-9a-z]{0,6}[^\n]{0,40}"))
 def test_whatever_is_typed_has_an_answer(words):
-    assert isinstance(means(words), Code | OfCheck | OthersReason | Several | HarmlessLine | Unknown)
+    assert isinstance(means(words), Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown)
 
 
 # --- what is said
@@ -445,8 +456,8 @@ def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp
 )
 def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running, words):
     loaded = Loaded(Settings(mode=Mode.ACT, node_name="n"), {}, {}, {"mode": "healthd.toml"})
-    explain, here = registry.explain(CHECKS, "gpu_xid/79"), Here(loaded, running)
-    document = explanation.of_code("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], here)
+    explain, here = registry.explain(CHECKS, "gpu_xid/79"), NodeContext(loaded, running)
+    document = explanation.code_document("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], here)
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert words in " ".join(text.split())
 
@@ -454,7 +465,7 @@ def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running,
 @pytest.mark.parametrize("code", [*CODES, "gpu_xid/others", "nvlink5/149:4"])
 def test_every_code_has_a_text_in_every_mode(code):
     explain = registry.explain(CHECKS, code)
-    document = explanation.of_code(code, code, "", explain, CHECKS.get(code.partition("/")[0]), Here(None))
+    document = explanation.code_document(code, code, "", explain, CHECKS.get(code.partition("/")[0]), NodeContext(None))
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert all(title in text for title in ("Meaning", "Why it matters", "When it clears", "What to do"))
     assert len(text.splitlines()) < 90

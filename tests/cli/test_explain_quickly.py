@@ -15,7 +15,7 @@ from healthd.cli import explain
 from healthd.cli.flags import load_settings
 
 ROOT = Path(__file__).parents[2]
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 CODES = [*registry.all_codes(CHECKS), "mount/others", "kernel/others"]
 
 PLAIN = ""
@@ -51,9 +51,9 @@ def test_each_code_is_told_as_if_all_checks_were_known(
     all_of_them = load_settings(args)
     monkeypatch.setattr(explain, "load_settings", lambda args: all_of_them)  # once: it takes long
     for code in CODES:
-        quickly = explain._of_a_code(code, args)
+        quickly = explain._code_document(code, args)
         assert quickly is not None, code
-        assert quickly == explain._of_any_words(code, args), code
+        assert quickly == explain._query_document(code, args), code
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_each_code_is_told_as_if_all_checks_were_known(
     ["79", "gpu_xid", "gpu_xid/079", "GPU_XID/79", "gpu_xid/7o", "nvlink5/149:4", "healthd: gpu_xid/79", "/", "a/b"],
 )
 def test_other_words_need_all_checks(words: str, tmp_path: Path) -> None:
-    assert explain._of_a_code(words, arguments(tmp_path, PLAIN)) is None
+    assert explain._code_document(words, arguments(tmp_path, PLAIN)) is None
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_other_words_need_all_checks(words: str, tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_told_as_before(wrong: str, tmp_path: Path) -> None:
     args = arguments(tmp_path, wrong)
-    assert explain._of_a_code("gpu_xid/79", args) is None
-    assert explain._of_any_words("gpu_xid/79", args)["settings_problem"]
+    assert explain._code_document("gpu_xid/79", args) is None
+    assert explain._query_document("gpu_xid/79", args)["settings_problem"]
 
 
 def test_a_site_s_own_checks_are_read_as_before(tmp_path: Path) -> None:
     args = arguments(tmp_path, PLAIN)
     (tmp_path / "checks.d").mkdir()
     (tmp_path / "checks.d/own.py").write_text("def run(host, config, past):\n    return ()\n")
-    assert explain._of_a_code("gpu_xid/79", args) is None
+    assert explain._code_document("gpu_xid/79", args) is None
 
 
 def test_only_what_is_named_is_imported(tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ def test_epilog_runs_nothing_for_a_daemon_of_another_user(tmp_path: Path) -> Non
     ("daemon_uid", "own_uid", "may"), [(0, 0, True), (0, 1000, True), (1000, 1000, True), (1000, 0, False)]
 )
 def test_epilog_runs_commands_of_root_and_of_its_own_user_only(daemon_uid: int, own_uid: int, may: bool) -> None:
-    assert hook.may_run(daemon_uid, own_uid) == may
+    assert hook.is_trusted_request(daemon_uid, own_uid) == may
 
 
 def test_one_that_hangs_is_ended_before_the_epilogs_time_is_over(tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ def test_site_checks_refuse_a_setting(site: list[str]) -> None:
 
 
 def test_registry_knows_what_site_checks_declare(site: list[str]) -> None:
-    checks = registry.find(str(Path(site[1]).with_name("checks.d")))
+    checks = registry.find_checks(str(Path(site[1]).with_name("checks.d")))
     leaf, swap = checks["leaf"], checks["swap"]
     config = leaf.make_config({"name": "rail0", "overdue_seconds": 1.0}, "leaf")
     assert (leaf.per, leaf.uses, leaf.after_events) == ("rail", "", ("xid", "job_end"))
-    assert not leaf.holds_resume(config)
+    assert not leaf.may_block_resume(config)
     assert [finding.code for finding in leaf.overdue(config, 2.0)] == ["leaf/hang"]
     assert not list(leaf.overdue(config, 0.5))
     assert (swap.when, swap.uses) == ("idle", "nvml")
-    assert not swap.holds_resume(swap.make_config({}, "swap")), "its codes only warn"
-    assert swap.holds_resume(swap.make_config({"severity": {"swap/used": "degraded"}}, "swap"))
+    assert not swap.may_block_resume(swap.make_config({}, "swap")), "its codes only warn"
+    assert swap.may_block_resume(swap.make_config({"severity": {"swap/used": "degraded"}}, "swap"))

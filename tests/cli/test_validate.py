@@ -14,9 +14,9 @@ from other_user import NOBODY, become, only_root
 from trees import write
 from waiting import until
 
-from healthd.cli.validate import _alone, _keep
+from healthd.cli.validate import _alone, _save
 from healthd.validation.document import Validation, parse, parse_history
-from healthd.validation.run import somebody_waits
+from healthd.validation.run import has_waiter
 
 ROOT = Path(__file__).parents[2]
 
@@ -380,10 +380,10 @@ def test_a_prolog_that_ends_it_and_waits_for_the_lock_is_told_as_a_job(tmp_path)
     waiter = None
     try:
         until(lambda: lock.exists() and lock.read_text() == f"{ours.pid}\n", "it runs")
-        assert not somebody_waits(str(lock))
+        assert not has_waiter(str(lock))
         code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
         waiter = subprocess.Popen([sys.executable, "-I", "-c", code, str(lock)])
-        until(lambda: somebody_waits(str(lock)), "the prolog waits")
+        until(lambda: has_waiter(str(lock)), "the prolog waits")
         ours.send_signal(signal.SIGTERM)
         out, _ = ours.communicate(timeout=120)
         assert waiter.wait(240) == 0
@@ -394,8 +394,8 @@ def test_a_prolog_that_ends_it_and_waits_for_the_lock_is_told_as_a_job(tmp_path)
             waiter.kill()
             waiter.wait(240)
     assert json.loads(out)["stopped_by"] == "a job"
-    assert not somebody_waits(str(lock))
-    assert not somebody_waits(str(tmp_path / "none"))
+    assert not has_waiter(str(lock))
+    assert not has_waiter(str(tmp_path / "none"))
 
 
 def test_one_validation_at_a_time(tmp_path):
@@ -476,7 +476,7 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
         try:
             become(NOBODY)
             with _alone(str(tmp_path / "run")):
-                _keep(str(tmp_path / "state"), validation, {})
+                _save(str(tmp_path / "state"), validation, {})
             status = 0
         finally:
             os._exit(status)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import Loaded, Settings
 from healthd.api import CheckConfig
-from healthd.common.codec import ConvertError, dump, load, nearest, show
-from healthd.common.model import CheckResult, Condition, Entry, Inventory, KernelEvent, SlurmMemory
+from healthd.common.codec import ConvertError, dump, load, show, spelling_hint
+from healthd.common.model import CheckResult, Condition, DrainRecord, Entry, Inventory, KernelEvent
 from healthd.common.values import type_hints
 
 
@@ -120,13 +120,13 @@ def test_a_long_value_is_shown_short():
 
 
 def test_a_misspelt_word_gets_the_nearest_and_another_one_the_list():
-    assert nearest("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
-    assert nearest("zzz", ["b", "a"]) == "; known here: a, b"
-    assert nearest("zzz", []) == ""
+    assert spelling_hint("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
+    assert spelling_hint("zzz", ["b", "a"]) == "; known here: a, b"
+    assert spelling_hint("zzz", []) == ""
 
 
 def test_a_list_that_nobody_would_read_is_no_hint():
-    assert nearest("zzz", map(str, range(1000))) == ""
+    assert spelling_hint("zzz", map(str, range(1000))) == ""
 
 
 def test_what_is_at_its_default_is_not_written():
@@ -148,7 +148,7 @@ ANY = st.recursive(
     max_leaves=10,
 )
 # Only what JSON can carry and the settings accept: finite numbers.
-CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, SlurmMemory]
+CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, DrainRecord]
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 
@@ -207,7 +207,13 @@ def test_one_is_not_left_out_where_the_default_is_true() -> None:
 
 def test_what_a_setting_may_be_is_as_typing_reads_it():
     """values.py evaluates what classes of healthd have in common once."""
-    classes = [Settings, Loaded, CheckResult, Condition, *(check.config for check in registry.built_in().values())]
+    classes = [
+        Settings,
+        Loaded,
+        CheckResult,
+        Condition,
+        *(check.config for check in registry.built_in_checks().values()),
+    ]
     for cls in classes:
         by_typing = typing.get_type_hints(cls, include_extras=True)
         assert list(type_hints(cls)) == list(by_typing)
@@ -255,17 +261,17 @@ class Lists:
 def test_load_reports_every_mistake_of_lists_and_tables(data, places):
     with pytest.raises(ConvertError) as raised:
         load(Lists, data, "here")
-    found = [mistake.partition(": ")[0] for mistake in raised.value.every]
+    found = [mistake.partition(": ")[0] for mistake in raised.value.mistakes]
     assert [place.removeprefix("here.").removeprefix("patterns.") for place in found] == places
 
 
 def test_load_reports_a_missing_field_beside_other_mistakes_and_a_wrong_field_only_once():
     with pytest.raises(ConvertError) as raised:
         load(Point, {"y": "1"}, "here")
-    assert [mistake.partition(": ")[2].split()[0] for mistake in raised.value.every] == ["must", "missing"]
+    assert [mistake.partition(": ")[2].split()[0] for mistake in raised.value.mistakes] == ["must", "missing"]
     with pytest.raises(ConvertError) as raised:
         load(Point, {"x": "1"}, "here")
-    assert [mistake.partition(": ")[0] for mistake in raised.value.every] == ["here.x"]
+    assert [mistake.partition(": ")[0] for mistake in raised.value.mistakes] == ["here.x"]
 
 
 @given(st.lists(st.floats() | st.text(max_size=3), max_size=6))
@@ -275,5 +281,5 @@ def test_load_names_exactly_the_wrong_items_of_a_list(items):
     try:
         load(Lists, {"items": items}, "here")
     except ConvertError as error:
-        found = error.every
+        found = error.mistakes
     assert [mistake.partition(": ")[0] for mistake in found] == [f"here.items[{i}]" for i in wrong]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common import detection_pause
-from healthd.common.detection_pause import FILE, LONGEST_SECONDS, DetectionPause, parse, standing
+from healthd.common.detection_pause import FILE, MAX_SECONDS, DetectionPause, active_pause, parse
 
 NOW = 1_795_000_000.0
 PAUSE = DetectionPause(NOW + 7200, "a benchmark", "root (uid 0)", NOW)
@@ -18,13 +18,13 @@ PAUSE = DetectionPause(NOW + 7200, "a benchmark", "root (uid 0)", NOW)
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> str:
-    detection_pause.begin(str(tmp_path), PAUSE)
+    detection_pause.write_pause(str(tmp_path), PAUSE)
     return str(tmp_path)
 
 
 def test_it_stands_until_its_end_and_no_moment_longer(runtime: str) -> None:
-    assert standing(runtime, NOW) == standing(runtime, PAUSE.until - 0.001) == PAUSE
-    assert standing(runtime, PAUSE.until) is None
+    assert active_pause(runtime, NOW) == active_pause(runtime, PAUSE.until - 0.001) == PAUSE
+    assert active_pause(runtime, PAUSE.until) is None
 
 
 def test_who_is_not_root_may_read_it_and_not_write_it(runtime: str) -> None:
@@ -33,23 +33,23 @@ def test_who_is_not_root_may_read_it_and_not_write_it(runtime: str) -> None:
 
 def test_a_new_one_takes_the_place_of_the_old_one_and_an_end_ends_it(runtime: str) -> None:
     other = DetectionPause(NOW + 60, "shorter", "root (uid 0)", NOW)
-    detection_pause.begin(runtime, other)
-    assert standing(runtime, NOW) == other
-    assert detection_pause.end(runtime)
-    assert standing(runtime, NOW) is None
-    assert not detection_pause.end(runtime)
+    detection_pause.write_pause(runtime, other)
+    assert active_pause(runtime, NOW) == other
+    assert detection_pause.remove_pause(runtime)
+    assert active_pause(runtime, NOW) is None
+    assert not detection_pause.remove_pause(runtime)
 
 
 def test_without_a_directory_there_is_none(tmp_path: Path) -> None:
-    assert standing(str(tmp_path / "none"), NOW) is None
+    assert active_pause(str(tmp_path / "none"), NOW) is None
 
 
 def test_a_folder_or_a_link_in_its_place_is_none(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
-    assert standing(str(tmp_path), NOW) is None
+    assert active_pause(str(tmp_path), NOW) is None
 
 
-@pytest.mark.parametrize(("seconds", "stands"), [(LONGEST_SECONDS, True), (LONGEST_SECONDS + 1, False), (0.0, False)])
+@pytest.mark.parametrize(("seconds", "stands"), [(MAX_SECONDS, True), (MAX_SECONDS + 1, False), (0.0, False)])
 def test_one_that_is_longer_than_a_week_was_not_written_by_healthd(seconds: float, stands: bool) -> None:
     text = json.dumps({"until": NOW + seconds, "why": "x", "who": "y", "given": NOW})
     assert (parse(text.encode()) is not None) is stands
@@ -65,4 +65,4 @@ JSON = st.recursive(
 @given(st.binary(max_size=200) | JSON.map(lambda data: json.dumps(data).encode()))
 def test_whatever_the_file_says_it_is_a_pause_or_none(content: bytes) -> None:
     found = parse(content)
-    assert found is None or 0 < found.until - found.given <= LONGEST_SECONDS
+    assert found is None or 0 < found.until - found.given <= MAX_SECONDS

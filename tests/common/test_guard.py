@@ -8,18 +8,18 @@ import time
 import pytest
 
 from healthd.common import guard
-from healthd.common.guard import SHOWN_SECONDS, SLURM, SOCKET, never_raises
+from healthd.common.guard import DISPLAY_SECONDS, SLURM, SOCKET, never_raises
 
 
 def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
-        with guard.at(SOCKET, {"asked": number}):
+        with guard.dropping_errors(SOCKET, {"asked": number}):
             int("x")
     assert dict(guard.dropped) == {"socket": 3}
     now = time.time()
     (sentence,) = guard.problems(now)
     assert sentence.startswith("socket: 3 inputs were dropped because healthd failed, the last one by ValueError: ")
-    assert list(guard.problems(now + SHOWN_SECONDS)) == []
+    assert list(guard.problems(now + DISPLAY_SECONDS)) == []
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
     assert "{'asked': 0}" in said.getMessage()
@@ -28,14 +28,14 @@ def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCa
 
 def test_the_same_mistake_at_another_boundary_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
     for boundary in (SOCKET, SLURM, SOCKET):
-        with guard.at(boundary):
+        with guard.dropping_errors(boundary):
             int("x")
     assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
 def test_what_is_meant_to_end_the_program_ends_it(ends: type[BaseException]) -> None:
-    with pytest.raises(ends), guard.at(SOCKET):
+    with pytest.raises(ends), guard.dropping_errors(SOCKET):
         raise ends
 
 
@@ -56,7 +56,7 @@ def test_text_of_others_is_told_short_and_printable_or_not_at_all(caplog: pytest
 def test_a_mistake_that_moves_through_the_program_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "MOST_TOLD", 3)
+    monkeypatch.setattr(guard, "MAX_LOGGED_LOCATIONS", 3)
     for number in range(10):
         program = "\n" * number + "try: 1 / 0\nexcept Exception as error: guard.drop('here', error)"
         exec(compile(program, "made", "exec"))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.history import (
-    KEEP_INCREMENTS,
     KEEP_SECONDS,
-    Past,
+    MAX_INCREMENTS,
+    History,
     Reading,
     Series,
     update,
@@ -40,7 +40,7 @@ def grew(readings: list[Observation], within: float, boots: str = "") -> float |
     """Growth up to the last of the readings, as its own check would ask."""
     boots = boots or "a" * len(readings)
     store = after(*readings[:-1], boots=boots)
-    return Past(store, (len(readings) - 1) * 100.0, boots[-1]).growth(readings[-1], within)
+    return History(store, (len(readings) - 1) * 100.0, boots[-1]).growth(readings[-1], within)
 
 
 def values(*counts: float, bits: int | None = None) -> list[Observation]:
@@ -48,7 +48,7 @@ def values(*counts: float, bits: int | None = None) -> list[Observation]:
 
 
 def test_a_reading_that_is_older_than_asked_for_is_none():
-    past = Past(after(counter(1)), 100.0, "a")
+    past = History(after(counter(1)), 100.0, "a")
     assert past.last(counter(2), within_seconds=100.0) == past.last(counter(2)) == Reading(1, 0.0)
     assert past.last(counter(2), within_seconds=99.9) is None
 
@@ -81,7 +81,7 @@ def test_a_narrow_counter_wraps_near_its_end_is_reset_elsewhere_and_unknown_wher
 
 
 def test_the_last_reading_of_a_gauge_is_kept_like_that_of_a_counter():
-    past = Past(after(gauge(4), gauge(1)), 200.0, "a")
+    past = History(after(gauge(4), gauge(1)), 200.0, "a")
     last = past.last(gauge(0))
     assert last is not None
     assert (last.value, last.time) == (1, 100.0)
@@ -89,30 +89,30 @@ def test_the_last_reading_of_a_gauge_is_kept_like_that_of_a_counter():
 
 def test_a_gauge_has_no_growth_kept():
     (series,) = after(gauge(1), gauge(5), gauge(2)).values()
-    assert series.grown == ()
+    assert series.increments == ()
 
 
 @pytest.mark.parametrize("reading", [gauge(0), counter(0)])
 def test_another_boot_has_no_last_reading(reading):
-    assert Past(after(reading), 100.0, "b").last(reading) is None
-    assert Past({}, 100.0, "a").last(reading) is None
+    assert History(after(reading), 100.0, "b").last(reading) is None
+    assert History({}, 100.0, "a").last(reading) is None
 
 
 def test_the_last_reading_of_any_boot_is_had_where_it_is_asked_for():
-    last = Past(after(gauge(4)), 100.0, "b").last(gauge(5), any_boot=True)
+    last = History(after(gauge(4)), 100.0, "b").last(gauge(5), any_boot=True)
     assert last is not None
     assert last.value == 4
 
 
 def test_labels_tell_counters_apart():
-    assert Past(after(counter(5, port="b")), 100.0, "a").last(counter(9, port="a")) is None
+    assert History(after(counter(5, port="b")), 100.0, "a").last(counter(9, port="a")) is None
 
 
 def test_the_rate_is_growth_per_second_since_the_last_reading():
-    past = Past(after(counter(100)), 50.0, "a")
+    past = History(after(counter(100)), 50.0, "a")
     assert past.rate(counter(200)) == 2
-    assert Past({}, 50.0, "a").rate(counter(200)) is None
-    assert Past(after(counter(100, 8)), 50.0, "a").rate(counter(255, 8)) is None
+    assert History({}, 50.0, "a").rate(counter(200)) is None
+    assert History(after(counter(100, 8)), 50.0, "a").rate(counter(255, 8)) is None
 
 
 def test_what_is_no_longer_read_is_kept_for_two_days():
@@ -125,19 +125,19 @@ def test_a_part_that_was_repaired_has_no_growth_before_that_and_others_keep_thei
     store = update(after(*values(1, 4)), [counter(9, port="aa"), counter(3, port="b")], 100.0, "a")
     store = update(store, [counter(10, port="aa"), counter(5, port="b")], 200.0, "a")
     kept = without_growth(store, "a")
-    assert [Past(kept, 300.0, "a").growth(counter(n, port=p), 1000) for n, p in ((4, "a"), (10, "aa"), (6, "b"))] == [
-        *(0, 1, 3)
-    ]
-    assert Past(kept, 300.0, "a").growth(counter(6), 1000) == 2, "what comes after it counts"
-    assert all(series.grown == () for series in without_growth(store, "").values())
+    assert [
+        History(kept, 300.0, "a").growth(counter(n, port=p), 1000) for n, p in ((4, "a"), (10, "aa"), (6, "b"))
+    ] == [*(0, 1, 3)]
+    assert History(kept, 300.0, "a").growth(counter(6), 1000) == 2, "what comes after it counts"
+    assert all(series.increments == () for series in without_growth(store, "").values())
 
 
-@given(st.lists(st.integers(0, 50), min_size=2, max_size=3 * KEEP_INCREMENTS))
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=3 * MAX_INCREMENTS))
 def test_the_store_stays_bounded_and_loses_no_growth_of_the_window(steps):
     total, readings = 0, []
     for step in steps:
         total += step
         readings.append(counter(total))
     (series,) = after(*readings[:-1]).values()
-    assert len(series.grown) <= KEEP_INCREMENTS
+    assert len(series.increments) <= MAX_INCREMENTS
     assert grew(readings, KEEP_SECONDS) == total - steps[0]

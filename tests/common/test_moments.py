@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from healthd.common.moments import MOMENT, PAST, Moment, PastMoment, with_moments
+from healthd.common.moments import MOMENT, PAST, Moment, PastMoment, change_moments
 from healthd.common.values import Value
 
 
@@ -37,15 +37,15 @@ OUTER = Outer(INNER, (INNER, INNER), {"a": INNER}, 3.0, "text", {"position": 4.0
 
 def test_with_moments_changes_each_moment_at_any_depth_and_nothing_else() -> None:
     expected = replace(OUTER, one=MOVED, several=(MOVED, MOVED), named={"a": MOVED}, at=13.0)
-    assert with_moments(OUTER, MOMENT, later, {}) == expected
+    assert change_moments(OUTER, MOMENT, later, {}) == expected
 
 
 def test_with_moments_changes_only_fields_of_the_mark() -> None:
-    assert with_moments(OUTER, PAST, later, {}).one == Inner(1.0, 12.0)
-    assert with_moments(OUTER, PAST, later, {}).at == OUTER.at
+    assert change_moments(OUTER, PAST, later, {}).one == Inner(1.0, 12.0)
+    assert change_moments(OUTER, PAST, later, {}).at == OUTER.at
 
 
 def test_with_moments_leaves_types_in_whole_to_their_function() -> None:
-    found = with_moments(OUTER, MOMENT, later, {Inner: lambda inner: replace(inner, seconds=inner.at)})
+    found = change_moments(OUTER, MOMENT, later, {Inner: lambda inner: replace(inner, seconds=inner.at)})
     assert found.one == Inner(1.0, 2.0, 1.0)
     assert found.at == 13.0

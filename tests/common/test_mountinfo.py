@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import captured
 
-from healthd.common.mountinfo import Mount, holding, in_a_file, is_local, of_host, parse, parse_all
+from healthd.common.mountinfo import Mount, find_mount, is_host_file_system, is_local, is_loop_device, parse, parse_all
 
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
 
@@ -30,7 +30,7 @@ def test_a_line_says_where_what_and_how():
     ],
 )
 def test_what_the_kernel_turned_is_told_from_what_somebody_mounted_so(mount, file_system, turned):
-    assert parse(f"63 43 7:0 / /srv {mount},relatime - ext4 /dev/loop0 {file_system}").turned == turned
+    assert parse(f"63 43 7:0 / /srv {mount},relatime - ext4 /dev/loop0 {file_system}").error_state == turned
 
 
 def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
@@ -38,11 +38,11 @@ def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
     mounts = [Mount(point, str(number), "", False, ()) for number, point in enumerate(points)]
 
     def fstype(path: str) -> str:
-        found = holding(mounts, path)
+        found = find_mount(mounts, path)
         return found.fstype if found else "none"
 
     assert [fstype(path) for path in ("/", "/x", "/data", "/data/b", "/data/a/b", "/database")] == list("114431")
-    assert holding(mounts[2:], "/x") is None
+    assert find_mount(mounts[2:], "/x") is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_real_table_is_read_whole():
     mounts, wrong = parse_all(captured("mountinfo_gpu_node.txt").strip())
     assert wrong == ""
     assert {mount.fstype for mount in mounts} >= {"ext4", "tmpfs", "fuse.lxcfs", "cgroup2"}
-    assert {mount.turned for mount in mounts} == {""}
+    assert {mount.error_state for mount in mounts} == {""}
 
 
 def test_an_empty_table_is_said_and_none_at_all_is_a_captured_tree():
@@ -124,4 +124,4 @@ def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
 )
 def test_the_nodes_own_file_systems_are_told_from_those_of_containers_and_images(line, expected):
     mount = parse(line)
-    assert (of_host(mount) and not in_a_file(mount)) is expected
+    assert (is_host_file_system(mount) and not is_loop_device(mount)) is expected

@@ -21,7 +21,7 @@ from healthd.agent.settings.config import ConfigError
 from healthd.agent.settings.settings_file import read_file
 from healthd.common import ownership
 from healthd.common.atomic_files import replace_file
-from healthd.common.ownership import Untrusted, changed_by
+from healthd.common.ownership import Untrusted, untrusted_reason
 from healthd.host.lock import lock
 
 NOBODY = 65534
@@ -53,29 +53,31 @@ def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1))
     ],
 )
 def test_who_else_could_change_it(mode: int, uid: int, gid: int, who: str) -> None:
-    assert changed_by(about(mode, uid, gid), {0, 1000}) == who
+    assert untrusted_reason(about(mode, uid, gid), {0, 1000}) == who
 
 
 def test_a_folder_in_which_files_are_made_may_not_be_sticky() -> None:
-    assert "is writable by all users" in changed_by(about(stat.S_IFDIR | 0o1777), {0}, may_be_sticky=False)
+    assert "is writable by all users" in untrusted_reason(about(stat.S_IFDIR | 0o1777), {0}, allow_sticky=False)
 
 
 def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     found = about(stat.S_IFREG | 0o664)
-    assert "by other users through an ACL (mode 664" in changed_by(found, {0}, has_acl=lambda: True)
-    assert changed_by(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""  # its mask allows nobody to write
+    assert "by other users through an ACL (mode 664" in untrusted_reason(found, {0}, has_acl=lambda: True)
+    assert (
+        untrusted_reason(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""
+    )  # its mask allows nobody to write
 
 
 @pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
 def test_a_users_fuse_mount_says_what_it_likes(user: int | None, who: str) -> None:
     found = about(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
-    assert changed_by(found, {0}, mounted_by=user) == who
+    assert untrusted_reason(found, {0}, mounted_by=user) == who
 
 
 @given(st.integers(0, 0o7777), st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans())
 def test_nothing_that_another_may_write_is_ever_taken(mode: int, uid: int, gid: int, acl: bool, link: bool) -> None:
     kind = stat.S_IFLNK if link else stat.S_IFREG
-    if changed_by(about(kind | mode, uid, gid), {0}, has_acl=lambda: acl) == "":
+    if untrusted_reason(about(kind | mode, uid, gid), {0}, has_acl=lambda: acl) == "":
         assert uid == 0
         assert link or not mode & 0o002
         assert link or not mode & 0o020 or (gid == 0 and not acl)
@@ -129,11 +131,11 @@ def test_links_in_a_circle_and_what_is_missing_are_the_kernels_words(tmp_path: P
 
 def test_a_chain_of_links_is_followed_as_far_as_the_kernel_does(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("x")
-    for number in range(1, ownership.MOST_LINKS + 2):
+    for number in range(1, ownership.MAX_LINKS + 2):
         (tmp_path / str(number)).symlink_to(str(number - 1))
-    assert ownership.read(str(tmp_path / str(ownership.MOST_LINKS))) == b"x"
+    assert ownership.read(str(tmp_path / str(ownership.MAX_LINKS))) == b"x"
     with pytest.raises(OSError, match="symbolic links"):
-        ownership.read(str(tmp_path / str(ownership.MOST_LINKS + 1)))
+        ownership.read(str(tmp_path / str(ownership.MAX_LINKS + 1)))
 
 
 def test_a_fifo_is_no_file_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_a_relative_path_begins_where_we_are(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_is_made_with_those_above_it_and_is_ours_alone(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        with ownership.folder(str(tmp_path / "a/b"), make_mode=0o755) as made:
+        with ownership.open_folder(str(tmp_path / "a/b"), make_mode=0o755) as made:
             assert stat.S_IMODE(os.fstat(made).st_mode) == 0o755
     finally:
         os.umask(old)
@@ -171,10 +173,10 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"Is a directory|No such file"):
             ownership.read(str(tmp_path / path))
     (tmp_path / "there").chmod(0o777)
-    with pytest.raises(Untrusted), ownership.folder(str(tmp_path / "there")):
+    with pytest.raises(Untrusted), ownership.open_folder(str(tmp_path / "there")):
         pass
     replace_file(str(tmp_path / "file"), "x")
-    ownership.program("/bin/sh")
+    ownership.stat_program("/bin/sh")
     assert count() <= before
 
 
@@ -200,10 +202,10 @@ def test_a_file_that_an_acl_lets_another_write_is_refused(tmp_path: Path) -> Non
 
 def test_whose_a_fuse_mount_is_stands_in_mountinfo() -> None:
     line = "300 36 0:77 / /scratch/alice rw,nosuid shared:1 - fuse.sshfs alice@x:/ rw,user_id=1000,group_id=1000"
-    assert dict(ownership.fuse_user(line)) == {os.makedev(0, 77): 1000}
-    assert list(ownership.fuse_user(line.replace("fuse.sshfs", "fuse"))) == [(os.makedev(0, 77), 1000)]
+    assert dict(ownership.parse_fuse_user(line)) == {os.makedev(0, 77): 1000}
+    assert list(ownership.parse_fuse_user(line.replace("fuse.sshfs", "fuse"))) == [(os.makedev(0, 77), 1000)]
     for other in ("virtiofs", "fusectl", "tmpfs"):
-        assert list(ownership.fuse_user(line.replace("fuse.sshfs", other))) == []
+        assert list(ownership.parse_fuse_user(line.replace("fuse.sshfs", other))) == []
 
 
 # --- a second user
@@ -315,7 +317,7 @@ CHECK = "def run(host, config, past):\n    yield from ()\n"
 
 def imported(directory: Path) -> bool:
     try:
-        registry.find(str(directory), bounded=False)
+        registry.find_checks(str(directory), bounded=False)
     except ConfigError:
         return False
     return True
@@ -369,11 +371,11 @@ def test_what_was_looked_at_is_what_is_imported(tmp_path: Path, monkeypatch: pyt
     for hidden in (tmp_path / "__pycache__/fan.cpython-999.pyc", tmp_path / "fan.pyc"):
         py_compile.compile(str(other), cfile=str(hidden))
     py_compile.compile(str(other), cfile=str(Path(__import__("importlib.util").util.cache_from_source(str(file)))))
-    content = ownership.content
+    content = ownership.read_all
 
     def looked_at(descriptor: int) -> bytes:
         os.replace(other, file)
         return content(descriptor)
 
-    monkeypatch.setattr(ownership, "content", looked_at)
+    monkeypatch.setattr(ownership, "read_all", looked_at)
     assert vars(registry.load_site(str(file)).module)["NOTE"] == "looked at"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.safe_pickle import NotPlain, plain
+from healthd.common.safe_pickle import UnsafePickle, load_plain
 
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False) | st.text()
 PLAIN = st.recursive(
@@ -28,27 +28,27 @@ class Made:
 
 @given(PLAIN, st.sampled_from([2, 3, 4, 5]))
 def test_plain_data_comes_out_of_a_pickle_as_it_went_in(value, protocol):
-    assert plain(pickle.dumps(value, protocol)) == value
+    assert load_plain(pickle.dumps(value, protocol)) == value
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("value", [Made(), Made, print, {"entries": [Made()]}, {1, 2}, b"bytes", complex(1, 2)])
 def test_a_pickle_of_anything_else_is_refused(value, protocol):
-    with pytest.raises(NotPlain):
-        plain(pickle.dumps(value, protocol))
+    with pytest.raises(UnsafePickle):
+        load_plain(pickle.dumps(value, protocol))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_of_others_are_plain_data_or_one_sentence(data):
-    with suppress(NotPlain):
-        plain(b"\x80\x02" + data)
+    with suppress(UnsafePickle):
+        load_plain(b"\x80\x02" + data)
 
 
 @pytest.mark.parametrize("opcodes", [b"]", b"}", b"\x85", b"(l", b"(t", b"NN\x86", b"N\x94"])
 def test_a_small_pickle_of_very_many_containers_is_refused_before_it_is_loaded(opcodes):
-    with pytest.raises(NotPlain, match="memory"):
-        plain(b"\x80\x04(N" + opcodes * 8_000_001 + b"t.")
+    with pytest.raises(UnsafePickle, match="memory"):
+        load_plain(b"\x80\x04(N" + opcodes * 8_000_001 + b"t.")
 
 
 def test_letters_in_texts_are_no_containers():
-    assert plain(pickle.dumps(["t" * 9_000_000], 2)) == ["t" * 9_000_000]
+    assert load_plain(pickle.dumps(["t" * 9_000_000], 2)) == ["t" * 9_000_000]

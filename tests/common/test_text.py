@@ -23,7 +23,7 @@ from pumped import pumps, pumps_of_a_search
 
 from healthd.agent.kernel_log.parse import RULES, UNREAD, parse
 from healthd.agent.kernel_log.rules.rule import MAX_TEXT
-from healthd.common.text import LatePattern, is_decimal, patterns_compiled_where_made, printable, regex
+from healthd.common.text import LazyPattern, compile_patterns_eagerly, is_decimal, printable, regex
 
 ROOT = Path(__file__).parents[2]
 OTHER_DIGITS = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
@@ -41,7 +41,7 @@ def modules() -> list[str]:
 
 def patterns(value: object) -> Iterator[re.Pattern[str]]:
     """Those in a module's value, also within tables."""
-    if isinstance(value, re.Pattern | LatePattern) and isinstance(value.pattern, str):
+    if isinstance(value, re.Pattern | LazyPattern) and isinstance(value.pattern, str):
         yield value
     elif isinstance(value, dict | tuple | list | frozenset):
         for inner in value.values() if isinstance(value, dict) else value:
@@ -189,7 +189,7 @@ def test_each_pattern_of_a_module_can_be_compiled(module):
 
 
 def test_a_pattern_is_compiled_when_it_is_first_used():
-    late = LatePattern(r"(?P<word>b+)(\d)?", re.ASCII)
+    late = LazyPattern(r"(?P<word>b+)(\d)?", re.ASCII)
     assert late.pattern == r"(?P<word>b+)(\d)?"
     assert "compiled" not in vars(late)
     assert late.match("bb1")["word"] == "bb"
@@ -200,7 +200,7 @@ def test_a_pattern_is_compiled_when_it_is_first_used():
 
 def test_a_late_pattern_does_what_a_compiled_one_does():
     text, flags = r"(?P<word>b+)(\d)?", re.ASCII | re.IGNORECASE
-    late, compiled = LatePattern(text, flags), re.compile(text, flags)
+    late, compiled = LazyPattern(text, flags), re.compile(text, flags)
     for name in ("match", "fullmatch", "search", "findall", "split"):
         for line in ("", "bB1", "abb2b"):
             ours, theirs = getattr(late, name)(line), getattr(compiled, name)(line)
@@ -214,10 +214,10 @@ def test_a_late_pattern_does_what_a_compiled_one_does():
 
 
 def test_a_pattern_that_is_none_raises_where_it_is_used_or_where_a_sites_file_makes_it():
-    late = LatePattern("(", 0)
+    late = LazyPattern("(", 0)
     with pytest.raises(re.error):
         late.match("")
-    with patterns_compiled_where_made(), pytest.raises(re.error):
+    with compile_patterns_eagerly(), pytest.raises(re.error):
         regex("(")
 
 

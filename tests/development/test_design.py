@@ -125,8 +125,8 @@ LAZY = {
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
     "numpy": (
-        {"fleet.*", "failslow.detect_many", "validation.tools.cpu_program"},
-        {"fleet.*", "failslow.detect_many"},
+        {"fleet.*", "failslow.detect_numpy", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.detect_numpy"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "vl_convert": ({"fleet.*", "failslow.plot"}, {"fleet.*"}),

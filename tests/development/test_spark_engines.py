@@ -32,7 +32,7 @@ def test_every_answer_of_the_store_is_compared():
     from healthd.cli.fleet.answers import COMMANDS
     from healthd.fleet import report
 
-    parts = {part.name for part in report.parts(compared=("A B", dict))}
+    parts = {part.name for part in report.report_chapters(compared=("A B", dict))}
     commands = {command.removeprefix("fleet ") for command in COMMANDS}
     beside = {"slowing", "report"}  # the evidence for `healthd failslow`, and the sources of the report
     assert {*ANSWERS, COMPARE} == (parts | commands | beside) - {"nccl"}  # reads no store

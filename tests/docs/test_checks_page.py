@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/checks_page.py"
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 
 
 def script():

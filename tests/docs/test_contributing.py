@@ -14,7 +14,7 @@ import pytest
 from fakes import codes, findings
 from trees import write
 
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.registry import Check
 
 pytestmark = pytest.mark.one_python
@@ -69,7 +69,7 @@ def test_the_example_of_a_check_works(example, tmp_path):
 
 def test_the_example_of_its_settings_is_accepted_and_at_their_defaults(example):
     table = tomllib.loads(re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)[0].replace("\n#", "\n"))
-    loaded = settle(table, "healthd.toml", {}, {"open_files": Check("open_files", example)})
+    loaded = resolve_settings(table, "healthd.toml", {}, {"open_files": Check("open_files", example)})
     assert loaded.checks["open_files", ""] == example.Config()
 
 

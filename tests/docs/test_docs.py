@@ -20,7 +20,7 @@ CALL = re.compile(r"`((?:[A-Za-z_]+\.)+[a-z_]+)\([^`]*`")
 CLASS = re.compile(r"`((?:[a-z_]+\.)+[A-Z]+[a-z][A-Za-z]+)`")
 FILE = re.compile(r"`((?:healthd|checks|conf|docs|man|packaging|scripts|tests|bench)/[\w./-]+\.\w+)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#([^)]*))?\)")
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 
 
 def name_of(page: Path) -> str:

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.reporting import explanation
-from healthd.agent.reporting.fault_course import Does
+from healthd.agent.reporting.fault_timeline import Effect
 from healthd.agent.reporting.status import Snapshot, status_json
-from healthd.agent.scheduler.one_round import Look, look_json
-from healthd.agent.settings.effective import settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.scheduler.one_round import RoundResult, round_json
+from healthd.agent.settings.effective import resolve_settings
+from healthd.agent.settings.registry import built_in_checks
 from healthd.cli.explain import checks_json, codes_json
 from healthd.common.model import (
     CheckResult,
@@ -90,25 +90,25 @@ SNAPSHOT = Snapshot(
     fleet_hold=FleetHold(1.0, 2.0),
     cleared=(replace(CONDITION, state=ConditionState.CLEARED),),
 )
-KNOWN = built_in()
-LISTED = [*checks_json(settle({}, "healthd.toml", {}, KNOWN), KNOWN), *codes_json(KNOWN)]
-CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,), (), "b", None))
+KNOWN = built_in_checks()
+LISTED = [*checks_json(resolve_settings({}, "healthd.toml", {}, KNOWN), KNOWN), *codes_json(KNOWN)]
+CHECK_DOCUMENT = round_json(RoundResult("n", 1.0, VERDICT, (RESULT,), (), "b", None))
 STATUS_DOCUMENT = status_json(SNAPSHOT)
 
 
 def explained() -> list[dict[str, Any]]:
     """Each document of `healthd explain --json`."""
-    checks = built_in()
+    checks = built_in_checks()
     codes = list(codes_json({"mount": checks["mount"]}))
     text = checks["mount"].explain("mount/hang")
     assert text is not None
-    code = explanation.of_code("x", "mount/hang", "", text, checks["mount"], explanation.Here(None))
+    code = explanation.code_document("x", "mount/hang", "", text, checks["mount"], explanation.NodeContext(None))
     return [
         {**code, "settings_problem": ""},
-        explanation.of_check("x", checks["mount"], codes),
-        explanation.of_several("x", "cut", codes),
-        explanation.of_foreign_reason("x", "a", "b", "c"),
-        explanation.of_kernel_line("x", "says"),
+        explanation.check_document("x", checks["mount"], codes),
+        explanation.ambiguous_document("x", "cut", codes),
+        explanation.foreign_reason_document("x", "a", "b", "c"),
+        explanation.kernel_line_document("x", "says"),
     ]
 
 
@@ -129,7 +129,7 @@ def test_every_key_of_the_documents_is_explained():
 def test_every_key_and_word_of_explain_is_explained():
     documents = explained()
     assert sorted(set(keys(documents)) - NAMED) == []
-    words = [*(does.value for does in Does), *(document["what"] for document in documents)]
+    words = [*(does.value for does in Effect), *(document["what"] for document in documents)]
     assert [word for word in words if word not in NAMED] == []
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from healthd.agent.settings.config import CheckConfig, Settings
-from healthd.agent.settings.effective import settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import resolve_settings
+from healthd.agent.settings.registry import built_in_checks
 from healthd.cli.main import FAMILIES
 from healthd.common.codec import dump, fields_of
 
@@ -114,5 +114,5 @@ def test_what_waits_for_the_next_start_is_marked():
 def test_the_example_is_accepted():
     example = re.search(r"\.SH EXAMPLE\n\.nf\n(.*?)\n\.fi", text(SETTINGS), re.DOTALL)
     assert example is not None
-    loaded = settle(tomllib.loads(example[1]), "healthd.toml", {}, built_in())
+    loaded = resolve_settings(tomllib.loads(example[1]), "healthd.toml", {}, built_in_checks())
     assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)

@@ -14,7 +14,7 @@ from healthd.common.codec import fields_of
 pytestmark = pytest.mark.one_python
 
 PAGE = (Path(__file__).parents[2] / "docs/peers.md").read_text("utf-8")
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 CODES = set(registry.explained(CHECKS))
 WITHOUT = "no"  # the last column says why
 

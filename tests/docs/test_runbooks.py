@@ -15,7 +15,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "run scripts/runbooks.py"
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 HEADINGS = {
     "healthd-is-down",
     "rounds-are-stale",
@@ -71,7 +71,7 @@ def test_what_is_healthds_own_trouble_has_its_place():
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_a_page_says_all_that_explain_says(name):
-    text = SCRIPT._text
+    text = SCRIPT._read_text
     for code in CHECKS[name].codes():
         explain = CHECKS[name].explain(code)
         todo = explain.todo.replace("repaired CODE ", f"repaired {code} ")

@@ -42,17 +42,17 @@ def lose_a_drain(cluster: SlurmCluster) -> None:
     """The drain is put back; an operator's resume after that is an operator's."""
     healthd = Healthd(cluster, "n1", POLICY)
     save_another_node(cluster)
-    assert healthd.look(DEGRADED).owner is Owner.OURS
+    assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     cluster.kill_slurmctld()
     reports = [healthd.look_until_settled(DEGRADED, SECONDS)]
     assert not any(report.acknowledged for report in reports)
-    assert (reports[-1].owner, healthd.memory.reason) == (Owner.OURS, XID)
+    assert (reports[-1].owner, healthd.memory.reason) == (Owner.HEALTHD, XID)
     assert "DRAIN" in cluster.node("n1").flags
 
-    unsaved = healthd.memory.unsaved
+    unsaved = healthd.memory.unsaved_change
     if unsaved is not None:  # as if WRITTEN_SECONDS had passed
-        healthd.memory = replace(healthd.memory, unsaved=replace(unsaved, time=0.0))
-    assert healthd.look(DEGRADED).owner is Owner.OURS
+        healthd.memory = replace(healthd.memory, unsaved_change=replace(unsaved, sent_at=0.0))
+    assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
     assert healthd.look(DEGRADED).acknowledged
@@ -61,14 +61,14 @@ def lose_a_drain(cluster: SlurmCluster) -> None:
 def lose_a_resume(cluster: SlurmCluster) -> None:
     """The drain that the backup brings back is healthd's own and is lifted again."""
     healthd = Healthd(cluster, "n1", POLICY)
-    assert healthd.look(DEGRADED).owner is Owner.OURS
+    assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     wait_saved(cluster, XID)
     save_another_node(cluster)
-    assert healthd.look(HEALTHY).lifted
+    assert healthd.look(HEALTHY).resumed
     cluster.kill_slurmctld()
     end = time.monotonic() + SECONDS
     while (report := healthd.look(HEALTHY)).problem or not report.settled or "DRAIN" in cluster.node("n1").flags:
         assert not report.acknowledged
         assert time.monotonic() < end, report
         time.sleep(0.5)
-    assert (report.owner, healthd.memory.reason, healthd.memory.adopted) == (Owner.NOBODY, "", "")
+    assert (report.owner, healthd.memory.reason, healthd.memory.adopted_reason) == (Owner.NONE, "", "")

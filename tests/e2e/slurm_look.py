@@ -14,18 +14,18 @@ from slurm_cluster import Node, SlurmCluster
 from waiting import until
 
 from healthd.agent.settings.config import FleetLimits
-from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.node_gpus import UNKNOWN_GPUS, NodeGpus
 from healthd.agent.slurm.policy import Policy
-from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
 from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
+    DrainRecord,
     Health,
     Mode,
     Requeue,
     Severity,
-    SlurmMemory,
     Verdict,
 )
 from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
@@ -70,13 +70,13 @@ class Healthd:
     node: str
     policy: Policy = ACT
     boot_id: str = "boot-1"
-    memory: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
+    memory: DrainRecord = dataclasses.field(default_factory=DrainRecord)
     commands: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     before: Callable[[Command], None] = lambda command: None
     after: Callable[[Command], None] = lambda command: None
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     prefix: tuple[str, ...] = ()
-    gpus: NodeGpus = NOT_TOLD
+    gpus: NodeGpus = UNKNOWN_GPUS
 
     def look(self, verdict: Verdict) -> ReconcileReport:
         steps = reconcile(verdict, self.memory, self.policy, self.node, self.boot_id, time.time, self.gpus)
@@ -86,10 +86,10 @@ class Healthd:
                 step = steps.send(answer)
             except StopIteration as end:
                 report: ReconcileReport = end.value
-                self.memory = report.memory
+                self.memory = report.record
                 return report
-            if isinstance(step, Remember):
-                self.memory, answer = step.memory, None
+            if isinstance(step, SaveRecord):
+                self.memory, answer = step.record, None
             else:
                 self.before(step)
                 answer = self.run(step)

@@ -36,7 +36,7 @@ IDLE_SECONDS = 120.0  # after a story, or the node is mended and the story has f
 WINDOW_SECONDS = 45.0  # of what ends by itself: longer than a story takes, on a busy machine, until it waits for that
 ROUNDS = 4  # in which nothing may happen: more than `clear_after`
 GPU = GPUS[3]
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 NOT_YET = "not told yet"
 BASE = """\
 profile = "none"
@@ -349,7 +349,7 @@ def scene_of(row: Row, cluster: SlurmCluster, node: str, folder: Path, job: str)
 def tables(row: Row) -> Iterable[str]:
     """The settings of all checks: those that the row does not name are off."""
     own = row.code.partition("/")[0]
-    looking = {own, *row.checks, *([] if CHECKS[own].runs else ["gpu_access"])}  # without any there are no rounds
+    looking = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}  # without any there are no rounds
     for name, check in CHECKS.items():
         if name not in looking:
             if not check.per:

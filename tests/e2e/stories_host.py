@@ -32,7 +32,7 @@ from stories import (
 from trees import captured
 
 from healthd.common.model import Severity
-from healthd.failslow.live.document import FILE, JobTold, Told, as_text
+from healthd.failslow.live.document import FILE, LiveDocument, LiveJob, to_json
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
 HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, also on a busy machine
@@ -59,8 +59,8 @@ KERNEL_WARNS = {
 
 
 # What the process beside the daemon tells of a job that its sampled counters show, and what a site may do about it.
-WELL = JobTold("4711", 4, "counters")
-LOST = JobTold(
+WELL = LiveJob("4711", 4, "counters")
+LOST = LiveJob(
     *("4711", 4, "counters", True, time.time() - 7200, 0.3, 8000.0, "", "", "unknown"),
     evidence=("mlx5_0/1: times that congestion slowed it down (CNP handled) rose",),
     node_changed=True,
@@ -69,11 +69,11 @@ SLOW = frozenset({"failslow/counters"})
 REQUEUES = {"failslow": {"sample": ("ib",), "action": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
 
 
-def tells(job: JobTold) -> Step:
+def tells(job: LiveJob) -> Step:
     """A check reads the daemon's runtime directory below the made tree."""
 
     def do(scene: Scene) -> None:
-        told = as_text(Told(written=time.time(), jobs=(job,)))
+        told = to_json(LiveDocument(written=time.time(), jobs=(job,)))
         scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": told})
 
     return do

@@ -22,7 +22,7 @@ from requirements import require, require_root
 from waiting import until
 
 from healthd.agent.conditions.store import decode
-from healthd.common.model import FleetHold, SlurmMemory
+from healthd.common.model import DrainRecord, FleetHold
 from healthd.common.values import encode
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
@@ -536,7 +536,7 @@ def test_a_reload_to_observe_takes_a_hold_of_the_fleet_limit_out_of_status_and_m
         daemon.kill()
         file = daemon.run_dir / "ledger.json"
         hold = FleetHold(time.time() - 60, time.time() + 600, 1, False, "gpu", 10, 2, 2)
-        file.write_bytes(encode(replace(decode(file.read_text(), ""), slurm=SlurmMemory(hold=hold))))
+        file.write_bytes(encode(replace(decode(file.read_text(), ""), slurm=DrainRecord(hold=hold))))
         daemon.start()
         assert daemon.status()["slurm"]["fleet_hold"]["partition"] == "gpu"
         until(lambda: page.exists() and "healthd_fleet_limit_drain_waiting{" in page.read_text())

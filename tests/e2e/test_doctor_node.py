@@ -58,7 +58,7 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
     require_root()
     user = {**cluster.env}
     command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    command += ["scontrol", "update", f"NodeName={slurm.NO_NODE}", "State=DRAIN", "Reason=healthd doctor"]
+    command += ["scontrol", "update", f"NodeName={slurm.NONEXISTENT_NODE}", "State=DRAIN", "Reason=healthd doctor"]
     done = subprocess.run(command, env=user, capture_output=True, timeout=240)
 
     def as_nobody(argv: tuple[str, ...]) -> CommandResult:
@@ -71,9 +71,9 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
     from healthd.common.model import Mode
 
     lines = {line.topic: line for line in slurm.lines(Settings(mode=Mode.ACT, node_name="n1"), as_nobody)}
-    assert lines["Slurm rights"].state is State.FAILS
+    assert lines["Slurm rights"].state is State.FAILED
     assert "Invalid user id" in lines["Slurm rights"].message
-    assert lines["Slurm node"].state is State.WORKS
+    assert lines["Slurm node"].state is State.OK
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from healthd_daemon import EACH_SECOND, Healthd, condition, xid
 from requirements import require_programs, require_root
 
 from healthd.agent.conditions import store
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 from healthd.events.reader import Cursor, Tally, find, read
-from healthd.events.writer import MOST_BYTES
+from healthd.events.writer import MAX_BYTES
 
 KILLS = (
     pytest.param(20, 1, marks=pytest.mark.timeout(3600)),
@@ -36,7 +36,7 @@ KILLS = (
 SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 KILLS_PER_REPAIR = 10  # so that there are fewer parts at a time than one code may have by name
 LEFT = ("gpu_xid", "gpu_count", "exec", "mount")  # what listens, what makes rounds, and what is not configured
-FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in() if name not in LEFT)
+FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in_checks() if name not in LEFT)
 HERE = Path(__file__).parent
 
 
@@ -139,9 +139,9 @@ class Patient:
     def next_line_rotates(self) -> None:
         self.read()  # the oldest file goes
         newest = self.state / "events.jsonl"
-        if newest.exists() and newest.stat().st_size < MOST_BYTES - 100:
+        if newest.exists() and newest.stat().st_size < MAX_BYTES - 100:
             with suppress(OSError):
-                os.truncate(newest, MOST_BYTES - 100)  # zero bytes take no room
+                os.truncate(newest, MAX_BYTES - 100)  # zero bytes take no room
                 self.figures.rotations += 1
 
     def fill_disk(self) -> None:
@@ -224,11 +224,11 @@ def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
         log = patient.daemon.log.read_text(errors="replace")
         assert "Traceback" not in log, log[-4000:]
         assert {key: raw for key, raw in patient.raw.items() if len(raw) > 1} == {}, "a number was given twice"
-        assert list(patient.cursor.seen.holes()) == []
-        (key,) = patient.cursor.seen.runs
+        assert list(patient.cursor.sequences.gaps()) == []
+        (key,) = patient.cursor.sequences.runs
         path = patient.daemon.run_dir / "ledger.json"
         ledger = store.decode(path.read_text(), str(path))
-        gone = {n for run in patient.cursor.seen.dropped[key] for n in range(run[0], run[1] + 1)}
+        gone = {n for run in patient.cursor.sequences.dropped[key] for n in range(run[0], run[1] + 1)}
         seqs = [int(str(event["seq"])) for event in patient.events]
         # What is told of the end waits for the next start where the disk had no time for it.
         waiting = [event for event in map(json.loads, ledger.outbox.lines) if event["seq"] not in seqs]

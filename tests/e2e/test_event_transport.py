@@ -44,7 +44,7 @@ class Written:
         numbers = range(self.seq + 1, self.seq + count + 1)
         lines = [line(n, "opened", at=NOON + n, message="x" * 300, node="gpu-1").decode() for n in numbers]
         for first in range(0, count, 100):
-            stream_file.append(str(self.folder), lines[first : first + 100], again=False)
+            stream_file.append(str(self.folder), lines[first : first + 100], may_repeat=False)
         self.seq += count
 
     def rotate(self) -> None:
@@ -65,8 +65,8 @@ def until_all(written: Written, centre: Path) -> Tally:
     while arrived(centre)[0] < written.seq and time.monotonic() < end:
         time.sleep(0.1)
     count, tally, cursor = arrived(centre)
-    assert (count, list(cursor.seen.holes())) == (written.seq, [])
-    assert (tally.unread, tally.unfinished, tally.problem) == (0, 0, {})
+    assert (count, list(cursor.sequences.gaps())) == (written.seq, [])
+    assert (tally.unread, tally.unfinished, tally.problems) == (0, 0, {})
     return tally
 
 
@@ -188,7 +188,7 @@ def test_rsyslog_brings_each_line_byte_for_byte_through_rotations(
 ) -> None:
     written = Written(place.node)
     longest = line(1, "opened", message="x" * ((16 << 10) - len(line(1, "opened", message="")) - 1), node="gpu-1")
-    stream_file.append(str(place.node), [longest.decode()], again=False)
+    stream_file.append(str(place.node), [longest.decode()], may_repeat=False)
     written.seq = 1
     written.write(300)
     until_all(written, place.centre)
@@ -395,7 +395,7 @@ def test_rsync_brings_every_event_through_rotations_kills_and_a_centre_that_is_a
             rsyncd.kill()
             assert subprocess.run(rsync(place), stderr=subprocess.DEVNULL, timeout=SECONDS).returncode != 0
             rsyncd.start()
-        assert arrived(place.centre)[1].problem.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
+        assert arrived(place.centre)[1].problems.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
     subprocess.run(rsync(place), check=True, timeout=SECONDS)
     until_all(written, place.centre)
     names = {path.name for path in (place.centre / "gpu-1").iterdir()}

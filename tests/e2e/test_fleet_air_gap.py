@@ -13,7 +13,7 @@ from fleet_history import history
 from fleet_rows import made
 from requirements import require_programs, require_root
 
-from healthd.fleet.questions import built_in
+from healthd.fleet.queries import builtin_queries
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_every_question_is_answered_without_a_network_and_leaves_nothing_behind(
     require_programs("unshare", packages="util-linux")
     links = without_a_network(tmp_path, "cat", "/proc/net/dev").stdout.splitlines()[2:]
     assert [line.split()[:2] for line in links] == [["lo:", "0"]]
-    for name in built_in():
+    for name in builtin_queries():
         done = without_a_network(tmp_path, sys.executable, "-m", "healthd", "fleet", "query", name, "--db", str(db))
         assert (done.returncode, done.stderr) == (0, ""), name
         assert "no rows" not in done.stdout, name

@@ -127,9 +127,9 @@ def test_a_rerun_after_kills_comes_to_the_same(history, undisturbed, tmp_path, k
 
 
 def live(db: Path) -> set[str]:
-    from healthd.fleet.store import reading
+    from healthd.fleet.store import open_for_reading
 
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         return {str(Path(file).relative_to(db)) for table in expected_tables(db) for file in snapshot.files(table)}
 
 

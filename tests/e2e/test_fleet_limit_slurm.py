@@ -21,7 +21,7 @@ from slurm_look import condition as cause
 
 from healthd.agent.settings.config import FleetLimits
 from healthd.agent.slurm.policy import Owner, Policy
-from healthd.common.model import FleetHold, Leave, Mode, Severity, SlurmMemory
+from healthd.common.model import DrainRecord, FleetHold, Leave, Mode, Severity
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from simulate import STEP, WAVE, against_a_real_one
@@ -133,7 +133,7 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
     policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(jitter_seconds=0.0))
     verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
     looks = [
-        Look(cluster, name, policy, memory=SlurmMemory(hold=FleetHold(time.time(), time.time())))
+        Look(cluster, name, policy, memory=DrainRecord(hold=FleetHold(time.time(), time.time())))
         for name in cluster.names
     ]
     began = time.time()
@@ -145,7 +145,7 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
     for look in looks:  # the waits are over
         assert look.memory.hold is None or look.memory.hold.until > began + 40
         if look.memory.hold is not None:
-            look.memory = SlurmMemory(hold=FleetHold(time.time(), time.time()))
+            look.memory = DrainRecord(hold=FleetHold(time.time(), time.time()))
             look.look(verdict)
     assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2
 
@@ -159,22 +159,22 @@ def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str |
         cluster.run("scontrol", "create", "PartitionName=pair", "Nodes=n[2-3]", "Hidden=YES", "State=DOWN")
         first, second, third = (Look(cluster, name, policy) for name in ("n1", "n2", "n3"))
         for look in (first, second):
-            assert look.look(verdict).owner is Owner.OURS
+            assert look.look(verdict).owner is Owner.HEALTHD
         held = third.look(verdict)
         assert isinstance(held.decision, Leave)
-        assert held.memory.hold is not None
-        hold = held.memory.hold
+        assert held.record.hold is not None
+        hold = held.record.hold
         assert (hold.partition, hold.nodes, hold.drained, hold.limit) in (("gpu", 4, 2, 2), ("pair", 2, 1, 1))
-        assert first.look(HEALTHY).owner is Owner.NOBODY
-        third.memory = SlurmMemory()
-        hold = third.look(verdict).memory.hold
+        assert first.look(HEALTHY).owner is Owner.NONE
+        third.memory = DrainRecord()
+        hold = third.look(verdict).record.hold
         assert hold is not None
         assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), "the other one has room"
         again = first.look(verdict)
-        assert again.owner is Owner.OURS, again.decision
-        assert second.look(HEALTHY).owner is Owner.NOBODY
-        third.memory = SlurmMemory()
-        assert third.look(verdict).owner is Owner.OURS
+        assert again.owner is Owner.HEALTHD, again.decision
+        assert second.look(HEALTHY).owner is Owner.NONE
+        third.memory = DrainRecord()
+        assert third.look(verdict).owner is Owner.HEALTHD
         assert "DRAIN" in cluster.node("n3").flags
 
 

@@ -19,7 +19,7 @@ from ports import free_ports
 from requirements import require_programs
 from waiting import until
 
-from healthd.fleet.ingest import Asked, ingest
+from healthd.fleet.ingest import IngestOptions, ingest
 from healthd.fleet.sources import events, prometheus
 
 DAYS = 9
@@ -131,7 +131,7 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
             store, code = tmp_path / "db", "gpu_xid/79"
 
             def asked(now: float) -> Any:
-                came = ingest(str(store), [(prometheus.SOURCE, [url])], Asked(int(now), from_time=BEGAN))
+                came = ingest(str(store), [(prometheus.SOURCE, [url])], IngestOptions(int(now), from_time=BEGAN))
                 assert (came.failed, came.unread.unread) == ([], {})
                 return came
 
@@ -159,7 +159,7 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
             state = daemon.directory / "state"
             lines = state / "events.jsonl"
             until(lambda: lines.exists() and b'"gpu_xid/79"' in lines.read_bytes(), "the stream has it")
-            came = ingest(str(store), [(events.SOURCE, [str(state)])], Asked(int(time.time()), "c1"))
+            came = ingest(str(store), [(events.SOURCE, [str(state)])], IngestOptions(int(time.time()), "c1"))
             assert (came.failed, came.unread.unread) == ([], {})
             (opened,) = [row for row in live(store, "events") if (row["event"], row["code"]) == ("opened", code)]
             assert (opened["cluster"], opened["kind"], opened["severity"]) == ("c1", "edge", "critical")

@@ -182,10 +182,10 @@ def contrast(one: str, other: str) -> float:
 def test_what_others_named_is_shown_and_never_run(pages: Path, chromium: Browser) -> None:
     from fleet_page import HOSTILE, made
 
-    from healthd.fleet.report import assets
+    from healthd.fleet.report import load_assets
 
     path = pages / "hostile.html"
-    path.write_text(made(HOSTILE, assets()), "utf-8")
+    path.write_text(made(HOSTILE, load_assets()), "utf-8")
     shown = opened(chromium, path)
     assert shown.ask("window.taken") is None
     assert (shown.complaints(), shown.requests()) == ([], [])
@@ -220,10 +220,10 @@ def test_the_page_itself_forbids_what_would_run_or_leave(smuggled: str, pages: P
     """If ever a text were not escaped. It also shows that a complaint is heard."""
     from fleet_page import made
 
-    from healthd.fleet.report import assets
+    from healthd.fleet.report import load_assets
 
     path = pages / "smuggled.html"
-    path.write_text(made(with_=assets()).replace("</main>", f"{smuggled}</main>"), "utf-8")
+    path.write_text(made(with_=load_assets()).replace("</main>", f"{smuggled}</main>"), "utf-8")
     shown = opened(chromium, path)
     assert shown.ask("window.taken") is None
     assert [one for one in shown.complaints() if "Content Security Policy" in one] != []
@@ -239,10 +239,10 @@ def test_a_request_is_seen_where_the_page_does_not_forbid_it(pages: Path, chromi
 def test_a_chart_that_cannot_be_drawn_says_so_and_the_others_are_drawn(pages: Path, chromium: Browser) -> None:
     from fleet_page import made
 
-    from healthd.fleet.report import assets
+    from healthd.fleet.report import load_assets
 
     path = pages / "broken.html"
-    path.write_text(made(with_=assets()).replace('"mark":{"type":"bar"', '"mark":{"type":"no such"', 1), "utf-8")
+    path.write_text(made(with_=load_assets()).replace('"mark":{"type":"bar"', '"mark":{"type":"no such"', 1), "utf-8")
     shown = opened(chromium, path)
     assert "could not be drawn" in shown.ask("document.querySelector('.undrawn').textContent")
     assert [chart["marks"] > 0 for chart in shown.ask(CHARTS)] == [False, True, True, True]

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 from slurm_cluster import SlurmCluster
 
-from healthd.fleet.sources.sacct import COLUMNS, NEWER
+from healthd.fleet.sources.sacct import COLUMNS, NEWER_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("22.05", "24.11", "26.05")
@@ -198,7 +198,7 @@ def test_nodes_and_exclusions_are_told_and_no_token_is_kept(history: History, as
 
 
 def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
-    newer = NEWER if history.version == "22.05" else frozenset()
+    newer = NEWER_COLUMNS if history.version == "22.05" else frozenset()
     columns = ",".join(name for name in COLUMNS if name not in newer)
     how = ("--parsable2", "--noconvert", f"--format={columns}")
     text = history.sacct("jobs.txt", *how, "--delimiter=|#|", SLURM_TIME_FORMAT="%s")

@@ -22,7 +22,7 @@ from requirements import require_programs, require_root
 from systemd_container import SystemdContainer
 from waiting import until
 
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 
 STOP_SECONDS = 120.0  # what hangs does so until a test lets it go
 LONG = 3600.0  # no round comes by itself during a test
@@ -37,7 +37,7 @@ command = ["/bin/true"]
 [checks.mount."/"]
 """ + "".join(
     f"[checks.{name}]\ntimeout_seconds = 1\n"  # after a hang they look again twice this later
-    for name, check in built_in().items()
+    for name, check in built_in_checks().items()
     if check.uses == "nvml" and name != "gpu_access"
 )
 

@@ -52,7 +52,7 @@ listen = "off"
 command = ["/bin/sh", "-c", "test ! -e /opt/broken || {{ echo two disks are gone; exit 2; }}"]
 """
 # A resume waits for each check that can drain, and most of them cannot look in a container.
-OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in() if name != "exec")
+OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in_checks() if name != "exec")
 
 
 @pytest.fixture(scope="module")

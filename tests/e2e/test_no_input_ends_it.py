@@ -19,7 +19,7 @@ import pytest
 from healthd_daemon import Healthd, condition, xid
 from other_user import NOBODY, crowd
 
-from healthd.agent.conditions.bounds import MOST
+from healthd.agent.conditions.bounds import MAX_CONDITIONS
 
 OTHERS = 1280
 
@@ -95,7 +95,7 @@ def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healt
     assert condition(status, "gpu_xid/79") is not None, "the Xid is a condition"
     told = [c for c in status["conditions"] if c["code"] in ("gpu_xid/31", "gpu_xid/others")]
     assert sum(c["count"] for c in told) == OTHERS, "all are counted"
-    assert len(status["conditions"]) == MOST, "as many as may be have a name of their own"
+    assert len(status["conditions"]) == MAX_CONDITIONS, "as many as may be have a name of their own"
     assert status["health"] == "unhealthy"
     log = daemon.log.read_text()
     assert "kernel: NVRM: Xid (PCI:0000:61:00): 79" in log

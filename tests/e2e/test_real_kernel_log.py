@@ -19,9 +19,9 @@ from of_this_run import of_this_run
 from requirements import require, require_programs, require_root
 
 from healthd.agent.kernel_log.file import FollowedFile
-from healthd.agent.kernel_log.listener import RETRY_SECONDS, Listener
+from healthd.agent.kernel_log.log_reader import RETRY_SECONDS, KernelLogReader
 from healthd.agent.kernel_log.open_source import open_source
-from healthd.agent.kernel_log.source import event_of
+from healthd.agent.kernel_log.source import make_event
 from healthd.host.host import Host
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_a_line_in_the_kernels_log_is_read_at_once_with_the_right_time(inject, k
     (line,) = [line for line in drain(source) if line.text == text]
     assert began - 2 < line.time < time.time() + 2
     assert not line.history
-    event = event_of(line, Host().boot_id())
+    event = make_event(line, Host().boot_id())
     assert event is not None
     assert (event.code, event.pci) == ("79", "fffe:1f:1f.0")
 
@@ -104,17 +104,17 @@ def test_a_restart_reads_each_line_once(inject, kmsg):
 def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg):
     source = kmsg()
     drain(source)
-    source.listen_in()
+    source.check_delivery()
     text = xid()
     inject(text)
-    source.listen_in()
+    source.check_delivery()
     assert text in [line.text for line in drain(source)], "a reader that hears is no deaf one"
-    source.listen_in()
+    source.check_delivery()
     nothing, writer = os.pipe2(os.O_NONBLOCK)
     os.dup2(nothing, source.fileno())  # what gives neither a line nor an error
     inject(xid())
     assert drain(source) == []
-    source.listen_in()
+    source.check_delivery()
     with pytest.raises(OSError, match="misses lines that others get"):
         source.read()
     os.close(nothing)
@@ -123,20 +123,20 @@ def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg)
 
 def test_a_reader_that_is_deaf_or_dead_is_opened_again_and_loses_no_line(inject):
     now = 1000.0
-    log = Listener("kmsg", "/", Host().boot_id(), True, time.time, lambda: now)
+    log = KernelLogReader("kmsg", "/", Host().boot_id(), True, time.time, lambda: now)
     log.open()
     hear(log)
     nothing, writer = os.pipe2(os.O_NONBLOCK)
     for failures, breaks in enumerate((lambda fd: os.dup2(nothing, fd), os.close), start=1):
-        log.round_is_over()
+        log.end_round()
         ((descriptor, _),) = log.waits()
         breaks(descriptor)
         text = xid()
         inject(text)
         assert hear(log) == []
-        log.round_is_over()
+        log.end_round()
         hear(log)
-        log.round_is_over()
+        log.end_round()
         hear(log)
         assert (log.status.alive, log.status.restarts_total) == (False, failures), log.status
         assert [(up.source, up.up) for up in log.sources] == [("kernel_log", False), ("journal", True)]
@@ -210,14 +210,14 @@ def nothing_of(source, mark, tmp_path, lines=()):
     lines += drain(source)
     found = [line for line in lines if mark in line.text]
     assert found, "the kernel wrote nothing of it"
-    events = [event for line in lines if (event := event_of(line, "b1")) is not None]
+    events = [event for line in lines if (event := make_event(line, "b1")) is not None]
     assert [event.text for event in events if event.kind != "oom" and mark in event.text] == []
     # The same as a syslog daemon writes it that reads /dev/kmsg: one line a record, what is not text escaped.
     log = tmp_path / "kern.log"
     escaped = (line.text.replace("\n", "#012") for line in found)
     log.write_text("".join(f"Nov 21 15:00:00 node17 kernel: [13696.658651] {text}\n" for text in escaped))
     followed = FollowedFile(str(log), None)
-    events = [event for line in followed.read() if (event := event_of(line, "b1")) is not None]
+    events = [event for line in followed.read() if (event := make_event(line, "b1")) is not None]
     followed.close()
     assert [event.text for event in events if event.kind != "oom"] == []
     return found
@@ -431,7 +431,7 @@ def test_a_line_break_in_a_mount_option_forges_nothing_here_and_only_a_doubted_l
     subprocess.run(["unshare", "--mount", sys.executable, "-c", FORGE, forged], check=True, timeout=240)
     (line,) = [line for line in drain(kmsg(injected=False)) if disk in line.text]
     assert f"'zz\n{forged}" in line.text
-    assert event_of(line, "b") is None
+    assert make_event(line, "b") is None
     for how in (["-S"], [], ["-T"]):
         said = subprocess.run(["dmesg", *how], check=True, capture_output=True, timeout=240).stdout
         assert disk.encode() in said

@@ -22,7 +22,7 @@ from slurm_look import ACT, Healthd, condition, every_slurm, faulty, make_idle, 
 from test_prolog_epilog import made
 
 from healthd.agent.slurm.node_gpus import NodeGpus
-from healthd.agent.slurm.prolog_files import of_this_node
+from healthd.agent.slurm.prolog_files import read_node_gpus
 from healthd.common.model import Gpu, Inventory, PciDevice, Requeue, Severity, Verdict
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
@@ -72,7 +72,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
 def healthd(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Healthd]:
     make_idle(cluster, "n1")
     (tmp_path / "jobs").mkdir()
-    yield Healthd(cluster, "n1", BY_PART, gpus=of_this_node(NODE, GPUS, str(tmp_path), "/"))
+    yield Healthd(cluster, "n1", BY_PART, gpus=read_node_gpus(NODE, GPUS, str(tmp_path), "/"))
     make_idle(cluster, "n1")
 
 
@@ -119,7 +119,7 @@ def test_of_two_jobs_side_by_side_the_one_on_the_bad_gpu_is_requeued_and_the_oth
     assert costs(healthd, fault(0)) == total(LOOK, victim, JOB, ASKED, ASKED)
     assert fate(healthd.cluster, first, second) == [REQUEUED, RUNS]
     report = healthd.look_until_settled(fault(0))  # a slurmstepd that ends is a trouble for that moment
-    assert report.spared == ((second, f"has GPUs {PCI[1]}, {PCI[2]}, which the fault did not hit"),)
+    assert report.not_requeued == ((second, f"has GPUs {PCI[1]}, {PCI[2]}, which the fault did not hit"),)
     assert costs(healthd, fault(0)) == LOOK, "the run that was spared is not asked for again"
     assert healthd.cluster.admin_comment(second) == ""
 
@@ -147,7 +147,7 @@ def test_all_jobs_on_gpus_or_all_jobs_are_hit_by_a_fault_of_all(healthd: Healthd
     time.sleep(1.1)
     report = healthd.look(faulty(condition(code="sxid/20034", subject="0000:07:00.0")))
     assert set(report.requeued) == {with_gpu, shard}
-    assert report.spared == ((without, "has no GPU"),)
+    assert report.not_requeued == ((without, "has no GPU"),)
     assert fate(healthd.cluster, without) == [RUNS]
     assert healthd.look(faulty(condition(code="memory_edac/uncorrected", subject="mc0"))).requeued == (without,)
 
@@ -159,7 +159,7 @@ def test_a_shard_is_on_its_gpu(healthd: Healthd) -> None:
     assert healthd.look(fault(0)).requeued == (whole,)
     report = healthd.look(fault(0))
     (number,) = (
-        i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which the fault did not hit") in report.spared
+        i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which the fault did not hit") in report.not_requeued
     )
     assert number >= 2
     assert healthd.look(fault(number)).requeued == (shard,)
@@ -200,9 +200,9 @@ def test_of_a_heterogeneous_job_the_part_on_this_nodes_gpu_counts_and_the_whole_
     numbers = {job: given(cluster, job) for job in (second, other)}
     time.sleep(1.1)
     (free, *_) = {*range(8)} - {*numbers.values()}
-    assert dict(healthd.look(fault(free)).spared).keys() == {leader, other}
+    assert dict(healthd.look(fault(free)).not_requeued).keys() == {leader, other}
     report = healthd.look(fault(numbers[second]))
-    assert (report.requeued, dict(report.spared).keys()) == ((leader,), {other})
+    assert (report.requeued, dict(report.not_requeued).keys()) == ((leader,), {other})
     assert fate(cluster, leader, other) == [REQUEUED, RUNS]
     cluster.run("scancel", leader)
 
@@ -227,7 +227,7 @@ def test_where_slurms_numbers_can_mean_other_gpus_all_jobs_with_gpus_are_hit(
 ) -> None:
     if inventory is NODE:
         inventory = replace(NODE, gpus=GPUS[:7])
-    healthd.gpus = NodeGpus(inventory, inventory.gpus, have_open=lambda processes: ({}, False))
+    healthd.gpus = NodeGpus(inventory, inventory.gpus, find_open=lambda processes: ({}, False))
     first, second = on(healthd, "--gres=gpu:1"), on(healthd, "--gres=gpu:1")
     time.sleep(1.1)
     assert set(healthd.look(fault(0)).requeued) == {first, second}, why
@@ -239,13 +239,13 @@ def test_where_gres_conf_lists_the_gpus_in_another_order_no_job_on_a_gpu_is_spar
 ) -> None:
     with InOtherOrders(nodes=2, version=version) as cluster:
         for name, bad, gres in (("n1", 4, ("gpu:a:1", "gpu:b:1")), ("n2", 7, ("gpu:1", "gpu:1"))):
-            healthd = Healthd(cluster, name, BY_PART, gpus=of_this_node(NODE, GPUS, str(tmp_path), "/"))
+            healthd = Healthd(cluster, name, BY_PART, gpus=read_node_gpus(NODE, GPUS, str(tmp_path), "/"))
             without = on(healthd)
             jobs = [on(healthd, f"--gres={what}") for what in gres]
             time.sleep(1.1)
             report = healthd.look(fault(bad))  # the device of the first job, whose number is 0
             assert set(report.requeued) == set(jobs), cluster.run("scontrol", "-d", "show", "job", jobs[0])
-            assert report.spared == ((without, "has no GPU"),)
+            assert report.not_requeued == ((without, "has no GPU"),)
 
 
 def test_a_job_that_opens_a_gpu_is_hit_by_its_fault_also_later(
@@ -258,7 +258,7 @@ def test_a_job_that_opens_a_gpu_is_hit_by_its_fault_also_later(
     without, on_another = on(healthd, script=script), on(healthd, "--gres=gpu:1")
     time.sleep(1.1)
     verdict = fault(5)
-    assert dict(healthd.look(verdict).spared)[without] == "has no GPU"
+    assert dict(healthd.look(verdict).not_requeued)[without] == "has no GPU"
     go.touch()
     waiting.until(Path(f"{go}.done").exists, "the job has opened the GPU")
     report = healthd.look(verdict)

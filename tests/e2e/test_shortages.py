@@ -20,7 +20,7 @@ from of_this_run import of_this_run
 from requirements import require_root
 from waiting import until
 
-from healthd.host.shortage import REST_SECONDS
+from healthd.host.shortage import ACCEPT_PAUSE_SECONDS
 
 LISTENING = '[metrics]\nlisten = "127.0.0.1:0"\n'
 
@@ -98,7 +98,7 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
         assert any("file descriptors" in problem for problem in status["problems"])
         # Each failed accept(2) is a shortage, and the listener rests after it. A loop that does not rest counts
         # thousands of them a second.
-        rests = (time.monotonic() - began) / REST_SECONDS
+        rests = (time.monotonic() - began) / ACCEPT_PAUSE_SECONDS
         assert status["shortages"]["file_descriptors"] <= rests + 10
 
 

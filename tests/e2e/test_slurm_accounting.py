@@ -59,7 +59,7 @@ def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) ->
 def test_sacct_shows_the_user_of_a_job_that_cannot_be_requeued_what_hit_it(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n2")
     job = healthd.running("sleep 600", "--no-requeue")
-    assert dict(healthd.look(faulty()).spared) == {job: "submitted with --no-requeue"}
+    assert dict(healthd.look(faulty()).not_requeued) == {job: "submitted with --no-requeue"}
     cluster.run("scancel", job)
     assert "healthd: node n2: gpu_xid/79 " in until_sacct_says(cluster, job, "CANCELLED")[-1]
 
@@ -81,6 +81,6 @@ def test_an_operators_account_that_may_requeue_but_not_drain_is_trouble_and_requ
 
 def test_an_administrators_account_is_enough(cluster: SlurmCluster) -> None:
     healthd = as_account(Healthd(cluster, "n4"), "Administrator")
-    assert healthd.look(faulty(condition(Severity.DEGRADED))).owner is Owner.OURS
+    assert healthd.look(faulty(condition(Severity.DEGRADED))).owner is Owner.HEALTHD
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     assert cluster.wait_state("n4", "IDLE", without=("DRAIN",)).reason == ""

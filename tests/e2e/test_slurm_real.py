@@ -51,11 +51,11 @@ from healthd.agent.slurm.policy import Owner, Policy
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.common.codec import dump, load
 from healthd.common.model import (
+    DrainRecord,
     Leave,
     Mode,
     Resume,
     Severity,
-    SlurmMemory,
     Verdict,
 )
 from healthd.common.slurm import commands
@@ -97,7 +97,7 @@ def test_a_degraded_node_is_drained_with_our_reason_and_its_job_runs_on(healthd:
     job = healthd.running("sleep 600")
     report = healthd.look(faulty(condition(Severity.DEGRADED)))
     assert report.settled
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
 
@@ -173,7 +173,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
     healthd.look(degraded)
     # as if our own resume and slurmctld's start were long ago
-    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
+    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3, resume_sent_at=0.0)
     resume(cluster, healthd.node)
     assert cost(degraded) == costs(LOOK, REQUEST_BUILD_INFO=1, REQUEST_PING=1)
     shared = faulty(condition(Severity.DEGRADED, "mount/hang", shared_cause=True))
@@ -213,7 +213,7 @@ def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_onl
         cluster.run("scancel", interactive)
         srun.wait(120)
     assert report.requeued == (victim,)
-    assert dict(report.spared).keys() == {no_requeue, interactive, later}
+    assert dict(report.not_requeued).keys() == {no_requeue, interactive, later}
     assert set(states.values()) == {"RUNNING"}
     assert cluster.job(victim)["Restarts"] == "1"
     assert is_drained(healthd.state(), XID)
@@ -234,7 +234,7 @@ def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, i
         until_listed(cluster, cluster.job(f"{array}_2")["JobId"], nodes[2])
         report = here.look(faulty())
         assert report.requeued == (f"{array}_2",)
-        assert report.held == report.requeued * is_held
+        assert report.held_jobs == report.requeued * is_held
         assert cluster.run("squeue", "-h", "-j", f"{array}_1", "-o", "%T").strip() == "RUNNING"
     finally:
         cluster.run("scancel", array)
@@ -285,7 +285,7 @@ def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd
     job = healthd.running("sleep 600")
     healthd.policy = replace(ACT, max_restarts=0)
     report = healthd.look(faulty())
-    assert (report.requeued, report.held) == ((job,), (job,))
+    assert (report.requeued, report.held_jobs) == ((job,), (job,))
     held = cluster.wait_job(job, "PENDING")
     assert (held["Restarts"], held["Priority"], held["Reason"]) == ("1", "0", "job_requeued_in_held_state")
     cluster.run("scontrol", "release", job)
@@ -296,12 +296,12 @@ def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
     cluster = healthd.cluster
     job = healthd.running("sleep 600")
     healthd.policy = replace(ACT, max_restarts=1)
-    assert healthd.look(faulty()).held == ()
+    assert healthd.look(faulty()).held_jobs == ()
     assert healthd.look(HEALTHY).settled
     run_again(cluster, job, healthd.node)
     until_listed(cluster, job, healthd.node)
     time.sleep(1.1)
-    assert healthd.look(faulty()).held == (job,)
+    assert healthd.look(faulty()).held_jobs == (job,)
     assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
 
 
@@ -357,7 +357,7 @@ def test_a_job_on_two_nodes_that_fail_at_once_is_requeued_once(healthd: Healthd,
         healthd.before = fail_too
         reports.append(healthd.look_until_settled(fault))
         assert cluster.job(job)["Restarts"] == "1"
-        assert all(report.owner is Owner.OURS for report in reports)
+        assert all(report.owner is Owner.HEALTHD for report in reports)
         assert "DRAIN" in cluster.node("n8").flags
         assert "DRAIN" in healthd.state().flags
     finally:
@@ -397,7 +397,7 @@ def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) ->
     with subprocess.Popen(["srun", f"--jobid={job}", "sleep", "600"], env=cluster.env, cwd="/") as step:
         until_listed(cluster, job, healthd.node)
         report = healthd.look(faulty())
-        assert dict(report.spared) == {job: "started by srun or salloc: only batch jobs can be requeued"}
+        assert dict(report.not_requeued) == {job: "started by srun or salloc: only batch jobs can be requeued"}
         assert cluster.job(job)["JobState"] == "RUNNING"
         assert cluster.admin_comment(job).startswith(f"healthd: node {healthd.node}: gpu_xid/79 ")
         cluster.run("scancel", job)
@@ -422,7 +422,7 @@ def test_a_drain_under_a_code_that_a_new_release_calls_otherwise_stays_ours(heal
     old, new = (condition(Severity.DEGRADED, f"gpu_xid/{name}") for name in ("79", "lost"))
     healthd.look(faulty(old))
     report = healthd.look(faulty(new))
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert healthd.state().reason.startswith("healthd: gpu_xid/lost 0000:1b:00.0: ")
     healthd.look(faulty(old))
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
@@ -434,7 +434,7 @@ def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Hea
     report = healthd.look(HEALTHY)
     assert report.adopted is not None
     assert (report.adopted.code, report.adopted.subject) == ("mount/missing", "/data")
-    assert report.owner is Owner.FOREIGN_HEALTHD
+    assert report.owner is Owner.UNRECORDED_HEALTHD
     assert healthd.changes() == []
 
 
@@ -458,7 +458,7 @@ def test_an_operators_drain_before_ours_is_left_alone_and_the_victims_are_requeu
     drain(healthd.cluster, healthd.node, "fan broken")
     report = healthd.look(faulty())
     assert report.requeued == (job,)
-    assert report.owner is Owner.FOREIGN
+    assert report.owner is Owner.OTHER
     assert is_drained(healthd.state(), "fan broken")
     assert healthd.look(HEALTHY).settled
     assert is_drained(healthd.state(), "fan broken")
@@ -470,7 +470,7 @@ def test_an_operator_who_changes_our_reason_takes_the_node_over(healthd: Healthd
     drain(healthd.cluster, healthd.node, words)
     for verdict in (faulty(), HEALTHY):
         report = healthd.look(verdict)
-        assert report.owner is Owner.FOREIGN
+        assert report.owner is Owner.OTHER
         assert is_drained(healthd.state(), words)
     resume(healthd.cluster, healthd.node)
     assert healthd.look(faulty()).acknowledged
@@ -484,7 +484,7 @@ def test_an_operator_who_drains_in_the_same_moment_and_we_agree_on_whose_it_is(h
     operator.join()
     report = healthd.look(faulty())
     node = healthd.state()
-    assert (report.owner, node.reason) in [(Owner.OURS, XID), (Owner.FOREIGN, "fan broken")]
+    assert (report.owner, node.reason) in [(Owner.HEALTHD, XID), (Owner.OTHER, "fan broken")]
     assert "DRAIN" in node.flags
 
 
@@ -496,7 +496,7 @@ def test_an_operators_drain_while_we_count_the_fleet_is_seen_before_ours_is_sent
 
     healthd.before = drain_now
     report = healthd.look(faulty())
-    assert (report.owner, healthd.changes()) == (Owner.FOREIGN, [])
+    assert (report.owner, healthd.changes()) == (Owner.OTHER, [])
     assert is_drained(healthd.state(), "fan broken")
     healthd.look(HEALTHY)
     assert is_drained(healthd.state(), "fan broken"), "and nothing of ours was ever there to be lifted"
@@ -513,7 +513,7 @@ def test_an_operators_words_between_our_reading_and_our_resume_are_drained_for_a
     healthd.look(faulty())
     healthd.before = take_over
     report = healthd.look(HEALTHY)
-    assert report.owner is Owner.FOREIGN
+    assert report.owner is Owner.OTHER
     assert is_drained(healthd.state(), "fan broken")
     healthd.look(HEALTHY)
     assert is_drained(healthd.state(), "fan broken")
@@ -526,7 +526,7 @@ def test_an_operators_words_between_our_command_and_our_reading_stand(healthd: H
 
     healthd.after = take_over
     report = healthd.look(faulty())
-    assert report.owner is Owner.FOREIGN
+    assert report.owner is Owner.OTHER
     assert is_drained(healthd.state(), "fan broken")
     healthd.look(HEALTHY)
     assert is_drained(healthd.state(), "fan broken")
@@ -543,9 +543,9 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     assert report.acknowledged
     assert not report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    assert replace(healthd.memory, lifted=None, counted=None) == SlurmMemory()
+    assert replace(healthd.memory, ended_drain=None, stored_count=None) == DrainRecord()
     # what a check still sees afterwards drains again
-    assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
+    assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.HEALTHD
 
 
 @every_slurm
@@ -553,7 +553,7 @@ def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> N
     healthd.policy = replace(ACT, requeue_retry_seconds=90)
     healthd.look(faulty())
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
-    assert healthd.look(faulty()).owner is Owner.OURS
+    assert healthd.look(faulty()).owner is Owner.HEALTHD
     # as if slurmctld had run for longer than the clocks may differ
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     resume(healthd.cluster, healthd.node)
@@ -563,7 +563,7 @@ def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> N
 
 def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> None:
     healthd.cluster.run("scontrol", "update", f"NodeName={healthd.node}", "State=DOWN", "Reason=fan broken")
-    assert healthd.look(faulty()).owner is Owner.FOREIGN
+    assert healthd.look(faulty()).owner is Owner.OTHER
     node = healthd.state()
     assert (node.reason, "DRAIN" in node.flags) == ("fan broken", False)
 
@@ -577,7 +577,7 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) ->
     start_from(before, healthd)
     assert healthd.state().flags.isdisjoint({"DRAIN"})
     report = healthd.look_until_settled(faulty())
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
 
 
@@ -629,8 +629,8 @@ def start_from(older: bytes, healthd: Healthd) -> None:
     healthd.cluster.start_slurmctld()
 
 
-def json_again(memory: SlurmMemory) -> SlurmMemory:
-    return load(SlurmMemory, json.loads(json.dumps(dump(memory))), "memory")
+def json_again(memory: DrainRecord) -> DrainRecord:
+    return load(DrainRecord, json.loads(json.dumps(dump(memory))), "memory")
 
 
 @every_slurm
@@ -640,7 +640,7 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
     cluster.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", healthd.node)
     cluster.wait_state(healthd.node, "REBOOT_ISSUED", reason=f"{XID} : reboot issued")
     report = healthd.look(HEALTHY)
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert not report.settled
     assert isinstance(report.decision, Leave), "a pending reboot is not cancelled"
     cluster.stop_slurmd(healthd.node)
@@ -654,7 +654,7 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
     healthd.boot_id = "boot-2"
     report = healthd.look(faulty())
     assert not report.acknowledged
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
     assert healthd.look(HEALTHY).settled
     cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
@@ -675,7 +675,7 @@ def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -
             assert healthd.look(faulty()).requeued == (job,)
             short.wait_state("n1", "DRAIN", reason="Kill task failed")
             report = healthd.look(faulty())
-            assert report.owner is Owner.OURS
+            assert report.owner is Owner.HEALTHD
             assert healthd.state().reason.startswith("Kill task failed")
         short.run("scancel", job)
         assert isinstance(healthd.look(HEALTHY).decision, Resume)
@@ -712,7 +712,7 @@ def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_nod
     cluster.wait_state(healthd.node, "DOWN", "DRAIN")
     healthd.boot_id = "boot-2"
     report = healthd.look(HEALTHY)
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert not report.settled
     assert is_drained(healthd.state(), XID)
     cluster.run("scontrol", "update", f"NodeName={healthd.node}", "State=RESUME")
@@ -732,7 +732,7 @@ def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Hea
     assert not report.settled
     assert isinstance(report.decision, Leave)
     assert report.decision.would.startswith("drain with "), "what is wanted is said all the same"
-    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+    assert healthd.look_until_settled(faulty()).owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
 
 
@@ -792,7 +792,7 @@ def test_a_controller_behind_a_black_hole_is_trouble_within_the_commands_own_dea
     assert healthd.look(faulty()).problem == "sinfo did not end in time"
     assert time.monotonic() - started < 60
     healthd.prefix, healthd.environment, healthd.policy = (), {}, ACT
-    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+    assert healthd.look_until_settled(faulty()).owner is Owner.HEALTHD
 
 
 def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healthd: Healthd, tmp_path: Path) -> None:
@@ -807,7 +807,7 @@ def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healt
     assert report.problem.startswith("sinfo: ")
     assert not report.settled
     healthd.environment = {}
-    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+    assert healthd.look_until_settled(faulty()).owner is Owner.HEALTHD
 
 
 @contextlib.contextmanager
@@ -837,7 +837,7 @@ def test_a_slow_controller_drains_and_requeues_once() -> None:
         job = healthd.running("sleep 600")
         with slow(cluster):
             report = healthd.look_until_settled(faulty())
-        assert report.owner is Owner.OURS
+        assert report.owner is Owner.HEALTHD
         assert is_drained(healthd.state(), XID)
         assert cluster.job(job)["Restarts"] == "1"
         assert [argv[1] for argv in healthd.changes()] == ["update", "requeue"]
@@ -855,7 +855,7 @@ def test_a_controller_that_is_restarted_in_the_middle_of_a_look_gets_what_is_lef
             healthd.cluster.start_slurmctld()
 
     healthd.before = restart
-    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+    assert healthd.look_until_settled(faulty()).owner is Owner.HEALTHD
     assert restarted == ["update", "requeue"]
     assert is_drained(healthd.state(), XID)
     assert healthd.cluster.job(job)["Restarts"] == "1"
@@ -870,9 +870,9 @@ def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands
         cluster.upgrade_slurmctld("26.05")
         cluster.wait_state("n1", "DRAIN", without=("UNKNOWN", "NOT_RESPONDING"))
         report = healthd.look_until_settled(faulty())
-        assert report.owner is Owner.OURS
+        assert report.owner is Owner.HEALTHD
         assert is_drained(healthd.state(), XID)
-        assert dict(report.spared) == {job: "submitted with --no-requeue"}
+        assert dict(report.not_requeued) == {job: "submitted with --no-requeue"}
         assert cluster.admin_comment(job).startswith("healthd: node n1: gpu_xid/79 ")
         assert isinstance(healthd.look_until_settled(HEALTHY).decision, Resume)
         cluster.wait_state("n1", without=("DRAIN",))
@@ -936,7 +936,7 @@ def test_a_daemon_killed_at_any_command_ends_right_after_its_restart(healthd: He
         healthd.look(fault)
     healthd.before = healthd.after = lambda command: None
     report = healthd.look_until_settled(fault)
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
     assert healthd.cluster.job(job)["Restarts"] == "1"
     sent = sum(argv[1] == "requeue" for argv in healthd.changes())
@@ -960,7 +960,7 @@ def test_a_daemon_killed_at_its_own_resume_does_not_take_it_for_an_operators(hea
         healthd.look(HEALTHY)
     report = healthd.look(faulty(condition(code="gpu_xid/48")))
     assert not report.acknowledged
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert healthd.state().reason.startswith("healthd: gpu_xid/48")
 
 

@@ -40,7 +40,7 @@ def reserve(cluster: SlurmCluster, node: str, flags: str) -> None:
 def is_drained_and_resumed(healthd: Healthd, *flags: str) -> None:
     """DEGRADED drains it, clean checks resume it, and `flags` stand all the time."""
     cluster, name = healthd.cluster, healthd.node
-    assert healthd.look(DEGRADED).owner is Owner.OURS
+    assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     assert cluster.wait_state(name, "DRAIN", *flags).reason == XID
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     cluster.wait_state(name, *flags, without=("DRAIN",))
@@ -49,7 +49,7 @@ def is_drained_and_resumed(healthd: Healthd, *flags: str) -> None:
 def is_drained_and_not_resumed(healthd: Healthd, *flags: str) -> None:
     """The drain beside `flags` stays, also when all is clean: Slurm is not through with the node."""
     cluster, name = healthd.cluster, healthd.node
-    assert healthd.look(DEGRADED).owner is Owner.OURS
+    assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Leave)
     assert report.decision.why.startswith("repaired, but the node is ")
@@ -71,7 +71,7 @@ def test_a_failing_node_that_is_planned_for_a_large_job_is_drained(cluster: Slur
     cluster.wait_job(first, "RUNNING")
     large = cluster.sbatch("sleep 600", "-w", "n3,n4", "-N2", "--exclusive", "-t", "20")
     cluster.wait_state("n4", "PLANNED")
-    assert Healthd(cluster, "n4", NO_LIMIT).look(DEGRADED).owner is Owner.OURS
+    assert Healthd(cluster, "n4", NO_LIMIT).look(DEGRADED).owner is Owner.HEALTHD
     assert cluster.wait_state("n4", "DRAIN").reason == XID
     cluster.run("scancel", first, large)
 
@@ -89,7 +89,7 @@ def test_a_node_that_a_person_set_fail_or_down_is_theirs(cluster: SlurmCluster, 
     cluster.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=fan broken")
     healthd = Healthd(cluster, node, NO_LIMIT)
     for verdict in (DEGRADED, HEALTHY):
-        assert healthd.look(verdict).owner is Owner.FOREIGN
+        assert healthd.look(verdict).owner is Owner.OTHER
         assert cluster.wait_state(node, state, without=("DRAIN",)).reason == "fan broken"
     assert healthd.changes() == []
 
@@ -148,15 +148,15 @@ def test_slurms_own_drain_of_a_node_with_a_gpu_less_is_left_to_people(cluster: S
     # 24.11 keeps the reason of a drain that is over, and drains under it
     assert words == XID if cluster.version == "24.11" else words.startswith("gres/gpu count ")
     changed = healthd.changes()
-    over = healthd.memory.lifted
+    over = healthd.memory.ended_drain
     assert over is not None
     # as if slurmctld had run for longer than the clocks may differ
-    healthd.memory = replace(healthd.memory, lifted=replace(over, time=over.time + 3))
-    a_minute_later = replace(healthd.memory, lifted=replace(over, saved=True))
+    healthd.memory = replace(healthd.memory, ended_drain=replace(over, ended_at=over.ended_at + 3))
+    a_minute_later = replace(healthd.memory, ended_drain=replace(over, is_saved=True))
     for verdict, memory in ((DEGRADED, healthd.memory), (HEALTHY, healthd.memory), (HEALTHY, a_minute_later)):
         healthd.memory = memory
         report = healthd.look(verdict)
-        assert (report.owner, report.adopted) == (Owner.FOREIGN, None)
+        assert (report.owner, report.adopted) == (Owner.OTHER, None)
     assert cluster.node("n11").reason == words
     assert healthd.changes() == changed
 
@@ -168,7 +168,7 @@ def test_a_drain_that_power_saving_takes_away_is_put_back_and_nobody_has_acknowl
     cluster.wait_state("n12", "POWERING_DOWN", without=("DRAIN",))
     report = healthd.look(DEGRADED)
     assert not report.acknowledged
-    assert report.owner is Owner.OURS
+    assert report.owner is Owner.HEALTHD
     assert "DRAIN" in cluster.node("n12").flags
     cluster.wait_state("n12", "POWERED_DOWN")
     is_drained_and_not_resumed(healthd, "POWERED_DOWN")
@@ -191,7 +191,7 @@ def test_a_node_that_is_to_be_switched_off_after_its_jobs_is_not_opened_by_a_res
 
 def test_a_cloud_node_is_drained_and_a_future_node_is_not_known_to_slurm(cluster: SlurmCluster) -> None:
     cloud = Healthd(cluster, "c1", NO_LIMIT)
-    assert cloud.look(DEGRADED).owner is Owner.OURS
+    assert cloud.look(DEGRADED).owner is Owner.HEALTHD
     node = cloud.look(DEGRADED).node  # 22.05 hides it from `scontrol show node` while it is off
     assert node is not None
     assert (node.flags >= {"CLOUD", "DRAIN"}, node.reason) == (True, XID)

@@ -38,13 +38,13 @@ def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmClu
     cluster.run("scontrol", "update", "NodeName=n4", "State=DRAIN", f"Reason={reason}")
     first, second, third = (Healthd(cluster, name, LIMIT_OF_TWO) for name in ("n1", "n2", "n3"))
     try:
-        assert first.look(CRITICAL).owner is Owner.OURS
-        assert second.look(CRITICAL).owner is Owner.OURS
+        assert first.look(CRITICAL).owner is Owner.HEALTHD
+        assert second.look(CRITICAL).owner is Owner.HEALTHD
         held = third.look(CRITICAL)
         assert held.problem == ""
         assert isinstance(held.decision, Leave)
-        assert held.memory.hold is not None
-        hold = held.memory.hold
+        assert held.record.hold is not None
+        hold = held.record.hold
         assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("gpu", 4, 2, 2)
         assert "DRAIN" not in cluster.node("n3").flags
     finally:
@@ -56,10 +56,10 @@ def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmClu
 def test_a_node_that_is_only_in_a_partition_with_an_umlaut_is_drained(cluster: SlurmCluster) -> None:
     look = Healthd(cluster, "n5", LIMIT_OF_TWO)
     report = look.look(CRITICAL)
-    assert (report.owner, report.problem) == (Owner.OURS, "")
+    assert (report.owner, report.problem) == (Owner.HEALTHD, "")
     assert report.node is not None
     assert report.node.partitions == {"gro\u00dfer"}
-    assert report.node.gpus == 8
+    assert report.node.gpu_count == 8
     look.look_until_settled(HEALTHY)
 
 
@@ -69,7 +69,7 @@ def test_an_operators_reason_is_shown_as_it_is_and_does_not_hide_the_gpus(cluste
     try:
         report = Healthd(cluster, "n3", LIMIT_OF_TWO).look(HEALTHY)
         assert report.node is not None
-        assert report.node.gpus == report.node.gpus_of_one_type == 8
+        assert report.node.gpu_count == report.node.single_type_gpu_count == 8
         assert reason.startswith(report.node.reason.partition("\\x")[0])
         assert "gpu" not in report.node.reason
     finally:

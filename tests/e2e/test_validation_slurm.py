@@ -128,7 +128,7 @@ class Node:
 def others() -> list[str]:
     from healthd.agent.settings import registry
 
-    built_in = registry.built_in()
+    built_in = registry.built_in_checks()
     return [name for name, check in built_in.items() if not check.per and name not in ("validation", "processes")]
 
 

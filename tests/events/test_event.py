@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from healthd.common.model import Mode, Severity
 from healthd.events import schema as event
-from healthd.events.schema import EVENTS, FIELDS, HEAD, Event, Source, render, when
+from healthd.events.schema import EVENTS, FIELDS, HEAD, Event, Source, format_time, render
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/events.md").read_text("utf-8")
@@ -45,8 +45,14 @@ SAMPLES = {
 def sample(name: str, stage: str = "") -> Event:
     """An event with all its fields."""
     says = EVENTS[name]
-    fields = {each: event.WORDS[each][0] if each in event.WORDS else SAMPLES[FIELDS[each]] for each in says.always}
-    fields |= {each: event.WORDS[each][0] if each in event.WORDS else SAMPLES[FIELDS[each]] for each in says.at_times}
+    fields = {
+        each: event.ALLOWED_VALUES[each][0] if each in event.ALLOWED_VALUES else SAMPLES[FIELDS[each]]
+        for each in says.required
+    }
+    fields |= {
+        each: event.ALLOWED_VALUES[each][0] if each in event.ALLOWED_VALUES else SAMPLES[FIELDS[each]]
+        for each in says.optional
+    }
     return Event(name, {**fields, **({"stage": stage} if stage else {})})
 
 
@@ -91,7 +97,7 @@ def test_the_page_names_every_event_with_its_fields_and_no_other():
     for name, _, always, at_times, *_ in table("Events"):
         mine = of_condition if "the condition" in always else []
         page[name.strip("`")] = ({*mine, *names(always)}, set(names(at_times)))
-    assert page == {name: (set(says.always), set(says.at_times)) for name, says in EVENTS.items()}
+    assert page == {name: (set(says.required), set(says.optional)) for name, says in EVENTS.items()}
 
 
 def test_the_page_explains_every_field():
@@ -101,18 +107,18 @@ def test_the_page_explains_every_field():
 
 
 def test_the_page_names_every_word_that_a_field_may_hold():
-    words = [word for some in event.WORDS.values() for word in some]
+    words = [word for some in event.ALLOWED_VALUES.values() for word in some]
     words += [stage for says in EVENTS.values() for stage in says.stages]
     assert [word for word in words if f"`{word}`" not in PAGE] == []
 
 
 def test_severities_and_modes_are_those_of_healthd():
     assert [severity.name.lower() for severity in Severity] == list(event.SEVERITIES)
-    assert {mode.value for mode in Mode} == set(event.WORDS["mode"])
+    assert {mode.value for mode in Mode} == set(event.ALLOWED_VALUES["mode"])
 
 
 def test_every_field_of_an_event_is_a_field():
-    assert {name for says in EVENTS.values() for name in (*says.always, *says.at_times)} <= set(FIELDS)
+    assert {name for says in EVENTS.values() for name in (*says.required, *says.optional)} <= set(FIELDS)
     assert tuple(FIELDS)[: len(HEAD)] == HEAD
 
 
@@ -126,7 +132,7 @@ def test_a_line_is_as_the_schema_says(told):
     validator = Draft202012Validator(schema)
     said = json.loads(line(told))
     validator.validate(said)
-    for name in (*HEAD, *EVENTS[told.name].always):
+    for name in (*HEAD, *EVENTS[told.name].required):
         assert not validator.is_valid({key: value for key, value in said.items() if key != name}), name
     validator.validate({**said, "newer": 1})
     validator.validate({**said, "event": "of_a_newer_healthd"})
@@ -162,7 +168,7 @@ def test_a_line_is_this():
     ],
 )
 def test_any_time_has_a_date(time, text):
-    assert when(time) == text
+    assert format_time(time) == text
 
 
 def test_a_list_has_so_many_entries_and_says_how_many_more():
@@ -173,14 +179,14 @@ def test_a_list_has_so_many_entries_and_says_how_many_more():
 
 def test_so_many_names_are_whole_and_one_more_is_left_out():
     names = [f"{number:040d}" for number in range(400)]
-    fit = event.MOST_NAMES_BYTES // 43
+    fit = event.MAX_NAMES_BYTES // 43
     for count, more in ((65, None), (fit, None), (fit + 1, 1), (400, 400 - fit)):
         said = json.loads(line(Event("alive", {"conditions": (), "checks": tuple(names[:count])})))
         assert (said["checks"], said.get("checks_more")) == (names[:count][:fit], more)
 
 
 def test_a_name_that_is_too_long_costs_no_other_its_place():
-    long = "x" * event.MOST_NAMES_BYTES
+    long = "x" * event.MAX_NAMES_BYTES
     said = json.loads(line(Event("alive", {"conditions": (), "checks": ("a", long, "z")})))
     assert (said["checks"], said["checks_more"]) == (["a", "z"], 1)
 
@@ -193,22 +199,22 @@ def test_a_name_that_is_too_long_costs_no_other_its_place():
 )
 def test_whatever_stands_the_checks_that_look_are_all_named(standing: int, text: str, looking: int):
     checks = tuple(f"a_check_of_the_site_{number}" for number in range(looking))
-    conditions = tuple(dict.fromkeys(event.STANDING, text) for _ in range(standing))
+    conditions = tuple(dict.fromkeys(event.ALIVE_CONDITION_FIELDS, text) for _ in range(standing))
     made = line(Event("alive", {"conditions": conditions, "checks": checks}))
     said = json.loads(made)
-    assert len(made) < event.MOST_BYTES
+    assert len(made) < event.MAX_BYTES
     assert (said["checks"], "checks_more" in said) == (list(checks), False)
     assert len(said["conditions"]) + said.get("conditions_more", 0) == standing
 
 
 def test_a_line_at_the_bound_is_whole_and_one_beyond_is_cut():
     short = line(Event("stopped", {"why": ""}))
-    room = event.MOST_BYTES - 1 - len(short)
+    room = event.MAX_BYTES - 1 - len(short)
     escaped = "\u00e9" * (room // 6)  # six bytes each in ASCII
     assert json.loads(line(Event("stopped", {"why": escaped})))["why"] == escaped
     beyond = line(Event("stopped", {"why": "\u00e9" * (room // 6 + 1)}))
-    assert len(beyond) < event.MOST_BYTES
-    assert len(json.loads(beyond)["why"]) == event.MOST_TEXT // 2
+    assert len(beyond) < event.MAX_BYTES
+    assert len(json.loads(beyond)["why"]) == event.MAX_TEXT // 2
 
 
 HOSTILE = st.text(max_size=40) | st.sampled_from(
@@ -222,18 +228,18 @@ def test_whatever_others_write_is_one_printable_line(told, text, count):
     fields = {}
     for name, value in told.fields.items():
         kind = FIELDS[name]
-        if name in event.WORDS or name == "stage":
+        if name in event.ALLOWED_VALUES or name == "stage":
             fields[name] = value
         elif kind == event.TEXT:
             fields[name] = text
         elif kind in (event.TEXTS, event.NAMES):
             fields[name] = (text,) * count
         elif kind == event.CONDITIONS:
-            fields[name] = tuple(dict.fromkeys(event.STANDING, text) for _ in range(count))
+            fields[name] = tuple(dict.fromkeys(event.ALIVE_CONDITION_FIELDS, text) for _ in range(count))
         else:
             fields[name] = value
     made = line(Event(told.name, fields))
     assert made.isascii()
     assert made.isprintable()
-    assert len(made) < event.MOST_BYTES
+    assert len(made) < event.MAX_BYTES
     assert json.loads(made)["seq"] == 12

@@ -10,19 +10,19 @@ from event_lines import line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.events.parse import Key, Told, Unread, dropped, parse, seconds
+from healthd.events.parse import InvalidLine, Key, StreamEvent, dropped_range, parse, seconds
 from healthd.events.schema import EVENTS, LATEST
 
 
-def told(**fields: Any) -> Told:
+def told(**fields: Any) -> StreamEvent:
     found = parse(line(**fields))
-    assert isinstance(found, Told), found
+    assert isinstance(found, StreamEvent), found
     return found
 
 
 def why(content: bytes) -> str:
     found = parse(content)
-    assert isinstance(found, Unread), found
+    assert isinstance(found, InvalidLine), found
     return found.why
 
 
@@ -46,10 +46,10 @@ def test_what_a_newer_healthd_writes_is_kept_and_named():
 
 def test_a_schema_that_names_its_streams_otherwise_has_no_key():
     newer = parse(b'{"schema":2,"who":"n1","no":"12"}')
-    assert isinstance(newer, Told)
+    assert isinstance(newer, StreamEvent)
     assert (newer.key, newer.seq, newer.at, newer.unknown) == (None, None, None, "schema 2")
     half = parse(b'{"schema":2,"cluster":"c","node":"n","stream_id":"s"}')
-    assert isinstance(half, Told)
+    assert isinstance(half, StreamEvent)
     assert (half.key, half.seq) == (None, None)
 
 
@@ -116,12 +116,12 @@ def test_times(text, expected):
 
 
 def test_a_node_says_which_numbers_it_dropped():
-    assert dropped(told(event="dropped", from_seq=5, to_seq=9, count=5)) == (5, 9)
-    assert dropped(told(event="dropped", from_seq=9, to_seq=5)) is None
-    assert dropped(told(event="dropped")) is None
-    assert dropped(told(event="dropped", from_seq=0, to_seq=0, count=0, earlier=7)) is None
-    assert dropped(told(event="opened", from_seq=5, to_seq=9)) is None
-    assert dropped(told(schema=2, event="dropped", from_seq=5, to_seq=9)) is None
+    assert dropped_range(told(event="dropped", from_seq=5, to_seq=9, count=5)) == (5, 9)
+    assert dropped_range(told(event="dropped", from_seq=9, to_seq=5)) is None
+    assert dropped_range(told(event="dropped")) is None
+    assert dropped_range(told(event="dropped", from_seq=0, to_seq=0, count=0, earlier=7)) is None
+    assert dropped_range(told(event="opened", from_seq=5, to_seq=9)) is None
+    assert dropped_range(told(schema=2, event="dropped", from_seq=5, to_seq=9)) is None
 
 
 PLAIN = st.recursive(
@@ -136,17 +136,17 @@ FIELDS = st.sampled_from(["schema", "cluster", "node", "stream_id", "seq", "time
 def test_any_value_in_any_field_is_an_event_or_a_reason(fields):
     whole = json.loads(line(event="dropped", from_seq=1, to_seq=2))
     found = parse(json.dumps({**whole, **fields}).encode())
-    assert isinstance(found, Unread) or found.fields["schema"] >= 0
-    if isinstance(found, Told):
-        dropped(found)
+    assert isinstance(found, InvalidLine) or found.fields["schema"] >= 0
+    if isinstance(found, StreamEvent):
+        dropped_range(found)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_event_or_a_reason(content):
-    assert isinstance(parse(content), Unread) or json.loads(content)["schema"] is not None
+    assert isinstance(parse(content), InvalidLine) or json.loads(content)["schema"] is not None
 
 
 @given(st.integers(0, 2**32), st.integers(0, 400))
 def test_a_line_that_is_cut_anywhere_is_no_event(seq, cut):
     whole = line(seq=seq, event="opened", code="gpu_xid/79", jobs=["1", "2"])
-    assert isinstance(parse(whole[: min(cut, len(whole) - 1)]), Unread)
+    assert isinstance(parse(whole[: min(cut, len(whole) - 1)]), InvalidLine)

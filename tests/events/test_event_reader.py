@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 
 from healthd.events import merge, reader
 from healthd.events.merge import follow, merged
-from healthd.events.parse import Key, Told
+from healthd.events.parse import Key, StreamEvent
 from healthd.events.reader import Cursor, Mark, Tally, find, read
-from healthd.events.sequence import Hole
+from healthd.events.sequence import StreamGap
 
 KEY = Key("c1", "n1", "a" * 16)
 
 
-def all_of(*places: Path, cursor: Cursor | None = None) -> tuple[list[Told], Tally, Cursor]:
+def all_of(*places: Path, cursor: Cursor | None = None) -> tuple[list[StreamEvent], Tally, Cursor]:
     tally, cursor = Tally(), cursor or Cursor()
     told = [one for stream in find(map(str, places), tally) for one in read(stream, cursor, tally)]
     return told, tally, cursor
@@ -91,7 +91,7 @@ def test_a_folder_of_nodes_has_a_stream_for_each(tmp_path):
     assert [(one.key.cluster, one.key.node, one.seq) for one in told if one.key] == [
         *(("c1", "n1", 1), ("c1", "n1", 2), ("c1", "n2", 1), ("c1", "n2", 2), ("c2", "n1", 1), ("c2", "n1", 2)),
     ]
-    assert (tally.events, tally.repeats, tally.problem) == (6, 0, {})
+    assert (tally.events, tally.repeats, tally.problems) == (6, 0, {})
 
 
 def test_several_nodes_can_be_read_by_time(tmp_path):
@@ -127,12 +127,12 @@ def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path)
         told = list(merged(find([str(tmp_path)], tally), cursor, tally))
     times = [one.at or 0.0 for one in told]
     assert (len(told), times == sorted(times)) == (2000, True)
-    assert (tally.problem, list(cursor.seen.holes())) == ({}, [])
+    assert (tally.problems, list(cursor.sequences.gaps())) == ({}, [])
     assert len(os.listdir("/proc/self/fd")) <= free  # what other tests left may have been closed meanwhile
 
 
 def test_only_what_is_wanted_is_kept_of_many_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "_MOST_OPEN", 0)
+    monkeypatch.setattr(merge, "_MAX_OPEN", 0)
     for name in ("n1", "n2", "n3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.jsonl").write_bytes(lines(1, 5, node=name))
@@ -145,10 +145,10 @@ def test_only_what_is_wanted_is_kept_of_many_nodes(tmp_path: Path, monkeypatch: 
 def test_a_stream_of_any_number_of_files_is_read_with_few_open_ones(tmp_path: Path) -> None:
     """An object store has one for each five minutes."""
     folder = node(tmp_path, {f"events.jsonl-{9000 - n}.{n}.gz": gzip.compress(lines(n, n)) for n in range(1, 1500)})
-    with open_files(len(os.listdir("/proc/self/fd")) + reader.HELD + 3):
+    with open_files(len(os.listdir("/proc/self/fd")) + reader.MAX_OPEN_FILES + 3):
         told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == list(range(1, 1500))
-    assert tally.problem == {}
+    assert tally.problems == {}
 
 
 def test_one_file_of_all_nodes_is_read_too(tmp_path):
@@ -165,13 +165,13 @@ def test_a_line_that_was_written_twice_is_one_event(tmp_path):
     told, tally, cursor = all_of(folder)
     assert [one.seq for one in told] == list(range(1, 9))
     assert (tally.lines, tally.events, tally.repeats) == (11, 8, 3)
-    assert list(cursor.seen.holes()) == []
+    assert list(cursor.sequences.gaps()) == []
 
 
 def test_a_hole_is_told_unless_the_node_says_it_dropped_the_lines(tmp_path):
     gone = line(10, "dropped", from_seq=6, to_seq=8, count=3) + b"\n"
     _, _, cursor = all_of(node(tmp_path, {"events.jsonl": lines(1, 2) + lines(4, 5) + gone}))
-    assert list(cursor.seen.holes()) == [Hole(KEY, 3, 3), Hole(KEY, 9, 9)]
+    assert list(cursor.sequences.gaps()) == [StreamGap(KEY, 3, 3), StreamGap(KEY, 9, 9)]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1), st.lists(st.integers(0, 40), max_size=3))
@@ -185,7 +185,7 @@ def test_each_event_comes_once_however_lines_are_repeated_and_cut_into_files(tmp
     assert sorted(one.seq or 0 for one in told) == sorted(set(order))
     assert (tally.events, tally.repeats) == (len(set(order)), len(order) - len(set(order)))
     missing = {*range(min(order), max(order))} - set(order)
-    assert {n for hole in cursor.seen.holes() for n in range(hole.first, hole.last + 1)} == missing
+    assert {n for hole in cursor.sequences.gaps() for n in range(hole.first, hole.last + 1)} == missing
 
 
 # --- what is damaged
@@ -198,7 +198,7 @@ def test_a_torn_line_is_told_with_its_place_and_costs_no_other(tmp_path):
     assert list(map(str, tally.examples)) == [
         f"{folder}/events.jsonl line 3 is truncated or damaged: it is not JSON",
     ]
-    assert list(cursor.seen.holes()) == []
+    assert list(cursor.sequences.gaps()) == []
 
 
 def test_a_line_without_its_end_is_taken_once_it_is_whole(tmp_path):
@@ -220,7 +220,7 @@ def test_no_newer_event_and_no_newer_schema_is_lost(tmp_path):
     assert tally.unread == 0
 
 
-@pytest.mark.parametrize(("names", "others"), [(reader.MOST_UNKNOWN, 0), (reader.MOST_UNKNOWN + 7, 7)])
+@pytest.mark.parametrize(("names", "others"), [(reader.MAX_UNKNOWN, 0), (reader.MAX_UNKNOWN + 7, 7)])
 def test_of_names_that_are_not_known_so_many_are_kept_and_the_others_counted(tmp_path, names, others):
     content = b"".join(line(seq, schema=10**70 + seq) + b"\n" * 2 for seq in range(names))
     content += b"".join(line(names + seq, f"melted {seq} " + "x" * 100) + b"\n" for seq in range(names))
@@ -230,7 +230,7 @@ def test_of_names_that_are_not_known_so_many_are_kept_and_the_others_counted(tmp
         node(tmp_path, {"events.jsonl": b"".join(line(seq, schema=2 + seq) + b"\n" for seq in range(names))})
     )
     assert tally.unknown["others"] == others
-    assert len(tally.unknown) == reader.MOST_UNKNOWN + (1 if others else 0)
+    assert len(tally.unknown) == reader.MAX_UNKNOWN + (1 if others else 0)
 
 
 def test_zero_bytes_that_a_crash_left_cost_no_event(tmp_path):
@@ -301,7 +301,7 @@ def test_lines_are_the_same_however_they_are_read(pieces, block):
 def test_a_folder_without_a_stream_and_a_file_that_is_not_there_are_told(tmp_path):
     tally = Tally()
     assert find([str(tmp_path), str(tmp_path / "none")], tally) == []
-    assert list(tally.problem) == [
+    assert list(tally.problems) == [
         f"{tmp_path}: contains no events.jsonl",
         f"{tmp_path}/none: no such file or folder",
     ]
@@ -313,10 +313,10 @@ def test_a_damaged_archive_is_told_and_its_beginning_is_read(tmp_path):
     told, tally, _ = all_of(folder)
     assert told[0].seq == 1
     assert [one.seq for one in told][-2:] == [5001, 5002]
-    assert list(tally.problem) == [f"{folder}/events.jsonl.1.gz: ends in the middle of compressed data"]
+    assert list(tally.problems) == [f"{folder}/events.jsonl.1.gz: ends in the middle of compressed data"]
     (folder / "events.jsonl.1.gz").write_bytes(packed[:40] + b"????" + packed[44:])
     _, tally, _ = all_of(folder)
-    (problem,) = tally.problem
+    (problem,) = tally.problems
     assert problem.startswith(f"{folder}/events.jsonl.1.gz: its compressed data is damaged: ")
 
 
@@ -325,7 +325,7 @@ def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
     file.write_bytes(b"\xfd7zXZ\0 and so on")
     told, tally, _ = all_of(file)
     assert told == []
-    assert list(tally.problem) == [
+    assert list(tally.problems) == [
         f"{file}: cannot be read: only gzip is supported; run: xzcat {file} | healthd events -"
     ]
 
@@ -349,7 +349,7 @@ def nobody() -> Iterator[Path]:
 def test_a_file_without_permission_is_told_and_the_others_are_read(nobody):
     told, tally, _ = all_of(nobody)
     assert [one.seq for one in told] == [3, 4]
-    assert list(tally.problem) == [f"{nobody}/events.jsonl.1: cannot be read: Permission denied"]
+    assert list(tally.problems) == [f"{nobody}/events.jsonl.1: cannot be read: Permission denied"]
 
 
 def test_a_folder_of_a_files_name_is_told(tmp_path):
@@ -357,7 +357,7 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
     (folder / "events.jsonl").mkdir()
     told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == [1, 2]
-    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: Is a directory"]
+    assert list(tally.problems) == [f"{folder}/events.jsonl: cannot be read: Is a directory"]
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_in_a_folder_only_plain_files_are_read(tmp_path, monkeypatch, make, why)
         pytest.skip("only root makes a device")
     told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == [1, 2]
-    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: {why}"]
+    assert list(tally.problems) == [f"{folder}/events.jsonl: cannot be read: {why}"]
 
 
 def test_what_a_person_names_may_be_a_link(tmp_path):
@@ -453,11 +453,11 @@ def test_a_file_that_was_replaced_by_another_is_read_from_its_beginning(tmp_path
 def test_a_line_that_comes_late_fills_its_hole(tmp_path):
     folder = node(tmp_path, {"events.jsonl": lines(1, 3) + lines(6, 8)})
     _, _, cursor = all_of(folder)
-    assert list(cursor.seen.holes()) == [Hole(KEY, 4, 5)]
+    assert list(cursor.sequences.gaps()) == [StreamGap(KEY, 4, 5)]
     with open(folder / "events.jsonl", "ab") as file:
         file.write(lines(4, 5))
     assert seqs(folder, cursor=cursor) == [4, 5]
-    assert list(cursor.seen.holes()) == []
+    assert list(cursor.sequences.gaps()) == []
 
 
 def following(folder: Path, *steps: Callable[[], object]) -> tuple[list[int | None], Tally]:
@@ -517,13 +517,13 @@ def test_a_file_that_is_away_for_a_while_is_followed_when_it_is_back(tmp_path):
         lambda: (folder / "events.jsonl").write_bytes(lines(3, 4)),
     )
     assert found == [1, 2, 3, 4]
-    assert list(tally.problem) == [f"{folder}: contains no events.jsonl"]
+    assert list(tally.problems) == [f"{folder}: contains no events.jsonl"]
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "RETRY_LOOKS", 3)
+    monkeypatch.setattr(merge, "RETRY_ROUNDS", 3)
     folder = node(tmp_path, {"events.jsonl": lines(1, 2)})
     original, fails = reader._open, [True]
 
@@ -535,5 +535,5 @@ def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(
     monkeypatch.setattr(reader, "_open", failing)
     found, tally = following(folder, fails.clear, lambda: None, lambda: None)
     assert found == [1, 2]
-    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: Too many open files"]
-    assert tally.troubled == set()
+    assert list(tally.problems) == [f"{folder}/events.jsonl: cannot be read: Too many open files"]
+    assert tally.failed == set()

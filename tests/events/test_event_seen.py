@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.events.parse import Key
-from healthd.events.sequence import Hole, Runs, Seen
+from healthd.events.sequence import ReadSequences, Runs, StreamGap
 
 A, B = Key("c1", "n1", "a"), Key("c1", "n1", "b")
 SMALL = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda run: (run[0], run[0] + run[1]))
@@ -20,40 +20,40 @@ def numbers(runs: object) -> set[int]:
 
 
 def test_a_line_is_new_once():
-    seen = Seen()
+    seen = ReadSequences()
     assert [seen.is_new(A, seq) for seq in (1, 2, 2, 4, 1, 3)] == [True, True, False, True, False, True]
     assert seen.is_new(B, 1)
     assert list(seen.runs[A]) == [(1, 4)]
 
 
 def test_a_hole_is_what_is_missing_between_two_lines():
-    seen = Seen()
+    seen = ReadSequences()
     for seq in (5, 6, 9, 12):
         seen.is_new(A, seq)
-    assert list(seen.holes()) == [Hole(A, 7, 8), Hole(A, 10, 11)]
+    assert list(seen.gaps()) == [StreamGap(A, 7, 8), StreamGap(A, 10, 11)]
     seen.is_new(A, 7)
     seen.is_new(A, 8)
-    assert list(seen.holes()) == [Hole(A, 10, 11)]
+    assert list(seen.gaps()) == [StreamGap(A, 10, 11)]
 
 
 def test_what_the_node_says_that_it_dropped_is_no_hole():
-    seen = Seen()
+    seen = ReadSequences()
     for seq in (1, 10):
         seen.is_new(A, seq)
     seen.drop(A, 3, 5)
-    assert list(seen.holes()) == [Hole(A, 2, 2), Hole(A, 6, 9)]
+    assert list(seen.gaps()) == [StreamGap(A, 2, 2), StreamGap(A, 6, 9)]
     seen.drop(A, 0, 2**63 - 1)
-    assert list(seen.holes()) == []
+    assert list(seen.gaps()) == []
     assert seen.is_new(A, 7), "a node that says nonsense loses no line"
 
 
 def test_a_cluster_that_got_its_name_meanwhile_makes_no_hole_and_hides_none():
-    seen, unnamed = Seen(), Key("", "n1", "a")
+    seen, unnamed = ReadSequences(), Key("", "n1", "a")
     for seq in (1, 2):
         seen.is_new(unnamed, seq)
     for seq in (3, 5):
         seen.is_new(A, seq)
-    assert list(seen.holes()) == [Hole(A, 4, 4)]
+    assert list(seen.gaps()) == [StreamGap(A, 4, 4)]
 
 
 @given(st.lists(SMALL, max_size=12), SMALL)
@@ -69,20 +69,20 @@ def test_runs_are_a_set_of_numbers(added, asked):
 
 @given(st.lists(st.integers(0, 20)), st.lists(SMALL, max_size=4))
 def test_holes_are_neither_seen_nor_dropped(seqs, dropped):
-    seen = Seen()
+    seen = ReadSequences()
     news = [seq for seq in seqs if seen.is_new(A, seq)]
     assert news == list(dict.fromkeys(seqs))
     for run in dropped:
         seen.drop(A, *run)
     between = {*range(min(seqs), max(seqs))} if seqs else set()
-    assert numbers((hole.first, hole.last) for hole in seen.holes()) == between - set(seqs) - numbers(dropped)
+    assert numbers((hole.first, hole.last) for hole in seen.gaps()) == between - set(seqs) - numbers(dropped)
 
 
 def test_what_is_remembered_grows_with_streams_and_holes_and_not_with_lines():
     def size(keys: int, lines: range) -> int:
         tracemalloc.start()
         try:
-            seen = Seen()
+            seen = ReadSequences()
             for number in range(keys):
                 for seq in lines:
                     seen.is_new(Key("c1", "n1", f"{number:016x}"), seq)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.events import outbox
-from healthd.events.outbox import MOST_BYTES, MOST_LINES, Outbox, begun_anew, put, shed, written
-from healthd.events.schema import MOST_TEXT, Event, Source
+from healthd.events.outbox import MAX_BYTES, MAX_LINES, Outbox, acknowledge, new_stream, put, truncate
+from healthd.events.schema import MAX_TEXT, Event, Source
 
 STREAM, OTHER = "0f3c6f1e2a9b4d57", "ffff000011112222"
 SOURCE = Source("c1", "n1", "boot", STREAM)
@@ -34,16 +34,16 @@ def dropped(box: Outbox) -> list[tuple[int, int, int]]:
     return [(e["count"], e["from_seq"], e["to_seq"]) for e in lines if e["event"] == "dropped"]
 
 
-FULL = told(Outbox(STREAM), *[said()] * MOST_LINES)
+FULL = told(Outbox(STREAM), *[said()] * MAX_LINES)
 
 
 def test_lines_are_numbered_from_one_and_stay_until_they_are_written():
     box = told(told(Outbox(STREAM), said(), said()), said())
     assert (numbers(box), box.next_seq) == ([1, 2, 3], 4)
-    box = written(box, box.lines[:2])
+    box = acknowledge(box, box.lines[:2])
     assert numbers(box) == [3]
-    assert written(box, box.lines).lines == ()
-    assert written(box, ["something else"]) == box
+    assert acknowledge(box, box.lines).lines == ()
+    assert acknowledge(box, ["something else"]) == box
 
 
 def test_a_clock_that_is_set_changes_no_line_that_waits():
@@ -52,97 +52,97 @@ def test_a_clock_that_is_set_changes_no_line_that_waits():
 
 
 def test_so_many_lines_fit_and_one_more_is_counted():
-    assert (len(FULL.lines), FULL.dropped) == (MOST_LINES, 0)
+    assert (len(FULL.lines), FULL.dropped) == (MAX_LINES, 0)
     beyond = told(FULL, said(), said())
     assert beyond.lines == FULL.lines
-    assert (beyond.dropped, beyond.dropped_from, beyond.dropped_to) == (2, MOST_LINES + 1, MOST_LINES + 2)
+    assert (beyond.dropped, beyond.dropped_from, beyond.dropped_to) == (2, MAX_LINES + 1, MAX_LINES + 2)
 
 
 def test_so_many_bytes_fit_and_one_more_is_counted():
     box = Outbox(STREAM)
     while not box.dropped:
-        before, box = box, told(box, said("x" * MOST_TEXT))
-    room = MOST_BYTES - sum(len(line) + 1 for line in before.lines)
+        before, box = box, told(box, said("x" * MAX_TEXT))
+    room = MAX_BYTES - sum(len(line) + 1 for line in before.lines)
     empty = len(told(before, said()).lines[-1]) + 1
-    assert 0 <= room - empty < MOST_TEXT
+    assert 0 <= room - empty < MAX_TEXT
     assert not told(before, said("x" * (room - empty))).dropped
     assert told(before, said("x" * (room - empty + 1))).dropped == 1
 
 
 def test_what_did_not_fit_is_told_once_there_is_room_before_anything_else_is():
     box = told(FULL, *[said()] * 5)
-    box = told(written(box, box.lines[:2]), said("later"))
-    assert dropped(box) == [(5, MOST_LINES + 1, MOST_LINES + 5)]
+    box = told(acknowledge(box, box.lines[:2]), said("later"))
+    assert dropped(box) == [(5, MAX_LINES + 1, MAX_LINES + 5)]
     assert [json.loads(line)["event"] for line in box.lines[-2:]] == ["dropped", "stopped"]
-    assert numbers(box)[-2:] == [MOST_LINES + 6, MOST_LINES + 7]
+    assert numbers(box)[-2:] == [MAX_LINES + 6, MAX_LINES + 7]
     assert (box.dropped, box.dropped_from, box.dropped_to) == (0, 0, 0)
 
 
 def test_where_only_that_word_fits_the_next_event_is_counted_again():
-    box = told(written(told(FULL, said()), FULL.lines[:1]), said())
-    assert dropped(box) == [(1, MOST_LINES + 1, MOST_LINES + 1)]
-    assert (box.dropped, box.dropped_from) == (1, MOST_LINES + 3)
+    box = told(acknowledge(told(FULL, said()), FULL.lines[:1]), said())
+    assert dropped(box) == [(1, MAX_LINES + 1, MAX_LINES + 1)]
+    assert (box.dropped, box.dropped_from) == (1, MAX_LINES + 3)
 
 
 def test_it_is_told_also_where_nothing_else_happens():
     box = told(FULL, said())
-    assert dropped(told(written(box, box.lines))) == [(1, MOST_LINES + 1, MOST_LINES + 1)]
+    assert dropped(told(acknowledge(box, box.lines))) == [(1, MAX_LINES + 1, MAX_LINES + 1)]
 
 
 def test_a_new_stream_numbers_anew_and_the_lines_of_the_one_before_are_still_written():
-    box = told(begun_anew(told(Outbox(STREAM), said()), OTHER), said())
+    box = told(new_stream(told(Outbox(STREAM), said()), OTHER), said())
     assert [(e["stream_id"], e["seq"]) for e in map(json.loads, box.lines)] == [(STREAM, 1), (OTHER, 1)]
 
 
 def test_a_new_stream_tells_how_many_of_the_one_before_did_not_fit():
-    box = begun_anew(told(FULL, said(), said()), OTHER)
-    box = told(written(box, box.lines))
+    box = new_stream(told(FULL, said(), said()), OTHER)
+    box = told(acknowledge(box, box.lines))
     assert dropped(box) == [(0, 0, 0)]
     assert json.loads(box.lines[0])["earlier"] == 2
 
 
 def test_numbers_are_named_only_of_lines_of_the_stream_they_are_in():
-    waiting = begun_anew(told(Outbox(STREAM, next_seq=50_000), said(), said()), OTHER)
-    box = shed(told(waiting, said(), said()), [])
+    waiting = new_stream(told(Outbox(STREAM, next_seq=50_000), said(), said()), OTHER)
+    box = truncate(told(waiting, said(), said()), [])
     assert (box.dropped, box.dropped_from, box.dropped_to) == (4, 1, 2)
     box = told(box)
     assert dropped(box) == [(2, 1, 2)]
     assert json.loads(box.lines[0])["earlier"] == 2
-    again = shed(told(box, said()), [])
+    again = truncate(told(box, said()), [])
     assert (again.dropped, again.dropped_from, again.dropped_to) == (6, 1, 4)
 
 
 def test_where_lines_of_the_stream_before_are_shed_no_number_is_named():
-    box = shed(begun_anew(told(Outbox(STREAM), said(), said()), OTHER), [])
+    box = truncate(new_stream(told(Outbox(STREAM), said(), said()), OTHER), [])
     assert (box.dropped, box.dropped_from, box.dropped_to) == (2, 0, 0)
     told_once = told(box)
-    assert (told_once.dropped, shed(told_once, []).dropped) == (0, 3)
-    assert (shed(told_once, []).dropped_from, shed(told_once, []).dropped_to) == (1, 1)
+    assert (told_once.dropped, truncate(told_once, []).dropped) == (0, 3)
+    assert (truncate(told_once, []).dropped_from, truncate(told_once, []).dropped_to) == (1, 1)
 
 
 def test_lines_that_are_shed_are_dropped_and_so_is_what_they_told_of_others():
-    box = told(written(told(FULL, said(), said()), FULL.lines[: MOST_LINES - 1]))
-    assert [json.loads(line)["seq"] for line in box.lines] == [MOST_LINES, MOST_LINES + 3]
-    left = shed(told(box, said()), box.lines[:1])
-    assert numbers(left) == [MOST_LINES]
-    assert (left.dropped, left.dropped_from, left.dropped_to) == (4, MOST_LINES + 1, MOST_LINES + 4)
-    assert dropped(told(left)) == [(4, MOST_LINES + 1, MOST_LINES + 4)]
-    assert shed(box, box.lines) is box
+    box = told(acknowledge(told(FULL, said(), said()), FULL.lines[: MAX_LINES - 1]))
+    assert [json.loads(line)["seq"] for line in box.lines] == [MAX_LINES, MAX_LINES + 3]
+    left = truncate(told(box, said()), box.lines[:1])
+    assert numbers(left) == [MAX_LINES]
+    assert (left.dropped, left.dropped_from, left.dropped_to) == (4, MAX_LINES + 1, MAX_LINES + 4)
+    assert dropped(told(left)) == [(4, MAX_LINES + 1, MAX_LINES + 4)]
+    assert truncate(box, box.lines) is box
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30))
 def test_every_number_is_a_line_or_is_named_by_a_dropped_event(steps):
     with pytest.MonkeyPatch.context() as bound:
-        bound.setattr(outbox, "MOST_LINES", 25)
+        bound.setattr(outbox, "MAX_LINES", 25)
         box, on_disk = Outbox(STREAM), []
         for events, acknowledged in steps:
             box = told(box, *[said()] * events)
             assert len(box.lines) <= 25
             on_disk += box.lines[:acknowledged]
-            box = written(box, box.lines[:acknowledged])
+            box = acknowledge(box, box.lines[:acknowledged])
         on_disk += box.lines
-        box = told(written(box, box.lines))
+        box = told(acknowledge(box, box.lines))
         on_disk += box.lines
     lines = list(map(json.loads, on_disk))
     named = [range(e["from_seq"], e["to_seq"] + 1) for e in lines if e["event"] == "dropped"]
@@ -163,7 +163,7 @@ def test_whatever_was_shed_no_number_that_was_written_is_named_as_dropped_and_ea
     """As the daemon does it: a line is on the disk only once a ledger with it is saved; a full /run sheds what is not
     in the ledger that was saved last, or all of it where none was."""
     with pytest.MonkeyPatch.context() as bound:
-        bound.setattr(outbox, "MOST_LINES", 8)
+        bound.setattr(outbox, "MAX_LINES", 8)
         streams, given_before, on_disk = 0, 0, []
         box = saved = Outbox(f"{streams:016x}")
         for step, number in steps:
@@ -172,16 +172,16 @@ def test_whatever_was_shed_no_number_that_was_written_is_named_as_dropped_and_ea
             elif step == "acknowledge":
                 lines = [line for line in saved.lines if line in box.lines][:number]
                 on_disk += lines
-                box = written(box, lines)
+                box = acknowledge(box, lines)
             elif step == "save":
                 saved = box
             elif step == "full":
-                box = saved = shed(box, saved.lines)
+                box = saved = truncate(box, saved.lines)
             elif step == "full anew":
-                box = saved = shed(box, [])
+                box = saved = truncate(box, [])
             else:
                 streams, given_before = streams + 1, given_before + box.next_seq - 1
-                box = saved = begun_anew(box, f"{streams:016x}")
+                box = saved = new_stream(box, f"{streams:016x}")
             assert_all_is_known(box, on_disk, given_before)
 
 

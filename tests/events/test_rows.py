@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.events.parse import Told, parse
+from healthd.events.parse import StreamEvent, parse
 from healthd.events.rows import rows
 from healthd.events.schema import LATEST, Event, Source, render
 
@@ -33,17 +33,17 @@ def zone(name: str) -> Iterator[None]:
             time.tzset()
 
 
-def read(line: str) -> Told:
+def read(line: str) -> StreamEvent:
     told = parse(line.encode())
-    assert isinstance(told, Told)
+    assert isinstance(told, StreamEvent)
     return told
 
 
-def shown(told: Told) -> list[str]:
+def shown(told: StreamEvent) -> list[str]:
     return "".join(rows([told], Page(200, False, False))).splitlines()
 
 
-def started(at: float) -> Told:
+def started(at: float) -> StreamEvent:
     return read(render(SOURCE, 1, at, 1.0, Event("started", {**STARTED, "last_alive": at})))
 
 
@@ -82,10 +82,10 @@ def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: s
     text = f"{(datetime(1970, 1, 1) + timedelta(seconds=second)).isoformat()}{fraction}Z"
     fields = {**started(0.0).fields, "last_alive": text}
     told = parse(json.dumps({**fields, "time": text}).encode())
-    assert isinstance(told, Told) == (second >= 0)
+    assert isinstance(told, StreamEvent) == (second >= 0)
     late = read(json.dumps(fields))
     with zone(where):
-        for one in (told, late) if isinstance(told, Told) else (late,):
+        for one in (told, late) if isinstance(told, StreamEvent) else (late,):
             _day, row = shown(one)
             assert ("last alive unknown" in row) == (second < 0)
 

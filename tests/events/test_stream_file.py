@@ -40,34 +40,34 @@ def files(directory: Path) -> list[str]:
 
 
 def test_lines_are_appended_in_their_order(tmp_path: Path) -> None:
-    append(str(tmp_path), LINES[:3], again=True)
-    append(str(tmp_path), LINES[3:5], again=False)
+    append(str(tmp_path), LINES[:3], may_repeat=True)
+    append(str(tmp_path), LINES[3:5], may_repeat=False)
     assert written(tmp_path) == LINES[:5]
     assert (tmp_path / writer.NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_state_directory_is_made_where_it_is_missing(tmp_path: Path) -> None:
-    append(str(tmp_path / "lib/healthd"), LINES[:1], again=True)
+    append(str(tmp_path / "lib/healthd"), LINES[:1], may_repeat=True)
     assert written(tmp_path / "lib/healthd") == LINES[:1]
 
 
 def test_what_stands_at_the_end_is_not_written_again(tmp_path: Path) -> None:
-    append(str(tmp_path), LINES[:5], again=True)
-    append(str(tmp_path), LINES[2:7], again=True)
-    append(str(tmp_path), LINES[:7], again=True)
+    append(str(tmp_path), LINES[:5], may_repeat=True)
+    append(str(tmp_path), LINES[2:7], may_repeat=True)
+    append(str(tmp_path), LINES[:7], may_repeat=True)
     assert written(tmp_path) == LINES[:7]
 
 
 def test_another_line_of_the_same_number_is_another_line(tmp_path: Path) -> None:
-    append(str(tmp_path), [line(1), line(1, stream="f" * 16)], again=True)
-    append(str(tmp_path), [line(1, stream="f" * 16), line(1, "other")], again=True)
+    append(str(tmp_path), [line(1), line(1, stream="f" * 16)], may_repeat=True)
+    append(str(tmp_path), [line(1, stream="f" * 16), line(1, "other")], may_repeat=True)
     assert written(tmp_path) == [line(1), line(1, stream="f" * 16), line(1, "other")]
 
 
 @pytest.mark.parametrize("left", [1, 20, len(LINES[2])])
 def test_a_line_that_a_kill_cut_is_closed_and_written_anew(tmp_path: Path, left: int) -> None:
     (tmp_path / writer.NAME).write_text("".join(f"{one}\n" for one in LINES[:2]) + LINES[2][:left])
-    append(str(tmp_path), LINES[:4], again=True)
+    append(str(tmp_path), LINES[:4], may_repeat=True)
     assert written(tmp_path) == [*LINES[:2], LINES[2][:left], *(LINES[3:4] if left == len(LINES[2]) else LINES[2:4])]
 
 
@@ -77,29 +77,29 @@ def test_a_line_that_a_kill_cut_is_closed_and_written_anew(tmp_path: Path, left:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Two lines fill a file."""
-    monkeypatch.setattr(writer, "MOST_BYTES", most := 2 * (len(LINES[0]) + 1))
+    monkeypatch.setattr(writer, "MAX_BYTES", most := 2 * (len(LINES[0]) + 1))
     return most
 
 
 def test_a_file_at_the_bound_is_full_and_the_next_line_begins_another(tmp_path: Path, small: int) -> None:
-    append(str(tmp_path), LINES[:2], again=False)
+    append(str(tmp_path), LINES[:2], may_repeat=False)
     assert (tmp_path / writer.NAME).stat().st_size == small
     assert files(tmp_path) == ["events.jsonl"]
-    append(str(tmp_path), LINES[2:3], again=False)
+    append(str(tmp_path), LINES[2:3], may_repeat=False)
     assert (written(tmp_path, 1), written(tmp_path)) == (LINES[:2], LINES[2:3])
 
 
 def test_of_the_files_four_are_kept(tmp_path: Path, small: int) -> None:
     for one in [line(seq) for seq in range(1, 10)]:
-        append(str(tmp_path), [one], again=False)
+        append(str(tmp_path), [one], may_repeat=False)
     assert files(tmp_path) == ["events.jsonl", "events.jsonl.1", "events.jsonl.2", "events.jsonl.3"]
     assert [written(tmp_path, number)[0] for number in (3, 2, 1, 0)] == [line(3), line(5), line(7), line(9)]
 
 
 def test_what_stands_at_the_end_of_the_file_before_is_not_written_again(tmp_path: Path, small: int) -> None:
-    append(str(tmp_path), LINES[:2], again=False)
-    append(str(tmp_path), LINES[2:3], again=False)
-    append(str(tmp_path), LINES[:4], again=True)
+    append(str(tmp_path), LINES[:2], may_repeat=False)
+    append(str(tmp_path), LINES[2:3], may_repeat=False)
+    append(str(tmp_path), LINES[:4], may_repeat=True)
     assert (written(tmp_path, 1), written(tmp_path)) == (LINES[:2], LINES[2:4])
 
 
@@ -108,7 +108,7 @@ def test_a_kill_in_a_rotation_costs_no_file_but_the_oldest(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch, renames: int
 ) -> None:
     for one in LINES:
-        append(str(tmp_path), [one], again=False)
+        append(str(tmp_path), [one], may_repeat=False)
     left = iter([None] * renames)
     rename = os.rename
 
@@ -118,15 +118,15 @@ def test_a_kill_in_a_rotation_costs_no_file_but_the_oldest(
 
     with monkeypatch.context() as kill, contextlib.suppress(RuntimeError, StopIteration):
         kill.setattr(os, "rename", killed)
-        append(str(tmp_path), [line(9)], again=False)
-    append(str(tmp_path), [line(9)], again=True)
+        append(str(tmp_path), [line(9)], may_repeat=False)
+    append(str(tmp_path), [line(9)], may_repeat=True)
     kept = [one for number in (3, 2, 1, 0) for one in written(tmp_path, number)]
     assert kept == [*LINES[2:], line(9)]
 
 
 def test_lines_that_are_more_than_a_file_holds_are_one_file(tmp_path: Path, small: int) -> None:
-    append(str(tmp_path), LINES, again=False)
-    append(str(tmp_path), [line(9)], again=False)
+    append(str(tmp_path), LINES, may_repeat=False)
+    append(str(tmp_path), [line(9)], may_repeat=False)
     assert (written(tmp_path, 1), written(tmp_path)) == (LINES, [line(9)])
 
 
@@ -147,12 +147,12 @@ def full_at(size: int) -> Iterator[None]:
 
 
 def test_a_write_that_a_full_disk_cuts_leaves_nothing_of_it(tmp_path: Path) -> None:
-    append(str(tmp_path), LINES[:2], again=False)
+    append(str(tmp_path), LINES[:2], may_repeat=False)
     size = (tmp_path / writer.NAME).stat().st_size
     with full_at(size + len(LINES[2]) + 20), pytest.raises(OSError, match="File too large"):
-        append(str(tmp_path), LINES[2:4], again=False)
+        append(str(tmp_path), LINES[2:4], may_repeat=False)
     assert written(tmp_path) == LINES[:2]
-    append(str(tmp_path), LINES[2:4], again=True)
+    append(str(tmp_path), LINES[2:4], may_repeat=True)
     assert written(tmp_path) == LINES[:4]
 
 
@@ -160,22 +160,22 @@ def test_a_commit_that_the_disk_refuses_leaves_nothing_of_it(tmp_path: Path, mon
     def dying(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    append(str(tmp_path), LINES[:2], again=False)
+    append(str(tmp_path), LINES[:2], may_repeat=False)
     with monkeypatch.context() as disk:
         disk.setattr(os, "fdatasync", dying)
         with pytest.raises(OSError, match="Input/output error"):
-            append(str(tmp_path), LINES[2:3], again=False)
+            append(str(tmp_path), LINES[2:3], may_repeat=False)
     assert written(tmp_path) == LINES[:2]
 
 
 def test_while_another_worker_writes_nothing_is_written_beside_it(tmp_path: Path) -> None:
-    append(str(tmp_path), LINES[:1], again=False)
+    append(str(tmp_path), LINES[:1], may_repeat=False)
     import fcntl
 
     with open(tmp_path / writer.NAME, "rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
-            append(str(tmp_path), LINES[1:2], again=False)
+            append(str(tmp_path), LINES[1:2], may_repeat=False)
     assert written(tmp_path) == LINES[:1]
 
 
@@ -189,7 +189,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(tmp_path: Path, kind: str) ->
     else:
         target.mkdir()
     with pytest.raises(OSError, match=f"{re.escape(str(target))}'$"):
-        append(str(tmp_path), LINES[:1], again=False)
+        append(str(tmp_path), LINES[:1], may_repeat=False)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -198,30 +198,30 @@ def test_a_folder_in_the_way_of_the_rotation_is_named_and_without_it_no_line_is_
     tmp_path: Path, small: int, number: int
 ) -> None:
     for one in LINES[: 2 * number]:
-        append(str(tmp_path), [one], again=False)
+        append(str(tmp_path), [one], may_repeat=False)
     (way := tmp_path / writer.name(number)).mkdir()
     before = {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     for _ in range(2):
         with pytest.raises(IsADirectoryError, match=f"Is a directory: '{re.escape(str(way))}'"):
-            append(str(tmp_path), [line(9)], again=True)
+            append(str(tmp_path), [line(9)], may_repeat=True)
     assert {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == before
     way.rmdir()
-    append(str(tmp_path), [line(9)], again=True)
+    append(str(tmp_path), [line(9)], may_repeat=True)
     kept = [one for n in reversed(range(4)) if (tmp_path / writer.name(n)).exists() for one in written(tmp_path, n)]
     assert kept == [*LINES[: 2 * number], line(9)]
 
 
 def test_until_the_rotation_a_folder_in_its_way_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / writer.name(1)).mkdir()
-    append(str(tmp_path), LINES[:2], again=True)
-    append(str(tmp_path), LINES[:3], again=True)
+    append(str(tmp_path), LINES[:2], may_repeat=True)
+    append(str(tmp_path), LINES[:3], may_repeat=True)
     assert written(tmp_path) == LINES[:3]
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    append(str(tmp_path), LINES[:1], again=False)
+    append(str(tmp_path), LINES[:1], may_repeat=False)
     with full_at((tmp_path / writer.NAME).stat().st_size), pytest.raises(OSError, match="File too large") as told:
-        append(str(tmp_path), LINES[1:2], again=False)
+        append(str(tmp_path), LINES[1:2], may_repeat=False)
     assert told.value.filename == str(tmp_path / writer.NAME)
 
 
@@ -230,7 +230,7 @@ def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(Untrusted, match="is writable by all users"):
-        append(str(shared), LINES[:1], again=False)
+        append(str(shared), LINES[:1], may_repeat=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -245,17 +245,17 @@ def test_however_often_it_is_cut_and_written_again_each_line_stands_once(
     most_waiting = 40
     acknowledged = decided = 0
     with pytest.MonkeyPatch.context() as bound:
-        bound.setattr(writer, "MOST_BYTES", most_waiting * (len(every[-1]) + 1))
+        bound.setattr(writer, "MAX_BYTES", most_waiting * (len(every[-1]) + 1))
         bound.setattr(writer, "FILES", 100)
         for more, cut in steps:
             decided = min(decided + more, acknowledged + most_waiting)
-            append(str(directory), every[acknowledged:decided], again=True)
+            append(str(directory), every[acknowledged:decided], may_repeat=True)
             newest = directory / writer.NAME
             if cut and cut < newest.stat().st_size:  # killed in the write: the end of it is not there
                 os.truncate(newest, newest.stat().st_size - min(cut, len(every[decided - 1]) + 1))
             else:
                 acknowledged = decided
-        append(str(directory), every[acknowledged:decided], again=True)
+        append(str(directory), every[acknowledged:decided], may_repeat=True)
     whole = [one for path in directory.iterdir() for one in path.read_text().splitlines()]
     assert sorted(one for one in whole if one in set(every)) == sorted(every[:decided])
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from healthd.cli import main
 from healthd.common.page import Page
 from healthd.failslow import report
-from healthd.failslow.always_slow import _median_without, compared
-from healthd.failslow.analysis import judged
+from healthd.failslow.always_slow import _median_without, compare_with_peers
+from healthd.failslow.analysis import diagnose
 from healthd.failslow.model import Series
 
 pytestmark = pytest.mark.one_python
@@ -28,7 +28,7 @@ STAGES = {rank: f"s{rank // 4}" for rank in range(16)}
 
 
 def slow(series: Sequence[Series]) -> list[tuple[str, str]]:
-    return [(one.series, one.measure) for one in compared(series).slow]
+    return [(one.series, one.measure) for one in compare_with_peers(series).slow]
 
 
 def test_a_rank_whose_input_stalls_from_the_first_sample_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_an_index_with_gaps_that_all_share_is_compared() -> None:
     """A trace that has every hundredth stretch of a job's steps."""
     series = gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES, samples=44)
     index = [step if step < 5 else 900 + step if step < 40 else 50_000 + step for step in range(44)]
-    found = compared([replace(one, index=index) for one in series])
-    assert ([one.series for one in found.slow], found.number) == (["0"], 16)
+    found = compare_with_peers([replace(one, index=index) for one in series])
+    assert ([one.series for one in found.slow], found.compared_count) == (["0"], 16)
 
 
 def test_stages_of_other_levels_without_groups_are_not_slow() -> None:
@@ -91,40 +91,40 @@ def test_half_of_a_group_is_not_slow() -> None:
 )
 def test_a_group_that_differs_without_a_named_rank_is_not_compared(busy: list[float], grouped: bool) -> None:
     series = gang(len(busy), busy=busy, groups=dict.fromkeys(range(len(busy)), "s0") if grouped else None)
-    found = compared(series)
-    assert (found.slow, found.number, list(found.why.values())) == ((), 0, [len(busy)])
-    judgement = judged(series)
+    found = compare_with_peers(series)
+    assert (found.slow, found.compared_count, list(found.skipped.values())) == ((), 0, [len(busy)])
+    judgement = diagnose(series)
     assert (judgement.suspects, len(judgement.notes)) == ((), 1)
-    out = report.text(report.document(["job.csv"], series, judgement), Page(100))
+    out = report.format_text(report.build_document(["job.csv"], series, judgement), Page(100))
     assert "nothing became slow" in out
     assert ("group s0" in out) == grouped
 
 
 def test_several_groups_that_differ_are_one_reason_and_the_others_are_compared() -> None:
-    found = compared(gang(16, busy=[1.0] * 8 + [1.0, 1.0, 1.5, 1.5] + [1.0, 1.0, 2.0, 2.0], groups=STAGES))
-    assert (found.slow, found.number) == ((), 8)
-    ((reason, number),) = found.why.items()
+    found = compare_with_peers(gang(16, busy=[1.0] * 8 + [1.0, 1.0, 1.5, 1.5] + [1.0, 1.0, 2.0, 2.0], groups=STAGES))
+    assert (found.slow, found.compared_count) == ((), 8)
+    ((reason, number),) = found.skipped.items()
     assert ("group s3" in reason, number) == (True, 8)
 
 
 def test_workers_of_no_group_are_not_compared_and_the_answer_has_that() -> None:
-    found = judged(workers([1.0, 1.0, 1.0, 2.5], {}))
-    assert (found.slow_throughout, found.compared, len(found.notes)) == ((), 0, 1)
+    found = diagnose(workers([1.0, 1.0, 1.0, 2.5], {}))
+    assert (found.slow_throughout, found.compared_count, len(found.notes)) == ((), 0, 1)
 
 
 def test_whole_iterations_of_ranks_that_wait_are_not_compared() -> None:
-    found = compared(values_only(gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES)))
-    assert (found.slow, found.number, sum(found.why.values())) == ((), 0, 16)
+    found = compare_with_peers(values_only(gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES)))
+    assert (found.slow, found.compared_count, sum(found.skipped.values())) == ((), 0, 16)
 
 
 def test_a_group_of_three_is_not_compared() -> None:
     groups = {rank: f"s{rank // 3}" for rank in range(6)}
-    found = compared(gang(6, busy=[2.0] + [1.0] * 5, groups=groups))
-    assert (found.slow, found.number, sum(found.why.values())) == ((), 0, 6)
+    found = compare_with_peers(gang(6, busy=[2.0] + [1.0] * 5, groups=groups))
+    assert (found.slow, found.compared_count, sum(found.skipped.values())) == ((), 0, 6)
 
 
 def test_short_series_are_not_compared() -> None:
-    assert compared(gang(4, busy=[2.0, 1.0, 1.0, 1.0], samples=19)).number == 0
+    assert compare_with_peers(gang(4, busy=[2.0, 1.0, 1.0, 1.0], samples=19)).compared_count == 0
 
 
 def test_a_rank_that_became_slow_later_is_not_slow_throughout() -> None:
@@ -137,14 +137,14 @@ def test_a_rank_that_became_slow_later_is_not_slow_throughout() -> None:
 def test_other_regimes_of_one_rank_are_no_slowness() -> None:
     series = gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES)
     told = [replace(one, regimes=["64" if at == 0 else "32"] * 300) for at, one in enumerate(series)]
-    found = compared(told)
-    assert (found.slow, found.number, sum(found.why.values())) == ((), 12, 4)
+    found = compare_with_peers(told)
+    assert (found.slow, found.compared_count, sum(found.skipped.values())) == ((), 12, 4)
 
 
 def test_ranks_without_a_common_time_are_not_compared() -> None:
     series = gang(4, busy=[2.0, 1.0, 1.0, 1.0])
     later = [replace(one, index=range(1000 * at, 1000 * at + 300)) for at, one in enumerate(series)]
-    assert compared(later).number == 0
+    assert compare_with_peers(later).compared_count == 0
 
 
 @given(seed=st.integers(0, 10_000), ranks=st.sampled_from([4, 8, 16]), grouped=st.booleans())
@@ -152,9 +152,9 @@ def test_ranks_without_a_common_time_are_not_compared() -> None:
 def test_a_healthy_gang_has_nothing_slow_throughout_in_any_order(seed: int, ranks: int, grouped: bool) -> None:
     series = gang(ranks, cv=0.05, seed=seed, samples=60, groups=STAGES if grouped else None)
     random.Random(seed).shuffle(series)
-    found = compared(series)
+    found = compare_with_peers(series)
     assert found.slow == ()
-    assert found.number + sum(found.why.values()) == ranks
+    assert found.compared_count + sum(found.skipped.values()) == ranks
 
 
 @given(
@@ -182,8 +182,8 @@ def test_whatever_the_samples_each_long_series_is_compared_or_counted(
         )
         for at, (values, group, busy, begin) in enumerate(rows)
     ]
-    found = compared(series)
-    assert found.number + sum(found.why.values()) == sum(len(one.value) >= 20 for one in series)
+    found = compare_with_peers(series)
+    assert found.compared_count + sum(found.skipped.values()) == sum(len(one.value) >= 20 for one in series)
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=12), st.data())

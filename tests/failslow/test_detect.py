@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.failslow.bocd import HAZARD_SAMPLES, LEAST_CHANCE, RECENT, RunLengths
-from healthd.failslow.detect import Detector, ascending, detect, smooth
+from healthd.failslow.bocd import HAZARD_SAMPLES, MIN_PROBABILITY, RECENT, RunLengths
+from healthd.failslow.detect import Detector, detect, isotonic_fit, median_filter
 from healthd.failslow.model import Kind, Point
 
 pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
@@ -264,8 +264,8 @@ def test_the_memory_of_a_detector_is_bounded() -> None:
     detector = Detector()
     for one in times(5000, 0.05):
         detector.add(one)
-    assert len(detector._near) <= 160
-    assert len(detector._run_lengths.chances) == 40
+    assert len(detector._clipped) <= 160
+    assert len(detector._run_lengths.probabilities) == 40
 
 
 # --- run lengths
@@ -276,8 +276,8 @@ def test_the_rule_as_printed_never_fires() -> None:
     runs = RunLengths()
     for one in [0.0] * 100 + [5.0] * 100:
         runs.add(one)
-        assert runs.chances[0] == pytest.approx(1 / HAZARD_SAMPLES) or runs.chances[0] == 1.0
-    assert sum(runs.chances) == pytest.approx(1)
+        assert runs.probabilities[0] == pytest.approx(1 / HAZARD_SAMPLES) or runs.probabilities[0] == 1.0
+    assert sum(runs.probabilities) == pytest.approx(1)
 
 
 def test_a_change_point_is_told_within_five_samples_and_where_it_was() -> None:
@@ -287,24 +287,24 @@ def test_a_change_point_is_told_within_five_samples_and_where_it_was() -> None:
     assert told_at
     assert told_at[0][0] - told_at[0][1] + 1 == 200
     assert told_at[0][0] <= 200 + RECENT
-    assert sum(runs.chances[: RECENT + 1]) < LEAST_CHANCE
+    assert sum(runs.probabilities[: RECENT + 1]) < MIN_PROBABILITY
 
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(-10, 10), max_size=60))
 def test_what_ascends_is_the_nearest_that_does(samples: list[float]) -> None:
-    fit = ascending(samples)
+    fit = isotonic_fit(samples)
     assert len(fit) == len(samples)
     assert all(one <= other + 1e-9 for one, other in pairwise(fit))
     assert math.isclose(sum(fit), sum(samples), abs_tol=1e-6)
-    assert ascending(sorted(samples)) == pytest.approx(sorted(samples))
+    assert isotonic_fit(sorted(samples)) == pytest.approx(sorted(samples))
 
 
 def test_a_single_one_that_is_far_off_is_smoothed_away() -> None:
-    assert smooth([1.0, 1.0, 9.0, 1.0, 1.0]) == [1.0] * 5
-    assert smooth([1.0] * 8 + [9.0] * 3 + [1.0] * 4 + [2.0] * 9) == [1.0] * 15 + [2.0] * 9
-    assert smooth([1.0]) == [1.0]
-    assert smooth([]) == []
+    assert median_filter([1.0, 1.0, 9.0, 1.0, 1.0]) == [1.0] * 5
+    assert median_filter([1.0] * 8 + [9.0] * 3 + [1.0] * 4 + [2.0] * 9) == [1.0] * 15 + [2.0] * 9
+    assert median_filter([1.0]) == [1.0]
+    assert median_filter([]) == []
 
 
 def test_a_point_is_a_value() -> None:

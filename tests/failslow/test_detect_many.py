@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from healthd.failslow import detect
-from healthd.failslow.bocd import LEAST_CHANCE, RECENT, RunLengths
+from healthd.failslow.bocd import MIN_PROBABILITY, RECENT, RunLengths
 from healthd.failslow.model import Kind
 
 pytestmark = pytest.mark.one_python
@@ -29,7 +29,7 @@ def made(seed: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", [Kind.ITERATION, Kind.TRANSFER])
 def test_both_ways_find_the_same_points(kind: Kind) -> None:
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     values = [made(seed) for seed in range(150)] + [[], [0.0], [1.0]]
     regimes = [
@@ -39,7 +39,7 @@ def test_both_ways_find_the_same_points(kind: Kind) -> None:
     alone = [
         detect.detect(value, regime, start, kind) for value, regime, start in zip(values, regimes, starts, strict=True)
     ]
-    assert detect_many.detect(values, regimes, starts, kind) == alone
+    assert detect_numpy.detect(values, regimes, starts, kind) == alone
     assert sum(map(len, alone)) > 30
 
 
@@ -56,37 +56,37 @@ def restless(seed: int) -> list[float]:
 
 
 def test_what_is_passed_over_changes_no_point() -> None:
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     values = [restless(seed) for seed in range(16)]
     starts = [(0, len(value) // 3, len(value) // 2) if n % 3 == 0 else (0,) for n, value in enumerate(values)]
     alone = [detect.detect(value, None, start) for value, start in zip(values, starts, strict=True)]
-    assert detect_many.detect(values, [None] * len(values), starts) == alone
+    assert detect_numpy.detect(values, [None] * len(values), starts) == alone
     assert sum(map(len, alone)) > 15
 
 
 def test_the_pieces_of_a_long_series_tell_what_the_whole_does() -> None:
     import numpy as np
 
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     chance = np.random.default_rng(1)
-    samples = chance.normal(0, 0.05, (40, 2 * detect_many.PIECE + detect_many.FORGOTTEN + 100))
+    samples = chance.normal(0, 0.05, (40, 2 * detect_numpy.PIECE + detect_numpy.OVERLAP + 100))
     for row in range(40):
-        samples[row, detect_many.PIECE + 100 * row : detect_many.PIECE + 100 * row + 500] += 0.4
-    told = detect_many.in_pieces(samples)
+        samples[row, detect_numpy.PIECE + 100 * row : detect_numpy.PIECE + 100 * row + 500] += 0.4
+    told = detect_numpy.run_lengths_in_pieces(samples)
     assert told.any()
-    assert (told == detect_many.newest(samples)).all()
+    assert (told == detect_numpy.recent_run_lengths(samples)).all()
 
 
 def test_run_lengths_are_the_same_for_each_sample() -> None:
     import numpy as np
 
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     logs = [[math.log(abs(one)) if math.isfinite(one) and one else 0.0 for one in made(seed)] for seed in range(40)]
     logs = [one for one in logs if len(one) >= 100]
-    told = detect_many.newest(np.array([one[:100] for one in logs]))
+    told = detect_numpy.recent_run_lengths(np.array([one[:100] for one in logs]))
     for row, one in zip(told.tolist(), logs, strict=True):
         runs = RunLengths()
         assert row == [runs.add(sample) for sample in one[:100]]
@@ -96,10 +96,10 @@ def test_run_lengths_are_the_same_for_each_sample() -> None:
 def test_smoothed_returns_what_the_detector_smooths_sample_by_sample(samples: list[float]) -> None:
     import numpy as np
 
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     detector = detect.Detector()
-    assert detect_many.smoothed(np.array([samples])).tolist() == [[detector._smoothed(one) for one in samples]]
+    assert detect_numpy.smoothed(np.array([samples])).tolist() == [[detector._smoothed(one) for one in samples]]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
@@ -107,19 +107,19 @@ def test_smoothed_returns_what_the_detector_smooths_sample_by_sample(samples: li
 def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, count: int) -> None:
     import numpy as np
 
-    from healthd.failslow import detect_many
+    from healthd.failslow import detect_numpy
 
     series = [[math.log(time) if 0 < time < math.inf else 0.0 for time in made(seed + n)][:200] for n in range(count)]
     shortest = min(map(len, series))
-    lengths = detect_many.newest(np.array([samples[:shortest] for samples in series])).tolist()
+    lengths = detect_numpy.recent_run_lengths(np.array([samples[:shortest] for samples in series])).tolist()
     for samples, row in zip(series, lengths, strict=True):
         runs = RunLengths()
         for sample, length in zip(samples, row, strict=False):
             expected = runs.add(sample)
-            assert length == expected or _is_a_tie(runs.chances[: RECENT + 1])
+            assert length == expected or _is_a_tie(runs.probabilities[: RECENT + 1])
 
 
 def _is_a_tie(chances: list[float]) -> bool:
     """numpy adds and multiplies in another order: a decision between equal numbers may differ."""
     first, second = sorted(chances[1:])[-2:][::-1]
-    return first - second < 1e-9 * first or abs(sum(chances) - LEAST_CHANCE) < 1e-9
+    return first - second < 1e-9 * first or abs(sum(chances) - MIN_PROBABILITY) < 1e-9

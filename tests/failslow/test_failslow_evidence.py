@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthd.failslow.times import units_a_second
+from healthd.failslow.times import units_per_second
 from tests.failslow.test_report import run
 
 pytestmark = pytest.mark.one_python
@@ -149,4 +149,4 @@ def test_without_the_extra_one_sentence_says_what_to_install(db: Path, tmp_path:
     ],
 )
 def test_times_since_1970_have_the_unit_that_their_size_says(first: float, last: float, unit: float | None) -> None:
-    assert units_a_second(first, last) == unit
+    assert units_per_second(first, last) == unit

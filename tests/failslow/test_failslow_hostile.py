@@ -14,9 +14,9 @@ from healthd.failslow.detect import detect
 from healthd.failslow.readers import chunks
 from healthd.failslow.readers.chunks import Unreadable
 from healthd.failslow.readers.columns import Columns
-from healthd.failslow.readers.folder import read as read_all
+from healthd.failslow.readers.folder import read_files as read_all
 from healthd.failslow.readers.streams import is_record
-from healthd.failslow.readers.table import read
+from healthd.failslow.readers.table import read_table
 
 WORKER = Columns(series=("worker",), value="t")
 
@@ -30,7 +30,7 @@ def written(folder, text, name="job.csv"):
 
 def wrong(folder, text, asked=WORKER, name="job.csv"):
     with pytest.raises(Unreadable) as caught:
-        read(written(folder, text, name), asked, name)
+        read_table(written(folder, text, name), asked, name)
     return str(caught.value)
 
 
@@ -135,18 +135,18 @@ def test_series_one_after_another_whose_column_nobody_named_are_not_read_as_one(
 
 def test_a_job_that_starts_anew_on_other_machines_is_one_series(tmp_path):
     rows = "".join(f"{40 * nth + step},{who},1.5\n" for nth, who in enumerate("abcd") for step in range(60))
-    assert len(read(written(tmp_path, "step,machine,step_time\n" + rows), Columns(index="step")).series) == 1
+    assert len(read_table(written(tmp_path, "step,machine,step_time\n" + rows), Columns(index="step")).series) == 1
 
 
 def test_columns_that_are_not_used_are_told_where_none_names_a_series(tmp_path):
     file = written(tmp_path, "machine,step_time\n" + "".join(f"a,{one}\n" for one in samples(1)))
-    assert "no column identifies a series; unused columns: machine" in read(file, Columns()).notes
+    assert "no column identifies a series; unused columns: machine" in read_table(file, Columns()).notes
 
 
 @pytest.mark.parametrize("name", ["proc", "process", "task", "worker_name", "procid"])
 def test_series_are_found_by_names_that_such_columns_have(tmp_path, name):
     rows = "".join(f"{who},{one}\n" for one in samples(1) for who in "ab")
-    found = read(written(tmp_path, f"{name},step_time\n{rows}"), Columns()).series
+    found = read_table(written(tmp_path, f"{name},step_time\n{rows}"), Columns()).series
     assert [one.name for one in found] == ["a", "b"]
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_number_in_the_first_rows_has_its_line_too(tmp_path, text, se
 
 
 def test_one_infinite_value_among_the_first_does_not_hide_its_column(tmp_path):
-    found = read(written(tmp_path, "worker,step_time\n0,1\n0,inf\n0,2\n"), Columns())
+    found = read_table(written(tmp_path, "worker,step_time\n0,1\n0,inf\n0,2\n"), Columns())
     assert list(found.series[0].value) == [1.0, 2.0]
 
 
@@ -185,18 +185,18 @@ def test_damaged_lines_that_complete_each_other_are_damaged(tmp_path):
 
 @pytest.mark.parametrize("rows", [15, 16, 17, 32])
 def test_a_torn_last_line_is_left_out_wherever_it_stands(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(chunks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
     lines = "".join(f'{{"worker": 0, "t": {1 + row}}}\n' for row in range(rows - 1))
-    found = read(written(tmp_path, lines + '{"worker": 0, "t'), WORKER)
+    found = read_table(written(tmp_path, lines + '{"worker": 0, "t'), WORKER)
     assert len(found.series[0].value) == rows - 1
     quoted = "".join(f'"0",{1 + row}\n' for row in range(rows - 2))
-    found = read(written(tmp_path, f'worker,t\n"0\n",5\n{quoted}0'), WORKER)
+    found = read_table(written(tmp_path, f'worker,t\n"0\n",5\n{quoted}0'), WORKER)
     assert len(found.series[0].value) == rows - 1
 
 
 def test_a_line_end_in_quotes_is_part_of_the_name_and_counts_as_a_line(tmp_path):
     text = 'worker,t\n"a\nb",1\n"a\nb",2\n'
-    assert [one.name for one in read(written(tmp_path, text), WORKER).series] == ["a\nb"]
+    assert [one.name for one in read_table(written(tmp_path, text), WORKER).series] == ["a\nb"]
     assert "line 6:" in wrong(tmp_path, text + "a,x\n")
 
 
@@ -219,7 +219,7 @@ def test_an_operation_column_without_a_name_is_wrong_use_and_two_of_one_name_can
 
 def test_regimes_of_which_each_has_too_few_samples_are_told(tmp_path):
     rows = "".join(f"{step},{one}\n" for step, one in enumerate(samples(1)))
-    found = read(written(tmp_path, "step,t\n" + rows), Columns(value="t", regime=("step",)))
+    found = read_table(written(tmp_path, "step,t\n" + rows), Columns(value="t", regime=("step",)))
     assert "40 of 40 samples have a regime with fewer than 20 samples per series: ignored" in found.notes
 
 
@@ -230,7 +230,7 @@ def test_a_decimal_column_of_parquet_is_found_by_its_name(tmp_path):
     duckdb.sql(
         f"COPY (SELECT 0 AS worker, CAST(1 + range / 10 AS DECIMAL(9, 3)) AS step_time FROM range(3)) TO '{file}'"
     )
-    assert list(read(str(file), Columns()).series[0].value) == [1.0, 1.1, 1.2]
+    assert list(read_table(str(file), Columns()).series[0].value) == [1.0, 1.1, 1.2]
 
 
 def test_parquet_with_text_among_numbers_is_told_with_its_row(tmp_path):
@@ -239,5 +239,5 @@ def test_parquet_with_text_among_numbers_is_told_with_its_row(tmp_path):
     file = tmp_path / "job.parquet"
     duckdb.sql(f"COPY (SELECT unnest(['1.5', 'fast']) AS step_time) TO '{file}'")
     with pytest.raises(Unreadable) as caught:
-        read(str(file), Columns(), "job.parquet")
+        read_table(str(file), Columns(), "job.parquet")
     assert str(caught.value) == 'job.parquet: row 2: column "step_time" has 4 characters, which is not a number'

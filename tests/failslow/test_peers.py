@@ -11,9 +11,9 @@ from gangs import ONSET, Fault, gang, judged, named, points_of, values_only, wor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.failslow.groups import pools
-from healthd.failslow.model import Confidence, Evidence, Judgement, Series
-from healthd.failslow.peers import judge
+from healthd.failslow.groups import find_pools
+from healthd.failslow.model import Confidence, Diagnosis, Evidence, Series
+from healthd.failslow.peers import compare_peers
 
 pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
 
@@ -31,7 +31,7 @@ def test_the_rank_whose_own_time_rose_is_named_and_what_rose_is_the_cause(
 ) -> None:
     found = judged(gang(ranks, [Fault(what, [1], by)]))
     assert named(found) == [("rank", "1", cause)]
-    assert found.job_slow == ()
+    assert found.slow_jobs == ()
     assert all(found.points), "each rank of the gang is slow, and keeps its point"
 
 
@@ -43,22 +43,22 @@ def test_the_rank_whose_own_time_rose_is_named_and_what_rose_is_the_cause(
 def test_what_rose_in_all_ranks_names_nobody(ranks: int, what: str, by: float, cause: str) -> None:
     found = judged(gang(ranks, [Fault(what, range(ranks), by)]))
     assert found.suspects == ()
-    assert [(one.cause.value, len(one.series), one.peers) for one in found.job_slow] == [(cause, ranks, ranks)]
+    assert [(one.cause.value, len(one.series), one.peers) for one in found.slow_jobs] == [(cause, ranks, ranks)]
 
 
 @pytest.mark.parametrize("ranks", SIZES)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_gang_in_which_nothing_happens_is_silent(ranks: int, seed: int) -> None:
     found = judged(gang(ranks, cv=0.05, seed=seed))
-    assert (named(found), found.job_slow) == ([], ())
+    assert (named(found), found.slow_jobs) == ([], ())
 
 
 def test_a_gang_of_which_only_iteration_times_are_known_names_nobody() -> None:
     found = judged(values_only(gang(16, [Fault("busy", [1], 0.4)])))
     assert found.suspects == ()
-    (slow,) = found.job_slow
+    (slow,) = found.slow_jobs
     assert len(slow.series) == slow.peers == 16
-    assert "equally slow" in slow.why
+    assert "equally slow" in slow.reason
 
 
 def test_where_only_the_wait_is_known_who_waits_least_worked_longest() -> None:
@@ -69,7 +69,7 @@ def test_where_only_the_wait_is_known_who_waits_least_worked_longest() -> None:
 def test_fewer_than_four_peers_name_nobody() -> None:
     found = judged(gang(3, [Fault("busy", [1], 0.4)]))
     assert found.suspects == ()
-    assert [one.why for one in found.job_slow] == ["3 peers of one role are too few to find an outlier"]
+    assert [one.reason for one in found.slow_jobs] == ["3 peers of one role are too few to find an outlier"]
 
 
 def test_peers_of_another_group_do_not_count() -> None:
@@ -129,13 +129,13 @@ def test_a_group_that_transfers_long_is_the_group(per_node: int, cause: str) -> 
 def test_of_three_groups_none_is_named() -> None:
     found = judged(gang(12, [Fault("transfer", range(4), 2.0)], groups=RANKS_OF_GROUPS))
     assert found.suspects == ()
-    assert [one.cause.value for one in found.job_slow] == ["communication"]
+    assert [one.cause.value for one in found.slow_jobs] == ["communication"]
 
 
 def test_a_whole_stage_that_works_longer_is_the_jobs_imbalance() -> None:
     found = judged(gang(32, [Fault("busy", range(8, 12), 0.4)], groups=RANKS_OF_GROUPS))
     assert found.suspects == ()
-    assert [(one.cause.value, one.why) for one in found.job_slow] == [
+    assert [(one.cause.value, one.reason) for one in found.slow_jobs] == [
         ("imbalance", "busy time rose in group g2: more work for all")
     ]
 
@@ -150,7 +150,7 @@ def test_a_slow_node_with_a_whole_stage_is_a_suspect_of_low_confidence(seed: int
     faults = [Fault("busy", range(8, 16), 0.4)]
     found = judged(gang(32, faults, groups=stages(8), per_node=8, seed=seed))
     assert [(*named(found)[0], found.suspects[0].confidence)] == [("node", "gpu-1", "compute_gpu", Confidence.LOW)]
-    assert found.job_slow == ()
+    assert found.slow_jobs == ()
 
 
 def test_evidence_of_the_node_makes_a_node_with_a_whole_stage_surer() -> None:
@@ -188,12 +188,12 @@ def test_half_of_a_stage_is_of_medium_confidence_only_if_it_is_clearly_slow(by: 
 )
 def test_a_changed_work_names_no_node(faults: list[Fault]) -> None:
     found = judged(gang(32, faults, groups=stages(8), per_node=8))
-    assert (named(found), [one.cause.value for one in found.job_slow]) == ([], ["imbalance"])
+    assert (named(found), [one.cause.value for one in found.slow_jobs]) == ([], ["imbalance"])
 
 
 def test_a_stage_on_one_of_two_nodes_is_not_called_imbalance() -> None:
     found = judged(gang(16, [Fault("busy", range(8), 0.4)], groups=stages(8), per_node=8))
-    assert (named(found), [one.cause.value for one in found.job_slow]) == ([], ["compute_gpu"])
+    assert (named(found), [one.cause.value for one in found.slow_jobs]) == ([], ["compute_gpu"])
 
 
 def test_the_node_common_to_the_slow_groups_is_named() -> None:
@@ -225,7 +225,7 @@ def test_a_longer_sequence_that_is_told_is_no_fault() -> None:
         replace(one, regimes=["2048"] * ONSET + ["4096"] * ONSET) for one in gang(8, [Fault("busy", [1, 2], 0.4)])
     ]
     points = points_of(gang(8, [Fault("busy", [1, 2], 0.4)]))
-    assert judge(series, points).suspects == ()
+    assert compare_peers(series, points).suspects == ()
 
 
 def test_the_evidence_is_sentences_for_people() -> None:
@@ -268,10 +268,10 @@ def test_a_pause_of_all_at_the_onset_does_not_hide_who_is_slow() -> None:
         replace(one, value=[value * (30 if at == ONSET + 2 else 1) for at, value in enumerate(one.value)])
         for one in series
     ]
-    found = judge(paused, points_of(series))
+    found = compare_peers(paused, points_of(series))
     assert named(found) == [("worker", "6", "compute")]
     assert found.points[6]
-    assert found.job_slow == ()
+    assert found.slow_jobs == ()
 
 
 def test_several_slow_workers_are_named_and_may_have_something_in_common() -> None:
@@ -290,13 +290,13 @@ def test_a_role_that_steps_is_one_slow_job_instead_of_points() -> None:
     found = judged(workers([1.0] * 5 + [4.0] * 5, dict.fromkeys(range(5, 10), 0.3)))
     assert found.suspects == ()
     assert not any(found.points)
-    assert [(one.series, one.peers) for one in found.job_slow] == [(("5", "6", "7", "8", "9"), 5)]
+    assert [(one.series, one.peers) for one in found.slow_jobs] == [(("5", "6", "7", "8", "9"), 5)]
 
 
 def test_where_all_step_each_keeps_its_point() -> None:
     found = judged(workers([1.0] * 10, dict.fromkeys(range(10), 0.3)))
     assert all(found.points)
-    assert (named(found), len(found.job_slow)) == ([], 1)
+    assert (named(found), len(found.slow_jobs)) == ([], 1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -304,7 +304,7 @@ def test_a_slow_worker_with_too_few_peers_is_a_slow_job(count: int) -> None:
     found = judged(workers([1.0] * count, {0: 0.5}))
     assert found.suspects == ()
     assert found.points[0]
-    assert [one.series for one in found.job_slow] == [("0",)]
+    assert [one.series for one in found.slow_jobs] == [("0",)]
 
 
 def test_a_worker_that_only_waits_longer_is_a_victim() -> None:
@@ -315,7 +315,7 @@ def test_a_worker_that_only_waits_longer_is_a_victim() -> None:
     ]
     found = judged(waiting)
     assert found.suspects == ()
-    assert [(one.series, one.why) for one in found.job_slow] == [
+    assert [(one.series, one.reason) for one in found.slow_jobs] == [
         (("2",), "neither its busy nor its transfer time rose: it waits for other ranks")
     ]
 
@@ -412,8 +412,8 @@ MADE = st.one_of(
 FEW = settings(max_examples=25, deadline=None)
 
 
-def verdict(found: Judgement) -> tuple[object, ...]:
-    return found.suspects, found.job_slow
+def verdict(found: Diagnosis) -> tuple[object, ...]:
+    return found.suspects, found.slow_jobs
 
 
 @FEW
@@ -446,12 +446,12 @@ def test_to_scale_times_or_to_shift_the_index_changes_no_verdict(
         )
 
     points = points_of(series)
-    before, after = judge(series, points), judge([scaled(one) for one in series], points)
+    before, after = compare_peers(series, points), compare_peers([scaled(one) for one in series], points)
     assert [(one.subject, one.cause, one.confidence) for one in after.suspects] == [
         (one.subject, one.cause, one.confidence) for one in before.suspects
     ]
-    assert [(one.onset - shift, one.series, one.cause) for one in after.job_slow] == [
-        (one.onset, one.series, one.cause) for one in before.job_slow
+    assert [(one.onset - shift, one.series, one.cause) for one in after.slow_jobs] == [
+        (one.onset, one.series, one.cause) for one in before.slow_jobs
     ]
     assert after.points == before.points
 
@@ -486,7 +486,7 @@ def test_how_many_peers_were_compared_is_told_and_how_many_there_are(count: int,
 # --- what happens while a slowness lasts
 
 
-def stretches(judgement: Judgement) -> list[tuple[str, int, int | None]]:
+def stretches(judgement: Diagnosis) -> list[tuple[str, int, int | None]]:
     """Of each suspect: from when to when, to the nearest ten samples."""
     found = []
     for one in judgement.suspects:
@@ -526,14 +526,14 @@ def test_of_two_nodes_none_is_named_and_the_reason_says_which_was_slow(
 ) -> None:
     found = judged(gang(8, [Fault(what, range(4), by)], per_node=4))
     assert found.suspects == ()
-    assert [(one.cause.value, one.why) for one in found.job_slow] == [
+    assert [(one.cause.value, one.reason) for one in found.slow_jobs] == [
         (cause, f"{rose} on node gpu-0 (4 of 8 ranks): half is not a minority")
     ]
 
 
 def test_more_than_half_of_a_role_without_nodes_is_counted() -> None:
     found = judged(gang(8, [Fault("busy", range(5), 0.5)]))
-    assert [one.why for one in found.job_slow] == ["busy time rose in 5 of 8 ranks: that is not a minority"]
+    assert [one.reason for one in found.slow_jobs] == ["busy time rose in 5 of 8 ranks: that is not a minority"]
 
 
 def test_workers_that_become_slow_one_after_the_other_until_most_are_is_one_slow_job_from_the_first_on() -> None:
@@ -546,10 +546,10 @@ def test_workers_that_become_slow_one_after_the_other_until_most_are_is_one_slow
     ]
     found = judged(series)
     assert found.suspects == ()
-    (slow,) = found.job_slow
+    (slow,) = found.slow_jobs
     assert (slow.series, slow.peers) == (("0", "1", "2", "3", "4"), 8)
     assert abs(slow.onset - ONSET) <= 10
-    assert slow.why == "5 of 8 peers became slower by 5 % or more at about the same time"
+    assert slow.reason == "5 of 8 peers became slower by 5 % or more at about the same time"
 
 
 def test_who_becomes_worse_is_told_with_its_last_level_and_surer() -> None:
@@ -570,4 +570,4 @@ def test_two_workers_that_often_vary_together_are_peers_of_the_others_and_no_gan
         replace(one, value=[load * noise.gauss(1, 0.018) for load in common]) if at in (0, 9) else one
         for at, one in enumerate(workers([1.0] * 10, {}))
     ]
-    assert len(pools(series)) == 1
+    assert len(find_pools(series)) == 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NESTED, calls
 
-from healthd.failslow.period import NoPeriod, period
+from healthd.failslow.period import PeriodNotFound, find_period
 
 pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
 
@@ -25,7 +25,7 @@ PATTERNS = {
 
 
 def found(made):
-    return period([name for name, _ in made], [time for _, time in made])
+    return find_period([name for name, _ in made], [time for _, time in made])
 
 
 @pytest.mark.parametrize("beside", [{}, {"lost": 0.001}, {"evaluation_at": 30}, {"prefix": 40}, {"cv": 0.1}])
@@ -58,15 +58,15 @@ def test_a_longer_loop_that_is_seen_less_than_twenty_times_makes_the_choice_doub
     few, many = (found(calls(pattern, iterations)[0]) for iterations in (12, 60))
     assert few.operations == 3
     assert few.confidence < 0.5
-    assert few.other == (145, pytest.approx(1.0, rel=0.1))
-    assert (many.operations, many.other) == (145, None)
+    assert few.alternative == (145, pytest.approx(1.0, rel=0.1))
+    assert (many.operations, many.alternative) == (145, None)
     assert many.confidence > 0.9
 
 
 def test_sixteen_micro_batches_or_sixteen_iterations_and_a_checkpoint_are_a_doubt_that_is_told():
     part = ["recv", *["all_gather", "reduce_scatter"] * 20, "send"]
     told = found(calls(part * 16 + ["barrier"] * 4, 40)[0])
-    assert {told.operations, told.other[0]} == {len(part), 16 * len(part) + 4}
+    assert {told.operations, told.alternative[0]} == {len(part), 16 * len(part) + 4}
     assert told.confidence < 0.5
 
 
@@ -183,7 +183,7 @@ def test_names_of_operations_change_nothing(names, seed):
     def told(stream):
         try:
             return found(stream)
-        except NoPeriod as error:
+        except PeriodNotFound as error:
             return str(error)
 
     assert told(made) == told([(other[name], time) for name, time in made])
@@ -208,7 +208,7 @@ def test_another_beginning_and_unit_of_time_change_no_period(shift, scale):
     ],
 )
 def test_what_has_no_rhythm_is_told_in_a_sentence(made, why):
-    with pytest.raises(NoPeriod, match=why):
+    with pytest.raises(PeriodNotFound, match=why):
         found(made)
 
 
@@ -217,7 +217,7 @@ def test_any_stream_has_a_period_or_none(made):
     made.sort(key=lambda one: one[1])
     try:
         told = found(made)
-    except NoPeriod:
+    except PeriodNotFound:
         return
     assert told.iteration_seconds > 0
     assert 0 < told.confidence <= 1

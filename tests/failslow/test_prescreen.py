@@ -30,12 +30,12 @@ def made(seed: int) -> list[float]:
 def test_a_quiet_series_has_no_point(kind: Kind) -> None:
     import numpy as np
 
-    from healthd.failslow.detect_many import quiet
+    from healthd.failslow.detect_numpy import has_no_point
 
     values = [made(seed) for seed in range(400)]
     longest = max(map(len, values))
     samples = np.array([[*map(math.log, value), *[9.0] * (longest - len(value))] for value in values])
-    told = quiet(samples, np.array(list(map(len, values))), kind)
+    told = has_no_point(samples, np.array(list(map(len, values))), kind)
     assert not any(detect.detect(value, kind=kind) for value, still in zip(values, told, strict=True) if still)
     assert 40 < told.sum() < 360
 
@@ -43,7 +43,7 @@ def test_a_quiet_series_has_no_point(kind: Kind) -> None:
 def test_nearly_all_of_many_healthy_series_are_quiet() -> None:
     import numpy as np
 
-    from healthd.failslow.detect_many import quiet
+    from healthd.failslow.detect_numpy import has_no_point
 
     samples = np.random.default_rng(1).normal(0, 0.05, (1000, 100))
-    assert quiet(samples, np.full(1000, 100), Kind.ITERATION).sum() > 950
+    assert has_no_point(samples, np.full(1000, 100), Kind.ITERATION).sum() > 950

@@ -15,7 +15,7 @@ import pytest
 
 from healthd.common.page import Page
 from healthd.failslow import report
-from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
+from healthd.failslow.model import Cause, Confidence, Diagnosis, Point, Series, SlowJob, Suspect
 from healthd.failslow.times import TimeStyle
 
 ROOT = Path(__file__).parents[2]
@@ -147,22 +147,24 @@ def test_without_a_file_it_is_wrong_use():
 
 
 def made(names: str = "0123456789", **given: Any) -> Series:
-    return Series(name=names, value=[1.0] * 300, index=range(300), kind_of="worker", **given)
+    return Series(name=names, value=[1.0] * 300, index=range(300), label="worker", **given)
 
 
 NOTE = "2 rows without a value: left out"
 POINT = Point(180, 184, 0.65, 0.99, 195)
 
 
-def text(judgement: Judgement, series: list[Series], notes: tuple[str, ...] = (), width: int = 100) -> str:
-    return report.text(report.document(["job.csv"], series, judgement, notes), Page(width, fold=width < 100))
+def text(judgement: Diagnosis, series: list[Series], notes: tuple[str, ...] = (), width: int = 100) -> str:
+    return report.format_text(
+        report.build_document(["job.csv"], series, judgement, notes), Page(width, fold=width < 100)
+    )
 
 
 def test_a_suspect_is_one_line_as_the_example_has_it():
     series = [made(str(number)) for number in range(10)]
     points = tuple((POINT,) if number == 6 else () for number in range(10))
     suspect = Suspect("6", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("6",), POINT)
-    assert text(Judgement(points, (suspect,)), series) == (
+    assert text(Diagnosis(points, (suspect,)), series) == (
         "job.csv: 10 series, 3,000 samples; 1 fail-slow\n"
         "worker 6   slow from 180 to 195, +65 %, recovered; its peers were not: suspect compute on worker 6 (high)\n"
     )
@@ -173,7 +175,7 @@ def test_evidence_stands_below_and_wraps_at_the_terminals_width():
     still = Point(180, 184, 0.65, 0.99)
     what = "its compute time is 1.52 x its own baseline, and that of its seven peers is 1.01 x theirs in the same steps"
     suspect = Suspect("6", "worker", Cause.COMPUTE_GPU, Confidence.MEDIUM, (what, "clocks were held"), ("6",), still)
-    told = text(Judgement(((still,), (POINT,)), (suspect,)), series, width=72)
+    told = text(Diagnosis(((still,), (POINT,)), (suspect,)), series, width=72)
     assert told.splitlines() == [
         "job.csv: 2 series, 600 samples; 1 fail-slow",
         "worker 6   slow since 180, +65 %: suspect the GPU on worker 6 (medium)",
@@ -186,8 +188,8 @@ def test_evidence_stands_below_and_wraps_at_the_terminals_width():
 
 def test_a_slow_job_names_nobody():
     series = [made("0", group="dp"), made("1", group="dp")]
-    slow = JobSlow("dp", 180, POINT, ("0", "1"), 2, Cause.UNKNOWN, "all of its peers became slower at the same time")
-    assert text(Judgement(((), ()), (), (slow,)), series, width=80).splitlines()[1:] == [
+    slow = SlowJob("dp", 180, POINT, ("0", "1"), 2, Cause.UNKNOWN, "all of its peers became slower at the same time")
+    assert text(Diagnosis(((), ()), (), (slow,)), series, width=80).splitlines()[1:] == [
         "group dp   slow from 180 to 195, +65 %, recovered, 2 of 2 workers; no suspect:",
         "           all of its peers became slower at the same time",
     ]
@@ -199,7 +201,7 @@ def test_a_gang_is_its_suspect_and_one_line_for_all_who_waited(ranks):
     suspect = Suspect(
         "2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7 against 0.5 before",), ("2",), POINT
     )
-    told = text(Judgement(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
+    told = text(Diagnosis(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
     others = f"{ranks - 1:,} other workers"
     assert told == [
         f"job.csv: {ranks:,} series, {300 * ranks:,} samples; 1 fail-slow",
@@ -218,7 +220,7 @@ def test_each_time_that_a_gang_is_slow_has_its_suspect_and_its_waiting_ranks():
         Suspect(name, "worker", Cause.COMPUTE, Confidence.HIGH, (), (name,), point)
         for name, point in (("0", POINT), ("7", POINT), ("0", again))
     )
-    assert text(Judgement(points, suspects), [made(str(rank)) for rank in range(8)]).splitlines() == [
+    assert text(Diagnosis(points, suspects), [made(str(rank)) for rank in range(8)]).splitlines() == [
         "job.csv: 8 series, 2,400 samples; 3 fail-slow",
         "worker 0          slow since 240, +30 %: suspect compute on worker 0 (high)",
         "7 other workers   waited for it: slow since 240, +30 %",
@@ -231,18 +233,18 @@ def test_each_time_that_a_gang_is_slow_has_its_suspect_and_its_waiting_ranks():
 def test_workers_that_wait_in_vain_for_the_same_reason_are_one_slow_job():
     points = ((),) * 5 + ((POINT,), (replace(POINT, slowdown=0.7),), ())
     slow = tuple(
-        JobSlow("", 180, point, (str(at),), 8, Cause.UNKNOWN, "it waits for others")
+        SlowJob("", 180, point, (str(at),), 8, Cause.UNKNOWN, "it waits for others")
         for at, (point,) in enumerate(points[5:7], 5)
     )
-    assert text(Judgement(points, (), slow), [made(str(at)) for at in range(8)]).splitlines() == [
+    assert text(Diagnosis(points, (), slow), [made(str(at)) for at in range(8)]).splitlines() == [
         "job.csv: 8 series, 2,400 samples; 1 fail-slow",
         "job   slow from 180 to 195, +65 to +70 %, recovered, 2 of 8 workers; no suspect: it waits for others",
     ]
 
 
 def test_one_that_waits_is_named_and_not_suspected():
-    slow = JobSlow("", 180, POINT, ("5",), 8, Cause.UNKNOWN, "it waits for others")
-    told = text(Judgement(((),) * 5 + ((POINT,), (), ()), (), (slow,)), [made(str(at)) for at in range(8)])
+    slow = SlowJob("", 180, POINT, ("5",), 8, Cause.UNKNOWN, "it waits for others")
+    told = text(Diagnosis(((),) * 5 + ((POINT,), (), ()), (), (slow,)), [made(str(at)) for at in range(8)])
     assert told.splitlines()[1] == (
         "worker 5   slow from 180 to 195, +65 %, recovered; no suspect: it waits for others"
     )
@@ -251,7 +253,7 @@ def test_one_that_waits_is_named_and_not_suspected():
 def test_who_is_slow_beside_a_suspect_on_his_own_is_not_said_to_wait():
     points = ((POINT,), (POINT,)) + ((),) * 8
     suspect = Suspect("0", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("0",), POINT)
-    assert text(Judgement(points, (suspect,)), [made(str(at)) for at in range(10)]).splitlines()[2] == (
+    assert text(Diagnosis(points, (suspect,)), [made(str(at)) for at in range(10)]).splitlines()[2] == (
         "worker 1   slow from 180 to 195, +65 %, recovered; no suspect"
     )
 
@@ -259,15 +261,15 @@ def test_who_is_slow_beside_a_suspect_on_his_own_is_not_said_to_wait():
 def test_of_many_the_first_are_shown_and_the_others_counted():
     series = [made(str(number)) for number in range(50)]
     points = tuple((replace(POINT, onset_index=30 * number),) for number in range(50))
-    told = text(Judgement(points), [replace(one, index=range(1500)) for one in series], (NOTE,))
+    told = text(Diagnosis(points), [replace(one, index=range(1500)) for one in series], (NOTE,))
     lines = told.splitlines()
     assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, no suspect"
-    assert len(lines) == 1 + report.MOST_SHOWN + 2
+    assert len(lines) == 1 + report.MAX_SHOWN + 2
     assert lines[-2:] == ["and 30 more: --json has them", f"note: {NOTE}"]
 
 
 def test_many_that_became_slow_together_are_one_line():
-    told = text(Judgement(((POINT,),) * 50), [made(str(number)) for number in range(50)])
+    told = text(Diagnosis(((POINT,),) * 50), [made(str(number)) for number in range(50)])
     assert told.splitlines() == [
         "job.csv: 50 series, 15,000 samples; 50 slow, no suspect",
         "50 workers   slow from 180 to 195, +65 %, recovered; no suspect",
@@ -275,23 +277,23 @@ def test_many_that_became_slow_together_are_one_line():
 
 
 def test_nothing_is_said_to_be_slow_where_nothing_is():
-    assert text(Judgement(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
+    assert text(Diagnosis(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
 
 
 def test_series_that_are_too_short_to_be_judged_are_not_called_well():
-    told = text(Judgement(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
+    told = text(Diagnosis(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
     assert told == "job.csv: 2 series, 38 samples; too few samples to evaluate\n"
 
 
 def test_names_of_others_cannot_steer_the_terminal():
     series = [made("\x1b[2J6\n7")]
-    assert "\x1b" not in text(Judgement(((POINT,),)), series)
+    assert "\x1b" not in text(Diagnosis(((POINT,),)), series)
 
 
 def test_rows_that_were_left_out_are_counted_in_places():
     times = TimeStyle("T", 0, "Z")
     one = Series("0", [1.0, 1.0, 2.0], [0.0, 60.0, 240.0], rows=[0, 1, 4], times=times)
-    told = report.document(["job.csv"], [one], Judgement(((Point(1, 2, 0.5, 1.0),),)))
+    told = report.build_document(["job.csv"], [one], Diagnosis(((Point(1, 2, 0.5, 1.0),),)))
     point = told["series"][0]["points"][0]
     assert (point["onset"], point["onset_index"], point["alarm"], point["alarm_index"]) == (
         "1970-01-01T00:01:00Z",
@@ -307,9 +309,9 @@ def test_rows_that_were_left_out_are_counted_in_places():
 
 def many(
     number: int, said: tuple[str, ...] = (), kind: str = "worker", name: str = "{}"
-) -> tuple[Judgement, list[Series]]:
+) -> tuple[Diagnosis, list[Series]]:
     """So many suspects of 100 series, each 40 samples after the one before: the later, the slower."""
-    series = [replace(made(name.format(at)), kind_of=kind, index=range(4000), value=[1.0] * 4000) for at in range(100)]
+    series = [replace(made(name.format(at)), label=kind, index=range(4000), value=[1.0] * 4000) for at in range(100)]
     points = [Point(40 * at, 40 * at + 4, 0.2 + at / 100, 0.99, 40 * at + 15) for at in range(number)]
     suspects = tuple(
         Suspect(
@@ -317,20 +319,20 @@ def many(
         )
         for one, point in zip(series, points, strict=False)
     )
-    return Judgement(tuple((point,) for point in points) + ((),) * (100 - number), suspects), series
+    return Diagnosis(tuple((point,) for point in points) + ((),) * (100 - number), suspects), series
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_of_many_suspects_the_worst_are_told_in_two_lines_each_and_the_others_counted(width):
     judgement, series = many(29)
     page = Page(width, fold=True)
-    lines = report.text(report.document(["job.csv"], series, judgement), page).splitlines()
+    lines = report.format_text(report.build_document(["job.csv"], series, judgement), page).splitlines()
     assert lines[0].endswith("29 fail-slow")
     assert lines[1:3] == [
         "worker 28   slow from 1120 to 1135, +48 %, recovered: compute (high)",
         "  busy 1.4 against 1 before",
     ]
-    assert len(lines) == 1 + 2 * report.MOST_SHOWN + 1
+    assert len(lines) == 1 + 2 * report.MAX_SHOWN + 1
     assert lines[-1] == "and 9 suspects more: --json has them"
     assert max(map(len, lines)) <= width
 
@@ -354,10 +356,10 @@ def test_what_is_said_of_several_suspects_is_said_once_and_names_them():
 
 def test_a_long_name_is_cut_in_the_text_and_whole_in_the_document():
     judgement, series = many(1, name="a-very-long-name-of-a-worker-in-some-cluster-{}")
-    told = report.document(["job.csv"], series, judgement)
+    told = report.build_document(["job.csv"], series, judgement)
     assert told["suspects"][0]["subject"] == "a-very-long-name-of-a-worker-in-some-cluster-0"
-    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in report.text(told, Page(100))
-    assert "worker a-very-long-name-of-a-worker-in-some-..." in report.text(told, Page(100))
+    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in report.format_text(told, Page(100))
+    assert "worker a-very-long-name-of-a-worker-in-some-..." in report.format_text(told, Page(100))
 
 
 def test_a_worker_of_two_columns_has_their_names_behind_its_own_and_once():
@@ -383,9 +385,9 @@ def test_a_note_that_is_true_of_all_files_is_told_once_with_their_number(tmp_pat
 
 
 def test_of_many_notes_the_first_are_shown_and_the_others_counted():
-    lines = text(Judgement(((),)), [made("0")], tuple(f"rank{at}.csv: a row" for at in range(30))).splitlines()
-    assert len(lines) == 1 + report.MOST_NOTES + 1
-    assert lines[-1] == f"and {30 - report.MOST_NOTES} notes more: --json has them"
+    lines = text(Diagnosis(((),)), [made("0")], tuple(f"rank{at}.csv: a row" for at in range(30))).splitlines()
+    assert len(lines) == 1 + report.MAX_NOTES + 1
+    assert lines[-1] == f"and {30 - report.MAX_NOTES} notes more: --json has them"
 
 
 # --- a plot that cannot be
@@ -438,7 +440,7 @@ def test_who_becomes_a_suspect_while_it_waits_for_another_is_not_counted_among_t
         Suspect(name, "worker", Cause.COMPUTE_GPU, Confidence.HIGH, (), (name,), point)
         for name, point in (("2", long), ("6", later))
     )
-    told = text(Judgement(((long,),) * 8, suspects), [made(str(rank)) for rank in range(8)]).splitlines()
+    told = text(Diagnosis(((long,),) * 8, suspects), [made(str(rank)) for rank in range(8)]).splitlines()
     assert told[2:] == [
         "6 other workers   waited for it: slow since 100, +60 %",
         "worker 6          slow since 200, +85 %: suspect the GPU on worker 6 (high)",
@@ -447,6 +449,6 @@ def test_who_becomes_a_suspect_while_it_waits_for_another_is_not_counted_among_t
 
 def test_slow_jobs_of_the_same_reason_are_one_only_as_far_as_there_are_peers():
     names = [("0", "1", "2"), ("3", "4"), ("5", "6", "7")]
-    slow = tuple(JobSlow("", 180, POINT, some, 5, Cause.UNKNOWN, "half of them") for some in names)
-    told = text(Judgement(((),) * 10, (), slow), [made(str(at)) for at in range(10)]).splitlines()
+    slow = tuple(SlowJob("", 180, POINT, some, 5, Cause.UNKNOWN, "half of them") for some in names)
+    told = text(Diagnosis(((),) * 10, (), slow), [made(str(at)) for at in range(10)]).splitlines()
     assert [line.split("recovered, ")[1].split(";")[0] for line in told[1:]] == ["5 of 5 workers", "3 of 5 workers"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.fleet.answers.document import listed
-from healthd.fleet.figures import Of, points, quantity, records, value_of
+from healthd.fleet.answers.document import join_limited
+from healthd.fleet.figures import Accessor, get_value, make_records, points, quantity
 
 ROW = {"node": "n1", "repair": {"mean": 5}, "interval": [0.2, 0.5], "ends": (1, 2)}
 
@@ -20,20 +20,20 @@ ROW = {"node": "n1", "repair": {"mean": 5}, "interval": [0.2, 0.5], "ends": (1, 
         (lambda row: row["repair"]["mean"] * 2, 10),
     ],
 )
-def test_value_of_follows_keys_and_places(of: Of, value: object) -> None:
-    assert value_of(ROW, of) == value
+def test_value_of_follows_keys_and_places(of: Accessor, value: object) -> None:
+    assert get_value(ROW, of) == value
 
 
 @pytest.mark.parametrize(("of", "error"), [("rack", KeyError), ("interval.2", IndexError), ("interval.x", ValueError)])
 def test_value_of_refuses_what_a_row_lacks(of: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        value_of(ROW, of)
+        get_value(ROW, of)
 
 
 def test_records_has_the_fields_in_their_order() -> None:
-    found = records([ROW, {**ROW, "node": "n2"}], {"low": "interval.0", "node": "node"})
+    found = make_records([ROW, {**ROW, "node": "n2"}], {"low": "interval.0", "node": "node"})
     assert [list(one.items()) for one in found] == [[("low", 0.2), ("node", name)] for name in ("n1", "n2")]
-    assert records([], {"node": "node"}) == []
+    assert make_records([], {"node": "node"}) == []
 
 
 def test_points_are_filled_and_have_a_size() -> None:
@@ -49,4 +49,4 @@ def test_points_are_filled_and_have_a_size() -> None:
     ("names", "most", "text"), [([], 2, ""), (["a", "b"], 2, "a, b"), (["a", "b", "c"], 1, "a and 2 more")]
 )
 def test_listed_counts_the_names_that_it_leaves_out(names: list[str], most: int, text: str) -> None:
-    assert listed(names, most) == text
+    assert join_limited(names, most) == text

@@ -24,11 +24,11 @@ from fleet_views import text_of, view_of
 
 from healthd.cli.fleet import answers, lemons
 from healthd.cli.main import main
-from healthd.cli.terminal import STEERS
+from healthd.cli.terminal import CONTROL_CHARACTERS
 from healthd.common.page import Page
-from healthd.fleet.answers.document import never
-from healthd.fleet.answers.study import opened
-from healthd.fleet.store import StoreError, reading, writing
+from healthd.fleet.answers.document import no_findings
+from healthd.fleet.answers.study import open_study
+from healthd.fleet.store import StoreError, open_for_reading, open_for_writing
 from healthd.fleet.tables import TABLES
 from tests.fleet.test_fleet_cli import ROOT, fleet
 from tests.fleet.test_fleet_query import HAS_A_TIME
@@ -90,7 +90,7 @@ def stored(site: History, folder: Path, order: Random | None = None) -> Path:
     mixed = {table: order.sample(some, len(some)) for table, some in rows.items()}
     first = {table: some[: len(some) // 2] for table, some in mixed.items()}
     # What is one thing in several rows comes at once: a later step replaces what an earlier one said of it.
-    whole = {table: some for table, some in mixed.items() if TABLES[table].rows_by}
+    whole = {table: some for table, some in mixed.items() if TABLES[table].row_key_columns}
     return made(folder, {**first, **whole}, {t: some[len(some) // 2 :] for t, some in mixed.items() if t not in whole})
 
 
@@ -152,7 +152,7 @@ def judge(name: str, told: Document) -> None:
     for columns in (40, 80, 120):
         text = text_of(told, Page(columns))
         assert text.endswith("\n")
-        assert not STEERS.search(text), STEERS.search(text)
+        assert not CONTROL_CHARACTERS.search(text), CONTROL_CHARACTERS.search(text)
         assert not UNSAID.search(text), text
     assert module.found(told) in (True, False)
     view = view_of(told)
@@ -161,7 +161,7 @@ def judge(name: str, told: Document) -> None:
         assert {len(cells) for cells in table.written()} <= {len(table.columns)}
         assert all(isinstance(cell, str) for cells in table.written() for cell in cells)
     words = [view.title, *view.sentences, *view.notes, *(figure.words for figure in view.figures)]
-    assert not [one for one in words if STEERS.search(one) or not one.strip() or UNSAID.search(one)]
+    assert not [one for one in words if CONTROL_CHARACTERS.search(one) or not one.strip() or UNSAID.search(one)]
     json.dumps([figure.spec for figure in view.figures], allow_nan=False)
 
 
@@ -359,7 +359,7 @@ def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_
     page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
     text = " ".join(page.split()).partition("The findings are: ")[2].partition(" have no findings and exit with 0")[0]
     finds, how_much = text.split(". ")
-    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").found is never}
+    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").found is no_findings}
     assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
     assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet
 
@@ -387,10 +387,10 @@ def test_a_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Pat
 
 
 def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None:
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
     needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: raise the limit with --memory")
-    with needs, opened(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
+    with needs, open_study(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
         study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 
 
@@ -438,14 +438,14 @@ def test_a_store_that_is_written_meanwhile_is_read_as_it_was(
     folder = Path(shutil.copytree(db, tmp_path / "db"))
     before = of_all(NAMES[0], db)
     more = {"jobs": [row("jobs", cluster="c1", db_index=10_000 + n, job_id=1, submit_time=BEGIN) for n in range(50)]}
-    choose = study.Study._choose
+    choose = study.Study._create_chosen_tables
 
     def while_it_is_written(self: study.Study) -> None:
-        with writing(str(folder)) as store:  # its months anew: no manifest names the old files
+        with open_for_writing(str(folder)) as store:  # its months anew: no manifest names the old files
             put(store, more)
         choose(self)
 
-    monkeypatch.setattr(study.Study, "_choose", while_it_is_written)
+    monkeypatch.setattr(study.Study, "_create_chosen_tables", while_it_is_written)
     assert document(NAMES[0], folder) == before
     monkeypatch.undo()
     assert document("states", folder) is not None

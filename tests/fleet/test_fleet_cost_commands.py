@@ -10,7 +10,7 @@ import pytest
 from fleet_history import DAY, HOUR
 from fleet_rows import NOVEMBER, job, made, row
 
-from healthd.cli.terminal import json_texts
+from healthd.cli.terminal import json_pieces
 from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
@@ -125,7 +125,7 @@ def ticket_of_a() -> Any:
 
 def test_a_number_that_json_has_no_word_for_becomes_null_wherever_it_is() -> None:
     document = {"a": float("nan"), "b": [1, float("inf"), {"c": (-float("inf"), 2.5)}], "d": "nan", "e": True}
-    assert json.loads("".join(json_texts(document))) == {
+    assert json.loads("".join(json_pieces(document))) == {
         "a": None,
         "b": [1, None, {"c": [None, 2.5]}],
         "d": "nan",
@@ -135,6 +135,6 @@ def test_a_number_that_json_has_no_word_for_becomes_null_wherever_it_is() -> Non
 
 def test_a_large_document_is_written_in_pieces_that_make_the_same_text() -> None:
     document = {"jobs": [{"job_id": number, "state": "FAILED"} for number in range(20_000)]}
-    pieces = list(json_texts(document))
+    pieces = list(json_pieces(document))
     assert max(map(len, pieces)) < len("".join(pieces)) / 4
     assert "".join(pieces) == json.dumps(document, indent=2) + "\n"

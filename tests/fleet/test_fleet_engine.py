@@ -16,7 +16,7 @@ from healthd.cli.fleet import answers, lemons
 from healthd.cli.main import main
 from healthd.fleet import engine, spark
 from healthd.fleet.answers.states import states
-from healthd.fleet.answers.study import opened
+from healthd.fleet.answers.study import open_study
 from healthd.fleet.database import DuckDb
 from tests.fleet.test_fleet_cli import fleet
 
@@ -43,7 +43,7 @@ def masters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             yield databases
 
     def database(session: ExitStack, files: engine.Files) -> DuckDb:
-        return DuckDb(session.enter_context(engine.connected(files, 1, 512)), files)
+        return DuckDb(session.enter_context(engine.open_database(files, 1, 512)), files)
 
     monkeypatch.setattr(spark, "session", session)
     monkeypatch.setattr(spark, "Spark", database)
@@ -81,7 +81,7 @@ def test_a_comparison_opens_both_sides_on_the_engine(
 
 def test_a_study_on_spark_gives_the_same_document(tmp_path: Path, masters: list[str]) -> None:
     files = write(history(Random(2), 20), tmp_path)
-    with opened(files, BEGIN, END) as ours, opened(files, BEGIN, END, on="spark") as theirs:
+    with open_study(files, BEGIN, END) as ours, open_study(files, BEGIN, END, engine_name="spark") as theirs:
         assert isinstance(ours.database, DuckDb)
         assert states(ours) == states(theirs)
 

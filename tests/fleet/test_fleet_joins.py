@@ -18,8 +18,8 @@ from healthd.fleet import engine
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Study
 from healthd.fleet.database import DuckDb
-from healthd.fleet.questions import built_in
-from healthd.fleet.store import reading
+from healthd.fleet.queries import builtin_queries
+from healthd.fleet.store import open_for_reading
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -63,7 +63,7 @@ def too_large(plan: Any, stored: int) -> list[str]:
         # An ASOF join takes one row a match, by merging.
         coarse = min(sides) > FEW and equal <= COARSE and not kind.startswith(("ASOF", "DELIM"))
         # `numbers` makes a row for each day of a run: a merge of sorted sides, whose rows out are limited below.
-        coarse = coarse and not (kind.startswith("PIECEWISE_MERGE") and engine.NUMBERS in sides)
+        coarse = coarse and not (kind.startswith("PIECEWISE_MERGE") and engine.NUMBER_COUNT in sides)
         if coarse or rows_out(operator) > MOST_ROWS_OUT * stored:
             found.append(f"{kind} of {sides} rows on {conditions} makes {rows_out(operator)} rows")
     return found
@@ -92,7 +92,7 @@ class Profiled:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
     """The tables of a store with all sources."""
     db = made_store(tmp_path_factory.mktemp("joins"), SIZE)
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         yield {table: list(snapshot.files(table)) for table in TABLES}
 
 
@@ -111,12 +111,12 @@ LEFT_OUT = {
 @pytest.mark.parametrize("missing", LEFT_OUT)
 def test_joins_stay_linear_without_each_source(files: dict[str, list[str]], missing: str) -> None:
     there = {table: [] if table in LEFT_OUT[missing] else paths for table, paths in files.items()}
-    with engine.connected(there, 1, 1024) as connection:
+    with engine.open_database(there, 1, 1024) as connection:
         stored = sum(connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in TABLES)
         profiled = Profiled(connection, stored)
         study = Study(DuckDb(profiled, there), SIZE.start, SIZE.end)  # type: ignore[arg-type]
-        study.need(*built_in())
-        for part in report.parts():
+        study.compute_tables(*builtin_queries())
+        for part in report.report_chapters():
             try:
                 part.answer(study)
             except Unanswerable:
@@ -135,7 +135,7 @@ def test_joins_stay_linear_without_each_source(files: dict[str, list[str]], miss
     ],
 )
 def test_a_quadratic_join_is_found(files: dict[str, list[str]], query: str) -> None:
-    with engine.connected(files, 1, 1024) as connection:
+    with engine.open_database(files, 1, 1024) as connection:
         profiled = Profiled(connection, 10_000)
         profiled.execute(query)
     assert profiled.wrong

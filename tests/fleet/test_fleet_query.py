@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.fleet import engine, questions
+from healthd.fleet import engine, queries
 from healthd.fleet.lint import FUNCTIONS
-from healthd.fleet.questions import WrongQuestion
+from healthd.fleet.queries import InvalidQuery
 from healthd.fleet.store import StoreError
-from healthd.fleet.table import table
+from healthd.fleet.table import format_table
 from healthd.fleet.tables import TABLES
 from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
 
-THERE = questions.built_in()
+THERE = queries.builtin_queries()
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 
 
@@ -52,10 +52,12 @@ def test_without_a_name_it_lists_the_questions_also_where_nothing_is_installed()
 @pytest.mark.parametrize("columns", [80, 100, 120])
 @pytest.mark.parametrize("name", sorted(THERE))
 def test_an_answer_fits_the_page(db, name, columns, monkeypatch):
-    with engine.connected(files_of(db), 1, 512) as connection:
-        needed = questions.needed(THERE[name], THERE)
-        answer = engine.ask(connection, needed, engine.Asked(BEGIN, END, questions.parameters(needed, {})))
-        lines = table(answer.columns, list(answer.rows), Page(columns)).splitlines()
+    with engine.open_database(files_of(db), 1, 512) as connection:
+        needed = queries.with_dependencies(THERE[name], THERE)
+        answer = engine.run_on_connection(
+            connection, needed, engine.QueryParameters(BEGIN, END, queries.resolve_parameters(needed, {}))
+        )
+        lines = format_table(answer.columns, list(answer.rows), Page(columns)).splitlines()
     assert max(map(len, lines)) <= columns
     assert len(lines) > 1
 
@@ -69,20 +71,20 @@ def files_of(db: Path) -> dict[str, list[str]]:
 
 def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
     rows = [("gpu-1", 1793491200, 5, "c1", None, "x" * 60), ("gpu-12", 1793491261, None, "c1", None, "y")]
-    assert table(("node", "end_time", "jobs", "cluster", "mode", "words"), rows, Page(80)) == (
+    assert format_table(("node", "end_time", "jobs", "cluster", "mode", "words"), rows, Page(80)) == (
         "the same in all rows: cluster = c1\n"
         "node    end_time             jobs  words\n"
         f"gpu-1   2026-11-01 00:00:00     5  {'x' * 37}...\n"
         "gpu-12  2026-11-01 00:01:01        y\n"
     )
     names = [f"column_{number}" for number in range(9)]
-    text = table(names, [range(9), range(1, 10)], Page(80))
+    text = format_table(names, [range(9), range(1, 10)], Page(80))
     assert text.endswith("not shown here: column_8 (--csv and --json have them)\n")
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
 def test_any_values_are_shown_on_a_line_each(rows):
-    shown = table(("name", "some_time", "share", "told", "mode"), rows, Page(80)).splitlines()
+    shown = format_table(("name", "some_time", "share", "told", "mode"), rows, Page(80)).splitlines()
     assert len([line for line in shown if not line.startswith(("the same in all rows", " ")) or line.strip()]) >= 2
 
 
@@ -107,7 +109,7 @@ def test_the_same_rows_come_as_a_table_as_json_and_as_csv(db):
 
 def test_without_times_it_is_asked_of_all_that_is_known(db):
     document = json.loads(query("runs", "--db", db, "--json", "--param", "gap_seconds=5")[1])
-    with engine.connected(files_of(db)) as connection:
+    with engine.open_database(files_of(db)) as connection:
         least = connection.execute("SELECT min(submit_time) FROM jobs").fetchone()
     assert document["from_time"] <= least[0] < document["to_time"]
     assert document["parameters"] == {"gap_seconds": 5}
@@ -222,13 +224,13 @@ HAS_A_TIME = {
 
 
 def test_every_table_with_times_of_its_own_tells_of_a_time():
-    assert {*HAS_A_TIME} == {*TABLES} - {"nodes", "job_nodes"} == {*engine.MOMENTS}
+    assert {*HAS_A_TIME} == {*TABLES} - {"nodes", "job_nodes"} == {*engine.TIME_COLUMNS}
 
 
 @pytest.mark.parametrize("name", sorted(HAS_A_TIME))
 def test_a_store_of_one_table_is_not_empty(tmp_path, name):
     db = made(tmp_path / "db", {name: [row(name, **HAS_A_TIME[name])]})
-    assert engine.times_known(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
+    assert engine.covered_period(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
 
 
 def test_a_store_without_a_time_can_be_asked_of_one(tmp_path):
@@ -250,7 +252,7 @@ def test_a_node_whose_clock_is_wrong_does_not_say_which_time_is_asked_for(tmp_pa
         "ingests": [row("ingests", **read)],
     }
     db = made(tmp_path / "db", rows)
-    assert engine.times_known(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
+    assert engine.covered_period(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
     assert query("lines", "--db", db)[0] == 0
 
 
@@ -259,7 +261,7 @@ def test_what_is_planned_begins_and_has_no_end_yet(tmp_path):
         "reservations": [row("reservations", **{**HAS_A_TIME["reservations"], "end_time": NOVEMBER + 30 * 86_400})],
         "ingests": [row("ingests", cluster="c1", source="reservations", name="r", read_time=NOVEMBER + 5)],
     }
-    assert engine.times_known(files_of(made(tmp_path / "db", rows))) == (NOVEMBER, NOVEMBER + 1)
+    assert engine.covered_period(files_of(made(tmp_path / "db", rows))) == (NOVEMBER, NOVEMBER + 1)
 
 
 def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
@@ -288,7 +290,7 @@ def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
 )
 def test_the_engine_reads_the_store_and_nothing_else_whatever_the_lint_let_pass(db, tmp_path, sql):
     refused = (duckdb.PermissionException, duckdb.InvalidInputException, duckdb.CatalogException)
-    with engine.connected(files_of(db), 1, 512) as connection:
+    with engine.open_database(files_of(db), 1, 512) as connection:
         assert connection.execute("SELECT count(*) > 0 FROM jobs").fetchone() == (True,)
         with pytest.raises(refused):
             connection.execute(sql.format(folder=tmp_path)).fetchall()
@@ -296,7 +298,7 @@ def test_the_engine_reads_the_store_and_nothing_else_whatever_the_lint_let_pass(
 
 
 def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db):
-    with engine.connected(files_of(db), 1, 512) as connection:
+    with engine.open_database(files_of(db), 1, 512) as connection:
         rows = connection.execute("SELECT name, value FROM duckdb_settings()").fetchall()
     found = dict(rows)
     assert found["autoinstall_known_extensions"] == found["autoload_known_extensions"] == "false"
@@ -306,7 +308,7 @@ def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db)
 def test_what_does_not_fit_in_memory_lies_on_the_disk_and_goes(db, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with engine.connected(files_of(db), 1, 64) as connection:
+    with engine.open_database(files_of(db), 1, 64) as connection:
         many = "SELECT repeat('x', 200) || a.n || b.n AS x FROM numbers AS a JOIN numbers AS b ON b.n < 60 ORDER BY x"
         assert connection.execute(f"SELECT max(length(x)) FROM ({many})").fetchone() == (206,)
     assert list(tmp_path.iterdir()) == []
@@ -317,16 +319,16 @@ def test_a_damaged_file_of_the_store_is_named(tmp_path, db):
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nothing")
     with (
         pytest.raises(StoreError, match=r"damaged\.parquet: is damaged"),
-        engine.connected({**files, "jobs": [str(tmp_path / "damaged.parquet")]}),
+        engine.open_database({**files, "jobs": [str(tmp_path / "damaged.parquet")]}),
     ):
         pass  # pragma: no cover
 
 
 def test_a_question_that_stands_on_itself_is_refused():
-    first = questions.parse("first", "first.sql", "SELECT x FROM second")
-    second = questions.parse("second", "second.sql", "SELECT x FROM first")
-    with pytest.raises(WrongQuestion, match=r'second\.sql:1: unknown table "first"'):
-        questions.needed(first, {"first": first, "second": second})
+    first = queries.parse_query("first", "first.sql", "SELECT x FROM second")
+    second = queries.parse_query("second", "second.sql", "SELECT x FROM first")
+    with pytest.raises(InvalidQuery, match=r'second\.sql:1: unknown table "first"'):
+        queries.with_dependencies(first, {"first": first, "second": second})
 
 
 # --- what docs/fleet.md says of it

@@ -17,10 +17,10 @@ from fleet_reading import Noted, live
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.ingest import IngestError, IngestOptions, ingest
 from healthd.fleet.sources import prometheus, prometheus_server
-from healthd.fleet.sources.prometheus import Scraped, Span, node_of, pieces, spans
-from healthd.fleet.sources.prometheus_server import ServerError, TooMuch, ask, server
+from healthd.fleet.sources.prometheus import ConditionSpan, ReadState, merge_points, node_name, query_ranges
+from healthd.fleet.sources.prometheus_server import ResponseTooLarge, ServerError, parse_server, query_server
 
 # openssl req -x509 -newkey rsa:2048 -nodes -days 36500 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1
 CERTIFICATE = Path(__file__).parents[1] / "data" / "tls" / "certificate.pem"
@@ -40,13 +40,13 @@ def row(
     return (*SERIES, severity, first, last, 60, began or severity, worst or first, observed)
 
 
-def span(first: int, last: int, looked: int) -> Span:
-    return Span(first, last, looked, severity=3, first_severity=3, worst=first, observed=False)
+def span(first: int, last: int, looked: int) -> ConditionSpan:
+    return ConditionSpan(first, last, looked, severity=3, first_severity=3, worst=first, observed=False)
 
 
 def told(*series: Any, standing: Any = None, last: int = 600, step: int = 60) -> tuple[list, dict, Noted]:
     noted = Noted()
-    rows, after = spans(series, standing or {}, last, step, noted.reading)
+    rows, after = merge_points(series, standing or {}, last, step, noted.reading)
     return rows, after, noted
 
 
@@ -107,8 +107,8 @@ def test_a_series_that_is_none_is_counted_and_takes_no_other_with_it():
     [("gpu-1:9100", "gpu-1"), ("gpu-1", "gpu-1"), ("GPU-1.example.org:9100", "GPU-1"), ("10.0.0.7:9100", "10.0.0.7")],
 )
 def test_the_node_of_an_instance(instance, node):
-    assert node_of(instance) == node
-    assert node_of("[fe80::1]:9100") == "fe80::1"
+    assert node_name(instance) == node
+    assert node_name("[fe80::1]:9100") == "fe80::1"
 
 
 def test_a_label_of_the_node_and_one_of_the_cluster_go_before():
@@ -119,7 +119,7 @@ def test_a_label_of_the_node_and_one_of_the_cluster_go_before():
 @given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 3600), st.integers(1, 50))
 def test_pieces_have_every_point_once_and_few_enough(begin, length, step, points):
     step = max(step, length // 2000 + 1)
-    found = list(pieces(begin, begin + length, step, points))
+    found = list(query_ranges(begin, begin + length, step, points))
     asked = [at for first, last in found for at in range(first, last + 1, step)]
     assert asked == list(range(begin, begin + length + 1, step))
     assert all((last - first) // step + 1 <= points for first, last in found)
@@ -142,10 +142,10 @@ def test_the_pieces_of_a_query_change_no_span(present, points):
     state = None
     end = (len(present) - 1) * 60
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prometheus, "MOST_POINTS", points)
+        patch.setattr(prometheus, "MAX_POINTS", points)
         for rows, at in prometheus.read(answer, None, 0, end, noted.reading):
             found.update({one[6]: one[7] for one in rows})
-            state, _ = Scraped.of_text(at.text(""))
+            state, _ = ReadState.from_text(at.to_text(""))
             assert state == at
     runs: dict[int, int] = {}
     for number, there in enumerate(present):
@@ -199,8 +199,8 @@ def good(*series: Any) -> tuple[int, dict[str, str], bytes]:
 def test_a_query_has_its_prefix_its_tenant_and_its_token(tmp_path):
     (tmp_path / "token").write_text("secret\n")
     with serving(lambda request: good()) as (url, seen):
-        at = server(f"{url}/prometheus/", "rsc1", str(tmp_path / "token"))
-        assert ask(at, "query_range", {"query": "a{b}"}) == {"resultType": "matrix", "result": []}
+        at = parse_server(f"{url}/prometheus/", "rsc1", str(tmp_path / "token"))
+        assert query_server(at, "query_range", {"query": "a{b}"}) == {"resultType": "matrix", "result": []}
     assert seen[0].path == "/prometheus/api/v1/query_range?query=a%7Bb%7D"
     assert (seen[0].headers["X-Scope-OrgID"], seen[0].headers["Authorization"]) == ("rsc1", "Bearer secret")
     assert "secret" not in repr(at)
@@ -210,17 +210,20 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_of_the_ca_file
     (tmp_path / "token").write_text("secret")
     with serving(lambda request: good(), tls=True) as (url, seen):
         with pytest.raises(ServerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
-            ask(server(url, token_file=str(tmp_path / "token")), "query_range", {})
+            query_server(parse_server(url, token_file=str(tmp_path / "token")), "query_range", {})
         assert seen == [], "it got no token"
-        assert ask(server(url, ca_file=str(CERTIFICATE)), "query_range", {}) == {"resultType": "matrix", "result": []}
+        assert query_server(parse_server(url, ca_file=str(CERTIFICATE)), "query_range", {}) == {
+            "resultType": "matrix",
+            "result": [],
+        }
         with pytest.raises(ServerError, match=r"the certificates in /gone\.pem cannot be read"):
-            ask(server(url, ca_file="/gone.pem"), "query_range", {})
+            query_server(parse_server(url, ca_file="/gone.pem"), "query_range", {})
 
 
 def test_basic_authorization_is_a_user_and_a_password(tmp_path):
     (tmp_path / "basic").write_text("al:pass:word\n")
     with serving(lambda request: good()) as (url, seen):
-        ask(server(url, basic_file=str(tmp_path / "basic")), "query_range", {})
+        query_server(parse_server(url, basic_file=str(tmp_path / "basic")), "query_range", {})
     assert seen[0].headers["Authorization"] == "Basic YWw6cGFzczp3b3Jk"
 
 
@@ -229,7 +232,7 @@ def test_who_sends_us_to_what_is_no_address_is_one_sentence():
         serving(lambda request: (302, {"Location": "http://[x"}, b"")) as (url, _),
         pytest.raises(ServerError, match="cannot be queried: it redirects to an invalid address"),
     ):
-        ask(server(url), "query_range", {})
+        query_server(parse_server(url), "query_range", {})
 
 
 def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
@@ -239,7 +242,7 @@ def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
         serving(lambda request: (302, {"Location": f"{other}/x"}, b"")) as (url, _),
         pytest.raises(ServerError, match=f"redirects to {other}/x, which was not followed"),
     ):
-        ask(server(url, token_file=str(tmp_path / "token")), "query_range", {})
+        query_server(parse_server(url, token_file=str(tmp_path / "token")), "query_range", {})
     assert others == []
 
 
@@ -256,24 +259,24 @@ def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
 )
 def test_nonsense_is_one_sentence(answer, words):
     with serving(lambda request: answer) as (url, _), pytest.raises(ServerError, match=words) as error:
-        ask(server(url), "query_range", {})
+        query_server(parse_server(url), "query_range", {})
     assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
     ("status", "said", "kind"),
     [
-        (422, "query processing would load too many samples into memory in query execution", TooMuch),
-        (503, "query timed out in expression evaluation", TooMuch),
+        (422, "query processing would load too many samples into memory in query execution", ResponseTooLarge),
+        (503, "query timed out in expression evaluation", ResponseTooLarge),
         (503, "", ServerError),
-        (504, "", TooMuch),
+        (504, "", ResponseTooLarge),
         (400, "", ServerError),
     ],
 )
 def test_what_a_shorter_time_may_help_with(status, said, kind):
     body = json.dumps({"status": "error", "error": said}).encode()
     with serving(lambda request: (status, {}, body)) as (url, _), pytest.raises(ServerError) as error:
-        ask(server(url), "query_range", {})
+        query_server(parse_server(url), "query_range", {})
     assert type(error.value) is kind
 
 
@@ -285,21 +288,21 @@ def test_a_server_that_is_away_or_slow_is_one_sentence(monkeypatch):
         return good()
 
     with serving(slow) as (url, _):
-        monkeypatch.setattr(prometheus_server, "SECONDS", 0.2)
+        monkeypatch.setattr(prometheus_server, "DEFAULT_TIMEOUT_SECONDS", 0.2)
         with pytest.raises(ServerError, match=r"did not answer within 0\.2 s"):
-            ask(server(url), "query_range", {})
+            query_server(parse_server(url), "query_range", {})
         release.set()
     with pytest.raises(ServerError, match="cannot be reached: Connection refused"):
-        ask(server(url), "query_range", {})
+        query_server(parse_server(url), "query_range", {})
 
 
 def test_too_long_an_answer_is_not_kept(monkeypatch):
-    monkeypatch.setattr(prometheus_server, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(prometheus_server, "MAX_RESPONSE_BYTES", 1 << 20)
     with (
         serving(lambda request: (200, {}, b" " * (2 << 20))) as (url, _),
-        pytest.raises(TooMuch, match="more than 1 MiB"),
+        pytest.raises(ResponseTooLarge, match="more than 1 MiB"),
     ):
-        ask(server(url), "query_range", {})
+        query_server(parse_server(url), "query_range", {})
 
 
 def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_much():
@@ -308,7 +311,7 @@ def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_mu
     def few(path, parameters):
         lengths.append((int(parameters["end"]) - int(parameters["start"])) // 60 + 1)
         if lengths[-1] > 1000:
-            raise TooMuch("answers with status 422: too many samples")
+            raise ResponseTooLarge("answers with status 422: too many samples")
         return {"resultType": "matrix", "result": []}
 
     noted = Noted()
@@ -317,9 +320,9 @@ def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_mu
     assert (lengths[0], max(lengths[3:])) == (5000, 625)
 
     def none(path, parameters):
-        raise TooMuch("answers with status 422")
+        raise ResponseTooLarge("answers with status 422")
 
-    with pytest.raises(TooMuch):
+    with pytest.raises(ResponseTooLarge):
         list(prometheus.read(none, None, 0, 6000, noted.reading))
 
 
@@ -340,7 +343,7 @@ def test_settings_that_cannot_be_are_named_with_their_file(tmp_path, text, words
     path = tmp_path / "prometheus.toml"
     path.write_text(text)
     with pytest.raises(IngestError) as error:
-        prometheus.settings(str(path))
+        prometheus.load_settings(str(path))
     assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
 
@@ -348,7 +351,7 @@ def test_settings_that_cannot_be_are_named_with_their_file(tmp_path, text, words
 def test_a_token_with_a_line_end_in_it_is_no_header(tmp_path):
     (tmp_path / "token").write_text("a\nX-Other: b")
     with pytest.raises(ServerError, match="characters that are invalid in an HTTP header"):
-        server("http://h", token_file=str(tmp_path / "token"))
+        parse_server("http://h", token_file=str(tmp_path / "token"))
 
 
 @pytest.mark.one_python
@@ -364,7 +367,7 @@ def test_what_still_stands_is_one_row_that_each_ingest_makes_longer(tmp_path):
     with serving(answer) as (url, seen):
         for now in (6000, 9000, 9000, 9030):
             clock[0] = now
-            came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, [url])], Asked(now, "c1", from_time=600))
+            came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, [url])], IngestOptions(now, "c1", from_time=600))
             assert (came.failed, came.unread.unread) == ([], {})
         assert len(seen) == 2
     rows = [
@@ -400,9 +403,9 @@ def test_what_was_read_of_one_tenant_was_not_read_of_another(tmp_path):
         for tenant in ("", "a", "b"):
             (tmp_path / f"{tenant}.toml").write_text(f'url = "{url}"\ntenant = "{tenant}"\n'.replace('tenant = ""', ""))
             run = [(prometheus.SOURCE, [str(tmp_path / f"{tenant}.toml")])]
-            assert ingest(str(tmp_path / "db"), run, Asked(6000, "c1", from_time=600)).failed == []
+            assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1", from_time=600)).failed == []
             assert asked_times(seen) == [(600, 5940)], tenant
-            assert ingest(str(tmp_path / "db"), run, Asked(6600, "c1")).failed == []
+            assert ingest(str(tmp_path / "db"), run, IngestOptions(6600, "c1")).failed == []
             assert asked_times(seen) == [(6000, 6540)], tenant
 
 
@@ -412,7 +415,7 @@ def test_an_earlier_from_adds_what_was_before(tmp_path):
     with serving(always(0)) as (url, seen):
 
         def run(now, **values):
-            assert ingest(str(db), [(prometheus.SOURCE, [url])], Asked(now, "c1", **values)).failed == []
+            assert ingest(str(db), [(prometheus.SOURCE, [url])], IngestOptions(now, "c1", **values)).failed == []
             return asked_times(seen)
 
         assert run(6000, from_time=3000) == [(3000, 5940)]
@@ -437,7 +440,7 @@ def test_a_stretch_before_does_not_make_what_begins_there_shorter(tmp_path):
     with serving(answer) as (url, _):
         for begin in (3000, 600):
             run = [(prometheus.SOURCE, [url])]
-            assert ingest(str(tmp_path / "db"), run, Asked(6000, "c1", from_time=begin)).failed == []
+            assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1", from_time=begin)).failed == []
     spans = [(one["first_time"], one["last_time"]) for one in live(tmp_path / "db", "scraped_conditions")]
     assert spans == [(2930, 5935)]
 
@@ -446,9 +449,9 @@ def test_a_stretch_before_does_not_make_what_begins_there_shorter(tmp_path):
 def test_a_server_that_was_asked_with_a_clock_ahead_is_asked_again(tmp_path, capsys):
     with serving(always(0)) as (url, seen):
         run = [(prometheus.SOURCE, [url])]
-        ingest(str(tmp_path / "db"), run, Asked(60000, "c1", from_time=600))
+        ingest(str(tmp_path / "db"), run, IngestOptions(60000, "c1", from_time=600))
         asked_times(seen)
-        assert ingest(str(tmp_path / "db"), run, Asked(6000, "c1")).failed == []
+        assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1")).failed == []
         assert asked_times(seen) == [(601, 5881)]
     assert "a clock was ahead" in capsys.readouterr().err
 
@@ -456,5 +459,5 @@ def test_a_server_that_was_asked_with_a_clock_ahead_is_asked_again(tmp_path, cap
 @pytest.mark.one_python
 def test_without_a_beginning_one_sentence_asks_for_it(tmp_path):
     servers = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-    came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], Asked(6000, "c1"))
+    came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], IngestOptions(6000, "c1"))
     assert came.failed == [f"prometheus: {one}: the start of the period is missing: add --from" for one in servers]

@@ -17,16 +17,16 @@ from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from healthd.fleet import engine, questions
-from healthd.fleet.store import reading
+from healthd.fleet import engine, queries
+from healthd.fleet.store import open_for_reading
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
 
-THERE = questions.built_in()
-NEEDED = {name: questions.needed(question, THERE) for name, question in THERE.items()}
-PARAMETERS = questions.parameters(THERE.values(), {})
-ASKED = engine.Asked(BEGIN, END, PARAMETERS)
+THERE = queries.builtin_queries()
+NEEDED = {name: queries.with_dependencies(question, THERE) for name, question in THERE.items()}
+PARAMETERS = queries.resolve_parameters(THERE.values(), {})
+ASKED = engine.QueryParameters(BEGIN, END, PARAMETERS)
 EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=also(*HealthCheck))
 
 Shown = list[tuple[tuple[str, Any], ...]]
@@ -41,23 +41,23 @@ def shown(rows: Any) -> Shown:
 
 
 def answers(
-    made: History, *names: str, asked: engine.Asked = ASKED, parts: int = 1, random: Random | None = None
+    made: History, *names: str, asked: engine.QueryParameters = ASKED, parts: int = 1, random: Random | None = None
 ) -> dict[str, Shown]:
     """What DuckDB answers to these questions, or to every one."""
     with TemporaryDirectory() as folder:
         return ask(write(made, Path(folder), parts, random), *names, asked=asked)
 
 
-def answer(made: History, name: str, asked: engine.Asked = ASKED) -> Shown:
+def answer(made: History, name: str, asked: engine.QueryParameters = ASKED) -> Shown:
     """What DuckDB answers to a question."""
     return answers(made, name, asked=asked)[name]
 
 
-def ask(files: engine.Files, *names: str, asked: engine.Asked = ASKED) -> dict[str, Shown]:
+def ask(files: engine.Files, *names: str, asked: engine.QueryParameters = ASKED) -> dict[str, Shown]:
     found = {}
-    with engine.connected(files, 1, 512) as connection:
+    with engine.open_database(files, 1, 512) as connection:
         for name in names or NEEDED:
-            answer = engine.ask(connection, NEEDED[name], asked)
+            answer = engine.run_on_connection(connection, NEEDED[name], asked)
             found[name] = shown(dict(zip(answer.columns, one, strict=True)) for one in answer.rows)
     return found
 
@@ -266,14 +266,14 @@ def test_a_job_without_an_end_ran_until_it_was_last_read_and_no_longer():
     found = answers({**made, "ingests": [read], "jobs": [job, over, elsewhere]}, "node_days", "jobs_known")
     assert [dict(one)["node_seconds"] for one in found["node_days"]] == [2000], "a row of its cluster is later"
     assert [dict(one)["known_until"] for one in found["jobs_known"]] == [BEGIN + 2100, BEGIN + 9100]
-    sooner = engine.Asked(BEGIN, BEGIN + 600, PARAMETERS)
+    sooner = engine.QueryParameters(BEGIN, BEGIN + 600, PARAMETERS)
     assert [dict(one)["node_seconds"] for one in answer(made | {"ingests": [read]}, "node_days", sooner)] == [500]
 
 
 def test_a_job_that_was_last_read_before_the_time_asked_for_did_not_run_in_it():
     made = a_failed_job()
     made["jobs"][0] |= {"state": "RUNNING", "end_time": None}
-    found = answers(made, "node_days", "runs", asked=engine.Asked(BEGIN + 101, END, PARAMETERS))
+    found = answers(made, "node_days", "runs", asked=engine.QueryParameters(BEGIN + 101, END, PARAMETERS))
     assert (found["node_days"], found["runs"]) == ([], [])
 
 
@@ -286,7 +286,7 @@ def test_a_line_of_the_log_tells_of_one_end_of_a_job(begin):
     made["jobs"].append(again)
     line = row("preemptions", cluster="c1", time=BEGIN + 3700, job_id=7, preemptor_job_id=9, mode="requeued")
     made["preemptions"].append(line)
-    found = [dict(one) for one in answer(made, "preempted", engine.Asked(begin, END, PARAMETERS))]
+    found = [dict(one) for one in answer(made, "preempted", engine.QueryParameters(begin, END, PARAMETERS))]
     said = {one["db_index"]: (one["how"], one["preemptor_job_id"]) for one in found}
     assert said == {**({1: ("logged", 9)} if begin == BEGIN else {}), 2: ("unknown", None)}
 
@@ -319,7 +319,7 @@ def test_what_can_be_said_with_a_parameter_is_taken():
     made = a_failed_job("NODE_FAIL")
     seen(made, BEGIN + 3700 - 5000)
     assert answer(made, "seen_with_failures") == []
-    longer = engine.Asked(BEGIN, END, {**PARAMETERS, "before_seconds": 5000, "more_than_gpus": 256})
+    longer = engine.QueryParameters(BEGIN, END, {**PARAMETERS, "before_seconds": 5000, "more_than_gpus": 256})
     assert len(answer(made, "seen_with_failures", longer)) == 1
     assert (len(answer(made, "node_days")), len(answer(made, "node_days", longer))) == (1, 0)
 
@@ -327,7 +327,7 @@ def test_what_can_be_said_with_a_parameter_is_taken():
 def test_a_store_into_which_the_same_came_twice_answers_as_its_rows_do(tmp_path):
     told = history(Random(0), 30)
     rows = {table: [tuple(one.values()) for one in some] for table, some in told.items() if some}
-    with reading(str(store_of(tmp_path / "db", rows, rows))) as snapshot:
+    with open_for_reading(str(store_of(tmp_path / "db", rows, rows))) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
         assert sum(map(len, files.values())) > len(rows), "some have several months"
         assert ask(files) == answers(told)

@@ -20,10 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.fleet.sources.prometheus_server import ServerError, TooMuch
+from healthd.fleet.sources.prometheus_server import ResponseTooLarge, ServerError
 from healthd.fleet.status.node import Group
-from healthd.fleet.status.queries import AT_ONCE, CONDITIONS, NAMED, STARTED, VALUES, read
-from healthd.fleet.status.text import FEW, chosen, document, status, summary, text
+from healthd.fleet.status.queries import (
+    CONDITION_QUERIES,
+    LABEL_QUERIES,
+    START_QUERY,
+    TARGETS_PER_QUERY,
+    VALUE_QUERIES,
+    read_fleet,
+)
+from healthd.fleet.status.text import MAX_ROWS_ALIKE, exit_status, fleet_document, fleet_text, select_nodes, summary
 
 NOW = 1_800_000_000.0
 HOUR = 3600
@@ -44,10 +51,10 @@ class Server:
 
     def node(self, name: str, health: str = "healthy", mode: str = "act", version: str = "0.2.0") -> None:
         self.add("up", name)
-        self.add(NAMED["node"], name, node=name)
-        self.add(NAMED["version"], name, version=version)
-        self.add(NAMED["mode"], name, mode=mode)
-        self.add(NAMED["health"], name, state=health)
+        self.add(LABEL_QUERIES["node"], name, node=name)
+        self.add(LABEL_QUERIES["version"], name, version=version)
+        self.add(LABEL_QUERIES["mode"], name, mode=mode)
+        self.add(LABEL_QUERIES["health"], name, state=health)
 
     def down(self, name: str, last_seen: float = 0.0) -> None:
         self.add("up", name, 0)
@@ -55,14 +62,14 @@ class Server:
             self.add("last seen", name, last_seen, node=name.partition(".")[0])
 
     def drained(self, name: str, owner: str, reason: str, since: float) -> None:
-        self.add(NAMED["owner"], name, owner=owner)
-        self.add(NAMED["drain"], name, owner=owner, reason=reason)
-        self.add(VALUES["drained_since"], name, since)
+        self.add(LABEL_QUERIES["owner"], name, owner=owner)
+        self.add(LABEL_QUERIES["drain"], name, owner=owner, reason=reason)
+        self.add(VALUE_QUERIES["drained_since"], name, since)
 
     def condition(self, name: str, code: str, subject: str, severity: int, since: float = NOW - HOUR) -> None:
         labels = {"check": code.partition("/")[0], "code": code, "subject": subject}
-        self.add(CONDITIONS["severity"], name, severity, **labels)
-        self.add(CONDITIONS["since"], name, since, **labels)
+        self.add(CONDITION_QUERIES["severity"], name, severity, **labels)
+        self.add(CONDITION_QUERIES["since"], name, since, **labels)
 
     def __call__(self, path: str, parameters: Any) -> Any:
         assert path == "query"
@@ -81,12 +88,12 @@ class Server:
 
 
 def groups(server: Server) -> dict[str, str]:
-    return {node.node: node.group.value for node in read(server).nodes}
+    return {node.node: node.group.value for node in read_fleet(server).nodes}
 
 
 def told(server: Server, width: int = 100, **how: Any) -> str:
-    fleet = read(server)
-    return text(fleet, chosen(fleet, **how), Page(width))
+    fleet = read_fleet(server)
+    return fleet_text(fleet, select_nodes(fleet, **how), Page(width))
 
 
 def a_fleet() -> Server:
@@ -95,13 +102,13 @@ def a_fleet() -> Server:
     server.node("gpu2", "unhealthy")
     server.condition("gpu2", "gpu_xid/79", "0000:61:00.0", 3)
     server.condition("gpu2", "gpu_count/missing", "0000:61:00.0", 3)
-    server.add(VALUES["drain_desired"], "gpu2")
+    server.add(VALUE_QUERIES["drain_desired"], "gpu2")
     server.drained("gpu2", "healthd", "healthd: gpu_xid/79 0000:61:00.0: off the bus", NOW - 3 * HOUR)
     server.node("gpu3", "unhealthy")
     server.condition("gpu3", "mount/stale", "/data", 3)
-    server.add(VALUES["drain_desired"], "gpu3")
-    server.add(NAMED["held"], "gpu3", partition="train", kind="shared")
-    server.add(VALUES["waiting_since"], "gpu3", NOW - 60)
+    server.add(VALUE_QUERIES["drain_desired"], "gpu3")
+    server.add(LABEL_QUERIES["held"], "gpu3", partition="train", kind="shared")
+    server.add(VALUE_QUERIES["waiting_since"], "gpu3", NOW - 60)
     server.down("gpu4", NOW - 2 * HOUR)
     server.node("gpu5")
     server.drained("gpu5", "other", "DIMM swap, Anna", NOW - 100 * HOUR)
@@ -111,7 +118,7 @@ def a_fleet() -> Server:
     server.node("gpu8", "unhealthy")
     server.condition("gpu8", "ib_link/down", "mlx5_0/1", 2)
     labels = {"check": "ib_link", "code": "ib_link/down", "subject": "mlx5_0/1"}
-    server.add(CONDITIONS["acknowledged"], "gpu8", **labels)
+    server.add(CONDITION_QUERIES["acknowledged"], "gpu8", **labels)
     return server
 
 
@@ -126,14 +133,14 @@ def test_each_node_counts_once_and_the_most_urgent_stands_first():
         "gpu7": "unknown",
         "gpu8": "broken",
     }
-    fleet = read(a_fleet())
+    fleet = read_fleet(a_fleet())
     assert summary(fleet) == (
         "8 nodes: 1 healthy, 1 broken and in service, 1 not seen for 2 h, 1 drained by healthd, "
         "1 broken (acknowledged), 1 unknown, 1 warning, 1 drained by others"
     )
-    assert [node.node for node in chosen(fleet)][:3] == ["gpu3", "gpu4", "gpu2"]
-    assert [node.node for node in chosen(fleet, order="node")] == [f"gpu{n}" for n in range(1, 9)]
-    assert next(node.node for node in chosen(fleet, order="since")) == "gpu5"
+    assert [node.node for node in select_nodes(fleet)][:3] == ["gpu3", "gpu4", "gpu2"]
+    assert [node.node for node in select_nodes(fleet, order="node")] == [f"gpu{n}" for n in range(1, 9)]
+    assert next(node.node for node in select_nodes(fleet, order="since")) == "gpu5"
 
 
 def test_a_row_says_what_to_know_of_a_node():
@@ -152,45 +159,45 @@ def test_a_row_says_what_to_know_of_a_node():
 
 
 def test_only_what_is_asked_for_is_shown_and_all_are_counted():
-    fleet = read(a_fleet())
-    assert {node.node for node in chosen(fleet, drained=True)} == {"gpu2", "gpu5"}
-    assert {node.node for node in chosen(fleet, problems=True)} == {f"gpu{n}" for n in range(2, 9)}
-    assert document(fleet, chosen(fleet, drained=True))["counts"]["nodes"] == 8
+    fleet = read_fleet(a_fleet())
+    assert {node.node for node in select_nodes(fleet, drained=True)} == {"gpu2", "gpu5"}
+    assert {node.node for node in select_nodes(fleet, problems=True)} == {f"gpu{n}" for n in range(2, 9)}
+    assert fleet_document(fleet, select_nodes(fleet, drained=True))["counts"]["nodes"] == 8
 
 
 @pytest.mark.parametrize(
     ("metric", "labels", "words"),
     [
-        (NAMED["mode"], {"mode": "observe"}, "mode observe"),
-        (VALUES["paused_until"], {}, "paused"),
-        (VALUES["waiting_since"], {}, "waiting for the fleet limit"),
-        (VALUES["slurm_problem"], {}, "Slurm does not answer"),
+        (LABEL_QUERIES["mode"], {"mode": "observe"}, "mode observe"),
+        (VALUE_QUERIES["paused_until"], {}, "paused"),
+        (VALUE_QUERIES["waiting_since"], {}, "waiting for the fleet limit"),
+        (VALUE_QUERIES["slurm_problem"], {}, "Slurm does not answer"),
         ("nothing", {}, "run healthd status on the node"),
     ],
 )
 def test_what_keeps_a_drain_from_being_set_is_said(metric, labels, words):
     server = Server("n1")
-    server.add(VALUES["drain_desired"], "n1")
+    server.add(VALUE_QUERIES["drain_desired"], "n1")
     server.add(metric, "n1", NOW + 60, **labels)
     assert f"not drained: {words}\n" in told(server)
 
 
 def test_the_exit_status_is_that_of_the_worst_node():
-    assert status(read(Server("n1", "n2"))) == 0
+    assert exit_status(read_fleet(Server("n1", "n2"))) == 0
     server = Server("n1")
     server.node("n2", "warning")
-    assert status(read(server)) == 1
+    assert exit_status(read_fleet(server)) == 1
     server.down("n3")
-    assert status(read(server)) == 2
+    assert exit_status(read_fleet(server)) == 2
 
 
 def test_suspected_forgeable_and_known_conditions_are_not_why():
     server = Server("n1")
     for name in ("suspected", "forgeable", "acknowledged"):
         server.condition("n1", f"x/{name}", "p", 3)
-        server.add(CONDITIONS[name], "n1", check="x", code=f"x/{name}", subject="p")
-    (node,) = read(server).nodes
-    assert {c.code: c.acts for c in node.conditions} == {
+        server.add(CONDITION_QUERIES[name], "n1", check="x", code=f"x/{name}", subject="p")
+    (node,) = read_fleet(server).nodes
+    assert {c.code: c.is_enforced for c in node.conditions} == {
         "x/suspected": False,
         "x/forgeable": False,
         "x/acknowledged": False,
@@ -202,7 +209,7 @@ def test_suspected_forgeable_and_known_conditions_are_not_why():
 def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
     server = Server("n1")
     server.down("gpu-9.example.org")
-    (node,) = [node for node in read(server).nodes if not node.seen]
+    (node,) = [node for node in read_fleet(server).nodes if not node.seen]
     assert (node.node, node.last_seen) == ("gpu-9", 0.0)
     assert "does not answer Prometheus, not once in the last 7 days" in told(server)
     assert "1 not seen\n" in told(server), "nobody knows for how long"
@@ -210,15 +217,15 @@ def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
 
 def test_metrics_of_a_textfile_are_nodes_without_a_target_of_healthds_own():
     server = Server()
-    server.add(NAMED["node"], "n1", node="n1")
-    server.add(NAMED["health"], "n1", state="healthy")
+    server.add(LABEL_QUERIES["node"], "n1", node="n1")
+    server.add(LABEL_QUERIES["health"], "n1", state="healthy")
     assert groups(server) == {"n1": "healthy"}
 
 
 def test_rounds_that_ended_and_a_pause_are_said_of_a_healthy_node():
     server = Server("n1", "n2")
-    server.add(VALUES["stale_seconds"], "n1", 7200)
-    server.add(VALUES["paused_until"], "n2", NOW + 600)
+    server.add(VALUE_QUERIES["stale_seconds"], "n1", 7200)
+    server.add(VALUE_QUERIES["paused_until"], "n2", NOW + 600)
     assert groups(server) == {"n1": "unknown", "n2": "healthy"}
     assert "no check ran for 2 h" in told(server)
     assert "paused, ends in 10 min" in told(server)
@@ -228,7 +235,11 @@ def test_rounds_that_ended_and_a_pause_are_said_of_a_healthy_node():
 def test_two_clusters_are_told_apart_and_their_modes_and_versions_counted():
     server = Server()
     for cluster, version in (("a", "0.1.0"), ("b", "0.2.0")):
-        for metric, labels in (("up", {}), (NAMED["node"], {"node": "n1"}), (NAMED["version"], {"version": version})):
+        for metric, labels in (
+            ("up", {}),
+            (LABEL_QUERIES["node"], {"node": "n1"}),
+            (LABEL_QUERIES["version"], {"version": version}),
+        ):
             server.add(metric, "n1", 1, cluster=cluster, **labels)
     said = told(server)
     assert "a/n1" in said
@@ -241,19 +252,19 @@ def test_two_thousand_nodes_take_as_many_queries_as_two_and_fit_a_screen():
     large.down("gpu2001", NOW - HOUR)
     small.down("n3", NOW - HOUR)
     said = told(large, 80)
-    read(small)
+    read_fleet(small)
     assert len(large.asked) == len(small.asked) < 25
     assert "2,000 healthy: gpu[0001-2000]" in " ".join(said.split())
     assert len(said.splitlines()) < 12
-    every = read(large)
-    assert len(text(every, chosen(every), Page(80), every=True).splitlines()) > 2000
+    every = read_fleet(large)
+    assert len(fleet_text(every, select_nodes(every), Page(80), show_all=True).splitlines()) > 2000
 
 
 def test_many_that_are_down_are_asked_of_in_few_queries():
     server = Server("n0")
-    for n in range(3 * AT_ONCE):
+    for n in range(3 * TARGETS_PER_QUERY):
         server.down(f"n{n + 1}", NOW - HOUR)
-    fleet = read(server)
+    fleet = read_fleet(server)
     assert sum(query.startswith("max_over_time") for query in server.asked) == 3
     assert all(node.last_seen for node in fleet.nodes if not node.seen)
 
@@ -264,10 +275,10 @@ def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
 
     def ask(path: str, parameters: Any) -> Any:
         if parameters["query"].startswith("max_over_time"):
-            raise TooMuch("answers with status 422: too many samples")
+            raise ResponseTooLarge("answers with status 422: too many samples")
         return server(path, parameters)
 
-    fleet = read(ask)
+    fleet = read_fleet(ask)
     assert len(fleet.nodes) == 2
     assert fleet.notes == (
         "the time when nodes were last seen is not known: the server answers with status 422: too many samples",
@@ -275,8 +286,10 @@ def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
 
 
 def test_few_healthy_nodes_have_a_row_each():
-    assert "healthy:" not in told(Server(*(f"n{n}" for n in range(FEW))))
-    assert f"{FEW + 1} healthy: n[0-{FEW}]" in told(Server(*(f"n{n}" for n in range(FEW + 1))))
+    assert "healthy:" not in told(Server(*(f"n{n}" for n in range(MAX_ROWS_ALIKE))))
+    assert f"{MAX_ROWS_ALIKE + 1} healthy: n[0-{MAX_ROWS_ALIKE}]" in told(
+        Server(*(f"n{n}" for n in range(MAX_ROWS_ALIKE + 1)))
+    )
 
 
 def test_many_with_one_cause_are_one_host_list_among_the_rows_of_others():
@@ -302,7 +315,7 @@ def test_a_reason_cannot_steer_a_terminal_nor_fill_it():
 def test_broken_is_known_to_somebody_only_if_it_is():
     server = Server()
     server.node("n1", "unhealthy")
-    assert summary(read(server)) == "1 node: 1 broken"
+    assert summary(read_fleet(server)) == "1 node: 1 broken"
     assert "run healthd status on the node" in told(server)
 
 
@@ -311,16 +324,16 @@ def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
     server = Server()
     for name in names:
         server.node(name, health)
-        server.add(STARTED, name, NOW - 100.25)
+        server.add(START_QUERY, name, NOW - 100.25)
         textfile = {"job": "node", "instance": f"{name}:9100"}
-        server.add(NAMED["node"], name, node=name, **textfile)
-        server.add(NAMED["health"], name, state="healthy", **textfile)
-        server.add(STARTED, name, NOW - 9.5, **textfile)
+        server.add(LABEL_QUERIES["node"], name, node=name, **textfile)
+        server.add(LABEL_QUERIES["health"], name, state="healthy", **textfile)
+        server.add(START_QUERY, name, NOW - 9.5, **textfile)
     return server
 
 
 def test_a_node_that_two_jobs_show_is_one_by_healthds_own_target():
-    fleet = read(by_two_jobs("n1", "n2"))
+    fleet = read_fleet(by_two_jobs("n1", "n2"))
     assert [(node.node, node.instance, node.health) for node in fleet.nodes] == [
         ("n1", "n1:9478", "unhealthy"),
         ("n2", "n2:9478", "unhealthy"),
@@ -330,11 +343,11 @@ def test_a_node_that_two_jobs_show_is_one_by_healthds_own_target():
 
 def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
     server = by_two_jobs("n1", "n2")
-    fleet = read(server, "node")
+    fleet = read_fleet(server, "node")
     assert [(node.instance, node.health) for node in fleet.nodes] == [("n1:9100", "healthy"), ("n2:9100", "healthy")]
     assert all('job="node"' in query for query in server.asked[1:])
     with pytest.raises(ServerError, match='no target of the job "other"'):
-        read(server, "other")
+        read_fleet(server, "other")
 
 
 def test_a_textfile_does_not_speak_for_a_healthd_that_does_not_answer():
@@ -349,19 +362,19 @@ def test_a_textfile_does_not_speak_for_a_healthd_that_does_not_answer():
 def test_of_two_jobs_that_are_not_healthds_the_one_that_started_last_counts():
     server = Server()
     for job, started in (("a", NOW - 500), ("b", NOW - 100), ("c", NOW - 300)):
-        server.add(NAMED["node"], "n1", node="n1", job=job)
-        server.add(NAMED["mode"], "n1", mode=job, job=job)
-        server.add(STARTED, "n1", started, job=job)
-    (node,) = read(server).nodes
+        server.add(LABEL_QUERIES["node"], "n1", node="n1", job=job)
+        server.add(LABEL_QUERIES["mode"], "n1", mode=job, job=job)
+        server.add(START_QUERY, "n1", started, job=job)
+    (node,) = read_fleet(server).nodes
     assert node.mode == "b"
 
 
 def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_two_that_are_told():
     server = Server()
     for instance, started in (("n1:9478", 5.25), ("10.0.0.1:9478", 5.25), ("10.1.0.1:9478", 7.5)):
-        server.add(NAMED["node"], "n1", node="n1", instance=instance)
-        server.add(STARTED, "n1", NOW - started, instance=instance)
-    fleet = read(server)
+        server.add(LABEL_QUERIES["node"], "n1", node="n1", instance=instance)
+        server.add(START_QUERY, "n1", NOW - started, instance=instance)
+    fleet = read_fleet(server)
     assert [node.instance for node in fleet.nodes] == ["10.0.0.1:9478", "10.1.0.1:9478"]
     assert fleet.notes == (
         "several targets of one job have the same name (1: n1): add a label cluster to the targets of each cluster",
@@ -371,7 +384,7 @@ def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_tw
 def test_an_address_that_does_not_answer_is_the_node_that_the_same_host_names_in_another_job():
     server = Server()
     server.down("10.0.0.1")
-    server.add(NAMED["node"], "n1", node="n1", job="node", instance="10.0.0.1:9100")
+    server.add(LABEL_QUERIES["node"], "n1", node="n1", job="node", instance="10.0.0.1:9100")
     assert groups(server) == {"n1": "not_seen"}
 
 
@@ -380,9 +393,9 @@ def test_an_address_that_does_not_answer_is_the_node_that_the_same_host_names_in
 def test_a_time_that_can_be_none_is_not_known(metric, number):
     server = Server("n1")
     server.condition("n1", "mount/stale", "/data", 3, since=number)
-    server.add(NAMED["owner"], "n1", owner="healthd")
-    server.add(VALUES[metric], "n1", number)
-    fleet = read(server)
+    server.add(LABEL_QUERIES["owner"], "n1", owner="healthd")
+    server.add(VALUE_QUERIES[metric], "n1", number)
+    fleet = read_fleet(server)
     (node,) = fleet.nodes
     assert (node.drained_since, node.paused_until, node.waiting_since) == (0, 0, 0)
     assert node.conditions[0].since == 0
@@ -395,7 +408,7 @@ def test_a_server_whose_time_is_none_is_told():
         return {"resultType": "scalar", "result": [NOW, "-1e308"]}
 
     with pytest.raises(ServerError, match="has an invalid time"):
-        read(ask)
+        read_fleet(ask)
 
 
 TEXTS = st.text(max_size=20)
@@ -425,12 +438,12 @@ def test_whatever_is_answered_is_a_fleet_or_one_sentence(answers, knows_the_time
         return left.pop() if left else {"resultType": "vector", "result": []}
 
     try:
-        fleet = read(ask)
+        fleet = read_fleet(ask)
     except ServerError:
         return
-    said = text(fleet, chosen(fleet), Page(80))
+    said = fleet_text(fleet, select_nodes(fleet), Page(80))
     assert said.replace("\n", "").isprintable()
-    json.dumps(document(fleet, chosen(fleet)), allow_nan=False)
+    json.dumps(fleet_document(fleet, select_nodes(fleet)), allow_nan=False)
 
 
 # --- the command

@@ -7,7 +7,7 @@ from fleet_reading import Noted, live, numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.ingest import IngestError, IngestOptions, ingest
 from healthd.fleet.sources import node_facts, site_tables
 from healthd.fleet.tables import JOBS
 
@@ -144,7 +144,7 @@ def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
         came = ingest(
             str(tmp_path / name),
             [(site_tables.JOBS_FILE, [str(path)])],
-            Asked(1795400000, "c1", timezone.utc, users="keep"),
+            IngestOptions(1795400000, "c1", timezone.utc, users="keep"),
         )
         assert (came.failed, came.unread.unread) == ([], {})
         rows = live(tmp_path / name, "jobs")
@@ -171,7 +171,9 @@ def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
         ("few", 'few: no column "nodes"'),
         ("gone", "No such file"),
     ):
-        came = ingest(str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+        came = ingest(
+            str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], IngestOptions(1795400000, "c1")
+        )
         assert [words in sentence for sentence in came.failed] == [True], came.failed
 
 
@@ -180,10 +182,10 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
     path, store = tmp_path / "tickets.csv", tmp_path / "db"
     wanted = [(site_tables.TICKETS, [str(path)])]
     path.write_text("node,opened,closed,text\nn1,1795348800,,fan\n")
-    assert ingest(str(store), wanted, Asked(1795400000, "c1")).unread.rows == {"tickets": 1}
-    assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}
+    assert ingest(str(store), wanted, IngestOptions(1795400000, "c1")).unread.rows == {"tickets": 1}
+    assert ingest(str(store), wanted, IngestOptions(1795400001, "c1")).unread.rows == {}
     path.write_text("node,opened,closed,text\nn1,1795348800,1795348900,fan\n")
-    assert ingest(str(store), wanted, Asked(1795400002, "c1")).unread.rows == {"tickets": 1}
+    assert ingest(str(store), wanted, IngestOptions(1795400002, "c1")).unread.rows == {"tickets": 1}
     assert [row["closed_time"] for row in live(store, "tickets")] == [1795348900]
 
 
@@ -204,7 +206,7 @@ def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_st
     gone, wrong, good = paths = [str(tmp_path / name) for name in ("gone.csv", "wrong.csv", "good.csv")]
     (tmp_path / "wrong.csv").write_text("colour,shape\nred,round\n")
     (tmp_path / "good.csv").write_text(text)
-    came = ingest(str(tmp_path / "db"), [(source, paths)], Asked(1795400000, "c1"))
+    came = ingest(str(tmp_path / "db"), [(source, paths)], IngestOptions(1795400000, "c1"))
     assert came.failed[0] == f"{source.name}: {gone}: cannot be read: No such file or directory"
     assert came.failed[1].startswith(f"{source.name}: {wrong}: {bad}")
     assert (len(came.failed), came.unread.rows[source.name]) == (2, 1)
@@ -215,7 +217,7 @@ def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_st
 def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
-    came = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], Asked(1795400000))
+    came = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
     assert came.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
     assert live(tmp_path / "db", "tickets") == []
 
@@ -237,6 +239,8 @@ def test_the_name_of_a_parquet_file_is_no_pattern(tmp_path, name):
                 f"'PENDING' AS state) TO '{path}' (FORMAT parquet)"
             )
     (tmp_path / "made").rename(tmp_path / name)
-    came = ingest(str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+    came = ingest(
+        str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], IngestOptions(1795400000, "c1")
+    )
     assert (came.failed, came.unread.unread) == ([], {})
     assert [row["job_id"] for row in live(tmp_path / "db", "jobs")] == [3]

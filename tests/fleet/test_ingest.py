@@ -10,15 +10,15 @@ import pytest
 from fleet_rows import DECEMBER, NOVEMBER, content, made, ticket
 
 from healthd.fleet import ingest as ingests
-from healthd.fleet.ingest import SHOWN, Asked, Came, IngestError, Run, Source, Unread, ingest
+from healthd.fleet.ingest import MAX_EXAMPLES, IngestError, IngestOptions, IngestResult, Run, Source, Unread, ingest
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.store import writing
+from healthd.fleet.store import open_for_writing
 from healthd.fleet.times import TimeError
 
 pytestmark = pytest.mark.one_python
 
 NOW = DECEMBER
-ASKED = Asked(NOW, cluster="c1")
+ASKED = IngestOptions(NOW, cluster="c1")
 
 
 def source(read: Callable[[Run, list[str]], None], name: str = "tickets") -> Source:
@@ -37,7 +37,7 @@ def each(run: Run, files: list[str]) -> None:
                 step.cursor(name, "read")
 
 
-def ingested(folder: Path, *files: str, asked: Asked = ASKED) -> Came:
+def ingested(folder: Path, *files: str, asked: IngestOptions = ASKED) -> IngestResult:
     return ingest(str(folder), [(source(each), list(files))], asked)
 
 
@@ -114,11 +114,11 @@ def test_a_source_of_which_nothing_was_read_has_no_news(tmp_path):
 # --- users and keys
 
 
-def users_of(folder: Path, asked: Asked) -> str | None:
+def users_of(folder: Path, asked: IngestOptions) -> str | None:
     found: list[str | None] = []
 
     def read(run: Run, _files: list[str]) -> None:
-        found.append(run.private.user("alice"))
+        found.append(run.privacy.user("alice"))
 
     ingest(str(folder), [(source(read), [])], asked)
     return found[0]
@@ -127,21 +127,23 @@ def users_of(folder: Path, asked: Asked) -> str | None:
 def test_a_store_hashes_users_unless_said_otherwise_and_goes_on_so(tmp_path):
     first = users_of(tmp_path / "db", ASKED)
     assert (len(str(first)), first) == (32, users_of(tmp_path / "db", ASKED))
-    assert users_of(tmp_path / "kept", Asked(NOW, users="keep")) == users_of(tmp_path / "kept", ASKED) == "alice"
-    assert users_of(tmp_path / "dropped", Asked(NOW, users="drop")) is None
+    assert (
+        users_of(tmp_path / "kept", IngestOptions(NOW, users="keep")) == users_of(tmp_path / "kept", ASKED) == "alice"
+    )
+    assert users_of(tmp_path / "dropped", IngestOptions(NOW, users="drop")) is None
 
 
 def test_users_are_not_kept_in_two_ways_in_one_store(tmp_path):
-    users_of(tmp_path / "db", Asked(NOW, users="drop"))
+    users_of(tmp_path / "db", IngestOptions(NOW, users="drop"))
     with pytest.raises(StoreError, match="was made with --users drop: --users keep needs a new store"):
-        users_of(tmp_path / "db", Asked(NOW, users="keep"))
+        users_of(tmp_path / "db", IngestOptions(NOW, users="keep"))
 
 
 def test_a_store_has_hashes_of_one_key(tmp_path):
     key = tmp_path / "site.key"
     key.write_text("0123456789abcdef0123456789abcdef\n")
     key.chmod(0o600)
-    asked = Asked(NOW, key=str(key))
+    asked = IngestOptions(NOW, key=str(key))
     assert users_of(tmp_path / "db", asked) == users_of(tmp_path / "other", asked)
     assert not (tmp_path / "db/key").exists()
     with pytest.raises(StoreError, match="was made with another key: --key FILE names it"):
@@ -159,14 +161,14 @@ def test_the_key_is_in_no_other_file_of_the_store(tmp_path):
 # --- what a source is told
 
 
-def told(folder: Path, asked: Asked) -> Run:
+def told(folder: Path, asked: IngestOptions) -> Run:
     found: list[Run] = []
     ingest(str(folder), [(source(lambda run, _files: found.append(run)), [])], asked)
     return found[0]
 
 
 def test_a_source_is_told_what_was_asked(tmp_path):
-    run = told(tmp_path / "db", Asked(NOW, "c1", ZoneInfo("Europe/Berlin"), NOVEMBER, DECEMBER))
+    run = told(tmp_path / "db", IngestOptions(NOW, "c1", ZoneInfo("Europe/Berlin"), NOVEMBER, DECEMBER))
     assert (run.cluster, str(run.zone), run.from_time, run.to_time, run.now) == (
         *("c1", "Europe/Berlin", NOVEMBER),
         *(DECEMBER, NOW),
@@ -174,15 +176,15 @@ def test_a_source_is_told_what_was_asked(tmp_path):
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch):
-    with writing(str(made(tmp_path / "db"))) as store:
+    with open_for_writing(str(made(tmp_path / "db"))) as store:
         said: list[str] = []
         run = told(tmp_path / "other", ASKED)
-        run = Run(run.source, store, run.private, run.rows, NOW, say=said.append)
-        assert list(run.watch(["a", "b", "c"])) == ["a", "b", "c"]
+        run = Run(run.source, store, run.privacy, run.rows, NOW, log=said.append)
+        assert list(run.track(["a", "b", "c"])) == ["a", "b", "c"]
         assert said == []
-        monkeypatch.setattr(ingests, "LINE_EVERY_SECONDS", 0.0)
-        assert list(run.watch(iter("ab"), unit="days")) == ["a", "b"]
-        assert list(run.watch(["a"])) == ["a"]
+        monkeypatch.setattr(ingests, "PROGRESS_SECONDS", 0.0)
+        assert list(run.track(iter("ab"), unit="days")) == ["a", "b"]
+        assert list(run.track(["a"])) == ["a"]
     assert said == ["tickets: 0 days", "tickets: 1 days", "tickets: 0 of 1 files"]
 
 
@@ -190,7 +192,7 @@ def test_a_row_is_shown_with_file_and_line():
     rows = Unread()
     rows.read("tickets", 1999)
     rows.add("tickets", "t.csv", 17, "closed before it was opened")
-    assert list(rows.told()) == [
+    assert list(rows.messages()) == [
         "tickets: t.csv:17: closed before it was opened",
         "tickets: 1 of 2,000 rows could not be read (less than 0.1 %)",
     ]
@@ -199,18 +201,18 @@ def test_a_row_is_shown_with_file_and_line():
 def test_what_has_no_lines_is_shown_without():
     rows = Unread()
     rows.add("prometheus", "http://vm:8428", 0, "no number: x")
-    assert next(rows.told()) == "prometheus: http://vm:8428: no number: x"
+    assert next(rows.messages()) == "prometheus: http://vm:8428: no number: x"
 
 
 def test_the_first_rows_are_shown_and_the_others_counted():
     rows = Unread()
-    for line in range(1, SHOWN + 3):
+    for line in range(1, MAX_EXAMPLES + 3):
         rows.add("sacct", "a.txt", line, "cut")
-    told = list(rows.told())
-    assert told[SHOWN - 1 :] == [
-        f"sacct: a.txt:{SHOWN}: cut",
+    told = list(rows.messages())
+    assert told[MAX_EXAMPLES - 1 :] == [
+        f"sacct: a.txt:{MAX_EXAMPLES}: cut",
         "... and 2 more",
-        f"sacct: {SHOWN + 2} of {SHOWN + 2} rows could not be read (100.0 %)",
+        f"sacct: {MAX_EXAMPLES + 2} of {MAX_EXAMPLES + 2} rows could not be read (100.0 %)",
     ]
 
 
@@ -218,9 +220,9 @@ def test_one_in_a_hundred_is_not_too_many_and_more_is():
     rows = Unread()
     rows.read("sacct", 99)
     rows.add("sacct", "a.txt", 1, "cut")
-    assert not rows.too_many()
+    assert not rows.is_over_limit()
     rows.add("sacct", "a.txt", 2, "cut")
-    assert rows.too_many()
+    assert rows.is_over_limit()
 
 
 def test_a_small_source_is_not_hidden_behind_a_large_one():
@@ -228,17 +230,17 @@ def test_a_small_source_is_not_hidden_behind_a_large_one():
     rows.read("sacct", 1_000_000)
     rows.read("tickets", 10)
     rows.add("tickets", "t.csv", 3, "no node is named")
-    assert rows.too_many()
+    assert rows.is_over_limit()
 
 
 def test_nothing_read_is_not_too_many():
-    assert not Unread().too_many()
-    assert list(Unread().told()) == []
+    assert not Unread().is_over_limit()
+    assert list(Unread().messages()) == []
 
 
 def test_what_others_wrote_is_shown_printable_and_short():
     rows = Unread()
     rows.add("tickets", "a\x1b]0;x", 1, "no time: \x1b[2J" + "x" * 10_000)
-    shown = next(rows.told())
+    shown = next(rows.messages())
     assert shown.isprintable()
     assert len(shown) < 300

@@ -15,8 +15,8 @@ KNOWN = (*TABLES, "parameters", "numbers")
 
 def why(sql: str) -> str:
     """The first refusal, "" if there is none."""
-    found = lint.refusals(sql, KNOWN)
-    return f"{found[0].line}: {found[0].why}" if found else ""
+    found = lint.find_errors(sql, KNOWN)
+    return f"{found[0].line}: {found[0].reason}" if found else ""
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_plain_sql_is_taken(sql):
     ],
 )
 def test_what_the_engines_do_differently_is_refused_with_its_line(sql, line, says):
-    found = lint.refusals(sql, KNOWN)
-    assert any(refusal.line == line and says in f"{refusal.why}" for refusal in found), found
+    found = lint.find_errors(sql, KNOWN)
+    assert any(refusal.line == line and says in f"{refusal.reason}" for refusal in found), found
 
 
 def test_the_tables_that_a_question_stands_on_are_those_that_it_does_not_make():
     sql = "WITH a AS (SELECT 1 AS x FROM jobs) SELECT a.x FROM a JOIN (SELECT x FROM sights) AS s ON s.x = a.x"
-    assert lint.tables_of(sql) == {"jobs", "sights"}
+    assert lint.table_names(sql) == {"jobs", "sights"}
 
 
 @given(st.text(alphabet="SELECTFROMJOIN()'\"--;,.*/%:[]{}\\\n =<>x1 é\x00", max_size=60))
 def test_any_text_is_taken_or_refused(text):
-    assert all(1 <= refusal.line <= text.count("\n") + 1 for refusal in lint.refusals(text, KNOWN))
-    lint.tables_of(text)
+    assert all(1 <= refusal.line <= text.count("\n") + 1 for refusal in lint.find_errors(text, KNOWN))
+    lint.table_names(text)
 
 
 @given(
@@ -144,5 +144,5 @@ def test_any_text_is_taken_or_refused(text):
     )
 )
 def test_any_words_are_taken_or_refused(words):
-    lint.refusals("\n".join(words), KNOWN)
-    lint.tables_of(" ".join(words))
+    lint.find_errors("\n".join(words), KNOWN)
+    lint.table_names(" ".join(words))

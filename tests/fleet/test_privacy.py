@@ -10,27 +10,27 @@ import stat
 import pytest
 
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.privacy import DROP, FEWEST_BYTES, HASH, KEEP, Private, site_key
+from healthd.fleet.privacy import DROP_USERS, HASH_USERS, KEEP_USERS, MIN_KEY_BYTES, Privacy, site_key
 
 KEY = b"0123456789abcdef"
 
 
 def test_users_are_kept_dropped_or_hashed():
-    assert Private(KEEP, KEY).user("alice") == "alice"
-    assert Private(DROP, KEY).user("alice") is None
+    assert Privacy(KEEP_USERS, KEY).user("alice") == "alice"
+    assert Privacy(DROP_USERS, KEY).user("alice") is None
     expected = hmac.new(KEY, b"user\0alice", hashlib.sha256).hexdigest()[:32]
-    assert Private(HASH, KEY).user("alice") == expected
+    assert Privacy(HASH_USERS, KEY).user("alice") == expected
 
 
-@pytest.mark.parametrize("users", [KEEP, DROP, HASH])
+@pytest.mark.parametrize("users", [KEEP_USERS, DROP_USERS, HASH_USERS])
 def test_no_user_stays_none(users):
-    assert Private(users, KEY).user(None) is None
-    assert Private(users, KEY).user("") is None
+    assert Privacy(users, KEY).user(None) is None
+    assert Privacy(users, KEY).user("") is None
 
 
-@pytest.mark.parametrize("users", [KEEP, DROP, HASH])
+@pytest.mark.parametrize("users", [KEEP_USERS, DROP_USERS, HASH_USERS])
 def test_jobs_of_one_name_and_work_directory_have_one_run_key_without_the_names(users):
-    private = Private(users, KEY)
+    private = Privacy(users, KEY)
     assert private.run_key("train", "/home/alice/llm") == private.run_key("train", "/home/alice/llm")
     different = {
         private.run_key(*names)
@@ -46,22 +46,22 @@ def test_jobs_of_one_name_and_work_directory_have_one_run_key_without_the_names(
 
 @pytest.mark.parametrize("names", [(None, None), ("", ""), ("train", ""), ("bash", None), ("", "/a"), (None, "/a")])
 def test_jobs_of_which_the_name_or_the_work_directory_is_not_known_are_of_no_run(names):
-    assert Private(HASH, KEY).run_key(*names) is None
+    assert Privacy(HASH_USERS, KEY).run_key(*names) is None
 
 
 def test_another_key_gives_other_hashes():
-    one, other = Private(HASH, KEY), Private(HASH, KEY[::-1])
+    one, other = Privacy(HASH_USERS, KEY), Privacy(HASH_USERS, KEY[::-1])
     assert one.user("alice") != other.user("alice")
     assert one.run_key("a", "/a") != other.run_key("a", "/a")
     assert one.fingerprint != other.fingerprint
 
 
 def test_a_name_that_is_no_utf8_has_a_hash():
-    assert Private(HASH, KEY).user(os.fsdecode(b"\xff")) is not None
+    assert Privacy(HASH_USERS, KEY).user(os.fsdecode(b"\xff")) is not None
 
 
 def test_the_key_is_not_shown():
-    assert KEY.decode() not in repr(Private(HASH, KEY))
+    assert KEY.decode() not in repr(Privacy(HASH_USERS, KEY))
 
 
 def test_the_key_is_made_once_for_its_owner_alone(tmp_path):
@@ -86,7 +86,7 @@ def test_a_key_that_others_can_read_or_change_is_refused(tmp_path, mode):
         site_key(str(tmp_path), None)
 
 
-@pytest.mark.parametrize("size", [0, FEWEST_BYTES - 1, 4097])
+@pytest.mark.parametrize("size", [0, MIN_KEY_BYTES - 1, 4097])
 def test_a_key_of_another_size_is_refused(tmp_path, size):
     file = tmp_path / "key"
     file.write_bytes(b"k" * size)

@@ -10,7 +10,7 @@ from fleet_rows import DECEMBER, NOVEMBER, content, files, job, made, row, ticke
 from healthd.fleet import prune as pruning
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.prune import prune
-from healthd.fleet.store import reading, writing
+from healthd.fleet.store import open_for_reading, open_for_writing
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -21,7 +21,7 @@ def over(index, submit):
 
 
 def pruned(db, before):
-    with writing(str(db)) as store:
+    with open_for_writing(str(db)) as store:
         return prune(store, before)
 
 
@@ -123,11 +123,11 @@ def test_a_damaged_file_is_named_and_nothing_is_pruned(tmp_path):
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(StoreError, match=f"{file}: is damaged"):
         pruned(db, DECEMBER)
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         assert len(snapshot.files("jobs")) == 2
 
 
 def test_each_table_with_an_end_of_its_own_has_that_column():
-    assert {name for name, column in pruning.ENDS.items() if column not in TABLES[name].columns} == set()
+    assert {name for name, column in pruning.END_COLUMNS.items() if column not in TABLES[name].columns} == set()
     ending = {name for name, table in TABLES.items() if {"end_time", "closed_time", "last_time"} & set(table.columns)}
-    assert ending - set(pruning.ENDS) == {"events"}
+    assert ending - set(pruning.END_COLUMNS) == {"events"}

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
-from healthd.fleet.answers.study import opened
+from healthd.fleet.answers.study import open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -66,18 +66,18 @@ def elements(page: str) -> Elements:
 
 @given(JSON)
 def test_json_in_the_page_is_the_same_value_and_cannot_end_its_element(value: Any) -> None:
-    from healthd.fleet.report_page import inlined
+    from healthd.fleet.report_page import embed_json
 
-    text = inlined(value)
+    text = embed_json(value)
     assert json.loads(text) == value
     assert not set("<>&\u2028\u2029") & set(text)
 
 
 def test_a_chart_with_a_number_that_is_none_is_refused() -> None:
-    from healthd.fleet.report_page import inlined
+    from healthd.fleet.report_page import embed_json
 
     with pytest.raises(ValueError, match="JSON compliant"):
-        inlined({"n": float("nan")})
+        embed_json({"n": float("nan")})
 
 
 @given(st.text(min_size=1, max_size=60))  # a longer one moves a chart's words into its details
@@ -111,22 +111,22 @@ def test_the_table_behind_a_chart_has_the_numbers_that_it_draws() -> None:
     from fleet_page import drawings
 
     from healthd.fleet.figures import Figure
-    from healthd.fleet.report_page import behind
+    from healthd.fleet.report_page import figure_table
 
     for layers in drawings(("gpu-1", "gpu-2")).values():
-        table = behind(Figure("Failures", "Few.", layers))
+        table = figure_table(Figure("Failures", "Few.", layers))
         assert [column.title for column in table.columns] == ["name", "n", "of"]
-        assert table.written() == [("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0")]
-        assert [column.form.right for column in table.columns] == [False, True, False]
+        assert table.cell_texts() == [("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0")]
+        assert [column.form.right_aligned for column in table.columns] == [False, True, False]
 
 
 def test_figure_has_its_words_and_the_look_of_the_page() -> None:
     from fleet_page import drawings
 
     from healthd.fleet.figures import Figure
-    from healthd.fleet.report_page import drawn
+    from healthd.fleet.report_page import figure_spec
 
-    spec = drawn(Figure("Failures", "Few.", drawings(("gpu-1",))["layers"]))
+    spec = figure_spec(Figure("Failures", "Few.", drawings(("gpu-1",))["layers"]))
     assert spec["description"] == "Failures. Few."
     assert spec["config"]["axis"]["labelFontSize"] == 12
     assert [layer["mark"]["type"] for layer in spec["layer"]] == ["rule", "text"]
@@ -138,7 +138,7 @@ def test_figure_has_its_words_and_the_look_of_the_page() -> None:
 def test_a_report_is_replaced_and_keeps_who_may_read_it(tmp_path: Path) -> None:
     from fleet_page import made
 
-    from healthd.fleet.report import write as write_report
+    from healthd.fleet.report import write_report as write_report
 
     path = Path(write_report(str(tmp_path / "new/folder"), made()))
     assert (path.name, path.stat().st_mode & 0o777) == ("report.html", 0o600)
@@ -153,8 +153,8 @@ def test_a_report_is_replaced_and_keeps_who_may_read_it(tmp_path: Path) -> None:
 def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
     from fleet_page import made
 
-    from healthd.fleet.report import NotOurs
-    from healthd.fleet.report import write as write_report
+    from healthd.fleet.report import UnknownReport
+    from healthd.fleet.report import write_report as write_report
 
     path = tmp_path / "report.html"
     if there == "folder":
@@ -164,7 +164,7 @@ def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
         path.symlink_to("other")
     else:
         path.write_text("<!doctype html><p>mine" if there == "file" else "")
-    with pytest.raises(NotOurs, match=r"report\.html exists and is not a"):
+    with pytest.raises(UnknownReport, match=r"report\.html exists and is not a"):
         write_report(str(tmp_path), made())
     assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", made()[:25])
     assert path.is_symlink() == (there == "link")
@@ -179,10 +179,10 @@ def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
     from healthd.fleet.report_page import Assets
 
     folder.mkdir(exist_ok=True)
-    those = report.parts(2.0, 99.0)
-    with opened(write(made, folder), BEGIN, END) as study:
-        documents = report.document(study, report.answers(study, those, 512))
-    return documents, report.html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
+    those = report.report_chapters(2.0, 99.0)
+    with open_study(write(made, folder), BEGIN, END) as study:
+        documents = report.report_document(study, report.compute_answers(study, those, 512))
+    return documents, report.report_html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -194,7 +194,7 @@ def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tm
     documents, page = told(made, tmp_path)
     parsed = elements(page)
     chapters = [str(a["id"]).removeprefix("chapter-") for _, a in parsed.found if "chapter-" in str(a.get("id"))]
-    assert chapters == [part.name for part in report.parts()]
+    assert chapters == [part.name for part in report.report_chapters()]
     assert len(documents["report"]["opening"]) == 5
     for name, why in documents["report"]["unanswered"].items():
         assert name not in documents
@@ -257,15 +257,15 @@ def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: P
     def too_large(study: Any) -> dict[str, Any]:
         return {"numbers": study.database.rows("SELECT list(n) FROM range(1_000_000_000) AS every(n)")}
 
-    states = report.parts()[0]
-    those = (report.Part("large", "A large chapter", too_large, view), states)
-    with opened(write(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
-        found = report.answers(study, those, 256)
-        documents = report.document(study, found)
+    states = report.report_chapters()[0]
+    those = (report.Chapter("large", "A large chapter", too_large, view), states)
+    with open_study(write(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
+        found = report.compute_answers(study, those, 256)
+        documents = report.report_document(study, found)
     assert list(found.documents) == ["states"]
     assert "256 MiB" in found.failed["large"]
     assert documents["report"]["failed"] == ["large"]
-    page = elements(report.html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;")))
+    page = elements(report.report_html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;")))
     assert f"This chapter failed: {found.failed['large']}." in page.text
 
 
@@ -287,11 +287,11 @@ def test_report_with_a_damaged_table_is_written_and_exits_with_3(
 ) -> None:
     from fleet_rows import job, made, ticket
 
-    from healthd.fleet.store import reading
+    from healthd.fleet.store import open_for_reading
 
     jobs = [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]
     db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]})
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         (path,) = snapshot.files("tickets")
     damage_column(path, "text")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
@@ -312,7 +312,7 @@ def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exit
     def too_large(study: Any, _: str) -> dict[str, Any]:
         return {"numbers": study.database.rows("SELECT list(n) FROM range(1_000_000_000) AS every(n)")}
 
-    monkeypatch.setattr(compare, "measured", too_large)
+    monkeypatch.setattr(compare, "measure_side", too_large)
     db = write_store(tmp_path)
     flags = ("--db", db, "--compare", "partition:p1", "partition:p2", "--threads", "1", "--memory", "1024")
     assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
@@ -328,10 +328,10 @@ def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exit
 def test_report_with_a_file_that_the_comparison_cannot_read_is_written_and_exits_with_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from healthd.fleet.store import reading
+    from healthd.fleet.store import open_for_reading
 
     db = write_store(tmp_path)
-    with reading(db) as snapshot:
+    with open_for_reading(db) as snapshot:
         (path,) = snapshot.files("jobs")
     damage_column(path, "state")
     flags = ("--db", db, "--compare", "partition:p1", "partition:p2")

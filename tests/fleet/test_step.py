@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.step import step
-from healthd.fleet.store import writing
+from healthd.fleet.store import open_for_writing
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -172,7 +172,7 @@ def test_whatever_text_is_staged_comes_back_printable(values):
 def test_clean_text_has_null_and_the_empty_text(tmp_path):
     text = tmp_path / "rows.tsv"
     text.write_text('c1\ta\t1793491200\t\t""\nc1\tb\t1793491200\t1793491201\t"a ""tab"":\t"\nc1\tc\t1793491200\t\t\n')
-    with writing(str(tmp_path / "db"), make=True) as store, step(store) as one:
+    with open_for_writing(str(tmp_path / "db"), make=True) as store, step(store) as one:
         one.stage_text("tickets", str(text))
     assert content(tmp_path / "db")["tickets"] == [
         ticket("a", text=""),
@@ -185,7 +185,7 @@ def test_clean_text_has_null_and_the_empty_text(tmp_path):
 def test_text_that_is_not_clean_is_refused_and_nothing_is_lost(tmp_path, line):
     db = made(tmp_path / "db", {"tickets": [ticket("a")]})
     (tmp_path / "rows.tsv").write_text(f"c1\tb\t1\t\t\n{line}")
-    with writing(str(db)) as store, pytest.raises(StoreError):
+    with open_for_writing(str(db)) as store, pytest.raises(StoreError):
         stage_text(store, tmp_path / "rows.tsv")
     assert content(db)["tickets"] == [ticket("a")]
 
@@ -197,7 +197,7 @@ def stage_text(store, path):
 
 def test_a_query_can_stage_from_what_is_staged_and_what_is_live(tmp_path):
     db = made(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="a", gpus=8)]})
-    with writing(str(db)) as store, step(store) as one:
+    with open_for_writing(str(db)) as store, step(store) as one:
         one.stage("tickets", [ticket("a"), ticket("b")])
         one.stage_sql(
             "nodes",
@@ -216,7 +216,7 @@ def test_every_table_keeps_a_row_as_it_is(tmp_path, name):
     example = {"BIGINT": NOVEMBER, "DOUBLE": 0.1, "VARCHAR": "x", "BOOLEAN": True}
     full = tuple(example[kind] for kind in TABLES[name].columns.values())
     empty = tuple(None for _ in full)
-    with writing(str(tmp_path / "db"), make=True) as store:
+    with open_for_writing(str(tmp_path / "db"), make=True) as store:
         put(store, {name: [full, empty]})
         put(store, {name: [full]})
     assert content(tmp_path / "db")[name] == [full, empty]

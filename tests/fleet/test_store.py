@@ -17,7 +17,7 @@ from healthd.fleet import store as stores
 from healthd.fleet.manifest import SCHEMA, StoreError
 from healthd.fleet.privacy import site_key
 from healthd.fleet.step import step
-from healthd.fleet.store import Store, connect, reading, select, writing
+from healthd.fleet.store import Store, connect, open_for_reading, open_for_writing, select_sql
 
 pytestmark = pytest.mark.one_python
 
@@ -33,7 +33,7 @@ def test_a_new_store_is_empty_and_can_be_read(tmp_path):
 def test_rows_lie_in_a_file_for_each_month_in_utc(tmp_path):
     db = made(tmp_path / "db", {"tickets": [ticket("a", DECEMBER - 1), ticket("b", DECEMBER), ticket("c", None)]})
     assert files(db) == {f"tickets/month={month}/1.parquet" for month in ("2026-11", "2026-12", "unknown")}
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         assert snapshot.files("tickets") == [
             str(db / f"tickets/month={month}/1.parquet") for month in ("2026-11", "2026-12", "unknown")
         ]
@@ -58,7 +58,7 @@ def ending(store: Store) -> None:
 def test_an_error_in_a_step_leaves_the_store_as_it_was(tmp_path):
     db = made(tmp_path / "db", {"tickets": [ticket("a")]})
     before = content(db), manifest(db), files(db)
-    with writing(str(db)) as store:
+    with open_for_writing(str(db)) as store:
         with pytest.raises(ZeroDivisionError):
             ending(store)
         assert not store.cursors
@@ -75,21 +75,21 @@ def failing(store: Store) -> None:
 
 def test_an_error_while_the_files_are_written_leaves_no_file_behind(tmp_path):
     db = made(tmp_path / "db", {"tickets": [ticket("a")]})
-    with writing(str(db)) as store, pytest.raises(StoreError, match="Binder Error"):
+    with open_for_writing(str(db)) as store, pytest.raises(StoreError, match="Binder Error"):
         failing(store)
     assert files(db) == {"tickets/month=2026-11/1.parquet"}
 
 
 def test_rows_and_cursors_are_committed_together(tmp_path):
     db = tmp_path / "db"
-    with writing(str(db), make=True) as store:
+    with open_for_writing(str(db), make=True) as store:
         with step(store, "mine ") as one:
             one.stage("tickets", [ticket("a")])
             one.cursor("file", "12")
             one.cursor("other", "x")
         with step(store, "mine ") as one:
             one.cursor("other", "y")
-    with writing(str(db)) as store:
+    with open_for_writing(str(db)) as store:
         assert store.cursors == {"mine file": "12", "mine other": "y"}
     assert content(db) == {"tickets": [ticket("a")]}
 
@@ -143,12 +143,12 @@ def test_a_folder_with_the_setgid_bit_is_open_to_its_group_but_for_the_key(tmp_p
 def test_a_second_writer_is_told_who_writes(tmp_path):
     db = made(tmp_path / "db")
     with (
-        writing(str(db)),
+        open_for_writing(str(db)),
         pytest.raises(StoreError, match=rf"{db}: another ingest \(process {os.getpid()}\) is running"),
-        writing(str(db)),
+        open_for_writing(str(db)),
     ):
         pass
-    with writing(str(db)):
+    with open_for_writing(str(db)):
         pass
 
 
@@ -186,16 +186,16 @@ def test_a_folder_with_other_files_is_not_made_a_store(tmp_path):
 
 
 def made_in(folder: Path):
-    return writing(str(folder), make=True)
+    return open_for_writing(str(folder), make=True)
 
 
 def test_a_file_goes_when_nobody_reads_it_any_more(tmp_path):
     db = made(tmp_path / "db", {"tickets": [ticket("a")]})
-    with reading(str(db)) as snapshot:
+    with open_for_reading(str(db)) as snapshot:
         made(db, {"tickets": [ticket("b")]})
         assert files(db) == {"tickets/month=2026-11/1.parquet", "tickets/month=2026-11/2.parquet"}
         with connect() as connection:
-            query = select(connection, "tickets", snapshot.files("tickets"))
+            query = select_sql(connection, "tickets", snapshot.files("tickets"))
             assert connection.execute(query).fetchall() == [ticket("a")]
     made(db)
     assert files(db) == {"tickets/month=2026-11/2.parquet"}
@@ -274,7 +274,7 @@ def test_a_folder_that_others_can_write_into_is_refused_to_root(tmp_path):
 @pytest.mark.parametrize("name", ["db?", "db*", "db[12]", "{db1,db2}", "d\\b", "d\nb", "db\udcff"])
 def test_a_folder_whose_path_reads_as_a_pattern_is_refused(tmp_path, name):
     made(tmp_path / "db1", {"tickets": [ticket("a")]})
-    for using in (reading, made_in):
+    for using in (open_for_reading, made_in):
         with (
             pytest.raises(StoreError, match=r"control characters and .* are not allowed in a store's path"),
             using(str(tmp_path / name)),
@@ -290,14 +290,14 @@ def test_a_column_that_an_older_store_does_not_have_is_null(tmp_path, monkeypatc
     with monkeypatch.context() as patched:
         for module in (stores, steps):
             patched.setattr(module, "TABLES", old_tables)
-        with writing(str(tmp_path / "db"), make=True) as store:
+        with open_for_writing(str(tmp_path / "db"), make=True) as store:
             put(store, {"tickets": [("c1", "a", NOVEMBER, None), ("c1", "b", DECEMBER, None)]})
     db = made(tmp_path / "db", {"tickets": [ticket("c", DECEMBER, text="new")]})
     assert content(db)["tickets"] == [ticket("a"), ticket("b", DECEMBER), ticket("c", DECEMBER, text="new")]
 
 
 def test_nothing_is_downloaded(tmp_path):
-    with writing(str(tmp_path / "db"), make=True) as store:
+    with open_for_writing(str(tmp_path / "db"), make=True) as store:
         put(store, {"jobs": [job(1)]})
         installed = store.connection.execute(
             "SELECT extension_name FROM duckdb_extensions() "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.summary import opening
+from healthd.fleet.summary import opening_sentences
 
 DAY = 86400
 TOLD: dict[str, Any] = {
@@ -47,7 +47,7 @@ def changed(name: str, **values: Any) -> dict[str, Any]:
 
 
 def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -> None:
-    assert opening(TOLD, {}) == (
+    assert opening_sentences(TOLD, {}) == (
         "1,000 jobs ended, after 10,000 GPU-hours; jobs that completed used 60.0 % of these hours.",
         "The infrastructure ended 12 jobs and pre-empted 7 others for requeues: about 100 GPU-hours of work were "
         "lost, 1.0 % of the time used, which cost 200 (a checkpoint every 60 min assumed).",
@@ -65,7 +65,7 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
     untold = (
         dict.fromkeys(names, "the store has no jobs: healthd fleet ingest --sacct or --jobs") if with_reasons else {}
     )
-    sentences = opening(left, untold)
+    sentences = opening_sentences(left, untold)
     assert len(sentences) == 5
     assert [one for one in sentences if not one.endswith(".") or one.endswith("..")] == []
     assert sum("not known" in one for one in sentences) == len(names)
@@ -144,4 +144,4 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
     ],
 )
 def test_it_is_true_for_little_and_for_nothing(told: dict[str, Any], place: int, sentence: str) -> None:
-    assert opening(told, {})[place] == sentence
+    assert opening_sentences(told, {})[place] == sentence

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.times import TimeError, duration, limit, seconds, zone
+from healthd.fleet.times import TimeError, load_zone, parse_duration, parse_limit, parse_seconds
 
-BERLIN = zone("Europe/Berlin")
+BERLIN = load_zone("Europe/Berlin")
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo")
 
 
@@ -31,7 +31,7 @@ ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asi
     ],
 )
 def test_a_time_is_read(text: str, expected: int | None) -> None:
-    assert seconds(text, BERLIN) == expected
+    assert parse_seconds(text, BERLIN) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,52 +51,52 @@ def test_a_time_is_read(text: str, expected: int | None) -> None:
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(TimeError):
-        seconds(text, BERLIN)
+        parse_seconds(text, BERLIN)
 
 
 def test_a_time_without_its_zone_is_refused_where_none_was_said() -> None:
     with pytest.raises(TimeError, match="add --timezone"):
-        seconds("2023-11-14T23:13:20")
-    assert seconds("1700000000") == 1_700_000_000
+        parse_seconds("2023-11-14T23:13:20")
+    assert parse_seconds("1700000000") == 1_700_000_000
 
 
 def test_the_hour_that_is_twice_is_named_and_the_hours_beside_it_are_read() -> None:
-    assert seconds("2026-10-25T01:59:59", BERLIN) == 1_792_886_399
+    assert parse_seconds("2026-10-25T01:59:59", BERLIN) == 1_792_886_399
     for text in ("2026-10-25T02:00:00", "2026-10-25T02:30:00", "2026-10-25T02:59:59"):
         with pytest.raises(TimeError, match=rf"^{text} occurs twice in Europe/Berlin, when clocks are set back$"):
-            seconds(text, BERLIN)
-    assert seconds("2026-10-25T03:00:00", BERLIN) == 1_792_893_600
+            parse_seconds(text, BERLIN)
+    assert parse_seconds("2026-10-25T03:00:00", BERLIN) == 1_792_893_600
 
 
 def test_the_hour_that_does_not_exist_is_named() -> None:
-    assert seconds("2026-03-29T01:59:59", BERLIN) == 1_774_745_999
+    assert parse_seconds("2026-03-29T01:59:59", BERLIN) == 1_774_745_999
     with pytest.raises(TimeError, match="does not exist in Europe/Berlin, when clocks are set forward"):
-        seconds("2026-03-29T02:30:00", BERLIN)
-    assert seconds("2026-03-29T03:00:00", BERLIN) == 1_774_746_000
+        parse_seconds("2026-03-29T02:30:00", BERLIN)
+    assert parse_seconds("2026-03-29T03:00:00", BERLIN) == 1_774_746_000
 
 
 def test_a_zone_that_is_none_is_refused() -> None:
     for name in ("Mars/Olympus", "../../etc/passwd", "", "CEST\0"):
         with pytest.raises(TimeError, match="unknown time zone"):
-            zone(name)
+            load_zone(name)
 
 
 @given(st.integers(1, 4_102_000_000), st.sampled_from(ZONES))
 def test_a_time_written_in_a_zone_is_read_as_itself_or_named_as_twice(moment: int, name: str) -> None:
-    where = zone(name)
+    where = load_zone(name)
     written = datetime.datetime.fromtimestamp(moment, where)
-    assert seconds(written.isoformat()) == moment
+    assert parse_seconds(written.isoformat()) == moment
     local = written.replace(tzinfo=None).isoformat()
     if written.utcoffset() == written.replace(fold=1 - written.fold).utcoffset():
-        assert seconds(local, where) == moment
+        assert parse_seconds(local, where) == moment
     else:
         with pytest.raises(TimeError, match="occurs twice in"):
-            seconds(local, where)
+            parse_seconds(local, where)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_time_or_refused(text: str) -> None:
-    for read in (lambda t: seconds(t, BERLIN), duration, limit):
+    for read in (lambda t: parse_seconds(t, BERLIN), parse_duration, parse_limit):
         try:
             value = read(text)
         except TimeError:
@@ -116,16 +116,21 @@ def test_any_text_is_a_time_or_refused(text: str) -> None:
     ],
 )
 def test_a_duration_is_read(text: str, expected: int) -> None:
-    assert duration(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "5", "INVALID", "-1:00:00", "00:00:00:00"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(TimeError):
-        duration(text)
+        parse_duration(text)
 
 
 def test_a_limit_is_minutes_or_none() -> None:
-    assert (limit("90"), limit("UNLIMITED"), limit("Partition_Limit"), limit("")) == (5400, None, None, None)
+    assert (parse_limit("90"), parse_limit("UNLIMITED"), parse_limit("Partition_Limit"), parse_limit("")) == (
+        5400,
+        None,
+        None,
+        None,
+    )
     with pytest.raises(TimeError):
-        limit("1:30")
+        parse_limit("1:30")

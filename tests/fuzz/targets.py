@@ -28,18 +28,18 @@ from slurm_text import listpids, sinfo, squeue
 from healthd.agent.conditions import intake, store, verdict
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.state_files import LedgerError
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control import commands, protocol
 from healthd.agent.control.server import ControlServer
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import parse_record, strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.recording import recording
 from healthd.agent.recording.recording import RecordingError
 from healthd.agent.reporting.status import condition_json
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import ConfigError
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.settings_file import parse_toml
 from healthd.agent.worker.requests import Response, RunAnswer
 from healthd.cli.scan import correlate_all
@@ -47,11 +47,11 @@ from healthd.common import guard, history, mountinfo, values
 from healthd.common.model import Condition, Finding, Mode, Observation, ObservationKind, Severity
 from healthd.common.page import Page
 from healthd.common.slurm.drain_reason import parse_reason, reason
-from healthd.common.slurm.output import SlurmTrouble
+from healthd.common.slurm.output import SlurmError
 from healthd.common.text import printable
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host import cgroup
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.nvidia.nvml import NvmlError
 from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
@@ -68,8 +68,8 @@ from tests.common.slurm.test_output import PARSERS
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = registry.built_in()
-LISTENERS = [(check, check.config()) for check in KNOWN.values() if check.listens]
+KNOWN = registry.built_in_checks()
+LISTENERS = [(check, check.config()) for check in KNOWN.values() if check.reads_kernel_log]
 
 
 class Target(NamedTuple):
@@ -80,7 +80,7 @@ class Target(NamedTuple):
 
 
 def nothing_dropped() -> None:
-    assert not guard.dropped, f"a reader stumbled behind a guard: {guard._last}"
+    assert not guard.dropped, f"a reader stumbled behind a guard: {guard._last_drops}"
 
 
 def one_line(text: str) -> None:
@@ -159,9 +159,9 @@ def log_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     correlate = correlate_all()
 
     def take(data: bytes) -> None:
-        blocks = [Block.of(place, [line]) for place, line in enumerate(data.split(b"\n"), 1)]
+        blocks = [Block.from_lines(place, [line]) for place, line in enumerate(data.split(b"\n"), 1)]
         tally = Tally()
-        found = list(scan_judged.judged(scan.events(blocks, NOW, tally), correlate))
+        found = list(scan_judged.judge(scan.events(blocks, NOW, tally), correlate))
         nothing_dropped()
         for one in found:
             assert json.loads(scan_judged.event_line(one)) == scan_judged.event_json(one)
@@ -176,10 +176,10 @@ def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
     def take(data: bytes) -> None:
         lines = [RawLine(NOW + place, _text(line), False) for place, line in enumerate(data.split(b"\n")[:200])]
-        events = [event for line in lines if (event := event_of(line, BOOT)) is not None]
-        found = intake.heard(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
+        events = [event for line in lines if (event := make_event(line, BOOT)) is not None]
+        found = intake.take_kernel_events(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
         nothing_dropped()
-        assert not found.mistakes, f"a check stumbled: {found.mistakes}"
+        assert not found.failures, f"a check stumbled: {found.failures}"
         assert store.decode(values.encode(found.ledger), "x") == found.ledger
         tell(found.ledger.conditions)
 
@@ -209,20 +209,20 @@ def tell(conditions: Iterable[Condition]) -> None:
 def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """The control socket: each line is answered, by an answer or by one sentence, and the next client too."""
     folder = own_folder()
-    memory = Memory(folder, lambda: NOW)
-    memory.recall(dict, BOOT, Mode.ACT)
-    event = event_of(RawLine(NOW, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", False), BOOT)
+    memory = ConditionStore(folder, lambda: NOW)
+    memory.load(dict, BOOT, Mode.ACT)
+    event = make_event(RawLine(NOW, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", False), BOOT)
     assert event is not None
-    standing = intake.heard(Ledger(boot_id=BOOT), [event], LISTENERS, NOW).ledger.conditions
+    standing = intake.take_kernel_events(Ledger(boot_id=BOOT), [event], LISTENERS, NOW).ledger.conditions
 
     def answer(request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
         memory.set_conditions({c.key: c for c in standing})
         try:
-            name = protocol.command_of(request, who, may_command)
+            name = protocol.parse_command(request, who, may_command)
             if name in commands.COMMANDS:
                 return {"done": commands.COMMANDS[name](memory, request, who, NOW)}
-            left = protocol.asked_of(request) if name == protocol.LOOKS_LEFT else 0.0
-        except (protocol.Refused, commands.CommandRefused) as refusal:
+            left = protocol.parse_requested_at(request) if name == protocol.PENDING_RUNS else 0.0
+        except (protocol.RequestRefused, commands.CommandRefused) as refusal:
             return {"error": printable(str(refusal))}
         return {"left": [str(left)], "status": [condition_json(c, {}) for c in memory.ledger.conditions]}
 
@@ -259,7 +259,7 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
         for parser in PARSERS.values():
-            assert "\n" not in sentence(SlurmTrouble, parser, data)
+            assert "\n" not in sentence(SlurmError, parser, data)
         if parsed := parse_reason(_text(data)):
             assert all(isinstance(part, str) for part in parsed)
 
@@ -289,7 +289,7 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     ]
 
     def take(data: bytes) -> None:
-        refused = sentence(ConfigError, lambda: settle(parse_toml(data, FILE), FILE, {}, KNOWN))
+        refused = sentence(ConfigError, lambda: resolve_settings(parse_toml(data, FILE), FILE, {}, KNOWN))
         one_line(refused)
         assert refused.startswith(FILE) or not refused
 
@@ -370,7 +370,7 @@ def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         if key not in asked:
             key = known[zlib.crc32(key) % len(known)]
         name, host, config, question = asked[key]
-        wrong = (lambda _true: text) if question[0] == "read" else (lambda _true: Ran(0, _text(text), ""))
+        wrong = (lambda _true: text) if question[0] == "read" else (lambda _true: ProgramResult(0, _text(text), ""))
         try:
             given = run(CHECKS[name], host, config, Asked(host._system, question, wrong), {})
         except (OSError, ValueError, RuntimeError, NvmlError):

@@ -77,16 +77,16 @@ def without_nvml(root: Path, why: str) -> Host:
 )
 def test_the_driver_is_held_by_processes_not_by_the_modules_above_it(tmp_path, references, above, held):
     host = driver(tmp_path, references, above)
-    assert host.driver_was_held is None, "not looked at before NVML is opened"
+    assert host.driver_was_in_use is None, "not looked at before NVML is opened"
     host.gpus()
-    assert host.driver_was_held is held
+    assert host.driver_was_in_use is held
 
 
 @pytest.mark.parametrize("references", ["", "many"])
 def test_who_holds_the_driver_is_unknown_where_nothing_says_so(tmp_path, references):
     host = driver(tmp_path, references)
     host.gpus()
-    assert host.driver_was_held is None
+    assert host.driver_was_in_use is None
 
 
 def test_our_own_use_of_the_driver_does_not_count_and_each_opening_asks_again(tmp_path):
@@ -94,10 +94,10 @@ def test_our_own_use_of_the_driver_does_not_count_and_each_opening_asks_again(tm
     host.gpus()
     driver(tmp_path, "9")
     host.gpus()
-    assert host.driver_was_held is False
+    assert host.driver_was_in_use is False
     host.close_nvml()
     host.gpus()
-    assert host.driver_was_held is True
+    assert host.driver_was_in_use is True
 
 
 def driver(root: Path, references: str, above: list[str] | None = None) -> Host:

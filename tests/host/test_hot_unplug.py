@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from healthd.host.host import Host
 from healthd.host.hot_unplug import (
+    KERNEL_GROUP,
     KOBJECT_UEVENT,
-    OF_THE_KERNEL,
     RETRY_SECONDS,
     HotUnplug,
     Uevent,
@@ -115,7 +115,7 @@ def test_only_the_kernel_is_believed(bridge: str, heard: HotUnplug) -> None:
     """Whoever may send to its group has another address than it."""
     forged = f"remove@/devices/{bridge}\0ACTION=remove\0DEVPATH=/devices/{bridge}\0SUBSYSTEM=pci\0".encode()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, KOBJECT_UEVENT) as other:
-        other.sendto(forged, (0, OF_THE_KERNEL))
+        other.sendto(forged, (0, KERNEL_GROUP))
     assert select.select([socket_of(heard)], [], [], 60)[0]
     assert heard.read() == []
     say(bridge, "remove")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trees import Refusing, flat, write
 
 from healthd.host.host import Host
-from healthd.host.infiniband import count, misnamed, path, ports
+from healthd.host.infiniband import count, path, port_name_problem, ports
 
 FILE = path("mlx5_0/1", "counters/symbol_error")
 
@@ -30,8 +30,8 @@ def test_a_port_has_its_files_below_its_device():
 @pytest.mark.parametrize("name", ["mlx5_0", "mlx5_0/", "/1", "mlx5_0/0", "mlx5_0/x", "a b/1", "mlx5_0/1/2"])
 def test_what_is_no_port_is_refused_with_a_hint(name):
     expected = f'ports: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
-    assert misnamed("ports", ["mlx5_0/1", name]) == expected
-    assert misnamed("ports", ["mlx5_0/1"]) is None
+    assert port_name_problem("ports", ["mlx5_0/1", name]) == expected
+    assert port_name_problem("ports", ["mlx5_0/1"]) is None
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT, errno.ENODEV])

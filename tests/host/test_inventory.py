@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trees import pci_device, write
 
 from healthd.common.model import Disk, Gpu, LocalMount, PciDevice
-from healthd.host.disks import controller, whole
-from healthd.host.host import PCI_ADDRESS, Host, upstream_of
-from healthd.host.inventory import device_kind, pci_of, take
+from healthd.host.disks import nvme_controller, whole_disk
+from healthd.host.host import PCI_ADDRESS, Host, upstream_port
+from healthd.host.inventory import collect, device_kind, pci_address
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def dgx(tmp_path: Path) -> str:
 
 
 def test_devices_are_known_by_address_kind_port_and_slot(dgx: str) -> None:
-    inventory = take(Host(dgx), gpus=False)
+    inventory = collect(Host(dgx), gpus=False)
     assert {device.pci: device.kind for device in inventory.devices} == {
         "0000:07:00.0": "nvswitch",
         "0000:18:00.0": "nic",
@@ -54,13 +54,13 @@ def test_without_being_asked_for_gpus_nvml_is_not_opened(dgx: str) -> None:
     def refuse() -> None:
         raise AssertionError("NVML was opened")
 
-    inventory = take(Host(dgx, refuse), gpus=False)  # type: ignore[arg-type]
+    inventory = collect(Host(dgx, refuse), gpus=False)  # type: ignore[arg-type]
     assert inventory.gpus == ()
     assert inventory.driver_version == "550.54.15"
 
 
 def test_gpus_have_what_nvml_calls_them(dgx: str, tmp_path: Path) -> None:
-    inventory = take(scenarios(tmp_path)(root=dgx), gpus=True)
+    inventory = collect(scenarios(tmp_path)(root=dgx), gpus=True)
     assert len(inventory.gpus) == 8
     assert all(isinstance(gpu, Gpu) and gpu.uuid.startswith("GPU-") and gpu.name for gpu in inventory.gpus)
     assert [gpu.minor for gpu in inventory.gpus] == list(range(8))
@@ -69,30 +69,30 @@ def test_gpus_have_what_nvml_calls_them(dgx: str, tmp_path: Path) -> None:
 
 def test_one_gpu_that_does_not_tell_its_device_node_hides_no_other(dgx: str, tmp_path: Path) -> None:
     broken = '[gpu.3.errors]\nnvmlDeviceGetMinorNumber = "Unknown"\n'
-    found = take(scenarios(tmp_path)(broken, root=dgx), gpus=True).gpus
+    found = collect(scenarios(tmp_path)(broken, root=dgx), gpus=True).gpus
     assert [gpu.minor for gpu in found] == [0, 1, 2, None, 4, 5, 6, 7]
 
 
 def test_an_nvml_that_fails_leaves_no_gpus_and_the_rest(dgx: str, tmp_path: Path) -> None:
     host = scenarios(tmp_path)('library = "driver_not_loaded"', root=dgx)
-    inventory = take(host, gpus=True)
+    inventory = collect(host, gpus=True)
     assert inventory.gpus == ()
     assert len(inventory.devices) == 5
 
 
 def test_a_machine_without_anything_has_an_empty_inventory(tmp_path: Path) -> None:
-    inventory = take(Host(str(tmp_path)), gpus=True)
+    inventory = collect(Host(str(tmp_path)), gpus=True)
     assert (inventory.gpus, inventory.devices, inventory.driver_version) == ((), (), "")
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    inventory = take(Host("/"), gpus=True)
+    inventory = collect(Host("/"), gpus=True)
     assert all(PCI_ADDRESS.fullmatch(device.pci) for device in inventory.devices)
 
 
 def test_a_device_that_vanishes_while_it_is_read_is_left_out(dgx: str) -> None:
     Path(dgx, "sys/bus/pci/devices/0000:29:00.0/class").unlink()
-    assert "0000:29:00.0" not in {device.pci for device in take(Host(dgx), gpus=False).devices}
+    assert "0000:29:00.0" not in {device.pci for device in collect(Host(dgx), gpus=False).devices}
 
 
 MOUNTS = """\
@@ -142,7 +142,7 @@ def with_disks(tmp_path: Path) -> Host:
 
 
 def test_disks_are_known_by_name_card_and_serial_number(with_disks: Host) -> None:
-    assert take(with_disks, gpus=False).disks == (
+    assert collect(with_disks, gpus=False).disks == (
         Disk("nvme0", "0000:50:00.0", ("S0",)),
         Disk("nvme1", "0000:51:00.0", ("S1",)),
         Disk("nvme2", "0000:52:00.0", ("S2",)),
@@ -153,7 +153,7 @@ def test_disks_are_known_by_name_card_and_serial_number(with_disks: Host) -> Non
 
 
 def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_disks: Host) -> None:
-    assert take(with_disks, gpus=False).mounts == (
+    assert collect(with_disks, gpus=False).mounts == (
         LocalMount("/", "ext4", "dm-0", ("nvme0n1",)),
         LocalMount("/boot", "ext4", "nvme0n1p2", ("nvme0n1",)),
         LocalMount("/scratch", "btrfs", "sda", ("sda",)),
@@ -165,7 +165,7 @@ def redundant(root: Path, device: str, files: dict[str, str]) -> tuple[tuple[str
     """(disks, redundant ones) of "/" on `device`. `files`: below /sys/class/block, a trailing slash is a layer."""
     mounts = {"/proc/self/mountinfo": f"21 0 0:45 / / rw - ext4 /dev/{device} rw\n"}
     host = write(root, mounts | {f"/sys/class/block/{path}": text for path, text in files.items()})
-    (mount,) = take(host, gpus=False).mounts
+    (mount,) = collect(host, gpus=False).mounts
     return mount.disks, mount.redundant
 
 
@@ -212,7 +212,7 @@ def test_two_parts_of_one_disk_are_no_copies(tmp_path: Path) -> None:
 def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
     mounts = "21 0 253:0 / / rw - ext4 /dev/dm-0 rw\n"
     files = {"/proc/self/mountinfo": mounts, "/sys/class/block/dm-0/slaves/dm-0/size": "8"}
-    assert take(write(tmp_path, files), gpus=False).mounts == (LocalMount("/", "ext4", "dm-0", ("dm-0",)),)
+    assert collect(write(tmp_path, files), gpus=False).mounts == (LocalMount("/", "ext4", "dm-0", ("dm-0",)),)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
     ],
 )
 def test_a_partition_belongs_to_its_disk_and_a_disk_to_its_controller(name: str, disk: str, card: str) -> None:
-    assert (whole(name), controller(name)) == (disk, card)
+    assert (whole_disk(name), nvme_controller(name)) == (disk, card)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_partition_belongs_to_its_disk_and_a_disk_to_its_controller(name: str,
     ],
 )
 def test_the_port_above_is_the_directory_above(link: str, port: str) -> None:
-    assert upstream_of(link) == port
+    assert upstream_port(link) == port
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_the_port_above_is_the_directory_above(link: str, port: str) -> None:
     ],
 )
 def test_a_port_or_a_disk_belongs_to_its_card(path: str, pci: str) -> None:
-    assert pci_of(path) == pci
+    assert pci_address(path) == pci
 
 
 @given(st.text(), st.text())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from healthd.host import job_processes as process
 from healthd.host.cgroup import job_in
-from healthd.host.job_processes import MOST_DESCRIPTORS, job_of, job_processes, jobs_holding, open_gpus
+from healthd.host.job_processes import MAX_DESCRIPTORS, gpus_open_by_job, job_of_process, job_processes, jobs_using_gpus
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2
@@ -84,7 +84,7 @@ def test_a_process_is_of_a_job_of_none_or_gone(tmp_path: Path) -> None:
     for pid, text in ((42, V1), (43, "0::/system.slice/nvidia-persistenced.service\n")):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cgroup").write_text(text)
-    assert [job_of(pid, str(tmp_path)) for pid in (42, 43, 44)] == ["4711", "", None]
+    assert [job_of_process(pid, str(tmp_path)) for pid in (42, 43, 44)] == ["4711", "", None]
 
 
 # --- the processes of all jobs
@@ -136,7 +136,7 @@ def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
     members: dict[str, str], processes: dict[int, str], tmp_path: Path
 ) -> None:
     assert job_processes(cgroups(tmp_path, **members), standing) == processes
-    assert process.jobs_here(str(tmp_path)) == frozenset(processes.values())
+    assert process.local_jobs(str(tmp_path)) == frozenset(processes.values())
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_cgroup_that_goes_or_cannot_be_read_hides_no_other(tmp_path: Path) -> 
 def test_a_job_with_too_many_cgroups_is_looked_at_for_a_moment_only(tmp_path: Path) -> None:
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)})
     ticks = iter(range(10**6))
-    found = job_processes(root, lambda: next(ticks) * process.LOOK_SECONDS / 10)
+    found = job_processes(root, lambda: next(ticks) * process.SCAN_SECONDS / 10)
     assert 0 < len(found) < 49
 
 
@@ -174,8 +174,8 @@ def test_which_jobs_are_here_does_not_depend_on_how_busy_the_node_is(
     other = "system.slice/slurmstepd.scope/job_13/step_0"
     left = "system.slice/slurmstepd.scope/job_14/step_0"
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)}, **{other: "99", left: ""})
-    monkeypatch.setattr(process, "LOOK_SECONDS", 0.0)
-    assert process.jobs_here(root) == {"12", "13"}
+    monkeypatch.setattr(process, "SCAN_SECONDS", 0.0)
+    assert process.local_jobs(root) == {"12", "13"}
 
 
 # --- who holds a GPU
@@ -194,25 +194,25 @@ def test_the_jobs_of_a_gpu_have_its_device_node_open(tmp_path: Path) -> None:
     holds(tmp_path, 3, "/dev/nvidia3 (deleted)")
     holds(tmp_path, 4, "/dev/nvidia1", "/dev/nvidia3", "/dev/nvidia4")
     jobs = {1: "9", 2: "9", 3: "10", 4: "10", 5: "11"}
-    found = jobs_holding({1, 3, 4, 7}, jobs, str(tmp_path), standing)
+    found = jobs_using_gpus({1, 3, 4, 7}, jobs, str(tmp_path), standing)
     assert found == {1: ("10",), 3: ("9", "10"), 4: ("10",), 7: ()}
-    assert jobs_holding((), jobs, str(tmp_path)) == {}
+    assert jobs_using_gpus((), jobs, str(tmp_path)) == {}
 
 
 def test_jobs_are_looked_through_for_a_moment_only(tmp_path: Path) -> None:
     for pid in range(1, 30):
         holds(tmp_path, pid, "/dev/nvidia0")
     ticks = iter(range(10**6))
-    found = jobs_holding({0}, {pid: str(pid) for pid in range(1, 30)}, str(tmp_path), lambda: next(ticks) * 0.02)
+    found = jobs_using_gpus({0}, {pid: str(pid) for pid in range(1, 30)}, str(tmp_path), lambda: next(ticks) * 0.02)
     assert 0 < len(found[0]) < 10
 
 
 def test_of_a_process_with_any_number_of_files_the_first_are_looked_at_and_it_is_said(tmp_path: Path) -> None:
-    holds(tmp_path, 1, "/dev/nvidia3", *["/dev/null"] * (MOST_DESCRIPTORS - 1))
-    assert open_gpus({1: "9"}, str(tmp_path)) == ({"9": frozenset({3})}, True)
-    holds(tmp_path, 2, *[f"/dev/nvidia{number % 8}" for number in range(MOST_DESCRIPTORS + 1)])
-    assert open_gpus({2: "9"}, str(tmp_path)) == ({"9": frozenset(range(8))}, False)
-    assert jobs_holding({5}, {2: "9"}, str(tmp_path), standing) == {5: ("9",)}
+    holds(tmp_path, 1, "/dev/nvidia3", *["/dev/null"] * (MAX_DESCRIPTORS - 1))
+    assert gpus_open_by_job({1: "9"}, str(tmp_path)) == ({"9": frozenset({3})}, True)
+    holds(tmp_path, 2, *[f"/dev/nvidia{number % 8}" for number in range(MAX_DESCRIPTORS + 1)])
+    assert gpus_open_by_job({2: "9"}, str(tmp_path)) == ({"9": frozenset(range(8))}, False)
+    assert jobs_using_gpus({5}, {2: "9"}, str(tmp_path), standing) == {5: ("9",)}
 
 
 @pytest.fixture
@@ -230,4 +230,4 @@ def holder(tmp_path: Path) -> Iterator[int]:
 
 def test_a_real_process_that_has_it_open_is_seen(holder: int) -> None:
     jobs = {holder: "12", os.getppid(): "13"}
-    assert jobs_holding({4, 5}, jobs, "/", standing) == {4: (), 5: ("12",)}
+    assert jobs_using_gpus({4, 5}, jobs, "/", standing) == {4: (), 5: ("12",)}

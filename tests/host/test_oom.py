@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthd.host.child_process import Child
-from healthd.host.oom import SCORE, raise_score, then_become
+from healthd.host.oom import SCORE, raise_score, trampoline_argv
 from healthd.host.program import run_program
 
 READ = ("cat", SCORE)
@@ -31,7 +31,7 @@ OURS = "from healthd.host.oom import raise_score; raise_score(300); print(open('
 
 
 @pytest.mark.parametrize(
-    "argv", [(*then_become(300), *READ), (sys.executable, "-c", OURS)], ids=["a command", "a worker"]
+    "argv", [(*trampoline_argv(300), *READ), (sys.executable, "-c", OURS)], ids=["a command", "a worker"]
 )
 @pytest.mark.parametrize(("before", "then"), [(100, "300"), (300, "300"), (700, "700")])
 def test_a_score_is_raised_to_that_of_others_and_a_higher_one_stays(

@@ -101,7 +101,7 @@ def test_a_rank_with_files_that_linger_holds_up_no_other(tmp_path, hand_over, be
         hand_over(stream, b"x")
         for look in range(3):
             assert list(receiver.step(float(look))) == []
-        dropped = receiver.said_dropped()
+        dropped = receiver.dropped_counts()
         assert (dropped.malformed, dropped.strangers) == ((1, 0) if in_a_job else (0, 1))
     receiver.close()
 

@@ -24,7 +24,7 @@ from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.settings.config import Settings
 from healthd.host import shortage
 from healthd.host.child_process import Child
-from healthd.host.shortage import DESCRIPTORS, PROCESSES, SHOWN_SECONDS, THREADS, SpareDescriptor
+from healthd.host.shortage import DESCRIPTORS, PROCESSES, REPORT_SECONDS, THREADS, SpareDescriptor
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_shortage_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     shortage.record(THREADS)
     now = time.time()
     assert len(list(shortage.problems(now))) == 1
-    assert list(shortage.problems(now + SHOWN_SECONDS + 1)) == []
+    assert list(shortage.problems(now + REPORT_SECONDS + 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., A
 
 
 def test_metrics_page_survives_an_accept_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(shortage, "ACCEPT_PAUSE_SECONDS", 0.01)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     try:
         with monkeypatch.context() as patched:
@@ -186,7 +186,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     config = Settings(runtime_dir=str(tmp_path))
     metrics = type(config.metrics)(listen="127.0.0.1:0")
     made = Publisher(type(config)(runtime_dir=str(tmp_path), metrics=metrics))
-    made.shown = PLAIN
+    made.snapshot = PLAIN
     yield made
     made.close()
 
@@ -199,8 +199,8 @@ def test_publisher_serves_metrics_once_a_thread_can_be_started(
         publisher.serve_metrics()
     assert shortage.counts[THREADS] == 1
     publisher.serve_metrics()
-    assert publisher.metrics_troubles == ()
-    assert not publisher._waiting()
+    assert publisher.metrics_problems == ()
+    assert not publisher._unserved_addresses()
 
 
 def test_publisher_reports_a_page_whose_listener_gets_no_thread(
@@ -215,10 +215,10 @@ def test_publisher_reports_a_page_whose_listener_gets_no_thread(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", all_but_the_listener)
         publisher.serve_metrics()
-    (problem,) = publisher.metrics_troubles
+    (problem,) = publisher.metrics_problems
     assert "no thread" in problem
     publisher.serve_metrics()
-    assert publisher.metrics_troubles == ()
+    assert publisher.metrics_problems == ()
 
 
 def test_publisher_starts_no_thread_once_its_page_is_served(

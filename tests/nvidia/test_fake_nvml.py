@@ -56,14 +56,14 @@ def gpu(path: str, index: int) -> NvmlGpu:
 def test_a_gpu_that_is_lost_later_is_unreachable_from_then_on_and_the_others_stay(scenario):
     nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.3.lost_after = 2\n'))
     before, fourth = nvml.gpus(), nvml.gpus()[3]
-    assert (len(before), fourth.ecc_mode(), nvml.gone_since) == (8, True, 0)
+    assert (len(before), fourth.ecc_mode(), nvml.lost_since_open) == (8, True, 0)
     for _ in range(2):
         with pytest.raises(NvmlError, match="GPU is lost"):
             fourth.temperature()
     assert nvml.gpus() == tuple(gpu for gpu in before if gpu is not fourth)
     (gone,) = nvml.unreachable
     assert (gone.kind, gone.pci, gone.call) == (NvmlErrorKind.GPU_LOST, fourth.pci, "nvmlDeviceGetTemperature")
-    assert nvml.gone_since == 1
+    assert nvml.lost_since_open == 1
 
 
 def test_any_other_error_makes_no_gpu_unreachable(scenario):

@@ -11,12 +11,12 @@ from healthd.agent.settings import registry
 from healthd.cli.main import main
 from healthd.common.model import Clears, Severity
 from healthd.nvidia import codes
-from healthd.nvidia.nvlink5_texts import explain, known, to_do
+from healthd.nvidia.nvlink5_texts import all_names, explain, todo_text
 
 pytestmark = pytest.mark.one_python
 
 ROWS = codes.nvlink5_rows()
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 
 
 def page(capsys, name):
@@ -52,7 +52,7 @@ def test_the_page_of_an_xid_has_all_its_sub_codes_and_that_of_nvlink5_all_xids(x
             assert row.units[0] in text.meaning
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", all_names())
 def test_every_name_is_explained_by_the_command(capsys, name):
     assert registry.explain(CHECKS, name) is not None
     status, said = page(capsys, name)
@@ -68,7 +68,7 @@ def test_the_page_of_an_xid_has_every_row_under_its_action(row):
         "IGNORE": "- No immediate",
         "XID_154_EVAL": "- Do the action that Xid 154",
     }
-    (line,) = (line for line in to_do(row.code).split("\n") if line.startswith(starts[row.action]))
+    (line,) = (line for line in todo_text(row.code).split("\n") if line.startswith(starts[row.action]))
     rows = line.partition("): ")[2] or line.partition(": ")[2]
     named = [each for each in rows.rstrip(".").split("; ") if each.startswith(f"{row.units[0]} ")]
     named = [each for each in named if re.search(rf"\b{row.code}:{row.sub_code}\b", each)]
@@ -107,7 +107,7 @@ def test_the_line_of_an_xid_decides_the_commands(capsys, line, severity, has_res
     assert any("--gpu-reset" in step["command"] for step in document["steps"]) == has_reset
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", all_names())
 def test_a_page_of_rows_names_no_condition_of_its_own(capsys, name):
     assert f"healthd repaired {name}" not in page(capsys, name)[1].out
 
@@ -142,7 +142,7 @@ def test_a_misspelt_name_gets_one_sentence(capsys, wrong, right):
 
 def test_what_is_no_condition_has_no_severity_to_set():
     assert CHECKS["gpu_xid"].explain("nvlink5/149:4") is None
-    assert not set(known()) & set(registry.all_codes(CHECKS))
+    assert not set(all_names()) & set(registry.all_codes(CHECKS))
 
 
 @given(st.text() | st.from_regex(r"nvlink5/[0-9]{0,5}[:.]?[0-9]{0,5}", fullmatch=True))

@@ -20,8 +20,8 @@ from healthd.nvidia.nvml import (
     VALUE_TYPES,
     NvmlError,
     NvmlErrorKind,
-    ask,
-    kind_of,
+    call_nvml,
+    error_kind,
     sysfs_address,
 )
 
@@ -403,7 +403,7 @@ def test_the_stub_writes_to_the_file_where_it_is_to_hang(stub, tmp_path):
 
 @given(st.integers())
 def test_every_number_has_a_kind(number):
-    kind = kind_of(number)
+    kind = error_kind(number)
     assert kind is NvmlErrorKind.OTHER or kind.value == number
 
 
@@ -419,6 +419,6 @@ def test_a_function_that_the_installed_binding_lacks_is_not_supported():
     class OldBinding:
         NVMLError = pynvml.NVMLError
 
-    assert ask(OldBinding(), "nvmlDeviceGetSramEccErrorStatus") is None  # type: ignore[arg-type]
+    assert call_nvml(OldBinding(), "nvmlDeviceGetSramEccErrorStatus") is None  # type: ignore[arg-type]
     with pytest.raises(NvmlError, match="not in the installed nvidia-ml-py"):
-        ask(OldBinding(), "nvmlInit", absent=frozenset())  # type: ignore[arg-type]
+        call_nvml(OldBinding(), "nvmlInit", absent=frozenset())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 
 from healthd.agent.metrics.names import FAMILIES
 from healthd.agent.settings import registry
-from healthd.fleet.status.queries import CONDITIONS, NAMED, VALUES
+from healthd.fleet.status.queries import CONDITION_QUERIES, LABEL_QUERIES, VALUE_QUERIES
 
 pytestmark = pytest.mark.one_python
 
@@ -24,7 +24,7 @@ RULES = ROOT / "packaging/prometheus"
 METRIC = re.compile(r"(?<![:\w])healthd_([a-z_]+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|=|!=)"([^"]*)"')
 OF_PROMETHEUS = {"cluster", "job", "instance"}
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 CODES = [(name, code) for name, check in CHECKS.items() for code in check.codes()]
 PROBLEMS = (  # what a node may have, the families of faults first
     *(
@@ -71,7 +71,7 @@ def test_the_page_has_the_alerts_as_they_are():
 def expressions() -> list[str]:
     texts = [str(rule["expr"]) for name in ("recording", "alerts") for rule in rules(name)]
     annotations = [text for rule in rules("alerts") for text in rule["annotations"].values()]
-    return [*texts, *annotations, *NAMED.values(), *VALUES.values(), *CONDITIONS.values()]
+    return [*texts, *annotations, *LABEL_QUERIES.values(), *VALUE_QUERIES.values(), *CONDITION_QUERIES.values()]
 
 
 def test_rules_and_fleet_status_ask_only_for_metrics_and_labels_that_healthd_has():

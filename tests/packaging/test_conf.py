@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from healthd.agent.settings.config import Settings
-from healthd.agent.settings.effective import effective, settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import resolve_settings, setting_rows
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import fields_of
 
 if sys.version_info >= (3, 11):
@@ -23,7 +23,7 @@ SAMPLE = Path(__file__).parents[2] / "conf/healthd.toml"
 TEXT = SAMPLE.read_text("utf-8")
 TOP = TEXT.partition("# --- checks")[0]
 SETTING = re.compile(r"(?m)^#(?=[a-z_]+ = )")
-CHECKS = built_in()
+CHECKS = built_in_checks()
 
 
 def settings(config: Any, prefix: str = "") -> list[str]:
@@ -46,8 +46,8 @@ def line_of(name: str) -> str:
 
 def effect(text: str) -> dict[str, Any]:
     """Each setting that is in effect with this file. What the sample shows of the interval is the daemon's."""
-    loaded = settle(tomllib.loads(text), "healthd.toml", {}, CHECKS)
-    return {name: value for name, value, _ in effective(loaded) if name != "checks.gpu_access.interval_seconds"}
+    loaded = resolve_settings(tomllib.loads(text), "healthd.toml", {}, CHECKS)
+    return {name: value for name, value, _ in setting_rows(loaded) if name != "checks.gpu_access.interval_seconds"}
 
 
 def test_the_sample_as_it_is_changes_nothing():
@@ -72,7 +72,7 @@ def test_the_sample_shows_no_setting_that_the_daemon_does_not_have():
 
 def test_the_named_examples_in_the_sample_are_accepted():
     examples = re.sub(r"(?m)^# (?=\[(?:checks|kernel_log|node)\.|\[\[node\]\]|[a-z_]+ = )", "", TEXT)
-    loaded = settle(tomllib.loads(examples), "healthd.toml", {}, CHECKS)
+    loaded = resolve_settings(tomllib.loads(examples), "healthd.toml", {}, CHECKS)
     assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)
 
 

@@ -64,7 +64,9 @@ def test_each_script_of_the_package_is_a_shells() -> None:
 def test_package_script_reads_the_maintainer_from_pyproject() -> None:
     """scripts/package.sh writes this line into debian/control: the placeholder is filled in at one place."""
     project = (PACKAGING.parent / "pyproject.toml").read_text()
-    pattern = re.search(r"(?m)^  maintainer=\$\(sed -n '(.*)' pyproject", (PACKAGING.parent / "scripts/package.sh").read_text())
+    pattern = re.search(
+        r"(?m)^  maintainer=\$\(sed -n '(.*)' pyproject", (PACKAGING.parent / "scripts/package.sh").read_text()
+    )
     assert pattern is not None
     done = subprocess.run(["sed", "-n", pattern[1]], input=project, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"[^<>]+ <[^<>@ ]+@[^<>@ ]+>\n", done.stdout)

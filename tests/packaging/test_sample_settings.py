@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.settings.config import CheckConfig
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import dump, fields_of
 
 pytestmark = pytest.mark.one_python
@@ -26,9 +26,9 @@ NOT_OWN = {field.name for field in fields_of(CheckConfig)}
 COMMON = {field.name for field in fields_of(CheckConfig)} - {"name", "guessed"}
 
 
-@pytest.mark.parametrize("name", sorted(built_in()))
+@pytest.mark.parametrize("name", sorted(built_in_checks()))
 def test_a_check_has_its_table_with_every_setting_at_its_default(name):
-    config = built_in()[name].config
+    config = built_in_checks()[name].config
     own = {f.name: dump(getattr(config(), f.name)) for f in fields_of(config) if f.name not in NOT_OWN}
     assert {key: value for key, value in TABLES[name].items() if key not in COMMON} == own
 
@@ -45,4 +45,4 @@ def test_as_it_is_the_sample_sets_nothing():
 
 
 def test_there_is_no_table_for_a_check_that_does_not_exist():
-    assert set(TABLES) == set(built_in())
+    assert set(TABLES) == set(built_in_checks())

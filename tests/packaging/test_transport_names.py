@@ -47,4 +47,4 @@ def test_what_the_examples_bring_to_an_object_store_is_read_when_it_is_fetched(
     (stream,) = find([str(tmp_path)], tally)
     assert stream == str(tmp_path / "n1")
     assert [told.seq for told in read(stream, Cursor(), tally)] == list(range(1, 31))
-    assert tally.problem == {}
+    assert tally.problems == {}

@@ -20,19 +20,19 @@ from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import strip_prefix
 from healthd.agent.kernel_log.rules.rule import pci_address
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.settings import registry
 from healthd.cli.scan import correlate_all
 from healthd.common.model import Inventory, KernelEvent, Severity
 from healthd.scan import coupled_events
 from healthd.scan.events import events
-from healthd.scan.findings import judged
+from healthd.scan.findings import judge
 from healthd.scan.lines import Block, Tally
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
 ROWS: list[dict[str, Any]] = [json.loads(line) for file in FILES for line in file.read_text("utf-8").splitlines()]
-LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 CORRELATE = correlate_all()
 # Kind of a fault and where: (code, severity, part). What only records (INFO) opens no condition that people see.
 Judgement = tuple[str, Severity, str]
@@ -41,8 +41,8 @@ SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
 
 
 def by_scan(text: str) -> set[Judgement]:
-    block = Block.of(1, [line.encode() for line in text.split("\n")])
-    found = judged(events([block], time.time(), Tally()), CORRELATE)
+    block = Block.from_lines(1, [line.encode() for line in text.split("\n")])
+    found = judge(events([block], time.time(), Tally()), CORRELATE)
     return {
         (one.code, one.severity, one.meaning.part) for one in found if one.severity > Severity.INFO and not one.unproven
     }
@@ -50,9 +50,9 @@ def by_scan(text: str) -> set[Judgement]:
 
 def by_daemon(text: str) -> set[Judgement]:
     stripped = [strip_prefix(line.rpartition(SCAN_ONLY_PREFIX)[2], time.time()) for line in text.split("\n")]
-    read = [event_of(RawLine(1000.0, each.text), BOOT) for each in stripped if each is not None]
+    read = [make_event(RawLine(1000.0, each.text), BOOT) for each in stripped if each is not None]
     incoming = [event for event in read if event is not None]
-    ledger = intake.heard(Ledger(boot_id=BOOT, inventory=Inventory()), incoming, LISTENERS, 1000.0).ledger
+    ledger = intake.take_kernel_events(Ledger(boot_id=BOOT, inventory=Inventory()), incoming, LISTENERS, 1000.0).ledger
     return {(each.code, each.severity, each.subject) for each in ledger.conditions if each.severity > Severity.INFO}
 
 
@@ -181,4 +181,4 @@ def test_an_event_that_needs_no_others_is_coupled_with_none(event, other, apart)
         and other.kind in coupled_events.KINDS
         and coupled_events.are_coupled(event, other, apart)
     ):
-        assert coupled_events.is_judged_with_others(event)
+        assert coupled_events.may_be_coupled(event)

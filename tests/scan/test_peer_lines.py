@@ -16,7 +16,7 @@ from fakes import BOOT
 from healthd.agent.conditions import intake
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.settings import registry
 from healthd.common.model import Inventory, KernelEvent, LocalMount, Severity
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_python
 ROOT = Path(__file__).parents[2]
 ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_text("utf-8").splitlines()]
 NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread
-LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 
 # (begin of what the line says, what they expect) -> why healthd differs. The words stand in docs/peers.md.
 DIFFERS = {
@@ -46,13 +46,13 @@ def events(text: str) -> list[KernelEvent]:
     """Of the whole text as one record, else of its lines. What stands before a message is for tests of it."""
     for pieces in ([text], text.splitlines(), [text.rpartition(" kernel: ")[2]]):
         stripped = [found for piece in pieces if (found := strip_prefix(piece, time.time())) is not None]
-        if found := [e for each in stripped if (e := event_of(RawLine(1000.0, each.text), BOOT)) is not None]:
+        if found := [e for each in stripped if (e := make_event(RawLine(1000.0, each.text), BOOT)) is not None]:
             return found
     return []
 
 
 def severity(found: list[KernelEvent], node: Inventory) -> Severity | None:
-    ledger = intake.heard(Ledger(boot_id=BOOT, inventory=node), found, LISTENERS, 1000.0).ledger
+    ledger = intake.take_kernel_events(Ledger(boot_id=BOOT, inventory=node), found, LISTENERS, 1000.0).ledger
     return max((condition.severity for condition in ledger.conditions), default=None)
 
 

@@ -35,7 +35,7 @@ from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
 from healthd.scan import table as scan_table
 from healthd.scan.lines import Block, Tally
-from healthd.scan.log_file import lines_of
+from healthd.scan.log_file import read_blocks
 from healthd.scan.prefixes import stripped
 from healthd.scan.table import summary
 
@@ -73,13 +73,13 @@ def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
 
 def scanned(*lines: str | bytes) -> list[scan_judged.Judged]:
     data = [line.encode() if isinstance(line, str) else line for line in lines]
-    blocks = [Block.of(place, [line]) for place, line in enumerate(data, 1)]
-    return list(scan_judged.judged(scan.events(blocks, NOW, Tally()), correlate_all()))
+    blocks = [Block.from_lines(place, [line]) for place, line in enumerate(data, 1)]
+    return list(scan_judged.judge(scan.events(blocks, NOW, Tally()), correlate_all()))
 
 
 def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
     """(line, code, severity) of each event."""
-    return [(one.seen.line, one.code, one.severity.name.lower()) for one in scanned(*lines)]
+    return [(one.log_event.line, one.code, one.severity.name.lower()) for one in scanned(*lines)]
 
 
 # --- what one sees
@@ -269,9 +269,9 @@ PREFIXES = [
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_any_prefix_is_read(prefix):
     (one,) = scanned(USUAL, prefix + XID)
-    assert (one.seen.line, one.code, one.seen.event.text) == (2, "gpu_xid/79", XID)
-    assert one.seen.host == ("gpu-042" if "gpu-042" in prefix else "")
-    assert one.seen.uptime == (12.345678 if "12.345678" in prefix or "12345678" in prefix else None)
+    assert (one.log_event.line, one.code, one.log_event.event.text) == (2, "gpu_xid/79", XID)
+    assert one.log_event.host == ("gpu-042" if "gpu-042" in prefix else "")
+    assert one.log_event.uptime == (12.345678 if "12.345678" in prefix or "12345678" in prefix else None)
 
 
 JOURNAL = {
@@ -295,15 +295,15 @@ JOURNAL = {
 )
 def test_the_journals_own_json_is_read(entry):
     (one,) = scanned(json.dumps({**JOURNAL, "MESSAGE": "usb 1-1: x"}), json.dumps(entry))
-    assert (one.seen.line, one.code, one.seen.host) == (2, "gpu_xid/79", "gpu-042")
-    assert (one.seen.epoch, one.seen.uptime) == (1737434504.0, 12.345678)
+    assert (one.log_event.line, one.code, one.log_event.host) == (2, "gpu_xid/79", "gpu-042")
+    assert (one.log_event.epoch, one.log_event.uptime) == (1737434504.0, 12.345678)
 
 
 def test_the_journals_export_is_read():
     fields = [f"{name}={value}" for name, value in JOURNAL.items()]
     other = [line for line in fields if not line.startswith("_TRANSPORT")] + ["_TRANSPORT=syslog"]
     (one,) = scanned(*other, "", *fields, "")
-    assert (one.seen.line, one.code, one.seen.host) == (len(other) + 1 + len(fields), "gpu_xid/79", "gpu-042")
+    assert (one.log_event.line, one.code, one.log_event.host) == (len(other) + 1 + len(fields), "gpu_xid/79", "gpu-042")
     size = len(XID).to_bytes(8, "little")
     (one,) = scanned(*fields[:-1], "MESSAGE", size + XID.encode(), "")
     assert one.code == "gpu_xid/79"
@@ -358,7 +358,7 @@ def test_a_pasted_log_may_be_indented():
 def test_a_message_of_very_many_lines_is_read_in_linear_time():
     owner = b"Mar 29 15:38:59 gpu-042 bob[4711]: "
     lines = [owner + b"hello", *[b" " * len(owner) + XID.encode()] * 200_000]
-    blocks = [Block.of(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
+    blocks = [Block.from_lines(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
     assert list(candidates.candidates(blocks, Tally())) == []
     assert cpu_seconds(lambda: list(candidates.candidates(blocks, Tally())), 10.0) < 10.0
 
@@ -391,7 +391,7 @@ def test_dates_of_one_day_are_those_of_the_long_way_where_clocks_are_set_too(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
         time.tzset()
-        known = (prefixes._minute, prefixes._even_day, prefix_module._minute)
+        known = (prefixes._minute, prefixes._day_start, prefix_module._minute)
         for cached in known:
             cached.cache_clear()
         try:
@@ -414,7 +414,7 @@ def test_the_search_misses_no_line_that_a_rule_reads():
         if (found := strip_prefix(line, NOW)) is not None and parse(found.text) is not None
     }
     assert len(read) > 150
-    blocks = [Block.of(1, [line.encode() for line in lines])]
+    blocks = [Block.from_lines(1, [line.encode() for line in lines])]
     seen = {number for number, *_ in candidates.candidates(blocks, Tally())}
     assert read <= seen
     assert len(scanned(*lines)) > 100
@@ -423,7 +423,7 @@ def test_the_search_misses_no_line_that_a_rule_reads():
 @pytest.mark.parametrize("literal", sorted(LITERALS))
 def test_a_literal_is_found_by_what_is_left_of_it(literal):
     line = f"[ 1.5] 0af1{literal}9c".encode()
-    ((_, _, _, found, _),) = candidates.candidates([Block.of(1, [line])], Tally())
+    ((_, _, _, found, _),) = candidates.candidates([Block.from_lines(1, [line])], Tally())
     assert literal in found
     assert len(literal.encode().translate(None, candidates.VARIES)) >= 2, "everything has it"
 
@@ -439,14 +439,14 @@ def test_any_bytes_are_scanned(lines):
 
 def test_repeated_lines_are_one_event_with_a_count():
     lines = [f"[   {second}.000000] {XID}" for second in (10, 11, 12, 13, 60)]
-    assert [(one.seen.line, one.seen.count) for one in scanned(*lines)] == [(1, 4), (5, 1)]
+    assert [(one.log_event.line, one.log_event.count) for one in scanned(*lines)] == [(1, 4), (5, 1)]
 
 
 def test_what_rsyslog_counted_is_counted():
     begins = "Mar 29 15:38:59 gpu-1 kernel: "
     lines = [f"{begins}[   10.000000] {XID}", f"{begins}message repeated 41 times: [ [   10.000000] {XID}]"]
-    assert [(one.seen.line, one.seen.count) for one in scanned(*lines)] == [(1, 42)]
-    assert [(one.seen.line, one.seen.count) for one in scanned(lines[1], lines[0])] == [(1, 42)]
+    assert [(one.log_event.line, one.log_event.count) for one in scanned(*lines)] == [(1, 42)]
+    assert [(one.log_event.line, one.log_event.count) for one in scanned(lines[1], lines[0])] == [(1, 42)]
 
 
 def test_the_severity_is_that_of_the_event_and_worse_only_by_repetition():
@@ -488,7 +488,7 @@ def test_the_hosts_of_a_collected_log_are_told_apart():
 def test_an_incident_that_comes_again_is_shown_once():
     lines = [f"[ {100 + 200 * time}.000000] {XID}" for time in range(5)]
     (incident,) = summary(scanned(*lines)).incidents.values()
-    assert incident.again == 4
+    assert incident.repeats == 4
     assert sum(row.count for row in incident.rows.values()) == 5
     assert GAP_SECONDS < 200
 
@@ -500,7 +500,7 @@ def many(count: int) -> Iterable[Block]:
     """`count` different faults, some seconds apart."""
     for number in range(count):
         pci = f"{number // 8192 % 65536:04x}:{number // 32 % 256:02x}:{number % 32:02x}"
-        yield Block.of(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
+        yield Block.from_lines(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
 
 
 @pytest.mark.one_python
@@ -510,14 +510,14 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
     for bound in ("MOST_FAULTS", "MOST_MEANINGS"):
         monkeypatch.setattr(scan_judged, bound, 100)
     monkeypatch.setattr(messages, "MESSAGES_BYTES", 100_000)
-    monkeypatch.setattr(scan_table, "MOST_INCIDENTS", 50)
+    monkeypatch.setattr(scan_table, "MAX_INCIDENTS", 50)
 
     def peak(count: int) -> int:
         tracemalloc.start()
         correlate = correlate_all()
         tracemalloc.reset_peak()
-        found = summary(scan_judged.judged(scan.events(many(count), NOW, Tally()), correlate))
-        assert len(found.incidents) + found.left_out == count
+        found = summary(scan_judged.judge(scan.events(many(count), NOW, Tally()), correlate))
+        assert len(found.incidents) + found.hidden_incidents == count
         assert len(found.incidents) == 50
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -530,7 +530,7 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
 def test_what_a_log_shows_of_a_node_is_kept_once_however_many_events_are_judged_by_it():
     lines = [f"[    1.{number:06}] {XID.replace('18:00', f'{number:02x}:00')}".encode() for number in range(100)]
     lines += [f"[{number * 9:>5}.000000] {XID.replace('79', str(number))}".encode() for number in range(200, 300)]
-    found = scan_judged.judged(scan.events([Block.of(1, lines)], NOW, Tally()), correlate_all())
+    found = scan_judged.judge(scan.events([Block.from_lines(1, lines)], NOW, Tally()), correlate_all())
     assert len({id(device) for told in [*found] for device in told.meaning.node.devices}) == 100
 
 
@@ -538,7 +538,7 @@ def test_a_storm_is_one_event_and_hides_no_other():
     storm = [f"[   10.{number:06}] {XID.replace('4711', str(number))}".encode() for number in range(20_000)]
     other = f"[   10.010000] {XID.replace('18:00', '2a:00')}".encode()
     lines = [*storm[:10_000], other, *storm[10_000:]]
-    found = list(scan.events([Block.of(1, lines)], NOW, Tally()))
+    found = list(scan.events([Block.from_lines(1, lines)], NOW, Tally()))
     assert [(seen.line, seen.count) for seen in found] == [(1, 20_000), (10_001, 1)]
 
 
@@ -561,7 +561,7 @@ def test_lines_are_whole_and_numbered_however_they_come(lines, step):
     data = b"\n".join(lines)
     found = [
         (block.first + place, line)
-        for block in lines_of(Trickle(data, step), max_line=20)  # type: ignore[arg-type]
+        for block in read_blocks(Trickle(data, step), max_line=20)  # type: ignore[arg-type]
         for place, line in enumerate(block.lines)
     ]
     expected = data.split(b"\n")
@@ -575,12 +575,12 @@ def test_lines_are_whole_and_numbered_however_they_come(lines, step):
 def test_a_byte_order_mark_and_what_a_crash_left_of_zeros_hide_no_line(before):
     log = before + f"[88001.100300] {XID}\n".encode()
     for block in (1000, len(log)):
-        found = scan.events(lines_of(io.BytesIO(log), block), NOW, Tally())
+        found = scan.events(read_blocks(io.BytesIO(log), block), NOW, Tally())
         assert [seen.line for seen in found] == [1 + before.count(b"\n")]
 
 
 def test_a_line_without_end_takes_bounded_memory():
-    blocks = list(lines_of(Trickle(b"x" * 3_000_000 + b"\nlast\n", 65_536)))  # type: ignore[arg-type]
+    blocks = list(read_blocks(Trickle(b"x" * 3_000_000 + b"\nlast\n", 65_536)))  # type: ignore[arg-type]
     assert [(block.first, [len(line) for line in block.lines]) for block in blocks] == [(1, [16384]), (2, [4])]
 
 
@@ -607,15 +607,17 @@ def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
     correlate = correlate_all()
 
     def objects(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-        return [scan_judged.event_json(one) for one in scan_judged.judged(scan.events(blocks, NOW, Tally()), correlate)]
+        return [scan_judged.event_json(one) for one in scan_judged.judge(scan.events(blocks, NOW, Tally()), correlate)]
 
     lines = []
     for place, text in enumerate(texts[:900] * 2):
         minute, second = divmod(place, 60)
         begins = prefix.format(minute=minute, second=second, uptime=88000.5 + place, host=f"gpu-{place}")
         lines.append((begins + text).encode())
-    together = objects([Block.of(1, lines)])
-    assert together == [each for place, line in enumerate(lines, 1) for each in objects([Block.of(place, [line])])]
+    together = objects([Block.from_lines(1, lines)])
+    assert together == [
+        each for place, line in enumerate(lines, 1) for each in objects([Block.from_lines(place, [line])])
+    ]
     assert len(together) > 500
 
 
@@ -632,7 +634,7 @@ def test_only_what_is_told_to_be_worse_again_is_worse_again():
         for line in row["text"].split("\n"):
             found = strip_prefix(line, NOW)
             event = parse(found.text) if found is not None else None
-            if event is None or (event.kind, event.code) in scan_judged._WORSE_AGAIN:
+            if event is None or (event.kind, event.code) in scan_judged._WORSE_IF_REPEATED:
                 continue
             for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
                 for apart in (6.0, 90.0, 3600.0, 80_000.0):
@@ -652,8 +654,8 @@ def test_no_check_judges_by_who_had_the_gpu_nor_by_the_words():
                 continue
             for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
                 bare = replace(event, pid=None, process=None, text="")
-                assert [(f.code, f.severity, f.clears, f.over) for f in correlate((event,), node)] == [
-                    (f.code, f.severity, f.clears, f.over) for f in correlate((bare,), node)
+                assert [(f.code, f.severity, f.clears, f.recovered) for f in correlate((event,), node)] == [
+                    (f.code, f.severity, f.clears, f.recovered) for f in correlate((bare,), node)
                 ], line
 
 

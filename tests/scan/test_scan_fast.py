@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from healthd.cli.scan import correlate_all
 from healthd.scan import candidates, messages
 from healthd.scan.events import events
-from healthd.scan.findings import event_json, judged
+from healthd.scan.findings import event_json, judge
 from healthd.scan.lines import Block, Tally
-from healthd.scan.log_file import lines_of
+from healthd.scan.log_file import read_blocks
 
 ROOT = Path(__file__).parents[2]
 NOW = 1_760_000_000.0
@@ -59,13 +59,13 @@ def correlate() -> Any:
 
 def told(blocks: Iterator[Block]) -> tuple[list[dict[str, Any]], Tally]:
     tally = Tally()
-    return [event_json(one) for one in judged(events(blocks, NOW, tally), correlate())], tally
+    return [event_json(one) for one in judge(events(blocks, NOW, tally), correlate())], tally
 
 
 def line_by_line(log: bytes) -> tuple[list[dict[str, Any]], Tally]:
     """The plain way: each line is looked up by itself, no search goes further and no storm is seen."""
-    whole = [line for block in lines_of(io.BytesIO(log), 1 << 20) for line in block.lines]
-    return told(Block.of(number, [line]) for number, line in enumerate(whole, 1))
+    whole = [line for block in read_blocks(io.BytesIO(log), 1 << 20) for line in block.lines]
+    return told(Block.from_lines(number, [line]) for number, line in enumerate(whole, 1))
 
 
 @st.composite
@@ -116,7 +116,7 @@ RISING = "\n".join(f"[   10.{micro:06}] {XID}" for micro in (1, 2, 3, 3, 4, 2, 5
 def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
-        found, tally = told(lines_of(io.BytesIO(log), size))
+        found, tally = told(read_blocks(io.BytesIO(log), size))
     expected, plain = line_by_line(log)
     assert found == expected
     assert (tally.lines, tally.kernel) == (plain.lines, plain.kernel)
@@ -134,13 +134,13 @@ def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search:
     monkeypatch.setattr(candidates, "SKELETONS_BYTES", room)
     assert len(expected) > 100
     for size in (1000, 1 << 20):
-        assert told(lines_of(io.BytesIO(text.encode()), size))[0] == expected
+        assert told(read_blocks(io.BytesIO(text.encode()), size))[0] == expected
 
 
 def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
-    search = candidates.by_re2()
+    search = candidates.make_re2_search()
     assert search is not None, "google-re2 is in the extra `dev`"
-    for literal in (*candidates.of_rules(), *candidates.IN_NUMBERS):
+    for literal in (*candidates.rule_literals(), *candidates.IN_NUMBERS):
         text = b"\xff\x00 first\n\nbefore " + literal.encode() + b" behind\nlast"
         ((begins, end),) = search(text, 0)
         assert text[begins:end] == b"before " + literal.encode() + b" behind"
@@ -150,20 +150,20 @@ def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
 def test_another_package_of_that_name_is_none(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
     """pyre2 and fb-re2 have a module re2 without Options."""
     monkeypatch.setitem(sys.modules, "re2", other)  # type: ignore[arg-type]
-    assert candidates.by_re2() is None
+    assert candidates.make_re2_search() is None
 
 
 def test_without_re2_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
-    assert candidates.by_re2() is None
+    assert candidates.make_re2_search() is None
     monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0)
-    assert told(lines_of(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())
+    assert told(read_blocks(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())
 
 
 @given(texts=st.lists(st.sampled_from(IN_TURN), max_size=12))
 def test_emptying_the_table_of_messages_changes_no_event(texts: list[str]) -> None:
     log = "".join(f"[   10.{micro:06}] {text}\n" for micro, text in enumerate(texts)).encode()
-    expected, _ = told(lines_of(io.BytesIO(log)))
+    expected, _ = told(read_blocks(io.BytesIO(log)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "MESSAGES_BYTES", 1)
-        assert told(lines_of(io.BytesIO(log)))[0] == expected
+        assert told(read_blocks(io.BytesIO(log)))[0] == expected

@@ -15,9 +15,9 @@ from healthd.cli.scan import correlate_all
 from healthd.scan import continuation
 from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
-from healthd.scan.continuation import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
+from healthd.scan.continuation import LEADING_BLANKS, MAX_FOREIGN_LINES, MAX_LINES, RECORD_BYTES, PrecedingLines
 from healthd.scan.lines import Block, Tally
-from healthd.scan.quoted import begins_as_the_kernels, dated_by_a_program, quoted
+from healthd.scan.quoted import begins_as_the_kernels, find_dated_quote, find_quoted
 from tests.scan.test_scan import NOW, XID, healthd_scan, scanned
 
 UE = (
@@ -28,12 +28,12 @@ OVL = "overlayfs: failed to resolve '/zz"
 
 def told(*lines: str) -> list[tuple[int, str, str, bool]]:
     """(line, code, severity, unproven) of each event."""
-    return [(one.seen.line, one.code, one.severity.name.lower(), one.unproven) for one in scanned(*lines)]
+    return [(one.log_event.line, one.code, one.severity.name.lower(), one.unproven) for one in scanned(*lines)]
 
 
 def is_a_kernel_log(*lines: str) -> bool:
     tally = Tally()
-    for _ in scan.events([Block.of(1, [line.encode() for line in lines])], NOW, tally):
+    for _ in scan.events([Block.from_lines(1, [line.encode() for line in lines])], NOW, tally):
         pass
     return tally.kernel
 
@@ -77,10 +77,12 @@ WRITTEN = [
 def test_the_second_line_of_a_record_is_a_warning_however_it_is_written(other: str, head: str, further: str) -> None:
     lines = [f"{other}usb 1-1: new device", f"{head}{OVL}", f"{further}{XID}': -2"]
     (one,) = scanned(*lines)
-    assert (one.seen.line, one.code, one.severity.name, one.unproven) == (3, "gpu_xid/79", "WARNING", True)
+    assert (one.log_event.line, one.code, one.severity.name, one.unproven) == (3, "gpu_xid/79", "WARNING", True)
     assert one.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
-    at = scanned(f"{head}{XID}")[0].seen
-    assert (one.seen.host, one.seen.uptime, one.seen.epoch) == (at.host, at.uptime, at.epoch), "the head's"
+    at = scanned(f"{head}{XID}")[0].log_event
+    assert (one.log_event.host, one.log_event.uptime, one.log_event.epoch) == (at.host, at.uptime, at.epoch), (
+        "the head's"
+    )
 
 
 @pytest.mark.parametrize(("other", "head", "further"), WRITTEN)
@@ -96,7 +98,12 @@ def test_a_further_line_is_not_believed_what_it_says_of_itself(between: list[str
     indent = " " * len("[  684.296997] ")
     log = [f"[  684.296997] {OVL}", *(f"{indent}{line}" for line in between), f"{indent}{own}{XID}"]
     (one,) = scanned(*log, "[  700.000000] usb 1-1: x")
-    assert (one.severity.name, one.unproven, one.seen.host, one.seen.uptime) == ("WARNING", True, "", 684.296997)
+    assert (one.severity.name, one.unproven, one.log_event.host, one.log_event.uptime) == (
+        "WARNING",
+        True,
+        "",
+        684.296997,
+    )
 
 
 def test_lines_of_a_collected_log_lie_between() -> None:
@@ -190,14 +197,14 @@ def test_what_a_client_says_of_its_version_is_not_the_drivers_word() -> None:
 
 def test_how_far_back_a_record_may_have_begun() -> None:
     width = len("[  684.296997] ")
-    near = Neighbours(lambda line: width if line.startswith(b"[") else 0)
-    for lines, found in ((RECORD_BYTES - 4, True), (RECORD_BYTES + 1, False), (LINES_KEPT + 5, False)):
+    near = PrecedingLines(lambda line: width if line.startswith(b"[") else 0)
+    for lines, found in ((RECORD_BYTES - 4, True), (RECORD_BYTES + 1, False), (MAX_LINES + 5, False)):
         block = [b"[  684.296997] x", *[b""] * lines, b"NVRM: "]
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
-    for others, found in ((OF_OTHER_HOSTS, True), (OF_OTHER_HOSTS + 1, False)):
+    for others, found in ((MAX_FOREIGN_LINES, True), (MAX_FOREIGN_LINES + 1, False)):
         block = [b"n17: [  684.296997] x", *[b"n18: [  684.300000] y"] * others, b"n17: [  684.296997] NVRM: "]
-        near = Neighbours(lambda line: 21)  # anew: a time that is known is not looked for again
+        near = PrecedingLines(lambda line: 21)  # anew: a time that is known is not looked for again
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
 
@@ -205,13 +212,13 @@ def test_how_far_back_a_record_may_have_begun() -> None:
 @given(st.lists(st.sampled_from([f"n{host}: [  684.00000{micro}] x" for host in "12" for micro in "1234"])))
 def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(continuation, "LINES_KEPT", 3)
-        near, last = Neighbours(lambda line: 21), {}
+        patch.setattr(continuation, "MAX_LINES", 3)
+        near, last = PrecedingLines(lambda line: 21), {}
         for number, line in enumerate(map(str.encode, lines), 1):
             near.enter(line, 1)
             near.head(number, 0, line)
             last[line.partition(b"] ")[0] + b"]"] = number
-            known = {who + time: place for (who, time), (place, _) in (near._heads_before | near._heads).items()}
+            known = {who + time: place for (who, time), (place, _) in (near._older_heads | near._heads).items()}
             assert {stamp: place for stamp, place in last.items() if place > number - 3}.items() <= known.items()
             assert len(known) <= 2 * (3 + 1)
 
@@ -239,10 +246,10 @@ def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> Non
     """A pipe gives lines as they come."""
     whole = [line.encode() for line in lines]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))) | {0, len(whole)})
-    blocks = [Block.of(a + 1, whole[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+    blocks = [Block.from_lines(a + 1, whole[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
     found = [
-        [scan_judged.event_json(one) for one in scan_judged.judged(scan.events(given, NOW, Tally()), correlate_all())]
-        for given in ([Block.of(1, whole)] if whole else [], blocks)
+        [scan_judged.event_json(one) for one in scan_judged.judge(scan.events(given, NOW, Tally()), correlate_all())]
+        for given in ([Block.from_lines(1, whole)] if whole else [], blocks)
     ]
     assert found[0] == found[1]
 
@@ -259,7 +266,7 @@ def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> Non
 )
 def test_a_log_of_nothing_but_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
     """Were each against all before it, this would be half a billion of comparisons."""
-    blocks = [Block.of(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
+    blocks = [Block.from_lines(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
     assert sum(one.count for one in scan.events(blocks, NOW, Tally())) > 25_000
     assert cpu_seconds(lambda: list(scan.events(blocks, NOW, Tally())), 5.0) < 5.0
 
@@ -288,11 +295,11 @@ def test_a_line_is_read_behind_what_people_put_before_it(line: str, code: str) -
 
 def test_what_stands_before_it_is_its_time_and_its_host() -> None:
     (typed,) = scanned(QUOTED[1][0])
-    assert (typed.seen.uptime, typed.seen.host) == (140.054924, "")
+    assert (typed.log_event.uptime, typed.log_event.host) == (140.054924, "")
     (posted,) = scanned(QUOTED[3][0])
-    assert (posted.seen.epoch, posted.seen.host) == (1791112615.0, "pc")
+    assert (posted.log_event.epoch, posted.log_event.host) == (1791112615.0, "pc")
     (tagged,) = scanned(QUOTED[7][0])
-    assert (tagged.seen.epoch, tagged.seen.host) == (
+    assert (tagged.log_event.epoch, tagged.log_event.host) == (
         time.mktime((2024, 12, 1, 14, 54, 40, 0, 0, -1)),
         "node17",
     )
@@ -381,7 +388,7 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=10).map("".join))
 def test_any_text_is_a_quotation_or_none(text: str) -> None:
-    found = quoted(text, by_programs=True)
+    found = find_quoted(text, by_programs=True)
     assert found is None or (found.text != text and text.endswith(found.text))
     assert begins_as_the_kernels(text.encode("utf-8", "replace")) in (True, False)
 
@@ -391,6 +398,6 @@ def test_any_text_is_a_quotation_or_none(text: str) -> None:
 )
 def test_a_very_long_quotation_takes_no_longer_than_its_length(piece: str) -> None:
     text = piece * (64_000 // len(piece))
-    assert cpu_seconds(lambda: [quoted(text, by_programs=True) for _ in range(20)], 1.0) < 1.0
+    assert cpu_seconds(lambda: [find_quoted(text, by_programs=True) for _ in range(20)], 1.0) < 1.0
     dated = f"2024-01-01 00:00:00,000 INFO {text}"
-    assert cpu_seconds(lambda: [dated_by_a_program(dated) for _ in range(20)], 1.0) < 1.0
+    assert cpu_seconds(lambda: [find_dated_quote(dated) for _ in range(20)], 1.0) < 1.0

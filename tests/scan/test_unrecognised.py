@@ -28,7 +28,7 @@ XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a, GPU has fallen off the bus
 
 def counted(*lines: str) -> Tally:
     tally = Tally()
-    list(messages([Block.of(1, [line.encode() for line in lines])], 1_795_000_000.0, tally))
+    list(messages([Block.from_lines(1, [line.encode() for line in lines])], 1_795_000_000.0, tally))
     return tally
 
 
@@ -98,9 +98,9 @@ def test_every_repetition_is_counted_and_the_text_is_kept_once():
 
 
 def test_kept_texts_are_bounded_and_all_lines_are_counted():
-    tally = counted(*(f"NVRM: unheard of {place} {'x' * 2000}" for place in range(scan_lines.MOST_TEXTS + 50)))
-    assert tally.drivers == {"NVRM": scan_lines.MOST_TEXTS + 50}
-    assert len(tally.texts) == scan_lines.MOST_TEXTS
+    tally = counted(*(f"NVRM: unheard of {place} {'x' * 2000}" for place in range(scan_lines.MAX_TEXTS + 50)))
+    assert tally.drivers == {"NVRM": scan_lines.MAX_TEXTS + 50}
+    assert len(tally.texts) == scan_lines.MAX_TEXTS
     assert max(len(text) for _, text in tally.texts) == scan_lines.TEXT_LENGTH
 
 

@@ -47,10 +47,10 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert all(type(part) is int for part in gpu.compute_capability() or ())
     _assert_count(gpu.temperature())
     _assert_count(gpu.sm_clock_mhz())
-    assert gpu.counted(()) == {}
+    assert gpu.activity_counters(()) == {}
     watts = gpu.mean_power_milliwatts()
     assert watts is None or 0 <= watts < 3_000_000
-    counted = gpu.counted(("nvlink", "pcie", "power"))
+    counted = gpu.activity_counters(("nvlink", "pcie", "power"))
     assert counted.keys() <= {"nvlink", "pcie", "power"}
     assert all(type(count) is int and count >= 0 for count in counted.values())
     for uncorrected in (True, False):

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.reporting.fault_timeline import possible_findings
 from healthd.agent.reporting.status import Snapshot
 from healthd.agent.settings.config import CheckConfig
 from healthd.common.codec import dump, load
-from healthd.common.history import Past, Series, update
+from healthd.common.history import History, Series, update
 from healthd.common.model import (
     Explain,
     Finding,
@@ -41,14 +41,14 @@ _numbers = itertools.count()
 
 
 def run_check(
-    module: ModuleType, host: Host, config: CheckConfig | None = None, past: Past | None = None
+    module: ModuleType, host: Host, config: CheckConfig | None = None, past: History | None = None
 ) -> list[Finding | Observation | Repair]:
     """All that one run of a check gives but NothingToCheck (test_nothing_to_check.py). Raises what the check raises.
 
     Holds it to what the core takes: plain data that comes back equal, findings as their explanations say, and
     observations that say what they mean.
     """
-    given = list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
+    given = list(module.run(host, config or module.Config(), past or History({}, NOW, BOOT)))
     for item in given:
         assert load(type(item), json.loads(json.dumps(dump(item)))) == item
     for reading in given:
@@ -65,7 +65,7 @@ def run_check(
 def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfig) -> None:
     """What `healthd explain` tells of the code before there is a finding is so of this one."""
     explain = module.EXPLAIN[finding.code]
-    told = findings_of(finding.code, explain, config)
+    told = possible_findings(finding.code, explain, config)
     assert_ends_as_explained(finding, explain, config)
     assert finding.severity in {one.severity for one in told}
     assert finding.worsens == told[0].worsens
@@ -88,7 +88,7 @@ def assert_ends_as_explained(finding: Finding, explain: Explain, config: CheckCo
         return
     ends = {
         (f.clears, f.window_seconds)
-        for f in findings_of(finding.code, explain, config)
+        for f in possible_findings(finding.code, explain, config)
         if f.severity is finding.severity or explain.chosen_by or (f.worsens and f.worsens.severity is finding.severity)
     }
     assert (finding.clears, finding.window_seconds) in ends, (finding, ends)
@@ -110,7 +110,7 @@ def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = 
     """(what a run gave, what stopped it: "" if it completed), as the worker sees it."""
     given: list[Any] = []
     try:
-        given.extend(module.run(host, config or module.Config(), Past({}, NOW, BOOT)))
+        given.extend(module.run(host, config or module.Config(), History({}, NOW, BOOT)))
     except (OSError, ValueError, RuntimeError, NvmlError) as error:
         return given, str(error)
     return [item for item in given if not isinstance(item, NothingToCheck)], ""
@@ -122,7 +122,7 @@ def rounds(module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None
     given: list[Any] = []
     for number, host in enumerate(hosts):
         now = NOW + number * apart
-        given = run_check(module, host, config, Past(store, now, BOOT))
+        given = run_check(module, host, config, History(store, now, BOOT))
         store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
     return given
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from fleet_history import BEGIN, CLUSTERS, DAY, FIRST, HOUR, NODES, History, history, row
 
-from healthd.fleet.answers.study import Chosen
+from healthd.fleet.answers.study import Choice
 
-CHOSEN = Chosen(cluster="c1", partition="train", account="speech", model="H100", switch="leaf1")
+CHOSEN = Choice(cluster="c1", partition="train", account="speech", model="H100", switch="leaf1")
 MODELS, SWITCHES = ("H100", "H100", "A100"), ("leaf1", "leaf1", "leaf2")
 
 

@@ -113,7 +113,7 @@ def row(table: str, **values: Any) -> Row:
 
 def _apart(table: str, rows: list[Row]) -> list[Row]:
     """As the store has it: one row for each thing, the latest."""
-    by = TABLES[table].replace_by
+    by = TABLES[table].key_columns
     if table in ("job_nodes", "exclusions", "reservations"):  # there a thing is several rows
         return list({tuple(one.values()): one for one in rows}.values())
     return list({tuple(one[column] for column in by): one for one in rows}.values())

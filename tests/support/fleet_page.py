@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from healthd.fleet.figures import COLOURS, Figure, Layer, category, layer, quantity
-from healthd.fleet.report_page import Assets, Report, page
+from healthd.fleet.report_page import Assets, Report, render_page
 from healthd.fleet.view import COUNT, Column, Detail, Table, View
 
 HOSTILE = (
@@ -39,13 +39,13 @@ def made(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), with_: Assets = N
     table = Table(names[0], columns, [{"node": name, "n": 1} for name in names])
     details = (Detail(names[0], names, names),)
     chapter = View("made", f"Made of {names[0]}", names, (table,), figures, details, names)
-    return page(
+    return render_page(
         Report(
             title="A made report",
-            covered=names[0],
+            coverage=names[0],
             opening=names,
             chapters=(chapter,),
-            ways={"made": names[0]},
+            commands={"made": names[0]},
             limits=names,
             sources=table,
             made_by=names[0],

@@ -44,9 +44,9 @@ def live(folder: Path, table: str) -> list[dict[str, Any]]:
     from healthd.fleet import store
     from healthd.fleet.tables import TABLES
 
-    with store.reading(str(folder)) as snapshot, store.connect() as connection:
+    with store.open_for_reading(str(folder)) as snapshot, store.connect() as connection:
         found = connection.execute(
-            f"SELECT * FROM ({store.select(connection, table, snapshot.files(table))}) ORDER BY ALL"
+            f"SELECT * FROM ({store.select_sql(connection, table, snapshot.files(table))}) ORDER BY ALL"
         )
         assert isinstance(connection, duckdb.DuckDBPyConnection)
         return [dict(zip(TABLES[table].columns, row, strict=True)) for row in found.fetchall()]

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 
 from healthd.fleet.step import Step, step
-from healthd.fleet.store import Store, connect, damaged, reading, select, writing
+from healthd.fleet.store import Store, connect, damaged_file_error, open_for_reading, open_for_writing, select_sql
 from healthd.fleet.tables import TABLES
 
 NOVEMBER, DECEMBER = 1_793_491_200, 1_796_083_200  # the 1st of each in 2026, 00:00 UTC
@@ -43,7 +43,7 @@ def stage(one: Step, rows: Mapping[str, list[Row]]) -> None:
 
 def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
     """A store into which these steps were put, one after another."""
-    with writing(str(folder), make=True) as store:
+    with open_for_writing(str(folder), make=True) as store:
         for rows in steps:
             put(store, rows)
     return folder
@@ -52,13 +52,13 @@ def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
 def content(folder: Path) -> dict[str, list[Row]]:
     """Every row of every table that has some, sorted."""
     found = {}
-    with reading(str(folder)) as snapshot, connect() as connection:
+    with open_for_reading(str(folder)) as snapshot, connect() as connection:
         for table in TABLES:
-            query = select(connection, table, snapshot.files(table))
+            query = select_sql(connection, table, snapshot.files(table))
             try:
                 rows = connection.execute(query).fetchall()
             except duckdb.Error as error:
-                raise damaged(connection, snapshot.files(table), error) from None
+                raise damaged_file_error(connection, snapshot.files(table), error) from None
             if rows:
                 found[table] = sorted(rows, key=lambda its: [(value is None, value) for value in its])
     return found

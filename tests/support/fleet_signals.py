@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet_history import BEGIN, DAY, END, History, row, write
 
-from healthd.fleet.answers.study import Chosen, Study, opened
+from healthd.fleet.answers.study import Choice, Study, open_study
 from healthd.fleet.tables import TABLES
 
 __all__ = ["BEGIN", "DAY", "END", "Made", "row", "study"]
@@ -101,9 +101,9 @@ class Made:
 
 @contextmanager
 def study(
-    made: Made | History, folder: Path, chosen: Chosen | None = None, begin: int = BEGIN, end: int = END
+    made: Made | History, folder: Path, chosen: Choice | None = None, begin: int = BEGIN, end: int = END
 ) -> Iterator[Study]:
     folder.mkdir(parents=True, exist_ok=True)
     history = made.in_order() if isinstance(made, Made) else made
-    with opened(write(history, folder), begin, end, chosen) as asked:
+    with open_study(write(history, folder), begin, end, chosen) as asked:
         yield asked

@@ -13,6 +13,6 @@ def view_of(document: dict[str, Any]) -> Any:
 
 
 def text_of(document: dict[str, Any], page: Page) -> str:
-    from healthd.fleet.view import text
+    from healthd.fleet.view import view_text
 
-    return text(view_of(document), page)
+    return view_text(view_of(document), page)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from healthd.failslow.detect import detect
-from healthd.failslow.model import Evidence, Judgement, Kind, Point, Series
-from healthd.failslow.peers import judge
+from healthd.failslow.model import Diagnosis, Evidence, Kind, Point, Series
+from healthd.failslow.peers import compare_peers
 
 ONSET = 150
 
@@ -91,9 +91,9 @@ def points_of(series: Sequence[Series]) -> list[tuple[Point, ...]]:
     return [detect(one.value, one.regimes, one.starts, Kind.ITERATION) for one in series]
 
 
-def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judgement:
-    return judge(series, points_of(series), evidence)
+def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Diagnosis:
+    return compare_peers(series, points_of(series), evidence)
 
 
-def named(judgement: Judgement) -> list[tuple[str, str, str]]:
+def named(judgement: Diagnosis) -> list[tuple[str, str, str]]:
     return [(one.subject_kind, one.subject, one.cause.value) for one in judgement.suspects]

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from healthd.agent.conditions import absorb, endings
 from healthd.agent.kernel_log.prefix import strip_prefix
 from healthd.agent.kernel_log.rules.rule import pci_address
-from healthd.agent.kernel_log.source import RawLine, event_of
-from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.kernel_log.source import RawLine, make_event
+from healthd.agent.reporting.fault_timeline import possible_findings
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
 from healthd.cli.scan import correlate_all
@@ -46,7 +46,7 @@ from healthd.common.model import (
     Severity,
 )
 from healthd.scan.events import events
-from healthd.scan.findings import judged
+from healthd.scan.findings import judge
 from healthd.scan.lines import Block, Tally
 
 DATA = Path(__file__).parents[1] / "data"
@@ -63,7 +63,7 @@ HEAD = """\
 # "relapse": what ends it if it comes back after a reboot.
 """
 SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
-LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.listens]
+LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.reads_kernel_log]
 CHUNK = 60  # lines that are also read as one log
 DAY = 86400.0
 Event = Callable[[Node, Check, CheckConfig, Finding], object]  # what happens to a node with a finding
@@ -87,7 +87,7 @@ def texts(text: str) -> list[str]:
 
 def parsed(text: str) -> list[KernelEvent]:
     stripped = [strip_prefix(line, NOW) for line in texts(text)]
-    read = [event_of(RawLine(NOW, each.text), "b") for each in stripped if each is not None]
+    read = [make_event(RawLine(NOW, each.text), "b") for each in stripped if each is not None]
     return [event for event in read if event is not None]
 
 
@@ -145,12 +145,14 @@ def unnamed(text: str) -> list[Condition]:
 
 
 def by_scan(text: str) -> Counter[str]:
-    block = Block.of(1, [line.encode() for line in text.split("\n")])
+    block = Block.from_lines(1, [line.encode() for line in text.split("\n")])
     lines: Counter[str] = Counter()
-    for one in judged(events([block], NOW, Tally()), correlate_all()):
+    for one in judge(events([block], NOW, Tally()), correlate_all()):
         ends = one.clears.value if one.clears else "-"
         unproven = " unproven" if one.unproven else ""
-        lines[f"{one.code} {one.meaning.part or '-'} {one.severity.name.lower()} {ends}{unproven}"] += one.seen.count
+        lines[f"{one.code} {one.meaning.part or '-'} {one.severity.name.lower()} {ends}{unproven}"] += (
+            one.log_event.count
+        )
     return lines
 
 
@@ -185,9 +187,9 @@ def logs() -> Iterator[str]:
 def of_code(check: Check, code: str, explain: Explain) -> Iterator[str]:
     """A finding of each severity as explained, with default settings: found by a run and read from the kernel log."""
     config = check.config(name="part") if check.per else check.config()
-    for finding in findings_of(code, explain, config):
+    for finding in possible_findings(code, explain, config):
         finding = replace(finding, subject=ADDRESSES[0] if check.name.startswith("gpu_") else finding.subject)
-        ways = [way for way, has in (("run", check.runs), ("log", check.listens)) if has]
+        ways = [way for way, has in (("run", check.has_run), ("log", check.reads_kernel_log)) if has]
         for way in ways:
             yield f"{code} {finding.severity.name.lower()} {way}: " + "; ".join(course(check, config, finding, way))
 
@@ -215,7 +217,7 @@ def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Ite
         if left and left[0].state.value == "open":
             continue
         state = ":ack" if left else ""
-        if check.runs:  # a resume waits for a clean run
+        if check.has_run:  # a resume waits for a clean run
             node.result(RunName(check.name, config.name), config)
         decision = node.decide()
         ends.append(name + state + (f" -> {decision}" if decision != usual else ""))
@@ -225,7 +227,7 @@ def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Ite
     if node.drained:
         node.trusted_since = node.now + 1.0
         first = node.decide()
-        if check.runs:
+        if check.has_run:
             node.result(RunName(check.name, config.name), config)
         yield f"paused -> {first}, clean -> {node.decide()}"
     node = found(check, config, finding, way, longest).reboot()
@@ -282,12 +284,12 @@ def quiet(less: float, loaded: bool) -> Event:
 def resumed(node: Node, _check: Check, _config: CheckConfig, _finding: Finding) -> None:
     """A person resumes the node."""
     node.now += 1.0
-    node.change(endings.resumed_by_operator(node.ledger.by_key(), node.now, node.now))
+    node.change(endings.acknowledge_resumed(node.ledger.by_key(), node.now, node.now))
 
 
 def acknowledged(node: Node, _check: Check, _config: CheckConfig, finding: Finding) -> None:
     ack = Ack(node.now + DAY, "", "", finding.severity)
-    node.change(endings.known_for_a_while(node.ledger.by_key(), finding.code, None, ack))
+    node.change(endings.acknowledge(node.ledger.by_key(), finding.code, None, ack))
 
 
 EVENTS: dict[str, Event] = {

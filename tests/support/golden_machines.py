@@ -28,18 +28,18 @@ from healthd.agent.recording import recording
 from healthd.agent.scheduler import one_round
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import CheckConfig
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.registry import Check
 from healthd.agent.worker.process import Setup
 from healthd.cli import replay
-from healthd.cli.check import runner_of
+from healthd.cli.check import worker_client
 from healthd.common import toml
 from healthd.common.codec import dump, fields_of, load
 from healthd.common.model import Outcome, RunName
-from healthd.failslow.live.document import FILE, Told, as_text
+from healthd.failslow.live.document import FILE, LiveDocument, to_json
 from healthd.host import inventory
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.nvidia.fake_nvml import open_fake
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
@@ -80,15 +80,17 @@ class Scripted(System):
 
     programs: Path | None = None
 
-    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
+    ) -> ProgramResult | None:
         script = self.programs / os.path.basename(argv[0]) if self.programs else None
         if script is None or not script.exists():
             return super().run(argv, seconds, environment, anywhere)
         text = script.read_text()
         if "cat <<'END'" in text:
-            return Ran(0, text.partition("cat <<'END'\n")[2].rpartition("\nEND\n")[0] + "\n", "")
+            return ProgramResult(0, text.partition("cat <<'END'\n")[2].rpartition("\nEND\n")[0] + "\n", "")
         words, status = text.partition("\necho ")[2].rsplit("\nexit ", 1)
-        return Ran(int(status), words + "\n", "")
+        return ProgramResult(int(status), words + "\n", "")
 
 
 class Driven:
@@ -101,7 +103,7 @@ class Driven:
         self.machine.system = self.system = Scripted(self.machine.root)
         self.written: tuple[int, float] = (0, 0.0)  # the scenario file, and when it was
         self.now: Callable[[], float] = lambda: NOW
-        taken = inventory.take(self.host(), gpus=True)
+        taken = inventory.collect(self.host(), gpus=True)
         self.node = Node(runs, taken, self.boot_id())
         self.now = lambda: self.node.now
         self.lines: list[str] = []
@@ -191,7 +193,7 @@ def settings() -> Iterator[str]:
         for setting, value in table_of(check.config()).items():
             if setting not in common:
                 yield f"{name}.{setting} = {value}"
-    for profile in layers.names():
+    for profile in layers.profile_names():
         for run, config in of_profile(profile).items():
             yield from (
                 f"{profile} {run} {setting} = {table_of(config)[setting]}" for setting in sorted(config.guessed)
@@ -205,7 +207,7 @@ def table_of(config: CheckConfig) -> dict[str, str]:
 
 
 def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
-    return settle({"profile": profile}, "healthd.toml", {}, CHECKS, layers.without_baseline).checks
+    return resolve_settings({"profile": profile}, "healthd.toml", {}, CHECKS, layers.layers_without_baseline).checks
 
 
 # --- stories of e2e/
@@ -232,7 +234,7 @@ def slow_job(slow: bool) -> Step:
         daemon: Any = scene.daemon
         now = daemon.driven.node.now
         job = replace(stories_host.LOST, since=now - 7200.0) if slow else stories_host.WELL
-        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": as_text(Told(written=now, jobs=(job,)))})
+        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": to_json(LiveDocument(written=now, jobs=(job,)))})
 
     return do
 
@@ -320,7 +322,7 @@ class Cluster:
 
 def story(row: Row, folder: Path) -> list[str]:
     own = row.code.partition("/")[0]
-    names = {own, *row.checks, *([] if CHECKS[own].runs else ["gpu_access"])}
+    names = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}
     tables = {name: {**SET_UP.get(name, {}), **row.settings.get(name, {})} for name in sorted(names)}
     runs = [(CHECKS[name], load(CHECKS[name].config, table, name)) for name, table in tables.items()]
     driven = Driven(folder, row.fake, runs)
@@ -361,10 +363,10 @@ def recordings() -> Iterator[str]:
     """Each recorded round as `healthd check --replay` judges it."""
     for path in RECORDINGS:
         recorded = recording.read(str(path))
-        loaded, lost = replay.settings_of(recorded, CHECKS)
+        loaded, lost = replay.recorded_settings(recorded, CHECKS)
         assert not lost
-        with runner_of(Setup(root="/", fake_nvml="", replay=str(path)), CHECKS) as runner:
-            found = one_round.look(loaded, CHECKS, runner, replay.kernel_log_of(recorded), recorded)
+        with worker_client(Setup(root="/", fake_nvml="", replay=str(path)), CHECKS) as runner:
+            found = one_round.run_round(loaded, CHECKS, runner, replay.recorded_kernel_log(recorded), recorded)
         node = Node([])
         node.ledger = with_conditions(node.ledger, {c.key: c for c in found.verdict.conditions})
         node.now, node.started = found.time + 60.0, found.time - 3600.0

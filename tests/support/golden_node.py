@@ -17,19 +17,20 @@ from healthd.agent.conditions import endings, intake, verdict
 from healthd.agent.conditions.ledger import Ledger, with_conditions
 from healthd.agent.kernel_log.coalesce import with_jobs
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.agent.slurm.policy import Policy, decide
-from healthd.agent.slurm.reconcile import Remember, reconcile
-from healthd.common.history import Past, Series, update, without_growth
+from healthd.agent.slurm.reconcile import SaveRecord, reconcile
+from healthd.common.history import History, Series, update, without_growth
 from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
     Drain,
+    DrainRecord,
     Finding,
     Gpu,
     Inventory,
@@ -43,7 +44,6 @@ from healthd.common.model import (
     Repair,
     Resume,
     RunName,
-    SlurmMemory,
     Verdict,
 )
 from healthd.common.slurm.commands import CommandResult
@@ -51,7 +51,7 @@ from healthd.common.slurm.drain_reason import parse_reason
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
 
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 ADDRESSES = fake_pci_gpus("dgx-h100")
 GPUS = tuple(Gpu(pci, index, f"GPU-{index}", minor=index) for index, pci in enumerate(ADDRESSES))
 GPU_DEVICES = tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in ADDRESSES)
@@ -97,8 +97,8 @@ def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, 
     def prolog(job: str) -> tuple[str, float]:
         return (f"101 0 {whole[0].uuid}\n" if job == "101" else ""), now
 
-    gpus = NodeGpus(inventory, whole, told=prolog, have_open=lambda _processes: (OPEN, True))
-    memory = SlurmMemory(reason=words, confirmed_at=now - 60, boot_id=BOOT)
+    gpus = NodeGpus(inventory, whole, read_prolog=prolog, find_open=lambda _processes: (OPEN, True))
+    memory = DrainRecord(reason=words, confirmed_at=now - 60, boot_id=BOOT)
     steps = reconcile(judged, memory, ACT, "n1", BOOT, lambda: now, gpus)
     gone: set[str] = set()
     answer: CommandResult | None = None
@@ -109,7 +109,7 @@ def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, 
             report = end.value
             break
         answer = None
-        if isinstance(step, Remember):
+        if isinstance(step, SaveRecord):
             continue
         argv = step.argv
         job = next((word for word in argv if word in OPEN), "")
@@ -140,15 +140,15 @@ class Node:
         self, runs: Iterable[tuple[Check, CheckConfig]], inventory: Inventory | None = None, boot_id: str = BOOT
     ) -> None:
         self.runs = list(runs)
-        self.names = [RunName(check.name, config.name) for check, config in self.runs if check.runs]
-        self.listeners = [(check, config) for check, config in self.runs if check.listens]
+        self.names = [RunName(check.name, config.name) for check, config in self.runs if check.has_run]
+        self.listeners = [(check, config) for check, config in self.runs if check.reads_kernel_log]
         node = Inventory(GPUS, GPU_DEVICES) if inventory is None else inventory
         self.ledger = Ledger(boot_id=boot_id, inventory=node, whole_gpus=node.gpus)
         self.now, self.started = NOW, NOW - 3600.0  # the clock; when the jobs began
         self.trusted_since = 0.0
         self.past: dict[str, Series] = {}
         self.results: dict[RunName, CheckResult] = {}
-        self.slurm = SlurmMemory()
+        self.slurm = DrainRecord()
 
     @property
     def drained(self) -> bool:
@@ -160,30 +160,30 @@ class Node:
         """The kernel logs lines now. A process that a line names is one of job 103."""
         stripped = [strip_prefix(text, NOW) for text in texts]
         lines = [RawLine(self.now, each.text, history=history) for each in stripped if each is not None]
-        read = [event_of(line, self.ledger.boot_id) for line in lines]
+        read = [make_event(line, self.ledger.boot_id) for line in lines]
         return self.hear_events([replace(event, observed=observed) for event in read if event is not None])
 
     def hear_events(self, events: Sequence[KernelEvent]) -> Node:
-        taken = intake.coalesced(self.ledger, events)
+        taken = intake.coalesce(self.ledger, events)
         on_gpu = {gpu.pci: "101" if gpu.minor == 0 else "102" for gpu in self.ledger.inventory.gpus}
         jobs = {
             e.sequence: "103" if e.pid else on_gpu.get(e.pci, "") for e in taken.events if e.sequence in taken.touched
         }
         taken = taken._replace(events=with_jobs(taken.events, {number: job for number, job in jobs.items() if job}))
-        heard = intake.judged(self.ledger, taken, self.listeners, self.now)
-        assert not heard.mistakes
+        heard = intake.take_coalesced_events(self.ledger, taken, self.listeners, self.now)
+        assert not heard.failures
         self.ledger = heard.ledger
         return self
 
     def look(self, host: Host) -> Node:
         """One run of each check that runs in service, or while the node is drained."""
         for check, config in self.runs:
-            if not check.runs or (check.when == "idle" and not self.drained):
+            if not check.has_run or (check.when == "idle" and not self.drained):
                 continue
             given: list[Any] = []
             outcome = Outcome.COMPLETED
             try:
-                given.extend(check.module.run(host, config, Past(self.past, self.now, self.ledger.boot_id)))
+                given.extend(check.module.run(host, config, History(self.past, self.now, self.ledger.boot_id)))
             except (OSError, ValueError, RuntimeError, NvmlError):
                 outcome = Outcome.FAILED
             self.past = update(
@@ -209,7 +209,7 @@ class Node:
     ) -> Node:
         """A run of a check ended."""
         result = CheckResult(*run, outcome, self.now, 0.0, findings, repairs=repairs)
-        self.ledger, self.results[run] = intake.looked(self.ledger, result, config, self.now)
+        self.ledger, self.results[run] = intake.take_result(self.ledger, result, config, self.now)
         return self
 
     def change(self, conditions: Mapping[Any, Condition]) -> Node:
@@ -219,7 +219,7 @@ class Node:
     def wait(self, passed: float, loaded: bool | None = None) -> Node:
         self.now += passed
         under_load = not self.drained if loaded is None else loaded
-        return self.change(endings.after_quiet(self.ledger.by_key(), passed, under_load, self.now))
+        return self.change(endings.after_quiet_time(self.ledger.by_key(), passed, under_load, self.now))
 
     def reboot(self, boot_id: str = "") -> Node:
         self.now += 300.0
@@ -247,12 +247,12 @@ class Node:
         flags = frozenset({"MIXED", "DRAIN"} if self.drained else {"ALLOCATED"})
         decision = decide(judged, NodeState("n1", flags, self.slurm.reason), self.slurm, ACT, self.now)
         if isinstance(decision, Resume):
-            self.slurm = SlurmMemory()
+            self.slurm = DrainRecord()
             return "resume"
         if isinstance(decision, Leave):
             return "leave" if not self.drained else "leave drained"
         assert isinstance(decision, Drain)
-        self.slurm = SlurmMemory(reason=decision.reason)
+        self.slurm = DrainRecord(reason=decision.reason)
         cause = parse_reason(decision.reason)
         assert cause is not None, decision.reason
         jobs = (

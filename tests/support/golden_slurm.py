@@ -9,27 +9,27 @@ from fakes import NOW
 from life import FEWER, GONE, Node
 from msgspec.structs import replace
 
-from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure
+from healthd.agent.slurm.affected_jobs import FaultReach, JobGpus, is_certain_hit, is_hit
 from healthd.agent.slurm.policy import Policy, decide
-from healthd.common.model import Decision, Drain, Leave, Mode, NodeState, Resume, SlurmMemory, Verdict
+from healthd.common.model import Decision, Drain, DrainRecord, Leave, Mode, NodeState, Resume, Verdict
 
 OURS = "healthd: gpu_count/missing 0000:1b:00.0: gone"
 OTHERS = "healthd: ib_link/down mlx5_0/1: down"
 THIS, OTHER = "0000:1b:00.0", "0000:43:00.0"
 
-MEMORY = SlurmMemory(reason=OURS, confirmed_at=NOW - 60, boot_id="b1")
-NODES: dict[str, tuple[NodeState | None, SlurmMemory]] = {
+MEMORY = DrainRecord(reason=OURS, confirmed_at=NOW - 60, boot_id="b1")
+NODES: dict[str, tuple[NodeState | None, DrainRecord]] = {
     "not read": (None, MEMORY),
-    "in service": (NodeState("n1", frozenset({"ALLOCATED"})), SlurmMemory()),
-    "down": (NodeState("n1", frozenset({"DOWN"}), "Not responding"), SlurmMemory()),
-    "down by a person": (NodeState("n1", frozenset({"DOWN"}), "fan", "joe"), SlurmMemory()),
-    "drained by a person": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "fan", "joe"), SlurmMemory()),
-    "drained by Slurm": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Kill task failed"), SlurmMemory()),
+    "in service": (NodeState("n1", frozenset({"ALLOCATED"})), DrainRecord()),
+    "down": (NodeState("n1", frozenset({"DOWN"}), "Not responding"), DrainRecord()),
+    "down by a person": (NodeState("n1", frozenset({"DOWN"}), "fan", "joe"), DrainRecord()),
+    "drained by a person": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "fan", "joe"), DrainRecord()),
+    "drained by Slurm": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Kill task failed"), DrainRecord()),
     "drained by a refusal": (
-        NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Prolog error", refused_here=True),
-        SlurmMemory(),
+        NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Prolog error", drained_by_own_prolog=True),
+        DrainRecord(),
     ),
-    "drained by another healthd": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), OTHERS), SlurmMemory()),
+    "drained by another healthd": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), OTHERS), DrainRecord()),
     "drained by us": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), OURS), MEMORY),
     "drained by us, overruled": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "fan", "joe"), MEMORY),
     **{
@@ -73,19 +73,19 @@ def policies() -> Iterator[str]:
 
 
 JOBS = {
-    "nothing known": OnGpus(),
-    "no GPU": OnGpus(False, frozenset(), all_seen=True),
-    "no GPU, processes not seen": OnGpus(False, frozenset()),
-    "no GPU, has one open": OnGpus(False, frozenset(), frozenset({OTHER}), True),
-    "the GPU": OnGpus(True, frozenset({THIS}), frozenset({THIS}), True),
-    "another": OnGpus(True, frozenset({OTHER}), frozenset({OTHER}), True),
-    "another, has the GPU open": OnGpus(True, frozenset({OTHER}), frozenset({THIS}), True),
-    "some": OnGpus(True),
+    "nothing known": JobGpus(),
+    "no GPU": JobGpus(False, frozenset(), is_complete=True),
+    "no GPU, processes not seen": JobGpus(False, frozenset()),
+    "no GPU, has one open": JobGpus(False, frozenset(), frozenset({OTHER}), True),
+    "the GPU": JobGpus(True, frozenset({THIS}), frozenset({THIS}), True),
+    "another": JobGpus(True, frozenset({OTHER}), frozenset({OTHER}), True),
+    "another, has the GPU open": JobGpus(True, frozenset({OTHER}), frozenset({THIS}), True),
+    "some": JobGpus(True),
 }
-FAULTS = {"of the host": Reach(everybody=True), "of all GPUs": Reach(), "of the GPU": Reach(pci=THIS)}
+FAULTS = {"of the host": FaultReach(all_jobs=True), "of all GPUs": FaultReach(), "of the GPU": FaultReach(pci=THIS)}
 
 
 def victims() -> Iterator[str]:
     for (fault, reach), (job, on), count in product(FAULTS.items(), JOBS.items(), (8, None)):
-        hit = "for sure" if is_hit_for_sure(reach, on, count) else "hit" if is_hit(reach, on, count) else "spared"
+        hit = "for sure" if is_certain_hit(reach, on, count) else "hit" if is_hit(reach, on, count) else "spared"
         yield f"fault {fault}; job with {job}; node with {'?' if count is None else count} GPUs: {hit}"

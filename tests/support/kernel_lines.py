@@ -14,7 +14,7 @@ import pytest
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.agent.settings.config import CheckConfig
 from healthd.common.model import Finding, Inventory, KernelEvent
 
@@ -42,7 +42,7 @@ def fields(event: KernelEvent) -> dict[str, str]:
 
 def event(line: str, at: float = 1000.0, boot_id: str = "b", history: bool = False) -> KernelEvent:
     """Of a line that must be one."""
-    found = event_of(RawLine(at, line, history=history), boot_id)
+    found = make_event(RawLine(at, line, history=history), boot_id)
     assert found is not None, line
     return found
 
@@ -61,7 +61,7 @@ def findings_of(
     with `all_events=False` those that are none are left out."""
     times = times or [1000.0 + apart * number for number in range(len(lines))]
     boots = boots or ["b"] * len(lines)
-    read = [event_of(RawLine(at, line), boot) for at, line, boot in zip(times, lines, boots, strict=True)]
+    read = [make_event(RawLine(at, line), boot) for at, line, boot in zip(times, lines, boots, strict=True)]
     assert not all_events or None not in read, lines
     recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
     return list(check.correlate(recent, node or Inventory(), config or check.Config()))

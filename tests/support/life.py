@@ -111,11 +111,11 @@ class Node:
 
     def quiet(self, seconds: float, loaded: bool = True) -> Node:
         self.now += seconds
-        self.take(endings.after_quiet(self.conditions, seconds, loaded, self.now))
+        self.take(endings.after_quiet_time(self.conditions, seconds, loaded, self.now))
         return self
 
     def operator_resumes(self) -> Node:
-        self.take(endings.resumed_by_operator(self.conditions, self.now, self.now))
+        self.take(endings.acknowledge_resumed(self.conditions, self.now, self.now))
         return self
 
     def repaired(self, code: str, subject: str | None = None) -> Node:

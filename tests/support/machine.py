@@ -13,7 +13,7 @@ from fake_gpus import fake_pci_gpus
 from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
 
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat, FileSystem, KernelClock
 from healthd.nvidia.fake_nvml import open_fake
 
@@ -125,7 +125,7 @@ class Machine:
 
     def now(self) -> Host:
         self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
-        self.system._programs = {(*SHOW, *self.units): Ran(0, self.shown_units(), "")}
+        self.system._programs = {(*SHOW, *self.units): ProgramResult(0, self.shown_units(), "")}
         self.system._clock = self.clock
         return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
 

@@ -26,7 +26,7 @@ from healthd.agent.daemon import Daemon
 from healthd.agent.scheduler import replies
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import Loaded
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm import driver, event_jobs
 from healthd.agent.worker.client import Reply, Request
@@ -111,7 +111,7 @@ class Killable(Daemon):
     killed = False
     fuse = float("inf")
 
-    def last_words(self) -> None:
+    def announce_stop(self) -> None:
         if self.killed:
             self.control.close(False)
         else:
@@ -139,7 +139,7 @@ class Node:
         self.scenario = folder / "gpus.toml"
         self.until = float("inf")  # the daemon waits no longer
         self._ends: list[socket.socket] = []
-        self._built_in = registry.built_in()
+        self._built_in = registry.built_in_checks()
         gpus(self.root, self.addresses)
         write(self.root, {"/proc/sys/kernel/random/boot_id": f"{BOOT}\n", "/sys/module/nvidia/initstate": "live\n"})
         self.log.touch()
@@ -182,8 +182,8 @@ class Node:
     def started(self, folder: str = "") -> Killable:
         """A daemon that begins, with its files in this folder below the node's."""
         made = Killable(lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic)
-        runner, save = made.client, made.memory.save
-        runner._begin = self._begin_worker
+        runner, save = made.client, made.store.save
+        runner._start_process = self._begin_worker
         send, step = runner.send, runner.step
 
         def asks(request: Request) -> Reply | None:
@@ -203,7 +203,7 @@ class Node:
             made.burn()
 
         runner.send, runner.step = asks, steps  # type: ignore[method-assign]
-        made.memory.save = saves  # type: ignore[method-assign]
+        made.store.save = saves  # type: ignore[method-assign]
         made.start()
         return made
 
@@ -249,7 +249,7 @@ class Node:
             "kernel_log": {"source": str(self.log), "trust_file": True},
             "checks": {**off, **self.checks},
         }
-        return settle(table, "test", {}, checks), checks
+        return resolve_settings(table, "test", {}, checks), checks
 
     def _poll(self, descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
         """The daemon's wait: nothing can be read only after time went by."""

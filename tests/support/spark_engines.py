@@ -25,7 +25,7 @@ from fleet_complete import CHOSEN, complete  # noqa: E402  the path comes first
 from fleet_history import BEGIN, END, NODES  # noqa: E402
 from fleet_rows import made  # noqa: E402
 
-from healthd.fleet import engine, questions, report, spark  # noqa: E402
+from healthd.fleet import engine, queries, report, spark  # noqa: E402
 from healthd.fleet.answers import (  # noqa: E402
     alarms,
     attribution,
@@ -42,10 +42,10 @@ from healthd.fleet.answers import (  # noqa: E402
     states,
 )
 from healthd.fleet.answers.document import Unanswerable  # noqa: E402
-from healthd.fleet.answers.study import Chosen, R, Study  # noqa: E402
+from healthd.fleet.answers.study import Choice, R, Study  # noqa: E402
 from healthd.fleet.database import Database, DuckDb  # noqa: E402
-from healthd.fleet.questions import Value  # noqa: E402
-from healthd.fleet.store import reading  # noqa: E402
+from healthd.fleet.queries import Value  # noqa: E402
+from healthd.fleet.store import open_for_reading  # noqa: E402
 from healthd.fleet.tables import TABLES  # noqa: E402
 
 # To compile a plan takes longer than to walk through it, on so few rows.
@@ -86,13 +86,13 @@ class Recorded(Study):
     rows      name of a query -> number of rows of all its runs
     """
 
-    def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None) -> None:
+    def __init__(self, database: Database, from_time: int, to_time: int, chosen: Choice | None) -> None:
         self.digests: dict[str, str] = {}
         self.rows: Counter[str] = Counter()
         self._runs: Counter[str] = Counter()
         super().__init__(database, from_time, to_time, chosen)
 
-    def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
+    def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         found = super().ask(name, row, **parameters)
         self.digests[f"{name} {self._runs[name]}"] = digest(getattr(row, "_fields", ()), map(tuple, found))
         self._runs[name] += 1
@@ -129,8 +129,8 @@ ANSWERS: dict[str, Callable[[Study], Any]] = {
     "links": links.links,
     "rate": lambda study: rate.rate(study, more_than_gpus=8),
     "ettr": ettr.ettr,
-    "slowing": lambda study: {"told": evidence.told_by(study, NODES)},
-    "report": lambda study: report.document(study, report.Answers({}, {}, {})),
+    "slowing": lambda study: {"told": evidence.slowdown_evidence(study, NODES)},
+    "report": lambda study: report.report_document(study, report.Answers({}, {}, {})),
 }
 COMPARE = "compare"
 
@@ -146,7 +146,7 @@ class Result(NamedTuple):
     rows: Counter[str]
 
 
-def computed(open_database: Callable[[], AbstractContextManager[Database]], chosen: Chosen | None) -> Result:
+def computed(open_database: Callable[[], AbstractContextManager[Database]], chosen: Choice | None) -> Result:
     """Compute every answer, and digest each document, each query and each table."""
     found = Result({}, Counter())
     middle = (BEGIN + END) // 2
@@ -162,15 +162,15 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
                 found.digests.update({f"answer {key}": document_of(answer, study) for key, answer in ANSWERS.items()})
             else:
                 with suppress(Unanswerable):
-                    sides.append(compare.measured(study, name))
+                    sides.append(compare.measure_side(study, name))
             found.digests.update({f"{name} {key}": value for key, value in study.digests.items()})
             found.rows.update(study.rows)
-            for table in sorted(tables.names & set(questions.for_answers())):
+            for table in sorted(tables.names & set(queries.answer_queries())):
                 answer = database.rows(f"SELECT * FROM {table}")
                 found.digests[f"{name} table {table}"] = digest(answer.columns, answer.rows)
                 found.rows[table] += len(answer.rows)
     if len(sides) == 2:
-        found.digests[f"answer {COMPARE}"] = _digest(compare.compared(*sides))
+        found.digests[f"answer {COMPARE}"] = _digest(compare.compare_sides(*sides))
     return found
 
 
@@ -197,14 +197,14 @@ def _rounded(value: Any) -> Any:
 def without_rows(results: Iterable[Result]) -> list[str]:
     """Return the queries of the answers that returned no row in any of these results: nothing was compared there."""
     rows = sum((result.rows for result in results), Counter[str]())
-    return sorted(name for name in set(questions.for_answers()) - set(questions.built_in()) if not rows[name])
+    return sorted(name for name in set(queries.answer_queries()) - set(queries.builtin_queries()) if not rows[name])
 
 
 def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
     """Yield name and files of an empty store, and of one with a history, as an ingest leaves it."""
     yield "empty", {}
     rows = {table: [tuple(line.values()) for line in lines] for table, lines in complete(Random(0)).items() if lines}
-    with reading(str(made(folder / "db", rows))) as snapshot:
+    with open_for_reading(str(made(folder / "db", rows))) as snapshot:
         yield "history", {table: snapshot.files(table) for table in TABLES}
 
 
@@ -215,7 +215,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def duckdb_of(files: engine.Files) -> Iterator[Database]:
-    with engine.connected(files, 1, 512) as connection:
+    with engine.open_database(files, 1, 512) as connection:
         yield DuckDb(connection, files)
 
 
@@ -226,16 +226,16 @@ def spark_of(session: Any, files: engine.Files) -> Iterator[Database]:
 
 def compare_questions(session: Any, store: str, files: engine.Files) -> list[str]:
     """Ask every question of both engines. Return the names of those that differ."""
-    there = questions.built_in()
-    there["of_a_site"] = questions.parse("of_a_site", "of_a_site", OF_A_SITE)
-    asked = engine.Asked(BEGIN, END, questions.parameters(there.values(), {}))
+    there = queries.builtin_queries()
+    there["of_a_site"] = queries.parse_query("of_a_site", "of_a_site", OF_A_SITE)
+    asked = engine.QueryParameters(BEGIN, END, queries.resolve_parameters(there.values(), {}))
     differ = []
     for name, question in there.items():
-        needed = questions.needed(question, there)
-        with engine.answered(needed, files, asked, 1, 512) as answer:
+        needed = queries.with_dependencies(question, there)
+        with engine.run_queries(needed, files, asked, 1, 512) as answer:
             rows = list(answer.rows)
             ours = digest(answer.columns, rows)
-        answer = spark.ask(session, needed, files, asked)
+        answer = spark.run_in_session(session, needed, files, asked)
         theirs = digest(answer.columns, answer.rows)
         same = "same" if ours == theirs else f"DIFFERENT: Spark {theirs}"
         print(f"{store:10} {name:20} {len(rows):5} rows  {ours}  {same}", flush=True)
@@ -266,7 +266,7 @@ def main() -> int:
                         wrong += [f"{store} {words}: {name}" for name in differ]
                         results += [ours]
                         compared += len(ours.digests)
-        except spark.NoSpark as error:
+        except spark.SparkUnavailable as error:
             print(f"spark: {error}", file=sys.stderr)
             return NOT_HERE
     wrong += [f"{name}: no rows" for name in without_rows(results)]

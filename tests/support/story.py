@@ -18,7 +18,7 @@ from healthd.agent.conditions.ledger import Ledger, with_conditions
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.policy import Policy, decide
-from healthd.common.history import Past, Series, update, without_growth
+from healthd.common.history import History, Series, update, without_growth
 from healthd.common.model import (
     CheckResult,
     Clears,
@@ -26,6 +26,7 @@ from healthd.common.model import (
     ConditionKey,
     ConditionState,
     Drain,
+    DrainRecord,
     Finding,
     Inventory,
     KernelEvent,
@@ -37,7 +38,6 @@ from healthd.common.model import (
     Resume,
     RunName,
     Severity,
-    SlurmMemory,
 )
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
@@ -63,7 +63,7 @@ class Story:
         self.now = NOW
         self.ledger = Ledger(boot_id=BOOT)
         self.past: dict[str, Series] = {}
-        self.slurm = SlurmMemory()
+        self.slurm = DrainRecord()
         self.requeued = False
         self.held = ""
         self.paused_until = self.trusted_since = 0.0
@@ -103,7 +103,7 @@ class Story:
         self.wait(minutes)
         given: list[Any] = []
         try:
-            given.extend(self.check.module.run(host, self.config, Past(self.past, self.now, self.boot_id)))
+            given.extend(self.check.module.run(host, self.config, History(self.past, self.now, self.boot_id)))
         except (OSError, ValueError, RuntimeError, NvmlError):
             self._after(Outcome.FAILED, given)
             raise
@@ -126,7 +126,7 @@ class Story:
         result = CheckResult(
             self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, tuple(found), repairs=repairs
         )
-        self.ledger, self.result = intake.looked(self.ledger, result, self.config, self.now)
+        self.ledger, self.result = intake.take_result(self.ledger, result, self.config, self.now)
 
     def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):
@@ -138,8 +138,8 @@ class Story:
         self.now += 1.0
         event = replace(event, time=self.now, last_time=self.now, boot_id=self.boot_id)
         known = replace(self.ledger, inventory=node or self.inventory)
-        heard = intake.heard(known, [event], [(self.check, self.config)], self.now)
-        assert not heard.mistakes
+        heard = intake.take_kernel_events(known, [event], [(self.check, self.config)], self.now)
+        assert not heard.failures
         self.ledger = heard.ledger
         return self._decide()
 
@@ -152,7 +152,9 @@ class Story:
     def wait(self, minutes: float) -> Story:
         """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
         self.now += minutes * 60
-        self.conditions = endings.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now)
+        self.conditions = endings.after_quiet_time(
+            self.conditions, minutes * 60, not (self.drained or self.held), self.now
+        )
         return self
 
     def reboot(self) -> Story:
@@ -188,7 +190,7 @@ class Story:
     def _decide(self) -> Story:
         if self.paused_until and self.now >= self.paused_until:
             self.paused_until, self.trusted_since = 0.0, self.paused_until
-        names = [RunName(self.check.name, self.config.name)] if self.check.runs else []
+        names = [RunName(self.check.name, self.config.name)] if self.check.has_run else []
         results = {names[0]: self.result} if names and self.result else {}
         judged = verdict.judge(self.conditions, results, names, self.trusted_since)
         stands = self.held or self.slurm.reason
@@ -196,9 +198,9 @@ class Story:
         decision = decide(judged, node, self.slurm, Policy(Mode.ACT, self.paused_until), self.now)
         if isinstance(decision, Drain) and not self.held:
             self.requeued = decision.requeue
-            self.slurm = SlurmMemory(reason=decision.reason)
+            self.slurm = DrainRecord(reason=decision.reason)
         elif isinstance(decision, Resume):
-            self.slurm = SlurmMemory()
+            self.slurm = DrainRecord()
             self.requeued = False
         return self
 
@@ -226,7 +228,7 @@ class Node:
     def look(self, host: Host, minutes: float = 5.0) -> Node:
         self.failed = []
         for story in self.stories:
-            if (story.check.when == "idle" and not (story.held or self.drained)) or not story.check.runs:
+            if (story.check.when == "idle" and not (story.held or self.drained)) or not story.check.has_run:
                 story.wait(minutes)
                 continue
             try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import duckdb
 
-from healthd.fleet import engine, lint, questions
+from healthd.fleet import engine, lint, queries
 from healthd.fleet.store import literal
 from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
@@ -21,14 +21,16 @@ def query(name: str, row: Any, asked: Mapping[str, Any] | None = None, **tables:
     asked: from_time, to_time (default: 0 to 1000) and parameters. tables: every table that the SQL reads; a table of
     the store may leave out columns, which are NULL, and may be empty.
     """
-    question = questions.for_answers()[name]
-    assert set(tables) == lint.tables_of(question.sql) - {"parameters", "numbers"}, "give the tables that the SQL reads"
+    question = queries.answer_queries()[name]
+    assert set(tables) == lint.table_names(question.sql) - {"parameters", "numbers"}, (
+        "give the tables that the SQL reads"
+    )
     with duckdb.connect() as connection:
         one = {"from_time": 0, "to_time": 1000, **question.parameters, **(asked or {})}
         for table, rows in {"parameters": [one], **tables}.items():
             connection.execute(f"CREATE TABLE {table} AS {_select(table, rows)}")
         connection.execute("CREATE TABLE numbers AS SELECT range AS n FROM range(100)")
-        answer = connection.execute(engine.bare(question.sql))
+        answer = connection.execute(engine.strip_semicolon(question.sql))
         assert tuple(column[0] for column in answer.description or ()) == row._fields
         return [row(*values) for values in answer.fetchall()]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import KernelClock, Tree
 
 DATA = Path(__file__).parents[1] / "data"
@@ -29,14 +29,16 @@ class FakeSystem(Tree):
     def __init__(
         self,
         root: str,
-        programs: Mapping[tuple[str, ...], Ran | OSError] | None = None,
+        programs: Mapping[tuple[str, ...], ProgramResult | OSError] | None = None,
         clock: KernelClock | OSError | None = None,
     ) -> None:
         super().__init__(root.rstrip("/"))
         self._programs = programs or {}
         self._clock = clock
 
-    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
+    ) -> ProgramResult | None:
         answer = self._programs.get(tuple(argv))
         if isinstance(answer, OSError):
             raise answer

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trees import write
 
 from healthd.validation import parts
-from healthd.validation.document import Past, history_as_text, parse_history, with_new_values
-from healthd.validation.measurement import Measurement, judge, least_share
+from healthd.validation.document import History, history_as_text, parse_history, with_new_values
+from healthd.validation.measurement import Measurement, judge, min_share
 
 
 def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", message=""):
@@ -41,8 +41,8 @@ def test_below_nine_tenths_of_its_peers_a_gpu_computes_slowly():
 
 
 def test_what_transfers_is_slow_when_it_takes_longer_than_1_1_x_the_median():
-    assert least_share("pcie_h2d") == least_share("ib_loopback") == least_share("p2p_64mb") == pytest.approx(1 / 1.1)
-    assert least_share("gemm_fp8") == least_share("memory") == 0.9
+    assert min_share("pcie_h2d") == min_share("ib_loopback") == min_share("p2p_64mb") == pytest.approx(1 / 1.1)
+    assert min_share("gemm_fp8") == min_share("memory") == 0.9
     assert verdicts(measured("pcie_h2d", 55, 55, 55, 50.1)) == [("ok", "peers")] * 4
     assert verdicts(measured("pcie_h2d", 55, 55, 55, 49.9))[3] == ("slow", "peers")
 
@@ -114,7 +114,7 @@ def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor
 
 def test_only_what_is_fine_is_remembered_and_the_newest_ten():
     results = judge(measured("memory", 3000, 3000, 3000, 1000), {}, {}, lambda part: "")
-    past: Past = {}
+    past: History = {}
     for _ in range(15):
         past = with_new_values(parse_history(history_as_text(past)), results)
     assert {part: len(values) for (_, part, _), values in past.items()} == {f"0000:{n:02x}:00.0": 10 for n in range(3)}
@@ -154,8 +154,8 @@ def test_gpus_and_active_ports_are_found_in_sysfs(tmp_path):
             "/sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
         },
     )
-    assert parts.look(str(tmp_path)) == parts.Parts({"0000:1b:00.0": 1}, {"mlx5_0/1": 400.0})
-    assert parts.look(str(tmp_path / "nowhere")) == parts.Parts({}, {})
+    assert parts.read_parts(str(tmp_path)) == parts.Parts({"0000:1b:00.0": 1}, {"mlx5_0/1": 400.0})
+    assert parts.read_parts(str(tmp_path / "nowhere")) == parts.Parts({}, {})
 
 
 def test_a_pair_is_near_on_one_numa_node():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.validation.document import FILE, Result, Validation, Verdict, as_text, parse, with_unanswered, worst
-from healthd.validation.run import keep
+from healthd.validation.document import FILE, Result, Validation, Verdict, as_text, parse, with_untested, worst
+from healthd.validation.run import save
 
 A, B = "0000:1b:00.0", "0000:43:00.0"
 
@@ -38,26 +38,26 @@ FAILED = validation(result("failed", message="the product is wrong"), result("ok
     ids=["stopped", "only", "no_tool", "not_measured", "cut_short"],
 )
 def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None:
-    found = with_unanswered(later, FAILED)
+    found = with_untested(later, FAILED)
     assert worst(found) == "failed"
     assert FAILED.results[0] in found.results, "word for word: it is no news"
     assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not tested again",)
-    assert with_unanswered(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
+    assert with_untested(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
 
 
 @pytest.mark.parametrize("verdict", ["ok", "slow", "failed"])
 def test_what_was_looked_at_again_is_as_it_is_now(verdict: str) -> None:
     later = validation(result(verdict), result("ok", B))
-    assert with_unanswered(later, FAILED) == later
+    assert with_untested(later, FAILED) == later
 
 
 def test_what_was_found_of_a_part_that_is_gone_goes_with_it() -> None:
     later = validation(result("ok", "0000:99:00.0"), result("ok", B))
-    assert with_unanswered(later, FAILED) == later
+    assert with_untested(later, FAILED) == later
 
 
 def test_without_an_earlier_one_it_is_what_it_is() -> None:
-    assert with_unanswered(FAILED, None) == FAILED
+    assert with_untested(FAILED, None) == FAILED
 
 
 RESULTS = st.lists(
@@ -72,7 +72,7 @@ def test_nothing_bad_becomes_good_unless_it_was_looked_at_or_is_gone(
     before: list[Result], after: list[Result], stopped_by: str
 ) -> None:
     earlier, later = validation(*before), validation(*after, stopped_by=stopped_by)
-    found = with_unanswered(later, earlier)
+    found = with_untested(later, earlier)
     assert parse(as_text(found)) == found
     for one in before:
         same = [r for r in found.results if (r.test, r.part) == (one.test, one.part)]
@@ -82,10 +82,10 @@ def test_nothing_bad_becomes_good_unless_it_was_looked_at_or_is_gone(
 
 
 def test_a_validation_that_is_kept_takes_what_stands_from_the_file(tmp_path: Path) -> None:
-    keep(str(tmp_path), FAILED, {})
-    keep(str(tmp_path), validation(stopped_by="a job"), {})
+    save(str(tmp_path), FAILED, {})
+    save(str(tmp_path), validation(stopped_by="a job"), {})
     kept = parse((tmp_path / FILE).read_text())
     assert (worst(kept), kept.stopped_by) == ("failed", "a job")
     (tmp_path / FILE).write_text("{")
-    keep(str(tmp_path), validation(result("ok")), {})
+    save(str(tmp_path), validation(result("ok")), {})
     assert worst(parse((tmp_path / FILE).read_text())) == "ok"

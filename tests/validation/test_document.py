@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthd.validation.document import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     Against,
     NotAValidation,
     Result,
@@ -85,7 +85,7 @@ def test_the_worst_verdict_counts_and_what_was_not_looked_at_is_no_verdict():
 def test_a_text_that_is_too_long_is_cut_where_it_is_written():
     long = replace(LAST, results=(replace(SLOW, message="x" * 5000),), unmeasured=("y" * 5000,))
     again = parse(as_text(long))
-    assert len(again.results[0].message) == len(again.unmeasured[0]) == MOST_CHARACTERS
+    assert len(again.results[0].message) == len(again.unmeasured[0]) == MAX_CHARACTERS
 
 
 def test_what_a_later_version_adds_is_passed_over():

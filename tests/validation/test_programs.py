@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.validation.programs import Command, listens, run
+from healthd.validation.programs import Command, is_listening, run
 from tests.e2e.ports import free_ports
 
 
@@ -31,7 +31,7 @@ def is_gone(pid: int) -> bool:
 
 def test_what_it_said_and_its_status_are_told():
     ended = run([python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")], 60)
-    assert [(one.status, one.stdout, one.stderr, one.how) for one in ended] == [(3, "out\n", "err\n", "ended")]
+    assert [(one.status, one.stdout, one.stderr, one.ending) for one in ended] == [(3, "out\n", "err\n", "ended")]
 
 
 def test_programs_run_side_by_side(tmp_path):
@@ -44,7 +44,7 @@ def test_programs_run_side_by_side(tmp_path):
 
 def test_a_program_that_is_missing_is_told():
     (one,) = run([Command(("/nowhere/at/all",))], 60)
-    assert (one.status, one.how) == (None, "missing")
+    assert (one.status, one.ending) == (None, "missing")
     assert "/nowhere/at/all: No such file" in one.stderr
 
 
@@ -71,7 +71,7 @@ time.sleep(600)
 def test_what_is_overdue_ends_with_its_whole_group_and_what_it_said_is_kept(tmp_path):
     told = tmp_path / "pids"
     (one,) = run([python(HANGS, str(told))], 5)
-    assert (one.how, one.left, one.status) == ("overdue", False, -signal.SIGKILL)
+    assert (one.ending, one.is_hanging, one.status) == ("overdue", False, -signal.SIGKILL)
     if told.exists():  # else this machine needed more than 5 s to start it
         assert one.stdout == "begun\n"
         for pid in map(int, told.read_text().split()):
@@ -97,7 +97,7 @@ def test_when_we_are_told_to_end_all_end(tmp_path):
     finally:
         teller.wait(240)
         os.close(reading)
-    assert one.how == "stopped"
+    assert one.ending == "stopped"
     for pid in map(int, told.read_text().split()):
         until(lambda pid=pid: is_gone(pid), f"process {pid} is gone")
 
@@ -143,9 +143,9 @@ def test_a_client_starts_when_its_server_listens_and_a_server_without_client_end
     client = "import socket, sys\nsocket.create_connection(('127.0.0.1', int(sys.argv[1])), 60)\nprint('met')"
     with contextlib.ExitStack() as held:
         port = free_ports(1, held)
-        assert not listens(port)
+        assert not is_listening(port)
         of_server, of_client = run([python(server, str(port)), python(client, str(port), port=port)], 120)
-    assert (of_client.stdout, of_client.status, of_client.how) == ("met\n", 0, "ended")
+    assert (of_client.stdout, of_client.status, of_client.ending) == ("met\n", 0, "ended")
     assert of_server.status in (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -156,10 +156,10 @@ def test_a_client_whose_server_never_listens_is_never_started(seconds):
         port = bound.getsockname()[1]
         ended = run([python("import time; time.sleep(600)"), python("pass", port=port)], seconds)
     assert ended[1].status is None
-    assert ended[1].how == "overdue"
+    assert ended[1].ending == "overdue"
 
 
 def test_a_client_whose_server_has_ended_is_not_waited_for():
     ended = run([python("raise SystemExit('the port is taken')"), python("pass", port=1)], 600)
-    assert [one.how for one in ended] == ["ended", "missing"]
+    assert [one.ending for one in ended] == ["ended", "missing"]
     assert (ended[0].status, ended[0].stderr) == (1, "the port is taken\n")

@@ -11,21 +11,23 @@ from hypothesis import strategies as st
 from slurm_text import columns
 
 from healthd.common.slurm.commands import Argv, CommandResult
-from healthd.validation.across_nodes import NotAPass, Role, role_of
+from healthd.validation.across_nodes import InvalidPass, Role, role_in_pass
 from healthd.validation.reservation import (
     STATE_COLUMNS,
-    Found,
+    NodesResult,
     NoReservation,
+    ReservationRequest,
     Stopped,
-    Wanted,
-    minutes,
+    job_minutes,
+    json_documents,
     pairs_as_text,
-    printed,
     validate,
 )
-from healthd.validation.transfers import Judged, Suspect, Transfer, judge, suspects, transfer_of
+from healthd.validation.transfers import AssessedTransfer, Suspect, Transfer, judge, parse_transfer, suspects
 
-WANTED = Wanted(("n1", "n2"), "healthd-validate-1", "root", "healthd", 600.0, (), ((("n1", "n2"),), (("n2", "n1"),)))
+WANTED = ReservationRequest(
+    ("n1", "n2"), "healthd-validate-1", "root", "healthd", 600.0, (), ((("n1", "n2"),), (("n2", "n1"),))
+)
 
 
 def states(**nodes: tuple[str, str]) -> bytes:
@@ -70,8 +72,8 @@ def answer(argv: Argv) -> CommandResult:
 
 
 def run(
-    answers: Callable[[Argv], CommandResult | Exception] = answer, wanted: Wanted = WANTED
-) -> tuple[Found | Exception, list[Argv]]:
+    answers: Callable[[Argv], CommandResult | Exception] = answer, wanted: ReservationRequest = WANTED
+) -> tuple[NodesResult | Exception, list[Argv]]:
     """How it ended, and what was sent. An Exception is thrown in in place of an answer."""
     steps, sent = validate(wanted), []
     try:
@@ -96,7 +98,7 @@ TAKEN_BACK = ["scancel --reservation=healthd-validate-1", "scontrol delete"]
 
 def test_each_node_and_each_pass_is_a_step_of_one_job_in_the_reservation() -> None:
     found, sent = run()
-    assert isinstance(found, Found)
+    assert isinstance(found, NodesResult)
     assert words(sent) == [*MADE, *["srun --jobid=42"] * 3, *TAKEN_BACK]
     assert sent[1][-1] == "Flags=MAINT,PURGE_COMP=00:01:00"
     assert "IGNORE_JOBS" not in str(sent)
@@ -108,7 +110,7 @@ def test_each_node_and_each_pass_is_a_step_of_one_job_in_the_reservation() -> No
 
 def test_the_reservation_is_longer_than_the_job_and_the_job_than_what_it_does() -> None:
     _, sent = run()
-    assert minutes(WANTED) == 16
+    assert job_minutes(WANTED) == 16
     assert "--time=16" in sent[2]
     assert "Duration=18" in sent[1]
 
@@ -127,7 +129,7 @@ def test_whatever_happens_after_it_was_begun_the_reservation_is_removed(
 def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
     deletes = iter([CommandResult(1, b"", "Requested reservation is in use")] * 3)
     found, sent = run(lambda argv: next(deletes, OK) if argv[:2] == ("scontrol", "delete") else answer(argv))
-    assert isinstance(found, Found)
+    assert isinstance(found, NodesResult)
     assert words(sent)[-3:] == ["scontrol delete", "sleep 1", "scontrol delete"]
     assert found.problems == ()
 
@@ -135,7 +137,7 @@ def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
 def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None:
     no = CommandResult(1, b"", "Access/permission denied")
     found, _ = run(lambda argv: no if argv[:2] == ("scontrol", "delete") else answer(argv))
-    assert isinstance(found, Found)
+    assert isinstance(found, NodesResult)
     assert "scontrol delete ReservationName=healthd-validate-1" in found.problems[0]
 
 
@@ -166,7 +168,7 @@ def test_rows_that_cannot_be_read_are_reported_if_a_node_is_missing(lost: int) -
 def test_a_row_of_another_node_that_cannot_be_read_is_skipped() -> None:
     table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"), n3=("10.0.0.3", "idle"))[:-9]
     found, _ = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
-    assert isinstance(found, Found)
+    assert isinstance(found, NodesResult)
 
 
 def test_who_told_nothing_is_named() -> None:
@@ -174,7 +176,7 @@ def test_who_told_nothing_is_named() -> None:
         return CommandResult(1, b"", "srun: error: n2: task 1: Exited with exit code 127") if "srun" in argv else OK
 
     found, _ = run(lambda argv: silent(argv) if argv[0] == "srun" else answer(argv))
-    assert isinstance(found, Found)
+    assert isinstance(found, NodesResult)
     assert found.problems == (
         "n1,n2 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
         "pass 1: n1>n2 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
@@ -184,13 +186,13 @@ def test_who_told_nothing_is_named() -> None:
 
 @given(st.text())
 def test_any_text_of_a_step_is_documents_or_nothing(text: str) -> None:
-    assert all(isinstance(one, dict) for one in printed(text))
-    assert printed(f"{text}\n") == printed(text)
+    assert all(isinstance(one, dict) for one in json_documents(text))
+    assert json_documents(f"{text}\n") == json_documents(text)
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text()), max_size=4))
 def test_what_several_tasks_print_at_once_is_put_together_again(documents: list[dict[str, str]]) -> None:
-    assert printed(labelled(*documents)) == documents  # type: ignore[arg-type]
+    assert json_documents(labelled(*documents)) == documents  # type: ignore[arg-type]
 
 
 # --- a pass on one node
@@ -199,16 +201,16 @@ def test_what_several_tasks_print_at_once_is_put_together_again(documents: list[
 def test_a_node_finds_its_part_of_a_pass() -> None:
     text = pairs_as_text((("n1", "n2"), ("n3", "n4")), {"n2": "10.0.0.2", "n4": "fe80::4"})
     assert text == "n1 n2 10.0.0.2 18515,n3 n4 fe80::4 18579"
-    assert role_of(text, "n1") == Role("n1", "n2", "10.0.0.2", 18515, sends=True)
-    assert role_of(text, "n4") == Role("n3", "n4", "fe80::4", 18579, sends=False)
-    assert role_of(text, "n5") is None
+    assert role_in_pass(text, "n1") == Role("n1", "n2", "10.0.0.2", 18515, sends=True)
+    assert role_in_pass(text, "n4") == Role("n3", "n4", "fe80::4", 18579, sends=False)
+    assert role_in_pass(text, "n5") is None
 
 
 @given(st.text() | st.lists(st.sampled_from(["n1", "-d", "10.0.0.2", "70000", "5", "²"]), max_size=5).map(" ".join))
 def test_any_text_of_a_pass_is_a_role_or_refused(text: str) -> None:
     try:
-        found = role_of(text, "n1")
-    except NotAPass:
+        found = role_in_pass(text, "n1")
+    except InvalidPass:
         return
     assert found is None or ("n1" in found[:2] and not found.address.startswith("-") and found.port > 0)
 
@@ -251,10 +253,10 @@ def test_slow_in_both_pairs_is_the_node_in_one_the_link() -> None:
 
 def test_of_two_nodes_nobody_knows_which_it_is() -> None:
     failed = [
-        Judged(sent("n0", "n1", None, "failed"), "failed", None, ""),
-        Judged(sent("n1", "n0", 390.0), "ok", None, ""),
+        AssessedTransfer(sent("n0", "n1", None, "failed"), "failed", None, ""),
+        AssessedTransfer(sent("n1", "n0", 390.0), "ok", None, ""),
     ]
-    assert [one.what for one in suspects(failed)] == ["link"]
+    assert [one.kind for one in suspects(failed)] == ["link"]
 
 
 def test_what_nobody_looked_at_makes_nobody_suspect() -> None:
@@ -278,6 +280,6 @@ ROW = st.fixed_dictionaries(
 
 @given(st.lists(JSON | ROW))
 def test_whatever_a_node_prints_is_judged_or_passed_over(rows: list[object]) -> None:
-    found = [one for row in rows if (one := transfer_of(row)) is not None]
+    found = [one for row in rows if (one := parse_transfer(row)) is not None]
     assert len(judge(found)) == len(found)
     suspects(judge(found))

@@ -21,7 +21,7 @@ from healthd.common.toml import parse
 from healthd.validation import parts
 
 ROOT = Path(__file__).parents[2]
-HERE = parts.look("/")
+HERE = parts.read_parts("/")
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from healthd.agent.conditions.bounds import ends_last, others_of
+from healthd.agent.conditions.bounds import later_ending, overflow_key
 from healthd.agent.conditions.condition import (
+    ACTIVE_STATES,
     LATCHED,
-    STANDING,
     Conditions,
-    Standing,
-    changed,
+    EvidenceLevel,
     ended,
+    evidence_level,
     found_severity,
-    opened,
-    standing,
+    update_matching,
+    with_open_times,
 )
-from healthd.agent.settings.config import CheckConfig, only_warns
+from healthd.agent.settings.config import CheckConfig, is_capped
 from healthd.common.model import (
     CheckResult,
     Clears,
@@ -27,7 +27,7 @@ from healthd.common.model import (
     ConditionState,
     Ending,
     Finding,
-    Found,
+    FoundSeverity,
     KernelEvent,
     Outcome,
     RunName,
@@ -38,9 +38,11 @@ from healthd.common.text import printable
 
 # A REBOOT fault that opens again this soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
-RELAPSES_AFTER = frozenset({Ending.REBOOT, Ending.REPAIRED})
-UNREAD_SECONDS = 3600.0  # as in the check "kernel"
-CONFIRMS_SECONDS = 600.0  # two rounds: how long a kernel line replaces the confirm time of a finding on its part
+RELAPSE_ENDINGS = frozenset({Ending.REBOOT, Ending.REPAIRED})
+UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # as in the check "kernel"
+CONFIRMATION_WINDOW_SECONDS = (
+    600.0  # two rounds: how long a kernel line replaces the confirm time of a finding on its part
+)
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
@@ -54,16 +56,16 @@ def as_configured(finding: Finding, config: CheckConfig) -> Finding:
         finding = replace(finding, subject=printable(finding.subject))
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
-    if only_warns(config, finding.expects):
+    if is_capped(config, finding.expects):
         severity = min(severity, Severity.WARNING)
         worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
     if (severity, worsens) == (finding.severity, finding.worsens):
         return finding
-    return replace(finding, severity=severity, worsens=worsens, found=_as_found(finding))
+    return replace(finding, severity=severity, worsens=worsens, found_severity=_as_found(finding))
 
 
-def _as_found(finding: Finding) -> Found:
-    return finding.found or Found(finding.severity, finding.worsens)
+def _as_found(finding: Finding) -> FoundSeverity:
+    return finding.found_severity or FoundSeverity(finding.severity, finding.worsens)
 
 
 def absorb_result(
@@ -76,25 +78,25 @@ def absorb_result(
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
-    seen = set()
+    reported_keys = set()
     for finding in sorted(result.findings, key=lambda f: f.severity):  # of two findings about one part the worse counts
-        finding, key = _confirmed(finding, conditions, now), finding.key
-        seen.add(key)
+        finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
+        reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
-            old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
+            old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
         elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted; now the check reports it itself
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
-        if key == others_of(result.run):
-            old = replace(old, clears=ends_last(old.clears, finding.clears))
-        if finding.log_decides and old.last_event > old.last_level_seen:
-            finding = replace(finding, severity=old.severity, found=Found(found_severity(old)))
+        if key == overflow_key(result.run):
+            old = replace(old, clears=later_ending(old.clears, finding.clears))
+        if finding.log_sets_severity and old.last_event > old.last_level_seen:
+            finding = replace(finding, severity=old.severity, found_severity=FoundSeverity(found_severity(old)))
         # A milder finding does not undo a fault that the log or an earlier run reported.
-        new[key] = _seen_by_check(old, _as_latched(finding, old), result.started, now, boot_id)
+        new[key] = _after_report(old, _as_latched(finding, old), result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
-            if old.run == result.run and key not in seen and old.last_level_seen:
-                after = _not_seen(old, clear_after, now)
+            if old.run == result.run and key not in reported_keys and old.last_level_seen:
+                after = _after_clean_run(old, clear_after, now)
                 if after is None:
                     del new[key]
                 else:
@@ -102,33 +104,34 @@ def absorb_result(
     return new
 
 
-def _confirmed(finding: Finding, conditions: Conditions, now: float) -> Finding:
+def _confirm_by_kernel_log(finding: Finding, conditions: Conditions, now: float) -> Finding:
     """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
     Reports do not count if they are older than CONFIRMATION_WINDOW_SECONDS, or older than an acknowledgement (a resume
     by an operator, `healthd ack`).
     """
-    said = any(
+    is_confirmed = any(
         c.code in finding.confirmed_by
         and finding.subject in ("", c.subject)
-        and (c.state in STANDING and standing(c) is Standing.PROVEN)
-        and c.last_event > max(now - CONFIRMS_SECONDS, c.acknowledged_at, c.ack.given if c.ack else 0.0)
+        and (c.state in ACTIVE_STATES and evidence_level(c) is EvidenceLevel.PROVEN)
+        and c.last_event
+        > max(now - CONFIRMATION_WINDOW_SECONDS, c.acknowledged_at, c.ack.requested_at if c.ack else 0.0)
         for c in conditions.values()
     )
-    return replace(finding, confirm_seconds=0.0) if said and finding.confirm_seconds else finding
+    return replace(finding, confirm_seconds=0.0) if is_confirmed and finding.confirm_seconds else finding
 
 
-def _first_sight(
+def _new_condition(
     check: str, instance: str, finding: Finding, now: float, boot_id: str, cleared: Sequence[Condition]
 ) -> Condition:
-    reboots = finding.clears is Clears.REBOOT
-    within = finding.relapse_seconds or (RELAPSE_SECONDS if reboots else 0.0)
-    relapse = any(
-        past.key == finding.key
-        and not past.observed
-        and (past.ending in RELAPSES_AFTER or not reboots)
-        and now - past.cleared_at < within
-        for past in cleared
+    clears_by_reboot = finding.clears is Clears.REBOOT
+    relapse_seconds = finding.relapse_seconds or (RELAPSE_SECONDS if clears_by_reboot else 0.0)
+    is_relapse = any(
+        previous.key == finding.key
+        and not previous.observed
+        and (previous.ending in RELAPSE_ENDINGS or not clears_by_reboot)
+        and now - previous.cleared_at < relapse_seconds
+        for previous in cleared
     )
     return Condition(
         check=check,
@@ -137,7 +140,7 @@ def _first_sight(
         subject=finding.subject,
         severity=finding.severity,
         message=finding.message,
-        clears=Clears.OPERATOR if relapse else finding.clears,
+        clears=Clears.OPERATOR if is_relapse else finding.clears,
         state=ConditionState.PENDING,
         first_seen=now,
         last_seen=now,
@@ -149,7 +152,7 @@ def _first_sight(
         evidence=finding.evidence,
         shared_cause=finding.shared_cause,
         persists_since=now,
-        found=_as_found(finding).severity,
+        found_severity=_as_found(finding).severity,
         expects=finding.expects,
         job=_jobs(finding),
         slowness=finding.slowness,
@@ -160,39 +163,39 @@ def _jobs(finding: Finding) -> str:
     return ",".join(finding.slowness.jobs) if finding.slowness else ""
 
 
-def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, boot_id: str) -> Condition:
+def _after_report(old: Condition, finding: Finding, started: float, now: float, boot_id: str) -> Condition:
     persists_since = now if old.clean_runs else old.persists_since
     severity = _worsened(finding.severity, finding.worsens, now - persists_since)
     found = _as_found(finding)
-    acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
-    if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
+    is_acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
+    if is_acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
         old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: it hits the jobs that run now
-    if old.ack or (acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
+    if old.ack or (is_acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
         state = ConditionState.PENDING
     else:
         state = ConditionState.OPEN
-    return opened(
+    return with_open_times(
         replace(
             old,
             severity=severity,
             message=finding.message,
             state=state,
             last_seen=now,
-            last_level_seen=began,
+            last_level_seen=started,
             count=old.count + 1,
             boot_id=boot_id,
             worsens=finding.worsens,
             evidence=finding.evidence,
             shared_cause=finding.shared_cause,
-            window_seconds=0.0 if _relapsed(old, finding) else finding.window_seconds,
+            window_seconds=0.0 if _is_relapsed(old, finding) else finding.window_seconds,
             persists_since=persists_since,
             clean_runs=0,
             quiet_seconds=0.0,
             repaired=False,
             history=False,
-            found=_worsened(found.severity, found.worsens, now - persists_since),
+            found_severity=_worsened(found.severity, found.worsens, now - persists_since),
             expects=finding.expects,
             job=_jobs(finding) or old.job,
             slowness=finding.slowness,
@@ -205,18 +208,18 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
     return max(severity, worsens.severity) if worsens and lasted_seconds >= worsens.after_seconds else severity
 
 
-def _relapsed(old: Condition, finding: Finding) -> bool:
+def _is_relapsed(old: Condition, finding: Finding) -> bool:
     """Return True if the condition waits for an operator because it came back. Clean time does not clear it then."""
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
-def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
+def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
     """Return the condition after a completed run without its finding; None if it was pending, so did not last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
-    by_pass = old.clears is Clears.PASS or (old.state is ConditionState.ACKNOWLEDGED and old.ack is None)
-    if by_pass and clean.clean_runs >= clear_after:
+    clears_by_pass = old.clears is Clears.PASS or (old.state is ConditionState.ACKNOWLEDGED and old.ack is None)
+    if clears_by_pass and clean.clean_runs >= clear_after:
         return ended(clean, Ending.PASS, now)
     return clean
 
@@ -238,62 +241,64 @@ def absorb_events(
     """
     new = dict(conditions)
     for finding in findings:
-        behind = [events[sequence] for sequence in finding.events if sequence in events]
-        if not any(event.sequence in touched for event in behind):
+        source_events = [events[sequence] for sequence in finding.events if sequence in events]
+        if not any(event.sequence in touched for event in source_events):
             continue
         key = finding.key
-        when = max(event.last_time for event in behind)
-        sight = max(standing(event) for event in behind)
-        live = sight is not Standing.HISTORY
+        last_time = max(event.last_time for event in source_events)
+        level = max(evidence_level(event) for event in source_events)
+        is_live = level is not EvidenceLevel.HISTORY
         old = new.get(key)
-        if finding.over:
-            weaker = old is not None and sight is Standing.OBSERVED < standing(old)
-            if old is not None and old.clears not in LATCHED and old.last_seen <= when and not weaker:
-                new[key] = ended(old, Ending.RECOVERED, when, finding.message)
+        if finding.recovered:
+            is_weaker = old is not None and level is EvidenceLevel.OBSERVED < evidence_level(old)
+            if old is not None and old.clears not in LATCHED and old.last_seen <= last_time and not is_weaker:
+                new[key] = ended(old, Ending.RECOVERED, last_time, finding.message)
             continue
-        if old is not None and sight < standing(old):
+        if old is not None and level < evidence_level(old):
             continue  # history and forgeable lines add nothing to a condition with better evidence
-        if old is None or sight > standing(old):
-            first = min(event.time for event in behind)
-            anew = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
-            anew = replace(anew, last_sequence=_counted_up_to(new, anew))
-            old = anew if old is None or old.observed else replace(old, clears=anew.clears)
+        if old is None or level > evidence_level(old):
+            first_time = min(event.time for event in source_events)
+            restarted = _new_condition(
+                check, "", finding, first_time, boot_id, cleared if is_live else ()
+            )  # history is no relapse
+            restarted = replace(restarted, last_sequence=_last_counted_event(new, restarted))
+            old = restarted if old is None or old.observed else replace(old, clears=restarted.clears)
         finding = _as_latched(finding, old)
-        fresh = [event for event in behind if event.sequence > old.last_sequence]
-        was_known = old.state is ConditionState.ACKNOWLEDGED and when <= old.acknowledged_at
-        new[key] = opened(
+        new_events = [event for event in source_events if event.sequence > old.last_sequence]
+        was_acknowledged = old.state is ConditionState.ACKNOWLEDGED and last_time <= old.acknowledged_at
+        new[key] = with_open_times(
             replace(
                 old,
-                severity=finding.severity if live else min(finding.severity, Severity.INFO),
+                severity=finding.severity if is_live else min(finding.severity, Severity.INFO),
                 clears=old.clears if old.clears is Clears.OPERATOR else finding.clears,
                 message=finding.message,
-                state=ConditionState.ACKNOWLEDGED if was_known or old.ack else ConditionState.OPEN,
-                last_seen=max(when, old.last_seen),
-                last_event=max(when, old.last_event),
-                last_sequence=max([old.last_sequence, *(event.sequence for event in fresh)]),
-                count=old.count + len(fresh),
+                state=ConditionState.ACKNOWLEDGED if was_acknowledged or old.ack else ConditionState.OPEN,
+                last_seen=max(last_time, old.last_seen),
+                last_event=max(last_time, old.last_event),
+                last_sequence=max([old.last_sequence, *(event.sequence for event in new_events)]),
+                count=old.count + len(new_events),
                 boot_id=boot_id,
                 window_seconds=finding.window_seconds,
                 clean_runs=0,
                 quiet_seconds=0.0,
                 repaired=False,
-                history=not live,
-                observed=sight is Standing.OBSERVED,
-                found=_as_found(finding).severity,
-                job=next((job for event in reversed(behind) if (job := dict(event.fields).get("job"))), old.job),
+                history=not is_live,
+                observed=level is EvidenceLevel.OBSERVED,
+                found_severity=_as_found(finding).severity,
+                job=next((job for event in reversed(source_events) if (job := dict(event.fields).get("job"))), old.job),
             ),
-            when,
+            last_time,
         )
     return new
 
 
-def _counted_up_to(conditions: Conditions, sight: Condition) -> int:
+def _last_counted_event(conditions: Conditions, condition: Condition) -> int:
     """Return the sequence of the newest event in the overflow condition of the run: the part may be counted there."""
-    others = conditions.get(others_of(sight.run))
-    return others.last_sequence if others else 0
+    overflow = conditions.get(overflow_key(condition.run))
+    return overflow.last_sequence if overflow else 0
 
 
-def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
+def absorb_unreadable_line(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
     """Return the conditions after a line that healthd could not even record as unreadable."""
     finding = Finding(
         Severity.WARNING,
@@ -302,18 +307,18 @@ def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[Con
         f"healthd fails to read this line: {event.text[:200]}",
         Clears.WINDOW,
     )
-    old = conditions.get(finding.key) or _first_sight("kernel", "", finding, event.time, boot_id, ())
-    seen = replace(
+    old = conditions.get(finding.key) or _new_condition("kernel", "", finding, event.time, boot_id, ())
+    updated = replace(
         old,
         state=ConditionState.OPEN,
         message=printable(finding.message),
-        window_seconds=UNREAD_SECONDS,
+        window_seconds=UNREADABLE_LINE_WINDOW_SECONDS,
         last_seen=max(old.last_seen, event.last_time),
         last_event=max(old.last_event, event.last_time),
         count=old.count + 1,
         quiet_seconds=0.0,
     )
-    return {**conditions, finding.key: opened(seen, event.last_time)}
+    return {**conditions, finding.key: with_open_times(updated, event.last_time)}
 
 
 def with_jobs(
@@ -345,7 +350,7 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
     return replace(
         finding,
         severity=old.severity,
-        found=Found(found_severity(old)),
+        found_severity=FoundSeverity(found_severity(old)),
         clears=old.clears,
         window_seconds=old.window_seconds,
         message=old.message,
@@ -358,14 +363,14 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
     `enforce = false` withdraws a false alarm. Without a setting a condition has the severity at which it was found.
     """
 
-    def configured(condition: Condition) -> Condition:
+    def reconfigure(condition: Condition) -> Condition:
         config = configs[condition.run]
         severity = config.severity.get(condition.code, found_severity(condition))
-        if only_warns(config, condition.expects):
+        if is_capped(config, condition.expects):
             severity = min(severity, Severity.WARNING)
         return replace(condition, severity=min(severity, Severity.INFO) if condition.history else severity)
 
-    return changed(conditions, lambda c: c.run in configs, configured)
+    return update_matching(conditions, lambda c: c.run in configs, reconfigure)
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
@@ -379,6 +384,6 @@ def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: 
     finding = Finding(
         Severity.DEGRADED, code, subject, "adopted from the node's Reason in Slurm", clears=Clears.OPERATOR
     )
-    condition = _first_sight(code.partition("/")[0], "", finding, now, boot_id, ())
-    opened = replace(condition, state=ConditionState.ACKNOWLEDGED, acknowledged_at=now, opened_at=now)
-    return {**conditions, opened.key: opened}
+    condition = _new_condition(code.partition("/")[0], "", finding, now, boot_id, ())
+    acknowledged_condition = replace(condition, state=ConditionState.ACKNOWLEDGED, acknowledged_at=now, opened_at=now)
+    return {**conditions, acknowledged_condition.key: acknowledged_condition}

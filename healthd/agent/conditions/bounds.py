@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from healthd.agent.conditions.condition import LATCHED, STANDING, Conditions, standing
+from healthd.agent.conditions.condition import ACTIVE_STATES, LATCHED, Conditions, evidence_level
 from healthd.common.model import (
     CheckResult,
     Clears,
@@ -34,12 +34,12 @@ from healthd.common.model import (
     Severity,
 )
 
-MOST = 128  # a DGX has up to 144 NVLinks, and more rows are unreadable; the cost of each: docs/bench.md
-OTHERS = "others"
-WORST = "; the worst: "
+MAX_CONDITIONS = 128  # a DGX has up to 144 NVLinks, and more rows are unreadable; the cost of each: docs/bench.md
+OVERFLOW = "others"
+WORST_SEPARATOR = "; the worst: "
 
 # Endings from the earliest to the latest.
-_LATER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
+_ENDING_ORDER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
 class Rank(NamedTuple):
@@ -60,19 +60,19 @@ class Ranked(NamedTuple):
     rank: Rank
 
 
-def others_of(run: RunName) -> ConditionKey:
+def overflow_key(run: RunName) -> ConditionKey:
     """Return the key of the overflow condition of a run."""
-    return ConditionKey(f"{run.check}/{OTHERS}", f"{OTHERS} of {run.instance}" if run.instance else OTHERS)
+    return ConditionKey(f"{run.check}/{OVERFLOW}", f"{OVERFLOW} of {run.instance}" if run.instance else OVERFLOW)
 
 
 def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
     """Return the conditions with those beyond the bound counted. `limit_findings` limits pending conditions."""
     new = dict(conditions)
-    open_ones = {key: condition for key, condition in conditions.items() if condition.state in STANDING}
-    names = _names({key: Ranked(condition.run, _rank(condition)) for key, condition in open_ones.items()})
-    for others in set(names.values()):
-        members = [new.pop(key) for key, name in names.items() if name == others]
-        new[others] = _counted(others, members)
+    active = {key: condition for key, condition in conditions.items() if condition.state in ACTIVE_STATES}
+    assigned = _assign_overflow({key: Ranked(condition.run, _rank(condition)) for key, condition in active.items()})
+    for overflow in set(assigned.values()):
+        members = [new.pop(key) for key, assigned_to in assigned.items() if assigned_to == overflow]
+        new[overflow] = _merge_conditions(overflow, members)
     return new
 
 
@@ -81,71 +81,73 @@ def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
 
     Their shared condition is open while the check reports at least one finding beyond the bound.
     """
-    if len(conditions) + len(result.findings) <= MOST:
+    if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result
     found = {finding.key: finding for finding in sorted(result.findings, key=lambda finding: finding.severity)}
     ranked = {
         key: Ranked(condition.run, _rank(condition))
         for key, condition in conditions.items()
-        if condition.state in STANDING or condition.run != result.run
+        if condition.state in ACTIVE_STATES or condition.run != result.run
     }
-    others = others_of(result.run)
+    overflow = overflow_key(result.run)
     for key, finding in found.items():
-        ranked[key] = Ranked(result.run, _rank_found(finding, conditions.get(key), conditions.get(others)))
-    names = _names(ranked)
-    counted = [finding for key, finding in found.items() if key in names]
-    if [finding.key for finding in counted] in ([], [others]):
+        ranked[key] = Ranked(result.run, _rank_finding(finding, conditions.get(key), conditions.get(overflow)))
+    assigned = _assign_overflow(ranked)
+    counted = [finding for key, finding in found.items() if key in assigned]
+    if [finding.key for finding in counted] in ([], [overflow]):
         return result
-    named = (finding for key, finding in found.items() if key not in names)
-    return replace(result, findings=(*named, _one_finding(others, counted, ranked)))
+    named = (finding for key, finding in found.items() if key not in assigned)
+    return replace(result, findings=(*named, _merge_findings(overflow, counted, ranked)))
 
 
-def _names(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, ConditionKey]:
+def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, ConditionKey]:
     """Return the keys that lose their names, each with the key of its overflow condition.
 
     Runs take turns among equally bad conditions: a storm in one check takes no name from a check that has fewer.
     """
-    too_many = len(ranked) - MOST
-    if too_many <= 0:
+    excess = len(ranked) - MAX_CONDITIONS
+    if excess <= 0:
         return {}
-    places: Counter[RunName] = Counter()
+    positions: Counter[RunName] = Counter()
     order = []
     for key in sorted(ranked, key=lambda key: ranked[key].rank):
         run, rank = ranked[key]
-        places[run] += 1
-        order.append(((rank.harmless, rank.observed, rank.mildness, places[run], rank), key))
-    counted: dict[ConditionKey, list[ConditionKey]] = {
-        others: [others] for run in places if (others := others_of(run)) in ranked
+        positions[run] += 1
+        order.append(((rank.harmless, rank.observed, rank.mildness, positions[run], rank), key))
+    members: dict[ConditionKey, list[ConditionKey]] = {
+        overflow: [overflow] for run in positions if (overflow := overflow_key(run)) in ranked
     }
     for _, key in sorted(order, reverse=True):
-        if too_many <= 0:
+        if excess <= 0:
             break
-        others = others_of(ranked[key].run)
-        if key != others:
-            too_many -= others in counted  # the first member of a run only gets another name
-            counted.setdefault(others, []).append(key)
-    return {key: others for others, keys in counted.items() if len(keys) > 1 for key in keys}
+        overflow = overflow_key(ranked[key].run)
+        if key != overflow:
+            excess -= overflow in members  # the first member of a run only gets another name
+            members.setdefault(overflow, []).append(key)
+    return {key: overflow for overflow, keys in members.items() if len(keys) > 1 for key in keys}
 
 
 def _rank(c: Condition) -> Rank:
-    acts = c.state is not ConditionState.ACKNOWLEDGED and c.severity >= Severity.DEGRADED and not c.observed
-    return Rank(not acts, c.observed, -c.severity, c.first_seen, c.subject, c.code)
+    drains = c.state is not ConditionState.ACKNOWLEDGED and c.severity >= Severity.DEGRADED and not c.observed
+    return Rank(not drains, c.observed, -c.severity, c.first_seen, c.subject, c.code)
 
 
-def _rank_found(finding: Finding, known: Condition | None, others: Condition | None) -> Rank:
+def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
     A finding without a condition of its own may be counted in `overflow`, and is acknowledged with it.
     """
-    if known is not None and known.state in STANDING:
-        return _rank(replace(known, severity=max(finding.severity, known.severity), observed=False))
-    is_known = others is not None and others.state is ConditionState.ACKNOWLEDGED
-    acts = finding.severity >= Severity.DEGRADED and not (is_known and others and finding.severity <= others.severity)
-    since = known.first_seen if known is not None else float("inf")
-    return Rank(not acts, False, -finding.severity, since, finding.subject, finding.code)
+    if condition is not None and condition.state in ACTIVE_STATES:
+        return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
+    is_acknowledged = overflow is not None and overflow.state is ConditionState.ACKNOWLEDGED
+    drains = finding.severity >= Severity.DEGRADED and not (
+        is_acknowledged and overflow and finding.severity <= overflow.severity
+    )
+    since = condition.first_seen if condition is not None else float("inf")
+    return Rank(not drains, False, -finding.severity, since, finding.subject, finding.code)
 
 
-def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
+def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
     """Return one condition for all members, with the times that keep it open longest and make it act soonest.
 
     If there are proven members, observed members and history are only counted.
@@ -153,9 +155,9 @@ def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
     ranked = sorted(members, key=_rank)
     worst = ranked[0]
     count = sum(c.count for c in members)
-    members = [c for c in members if standing(c) is standing(worst)]
-    same = [c for c in members if c.state is worst.state]
-    clears, window_seconds = _last_ending((c.clears, c.window_seconds) for c in members)
+    members = [c for c in members if evidence_level(c) is evidence_level(worst)]
+    in_worst_state = [c for c in members if c.state is worst.state]
+    clears, window_seconds = _latest_ending((c.clears, c.window_seconds) for c in members)
     newest = max(members, key=lambda c: c.last_seen)
     return replace(
         worst,
@@ -165,10 +167,12 @@ def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
         clears=clears,
         window_seconds=window_seconds,
         # A severity that a profile lowered stays lowered after a reload, until the next run reports again.
-        found=worst.severity,
+        found_severity=worst.severity,
         expects="",
         # Only of members that act like the worst: acknowledged members and warnings do not drain.
-        shared_cause=all(c.shared_cause for c in same if c.severity >= min(worst.severity, Severity.DEGRADED)),
+        shared_cause=all(
+            c.shared_cause for c in in_worst_state if c.severity >= min(worst.severity, Severity.DEGRADED)
+        ),
         job=next((c.job for c in ranked if c.job), ""),
         count=count,
         boot_id=newest.boot_id,
@@ -177,20 +181,20 @@ def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
         last_level_seen=max(c.last_level_seen for c in members),
         last_event=max(c.last_event for c in members),
         last_sequence=max(c.last_sequence for c in members),
-        acknowledged_at=min(c.acknowledged_at for c in same),
-        opened_at=max(c.opened_at for c in same),
-        critical_at=max(c.critical_at for c in same),
-        persists_since=min(c.persists_since for c in same),
+        acknowledged_at=min(c.acknowledged_at for c in in_worst_state),
+        opened_at=max(c.opened_at for c in in_worst_state),
+        critical_at=max(c.critical_at for c in in_worst_state),
+        persists_since=min(c.persists_since for c in in_worst_state),
         clean_runs=min(c.clean_runs for c in members),
         quiet_seconds=min(c.quiet_seconds for c in members),
         repaired=all(c.repaired for c in members),
-        ack=min((c.ack for c in same if c.ack), key=lambda ack: ack.until, default=None),
+        ack=min((c.ack for c in in_worst_state if c.ack), key=lambda ack: ack.until, default=None),
     )
 
 
-def _one_finding(key: ConditionKey, members: Sequence[Finding], ranked: Mapping[ConditionKey, Ranked]) -> Finding:
+def _merge_findings(key: ConditionKey, members: Sequence[Finding], ranked: Mapping[ConditionKey, Ranked]) -> Finding:
     worst = min(members, key=lambda finding: ranked[finding.key].rank)
-    clears, window_seconds = _last_ending((finding.clears, finding.window_seconds) for finding in members)
+    clears, window_seconds = _latest_ending((finding.clears, finding.window_seconds) for finding in members)
     text = "".join(sorted(f"{finding.key} {finding.evidence}\n" for finding in members))
     return replace(
         worst,
@@ -200,31 +204,31 @@ def _one_finding(key: ConditionKey, members: Sequence[Finding], ranked: Mapping[
         clears=clears,
         window_seconds=window_seconds,
         expects="",
-        found=None,
+        found_severity=None,
         shared_cause=all(finding.shared_cause for finding in members),
         evidence=f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}" if all(f.evidence for f in members) else "",
     )
 
 
-def ends_last(first: Clears, second: Clears) -> Clears:
+def later_ending(first: Clears, second: Clears) -> Clears:
     """Return the later of two endings."""
-    return max(first, second, key=_LATER.index)
+    return max(first, second, key=_ENDING_ORDER.index)
 
 
-def _last_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
+def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
     """Return the latest ending and its window; the window is 0 if a member does not clear by time alone."""
-    known = list(endings)
-    last = max((clears for clears, _ in known), key=_LATER.index)
-    windows = [seconds for clears, seconds in known if clears in LATCHED or last not in LATCHED]
+    pairs = list(endings)
+    last = max((clears for clears, _ in pairs), key=_ENDING_ORDER.index)
+    windows = [seconds for clears, seconds in pairs if clears in LATCHED or last not in LATCHED]
     return last, max(windows) if all(windows) or last not in LATCHED else 0.0
 
 
-def _message(how_many: str, subject: str, message: str) -> str:
+def _message(count_text: str, subject: str, message: str) -> str:
     """Return "seen 901 times, on parts that are not named; the worst: 0000:1b:00.0: Xid 31: ...".
 
     `message` may already be such a text. It counts kernel lines, not parts: one part may repeat.
     """
-    _, counted_before, worst = message.partition(WORST)
-    if not counted_before:
+    _, separator, worst = message.partition(WORST_SEPARATOR)
+    if not separator:
         worst = f"{subject}: {message}" if subject else message
-    return f"{how_many}, on parts that are not named{WORST}{worst}"
+    return f"{count_text}, on parts that are not named{WORST_SEPARATOR}{worst}"

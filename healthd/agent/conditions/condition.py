@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, Ending, KernelEvent, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
-LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
-STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
+MAX_SUPPRESSION_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
+ACTIVE_STATES = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
 LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
-class Standing(enum.IntEnum):
+class EvidenceLevel(enum.IntEnum):
     """Strength of the evidence for a condition.
 
     Stronger evidence restarts a condition; weaker evidence adds nothing to it.
@@ -35,13 +35,13 @@ class Standing(enum.IntEnum):
     PROVEN = 2
 
 
-def standing(seen: Condition | KernelEvent) -> Standing:
-    if seen.history:
-        return Standing.HISTORY
-    return Standing.OBSERVED if seen.observed else Standing.PROVEN
+def evidence_level(source: Condition | KernelEvent) -> EvidenceLevel:
+    if source.history:
+        return EvidenceLevel.HISTORY
+    return EvidenceLevel.OBSERVED if source.observed else EvidenceLevel.PROVEN
 
 
-def opened(condition: Condition, now: float) -> Condition:
+def with_open_times(condition: Condition, now: float) -> Condition:
     """Record when a condition first was open, and when it first was open and CRITICAL."""
     if condition.state is not ConditionState.OPEN:
         return condition
@@ -59,10 +59,10 @@ def ended(condition: Condition, ending: Ending, now: float, text: str | None = N
 
 
 def found_severity(condition: Condition) -> Severity:
-    return condition.severity if condition.found is None else condition.found
+    return condition.severity if condition.found_severity is None else condition.found_severity
 
 
-def changed(
+def update_matching(
     conditions: Conditions, matches: Callable[[Condition], bool], change: Callable[[Condition], Condition]
 ) -> dict[ConditionKey, Condition]:
     return {key: change(c) if matches(c) else c for key, c in conditions.items()}
@@ -78,11 +78,11 @@ def acknowledged(condition: Condition, now: float) -> Condition:
     )
 
 
-def acts(condition: Condition, trusted_since: float) -> bool:
+def may_drain(condition: Condition, trusted_since: float) -> bool:
     """Return True if a condition may drain: open, severe enough, proven, and reported since healthd is trusted."""
     since = max(trusted_since, condition.acknowledged_at)
-    is_bad = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
-    return is_bad and not condition.observed and last_sight(condition) > since
+    is_serious = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
+    return is_serious and not condition.observed and last_evidence_time(condition) > since
 
 
 def fault_time(cause: Condition) -> float:
@@ -90,6 +90,6 @@ def fault_time(cause: Condition) -> float:
     return max(cause.critical_at, cause.last_event)
 
 
-def last_sight(condition: Condition) -> float:
+def last_evidence_time(condition: Condition) -> float:
     """Return the last time at which the fault is known to have been present."""
     return max(condition.last_level_seen, condition.last_event)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from healthd.common import ownership
 from healthd.common.atomic_files import open_own_file
 
-ROOM_BYTES = 64 << 10  # the file grows in steps of this size, with a quarter of a step in reserve
+SIZE_STEP_BYTES = 64 << 10  # the file grows in steps of this size, with a quarter of a step in reserve
 RENAME_EXCHANGE = 2
 
 
@@ -26,14 +26,14 @@ def rewrite_file(path: str, text: bytes) -> None:
 
     Raises ownership.Untrusted, and OSError, also if the text needs more space than the file ever had and there is none.
     """
-    with ownership.beside(path) as (folder, name):
+    with ownership.open_parent(path) as (folder, name):
         spare = f"{name}.spare"
-        with _to_write(folder, spare) as file:
-            has = os.fstat(file.fileno()).st_size
-            size = file.write(text)
-            needs = _room(size)
-            room = has if needs <= has <= 4 * needs else needs
-            file.write(b" " * (room - size))
+        with _open_spare(folder, spare) as file:
+            current_size = os.fstat(file.fileno()).st_size
+            text_size = file.write(text)
+            needed_size = _padded_size(text_size)
+            file_size = current_size if needed_size <= current_size <= 4 * needed_size else needed_size
+            file.write(b" " * (file_size - text_size))
             file.truncate()
         try:
             _exchange(folder, spare, name)
@@ -43,7 +43,7 @@ def rewrite_file(path: str, text: bytes) -> None:
             # the first write, or a system that cannot exchange two names
             os.replace(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
         with suppress(OSError):  # the text is written; only the space for the next one is missing
-            _keep_room(folder, spare, room)
+            _reserve(folder, spare, file_size)
 
 
 def read_whole(path: str) -> str:
@@ -51,12 +51,12 @@ def read_whole(path: str) -> str:
 
     Raises ownership.Untrusted, OSError.
     """
-    with ownership.opened(path) as descriptor:
+    with ownership.open_file(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return ownership.content(descriptor).decode("utf-8", "replace").rstrip()
+        return ownership.read_all(descriptor).decode("utf-8", "replace").rstrip()
 
 
-def _to_write(folder: int, spare: str) -> BinaryIO:
+def _open_spare(folder: int, spare: str) -> BinaryIO:
     """Open the spare file for writing. A process may still read it under its other name; then it keeps that file."""
     file = _open(folder, spare)
     try:
@@ -72,17 +72,17 @@ def _open(folder: int, name: str) -> BinaryIO:
     return open(open_own_file(name, folder), "wb")
 
 
-def _room(size: int) -> int:
-    return -(-(size + ROOM_BYTES // 4) // ROOM_BYTES) * ROOM_BYTES
+def _padded_size(size: int) -> int:
+    return -(-(size + SIZE_STEP_BYTES // 4) // SIZE_STEP_BYTES) * SIZE_STEP_BYTES
 
 
-def _keep_room(folder: int, name: str, room: int) -> None:
+def _reserve(folder: int, name: str, size: int) -> None:
     with _open(folder, name) as file:
-        if os.fstat(file.fileno()).st_size < room:
-            os.posix_fallocate(file.fileno(), 0, room)
+        if os.fstat(file.fileno()).st_size < size:
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
-def _exchange(folder: int, one: str, other: str) -> None:
+def _exchange(folder: int, first: str, second: str) -> None:
     """Swap two names (renameat2(2), Linux 3.15, glibc 2.28).
 
     Raises OSError: ENOSYS or EINVAL where names cannot be exchanged.
@@ -91,8 +91,8 @@ def _exchange(folder: int, one: str, other: str) -> None:
         rename = _libc().renameat2
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
-    if rename(folder, os.fsencode(one), folder, os.fsencode(other), RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), one)
+    if rename(folder, os.fsencode(first), folder, os.fsencode(second), RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), first)
 
 
 @functools.cache

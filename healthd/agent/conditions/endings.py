@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from healthd.agent.conditions.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
+from healthd.agent.conditions.condition import (
+    ACTIVE_STATES,
+    Conditions,
+    acknowledged,
+    ended,
+    last_evidence_time,
+    update_matching,
+    with_open_times,
+)
 from healthd.common.model import Ack, Clears, Condition, ConditionKey, ConditionState, Ending, Repair, Severity
 
 
@@ -17,13 +25,17 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
     which the machine was down confirms nothing.
     """
 
-    def booted(condition: Condition) -> Condition:
+    def after_reboot(condition: Condition) -> Condition:
         if condition.clears in (Clears.REBOOT, Clears.GPU_RESET):
             return ended(condition, Ending.REBOOT, now)
         return replace(condition, repaired=True, persists_since=now)
 
-    kept = {key: c for key, c in conditions.items() if c.boot_id == boot_id or c.state is not ConditionState.PENDING}
-    return changed(kept, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
+    remaining = {
+        key: c for key, c in conditions.items() if c.boot_id == boot_id or c.state is not ConditionState.PENDING
+    }
+    return update_matching(
+        remaining, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, after_reboot
+    )
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
@@ -34,7 +46,7 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
     new = dict(conditions)
     for repair in repairs:
         for key, c in new.items():
-            if c.subject == repair.subject and last_sight(c) <= repair.before and c.state in STANDING:
+            if c.subject == repair.subject and last_evidence_time(c) <= repair.before and c.state in ACTIVE_STATES:
                 if c.clears is repair.clears:
                     ending = Ending.REBOOT if repair.clears is Clears.REBOOT else Ending.RESET
                     new[key] = ended(c, ending, now, f"{repair.clears.name.lower()}: {repair.message}")
@@ -43,7 +55,9 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
     return new
 
 
-def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
+def after_quiet_time(
+    conditions: Conditions, seconds: float, under_load: bool, now: float
+) -> dict[ConditionKey, Condition]:
     """Return the conditions after `seconds` of time.
 
     A window counts only time in which the fault could have appeared: under load, or after a repair. The window of a
@@ -52,21 +66,21 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
     check completes without it, not between two runs.
     """
 
-    def quieter(condition: Condition) -> Condition:
-        quiet = condition.quiet_seconds + max(0.0, min(seconds, now - condition.last_seen))
-        if quiet >= condition.window_seconds:
+    def add_quiet_time(condition: Condition) -> Condition:
+        quiet_seconds = condition.quiet_seconds + max(0.0, min(seconds, now - condition.last_seen))
+        if quiet_seconds >= condition.window_seconds:
             return ended(condition, Ending.WINDOW, now)
-        return replace(condition, quiet_seconds=quiet)
+        return replace(condition, quiet_seconds=quiet_seconds)
 
-    return changed(
+    return update_matching(
         conditions,
         lambda c: (
             c.window_seconds > 0
-            and c.state in STANDING
-            and (loaded or c.repaired or (c.shared_cause and c.clears is Clears.WINDOW))
+            and c.state in ACTIVE_STATES
+            and (under_load or c.repaired or (c.shared_cause and c.clears is Clears.WINDOW))
             and (c.clean_runs > 0 or not c.last_level_seen)
         ),
-        quieter,
+        add_quiet_time,
     )
 
 
@@ -84,43 +98,41 @@ def repaired(
             return acknowledged(condition, now)
         return ended(condition, Ending.REPAIRED, now, f"repaired by {by}")
 
-    return changed(
+    return update_matching(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
         settle,
     )
 
 
-def known_for_a_while(
-    conditions: Conditions, code: str, subject: str | None, ack: Ack
-) -> dict[ConditionKey, Condition]:
+def acknowledge(conditions: Conditions, code: str, subject: str | None, ack: Ack) -> dict[ConditionKey, Condition]:
     """Return the conditions after `healthd ack`: no drain until `ack.until`. `subject` None: every part."""
-    return changed(
+    return update_matching(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
         lambda c: replace(c, state=ConditionState.ACKNOWLEDGED, ack=replace(ack, severity=c.severity)),
     )
 
 
-def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
+def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions without acks that have expired, or whose condition has become worse."""
-    return changed(
+    return update_matching(
         conditions,
         lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
-        lambda c: opened(replace(c, state=_state_without_ack(c), ack=None), now),
+        lambda c: with_open_times(replace(c, state=_state_without_ack(c), ack=None), now),
     )
 
 
-def without_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
+def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions without the acks of a code (`healthd unack`). `subject` None: every part."""
-    return changed(
+    return update_matching(
         conditions,
         lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
-        lambda c: opened(replace(c, state=_state_without_ack(c), ack=None), now),
+        lambda c: with_open_times(replace(c, state=_state_without_ack(c), ack=None), now),
     )
 
 
-def next_end_of_acks(conditions: Iterable[Condition]) -> float:
+def next_ack_expiry(conditions: Iterable[Condition]) -> float:
     """Return when an ack ends next, epoch seconds: 0 = now, infinity = never."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
@@ -133,18 +145,18 @@ def _state_without_ack(c: Condition) -> ConditionState:
     """
     if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
         return ConditionState.PENDING
-    same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
-    seen = max(c.last_event, 0.0 if same else c.last_level_seen)
-    return ConditionState.ACKNOWLEDGED if seen <= c.acknowledged_at else ConditionState.OPEN
+    is_same_evidence = bool(c.evidence) and c.evidence == c.acknowledged_evidence
+    last_evidence = max(c.last_event, 0.0 if is_same_evidence else c.last_level_seen)
+    return ConditionState.ACKNOWLEDGED if last_evidence <= c.acknowledged_at else ConditionState.OPEN
 
 
-def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
+def acknowledge_resumed(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after an operator resumed the node: conditions that were open at `before` are acknowledged.
 
     `before` is the last reading with the drain. Conditions that opened later, or that are reported after `now`, act
     again.
     """
-    return changed(
+    return update_matching(
         conditions,
         lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and c.opened_at <= before,
         lambda c: acknowledged(c, now),

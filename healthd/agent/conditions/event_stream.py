@@ -13,12 +13,12 @@ from healthd.common import guard
 from healthd.common.guard import STREAM
 from healthd.common.model import RunName
 from healthd.events import outbox
-from healthd.events.emitted import Told
+from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
 from healthd.events.schema import Event, Source
 
 
-class Store(Protocol):
+class LedgerStore(Protocol):
     """Holder of the ledger (store.py)."""
 
     ledger: Ledger
@@ -36,7 +36,7 @@ class EventStream:
 
     def __init__(
         self,
-        store: Store,
+        store: LedgerStore,
         now: Callable[[], float],
         monotonic: Callable[[], float],
         node_name: str,
@@ -51,59 +51,59 @@ class EventStream:
 
     @property
     def cluster(self) -> str:
-        return self._cluster or self._store.ledger.told.cluster
+        return self._cluster or self._store.ledger.emitted.cluster
 
     def observe(self, before: Ledger, after: Ledger) -> None:
         """Emit the events of a change of the ledger."""
-        with guard.at(STREAM):  # a mistake in an event must not prevent the change
-            self.emit(*events.changes(before, after, self._now()))
+        with guard.dropping_errors(STREAM):  # a mistake in an event must not prevent the change
+            self.emit(*events.change_events(before, after, self._now()))
 
-    def emit(self, new: Iterable[Event], told: Told | None = None) -> None:
+    def emit(self, new: Iterable[Event], emitted: Emitted | None = None) -> None:
         """Append events to the outbox. `emitted`: the new state of the stream, if it changed."""
         ledger = self._store.ledger
-        lines = self._append(ledger.outbox, list(new))
+        appended = self._append(ledger.outbox, list(new))
         # Dropped events have a number too.
-        self.dropped += lines.next_seq - ledger.outbox.next_seq - (len(lines.lines) - len(ledger.outbox.lines))
-        self._store.set(replace(ledger, outbox=lines, told=told or ledger.told))
+        self.dropped += appended.next_seq - ledger.outbox.next_seq - (len(appended.lines) - len(ledger.outbox.lines))
+        self._store.set(replace(ledger, outbox=appended, emitted=emitted or ledger.emitted))
 
     def set_cluster(self, name: str) -> None:
         """Set the cluster's name from Slurm's settings; "" changes nothing."""
         ledger = self._store.ledger
-        if name not in ("", ledger.told.cluster):
-            self._store.set(replace(ledger, told=replace(ledger.told, cluster=name)))
+        if name not in ("", ledger.emitted.cluster):
+            self._store.set(replace(ledger, emitted=replace(ledger.emitted, cluster=name)))
 
     def emit_job_end(self) -> None:
-        self.emit((), events.after_job_end(self._store.ledger.told, self._now()))
+        self.emit((), events.after_job_end(self._store.ledger.emitted, self._now()))
 
     def flush_after_job(self) -> None:
-        if self._store.ledger.told.job_ended:
-            self.emit(*events.flushed(self._store.ledger, self._now()))
+        if self._store.ledger.emitted.job_ended:
+            self.emit(*events.flush_events(self._store.ledger, self._now()))
 
-    def emit_alive(self, checks: Iterable[str], anyway: bool) -> None:
+    def emit_alive(self, checks: Iterable[str], force: bool) -> None:
         """Emit "alive" once a day, or always with `force`. `checks`: the checks whose runs completed."""
-        if anyway or events.is_alive_due(self._store.ledger.told, self._now()):
+        if force or events.is_alive_due(self._store.ledger.emitted, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
 
     def emit_stopped(self, why: str) -> None:
-        self.emit(*events.stopped(self._store.ledger.told, why))
+        self.emit(*events.stopped(self._store.ledger.emitted, why))
 
     def emit_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
         """Emit the changes of the configured checks."""
-        self.emit(*events.checks(self._store.ledger.told, configured, self._now()))
+        self.emit(*events.checks(self._store.ledger.emitted, configured, self._now()))
 
-    def written(self, lines: Collection[str]) -> None:
+    def mark_written(self, lines: Collection[str]) -> None:
         """Remove lines that are on disk.
 
         The ledger is not saved for this. A daemon that starts from an older ledger writes the same lines again, and the
         writer finds them in the file.
         """
-        left = outbox.written(self._store.ledger.outbox, lines)
-        self._store.ledger = replace(self._store.ledger, outbox=left)
-        if left.dropped:
-            self._store.set(replace(self._store.ledger, outbox=self._append(left, [])))
+        remaining = outbox.acknowledge(self._store.ledger.outbox, lines)
+        self._store.ledger = replace(self._store.ledger, outbox=remaining)
+        if remaining.dropped:
+            self._store.set(replace(self._store.ledger, outbox=self._append(remaining, [])))
 
-    def _append(self, into: Outbox, new: Collection[Event]) -> Outbox:
-        if not new and not into.dropped:
-            return into
-        source = Source(self.cluster, self._node_name, self._store.boot_id, into.stream_id)
-        return outbox.put(into, new, source, self._now(), self._monotonic())
+    def _append(self, pending: Outbox, new: Collection[Event]) -> Outbox:
+        if not new and not pending.dropped:
+            return pending
+        source = Source(self.cluster, self._node_name, self._store.boot_id, pending.stream_id)
+        return outbox.put(pending, new, source, self._now(), self._monotonic())

@@ -12,43 +12,43 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from healthd.agent.conditions.condition import STANDING
+from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
-from healthd.common.model import Condition, ConditionState, Decision, RunName, SlurmMemory
-from healthd.events.emitted import Told, ToldCheck, ToldCondition
+from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, RunName
+from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
-AGAIN_SECONDS = 3600.0  # how long after its last line a sighting has a line again
+REPEAT_SECONDS = 3600.0  # how long after its last line a sighting has a line again
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # after a job's end
-JOBS_LAST_SECONDS = 600.0  # sightings this long before a job's end may explain it
+BEFORE_JOB_END_SECONDS = 600.0  # sightings this long before a job's end may explain it
 OPERATOR = "an operator"  # in Slurm, or by `healthd repaired` of a flag that is still set
-OTHERS = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
+OVERFLOW = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
 UNCONFIRMED = "unconfirmed"  # the ack of a condition that had not lasted for its confirm time has ended
 
 
-def changes(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]:
+def change_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the events of a change of the ledger, and the new state of the stream."""
     events: list[Event] = []
-    told = after.told
+    emitted = after.emitted
     if after.conditions is not before.conditions or after.cleared is not before.cleared:
-        known = dict(told.conditions)
-        events += _of_conditions(before, after, known, now)
+        entries = dict(emitted.conditions)
+        events += _condition_events(before, after, entries, now)
         if events:
-            told = replace(told, conditions=known)
+            emitted = replace(emitted, conditions=entries)
     if after.slurm is not before.slurm:
-        events += _of_drain(before.slurm, after.slurm)
+        events += _drain_events(before.slurm, after.slurm)
     if after.pause != before.pause:
-        events += [_pause("ended", before.pause)] if before.pause else []
-        events += [_pause("begun", after.pause)] if after.pause else []
-    return events, told
+        events += [_pause_event("ended", before.pause)] if before.pause else []
+        events += [_pause_event("begun", after.pause)] if after.pause else []
+    return events, emitted
 
 
-def _pause(stage: str, pause: Pause) -> Event:
-    return Event("pause", {"stage": stage, "who": pause.who, "why": pause.why, "until": pause.until})
+def _pause_event(stage: str, pause: Pause) -> Event:
+    return Event("pause", {"stage": stage, "who": pause.user, "why": pause.why, "until": pause.until})
 
 
-def _of_drain(before: SlurmMemory, after: SlurmMemory) -> list[Event]:
+def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
     if after.reason in ("", before.reason):
         return []
     return [Event("drain", {"stage": "confirmed", "reason": after.reason})]
@@ -57,74 +57,76 @@ def _of_drain(before: SlurmMemory, after: SlurmMemory) -> list[Event]:
 # --- conditions
 
 
-def _of_conditions(before: Ledger, after: Ledger, known: dict[str, ToldCondition], now: float) -> list[Event]:
+def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedCondition], now: float) -> list[Event]:
     """Return the events of changed conditions. `entries`: the last emitted state of each condition, updated in
     place."""
     events: list[Event] = []
-    were = {c.key: c for c in before.conditions}
+    previous = {c.key: c for c in before.conditions}
     history = set(map(id, before.cleared))
-    over = [c for c in after.cleared if id(c) not in history]
-    for c in over:
-        if str(c.key) not in known and c.opened_at:  # opened and cleared in one change
-            events += _stands(None, replace(c, state=ConditionState.OPEN), known, now)
-        events += _over(c, c.cleared_by, known)
-    begun = {c.key for c in over}
+    cleared = [c for c in after.cleared if id(c) not in history]
+    for c in cleared:
+        if str(c.key) not in entries and c.opened_at:  # opened and cleared in one change
+            events += _active_events(None, replace(c, state=ConditionState.OPEN), entries, now)
+        events += _cleared_events(c, c.cleared_by, entries)
+    cleared_keys = {c.key for c in cleared}
     for c in after.conditions:
-        was = were.pop(c.key, None)
-        if was is c and c.key not in begun:
+        was = previous.pop(c.key, None)
+        if was is c and c.key not in cleared_keys:
             continue
-        if c.state in STANDING:
-            events += _stands(was, c, known, now)
+        if c.state in ACTIVE_STATES:
+            events += _active_events(was, c, entries, now)
         else:
-            events += _over(c, UNCONFIRMED, known)
-    for c in were.values():
-        events += _over(c, OTHERS, known)
+            events += _cleared_events(c, UNCONFIRMED, entries)
+    for c in previous.values():
+        events += _cleared_events(c, OVERFLOW, entries)
     return events
 
 
-def _over(c: Condition, by: str, known: dict[str, ToldCondition]) -> list[Event]:
-    said = known.pop(str(c.key), None)
-    return [Event("cleared", {**_fields(c, said.condition), "cleared_by": by})] if said else []
+def _cleared_events(c: Condition, by: str, entries: dict[str, EmittedCondition]) -> list[Event]:
+    entry = entries.pop(str(c.key), None)
+    return [Event("cleared", {**_fields(c, entry.condition), "cleared_by": by})] if entry else []
 
 
-def _stands(was: Condition | None, c: Condition, known: dict[str, ToldCondition], now: float) -> list[Event]:
+def _active_events(
+    was: Condition | None, c: Condition, entries: dict[str, EmittedCondition], now: float
+) -> list[Event]:
     """Return the events of an active condition that may have changed."""
-    key, is_known = str(c.key), c.state is ConditionState.ACKNOWLEDGED
-    said = known.get(key)
-    news: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to those of the condition)
-    if said is None:
-        news.append(("opened", {}))
-    elif said.acknowledged and not is_known:
-        news.append(("opened", {"was": "acknowledged"}))
-    if said is not None and c.severity > said.worst:
-        news.append(("worsened", {"was": said.worst.name.lower()}))
+    key, is_acknowledged = str(c.key), c.state is ConditionState.ACKNOWLEDGED
+    entry = entries.get(key)
+    new_events: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to those of the condition)
+    if entry is None:
+        new_events.append(("opened", {}))
+    elif entry.acknowledged and not is_acknowledged:
+        new_events.append(("opened", {"was": "acknowledged"}))
+    if entry is not None and c.severity > entry.worst:
+        new_events.append(("worsened", {"was": entry.worst.name.lower()}))
     is_new_ack = was is not None and c.ack is not None and c.ack != was.ack
-    if is_known and (said is None or not said.acknowledged or is_new_ack):
-        who = {"who": c.ack.who, "why": c.ack.why, "until": c.ack.until} if c.ack else {"who": OPERATOR}
-        news.append(("acknowledged", {**who}))
-    if not news and said is not None and _is_due(said, c, now):
-        news.append(("seen_again", {}))
-    if not news:
+    if is_acknowledged and (entry is None or not entry.acknowledged or is_new_ack):
+        user_fields = {"who": c.ack.user, "why": c.ack.why, "until": c.ack.until} if c.ack else {"who": OPERATOR}
+        new_events.append(("acknowledged", {**user_fields}))
+    if not new_events and entry is not None and _is_repeat_due(entry, c, now):
+        new_events.append(("seen_again", {}))
+    if not new_events:
         return []
-    name = said.condition if said else _name(c)
-    worst = max(c.severity, said.worst) if said else c.severity
-    known[key] = ToldCondition(name, worst, is_known, c.count, c.last_seen, now)
+    name = entry.condition if entry else _condition_name(c)
+    worst = max(c.severity, entry.worst) if entry else c.severity
+    entries[key] = EmittedCondition(name, worst, is_acknowledged, c.count, c.last_seen, now)
     fields = _fields(c, name)
-    return [Event(event, {**fields, **also}) for event, also in news]
+    return [Event(event, {**fields, **extra_fields}) for event, extra_fields in new_events]
 
 
-def _is_due(said: ToldCondition, c: Condition, now: float) -> bool:
+def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
     """Return True if a repeat needs a line: the 10th, 100th, ... sighting, and one an hour after the last line."""
-    return len(str(c.count)) > len(str(said.count)) or (
-        _is_unwritten(said, c) and not 0.0 <= now - said.at < AGAIN_SECONDS
+    return len(str(c.count)) > len(str(entry.count)) or (
+        _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
 
 
-def _is_unwritten(said: ToldCondition, c: Condition) -> bool:
-    return c.count > said.count or c.last_seen > said.last
+def _is_unwritten(entry: EmittedCondition, c: Condition) -> bool:
+    return c.count > entry.count or c.last_seen > entry.last
 
 
-def _name(c: Condition) -> str:
+def _condition_name(c: Condition) -> str:
     """Return the condition's name in the stream, from its part and first sighting: it survives a lost ledger."""
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
@@ -149,70 +151,70 @@ def _fields(c: Condition, name: str) -> dict[str, object]:
     }
 
 
-def named(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]:
+def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the events of active conditions whose message changed with the first inventory (intake.take_inventory)."""
-    said = {c.key: c.message for c in before.conditions}
-    known, events = dict(after.told.conditions), []
+    messages = {c.key: c.message for c in before.conditions}
+    entries, events = dict(after.emitted.conditions), []
     for c in after.conditions:
-        told = known.get(str(c.key))
-        if told and said.get(c.key, c.message) != c.message:
-            events.append(Event("seen_again", _fields(c, told.condition)))
-            known[str(c.key)] = replace(told, count=c.count, last=c.last_seen, at=now)
-    return events, replace(after.told, conditions=known)
+        entry = entries.get(str(c.key))
+        if entry and messages.get(c.key, c.message) != c.message:
+            events.append(Event("seen_again", _fields(c, entry.condition)))
+            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now)
+    return events, replace(after.emitted, conditions=entries)
 
 
 # --- a job's end
 
 
-def after_job_end(told: Told, now: float) -> Told:
+def after_job_end(emitted: Emitted, now: float) -> Emitted:
     """Return the state of the stream after the end of a job.
 
     Sightings within five minutes after the end may explain it. A job that ends before the flush of another one gets a
     flush after that; one flush serves all such jobs.
     """
-    return replace(told, ended_again=now) if told.job_ended else replace(told, job_ended=now)
+    return replace(emitted, ended_again=now) if emitted.job_ended else replace(emitted, job_ended=now)
 
 
-def flush_at(told: Told) -> float:
+def flush_time(emitted: Emitted) -> float:
     """Return when the sightings around a job's end are written (epoch); infinity if no job has ended."""
-    return told.job_ended + FLUSH_SECONDS if told.job_ended else float("inf")
+    return emitted.job_ended + FLUSH_SECONDS if emitted.job_ended else float("inf")
 
 
-def flushed(ledger: Ledger, now: float) -> tuple[list[Event], Told]:
+def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the sightings without a line since ten minutes before a job's end.
 
     They are written five minutes after the end.
     """
-    told = ledger.told
-    if not told.job_ended or 0.0 <= now - told.job_ended < FLUSH_SECONDS:
-        return [], told
-    known, events = dict(told.conditions), []
+    emitted = ledger.emitted
+    if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:
+        return [], emitted
+    entries, events = dict(emitted.conditions), []
     for c in ledger.conditions:
-        said = known.get(str(c.key))
-        if said and _is_unwritten(said, c) and c.last_seen >= told.job_ended - JOBS_LAST_SECONDS:
-            events.append(Event("seen_again", _fields(c, said.condition)))
-            known[str(c.key)] = replace(said, count=c.count, last=c.last_seen, at=now)
-    return events, replace(told, conditions=known, job_ended=told.ended_again, ended_again=0.0)
+        entry = entries.get(str(c.key))
+        if entry and _is_unwritten(entry, c) and c.last_seen >= emitted.job_ended - BEFORE_JOB_END_SECONDS:
+            events.append(Event("seen_again", _fields(c, entry.condition)))
+            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now)
+    return events, replace(emitted, conditions=entries, job_ended=emitted.ended_again, ended_again=0.0)
 
 
 # --- the daemon's own life
 
 
-def started(told: Told, version: str, mode: str, last_alive: float) -> tuple[list[Event], Told]:
+def started(emitted: Emitted, version: str, mode: str, last_alive: float) -> tuple[list[Event], Emitted]:
     """Return the event of a start. `last_alive`: 0 = unknown."""
-    fields = {"version": version, "mode": mode, "last_alive": last_alive or None, "clean": told.stopped}
-    return [Event("started", fields)], replace(told, stopped=False)
+    fields = {"version": version, "mode": mode, "last_alive": last_alive or None, "clean": emitted.stopped}
+    return [Event("started", fields)], replace(emitted, stopped=False)
 
 
-def stopped(told: Told, why: str) -> tuple[list[Event], Told]:
-    return [Event("stopped", {"why": why})], replace(told, stopped=True)
+def stopped(emitted: Emitted, why: str) -> tuple[list[Event], Emitted]:
+    return [Event("stopped", {"why": why})], replace(emitted, stopped=True)
 
 
-def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event], Told]:
+def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event], Emitted]:
     """Return the daily event. `checks`: the checks whose runs completed."""
     conditions = tuple(
         {
-            "condition": said.condition,
+            "condition": entry.condition,
             "check": c.check,
             "instance": c.instance,
             "code": c.code,
@@ -221,35 +223,35 @@ def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event
             "state": c.state.value,
         }
         for c in ledger.conditions
-        if (said := ledger.told.conditions.get(str(c.key)))
+        if (entry := ledger.emitted.conditions.get(str(c.key)))
     )
     fields = {"conditions": conditions, "checks": tuple(sorted(checks))}
-    return [Event("alive", fields)], replace(ledger.told, alive_at=now)
+    return [Event("alive", fields)], replace(ledger.emitted, alive_at=now)
 
 
-def decision(taken: Decision, words: str) -> Event:
-    return Event("decision", {"decision": type(taken).__name__.lower(), "text": words})
+def decision(taken: Decision, text: str) -> Event:
+    return Event("decision", {"decision": type(taken).__name__.lower(), "text": text})
 
 
-def is_alive_due(told: Told, now: float) -> bool:
-    return not 0.0 <= now - told.alive_at < ALIVE_SECONDS
+def is_alive_due(emitted: Emitted, now: float) -> bool:
+    return not 0.0 <= now - emitted.alive_at < ALIVE_SECONDS
 
 
-def checks(told: Told, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Told]:
+def checks(emitted: Emitted, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Emitted]:
     """Return the checks that a start or a reload changed. `configured`: (version, checksum of the settings) of each
     run."""
-    before = {RunName(known.check, known.instance): known for known in told.checks}
+    before = {RunName(previous.check, previous.instance): previous for previous in emitted.checks}
     after = []
-    events = [_of_check("check_disabled", known) for name, known in before.items() if name not in configured]
+    events = [_check_event("check_disabled", previous) for name, previous in before.items() if name not in configured]
     for name, (version, settings) in configured.items():
-        known = before.get(name)
-        check = ToldCheck(*name, version, settings, known.since if known else now)
+        previous = before.get(name)
+        check = EmittedCheck(*name, version, settings, previous.since if previous else now)
         after.append(check)
-        if check != known:
-            events.append(_of_check("check_changed" if known else "check_enabled", check))
-    return events, replace(told, checks=tuple(after)) if events else told
+        if check != previous:
+            events.append(_check_event("check_changed" if previous else "check_enabled", check))
+    return events, replace(emitted, checks=tuple(after)) if events else emitted
 
 
-def _of_check(event: str, check: ToldCheck) -> Event:
+def _check_event(event: str, check: EmittedCheck) -> Event:
     fields = {name: getattr(check, name) for name in ("check", "instance", "settings", "since")}
-    return Event(event, {**fields, "version": check.of_version})
+    return Event(event, {**fields, "version": check.version})

@@ -23,21 +23,21 @@ def needs_kernel_log(source: str) -> bool:
     return source != "off"
 
 
-def missing_programs(which: Callable[[str], str | None]) -> list[str]:
+def missing_programs(find_program: Callable[[str], str | None]) -> list[str]:
     """Return Slurm's commands that are not on PATH. `find_program`: shutil.which."""
-    return [name for name in PROGRAMS if which(name) is None]
+    return [name for name in PROGRAMS if find_program(name) is None]
 
 
-def limits(mode: Mode, log_source: str, log_alive: bool, log_trouble: str, slurm_problem: str) -> tuple[str, ...]:
+def limits(mode: Mode, log_source: str, log_alive: bool, log_problem: str, slurm_problem: str) -> tuple[str, ...]:
     """Return sentences about what healthd requires on this node and does not have."""
-    found = []
+    sentences = []
     if needs_kernel_log(log_source) and not log_alive:
-        found.append(f"the kernel log is not read: {log_trouble or log_source}")
+        sentences.append(f"the kernel log is not read: {log_problem or log_source}")
     if needs_slurm(mode) and slurm_problem:
-        found.append(f'mode is "{mode.value}", and Slurm cannot be used: {slurm_problem}')
-    return tuple(found)
+        sentences.append(f'mode is "{mode.value}", and Slurm cannot be used: {slurm_problem}')
+    return tuple(sentences)
 
 
-def shown_health(health: Health, limits: tuple[str, ...]) -> Health:
+def reported_health(health: Health, limits: tuple[str, ...]) -> Health:
     """Return the health that users see: at best a warning while healthd is limited."""
     return Health.WARNING if limits and health is Health.HEALTHY else health

@@ -37,7 +37,7 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
     found = {_device(event.pci)} if event.pci else set()
     found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
     found |= {disk(fields[name]) for name in _NAMES if fields.get(name)}
-    found |= {f"{word}{fields[name]}" for name, word in _NUMBERED.items() if fields.get(name)}
+    found |= {f"{label}{fields[name]}" for name, label in _NUMBERED.items() if fields.get(name)}
     if event.kind in ("sxid", "nvlink") or (event.kind == "xid" and event.code in ("74", *map(str, range(144, 151)))):
         found.add(_FABRIC)
     for device in node.devices if node is not None else ():
@@ -57,21 +57,21 @@ def disk(name: str) -> str:
     return next((word for word in match.groups() if word), name) if match else name
 
 
-def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], time: float) -> list[int]:
+def matching_spans(spans: Sequence[Span], event: KernelEvent, event_parts: frozenset[str], time: float) -> list[int]:
     """Return the indices of the incidents that a new event belongs to. Several incidents become one."""
     found = [
-        place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
+        index for index, span in enumerate(spans) if span.parts & event_parts and abs(time - span.last) <= GAP_SECONDS
     ]
     if found or not may_join_by_index(event):
         return found
     # The driver's index of a GPU does not give its address: assume the GPU that has a fault at that time.
-    near = [
-        place
-        for place, span in enumerate(open_ones)
+    nearby = [
+        index
+        for index, span in enumerate(spans)
         if abs(time - span.last) <= INDEX_SECONDS
         and (all(map(_is_index, span.parts)) if event.pci else any(":" in part for part in span.parts))
     ]
-    return near if len(near) == 1 else []
+    return nearby if len(nearby) == 1 else []
 
 
 def may_join_by_index(event: KernelEvent) -> bool:
@@ -85,23 +85,23 @@ def _is_index(part: str) -> bool:
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:
     """Return the incidents of one machine, each with its events in order of time, so the first cause comes first."""
-    over: list[list[KernelEvent]] = []
+    finished: list[list[KernelEvent]] = []
     spans: list[Span] = []
     groups: list[list[KernelEvent]] = []
     for event in sorted(events, key=_order):
-        for place in reversed(range(len(spans))):
-            if event.time - spans[place].last > GAP_SECONDS:
-                over.append(groups.pop(place))
-                del spans[place]
-        about = parts(event, node)
-        mine, last = [event], event.last_time
-        for place in reversed(joins(spans, event, about, event.time)):
-            span = spans.pop(place)
-            about, last = about | span.parts, max(last, span.last)
-            mine = groups.pop(place) + mine
-        spans.append(Span(about, last))
-        groups.append(sorted(mine, key=_order))
-    return sorted(over + groups, key=lambda members: _order(members[0]))
+        for index in reversed(range(len(spans))):
+            if event.time - spans[index].last > GAP_SECONDS:
+                finished.append(groups.pop(index))
+                del spans[index]
+        event_parts = parts(event, node)
+        group_events, last = [event], event.last_time
+        for index in reversed(matching_spans(spans, event, event_parts, event.time)):
+            span = spans.pop(index)
+            event_parts, last = event_parts | span.parts, max(last, span.last)
+            group_events = groups.pop(index) + group_events
+        spans.append(Span(event_parts, last))
+        groups.append(sorted(group_events, key=_order))
+    return sorted(finished + groups, key=lambda members: _order(members[0]))
 
 
 def causes(
@@ -111,16 +111,16 @@ def causes(
 
     Only conditions whose newest event is among `events` count.
     """
-    resting: dict[int, list[Condition]] = {}
+    by_sequence: dict[int, list[Condition]] = {}
     for condition in conditions:
         if condition.last_sequence:
-            resting.setdefault(condition.last_sequence, []).append(condition)
+            by_sequence.setdefault(condition.last_sequence, []).append(condition)
     found: dict[ConditionKey, ConditionKey] = {}
     for members in group(events, node):
-        together = [condition for event in members for condition in resting.get(event.sequence, ())]
-        first = min(together, key=lambda condition: (condition.first_seen, -condition.severity), default=None)
+        related = [condition for event in members for condition in by_sequence.get(event.sequence, ())]
+        first = min(related, key=lambda condition: (condition.first_seen, -condition.severity), default=None)
         if first is not None:
-            found |= {c.key: first.key for c in together if c is not first}
+            found |= {c.key: first.key for c in related if c is not first}
     return found
 
 

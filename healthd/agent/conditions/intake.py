@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, bounds, endings
-from healthd.agent.conditions.condition import Standing, ended, standing
-from healthd.agent.conditions.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
-from healthd.agent.kernel_log.coalesce import coalesce_events, newest_of_each, with_jobs
+from healthd.agent.conditions.condition import EvidenceLevel, ended, evidence_level
+from healthd.agent.conditions.ledger import EVENT_RETENTION_SECONDS, MAX_EVENTS, Ledger, with_conditions
+from healthd.agent.kernel_log.coalesce import coalesce_events, limit_events, with_jobs
 from healthd.agent.kernel_log.parse import UNREAD, as_unread
 from healthd.agent.settings.config import CheckConfig
 from healthd.common.model import (
@@ -41,7 +41,7 @@ from healthd.common.model import (
 Events = tuple[KernelEvent, ...]
 
 
-class Listens(Protocol):
+class EventCheck(Protocol):
     """A check that evaluates kernel events (settings.registry.Check)."""
 
     @property
@@ -55,7 +55,7 @@ class Listens(Protocol):
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
 
-Listeners = Sequence[tuple[Listens, CheckConfig]]
+EventChecks = Sequence[tuple[EventCheck, CheckConfig]]
 
 
 class Coalesced(NamedTuple):
@@ -71,7 +71,7 @@ class Coalesced(NamedTuple):
     next_sequence: int
 
 
-class Heard(NamedTuple):
+class EventIntake(NamedTuple):
     """Result of the intake of kernel events.
 
     ledger      the new ledger
@@ -83,9 +83,9 @@ class Heard(NamedTuple):
 
     ledger: Ledger
     events: Events
-    news: Events
+    new_events: Events
     findings: dict[str, list[Finding]]
-    mistakes: Failures
+    failures: Failures
 
     @property
     def forgotten(self) -> int:
@@ -93,34 +93,40 @@ class Heard(NamedTuple):
         return len(self.events) - len(self.ledger.events)
 
 
-def coalesced(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
-    return Coalesced(*coalesce_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS))
+def coalesce(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
+    return Coalesced(*coalesce_events(ledger.events, incoming, ledger.next_sequence, EVENT_RETENTION_SECONDS))
 
 
-def heard(ledger: Ledger, incoming: Sequence[KernelEvent], listeners: Listeners, now: float) -> Heard:
+def take_kernel_events(
+    ledger: Ledger, incoming: Sequence[KernelEvent], event_checks: EventChecks, now: float
+) -> EventIntake:
     """Take kernel events without adding their jobs."""
-    return judged(ledger, coalesced(ledger, incoming), listeners, now)
+    return take_coalesced_events(ledger, coalesce(ledger, incoming), event_checks, now)
 
 
-def judged(ledger: Ledger, taken: Coalesced, listeners: Listeners, now: float) -> Heard:
+def take_coalesced_events(ledger: Ledger, coalesced: Coalesced, event_checks: EventChecks, now: float) -> EventIntake:
     """Take coalesced events. All new events are evaluated before any is dropped."""
-    known = (*ledger.conditions, *ledger.cleared)
-    events, findings, mistakes = _judged(taken.events, listeners, ledger.inventory, known)
+    recorded = (*ledger.conditions, *ledger.cleared)
+    events, findings, failures = _evaluate(coalesced.events, event_checks, ledger.inventory, recorded)
     by_sequence = {event.sequence: event for event in events}
-    touched = frozenset(taken.touched)
+    touched = frozenset(coalesced.touched)
     conditions: dict[ConditionKey, Condition] = ledger.by_key()
     for name, found in findings.items():
         conditions = absorb.absorb_events(conditions, name, found, by_sequence, touched, ledger.boot_id, ledger.cleared)
-    news = tuple(event for number in taken.touched if (event := by_sequence.get(number)) and not event.history)
-    conditions = bounds.limit_conditions(_after_repairs(conditions, news, listeners, now))
-    behind = {c.last_sequence for c in conditions.values() if c.severity >= Severity.DEGRADED and not c.observed}
-    kept = newest_of_each(events, KEEP_EVENTS, behind)
-    after = replace(with_conditions(ledger, conditions), events=kept, next_sequence=taken.next_sequence)
-    return Heard(after, events, news, findings, mistakes)
+    new_events = tuple(
+        event for number in coalesced.touched if (event := by_sequence.get(number)) and not event.history
+    )
+    conditions = bounds.limit_conditions(_apply_repairs(conditions, new_events, event_checks, now))
+    drain_sequences = {
+        c.last_sequence for c in conditions.values() if c.severity >= Severity.DEGRADED and not c.observed
+    }
+    kept_events = limit_events(events, MAX_EVENTS, drain_sequences)
+    after = replace(with_conditions(ledger, conditions), events=kept_events, next_sequence=coalesced.next_sequence)
+    return EventIntake(after, events, new_events, findings, failures)
 
 
-def _after_repairs(
-    conditions: Mapping[ConditionKey, Condition], news: Events, listeners: Listeners, now: float
+def _apply_repairs(
+    conditions: Mapping[ConditionKey, Condition], new_events: Events, event_checks: EventChecks, now: float
 ) -> dict[ConditionKey, Condition]:
     """Apply the repairs in new events.
 
@@ -128,99 +134,105 @@ def _after_repairs(
     """
     new = dict(conditions)
     for observed in (False, True):
-        told = [event for event in news if event.observed is observed]
-        repairs = [repair for check, _ in listeners for repair in check.repairs(told)] if told else []
-        ends = {key: c for key, c in new.items() if c.observed} if observed else new
-        new |= endings.after_repairs(ends, repairs, now)
+        matching = [event for event in new_events if event.observed is observed]
+        repairs = [repair for check, _ in event_checks for repair in check.repairs(matching)] if matching else []
+        clearable = {key: c for key, c in new.items() if c.observed} if observed else new
+        new |= endings.after_repairs(clearable, repairs, now)
     return new
 
 
-def _judged(
-    events: Events, listeners: Listeners, node: Inventory, known: Sequence[Condition]
+def _evaluate(
+    events: Events, event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition]
 ) -> tuple[Events, dict[str, list[Finding]], Failures]:
     """Return the events, the findings of each check, and the events on which a check failed."""
-    found, failures = _findings_of(events, listeners, node, known)
+    found, failures = _evaluate_events(events, event_checks, node, recorded)
     failed = {event.sequence: (event, error) for event, error in reversed(failures) if event is not None}
     if not failed:
         return events, found, failures
     readable = tuple(
         as_unread(e) if e.sequence in failed else e for e in events if e.sequence not in failed or e.kind != UNREAD
     )
-    mistakes = tuple(failed[event.sequence] for event in events if event.sequence in failed)
-    return readable, findings_of(readable, listeners, node, known), mistakes
+    event_failures = tuple(failed[event.sequence] for event in events if event.sequence in failed)
+    return readable, evaluate_events(readable, event_checks, node, recorded), event_failures
 
 
-def findings_of(
-    events: Sequence[KernelEvent], listeners: Listeners, node: Inventory, known: Sequence[Condition] = ()
+def evaluate_events(
+    events: Sequence[KernelEvent], event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition] = ()
 ) -> dict[str, list[Finding]]:
     """Return the findings of each event check in the events that still count, at the configured severity.
 
     `recorded`: active and cleared conditions. A fault that was repaired, reset or acknowledged does not make later
     events worse: a harmless line is harmless even an hour after a fatal one of the same code was repaired.
     """
-    return _findings_of(events, listeners, node, known)[0]
+    return _evaluate_events(events, event_checks, node, recorded)[0]
 
 
-def _findings_of(
-    events: Sequence[KernelEvent], listeners: Listeners, node: Inventory, known: Sequence[Condition]
+def _evaluate_events(
+    events: Sequence[KernelEvent], event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition]
 ) -> tuple[dict[str, list[Finding]], Failures]:
     settled: dict[ConditionKey, list[Condition]] = {}
-    named = {condition.key for condition in known if not condition.cleared_at}
-    for condition in known:
+    uncleared_keys = {condition.key for condition in recorded if not condition.cleared_at}
+    for condition in recorded:
         if condition.last_sequence and (condition.cleared_at or condition.acknowledged_at):
             settled.setdefault(condition.key, []).append(condition)
 
-    def settled_by(key: ConditionKey) -> Sequence[Condition]:
+    def settling_conditions(key: ConditionKey) -> Sequence[Condition]:
         """Return the conditions that settle a part; for a part without a name also its overflow conditions."""
-        if key in named:
+        if key in uncleared_keys:
             return settled.get(key, ())
-        others = bounds.others_of(RunName(key.code.partition("/")[0]))
-        return [condition for place in (key, others) for condition in settled.get(place, ())]
+        overflow = bounds.overflow_key(RunName(key.code.partition("/")[0]))
+        return [condition for candidate in (key, overflow) for condition in settled.get(candidate, ())]
 
-    every: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     failures: Failures = ()
-    for check, config in listeners:
-        found, failed = _of_each_kind(events, partial(found_by, check, config, node=node), settled_by)
+    for check, config in event_checks:
+        found, failed = _evaluate_by_level(
+            events, partial(evaluate_check, check, config, node=node), settling_conditions
+        )
         failures += failed
         if found:
-            every[check.name] = found
-    return every, failures
+            findings[check.name] = found
+    return findings, failures
 
 
-def found_by(
-    check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory
+def evaluate_check(
+    check: EventCheck, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory
 ) -> tuple[list[Finding], Failures]:
     """Return the findings of one check in these events at the configured severity, and the events on which it fails."""
     found, failed = check.correlate(events, node, config) if events else ([], ())
     return [absorb.as_configured(finding, config) for finding in found], failed
 
 
-Judge = Callable[[Sequence[KernelEvent]], tuple[list[Finding], Failures]]
+Evaluate = Callable[[Sequence[KernelEvent]], tuple[list[Finding], Failures]]
 Settled = Callable[[ConditionKey], Sequence[Condition]]
 
 
-def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
+def _evaluate_by_level(
+    events: Sequence[KernelEvent], evaluate: Evaluate, settled: Settled
+) -> tuple[list[Finding], Failures]:
     """Evaluate events of each evidence level separately, so that weak evidence does not change strong evidence.
 
     If two findings have one key, the finding with stronger evidence counts.
     """
-    of_kind: dict[Standing, list[KernelEvent]] = {kind: [] for kind in reversed(Standing)}
+    by_level: dict[EvidenceLevel, list[KernelEvent]] = {level: [] for level in reversed(EvidenceLevel)}
     for event in events:
-        of_kind[standing(event)].append(event)
-    every: list[Finding] = []
+        by_level[evidence_level(event)].append(event)
+    findings: list[Finding] = []
     failures: Failures = ()
-    for mine in of_kind.values():
-        keys = {finding.key for finding in every}
-        found, failed = _of_unsettled(mine, judge, settled)
-        every += [finding for finding in found if finding.key not in keys]
+    for level_events in by_level.values():
+        keys = {finding.key for finding in findings}
+        found, failed = _evaluate_unsettled(level_events, evaluate, settled)
+        findings += [finding for finding in found if finding.key not in keys]
         failures += failed
-    return every, failures
+    return findings, failures
 
 
-def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
+def _evaluate_unsettled(
+    events: Sequence[KernelEvent], evaluate: Evaluate, settled: Settled
+) -> tuple[list[Finding], Failures]:
     """Evaluate a second time if a condition is settled: only findings show which events a condition is based on."""
-    found, failures = judge(events)
-    over = {
+    found, failures = evaluate(events)
+    settled_sequences = {
         event.sequence
         for finding in found
         for condition in settled(finding.key)
@@ -230,40 +242,44 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
-    if not over:
+    if not settled_sequences:
         return found, failures
-    found, again = judge([event for event in events if event.sequence not in over])
-    return found, failures + again
+    found, later_failures = evaluate([event for event in events if event.sequence not in settled_sequences])
+    return found, failures + later_failures
 
 
-def unread(ledger: Ledger, event: KernelEvent) -> Ledger:
+def take_unreadable_line(ledger: Ledger, event: KernelEvent) -> Ledger:
     """Record an event that could not even be taken as an unreadable line."""
-    return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id))
+    return with_conditions(ledger, absorb.absorb_unreadable_line(ledger.by_key(), event, ledger.boot_id))
 
 
-def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners) -> Ledger:
+def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks) -> Ledger:
     """Take jobs that became known after their events. `jobs`: by sequence of the event.
 
     Only findings that need the jobs are new. Findings without the jobs are already open, counted or cleared.
     """
 
-    def found_in(events: Events) -> dict[str, list[Finding]]:
-        return findings_of(events, listeners, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+    def evaluate(events: Events) -> dict[str, list[Finding]]:
+        return evaluate_events(events, event_checks, ledger.inventory, (*ledger.conditions, *ledger.cleared))
 
     events = with_jobs(ledger.events, jobs)
-    found, without = found_in(events), found_in(ledger.events)
-    known = {(finding.key, finding.events) for mine in without.values() for finding in mine}
-    conditions = absorb.with_jobs(ledger.by_key(), [finding for mine in found.values() for finding in mine], jobs)
+    found, found_without_jobs = evaluate(events), evaluate(ledger.events)
+    found_before = {
+        (finding.key, finding.events) for check_findings in found_without_jobs.values() for finding in check_findings
+    }
+    conditions = absorb.with_jobs(
+        ledger.by_key(), [finding for check_findings in found.values() for finding in check_findings], jobs
+    )
     by_sequence = {event.sequence: event for event in events}
-    for name, mine in found.items():
-        new = [f for f in mine if f.key not in conditions and (f.key, f.events) not in known]
+    for name, check_findings in found.items():
+        new = [f for f in check_findings if f.key not in conditions and (f.key, f.events) not in found_before]
         conditions = absorb.absorb_events(
             conditions, name, new, by_sequence, frozenset(jobs), ledger.boot_id, ledger.cleared
         )
     return with_conditions(replace(ledger, events=events), bounds.limit_conditions(conditions))
 
 
-def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -> Ledger:
+def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChecks) -> Ledger:
     """Take an inventory. Findings of kept events that needed it are made now: a line then names its GPU or part.
 
     Only unknown values are filled in. A GPU that was exchanged does not give its name to a fault of its predecessor.
@@ -273,28 +289,34 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
     after, node = replace(ledger, inventory=inventory), Inventory(**filled)
     if node == before:
         return after
-    known = (*ledger.conditions, *ledger.cleared)
-    then, now = (findings_of(ledger.events, listeners, inv, known) for inv in (before, node))
-    said = {(finding.key, finding.events): finding for mine in then.values() for finding in mine}
+    recorded = (*ledger.conditions, *ledger.cleared)
+    old_findings, new_findings = (evaluate_events(ledger.events, event_checks, inv, recorded) for inv in (before, node))
+    unchanged_candidates = {
+        (finding.key, finding.events): finding for check_findings in old_findings.values() for finding in check_findings
+    }
     by_sequence = {event.sequence: event for event in ledger.events}
     conditions = ledger.by_key()
-    for name, mine in now.items():
-        for finding in mine:
-            if said.pop((finding.key, finding.events), None) == finding:
+    for name, check_findings in new_findings.items():
+        for finding in check_findings:
+            if unchanged_candidates.pop((finding.key, finding.events), None) == finding:
                 continue
             touched = frozenset(finding.events)
             conditions = absorb.absorb_events(
                 conditions, name, [finding], by_sequence, touched, ledger.boot_id, ledger.cleared
             )
-    moved = {(finding.key.code, finding.events): finding.key for mine in now.values() for finding in mine}
-    for key, events in said:  # the part of these findings has another name now
-        to, old = moved.get((key.code, events)), conditions.get(key)
-        if to is not None and old is not None and not old.last_level_seen:
-            conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"renamed to {to}")
+    new_keys = {
+        (finding.key.code, finding.events): finding.key
+        for check_findings in new_findings.values()
+        for finding in check_findings
+    }
+    for key, events in unchanged_candidates:  # the part of these findings has another name now
+        new_key, old = new_keys.get((key.code, events)), conditions.get(key)
+        if new_key is not None and old is not None and not old.last_level_seen:
+            conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"renamed to {new_key}")
     return with_conditions(after, bounds.limit_conditions(conditions))
 
 
-class Looked(NamedTuple):
+class ResultIntake(NamedTuple):
     """Result of the intake of one run.
 
     `result` has its findings at the configured severity, with those beyond the bound counted.
@@ -304,14 +326,14 @@ class Looked(NamedTuple):
     result: CheckResult
 
 
-def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Looked:
+def take_result(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> ResultIntake:
     """Take the result of one run. Its repairs count even if the check failed on some device."""
     if not (ledger.conditions or result.findings or result.repairs):
-        return Looked(ledger, result)
+        return ResultIntake(ledger, result)
     before = ledger.by_key()
-    wanted = tuple(absorb.as_configured(finding, config) for finding in result.findings)
-    result = bounds.limit_findings(replace(result, findings=wanted), before)
+    configured_findings = tuple(absorb.as_configured(finding, config) for finding in result.findings)
+    result = bounds.limit_findings(replace(result, findings=configured_findings), before)
     conditions = absorb.absorb_result(before, result, config.clear_after, ledger.boot_id, ledger.cleared)
     if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
         conditions = endings.after_repairs(conditions, result.repairs, now)
-    return Looked(with_conditions(ledger, bounds.limit_conditions(conditions)), result)
+    return ResultIntake(with_conditions(ledger, bounds.limit_conditions(conditions)), result)

@@ -10,40 +10,40 @@ from typing import Any, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS
+from healthd.agent.conditions.condition import MAX_SUPPRESSION_SECONDS
 from healthd.common.model import (
-    LONGEST_HOLD_SECONDS,
+    MAX_HOLD_SECONDS,
     Ack,
     Condition,
     ConditionKey,
     ConditionState,
+    DrainRecord,
     FleetHold,
     Gpu,
     Inventory,
     KernelEvent,
-    SlurmMemory,
 )
-from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, with_moments
+from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, change_moments
 from healthd.common.values import Value, Whole
-from healthd.events.emitted import Told
+from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
 
 VERSION = 1
-KEEP_EVENTS_SECONDS = 24 * 3600.0
-KEEP_EVENTS = 500
-KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
-KEEP_CLEARED = 200
-SEEN = ("last_seen", "last_level_seen", "count")  # fields of a condition that another sighting changes
+EVENT_RETENTION_SECONDS = 24 * 3600.0
+MAX_EVENTS = 500
+CLEARED_RETENTION_SECONDS = 30 * 24 * 3600.0
+MAX_CLEARED = 200
+SIGHTING_FIELDS = ("last_seen", "last_level_seen", "count")  # fields of a condition that another sighting changes
 
 
 class Pause(Value, frozen=True):
     until: Moment
     why: str
-    who: str
-    given: Moment = 0.0
+    user: str
+    requested_at: Moment = 0.0
 
 
-Wish = TypeVar("Wish", Ack, Pause)
+Suppression = TypeVar("Suppression", Ack, Pause)
 
 
 class Ledger(Value, frozen=True):
@@ -71,12 +71,12 @@ class Ledger(Value, frozen=True):
     events: tuple[KernelEvent, ...] = ()
     next_sequence: Whole = 1
     cursors: dict[str, Any] = field(default_factory=dict)
-    slurm: SlurmMemory = SlurmMemory()
+    slurm: DrainRecord = DrainRecord()
     pause: Pause | None = None
     inventory: Inventory = Inventory()
     whole_gpus: tuple[Gpu, ...] = ()
     outbox: Outbox = Outbox()
-    told: Told = Told()
+    emitted: Emitted = Emitted()
 
     def by_key(self) -> dict[ConditionKey, Condition]:
         return {c.key: c for c in self.conditions}
@@ -86,11 +86,11 @@ def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -
     """Return the ledger with these conditions. All cleared ones move to `cleared` (see `trim_history`)."""
     if conditions == ledger.by_key():
         return ledger
-    gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
+    newly_cleared = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
     return replace(
         ledger,
         conditions=tuple(c for c in conditions.values() if c.state is not ConditionState.CLEARED),
-        cleared=(*ledger.cleared, *gone),
+        cleared=(*ledger.cleared, *newly_cleared),
     )
 
 
@@ -100,13 +100,15 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
         return False
     pairs = zip(before.conditions, after.conditions, strict=True)
     return replace(after, conditions=before.conditions) == before and all(
-        one is other or replace(one, **{name: getattr(other, name) for name in SEEN}) == other for one, other in pairs
+        previous is current
+        or replace(previous, **{name: getattr(current, name) for name in SIGHTING_FIELDS}) == current
+        for previous, current in pairs
     )
 
 
-def with_short_history(ledger: Ledger, now: float) -> Ledger:
+def trim_history(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger with the newest of `cleared`. Call it after the log and the stream have every entry."""
-    history = [c for c in ledger.cleared if c.cleared_at > now - KEEP_CLEARED_SECONDS][-KEEP_CLEARED:]
+    history = [c for c in ledger.cleared if c.cleared_at > now - CLEARED_RETENTION_SECONDS][-MAX_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
 
@@ -119,24 +121,24 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
-    def moved_wish(wish: Wish) -> Wish:
+    def move_suppression(suppression: Suppression) -> Suppression:
         # It lasts as long as requested. An end beyond the maximum duration was recorded while the clock was right. If
         # it was recorded while the clock was further ahead, it has begun by now.
-        is_old = wish.until <= until + LONGEST_WISH_SECONDS
-        end = wish.until + seconds if is_old else wish.until
-        return replace(wish, until=end, given=min(move(wish.given), until + seconds))
+        is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
+        end = suppression.until + seconds if is_old else suppression.until
+        return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))
 
-    def moved_hold(hold: FleetHold) -> FleetHold:
+    def move_hold(hold: FleetHold) -> FleetHold:
         if not since <= hold.since <= until:  # it was recorded while the clock was right
             return hold
         return replace(hold, since=hold.since + seconds, until=hold.until + seconds)
 
-    whole: Changes = {Ack: moved_wish, Pause: moved_wish, FleetHold: moved_hold}
-    moved: Ledger = with_moments(ledger, MOMENT, move, whole)
+    whole: Changes = {Ack: move_suppression, Pause: move_suppression, FleetHold: move_hold}
+    moved: Ledger = change_moments(ledger, MOMENT, move, whole)
     return moved
 
 
-def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
+def without_future_times(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
     A pause, an ack or a hold lasts as long as requested, from now on. A `PastMoment` is now at the latest: nothing
@@ -147,15 +149,19 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)
 
-    def wish_by_now(wish: Wish) -> Wish:
-        return replace(wish, until=end(wish.given, wish.until), given=min(wish.given, now))
+    def limit_suppression(suppression: Suppression) -> Suppression:
+        return replace(
+            suppression,
+            until=end(suppression.requested_at, suppression.until),
+            requested_at=min(suppression.requested_at, now),
+        )
 
-    def hold_by_now(hold: FleetHold) -> FleetHold:
-        until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # the clock was ahead at a later try
+    def limit_hold(hold: FleetHold) -> FleetHold:
+        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # the clock was ahead at a later try
         return replace(hold, since=min(hold.since, now), until=until)
 
-    whole: Changes = {Ack: wish_by_now, Pause: wish_by_now, FleetHold: hold_by_now}
-    standing = replace(ledger, cleared=())
-    found: Ledger = with_moments(standing, PAST, lambda moment: min(moment, now), whole)
-    resumed = tuple(old for old in found.slurm.resumed if max(old.drained_at, old.time) <= now)
-    return replace(found, cleared=ledger.cleared, slurm=replace(found.slurm, resumed=resumed))
+    whole: Changes = {Ack: limit_suppression, Pause: limit_suppression, FleetHold: limit_hold}
+    without_cleared = replace(ledger, cleared=())
+    limited: Ledger = change_moments(without_cleared, PAST, lambda moment: min(moment, now), whole)
+    resumed = tuple(drain for drain in limited.slurm.resumed_drains if max(drain.drained_at, drain.resumed_at) <= now)
+    return replace(limited, cleared=ledger.cleared, slurm=replace(limited.slurm, resumed_drains=resumed))

@@ -20,7 +20,7 @@ OPERATOR_RESUME = "operator_resume"  # an operator or another tool resumed the n
 Fields = dict[str, str]
 
 
-def of_condition(c: Condition) -> Fields:
+def condition_fields(c: Condition) -> Fields:
     return {
         "CODE": c.code,
         "SUBJECT": c.subject,
@@ -29,11 +29,11 @@ def of_condition(c: Condition) -> Fields:
     }
 
 
-def of_decision(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
+def decision_fields(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
     """Return the fields of a drain that is withheld; none for other decisions.
 
     Actions are logged when they are done.
     """
     if not (isinstance(decision, Leave) and decision.would.startswith(DRAIN)):
         return {}
-    return {"NODE_ACTION": WITHHELD, **(of_condition(causes[0]) if causes else {})}
+    return {"NODE_ACTION": WITHHELD, **(condition_fields(causes[0]) if causes else {})}

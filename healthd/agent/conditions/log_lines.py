@@ -18,54 +18,56 @@ class Line(NamedTuple):
     (log_fields.py)."""
 
     severity: Severity
-    words: str
+    text: str
     fields: Fields
 
 
-def of_change(before: Ledger, after: Ledger) -> Iterator[Line]:
+def change_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
     """Yield the conditions that opened, worsened or were cleared. `after.cleared` must not be trimmed yet."""
     if after.conditions is before.conditions:
         return
-    known, history = before.by_key(), set(map(id, before.cleared))
+    previous, history = before.by_key(), set(map(id, before.cleared))
     for condition in (*after.conditions, *(c for c in after.cleared if id(c) not in history)):
-        yield from _of_condition(known.get(condition.key), condition)
+        yield from _condition_lines(previous.get(condition.key), condition)
 
 
-def _of_condition(before: Condition | None, after: Condition) -> Iterator[Line]:
+def _condition_lines(before: Condition | None, after: Condition) -> Iterator[Line]:
     """Yield two lines if a condition opened and was cleared in one change."""
     if before is None and after.state is ConditionState.CLEARED:
         opened = replace(after, state=ConditionState.OPEN)
-        yield from _of_condition(None, opened)
+        yield from _condition_lines(None, opened)
         before = opened
-    if words := _words(before, after):
-        yield Line(min(after.severity, Severity.WARNING), words, log_fields.of_condition(after))
+    if text := _condition_text(before, after):
+        yield Line(min(after.severity, Severity.WARNING), text, log_fields.condition_fields(after))
 
 
-def _words(before: Condition | None, after: Condition) -> str:
+def _condition_text(before: Condition | None, after: Condition) -> str:
     """Return the text of a change, "" if it is not logged."""
-    what = after.key
+    key = after.key
     if before is None or after.state is not before.state:
         if after.state is ConditionState.PENDING:
-            return f"{what}: {after.message} (pending: opens if it lasts {after.confirm_seconds:g} s)"
+            return f"{key}: {after.message} (pending: opens if it lasts {after.confirm_seconds:g} s)"
         if after.state is ConditionState.CLEARED:
-            return f"{what}: cleared: {after.cleared_by}"
-        return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
+            return f"{key}: cleared: {after.cleared_by}"
+        return f"{key}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
     if after.severity > before.severity:
-        return f"{what}: now {after.severity.name.lower()}: {after.message}"
+        return f"{key}: now {after.severity.name.lower()}: {after.message}"
     return ""
 
 
-def of_ended_acks(before: Mapping[ConditionKey, Condition], after: Mapping[ConditionKey, Condition]) -> Iterator[Line]:
-    for key, now in after.items():
-        was = before[key]
-        if was.ack and not now.ack:
-            worse = "the condition is worse" if now.severity > was.ack.severity else "it expired"
-            yield Line(Severity.INFO, f"{key}: the ack by {was.ack.who} ended, {worse}: {was.ack.why}", {})
+def ended_ack_lines(
+    before: Mapping[ConditionKey, Condition], after: Mapping[ConditionKey, Condition]
+) -> Iterator[Line]:
+    for key, current in after.items():
+        previous = before[key]
+        if previous.ack and not current.ack:
+            reason = "the condition is worse" if current.severity > previous.ack.severity else "it expired"
+            yield Line(Severity.INFO, f"{key}: the ack by {previous.ack.user} ended, {reason}: {previous.ack.why}", {})
 
 
-def of_names(before: Ledger, after: Ledger) -> Iterator[Line]:
+def renamed_part_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
     """Yield the messages that now name a part which was unknown when the condition opened."""
-    said = {c.key: c.message for c in before.conditions}
+    messages = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
-        if said.get(c.key, c.message) != c.message:
-            yield Line(Severity.INFO, f"{c.key}: {c.message}", log_fields.of_condition(c))
+        if messages.get(c.key, c.message) != c.message:
+            yield Line(Severity.INFO, f"{c.key}: {c.message}", log_fields.condition_fields(c))

@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import healthd
-from healthd.agent.conditions import endings, log_lines, state_files
-from healthd.agent.conditions import events as telling
+from healthd.agent.conditions import endings, events, log_lines, state_files
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.durable_file import rewrite_file
@@ -33,14 +32,14 @@ log = logging.getLogger("healthd")
 FILE = "ledger.json"
 PAST_FILE = "past.json"
 NAMES = (FILE, PAST_FILE)
-LEVELS = {
+LOG_LEVELS = {
     Severity.INFO: logging.INFO,
     Severity.WARNING: logging.WARNING,
 }  # by severity of the line; higher severities are errors
 QUIET_STEP_SECONDS = 1.0  # windows last minutes to days
 
 
-class Memory:
+class ConditionStore:
     """The ledger, and `past`: check -> its counters as text, which only the worker decodes.
 
     unsaved              a kill would lose something that the next round does not report again
@@ -62,22 +61,22 @@ class Memory:
         self._now = now
         self.boot_id = ""
         self.booted_at = 0.0  # epoch: first start of healthd in this boot; 0 = an earlier start was in this boot
-        self.is_recalled = False
+        self.is_loaded = False
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
-        self._conditions_of: tuple[Condition, ...] = ()
+        self._indexed_conditions: tuple[Condition, ...] = ()
         self._conditions: dict[ConditionKey, Condition] = {}
-        self._acks_of: tuple[Condition, ...] = ()
-        self._acks_end = float("inf")
+        self._ack_conditions: tuple[Condition, ...] = ()
+        self._next_ack_expiry = float("inf")
         self.unsaved = False
         self.uncopied = False
         self.slurm_uncopied = False  # an action in Slurm that is in no copy yet
         self._past_unsaved = False
-        self._past_is_set = False  # changed by a command or a clock step: saved at once
+        self._past_is_urgent = False  # changed by a command or a clock step: saved at once
         self._quiet_seconds = 0.0  # passed, but not yet added to any window
-        self._saved: Ledger | None = None  # content of the file
+        self._saved_ledger: Ledger | None = None  # content of the file
         self.save_failed = False
-        self.copy_unread = False  # a copy may exist that could not be read: the next copy does not replace it
+        self.copy_unreadable = False  # a copy may exist that could not be read: the next copy does not replace it
         self.copied_at = 0.0  # when the copy was written, 0 = unknown
         self.stream = EventStream(self, now, monotonic, node_name, cluster)
         # Called with the ledger before and after a change, before the cleared conditions are trimmed.
@@ -86,20 +85,23 @@ class Memory:
     @property
     def conditions(self) -> dict[ConditionKey, Condition]:
         """Conditions that are not cleared. Do not change the dict in place."""
-        if self._conditions_of is not self.ledger.conditions:
-            self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
+        if self._indexed_conditions is not self.ledger.conditions:
+            self._indexed_conditions, self._conditions = self.ledger.conditions, self.ledger.by_key()
         return self._conditions
 
     @property
-    def acks_end(self) -> float:
+    def next_ack_expiry(self) -> float:
         """When `end_expired_acks` is due (epoch seconds). Computed only when the conditions have changed."""
-        if self._acks_of is not self.ledger.conditions:
-            self._acks_of, self._acks_end = self.ledger.conditions, endings.next_end_of_acks(self.ledger.conditions)
-        return self._acks_end
+        if self._ack_conditions is not self.ledger.conditions:
+            self._ack_conditions, self._next_ack_expiry = (
+                self.ledger.conditions,
+                endings.next_ack_expiry(self.ledger.conditions),
+            )
+        return self._next_ack_expiry
 
     # --- load
 
-    def recall(
+    def load(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
     ) -> None:
         """Load the live ledger, else the copy, else start a new one. Then apply a boot and a change of mode.
@@ -108,39 +110,39 @@ class Memory:
         last_alive  when the daemon of the live ledger last ran, as far as known (epoch seconds); 0 = unknown
         """
         self.boot_id = boot_id
-        self._recall(read_copy, boot_id, mode, last_alive)
-        self.is_recalled = True
+        self._load(read_copy, boot_id, mode, last_alive)
+        self.is_loaded = True
 
-    def _recall(
+    def _load(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float
     ) -> None:
-        with guard.at(LEDGER, self._path(FILE)):
-            if (live := self._live()) is not None:
+        with guard.dropping_errors(LEDGER, self._path(FILE)):
+            if (live := self._live_ledger()) is not None:
                 try:
-                    self._go_on_from(live, boot_id, mode, last_alive)
+                    self._continue_from(live, boot_id, mode, last_alive)
                 except Exception:
                     log.error("the ledger was moved to %s", state_files.set_aside(self._path(FILE)))
                     raise
-                self._saved = live
+                self._saved_ledger = live
                 return
-        with guard.at(LEDGER, "the copy of the ledger"):
-            if (copied := self._copied(read_copy)) is not None:
-                self.copy_unread = True
-                self._go_on_from(_with_new_stream(copied), boot_id, mode, self.copied_at)
-                self.copy_unread = False
+        with guard.dropping_errors(LEDGER, "the copy of the ledger"):
+            if (copied := self._copied_ledger(read_copy)) is not None:
+                self.copy_unreadable = True
+                self._continue_from(_with_new_stream(copied), boot_id, mode, self.copied_at)
+                self.copy_unreadable = False
                 return
-        self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode, 0.0)
+        self._continue_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode, 0.0)
 
-    def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode, last_alive: float) -> None:
+    def _continue_from(self, loaded: Ledger, boot_id: str, mode: Mode, last_alive: float) -> None:
         now = self._now()
-        found = ledgers.with_none_in_the_future(found, now)
-        found = found if found.outbox.stream_id else _with_new_stream(found)
-        self.ledger = found
-        known_alive = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead
-        self.stream.emit(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
-        if found.boot_id != boot_id:
+        loaded = ledgers.without_future_times(loaded, now)
+        loaded = loaded if loaded.outbox.stream_id else _with_new_stream(loaded)
+        self.ledger = loaded
+        alive_at = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead
+        self.stream.emit(*events.started(loaded.emitted, healthd.__version__, mode.value, alive_at))
+        if loaded.boot_id != boot_id:
             self.booted_at = now
-            self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
+            self.set_conditions(endings.after_boot(loaded.by_key(), boot_id, now))
         self.change_mode(mode)
         self.change(boot_id=boot_id)
 
@@ -150,18 +152,18 @@ class Memory:
             self.change(trusted_since=self._now())
         self.change(mode=mode.value)
 
-    def _live(self) -> Ledger | None:
-        ledger = self._decoded(FILE, self._text(FILE))
-        return ledger if ledger is not None and self._past_from(self._text(PAST_FILE)) else None
+    def _live_ledger(self) -> Ledger | None:
+        ledger = self._decode(FILE, self._read_text(FILE))
+        return ledger if ledger is not None and self._load_past(self._read_text(PAST_FILE)) else None
 
-    def _text(self, name: str) -> str | None:
+    def _read_text(self, name: str) -> str | None:
         try:
             return state_files.read_text(self._path(name))
         except LedgerError as error:
             log.error("%s", error)
             return None
 
-    def _decoded(self, name: str, text: str | None) -> Ledger | None:
+    def _decode(self, name: str, text: str | None) -> Ledger | None:
         if not text:
             return None
         try:
@@ -171,7 +173,7 @@ class Memory:
             log.error("%s; moved to %s, continuing with the copy or a new ledger", error, aside)
             return None
 
-    def _past_from(self, text: str | None) -> bool:
+    def _load_past(self, text: str | None) -> bool:
         """Load the counters' past. If it cannot be read only the past is lost: rules about growth wait for new
         readings."""
         try:
@@ -181,17 +183,17 @@ class Memory:
             self.past = {}
         return True
 
-    def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
+    def _copied_ledger(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
         texts = read_copy()
         text = texts.get(FILE)
         if not text:
             return None
-        self._past_from(texts.get(PAST_FILE))
+        self._load_past(texts.get(PAST_FILE))
         try:
             return decode(text, "the copy of the ledger")
         except LedgerError as error:
             log.error("%s; starting a new ledger", error)
-            self.copy_unread = True
+            self.copy_unreadable = True
             return None
 
     def _path(self, name: str) -> str:
@@ -200,9 +202,9 @@ class Memory:
     # --- change
 
     def change(self, **changes: Any) -> None:
-        self.take(replace(self.ledger, **changes))
+        self.commit(replace(self.ledger, **changes))
 
-    def take(self, ledger: Ledger) -> None:
+    def commit(self, ledger: Ledger) -> None:
         """Replace the ledger. The observers receive each change before the history is trimmed."""
         before = self.ledger
         if ledger != before:
@@ -210,7 +212,7 @@ class Memory:
             for observe in self.observers:
                 observe(before, ledger)
             if ledger.conditions is not before.conditions:
-                self.set(ledgers.with_short_history(self.ledger, self._now()))
+                self.set(ledgers.trim_history(self.ledger, self._now()))
 
     def set(self, ledger: Ledger) -> None:
         """Replace the ledger without calling the observers."""
@@ -221,9 +223,9 @@ class Memory:
             self.uncopied = True
 
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
-        self.take(ledgers.with_conditions(self.ledger, conditions))
+        self.commit(ledgers.with_conditions(self.ledger, conditions))
 
-    def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
+    def count_quiet_time(self, seconds: float, under_load: bool) -> None:
         """Add quiet time to the windows, in steps of at least QUIET_STEP_SECONDS.
 
         The steps keep a burst of events from changing every condition with a window. The ledger counts as unsaved only
@@ -234,19 +236,19 @@ class Memory:
             return
         seconds, self._quiet_seconds = self._quiet_seconds, 0.0
         before, unsaved = self.ledger, self.unsaved
-        self.set_conditions(endings.after_quiet(before.by_key(), seconds, loaded, self._now()))
+        self.set_conditions(endings.after_quiet_time(before.by_key(), seconds, under_load, self._now()))
         if len(self.ledger.conditions) == len(before.conditions):
             self.unsaved = unsaved
 
-    def end_acks(self) -> None:
+    def end_expired_acks(self) -> None:
         """End acks that have expired, or whose condition has become worse."""
-        if self._now() < self.acks_end:
+        if self._now() < self.next_ack_expiry:
             return
-        ended = endings.after_acks(self.conditions, self._now())
-        tell(log_lines.of_ended_acks(self.conditions, ended))
+        ended = endings.end_expired_acks(self.conditions, self._now())
+        write_log_lines(log_lines.ended_ack_lines(self.conditions, ended))
         self.set_conditions(ended)
 
-    def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
+    def apply_clock_step(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
         """Follow a clock that was set by `step` seconds: times in `since`..`until` (now, by the old clock) move with
         it.
 
@@ -258,17 +260,17 @@ class Memory:
             return moment + step if since <= moment <= until else moment
 
         moved = ledgers.after_clock_step(self.ledger, step, since, until)
-        self.set(ledgers.with_none_in_the_future(moved, until + step))
-        self._past_unsaved = self._past_is_set = True
+        self.set(ledgers.without_future_times(moved, until + step))
+        self._past_unsaved = self._past_is_urgent = True
         for check, store in self.past.items():
-            self.past[check] = history.encode(history.moved(history.decode(store), move))
+            self.past[check] = history.encode(history.shift_times(history.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
         """Store the counters' past after a run of a check."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
-    def forget_growth(self, conditions: Iterable[Condition]) -> None:
+    def reset_growth(self, conditions: Iterable[Condition]) -> None:
         """Reset the growth of these parts after `healthd repaired`: old growth must not reopen the conditions."""
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
@@ -276,13 +278,13 @@ class Memory:
                 self.set_past(
                     label, history.encode(history.without_growth(history.decode(self.past[label]), condition.subject))
                 )
-                self._past_is_set = True
+                self._past_is_urgent = True
 
-    def keep_only(self, configured: Collection[RunName]) -> None:
+    def clear_unconfigured(self, configured: Collection[RunName]) -> None:
         """Clear conditions of checks that are no longer configured. Otherwise they would stay open forever."""
-        self.forget({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
+        self.clear_runs({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
 
-    def forget(self, names: Collection[RunName], why: str) -> None:
+    def clear_runs(self, names: Collection[RunName], why: str) -> None:
         """Clear the conditions of these runs."""
         now = self._now()
         conditions = {
@@ -292,7 +294,7 @@ class Memory:
 
     # --- save
 
-    def save(self, round_over: bool = False) -> None:
+    def save(self, round_ended: bool = False) -> None:
         """Save to tmpfs, where a commit cannot block.
 
         The files keep their space if the tmpfs becomes full. Without space the error is logged once, and the next
@@ -302,21 +304,21 @@ class Memory:
         after a kill, growth may be reported twice, and none is missed. Nor is it older: a repair of a condition in the
         ledger (a counter that fell) is still detected.
         """
-        if not self.is_recalled:
+        if not self.is_loaded:
             return
         try:
-            has_news = self.ledger is not self._saved
-            if has_news:
+            has_changed = self.ledger is not self._saved_ledger
+            if has_changed:
                 self._save_ledger()
-            if self._past_unsaved and (has_news or round_over or self._past_is_set):
+            if self._past_unsaved and (has_changed or round_ended or self._past_is_urgent):
                 rewrite_file(self._path(PAST_FILE), values.encode(self.past))
-                self._past_unsaved = self._past_is_set = False
+                self._past_unsaved = self._past_is_urgent = False
         except OSError as error:
             if not self.save_failed:
                 log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)
             self.save_failed = True
             return
-        self._saved = self.ledger
+        self._saved_ledger = self.ledger
         self.unsaved = self.save_failed = False
 
     def _save_ledger(self) -> None:
@@ -326,34 +328,34 @@ class Memory:
             rewrite_file(path, values.encode(self.ledger))
         except OSError as error:
             before = self.ledger.outbox
-            left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or left is before:
+            remaining = outbox.truncate(before, self._saved_ledger.outbox.lines if self._saved_ledger else ())
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or remaining is before:
                 raise
-            self.ledger = replace(self.ledger, outbox=left)
-            self.stream.dropped += len(before.lines) - len(left.lines)
+            self.ledger = replace(self.ledger, outbox=remaining)
+            self.stream.dropped += len(before.lines) - len(remaining.lines)
             rewrite_file(path, values.encode(self.ledger))
 
-    def save_anew(self) -> None:
+    def save_all(self) -> None:
         """Save everything to a new runtime directory that has no files yet."""
-        self._saved, self._past_unsaved = None, True
-        self.save(round_over=True)
+        self._saved_ledger, self._past_unsaved = None, True
+        self.save(round_ended=True)
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
     """Start a new stream: the ledger may be older than the last line, and its next number would be used twice."""
-    return replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
+    return replace(ledger, outbox=outbox.new_stream(ledger.outbox, os.urandom(8).hex()))
 
 
 def log_change(before: Ledger, after: Ledger) -> None:
     """Log the conditions that opened, worsened or were cleared."""
-    tell(log_lines.of_change(before, after))
+    write_log_lines(log_lines.change_lines(before, after))
 
 
-def tell(lines: Iterable[Line]) -> None:
+def write_log_lines(lines: Iterable[Line]) -> None:
     """Write lines to the log. A mistake in their texts must not affect the change that they describe."""
-    with guard.at(LOG):
+    with guard.dropping_errors(LOG):
         for line in lines:
-            log.log(LEVELS.get(line.severity, logging.ERROR), "%s", line.words, extra=line.fields)
+            log.log(LOG_LEVELS.get(line.severity, logging.ERROR), "%s", line.text, extra=line.fields)
 
 
 # --- JSON of the ledger and of the counters' past. state_files.py reads and writes the files.

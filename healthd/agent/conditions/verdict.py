@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from healthd.agent.conditions.condition import Conditions, acts, fault_time
+from healthd.agent.conditions.condition import Conditions, fault_time, may_drain
 from healthd.common.model import (
     CheckResult,
     Condition,
@@ -34,70 +34,72 @@ def judge(
 
     Conditions that are based only on a log that users can forge are at most a warning, and do not block a resume.
     """
-    standing = sorted(
+    uncleared = sorted(
         (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
         key=lambda c: (-c.severity, -c.opened_at, c.code, c.subject),
     )
     missing = [
         name for name in sorted(expected) if name not in results or results[name].outcome is not Outcome.COMPLETED
     ]
-    unknown = tuple(_why_unknown(name, results.get(name)) for name in missing)
-    open_ones = [c for c in standing if c.state is ConditionState.OPEN]
-    worst = max((c.severity for c in open_ones if not c.observed), default=Severity.INFO)
+    unknown = tuple(_unknown_reason(name, results.get(name)) for name in missing)
+    open_conditions = [c for c in uncleared if c.state is ConditionState.OPEN]
+    worst = max((c.severity for c in open_conditions if not c.observed), default=Severity.INFO)
     if worst is Severity.CRITICAL:
         health = Health.UNHEALTHY
     elif worst is Severity.DEGRADED:
         health = Health.DEGRADED
     elif unknown:
         health = Health.UNKNOWN
-    elif any(c.severity >= Severity.WARNING for c in standing):
+    elif any(c.severity >= Severity.WARNING for c in uncleared):
         health = Health.WARNING
     else:
         health = Health.HEALTHY
-    causes = tuple(c for c in open_ones if acts(c, trusted_since))
+    causes = tuple(c for c in open_conditions if may_drain(c, trusted_since))
     return Verdict(
         health=health,
-        conditions=tuple(standing),
+        conditions=tuple(uncleared),
         causes=causes,
         unknown=unknown,
         may_resume=all(name in optional for name in missing)
-        and not any(_holds_resume(c) for c in standing)
-        and not any(_is_bad_news(finding, conditions) for result in results.values() for finding in result.findings),
+        and not any(_blocks_resume(c) for c in uncleared)
+        and not any(
+            _is_unacknowledged_drain(finding, conditions) for result in results.values() for finding in result.findings
+        ),
         fault_time=max((fault_time(c) for c in causes if c.severity is Severity.CRITICAL), default=0.0),
     )
 
 
-def _holds_resume(c: Condition) -> bool:
+def _blocks_resume(c: Condition) -> bool:
     return c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED and not c.observed
 
 
-def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:
+def _is_unacknowledged_drain(finding: Finding, conditions: Conditions) -> bool:
     """Return True if a finding of a check's last run drains and is not acknowledged.
 
     It counts even if its condition is gone: after `healthd repaired`, the check has not run yet.
     """
     condition = conditions.get(finding.key)
-    known = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
-    return finding.severity >= Severity.DEGRADED and not known
+    is_acknowledged = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
+    return finding.severity >= Severity.DEGRADED and not is_acknowledged
 
 
-def _why_unknown(name: RunName, result: CheckResult | None) -> str:
+def _unknown_reason(name: RunName, result: CheckResult | None) -> str:
     if result is None:
         return f"{name} has not run yet"
-    what = {
+    outcome_text = {
         Outcome.FAILED: "failed",
         Outcome.TIMED_OUT: "did not answer in time",
         Outcome.STUCK: "waits for a hung worker",
     }[result.outcome]
-    return f"{name} {what}{': ' + result.error if result.error else ''}"
+    return f"{name} {outcome_text}{': ' + result.error if result.error else ''}"
 
 
-def next_look(conditions: Conditions) -> dict[RunName, float]:
+def early_run_times(conditions: Conditions) -> dict[RunName, float]:
     """Return when checks are due before their next round, to confirm or escalate a condition.
 
     Epoch seconds. Only conditions that a level check reported count.
     """
-    looks: dict[RunName, float] = {}
+    times: dict[RunName, float] = {}
     for c in conditions.values():
         if not c.last_level_seen or c.clean_runs:
             continue
@@ -108,5 +110,5 @@ def next_look(conditions: Conditions) -> dict[RunName, float]:
             moments.append(c.persists_since + c.worsens.after_seconds)
         for moment in moments:
             if moment > c.last_level_seen:
-                looks[c.run] = min(moment, looks.get(c.run, moment))
-    return looks
+                times[c.run] = min(moment, times.get(c.run, moment))
+    return times

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from healthd.common.errors import HealthdError
 from healthd.common.paths import SOCKET
 
-PATIENCE_SECONDS = 5.0
-AGAIN_SECONDS = 0.1
+TIMEOUT_SECONDS = 5.0
+RETRY_SECONDS = 0.1
 MAX_ANSWER_BYTES = 64 << 20
 
 
-class NoAnswer(HealthdError):
+class DaemonUnreachable(HealthdError):
     """The daemon does not answer. The message is one sentence."""
 
 
@@ -29,55 +29,59 @@ class RefusedByDaemon(HealthdError):
 class Answer(NamedTuple):
     """An answer. uid: the user of the answering process when it started to listen (SO_PEERCRED, unix(7))."""
 
-    table: dict[str, Any]
+    document: dict[str, Any]
     uid: int
 
 
-def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
+def send_request(runtime_dir: str, request: dict[str, Any], timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     """Return the daemon's answer to one request. Raises DaemonUnreachable, RefusedByDaemon."""
-    return ask_with_uid(runtime_dir, request, patience_seconds).table
+    return send_request_with_uid(runtime_dir, request, timeout_seconds).document
 
 
-def ask_with_uid(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> Answer:
+def send_request_with_uid(
+    runtime_dir: str, request: dict[str, Any], timeout_seconds: float = TIMEOUT_SECONDS
+) -> Answer:
     """Send one request; retry while the daemon has too many connections. Raises DaemonUnreachable, RefusedByDaemon."""
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + timeout_seconds
     answer, uid = dict[str, Any](), -1
     while True:
         try:
-            answer, uid = _asked(os.path.join(runtime_dir, SOCKET), request, deadline, patience_seconds)
-        except NoAnswer:
+            answer, uid = _send_once(os.path.join(runtime_dir, SOCKET), request, deadline, timeout_seconds)
+        except DaemonUnreachable:
             if not answer:
                 raise
             break  # it answered before: keep that answer
-        if not answer.get("again") or time.monotonic() + AGAIN_SECONDS > deadline:
+        if not answer.get("again") or time.monotonic() + RETRY_SECONDS > deadline:
             break
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RETRY_SECONDS)
     if "error" in answer:
         raise RefusedByDaemon(str(answer["error"]))
     return Answer(answer, uid)
 
 
-def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> Answer:
+def _send_once(path: str, request: dict[str, Any], deadline: float, timeout_seconds: float) -> Answer:
     """Send the request once and return the answer, which may be a refusal. Raises DaemonUnreachable."""
     try:
         line, uid = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
     except FileNotFoundError:
-        raise NoAnswer(f"healthd is not running (no {path})") from None
+        raise DaemonUnreachable(f"healthd is not running (no {path})") from None
     except ConnectionRefusedError:
-        raise NoAnswer(f"healthd is not running (no listener at {path})") from None
+        raise DaemonUnreachable(f"healthd is not running (no listener at {path})") from None
     except BlockingIOError:
-        raise NoAnswer(f"healthd does not answer at {path} (no connection within {patience_seconds:g} s)") from None
+        raise DaemonUnreachable(
+            f"healthd does not answer at {path} (no connection within {timeout_seconds:g} s)"
+        ) from None
     except TimeoutError:
-        raise NoAnswer(f"healthd does not answer at {path} (no reply within {patience_seconds:g} s)") from None
+        raise DaemonUnreachable(f"healthd does not answer at {path} (no reply within {timeout_seconds:g} s)") from None
     except OSError as error:
-        raise NoAnswer(f"cannot connect to healthd at {path}: {error.strerror or error}") from None
+        raise DaemonUnreachable(f"cannot connect to healthd at {path}: {error.strerror or error}") from None
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        what = "an invalid answer" if line else "no answer: it may be stopping"
-        raise NoAnswer(f"healthd at {path} sent {what}")
+        problem = "an invalid answer" if line else "no answer: it may be stopping"
+        raise DaemonUnreachable(f"healthd at {path} sent {problem}")
     return Answer(answer, uid)
 
 
@@ -91,12 +95,12 @@ def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         _connect(stream, path, deadline)
         _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        stream.settimeout(_left(deadline))
+        stream.settimeout(_remaining_seconds(deadline))
         with suppress(ConnectionError):  # it closed the connection early; its reason can still be read
             stream.sendall(request)
         with suppress(ConnectionError):
             while len(answer) < MAX_ANSWER_BYTES:
-                stream.settimeout(_left(deadline))
+                stream.settimeout(_remaining_seconds(deadline))
                 chunk = stream.recv(1 << 16)
                 if not chunk:
                     break
@@ -111,14 +115,14 @@ def _connect(stream: socket.socket, path: str, deadline: float) -> None:
     (gVisor).
     """
     while True:
-        left = max(deadline - time.monotonic(), 0.0)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left))
+        remaining = max(deadline - time.monotonic(), 0.0)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(remaining))
         try:
             stream.connect(path)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(min(AGAIN_SECONDS, left))
+            time.sleep(min(RETRY_SECONDS, remaining))
         else:
             return
 
@@ -128,8 +132,8 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+def _remaining_seconds(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from healthd.agent.conditions import endings
-from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS
+from healthd.agent.conditions.condition import MAX_SUPPRESSION_SECONDS
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control.protocol import (
     ACK,
     FAILSLOW_PAUSE,
@@ -21,7 +21,7 @@ from healthd.agent.control.protocol import (
     UNACK,
     UNPAUSE,
 )
-from healthd.agent.slurm.flapping import answered_for, ended_in_drain, has_drained
+from healthd.agent.slurm.flapping import ended_causes, may_have_drained, reset_count
 from healthd.common import detection_pause
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.duration import duration
@@ -30,8 +30,8 @@ from healthd.common.model import Ack, Condition, Severity
 from healthd.common.text import printable
 from healthd.events.schema import Event
 
-MAX_WHY = 500
-MOST_SHOWN_SECONDS = 1e9  # a client may send any number, even one that does not fit into a float
+MAX_REASON_LENGTH = 500
+MAX_PRINTED_SECONDS = 1e9  # a client may send any number, even one that does not fit into a float
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
@@ -39,126 +39,133 @@ class CommandRefused(HealthdError):
     """A command is refused. The message is one sentence."""
 
 
-def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+def repaired(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """Clear conditions after a repair.
 
     This also covers a fault that has ended while the node stays drained, because it came and went
     (agent/slurm/flapping.py).
     """
-    ledger, slurm = memory.ledger, memory.ledger.slurm
-    code, part, hit = _meant((*ledger.conditions, *ended_in_drain(slurm, ledger.cleared)), request)
-    why = _why(request)
-    also = {"subject": part, "why": why}
-    memory.stream.emit(
-        [Event("repaired", {"who": who, "code": code, **{name: text for name, text in also.items() if text}})]
+    ledger, slurm = store.ledger, store.ledger.slurm
+    code, part, matching = _matching_conditions((*ledger.conditions, *ended_causes(slurm, ledger.cleared)), request)
+    why = _reason(request)
+    optional_fields = {"subject": part, "why": why}
+    store.stream.emit(
+        [
+            Event(
+                "repaired",
+                {"who": user, "code": code, **{name: text for name, text in optional_fields.items() if text}},
+            )
+        ]
     )
-    memory.set_conditions(endings.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
-    memory.forget_growth(hit)
-    if has_drained(slurm, hit):
-        memory.change(slurm=answered_for(slurm))
-    return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks run now"
+    store.set_conditions(endings.repaired(store.conditions, code, part, f"{user}: {why}" if why else user, now))
+    store.reset_growth(matching)
+    if may_have_drained(slurm, matching):
+        store.change(slurm=reset_count(slurm))
+    return f"repaired: {_names(matching)}{f': {why}' if why else ''}; all checks run now"
 
 
-def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    code, part, hit = _meant(memory.ledger.conditions, request)
-    seconds, why = _how_long_and_why(request, "an ack")
-    known = Ack(now + seconds, why, who, Severity.INFO, given=now)
-    memory.set_conditions(endings.known_for_a_while(memory.conditions, code, part, known))
-    return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
+def ack(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
+    code, part, matching = _matching_conditions(store.ledger.conditions, request)
+    seconds, why = _duration_and_reason(request, "an ack")
+    acknowledgement = Ack(now + seconds, why, user, Severity.INFO, requested_at=now)
+    store.set_conditions(endings.acknowledge(store.conditions, code, part, acknowledgement))
+    return f"acknowledged for {duration(seconds)} by {user}: {_names(matching)}: {why}"
 
 
-def unack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+def unack(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """End acks early. Their conditions count again at once."""
-    code, part, hit = _meant(memory.ledger.conditions, request)
-    known = [c for c in hit if c.ack is not None]
-    if not known:
-        raise CommandRefused(f"{_names(hit)} is not acknowledged")
-    memory.set_conditions(endings.without_acks(memory.conditions, code, part, now))
-    return f"acknowledgement ended by {who}: {_names(known)}; drains are possible again"
+    code, part, matching = _matching_conditions(store.ledger.conditions, request)
+    acknowledged = [c for c in matching if c.ack is not None]
+    if not acknowledged:
+        raise CommandRefused(f"{_names(matching)} is not acknowledged")
+    store.set_conditions(endings.withdraw_acks(store.conditions, code, part, now))
+    return f"acknowledgement ended by {user}: {_names(acknowledged)}; drains are possible again"
 
 
-def _meant(conditions: Sequence[Condition], request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
+def _matching_conditions(
+    conditions: Sequence[Condition], request: Mapping[str, Any]
+) -> tuple[str, str | None, list[Condition]]:
     """Return code, part (None = every part) and the matching conditions. Raises CommandRefused if none matches."""
     code, part = str(request.get("code")), request.get("part")
-    hit = [c for c in conditions if c.code == code and part in (None, c.subject)]
-    if not hit:
-        standing = _names(conditions) or "none"
-        on = f" on {part!s:.80}" if part else ""
-        raise CommandRefused(f"no condition {code:.80}{on}; conditions on this node: {standing}")
-    return code, part, hit
+    matching = [c for c in conditions if c.code == code and part in (None, c.subject)]
+    if not matching:
+        names = _names(conditions) or "none"
+        part_text = f" on {part!s:.80}" if part else ""
+        raise CommandRefused(f"no condition {code:.80}{part_text}; conditions on this node: {names}")
+    return code, part, matching
 
 
 def _names(conditions: Iterable[Condition]) -> str:
     return ", ".join(dict.fromkeys(str(c.key) for c in conditions))
 
 
-def _why(request: Mapping[str, Any]) -> str:
+def _reason(request: Mapping[str, Any]) -> str:
     """Return the reason as one printable line: it is stored, logged and displayed. Raises CommandRefused."""
     why = printable(" ".join(str(request.get("why") or "").split()))
-    if len(why) > MAX_WHY:
-        raise CommandRefused(f"a reason must have at most {MAX_WHY} characters, got {len(why)}")
+    if len(why) > MAX_REASON_LENGTH:
+        raise CommandRefused(f"a reason must have at most {MAX_REASON_LENGTH} characters, got {len(why)}")
     return why
 
 
-def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
+def _duration_and_reason(request: Mapping[str, Any], subject: str) -> tuple[float, str]:
     """Return seconds and reason. `subject`: "a pause". Raises CommandRefused."""
-    seconds, why = request.get("seconds"), _why(request)
+    seconds, why = request.get("seconds"), _reason(request)
     # to Python, JSON's true is a number
-    if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
+    if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= MAX_SUPPRESSION_SECONDS:
         got = ""
-        if isinstance(seconds, int | float) and seconds is not True and 0 < seconds < MOST_SHOWN_SECONDS:
-            got = f", got {_days(seconds)}"
-        raise CommandRefused(f"{what} must last at most {_days(LONGEST_WISH_SECONDS)}{got}")
+        if isinstance(seconds, int | float) and seconds is not True and 0 < seconds < MAX_PRINTED_SECONDS:
+            got = f", got {_duration_text(seconds)}"
+        raise CommandRefused(f"{subject} must last at most {_duration_text(MAX_SUPPRESSION_SECONDS)}{got}")
     if not why:
-        raise CommandRefused(f"{what} needs a reason (--why)")
+        raise CommandRefused(f"{subject} needs a reason (--why)")
     return seconds, why
 
 
-def _days(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Return seconds in the format of --for: "7d", "36h"."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if seconds >= unit and not seconds % unit), UNITS[-1])
     return f"{seconds / unit:g}{letter}"
 
 
-def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    seconds, why = _how_long_and_why(request, "a pause")
-    memory.change(pause=Pause(now + seconds, why, who, given=now))
-    return f"paused for {duration(seconds)} by {who}: {why}"
+def pause(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
+    seconds, why = _duration_and_reason(request, "a pause")
+    store.change(pause=Pause(now + seconds, why, user, requested_at=now))
+    return f"paused for {duration(seconds)} by {user}: {why}"
 
 
-def unpause(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
-    if memory.ledger.pause is None:
+def unpause(store: ConditionStore, _request: Mapping[str, Any], _user: str, now: float) -> str:
+    if store.ledger.pause is None:
         raise CommandRefused("healthd is not paused")
-    end_pause(memory, now)
+    end_pause(store, now)
     return "the pause has ended; all checks run now"
 
 
-def end_pause(memory: Memory, now: float) -> None:
+def end_pause(store: ConditionStore, now: float) -> None:
     """End the pause. Conditions that opened during the pause act only if a check still reports them afterwards."""
-    memory.change(pause=None, trusted_since=now)
+    store.change(pause=None, trusted_since=now)
 
 
-def failslow_pause(runtime_dir: str, request: Mapping[str, Any], who: str, now: float) -> str:
+def failslow_pause(runtime_dir: str, request: Mapping[str, Any], user: str, now: float) -> str:
     """Pause the detection of slow jobs. Slurm and all other checks stay as they are."""
-    seconds, why = _how_long_and_why(request, "a pause")
+    seconds, why = _duration_and_reason(request, "a pause")
     try:
-        detection_pause.begin(runtime_dir, DetectionPause(now + seconds, why, who, now))
+        detection_pause.write_pause(runtime_dir, DetectionPause(now + seconds, why, user, now))
     except OSError as error:
         raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
-    return f"slow-job detection paused for {duration(seconds)} by {who}: {why}"
+    return f"slow-job detection paused for {duration(seconds)} by {user}: {why}"
 
 
-def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _who: str, now: float) -> str:
-    stood = detection_pause.standing(runtime_dir, now)
+def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _user: str, now: float) -> str:
+    active_pause = detection_pause.active_pause(runtime_dir, now)
     try:
-        detection_pause.end(runtime_dir)
+        detection_pause.remove_pause(runtime_dir)
     except OSError as error:
         raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
-    if stood is None:
+    if active_pause is None:
         raise CommandRefused("slow-job detection is not paused")
     return "slow-job detection resumed"
 
 
 COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, UNPAUSE: unpause}
 # Commands that do not change the ledger: (runtime directory, request, user, now) -> message.
-OF_DETECTION = {FAILSLOW_PAUSE: failslow_pause, FAILSLOW_UNPAUSE: failslow_unpause}
+FAILSLOW_COMMANDS = {FAILSLOW_PAUSE: failslow_pause, FAILSLOW_UNPAUSE: failslow_unpause}

@@ -28,34 +28,34 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 
-LATEST = 1e12  # seconds since the epoch, beyond any clock
+MAX_TIME = 1e12  # seconds since the epoch, beyond any clock
 
-STATUS, LOOKS_LEFT = "status", "looks-left"  # every user may query
+STATUS, PENDING_RUNS = "status", "looks-left"  # every user may query
 JOB_ENDED, RELOAD = "job-ended", "reload"
 ACK, UNACK, REPAIRED, PAUSE, UNPAUSE = "ack", "unack", "repaired", "pause", "unpause"
 FAILSLOW_PAUSE, FAILSLOW_UNPAUSE = "failslow-pause", "failslow-unpause"
-CLI = {FAILSLOW_PAUSE: "failslow pause", FAILSLOW_UNPAUSE: "failslow unpause", JOB_ENDED: "hook epilog"}
-QUESTIONS = (STATUS, LOOKS_LEFT)
+CLI_NAMES = {FAILSLOW_PAUSE: "failslow pause", FAILSLOW_UNPAUSE: "failslow unpause", JOB_ENDED: "hook epilog"}
+QUERIES = (STATUS, PENDING_RUNS)
 COMMANDS = (JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, UNPAUSE, FAILSLOW_PAUSE, FAILSLOW_UNPAUSE)
 
 Request = dict[str, Any]
 
 
-class Refused(HealthdError):
+class RequestRefused(HealthdError):
     """A request is refused. The message is one sentence."""
 
 
 # --- requests of the client
 
 
-def plain(command: str) -> Request:
+def simple_request(command: str) -> Request:
     """Return a request without arguments: STATUS, RELOAD, UNPAUSE, FAILSLOW_UNPAUSE."""
     return {"command": command}
 
 
-def looks_left(asked: object) -> Request:
+def pending_runs(requested_at: object) -> Request:
     """Return the request for the runs that are still pending. `requested_at`: from the answer to `job_ended`."""
-    return {"command": LOOKS_LEFT, "asked": asked}
+    return {"command": PENDING_RUNS, "asked": requested_at}
 
 
 def job_ended(job: str) -> Request:
@@ -84,21 +84,25 @@ def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
 # --- requests in the daemon
 
 
-def command_of(request: Mapping[str, Any], who: str, may_command: bool) -> str:
+def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> str:
     """Return the command. Raises RequestRefused if it is unknown, or not allowed for `user` ("root (uid 0)")."""
     name = request.get("command")
     if not isinstance(name, str):
-        raise Refused("command: must be text")
-    if name not in (*QUESTIONS, *COMMANDS):
-        raise Refused(f"unknown command {name!r:.40}")
+        raise RequestRefused("command: must be text")
+    if name not in (*QUERIES, *COMMANDS):
+        raise RequestRefused(f"unknown command {name!r:.40}")
     if name in COMMANDS and not may_command:
-        raise Refused(f"permission denied for {who}: run it as root (sudo healthd {CLI.get(name, name)} ...)")
+        raise RequestRefused(
+            f"permission denied for {user}: run it as root (sudo healthd {CLI_NAMES.get(name, name)} ...)"
+        )
     return name
 
 
-def asked_of(request: Mapping[str, Any]) -> float:
+def parse_requested_at(request: Mapping[str, Any]) -> float:
     """Return the time (epoch) in a PENDING_RUNS request. Raises RequestRefused."""
-    asked = request.get("asked")
-    if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a time in 1970
-        raise Refused("asked: must be seconds since the epoch")
-    return asked
+    requested_at = request.get("asked")
+    if (
+        not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME
+    ):  # JSON's true would be a time in 1970
+        raise RequestRefused("asked: must be seconds since the epoch")
+    return requested_at

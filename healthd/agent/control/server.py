@@ -19,18 +19,20 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from healthd.common.guard import SOCKET, drop, words
+from healthd.common.guard import SOCKET, describe_error, drop
 from healthd.host import shortage
-from healthd.host.passed_descriptor import take_no_files
+from healthd.host.passed_descriptor import refuse_descriptors
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32
-MAX_OF_USERS = 24  # the others are reserved for root and the user of the daemon
-MAX_OF_ONE_USER = 8
-PATIENCE_SECONDS = 5.0
-MOST_ACCEPTED = 128  # per step, so that a client that connects in a loop does not block the daemon
-TURNED_AWAY = b'{"error": "too many connections of this user are open", "again": true}\n'
-REST_SECONDS = 0.02  # no connections are accepted for this time after a rejection, which bounds the cost of such a loop
+MAX_UNPRIVILEGED_CLIENTS = 24  # the others are reserved for root and the user of the daemon
+MAX_CLIENTS_PER_USER = 8
+CLIENT_TIMEOUT_SECONDS = 5.0
+MAX_ACCEPTS = 128  # per step, so that a client that connects in a loop does not block the daemon
+TOO_MANY_CONNECTIONS = b'{"error": "too many connections of this user are open", "again": true}\n'
+ACCEPT_PAUSE_SECONDS = (
+    0.02  # no connections are accepted for this time after a rejection, which bounds the cost of such a loop
+)
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 
@@ -55,13 +57,13 @@ class ControlServer:
         self._answer = answer
         self._monotonic = monotonic
         self._clients: list[_Client] = []
-        self._rests_until = 0.0  # 0 = connections are accepted
+        self._paused_until = 0.0  # 0 = connections are accepted
         self._spare: shortage.SpareDescriptor | None = None
 
     def open(self) -> None:
         """Create the socket. Raises OSError."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._brief = take_no_files(self._listener)
+        self._brief = refuse_descriptors(self._listener)
         if os.path.lexists(self._path):
             os.unlink(self._path)  # left by a killed daemon: the lock proves that no other daemon runs
         try:
@@ -70,12 +72,12 @@ class ControlServer:
             self._listener.close()
             raise
         os.chmod(self._path, 0o666)  # every user may query; SO_PEERCRED decides about commands
-        self._listener.listen(MOST_ACCEPTED)
+        self._listener.listen(MAX_ACCEPTS)
         self._listener.setblocking(False)
         self._spare = shortage.SpareDescriptor()
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        if self._listens():
+        if self._may_accept():
             yield self._listener.fileno(), False
         for client in self._clients:
             yield client.stream.fileno(), bool(client.outgoing)
@@ -83,13 +85,13 @@ class ControlServer:
     @property
     def deadline(self) -> float:
         oldest = min((client.since for client in self._clients), default=float("inf"))
-        return min(oldest + PATIENCE_SECONDS, self._rests_until or float("inf"))
+        return min(oldest + CLIENT_TIMEOUT_SECONDS, self._paused_until or float("inf"))
 
     def step(self) -> None:
         with self._brief():
             self._serve_all()
 
-    def close(self, is_ours: bool = True) -> None:
+    def close(self, owns_socket: bool = True) -> None:
         """Close the socket. `owns_socket`: the path does not belong to another daemon by now."""
         with self._brief():
             for client in self._clients:
@@ -97,53 +99,53 @@ class ControlServer:
             self._listener.close()
         if self._spare is not None:
             self._spare.close()
-        if is_ours and os.path.exists(self._path):
+        if owns_socket and os.path.exists(self._path):
             os.unlink(self._path)
 
     def _serve_all(self) -> None:
         self._accept()
         for client in list(self._clients):
             try:
-                over = self._serve(client)
+                is_done = self._serve(client)
             except OSError:
-                over = True  # the client disconnected
-            if over or self._monotonic() - client.since > PATIENCE_SECONDS:
+                is_done = True  # the client disconnected
+            if is_done or self._monotonic() - client.since > CLIENT_TIMEOUT_SECONDS:
                 client.stream.close()
                 self._clients.remove(client)
 
-    def _listens(self) -> bool:
-        return len(self._clients) < MAX_CLIENTS and self._monotonic() >= self._rests_until
+    def _may_accept(self) -> bool:
+        return len(self._clients) < MAX_CLIENTS and self._monotonic() >= self._paused_until
 
     def _accept(self) -> None:
-        if self._monotonic() >= self._rests_until:
-            self._rests_until = 0.0
-        turned_away = False
-        for _ in range(MOST_ACCEPTED):
-            if not self._listens():
+        if self._monotonic() >= self._paused_until:
+            self._paused_until = 0.0
+        was_rejected = False
+        for _ in range(MAX_ACCEPTS):
+            if not self._may_accept():
                 break
             try:
                 stream, _ = self._listener.accept()
             except OSError as error:
                 if shortage.has_no_descriptor(error) and self._spare is not None:
                     self._spare.shed(self._listener, NO_DESCRIPTOR)
-                    self._rests_until = self._monotonic() + shortage.REST_SECONDS
+                    self._paused_until = self._monotonic() + shortage.ACCEPT_PAUSE_SECONDS
                     return
                 break  # the client has disconnected
             stream.setblocking(False)
-            uid = _uid(stream)
-            if self._has_place(uid):
+            uid = _peer_uid(stream)
+            if self._has_room(uid):
                 self._clients.append(_Client(stream, uid, self._monotonic()))
             else:
-                turned_away = True
-                _turn_away(stream)
-        if turned_away:
-            self._rests_until = self._monotonic() + REST_SECONDS
+                was_rejected = True
+                _reject(stream)
+        if was_rejected:
+            self._paused_until = self._monotonic() + ACCEPT_PAUSE_SECONDS
 
-    def _has_place(self, uid: int) -> bool:
+    def _has_room(self, uid: int) -> bool:
         if may_command(uid):
             return True
-        of_users = [client.uid for client in self._clients if not may_command(client.uid)]
-        return len(of_users) < MAX_OF_USERS and of_users.count(uid) < MAX_OF_ONE_USER
+        unprivileged_uids = [client.uid for client in self._clients if not may_command(client.uid)]
+        return len(unprivileged_uids) < MAX_UNPRIVILEGED_CLIENTS and unprivileged_uids.count(uid) < MAX_CLIENTS_PER_USER
 
     def _serve(self, client: _Client) -> bool:
         """Serve a client. Return True when it has its whole answer, or has disconnected."""
@@ -165,23 +167,24 @@ class ControlServer:
 
     def _reply(self, client: _Client) -> bytes:
         try:
-            return json.dumps(self._answered(client)).encode() + b"\n"
+            return json.dumps(self._handle_request(client)).encode() + b"\n"
         except OSError:
             raise  # the client disconnected
         except Exception as error:
             drop(SOCKET, error, bytes(client.incoming[:200]))
             return (
-                json.dumps({"error": f"internal error in healthd with this request: {words(error)}"}).encode() + b"\n"
+                json.dumps({"error": f"internal error in healthd with this request: {describe_error(error)}"}).encode()
+                + b"\n"
             )
 
-    def _answered(self, client: _Client) -> dict[str, Any]:
+    def _handle_request(self, client: _Client) -> dict[str, Any]:
         try:
             request = json.loads(bytes(client.incoming).partition(b"\n")[0])
         except (ValueError, RecursionError):
             return {"error": "the request is not JSON"}
         if not isinstance(request, dict):
             return {"error": "the request is not a JSON object"}
-        return self._answer(request, _who(client.uid), may_command(client.uid))
+        return self._answer(request, _user_name(client.uid), may_command(client.uid))
 
 
 def may_command(uid: int) -> bool:
@@ -189,21 +192,21 @@ def may_command(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
-def _turn_away(stream: socket.socket) -> None:
+def _reject(stream: socket.socket) -> None:
     """Reject a client. Read its request first: closing a stream with unread data resets it."""
     with stream, suppress(OSError):
-        stream.send(TURNED_AWAY)
+        stream.send(TOO_MANY_CONNECTIONS)
         stream.shutdown(socket.SHUT_WR)
         stream.recv(MAX_REQUEST_BYTES)
 
 
-def _uid(stream: socket.socket) -> int:
+def _peer_uid(stream: socket.socket) -> int:
     """Return the user of the connected process at the time of the connection."""
     _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
-def _who(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except (KeyError, OSError):  # OSError: no descriptor left to read the password file

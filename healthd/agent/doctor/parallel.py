@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from healthd.agent.doctor.result import Line, fails
-from healthd.common.text import without_class
+from healthd.agent.doctor.result import Line, failed_line
+from healthd.common.text import strip_error_class
 from healthd.common.values import Value
 
 Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in seconds, test
@@ -30,19 +30,19 @@ class Unanswered(Value, frozen=True):
     pid: int | None = None
 
     def line(self, topic: str) -> Line:
-        return fails(topic, self.why, *((f"cat /proc/{self.pid}/stack", "dmesg") if self.pid else ()))
+        return failed_line(topic, self.why, *((f"cat /proc/{self.pid}/stack", "dmesg") if self.pid else ()))
 
 
-def ask(areas: Sequence[Area]) -> list[Line]:
+def run_areas(areas: Sequence[Area]) -> list[Line]:
     """Return the lines of all areas, in order. An area that did not answer in its time, or died, becomes a line too."""
     lines: list[Line] = []
-    answers = values([(seconds, lambda look=look: tuple(look())) for _, seconds, look in areas])  # type: ignore[misc]
+    answers = call_all([(seconds, lambda test=test: tuple(test())) for _, seconds, test in areas])  # type: ignore[misc]
     for (name, _, _), answer in zip(areas, answers, strict=True):
         lines += [answer.line(name)] if isinstance(answer, Unanswered) else answer
     return lines
 
 
-def values(looks: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
+def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
     """Return the result of each call, in order; Unanswered if it hangs, raises or dies.
 
     Each call runs in a fork of this process: its result comes back pickled; its changes and its output do not.
@@ -50,41 +50,41 @@ def values(looks: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
-    started = [(seconds, *_start(look)) for seconds, look in looks]
+    started = [(seconds, *_start(call)) for seconds, call in calls]
     answers: list[Any] = []
     for seconds, pid, pipe in started:
-        said = _read(pipe, began + seconds)
+        output = _read(pipe, began + seconds)
         os.close(pipe)
-        if said is None:
+        if output is None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             answers.append(Unanswered(f"no answer within {seconds:g} s: the test hangs", pid))
         else:  # pickled by this program, through its own pipe
-            answers.append(pickle.loads(said) if said else Unanswered("the test process died"))
+            answers.append(pickle.loads(output) if output else Unanswered("the test process died"))
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return answers
 
 
-def _start(look: Callable[[], Any]) -> tuple[int, int]:
+def _start(call: Callable[[], Any]) -> tuple[int, int]:
     """Start a process for the call. Return its pid and the pipe with its result."""
-    reads, writes = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(writes)
-        return pid, reads
+        os.close(write_end)
+        return pid, read_end
     try:
-        os.close(reads)
+        os.close(read_end)
         # If it is left behind, a reader of our output must not wait for its end.
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
+            os.dup2(null, descriptor)
         try:
-            answer = pickle.dumps(look())
+            answer = pickle.dumps(call())
         except Exception as error:  # an exception in one area must not affect the others
-            why = without_class(f"{type(error).__name__}: {error}")
+            why = strip_error_class(f"{type(error).__name__}: {error}")
             answer = pickle.dumps(Unanswered(f"could not be tested: {why}"))
-        with os.fdopen(writes, "wb") as pipe:
+        with os.fdopen(write_end, "wb") as pipe:
             pipe.write(answer)
     finally:
         os._exit(0)
@@ -92,12 +92,12 @@ def _start(look: Callable[[], Any]) -> tuple[int, int]:
 
 def _read(pipe: int, deadline: float) -> bytes | None:
     """Return all data until the other end closes; None at the deadline."""
-    said = bytearray()
+    output = bytearray()
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return None
         chunk = os.read(pipe, 1 << 16)
         if not chunk:
-            return bytes(said)
-        said += chunk
+            return bytes(output)
+        output += chunk

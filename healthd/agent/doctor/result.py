@@ -13,9 +13,9 @@ from healthd.common.values import Value
 class State(enum.Enum):
     """State of a line. LIMITED: healthd works without it. ABSENT: the node has none and needs none."""
 
-    FAILS = "failed"
+    FAILED = "failed"
     LIMITED = "limited"
-    WORKS = "ok"
+    OK = "ok"
     ABSENT = "absent"
 
 
@@ -29,26 +29,26 @@ class Line(Value, frozen=True):
     fix: tuple[str, ...] = ()
 
 
-def works(topic: str, message: str) -> Line:
-    return Line(topic, State.WORKS, message)
+def ok_line(topic: str, message: str) -> Line:
+    return Line(topic, State.OK, message)
 
 
-def absent(topic: str, message: str) -> Line:
+def absent_line(topic: str, message: str) -> Line:
     return Line(topic, State.ABSENT, message)
 
 
-def limited(topic: str, message: str, *fix: str) -> Line:
+def limited_line(topic: str, message: str, *fix: str) -> Line:
     return Line(topic, State.LIMITED, message, fix)
 
 
-def fails(topic: str, message: str, *fix: str) -> Line:
-    return Line(topic, State.FAILS, message, fix)
+def failed_line(topic: str, message: str, *fix: str) -> Line:
+    return Line(topic, State.FAILED, message, fix)
 
 
 def status(lines: Iterable[Line]) -> int:
     """Return the exit status: 0 if all works, 1 if something is limited, 2 if something that healthd needs fails."""
     states = {line.state for line in lines}
-    return 2 if State.FAILS in states else 1 if State.LIMITED in states else 0
+    return 2 if State.FAILED in states else 1 if State.LIMITED in states else 0
 
 
 def line_json(line: Line) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def line_json(line: Line) -> dict[str, Any]:
 
 # --- text
 
-WORDS = {"failed": "does not work", "limited": "limited", "ok": "works"}
+STATE_LABELS = {"failed": "does not work", "limited": "limited", "ok": "works"}
 COLOURS = {"failed": "critical", "limited": "warning", "ok": "healthy"}
 
 
@@ -70,30 +70,30 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     by_state: dict[str, list[Mapping[str, Any]]] = {"failed": [], "limited": [], "ok": [], "absent": []}
     for line in document["lines"]:
         by_state[line["state"]].append(line)
-    bad, weak = len(by_state["failed"]), len(by_state["limited"])
+    failed_count, limited_count = len(by_state["failed"]), len(by_state["limited"])
     head = f"{plain(document['node'])}: healthd {document['version']} as {plain(document['user'])}, "
-    yield page.heading(f"{head}mode {document['mode']}: {_summary(bad, weak)}")
+    yield page.heading(f"{head}mode {document['mode']}: {_summary(failed_count, limited_count)}")
     width = max(len(line["topic"]) for line in document["lines"])
     for state in ("failed", "limited", "ok"):
         for line in by_state[state]:
             if line is by_state[state][0]:
                 yield ""
-                yield page.paint(WORDS[state].capitalize(), COLOURS[state])
-            yield from _one(line, width, page)
+                yield page.paint(STATE_LABELS[state].capitalize(), COLOURS[state])
+            yield from _line_text(line, width, page)
     if by_state["absent"]:
         yield ""
-        here = "; ".join(f"{line['topic']}: {line['message']}" for line in by_state["absent"])
-        yield from page.wrap(f"Not present or not configured: {here}")
+        absent_text = "; ".join(f"{line['topic']}: {line['message']}" for line in by_state["absent"])
+        yield from page.wrap(f"Not present or not configured: {absent_text}")
 
 
-def _summary(bad: int, weak: int) -> str:
-    if not bad and not weak:
+def _summary(failed_count: int, limited_count: int) -> str:
+    if not failed_count and not limited_count:
         return "all works"
-    said = [f"{bad} thing{'s do' if bad != 1 else ' does'} not work"] if bad else []
-    return ", ".join([*said, *([f"{weak} limited"] if weak else [])])
+    parts = [f"{failed_count} thing{'s do' if failed_count != 1 else ' does'} not work"] if failed_count else []
+    return ", ".join([*parts, *([f"{limited_count} limited"] if limited_count else [])])
 
 
-def _one(line: Mapping[str, Any], width: int, page: Page) -> Iterator[str]:
+def _line_text(line: Mapping[str, Any], width: int, page: Page) -> Iterator[str]:
     topic = f"  {plain(line['topic']):{width}}  "
     inner = Page(max(page.width - len(topic), 30)).wrap(line["message"])
     yield (topic + (inner[0] if inner else "")).rstrip()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import healthd
 from healthd.agent.conditions.impairments import needs_kernel_log
-from healthd.agent.doctor.result import Line, absent, fails, limited, works
+from healthd.agent.doctor.result import Line, absent_line, failed_line, limited_line, ok_line
 from healthd.agent.kernel_log.open_source import open_source
 from healthd.agent.settings.config import Loaded, Settings, listen_addresses
 from healthd.agent.settings.limits import KERNEL_LOGS
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import psutil
 
 UNIT = "healthd.service"
-SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 MIB = 1 << 20
-MEND = ("chown root:root {path}", "chmod go-w {path}")
+FIX_COMMANDS = ("chown root:root {path}", "chmod go-w {path}")
 
 
 # --- sources of faults
@@ -39,7 +39,9 @@ def kernel_log(settings: Settings) -> Iterator[Line]:
     """Test the source of Xids, and the journal, which fills gaps of the ring buffer."""
     source = settings.kernel_log.source
     if not needs_kernel_log(source):
-        yield limited("kernel log", "kernel_log.source is off: healthd reports no Xids", 'kernel_log.source = "kmsg"')
+        yield limited_line(
+            "kernel log", "kernel_log.source is off: healthd reports no Xids", 'kernel_log.source = "kmsg"'
+        )
     else:
         yield _opened(source, settings)
     if source != "kmsg":
@@ -49,13 +51,13 @@ def kernel_log(settings: Settings) -> Iterator[Line]:
         open_source("journal", settings.root).close()
     except (OSError, ImportError) as error:
         message = f"the journal cannot be read ({error}): lines lost from the ring buffer cannot be recovered"
-        yield limited("journal", message, "systemctl status systemd-journald")
+        yield limited_line("journal", message, "systemctl status systemd-journald")
         return
     if os.path.isdir("/var/log/journal"):
-        yield works("journal", "readable, and kept across reboots")
+        yield ok_line("journal", "readable, and kept across reboots")
     else:
         message = "readable, but not kept across reboots: the last lines of a crashed node are lost"
-        yield limited("journal", message, "mkdir -p /var/log/journal && journalctl --flush")
+        yield limited_line("journal", message, "mkdir -p /var/log/journal && journalctl --flush")
 
 
 def _opened(source: str, settings: Settings) -> Line:
@@ -64,17 +66,19 @@ def _opened(source: str, settings: Settings) -> Line:
     except OSError as error:
         fix = ("sudo healthd doctor",) if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() else ()
         where = f"{error.filename or source}: {error.strerror or error}"
-        return fails("kernel log", f"{where}: healthd reports no Xids", *(fix or ('kernel_log.source = "journal"',)))
+        return failed_line(
+            "kernel log", f"{where}: healthd reports no Xids", *(fix or ('kernel_log.source = "journal"',))
+        )
     missing = opened.missing  # a file that does not exist yet
     opened.close()
     if missing:
         is_unreadable = os.path.exists(source) and os.geteuid() != 0
         command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
-        return fails("kernel log", f"{missing}: healthd reports no Xids", command)
+        return failed_line("kernel log", f"{missing}: healthd reports no Xids", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
         message = f"{source} is readable, but users can forge its lines: they are only displayed"
-        return limited("kernel log", message, 'kernel_log.source = "kmsg"')
-    return works("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} is readable")
+        return limited_line("kernel log", message, 'kernel_log.source = "kmsg"')
+    return ok_line("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} is readable")
 
 
 # --- the daemon
@@ -90,56 +94,56 @@ def daemon(
     processes  all `healthd run` on this machine
     """
     if status is None:
-        there = "; ".join(f"process {process.pid} runs" for process in processes)
-        fix = ("systemctl status healthd", "journalctl -u healthd -n 50") if there else _start_it()
-        yield fails("daemon", f"{why_not}{f', though {there}' if there else ''}", *fix)
+        running_text = "; ".join(f"process {process.pid} runs" for process in processes)
+        fix = ("systemctl status healthd", "journalctl -u healthd -n 50") if running_text else _start_commands()
+        yield failed_line("daemon", f"{why_not}{f', though {running_text}' if running_text else ''}", *fix)
     else:
-        yield _alive(settings, status, processes)
+        yield _running_daemon(settings, status, processes)
 
 
-def _start_it() -> tuple[str, ...]:
+def _start_commands() -> tuple[str, ...]:
     return ("systemctl enable --now healthd",) if os.path.isdir("/run/systemd/system") else ("healthd run",)
 
 
-def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[psutil.Process]) -> Line:
+def _running_daemon(settings: Settings, status: Mapping[str, Any], processes: Sequence[psutil.Process]) -> Line:
     since = duration(max(0, int(time.time() - float(status.get("started", 0.0)))))
     message = f"runs for {since}, mode {status.get('mode')}, version {status.get('version')}"
-    message += _beside(_listener(settings.runtime_dir), processes)
+    message += _cost_and_other_daemons(_socket_owner(settings.runtime_dir), processes)
     problems = [str(problem) for problem in status.get("problems", ())]
     if problems:
-        return limited("daemon", f"{message}; {'; '.join(problems)}", "healthd status")
+        return limited_line("daemon", f"{message}; {'; '.join(problems)}", "healthd status")
     if status.get("mode") != settings.mode.value:
-        wanted = f"{message}, but the mode in the settings is {settings.mode.value}"
-        return limited(
-            "daemon", wanted, "systemctl reload healthd", "systemctl restart healthd (for settings marked (start))"
+        mismatch = f"{message}, but the mode in the settings is {settings.mode.value}"
+        return limited_line(
+            "daemon", mismatch, "systemctl reload healthd", "systemctl restart healthd (for settings marked (start))"
         )
-    return works("daemon", message)
+    return ok_line("daemon", message)
 
 
-def _listener(runtime_dir: str) -> int | None:
+def _socket_owner(runtime_dir: str) -> int | None:
     """Return the process at the other end of the daemon's socket (SO_PEERCRED, unix(7)), None if there is none."""
     from healthd.common.paths import SOCKET
 
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(SECONDS)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(TIMEOUT_SECONDS)
         try:
-            asked.connect(os.path.join(runtime_dir, SOCKET))
-            pid, _, _ = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            connection.connect(os.path.join(runtime_dir, SOCKET))
+            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         except OSError:
             return None
     return int(pid)
 
 
-def _beside(pid: int | None, processes: Sequence[psutil.Process]) -> str:
+def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]) -> str:
     """Return the cost of the daemon `pid`, and other running daemons."""
-    ours = next((process for process in processes if process.pid == pid), None)
-    if ours is None:
+    own = next((process for process in processes if process.pid == pid), None)
+    if own is None:
         return ""
-    others = "; ".join(_told(process) for process in processes if process is not ours)
-    return f"{_cost(ours)}{f'; another daemon runs too: {others}' if others else ''}"
+    other_daemons = "; ".join(_process_text(process) for process in processes if process is not own)
+    return f"{_cost(own)}{f'; another daemon runs too: {other_daemons}' if other_daemons else ''}"
 
 
-def _told(process: psutil.Process) -> str:
+def _process_text(process: psutil.Process) -> str:
     """Return "process 812 (root): healthd run --runtime-dir /tmp/h"."""
     import psutil
 
@@ -165,28 +169,30 @@ def _cost(process: psutil.Process) -> str:
 def unit() -> Iterator[Line]:
     """Test that systemd starts healthd at boot, with one unit."""
     if not os.path.isdir("/run/systemd/system"):
-        yield absent("unit", "systemd does not run on this node: start `healthd run` with its service manager")
+        yield absent_line("unit", "systemd does not run on this node: start `healthd run` with its service manager")
         return
-    shown = run_program(("systemctl", "show", "-p", "UnitFileState,LoadState,FragmentPath", UNIT), SECONDS)
-    said = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
-    if said.get("LoadState") != "loaded":
-        yield fails("unit", "systemd has no healthd.service: healthd will not start at boot", "docs/deploy.md")
-    elif said.get("UnitFileState") not in ("enabled", "enabled-runtime"):
-        yield fails(
-            "unit", f"it is {said.get('UnitFileState')}: healthd will not start at boot", "systemctl enable healthd"
+    result = run_program(("systemctl", "show", "-p", "UnitFileState,LoadState,FragmentPath", UNIT), TIMEOUT_SECONDS)
+    properties = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
+    if properties.get("LoadState") != "loaded":
+        yield failed_line("unit", "systemd has no healthd.service: healthd will not start at boot", "docs/deploy.md")
+    elif properties.get("UnitFileState") not in ("enabled", "enabled-runtime"):
+        yield failed_line(
+            "unit",
+            f"it is {properties.get('UnitFileState')}: healthd will not start at boot",
+            "systemctl enable healthd",
         )
     else:
-        yield _one_unit(said.get("FragmentPath", ""))
+        yield _enabled_unit(properties.get("FragmentPath", ""))
 
 
-def _one_unit(path: str) -> Line:
+def _enabled_unit(path: str) -> Line:
     packaged = [folder for folder in ("/usr/lib", "/lib") if os.path.exists(f"{folder}/systemd/system/{UNIT}")]
     if path.startswith("/etc/") and packaged:
         message = f"{path} overrides the package's unit: upgrades do not change it"
-        return limited(
+        return limited_line(
             "unit", message, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (for the site's changes)"
         )
-    return works("unit", f"{path} is enabled")
+    return ok_line("unit", f"{path} is enabled")
 
 
 # --- configuration
@@ -195,41 +201,41 @@ def _one_unit(path: str) -> Line:
 def baseline(settings: Settings, now: float) -> Iterator[Line]:
     path = settings.baseline_file
     if not path:
-        yield absent("baseline", 'baseline_file is ""')
+        yield absent_line("baseline", 'baseline_file is ""')
         return
     try:
         written = os.stat(path).st_mtime
     except FileNotFoundError:
         message = f"no {path}: without expected hardware, missing parts are not detected"
-        yield limited("baseline", message, "healthd baseline --write (on a healthy node)")
+        yield limited_line("baseline", message, "healthd baseline --write (on a healthy node)")
     else:
-        yield works("baseline", f"{path}, written {ago(written, now)}")
+        yield ok_line("baseline", f"{path}, written {ago(written, now)}")
 
 
 def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Process]) -> Iterator[Line]:
     """Test that each metrics address answers, and that the daemon (one of `processes`) serves it."""
-    ours = {process.pid for process in processes}
+    own_pids = {process.pid for process in processes}
     addresses = listen_addresses(settings.metrics.listen, "metrics.listen")
     if not addresses and not settings.metrics.textfile:
-        yield limited(
+        yield limited_line(
             "metrics", "metrics.listen is off and no textfile is set: there are no metrics", "[metrics] in healthd.toml"
         )
     for host, port in addresses:
         where = f"{host}:{port}"
         try:
-            socket.create_connection((host, port), SECONDS).close()
+            socket.create_connection((host, port), TIMEOUT_SECONDS).close()
         except OSError as error:
             if is_running:
-                yield limited("metrics", f"{where}: {error.strerror or error}", "healthd status", "ss -ltnp")
+                yield limited_line("metrics", f"{where}: {error.strerror or error}", "healthd status", "ss -ltnp")
             else:
-                yield absent("metrics", f"{where} is free; the daemon does not run")
+                yield absent_line("metrics", f"{where} is free; the daemon does not run")
             continue
         holder = _holder(port)
-        if is_running and (holder is None or holder.pid in ours):
-            yield works("metrics", f"{where} answers")
+        if is_running and (holder is None or holder.pid in own_pids):
+            yield ok_line("metrics", f"{where} answers")
         else:
             name = f"{holder.name()} (process {holder.pid})" if holder else "another process"
-            yield limited("metrics", f"{where} is used by {name}", "ss -ltnp", "metrics.listen in healthd.toml")
+            yield limited_line("metrics", f"{where} is used by {name}", "ss -ltnp", "metrics.listen in healthd.toml")
 
 
 def _holder(port: int) -> psutil.Process | None:
@@ -254,63 +260,65 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 
     loaded: None if the settings cannot be read, which another line reports.
     """
-    said = list(_wrong(loaded, settings_file))
-    if not said:
-        yield works("files", "only root can write the files that healthd reads and runs as root")
-    for place, why in said:
-        yield fails("files", why, *(fix.format(path=place) for fix in MEND))
+    untrusted = list(_untrusted_paths(loaded, settings_file))
+    if not untrusted:
+        yield ok_line("files", "only root can write the files that healthd reads and runs as root")
+    for path, why in untrusted:
+        yield failed_line("files", why, *(fix.format(path=path) for fix in FIX_COMMANDS))
 
 
-def _wrong(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
+def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
     """Yield each path component that other users can write, with a sentence about it."""
-    wanted: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
-    folders = {os.path.dirname(healthd.__file__): "the program"}
+    file_labels: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
+    folder_labels = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:
         settings = loaded.settings
         if settings.checks_dir:
-            folders[settings.checks_dir] = "checks_dir"
-        folders |= {settings.state_dir: "state_dir", settings.runtime_dir: "runtime_dir"}
+            folder_labels[settings.checks_dir] = "checks_dir"
+        folder_labels |= {settings.state_dir: "state_dir", settings.runtime_dir: "runtime_dir"}
         if settings.baseline_file:
-            wanted[settings.baseline_file] = "baseline_file"
+            file_labels[settings.baseline_file] = "baseline_file"
         if settings.metrics.textfile:
-            folders[os.path.dirname(settings.metrics.textfile)] = "metrics.textfile"
-    yield from _looked(wanted, is_folder=False)
-    yield from _looked(folders, is_folder=True)
+            folder_labels[os.path.dirname(settings.metrics.textfile)] = "metrics.textfile"
+    yield from _check_owners(file_labels, is_folder=False)
+    yield from _check_owners(folder_labels, is_folder=True)
 
 
-def _looked(paths: Mapping[str, str], is_folder: bool) -> Iterator[tuple[str, str]]:
-    for path, what in paths.items():
+def _check_owners(paths: Mapping[str, str], is_folder: bool) -> Iterator[tuple[str, str]]:
+    for path, label in paths.items():
         try:
             if is_folder:
-                with ownership.folder(path):
+                with ownership.open_folder(path):
                     pass
             else:
-                ownership.program(path)
+                ownership.stat_program(path)
         except ownership.Untrusted as error:
-            yield error.place, f"{path} ({what}): {error}"
+            yield error.path, f"{path} ({label}): {error}"
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue  # it does not exist, or needs a doctor that runs as root
 
 
-def room(settings_state_dir: str, settings_runtime_dir: str, most_bytes_wanted: int = 64 << 20) -> Iterator[Line]:
+def room(settings_state_dir: str, settings_runtime_dir: str, min_bytes: int = 64 << 20) -> Iterator[Line]:
     """Test the free space of the state and runtime directories, and the free memory."""
     import psutil
 
     short = []
     for path, name in ((settings_state_dir, "state_dir"), (settings_runtime_dir, "runtime_dir")):
-        there = _existing(path)
-        free = psutil.disk_usage(there).free
-        if free < most_bytes_wanted:
-            short.append((f"{path} ({name}) has {free >> 20} MiB free", f"df -h {there}"))
+        folder = _existing(path)
+        free = psutil.disk_usage(folder).free
+        if free < min_bytes:
+            short.append((f"{path} ({name}) has {free >> 20} MiB free", f"df -h {folder}"))
     available = psutil.virtual_memory().available
-    if available < 2 * most_bytes_wanted:
+    if available < 2 * min_bytes:
         short.append(
             (f"the node has {available >> 20} MiB of free memory", "ps -eo pid,user,rss,comm --sort=-rss | head")
         )
     for message, fix in short:
-        yield limited("room", message, fix)
+        yield limited_line("room", message, fix)
     if not short:
-        yield works("room", f"enough disk space for state_dir and runtime_dir, {available >> 20:,} MiB of free memory")
+        yield ok_line(
+            "room", f"enough disk space for state_dir and runtime_dir, {available >> 20:,} MiB of free memory"
+        )
 
 
 def _existing(path: str) -> str:

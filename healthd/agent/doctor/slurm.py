@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 from healthd.agent.conditions.impairments import PROGRAMS, missing_programs, needs_slurm
-from healthd.agent.doctor.result import Line, State, absent, works
+from healthd.agent.doctor.result import Line, State, absent_line, ok_line
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import blocking
 from healthd.common.errors import HealthdError
@@ -21,9 +21,9 @@ from healthd.common.slurm.commands import CommandResult
 from healthd.common.slurm.output import describe_unread, parse_node
 from healthd.common.text import regex
 
-NO_NODE = "healthd-doctor-asks"  # no node has this name
+NONEXISTENT_NODE = "healthd-doctor-asks"  # no node has this name
 MUNGE = "munge -n | unmunge"
-SECONDS = 10.0  # for one command
+COMMAND_TIMEOUT_SECONDS = 10.0  # for one command
 DOCUMENT = "docs/prolog-epilog.md"
 
 Run = Callable[[tuple[str, ...]], CommandResult]
@@ -31,42 +31,44 @@ Run = Callable[[tuple[str, ...]], CommandResult]
 
 def run(argv: tuple[str, ...]) -> CommandResult:
     """Run a command as the daemon does. Raises TimeoutError after SECONDS."""
-    result = blocking.run(commands.Command(argv, SECONDS))
+    result = blocking.run(commands.Command(argv, COMMAND_TIMEOUT_SECONDS))
     if result.status is None:
-        raise TimeoutError(f"{argv[0]}: did not end within {SECONDS:g} s")
+        raise TimeoutError(f"{argv[0]}: did not end within {COMMAND_TIMEOUT_SECONDS:g} s")
     return result
 
 
-def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None] = shutil.which) -> Iterator[Line]:
+def lines(
+    settings: Settings, run: Run = run, find_program: Callable[[str], str | None] = shutil.which
+) -> Iterator[Line]:
     """Yield the results. Failures are only limits in a mode that changes nothing in Slurm."""
-    bad = State.FAILS if needs_slurm(settings.mode) else State.LIMITED
-    missing = missing_programs(which)
+    failure_state = State.FAILED if needs_slurm(settings.mode) else State.LIMITED
+    missing = missing_programs(find_program)
     if len(missing) == len(PROGRAMS) and not needs_slurm(settings.mode):
-        yield absent("Slurm", "no scontrol on this node; mode observe does not need it")
+        yield absent_line("Slurm", "no scontrol on this node; mode observe does not need it")
         return
     if missing:
         where = "systemctl edit healthd: [Service] Environment=PATH=/opt/slurm/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         fix = ("install slurm-client (Debian, Ubuntu) or slurm (EL); if it is installed but not on PATH:", where)
-        yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", fix)
+        yield Line("Slurm", failure_state, f"no {', '.join(missing)} on PATH", fix)
         return
-    config = _asked(run, commands.config())
-    settled = config.text if not isinstance(config, str) and config.status == 0 else ""
-    yield from _munge(run, which, settled, bad)
+    config = _run_command(run, commands.config())
+    config_text = config.text if not isinstance(config, str) and config.status == 0 else ""
+    yield from _munge(run, find_program, config_text, failure_state)
     if isinstance(config, str) or config.status != 0:
-        why = config if isinstance(config, str) else _said(config)
+        why = config if isinstance(config, str) else _first_line(config)
         yield Line(
             "Slurm",
-            bad,
+            failure_state,
             f"slurmctld does not answer: {why}",
             ("scontrol ping", "systemctl status slurmctld (on the controller)"),
         )
         return
-    yield _node(settings, run, bad)
-    yield _right(run, bad)
-    yield _hooks(settled, settings)
+    yield _node(settings, run, failure_state)
+    yield _rights(run, failure_state)
+    yield _hooks(config_text, settings)
 
 
-def _asked(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
+def _run_command(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
     """Return the result of a command, or a sentence if it does not end."""
     try:
         return run(argv)
@@ -74,58 +76,73 @@ def _asked(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
         return str(error)
 
 
-def _said(ran: CommandResult) -> str:
-    lines = (ran.stderr.strip() or ran.text.strip()).splitlines()
-    return lines[0][:200] if lines else f"exit status {ran.status}"
+def _first_line(result: CommandResult) -> str:
+    lines = (result.stderr.strip() or result.text.strip()).splitlines()
+    return lines[0][:200] if lines else f"exit status {result.status}"
 
 
-def _munge(run: Run, which: Callable[[str], str | None], config: str, bad: State) -> Iterator[Line]:
+def _munge(run: Run, find_program: Callable[[str], str | None], config: str, failure_state: State) -> Iterator[Line]:
     if config and setting(config, "AuthType") != "auth/munge":
-        yield absent("munge", f"Slurm has {setting(config, 'AuthType')}")
+        yield absent_line("munge", f"Slurm has {setting(config, 'AuthType')}")
         return
-    if which("munge") is None or which("unmunge") is None:
-        yield absent("munge", "no munge and unmunge on this node")
+    if find_program("munge") is None or find_program("unmunge") is None:
+        yield absent_line("munge", "no munge and unmunge on this node")
         return
     socket = regex(r"socket=([^,\s]+)").search(setting(config, "AuthInfo"))
     option = f" -S '{socket[1]}'" if socket and "'" not in socket[1] else ""
-    ran = _asked(run, ("sh", "-c", f"munge -n{option} | unmunge{option}"))
-    if isinstance(ran, str):
-        yield Line("munge", bad, f"no credential: {ran}", ("systemctl restart munge",))
-    elif ran.status != 0:
+    result = _run_command(run, ("sh", "-c", f"munge -n{option} | unmunge{option}"))
+    if isinstance(result, str):
+        yield Line("munge", failure_state, f"no credential: {result}", ("systemctl restart munge",))
+    elif result.status != 0:
         fix = ("systemctl restart munge", "timedatectl (credentials expire with a wrong clock)", MUNGE)
-        yield Line("munge", bad, f"no valid credential: {_said(ran)}", fix)
+        yield Line("munge", failure_state, f"no valid credential: {_first_line(result)}", fix)
     else:
-        yield works("munge", "a credential of this node is valid on this node")
+        yield ok_line("munge", "a credential of this node is valid on this node")
 
 
-def _node(settings: Settings, run: Run, bad: State) -> Line:
-    ran = _asked(run, commands.node(settings.node_name))
+def _node(settings: Settings, run: Run, failure_state: State) -> Line:
+    result = _run_command(run, commands.node(settings.node_name))
     try:
-        if isinstance(ran, str) or ran.status != 0:
-            return Line("Slurm node", bad, f"sinfo: {ran if isinstance(ran, str) else _said(ran)}", ("sinfo -N",))
-        node = parse_node(ran.stdout, settings.node_name)
+        if isinstance(result, str) or result.status != 0:
+            return Line(
+                "Slurm node",
+                failure_state,
+                f"sinfo: {result if isinstance(result, str) else _first_line(result)}",
+                ("sinfo -N",),
+            )
+        node = parse_node(result.stdout, settings.node_name)
     except HealthdError as error:
         fix = ("sinfo -N", 'node_name = "..." in healthd.toml')
-        return Line("Slurm node", bad, f"Slurm has no node {settings.node_name}: {error}", fix)
+        return Line("Slurm node", failure_state, f"Slurm has no node {settings.node_name}: {error}", fix)
     state = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
     if node.unread_rows:
         unread = f"{describe_unread(node.unread_rows)}: the fleet limit cannot be computed"
         return Line("Slurm node", State.LIMITED, f"{state}; {unread}", (shlex.join(commands.node(settings.node_name)),))
-    return works("Slurm node", f"{state}: {node.reason}" if node.reason else state)
+    return ok_line("Slurm node", f"{state}: {node.reason}" if node.reason else state)
 
 
-def _right(run: Run, bad: State) -> Line:
-    ran = _asked(run, ("scontrol", "update", f"NodeName={NO_NODE}", "State=DRAIN", "Reason=healthd doctor"))
-    said = ran if isinstance(ran, str) else _said(ran)
-    if "Invalid node name" in said:
-        return works("Slurm rights", f"user {os.geteuid()} may drain and resume (tried on a node that does not exist)")
-    if "Invalid user id" in said or "denied" in said.lower():
-        message = f"user {os.geteuid()} may not change nodes: {said}"
+def _rights(run: Run, failure_state: State) -> Line:
+    result = _run_command(
+        run, ("scontrol", "update", f"NodeName={NONEXISTENT_NODE}", "State=DRAIN", "Reason=healthd doctor")
+    )
+    output = result if isinstance(result, str) else _first_line(result)
+    if "Invalid node name" in output:
+        return ok_line(
+            "Slurm rights", f"user {os.geteuid()} may drain and resume (tried on a node that does not exist)"
+        )
+    if "Invalid user id" in output or "denied" in output.lower():
+        message = f"user {os.geteuid()} may not change nodes: {output}"
         return Line(
-            "Slurm rights", bad, message, ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",)
+            "Slurm rights",
+            failure_state,
+            message,
+            ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",),
         )
     return Line(
-        "Slurm rights", bad, f"cannot find out whether user {os.geteuid()} may change nodes: {said}", ("scontrol ping",)
+        "Slurm rights",
+        failure_state,
+        f"cannot find out whether user {os.geteuid()} may change nodes: {output}",
+        ("scontrol ping",),
     )
 
 
@@ -138,8 +155,8 @@ def _hooks(config: str, settings: Settings) -> Line:
             "slurm.conf has no prolog, epilog or health check: jobs can start on a node that is about to be drained"
         )
         return Line("Slurm hooks", State.LIMITED, message, (DOCUMENT,))
-    said = ", ".join(f"{name}={value}" for name, value in set_up.items())
-    return works("Slurm hooks", f"slurm.conf has {said}; {DOCUMENT} lists the commands for them")
+    hooks_text = ", ".join(f"{name}={value}" for name, value in set_up.items())
+    return ok_line("Slurm hooks", f"slurm.conf has {hooks_text}; {DOCUMENT} lists the commands for them")
 
 
 def setting(config: str, name: str) -> str:

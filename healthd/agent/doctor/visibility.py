@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from healthd.agent.doctor.result import Line, absent, fails, limited, works
+from healthd.agent.doctor.result import Line, absent_line, failed_line, limited_line, ok_line
 from healthd.common.model import CheckResult, Outcome
-from healthd.common.text import without_class
+from healthd.common.text import strip_error_class
 from healthd.common.values import Value
 
 OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with their own lines; the others share one line
-NAMED = 3  # checks that cannot run, printed with their reasons
+MAX_NAMED = 3  # checks that cannot run, printed with their reasons
 
 
-class Around(Value, frozen=True):
+class Environment(Value, frozen=True):
     """Facts that no check reports: whether there is a BMC device and ipmitool, and whether the doctor runs as root."""
 
     ipmi_device: bool
@@ -26,90 +26,90 @@ class Around(Value, frozen=True):
     is_root: bool
 
 
-def lines(results: Sequence[CheckResult], around: Around) -> Iterator[Line]:
-    results = [replace(result, error=without_class(result.error)) for result in results]
-    of = {name: [result for result in results if result.check == name] for name in OWN_LINES}
-    yield from (_gpus(result) for result in of["gpu_access"])
-    yield _ipmi(of["ipmi_sel"], around)
-    yield _mounts(of["mount"])
-    yield from (_clock(result) for result in of["clock"])
-    yield _others([result for result in results if result.check not in OWN_LINES], results, around)
+def lines(results: Sequence[CheckResult], environment: Environment) -> Iterator[Line]:
+    results = [replace(result, error=strip_error_class(result.error)) for result in results]
+    by_check = {name: [result for result in results if result.check == name] for name in OWN_LINES}
+    yield from (_gpus(result) for result in by_check["gpu_access"])
+    yield _ipmi(by_check["ipmi_sel"], environment)
+    yield _mounts(by_check["mount"])
+    yield from (_clock(result) for result in by_check["clock"])
+    yield _other_checks([result for result in results if result.check not in OWN_LINES], results, environment)
 
 
 def _gpus(result: CheckResult) -> Line:
     if result.outcome is not Outcome.COMPLETED:
-        how = {Outcome.TIMED_OUT: "NVML hangs"}.get(result.outcome, "NVML fails")
-        return fails("GPUs", f"{how}: {result.error}", "nvidia-smi", "dmesg | grep -i nvrm")
-    seen = {observation.name: observation for observation in result.observations}
-    if "gpus" not in seen:
+        problem = {Outcome.TIMED_OUT: "NVML hangs"}.get(result.outcome, "NVML fails")
+        return failed_line("GPUs", f"{problem}: {result.error}", "nvidia-smi", "dmesg | grep -i nvrm")
+    observations = {observation.name: observation for observation in result.observations}
+    if "gpus" not in observations:
         if not result.findings:
-            return absent("GPUs", "PCI shows no NVIDIA GPU")
+            return absent_line("GPUs", "PCI shows no NVIDIA GPU")
         finding = result.findings[0]
-        return fails("GPUs", finding.message, f"healthd explain {finding.code}")
-    driver = dict(seen["gpu_driver_info"].labels)["version"] if "gpu_driver_info" in seen else ""
-    count = int(seen["gpus"].value)
+        return failed_line("GPUs", finding.message, f"healthd explain {finding.code}")
+    driver = dict(observations["gpu_driver_info"].labels)["version"] if "gpu_driver_info" in observations else ""
+    count = int(observations["gpus"].value)
     message = f"NVML answers: driver {driver or 'of unknown version'}, {count} GPU{'' if count == 1 else 's'}"
     if result.findings:
         finding = result.findings[0]
-        return limited("GPUs", f"{message}; {finding.message}", f"healthd explain {finding.code}")
-    return works("GPUs", message)
+        return limited_line("GPUs", f"{message}; {finding.message}", f"healthd explain {finding.code}")
+    return ok_line("GPUs", message)
 
 
-def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
-    if not around.ipmi_device:
+def _ipmi(results: Sequence[CheckResult], environment: Environment) -> Line:
+    if not environment.ipmi_device:
         message = "no /dev/ipmi0: the BMC's event log is not read (if there is a BMC: modprobe -a ipmi_devintf ipmi_si)"
-        return absent("IPMI", message)
+        return absent_line("IPMI", message)
     if not results:
-        return absent("IPMI", "check ipmi_sel is disabled")
-    if not around.ipmitool:
-        return limited("IPMI", "there is a BMC but no ipmitool: its event log is not read", "install ipmitool")
+        return absent_line("IPMI", "check ipmi_sel is disabled")
+    if not environment.ipmitool:
+        return limited_line("IPMI", "there is a BMC but no ipmitool: its event log is not read", "install ipmitool")
     (result,) = results
     if result.outcome is not Outcome.COMPLETED:
-        return limited("IPMI", f"the BMC's event log cannot be read: {result.error}", "ipmitool sel info")
-    return works("IPMI", "ipmitool reads the BMC's event log")
+        return limited_line("IPMI", f"the BMC's event log cannot be read: {result.error}", "ipmitool sel info")
+    return ok_line("IPMI", "ipmitool reads the BMC's event log")
 
 
 def _mounts(results: Sequence[CheckResult]) -> Line:
     if not results:
         message = "no file system is monitored: configure those that jobs need"
-        return limited("mounts", message, "healthd baseline --write", '[checks.mount."/data"] in healthd.toml')
+        return limited_line("mounts", message, "healthd baseline --write", '[checks.mount."/data"] in healthd.toml')
     silent = [result for result in results if result.outcome is not Outcome.COMPLETED]
     broken = [result for result in results if result.findings and result not in silent]
     count = f"{len(results)} monitored"
     if silent:
-        message = "; ".join(f"{result.instance}: {result.error}" for result in silent[:NAMED])
-        return limited("mounts", f"{count}, {len(silent)} without answer: {message}", "healthd check mount")
+        message = "; ".join(f"{result.instance}: {result.error}" for result in silent[:MAX_NAMED])
+        return limited_line("mounts", f"{count}, {len(silent)} without answer: {message}", "healthd check mount")
     if broken:
-        message = "; ".join(result.findings[0].message for result in broken[:NAMED])
-        return limited("mounts", f"{count}; {message}", "healthd check mount")
-    return works("mounts", f"{count}: {', '.join(result.instance for result in results)}")
+        message = "; ".join(result.findings[0].message for result in broken[:MAX_NAMED])
+        return limited_line("mounts", f"{count}; {message}", "healthd check mount")
+    return ok_line("mounts", f"{count}: {', '.join(result.instance for result in results)}")
 
 
 def _clock(result: CheckResult) -> Line:
     if result.outcome is not Outcome.COMPLETED:
-        return limited("clock", f"its accuracy is unknown: {result.error}", "timedatectl")
+        return limited_line("clock", f"its accuracy is unknown: {result.error}", "timedatectl")
     if result.findings:
         finding = result.findings[0]
-        return limited(
+        return limited_line(
             "clock",
             f"{finding.message}; munge rejects credentials if clocks differ by minutes",
             f"healthd explain {finding.code}",
         )
-    return works("clock", "accurate")
+    return ok_line("clock", "accurate")
 
 
-def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around: Around) -> Line:
+def _other_checks(results: Sequence[CheckResult], all_results: Sequence[CheckResult], environment: Environment) -> Line:
     """Return the line of the checks without a line of their own. `all_results`: counted as in status."""
-    blind = [result for result in results if result.outcome is not Outcome.COMPLETED]
-    if not blind:
-        nothing = sum(result.nothing is not None for result in every)
+    failed = [result for result in results if result.outcome is not Outcome.COMPLETED]
+    if not failed:
+        nothing = sum(result.nothing_to_check is not None for result in all_results)
         have = "has" if nothing == 1 else "have"
         without = f", {nothing} {have} nothing to check (healthd check lists them)" if nothing else ""
-        return works("checks", f"{len(every) - nothing} of {len(every)} can check this node{without}")
-    if len({result.error for result in blind}) == 1:
-        said, more = blind[0].error, ""
+        return ok_line("checks", f"{len(all_results) - nothing} of {len(all_results)} can check this node{without}")
+    if len({result.error for result in failed}) == 1:
+        reasons, more = failed[0].error, ""
     else:
-        said = "; ".join(f"{result.run}: {result.error}" for result in blind[:NAMED])
-        more = f"; and {len(blind) - NAMED} more" if len(blind) > NAMED else ""
-    fix = ("healthd check",) if around.is_root else ("sudo healthd doctor",)
-    return limited("checks", f"{len(blind)} of {len(results)} other checks cannot run: {said}{more}", *fix)
+        reasons = "; ".join(f"{result.run}: {result.error}" for result in failed[:MAX_NAMED])
+        more = f"; and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
+    fix = ("healthd check",) if environment.is_root else ("sudo healthd doctor",)
+    return limited_line("checks", f"{len(failed)} of {len(results)} other checks cannot run: {reasons}{more}", *fix)

@@ -13,11 +13,11 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, PARTS, SM
 from healthd.common.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
-KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
+KEPT_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
 
 # An application error raises exceptions on most processors of a GPU, a broken processor only on its own: if an event
 # names more processors than this, none of them is reported.
-MOST_SMS = 8
+MAX_SMS = 8
 EVERYWHERE = "many"
 
 Key = tuple[object, ...]
@@ -31,7 +31,7 @@ def varying_fields(kind: str) -> frozenset[str]:
     return frozenset({"job"}).union(*(rule.varies for rule in RULES if rule.kind == kind))
 
 
-def key(event: KernelEvent) -> Key:
+def fault_key(event: KernelEvent) -> Key:
     """Return the properties that lines of one fault share: kind, code, part, boot, and each field that does not
     vary.
     """
@@ -45,45 +45,47 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     details = is_detail(event) + is_detail(new)
     if (event.history, event.observed) != (new.history, new.observed):
         return None
-    if part(event) != part(new) if details == 1 else key(event) != key(new):
+    if part_key(event) != part_key(new) if details == 1 else fault_key(event) != fault_key(new):
         return None
-    if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
+    if not -within_seconds <= new.time - event.last_time <= within_seconds or _record_number(event) != _record_number(
+        new
+    ):
         return None
     last_time = max(event.last_time, new.last_time)
     fault, other = (new, event) if details == 1 and is_detail(event) else (event, new)
-    known = {name for name, _ in fault.fields}
+    field_names = {name for name, _ in fault.fields}
     varying = varying_fields(fault.kind)
-    learnt = tuple(item for item in other.fields if item[0] in varying and item[0] not in known)
-    gathered = _gathered(event, new)
+    added_fields = tuple(item for item in other.fields if item[0] in varying and item[0] not in field_names)
+    processors = _merged_processors(event, new)
     if fault is new and fault.kind == "oops":
-        learnt = ()  # a location before the oops belongs to a WARNING: an oops names its own below
+        added_fields = ()  # a location before the oops belongs to a WARNING: an oops names its own below
     return replace(
         fault,
         time=event.time,
         last_time=last_time,
         lines=fault.lines if (FURTHER, "true") in other.fields else event.lines + new.lines,
         sequence=event.sequence,
-        fields=(*(gathered if item[0] == SM else item for item in fault.fields), *learnt),
+        fields=(*(processors if item[0] == SM else item for item in fault.fields), *added_fields),
     )
 
 
-def _gathered(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
+def _merged_processors(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
     """Return the field with the processors of both lines."""
     named = list(dict.fromkeys((*event.field(SM).split(), *new.field(SM).split())))
-    return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MOST_SMS else " ".join(named)
+    return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MAX_SMS else " ".join(named)
 
 
 def is_detail(event: KernelEvent) -> bool:
     return event.code == DETAIL or (FURTHER, "true") in event.fields
 
 
-def part(event: KernelEvent) -> Key:
+def part_key(event: KernelEvent) -> Key:
     """Return the properties that a detail shares with its fault. The details of an SXid also share its code."""
     named = tuple(item for item in event.fields if item[0] in PARTS)
     return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
 
-def _record(event: KernelEvent) -> str:
+def _record_number(event: KernelEvent) -> str:
     """Return the number of a firmware's error record ("{2}[Hardware Error]: ..."): each record is a separate fault."""
     return next((value for name, value in event.fields if name == "record"), "")
 
@@ -92,7 +94,7 @@ def coalesce_events(
     recent: tuple[KernelEvent, ...],
     incoming: Sequence[KernelEvent],
     next_sequence: int,
-    keep_seconds: float = KEEP_SECONDS,
+    keep_seconds: float = KEPT_SECONDS,
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
     """Add events. Returns (recent events, sequence numbers of new or extended events, next sequence number).
 
@@ -101,23 +103,23 @@ def coalesce_events(
     are kept: the caller evaluates them all, and only then drops those beyond its limit (limit_events()).
     """
     events = list(recent)
-    newest = {key(event): place for place, event in enumerate(events)}
-    beside = {part(event): place for place, event in enumerate(events)}
+    newest = {fault_key(event): index for index, event in enumerate(events)}
+    newest_by_part = {part_key(event): index for index, event in enumerate(events)}
     touched: dict[int, None] = {}
     for new in incoming:
-        for place in (newest.get(key(new)), beside.get(part(new))):
-            if place is not None and (grown := coalesce(events[place], new)) is not None:
-                events[place] = grown
+        for index in (newest.get(fault_key(new)), newest_by_part.get(part_key(new))):
+            if index is not None and (grown := coalesce(events[index], new)) is not None:
+                events[index] = grown
                 break
         else:
-            place = len(events)
+            index = len(events)
             events.append(replace(new, sequence=next_sequence))
             next_sequence += 1
-        newest[key(events[place])] = beside[part(new)] = place
-        touched[events[place].sequence] = None
+        newest[fault_key(events[index])] = newest_by_part[part_key(new)] = index
+        touched[events[index].sequence] = None
     oldest = max((event.last_time for event in events), default=0.0) - keep_seconds
-    kept = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)
-    return kept, tuple(touched), next_sequence
+    remaining = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)
+    return remaining, tuple(touched), next_sequence
 
 
 def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
@@ -128,33 +130,35 @@ def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[K
     )
 
 
-def newest_of_each(events: tuple[KernelEvent, ...], most: int, behind: Container[int] = ()) -> tuple[KernelEvent, ...]:
+def limit_events(
+    events: tuple[KernelEvent, ...], limit: int, protected: Container[int] = ()
+) -> tuple[KernelEvent, ...]:
     """Return at most `limit` of the events, which have been evaluated.
 
     The most frequent fault loses its oldest events first, so that a storm never drops another fault, unless there are
     more faults than `limit`. Then events in `protected` (sequence numbers behind conditions that drain) have priority.
     """
-    if len(events) <= most:
+    if len(events) <= limit:
         return events
-    allowed = _level(Counter(key(event) for event in events), most)
-    seen: Counter[Key] = Counter()
+    allowed = _fair_share(Counter(fault_key(event) for event in events), limit)
+    counts: Counter[Key] = Counter()
     kept = []
     for event in reversed(events):
-        seen[key(event)] += 1
-        if seen[key(event)] <= allowed:
+        counts[fault_key(event)] += 1
+        if counts[fault_key(event)] <= allowed:
             kept.append(event)
-    kept = sorted(kept, key=lambda event: event.sequence not in behind)[:most]  # stable sort: the newest first
+    kept = sorted(kept, key=lambda event: event.sequence not in protected)[:limit]  # stable sort: the newest first
     return tuple(sorted(kept, key=lambda event: event.sequence))
 
 
-def _level(counts: Counter[Key], most: int) -> int:
+def _fair_share(counts: Counter[Key], limit: int) -> int:
     """Return how many events each fault may keep (at least one) so that all faults together keep at most `limit`."""
-    left, level = most, 0
+    room, largest = limit, 0
     sizes = sorted(counts.values())
-    for place, size in enumerate(sizes):
-        share = left // (len(sizes) - place)
+    for index, size in enumerate(sizes):
+        share = room // (len(sizes) - index)
         if size > share:
             return max(1, share)
-        left -= size
-        level = size
-    return max(1, level)
+        room -= size
+        largest = size
+    return max(1, largest)

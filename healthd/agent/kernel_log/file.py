@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta, ValidationError, convert, to_builtins
 
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
-from healthd.agent.kernel_log.repeats import BULK_BYTES, coalesced
+from healthd.agent.kernel_log.repeats import BULK_BYTES, count_repeats
 from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, RawLine, Source
 from healthd.common.values import Value
 
@@ -25,7 +25,7 @@ MAX_LINE = 16 << 10  # bytes; a longer line is truncated
 FINGERPRINT = 256  # bytes before our offset that must not change
 ROTATED_SECONDS = 600.0  # how long a writer may still write to a rotated file
 MAX_FILES = 3
-FIRST_OF_A_BOOT = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
+BOOT_LINES = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
 IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
@@ -63,16 +63,16 @@ class FollowedFile(Source):
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
         try:
-            before = convert(cursor, _Cursor)
-            self._first = False
+            previous = convert(cursor, _Cursor)
+            self._is_first_start = False
         except ValidationError:  # no cursor, or that of another source
-            before, self._first = _Cursor(boot_id, ()), True
+            previous, self._is_first_start = _Cursor(boot_id, ()), True
         self._boot_id = boot_id
-        self._boot_of_lines = before.boot_id  # boot of the next lines, until the first one of this boot
+        self._lines_boot_id = previous.boot_id  # boot of the next lines, until the first one of this boot
         try:
-            for place in before.files[:MAX_FILES]:
-                self._resume(*place)
-            self._look_for_new_file(old=True)
+            for file in previous.files[:MAX_FILES]:
+                self._resume(*file)
+            self._open_new_file(old=True)
         except OSError:
             self.close()
             raise
@@ -83,7 +83,7 @@ class FollowedFile(Source):
     @property
     def cursor(self) -> Cursor:
         files = tuple((tail.inode, tail.offset, tail.fingerprint, tail.skipping) for tail in self._tails)
-        cursor: Cursor = to_builtins(_Cursor(self._boot_of_lines, files))
+        cursor: Cursor = to_builtins(_Cursor(self._lines_boot_id, files))
         return cursor
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class FollowedFile(Source):
         self._inotify.drain()
         lines: list[RawLine] = []
         self.pending = False
-        self._look_for_new_file()
+        self._open_new_file()
         try:
             for tail in self._tails:
                 self.pending = self._read_tail(tail, lines, limit)
@@ -110,13 +110,13 @@ class FollowedFile(Source):
                 raise
             self.pending = True  # return these lines first: the cursor is behind them
         if not self.pending:
-            lines += self._leave_rotated()
-            self._boot_of_lines = self._boot_id  # the initial content of the file is read
+            lines += self._close_rotated()
+            self._lines_boot_id = self._boot_id  # the initial content of the file is read
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
         """Read one file. Return True if it has more data than may be read at once."""
-        if tail.truncated():
+        if tail.is_truncated():
             self._notes += (f"{self._path} was truncated: read again from its beginning",)
             self.rotations += 1
             tail.rewind()
@@ -137,22 +137,22 @@ class FollowedFile(Source):
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         if found is None or not found.text:
             return None
-        at = when(found, now, modified) if old else now
-        history = old and (self._first or self._of_earlier_boot(found, now))
+        at = line_time(found, now, modified) if old else now
+        history = old and (self._is_first_start or self._is_of_earlier_boot(found, now))
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
-    def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
+    def _is_of_earlier_boot(self, found: Stripped, now: float) -> bool:
         """Return True if a line is from an earlier boot. Called for each old line in order.
 
         The lines of this boot begin with the kernel's first lines, or with a date after the start of this boot.
         """
-        if self._boot_of_lines != self._boot_id:
+        if self._lines_boot_id != self._boot_id:
             booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
-            if found.text.startswith(FIRST_OF_A_BOOT) or (found.epoch is not None and found.epoch >= booted):
-                self._boot_of_lines = self._boot_id
-        return self._boot_of_lines != self._boot_id
+            if found.text.startswith(BOOT_LINES) or (found.epoch is not None and found.epoch >= booted):
+                self._lines_boot_id = self._boot_id
+        return self._lines_boot_id != self._boot_id
 
-    def _look_for_new_file(self, old: bool = False) -> None:
+    def _open_new_file(self, old: bool = False) -> None:
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class FollowedFile(Source):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
             tail = Tail(fd, offset, fingerprint, skipping, old_bytes=size)
-            if tail.truncated():
+            if tail.is_truncated():
                 tail.close()
                 continue
             if os.path.abspath(path) != os.path.abspath(self._path):
@@ -194,14 +194,14 @@ class FollowedFile(Source):
         self.overruns += 1
         self._notes += (f"{self._path} is not the file that was read last; lines may be missing",)
 
-    def _leave_rotated(self) -> Iterator[RawLine]:
+    def _close_rotated(self) -> Iterator[RawLine]:
         """Close files that were rotated long ago. A last line without a newline is returned then."""
         now = self._now()
         while len(self._tails) > 1 and (
             len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
         ):
             tail = self._tails.pop(0)
-            if (text := tail.rest()) and (line := self._line(text, False)):
+            if (text := tail.unfinished_line()) and (line := self._line(text, False)):
                 yield line
             tail.close()
 
@@ -289,8 +289,8 @@ class Tail:
         """
         if limit <= 0:
             return [], False, True
-        left = self.old_bytes - self.offset
-        data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
+        old_left = self.old_bytes - self.offset
+        data = os.pread(self.fd, min(CHUNK, old_left) if old_left > 0 else CHUNK, self.offset)
         if data[:1] == b"\0" and not self.skipping:
             # A file that was truncated under a writer without O_APPEND begins with a hole, which is no part of a line.
             hole = len(data)
@@ -298,21 +298,21 @@ class Tail:
             self.offset += hole - len(data)
             if not data:
                 return [], False, True
-        if left > 0:  # each old line has a time of its own
+        if old_left > 0:  # each old line has a time of its own
             found, used, self.skipping = split_lines(data, limit, self.skipping)
             lines = [(text, 1) for text in found]
         else:
             lines, used, self.skipping = counted_lines(data, limit, self.skipping)
         self.offset += used
-        if used == 0 and left > 0:  # the last line was incomplete when the file was opened
+        if used == 0 and old_left > 0:  # the last line was incomplete when the file was opened
             self.old_bytes = 0
             return [], False, True
-        return lines, left > 0, used > 0
+        return lines, old_left > 0, used > 0
 
-    def rest(self) -> bytes:
+    def unfinished_line(self) -> bytes:
         return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
 
-    def truncated(self) -> bool:
+    def is_truncated(self) -> bool:
         """Return True if the bytes before our offset have changed: truncated, or another file has the inode."""
         return self.offset > 0 and self._fingerprint() != self.fingerprint
 
@@ -338,11 +338,11 @@ def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[b
     """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
-        first, rest = coalesced(data[:end])
+        first, remainder = count_repeats(data[:end])
         if first:
-            others, used, _ = split_lines(rest, limit - len(first), False)
-            if used == len(rest):
-                return [*first, *((text, 1) for text in others)], end, False
+            other_lines, used, _ = split_lines(remainder, limit - len(first), False)
+            if used == len(remainder):
+                return [*first, *((text, 1) for text in other_lines)], end, False
     found, used, skipping = split_lines(data, limit, skipping)
     return [(text, 1) for text in found], used, skipping
 
@@ -358,27 +358,27 @@ def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], i
     At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
     """
     lines: list[bytes] = []
-    place = 0
+    offset = 0
     while len(lines) < limit:
-        end = data.find(b"\n", place)
+        end = data.find(b"\n", offset)
         if end < 0:
             if skipping:
                 return lines, len(data), True
-            if len(data) - place > MAX_LINE:
-                return [*lines, data[place : place + MAX_LINE]], len(data), True
+            if len(data) - offset > MAX_LINE:
+                return [*lines, data[offset : offset + MAX_LINE]], len(data), True
             break
         if not skipping:
-            lines.append(data[place : min(end, place + MAX_LINE)])
+            lines.append(data[offset : min(end, offset + MAX_LINE)])
         skipping = False
-        place = end + 1
-    return lines, place, skipping
+        offset = end + 1
+    return lines, offset, skipping
 
 
 def _usec(found: Stripped) -> int | None:
     return round(found.uptime * 1e6) if found.uptime is not None else None
 
 
-def when(found: Stripped, now: float, modified: float) -> float:
+def line_time(found: Stripped, now: float, modified: float) -> float:
     """Return the time of an old line (epoch seconds) from its prefix.
 
     If the prefix has no time, or an impossible one: the modification time of the file.
@@ -429,10 +429,10 @@ class Inotify:
             return
         try:
             while data := os.read(self.fd, 65536):
-                place = 0
-                while place < len(data):
-                    watch, mask, _, length = _EVENT.unpack_from(data, place)
-                    place += _EVENT.size + length
+                offset = 0
+                while offset < len(data):
+                    watch, mask, _, length = _EVENT.unpack_from(data, offset)
+                    offset += _EVENT.size + length
                     if watch == self._folder and mask & (IN_IGNORED | IN_UNMOUNT | IN_MOVE_SELF):
                         raise OSError(errno.ESTALE, "its directory was removed or moved away")
         except BlockingIOError:

@@ -35,8 +35,8 @@ def read_journal(
     try:
         # The seek uses the time at which journald received a line, which is never before the kernel wrote it.
         reader.seek_monotonic(since_usec / 1e6, boot_id.replace("-", ""))
-        wanted = (line for line in _lines(reader, accept_injected) if line.usec > since_usec)
-        return list(itertools.islice(itertools.takewhile(lambda line: line.usec < until_usec, wanted), limit))
+        new_lines = (line for line in _lines(reader, accept_injected) if line.usec > since_usec)
+        return list(itertools.islice(itertools.takewhile(lambda line: line.usec < until_usec, new_lines), limit))
     finally:
         reader.close()
 
@@ -65,13 +65,13 @@ def _text(data: bytes) -> str:
 
 def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
     while entry := reader.get_next():
-        line = line_of(entry, accept_injected)
+        line = parse_entry(entry, accept_injected)
         if line is not None:
             yield line
 
 
 @never_raises(KERNEL_LOG)
-def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
+def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
     """Return a journal entry as a line; None if the kernel did not write it.
 
     journald itself records the transport of an entry, which no client can forge (systemd.journal-fields(7), Trusted
@@ -101,14 +101,14 @@ class JournalSource(Source):
         self.pending = True
         self._accept_injected = accept_injected
         self._reader = _open(boot_id)
-        place = cursor.get("journal") if isinstance(cursor, dict) else None
-        self._place = place if isinstance(place, str) else ""
-        self._first = not self._place
+        position = cursor.get("journal") if isinstance(cursor, dict) else None
+        self._position = position if isinstance(position, str) else ""
+        self._is_first_start = not self._position
         self._resumed = False
         try:
-            self._reader.seek_cursor(self._place)
+            self._reader.seek_cursor(self._position)
         except (OSError, ValueError):  # the cursor is from another journal, or empty
-            self._place, self._first = "", True
+            self._position, self._is_first_start = "", True
             self._reader.seek_head()
 
     def fileno(self) -> int:
@@ -116,7 +116,7 @@ class JournalSource(Source):
 
     @property
     def cursor(self) -> Cursor:
-        return {"journal": self._place} if self._place else None
+        return {"journal": self._position} if self._position else None
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         if self._reader.process() == journal_invalidated():
@@ -132,17 +132,17 @@ class JournalSource(Source):
                     break
                 raise
             if not entry:
-                self._first = False
+                self._is_first_start = False
                 break
             # After seek_cursor the next entry is that of the cursor, if it still exists.
-            if not self._resumed and self._place and self._reader.test_cursor(self._place):
+            if not self._resumed and self._position and self._reader.test_cursor(self._position):
                 self._resumed = True
                 continue
             self._resumed = True
-            self._place = entry["__CURSOR"]
-            line = line_of(entry, self._accept_injected)
+            self._position = entry["__CURSOR"]
+            line = parse_entry(entry, self._accept_injected)
             if line is not None:
-                lines.append(RawLine(line.time, line.text, self._first, line.usec))
+                lines.append(RawLine(line.time, line.text, self._is_first_start, line.usec))
         else:
             self.pending = True
         return lines

@@ -21,7 +21,7 @@ MAX_RECORD = 16384  # a read with a smaller buffer than the record fails; the ke
 MAX_GAPS = 16
 
 
-class _Place(Value, frozen=True):
+class _Cursor(Value, frozen=True):
     """Cursor of /dev/kmsg."""
 
     boot_id: str
@@ -45,35 +45,35 @@ class Kmsg(Source):
         self._accept_injected = accept_injected
         self._now = now
         self._path = path
-        self._witness = -1
-        self._must_have = -1
+        self._probe = -1
+        self._expected_sequence = -1
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._opened = now()
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
-        place = _Place(boot_id, -1, 0)
-        self._first = self._never_read = True  # since the installation, not only in this boot
+        position = _Cursor(boot_id, -1, 0)
+        self._is_history = self._is_first_record = True  # since the installation, not only in this boot
         with suppress(ValidationError):  # no cursor, or that of another source
-            before = convert(cursor, _Place)
-            self._first = self._never_read = False
-            place = before if before.boot_id == boot_id else place
-        self._sequence, self._usec, self._gaps = place.sequence, place.usec, place.gaps
+            previous = convert(cursor, _Cursor)
+            self._is_history = self._is_first_record = False
+            position = previous if previous.boot_id == boot_id else position
+        self._sequence, self._usec, self._gaps = position.sequence, position.usec, position.gaps
 
     def fileno(self) -> int:
         return self._fd
 
     @property
     def cursor(self) -> Cursor:
-        cursor: Cursor = to_builtins(_Place(self._boot_id, self._sequence, self._usec, self._gaps))
+        cursor: Cursor = to_builtins(_Cursor(self._boot_id, self._sequence, self._usec, self._gaps))
         return cursor
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
         return self._gaps
 
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+    def fill_gap(self, gap: Gap, remaining: Gap | None = None) -> None:
         """Remove a gap after the journal returned its lines (perhaps none), except those in `remaining`."""
-        self._gaps = tuple(g for g in (left if g == gap else g for g in self._gaps) if g is not None)
+        self._gaps = tuple(g for g in (remaining if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         lines: list[RawLine] = []
@@ -84,7 +84,7 @@ class Kmsg(Source):
                 data = os.read(self._fd, MAX_RECORD)
             except BlockingIOError:
                 self._drained, self.pending = True, False
-                if self._sequence < self._must_have and not lines:
+                if self._sequence < self._expected_sequence and not lines:
                     raise OSError(errno.ENODATA, "open, but misses lines that another reader gets") from None
                 break
             except BrokenPipeError:  # records were overwritten: the next read returns the oldest one left
@@ -107,11 +107,11 @@ class Kmsg(Source):
                 continue
             now = self._now()
             if self._drained:
-                self._offset, self._drained, self._first = now - record.usec / 1e6, False, False
+                self._offset, self._drained, self._is_history = now - record.usec / 1e6, False, False
             when = min(now, self._offset + record.usec / 1e6)
-            history = self._first and when < self._opened
-            self._count_missing(record.sequence, record.usec, history or self._never_read)
-            self._sequence, self._usec, self._never_read = record.sequence, record.usec, False
+            history = self._is_history and when < self._opened
+            self._count_missing(record.sequence, record.usec, history or self._is_first_record)
+            self._sequence, self._usec, self._is_first_record = record.sequence, record.usec, False
             if record.facility == KERNEL or self._accept_injected:
                 lines.append(RawLine(when, record.text, history, record.usec))
         return lines
@@ -126,30 +126,30 @@ class Kmsg(Source):
         if len(self._gaps) < MAX_GAPS:
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
-    def listen_in(self) -> None:
+    def check_delivery(self) -> None:
         """Check once per round that the reader still receives records. Otherwise a broken reader looks like a quiet
         machine.
 
         The first record that a second descriptor has received since the last call must reach the reader by its next
         read. Later records are not compared, so the check costs one record, also in a storm.
         """
-        if self._witness >= 0:
+        if self._probe >= 0:
             for _ in range(2):  # the first read returns EPIPE if the ring has wrapped since
                 try:
-                    record = parse_record(os.read(self._witness, MAX_RECORD))
+                    record = parse_record(os.read(self._probe, MAX_RECORD))
                 except BrokenPipeError:
                     continue
                 except OSError:  # EAGAIN: it has received nothing either
                     break
                 if record is not None:
-                    self._must_have = record.sequence
+                    self._expected_sequence = record.sequence
                 break
-            os.close(self._witness)
-            self._witness = -1
-        self._witness = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(self._witness, 0, os.SEEK_END)
+            os.close(self._probe)
+            self._probe = -1
+        self._probe = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self._probe, 0, os.SEEK_END)
 
     def close(self) -> None:
-        for descriptor in (self._fd, self._witness):
+        for descriptor in (self._fd, self._probe):
             if descriptor >= 0:
                 os.close(descriptor)

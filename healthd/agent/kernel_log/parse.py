@@ -45,7 +45,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
-    return {literal: tuple(rule for rule in rules if literal in rule.needs) for rule in rules for literal in rule.needs}
+    return {
+        literal: tuple(rule for rule in rules if literal in rule.literals)
+        for rule in rules
+        for literal in rule.literals
+    }
 
 
 LITERALS = _by_literal(RULES)  # and those of the site (use_patterns)
@@ -101,18 +105,18 @@ def as_unread(event: KernelEvent) -> KernelEvent:
 
 
 def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
-    of_a_process: re.Match[str] | Literal[False] | None = None
-    of_the_site: KernelEvent | None = None
+    process_line: re.Match[str] | Literal[False] | None = None
+    site_event: KernelEvent | None = None
     for literal in literals:
         if literal in text:
-            if of_a_process is None:
-                of_a_process = _USER_TEXT_FIRST.match(text) or False
+            if process_line is None:
+                process_line = _USER_TEXT_FIRST.match(text) or False
             for rule in LITERALS[literal]:
-                if of_a_process and rule.kind != (of_a_process.lastgroup or "oom"):
+                if process_line and rule.kind != (process_line.lastgroup or "oom"):
                     continue
                 match = rule.pattern.match(text)
                 if match is not None and (found := rule.build(rule.kind, match)) is not None:
                     if rule.kind != site.SITE:
                         return found
-                    of_the_site = found if of_the_site is None else site.worse(of_the_site, found)
-    return of_the_site
+                    site_event = found if site_event is None else site.more_severe(site_event, found)
+    return site_event

@@ -135,7 +135,7 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
         return Stripped(text[found.end() :].strip(), epoch=_strip_date(f"{found[3]} -", now)[1], host=found[1] or "")
     if found := _COLLECTOR.match(text):
         host, text = found[1], text[found.end() :]
-    elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_FACILITY, *_DATES)):
+    elif (found := _AROUND.match(text)) and not any(pattern.match(text) for pattern in (_FACILITY, *_DATES)):
         text = text[found.end() :]
     if is_decimal(text[:1]) and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
         admitted = injected or record.facility == KERNEL
@@ -156,7 +156,7 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
     if tag is None and (header or (dated and not quoted)):
         return None
     if tag is not None:
-        host, text = host or _named(tag), text[tag.end() :]
+        host, text = host or _host_name(tag), text[tag.end() :]
     if found := _COLLECTOR.match(text):
         host, text = host or found[1], text[found.end() :]
     lines = 1
@@ -164,16 +164,16 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
         lines, text = max(1, int(found[1])), found[2]
     text, uptime, bracketed = _strip_brackets(text, now)
     if uptime is not None and (found := _HOST_TAG.match(text)):  # journalctl -o short-monotonic
-        host, text = host or _named(found), text[found.end() :]
+        host, text = host or _host_name(found), text[found.end() :]
     return Stripped(text.strip(), uptime, bracketed or epoch, host, lines)
 
 
-def _named(tag: re.Match[str]) -> str:
+def _host_name(tag: re.Match[str]) -> str:
     """Return the host before the tag; RFC 5424 writes "-" for none."""
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
-def epoch_of(date: str, now: float) -> float | None:
+def parse_date(date: str, now: float) -> float | None:
     """Return the epoch seconds of a date in the format of a line's prefix; None if it is no date."""
     return _strip_date(f"{date} -", now)[1]
 
@@ -182,8 +182,8 @@ def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
     """Return (rest, epoch, True if the line's writer follows this format of date)."""
     for pattern in _DATES:
         if found := pattern.match(text):
-            named = pattern is not _ISO or found[7] != ","
-            return text[found.end() :], _epoch(pattern, found, now), named
+            has_writer = pattern is not _ISO or found[7] != ","
+            return text[found.end() :], _epoch(pattern, found, now), has_writer
     return text, None, False
 
 

@@ -43,10 +43,10 @@ class Repeats(NamedTuple):
     """
 
     first: list[tuple[bytes, int]]
-    rest: bytes
+    others: bytes
 
 
-def head(text: str) -> str:
+def fault_head(text: str) -> str:
     """Return the text that a message (without prefix) shares with all lines of its fault; "" if only a parser can
     decide.
     """
@@ -54,21 +54,21 @@ def head(text: str) -> str:
     return match[0] if match is not None else ""
 
 
-def coalesced(lines: bytes) -> Repeats:
+def count_repeats(lines: bytes) -> Repeats:
     """Count the repeats in complete lines of a log, in one pass of the regular expression engine (1 us per line)."""
     parts = _LINE.split(lines)  # text between repeats, a repeat's head or its whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:
         return Repeats([], lines)
     first = []
-    for found, count in counts.items():
+    for repeat, count in counts.items():
         # The head's first occurrence may be in another program's line that quotes it: only _LINE identifies the writer.
-        place = 0
+        offset = 0
         while True:
-            start = lines.rfind(b"\n", 0, lines.index(found, place)) + 1
+            start = lines.rfind(b"\n", 0, lines.index(repeat, offset)) + 1
             match = _LINE.match(lines, start)
-            if match is not None and found in match.groups():
+            if match is not None and repeat in match.groups():
                 break
-            place = lines.index(b"\n", start) + 1
+            offset = lines.index(b"\n", start) + 1
         first.append((match[0][:-1], count))
     return Repeats(first, b"".join(parts[::3]))

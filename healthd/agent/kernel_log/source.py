@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from healthd.agent.kernel_log.parse import parse, unread
-from healthd.agent.kernel_log.repeats import head
+from healthd.agent.kernel_log.repeats import fault_head
 from healthd.common.model import KernelEvent
 
 LINES_PER_READ = 1000
@@ -96,7 +96,7 @@ class Source(ABC):
         return list(notes)
 
 
-def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
+def make_event(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
     """Return the event of a line. `observed`: users can forge lines of its source."""
     event = unread(line.text) if line.unread else parse(line.text)
     if event is None:
@@ -113,27 +113,27 @@ def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent
     )
 
 
-def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
+def merge_repeats(lines: Iterable[RawLine]) -> list[RawLine]:
     """Merge repeated lines of one read into the first one, so that each is parsed once.
 
     An Xid may repeat any earlier one with its head. Any other line may repeat only the line just before it: an "OK" may
     be between two "not responding", and the order determines the current state.
     """
-    kept: list[RawLine] = []
-    places: dict[tuple[str, bool], int] = {}
+    merged: list[RawLine] = []
+    indexes: dict[tuple[str, bool], int] = {}
     for line in lines:
-        common = head(line.text)
+        common = fault_head(line.text)
         if common:
-            place = places.get((common, line.history))
+            index = indexes.get((common, line.history))
         else:
-            same = bool(kept) and (kept[-1].text, kept[-1].history) == (line.text, line.history)
-            place = len(kept) - 1 if same else None
-        if place is not None and abs(line.time - kept[place].time) <= SAME_SECONDS:
-            first = kept[place]
+            same = bool(merged) and (merged[-1].text, merged[-1].history) == (line.text, line.history)
+            index = len(merged) - 1 if same else None
+        if index is not None and abs(line.time - merged[index].time) <= SAME_SECONDS:
+            first = merged[index]
             last = max(line.time, line.last_time, first.last_time)
-            kept[place] = first._replace(lines=first.lines + line.lines, last_time=last)
+            merged[index] = first._replace(lines=first.lines + line.lines, last_time=last)
             continue
         if common:
-            places[common, line.history] = len(kept)
-        kept.append(line)
-    return kept
+            indexes[common, line.history] = len(merged)
+        merged.append(line)
+    return merged

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from healthd.agent.metrics.web_config import (
     CIPHERS,
     CURVES,
-    MOST_BYTES,
+    MAX_BYTES,
     VERIFIES,
     Tls,
     WebConfig,
@@ -29,9 +29,9 @@ from healthd.agent.metrics.web_config import (
 from healthd.common import ownership
 
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
-SOON_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
+EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of openssl/x509_vfy.h; the ssl module has no name for it
-HANDSHAKE_TURNS = 3  # TLS 1.2 takes two turns of client and server until the client has finished, TLS 1.3 takes one
+HANDSHAKE_ROUNDS = 3  # TLS 1.2 takes two turns of client and server until the client has finished, TLS 1.3 takes one
 
 Stamp = tuple[int, int, int, int]
 
@@ -58,9 +58,9 @@ class WebFiles:
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
-        self._stamps = self._stamped(())
+        self._stamps = self._read_stamps(())
         self._web = _read(path)
-        self._stamps = self._stamped(self._files(self._web))
+        self._stamps = self._read_stamps(self._files(self._web))
 
     def web(self) -> Web:
         """Return the configuration in force, after a reload if a file has changed. Called for each connection.
@@ -70,7 +70,7 @@ class WebFiles:
         if not self._lock.acquire(timeout=HUNG_SECONDS):
             return self._web
         try:
-            stamps = self._stamped(self._files(self._web))
+            stamps = self._read_stamps(self._files(self._web))
             if stamps != self._stamps:
                 self._stamps = stamps
                 try:
@@ -81,7 +81,7 @@ class WebFiles:
                     self._problem = f"{error} (the previous configuration stays in force)"
                 else:
                     self._web, self._problem = found, ""
-                    self._stamps = self._stamped(self._files(found))
+                    self._stamps = self._read_stamps(self._files(found))
             return self._web
         finally:
             self._lock.release()
@@ -96,7 +96,7 @@ class WebFiles:
         path = web.config.tls_server_config.cert_file
         if web.rejected:
             return f"{path}: clients reject the certificate: {web.rejected}"
-        if web.expires > now + SOON_SECONDS:
+        if web.expires > now + EXPIRY_WARNING_SECONDS:
             return ""
         day = datetime.fromtimestamp(web.expires, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         return f"{path}: the certificate {'expires' if web.expires > now else 'expired'} {day}"
@@ -105,7 +105,7 @@ class WebFiles:
         tls = web.config.tls_server_config
         return tuple(path for path in (tls.cert_file, tls.key_file, tls.client_ca_file) if path) if tls else ()
 
-    def _stamped(self, files: tuple[str, ...]) -> tuple[Stamp | None, ...]:
+    def _read_stamps(self, files: tuple[str, ...]) -> tuple[Stamp | None, ...]:
         return tuple(map(_stamp, (self._path, *files)))
 
 
@@ -119,9 +119,9 @@ def _stamp(path: str) -> Stamp | None:
 
 def _read(path: str) -> Web:
     with _opened(path) as descriptor:
-        content = os.read(descriptor, MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise WebConfigError(f"{path}: is longer than {MOST_BYTES >> 10} KiB")
+        content = os.read(descriptor, MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise WebConfigError(f"{path}: is longer than {MAX_BYTES >> 10} KiB")
     try:
         config = parse(content.decode("utf-8"), os.path.dirname(os.path.abspath(path)))
     except UnicodeDecodeError:
@@ -135,7 +135,7 @@ def _read(path: str) -> Web:
 def _opened(path: str) -> Iterator[int]:
     """Open a file of root for reading. Raises WebConfigError."""
     try:
-        with ownership.opened(path) as descriptor:
+        with ownership.open_file(path) as descriptor:
             yield descriptor
     except ownership.Untrusted as error:
         raise WebConfigError(f"{path}: {error}") from None
@@ -164,7 +164,7 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
             expires, rejected = _validity(context, f"/proc/self/fd/{certificate}")
         except (OSError, ValueError) as error:
             raise WebConfigError(
-                f"{tls.cert_file}, {tls.key_file}: not a certificate and its key: {_why(error)}"
+                f"{tls.cert_file}, {tls.key_file}: not a certificate and its key: {_error_text(error)}"
             ) from None
     if verifies := VERIFIES[tls.client_auth_type]:
         context.verify_mode = ssl.CERT_REQUIRED if verifies == "required" else ssl.CERT_OPTIONAL
@@ -172,11 +172,13 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
             try:
                 context.load_verify_locations(f"/proc/self/fd/{authorities}")
             except OSError as error:
-                raise WebConfigError(f"{tls.client_ca_file}: contains no CA certificates: {_why(error)}") from None
+                raise WebConfigError(
+                    f"{tls.client_ca_file}: contains no CA certificates: {_error_text(error)}"
+                ) from None
     return Web(config, context, expires, rejected)
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
 
 
@@ -194,14 +196,14 @@ def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
     client.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    near = client.wrap_bio(to_client, to_server)
-    far = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
     try:
-        for _ in range(HANDSHAKE_TURNS):
-            for side in (near, far):
+        for _ in range(HANDSHAKE_ROUNDS):
+            for side in (client_side, server_side):
                 with suppress(ssl.SSLWantReadError):
                     side.do_handshake()
-        ends = (near.getpeercert() or {}).get("notAfter")
+        ends = (client_side.getpeercert() or {}).get("notAfter")
     except ssl.SSLCertVerificationError as error:
         return 0.0, error.verify_message
     return float(ssl.cert_time_to_seconds(str(ends))), ""

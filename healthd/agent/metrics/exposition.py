@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # by name
 TOTAL = "_total"
-SERIES_KEPT = 2048  # cached names and labels of observations; more than most nodes have
+MAX_CACHED_SERIES = 2048  # cached names and labels of observations; more than most nodes have
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
 GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no time, unknown system (RFC 1952, 2.3)
@@ -40,59 +40,59 @@ class Metric(NamedTuple):
     series: Mapping[Labels, float]
 
 
-Written: TypeAlias = "dict[str, tuple[Metric, str]]"  # family name -> family and its text
+TextCache: TypeAlias = "dict[str, tuple[Metric, str]]"  # family name -> family and its text
 
 
-def text(metrics: Iterable[Metric], openmetrics: bool, kept: Written | None = None) -> str:
+def text(metrics: Iterable[Metric], openmetrics: bool, cache: TextCache | None = None) -> str:
     """Return the text of the families, without the end of an OpenMetrics page (`END`).
 
     cache: texts of the last call in this format; replaced by those of this call.
     """
-    before = kept or {}
-    written: Written = {}
+    before = cache or {}
+    written: TextCache = {}
     for metric in metrics:
-        was = before.get(metric.name)
-        words = _text_again(*was, metric) if was else None
-        written[metric.name] = (metric, _text(metric, openmetrics) if words is None else words)
-    if kept is not None:
-        kept.clear()
-        kept.update(written)
-    return "".join([words for _metric, words in written.values()])
+        previous = before.get(metric.name)
+        family_text = _update_text(*previous, metric) if previous else None
+        written[metric.name] = (metric, _text(metric, openmetrics) if family_text is None else family_text)
+    if cache is not None:
+        cache.clear()
+        cache.update(written)
+    return "".join([family_text for _metric, family_text in written.values()])
 
 
 def content_type(openmetrics: bool) -> str:
     from prometheus_client.exposition import choose_encoder
 
-    return choose_encoder(_accepted(openmetrics))[1]
+    return choose_encoder(_accept_header(openmetrics))[1]
 
 
 def _text(metric: Metric, openmetrics: bool) -> str:
     from prometheus_client.exposition import choose_encoder
 
-    encode = choose_encoder(_accepted(openmetrics))[0]
+    encode = choose_encoder(_accept_header(openmetrics))[0]
     return encode(_Family(metric)).decode().removesuffix(END)
 
 
-def _text_again(was: Metric, words: str, metric: Metric) -> str | None:
+def _update_text(previous: Metric, previous_text: str, metric: Metric) -> str | None:
     """Return the text of a family with new values in its previous text; None if more than values changed.
 
     Labels take most of the time to write, and hardly ever change. A sample is one line, and its value comes last.
     """
-    if was == metric:
-        return words
-    if (was.help, was.series.keys()) != (metric.help, metric.series.keys()):
+    if previous == metric:
+        return previous_text
+    if (previous.help, previous.series.keys()) != (metric.help, metric.series.keys()):
         return None
     from prometheus_client.utils import floatToGoString
 
-    lines = words.split("\n")[:-1]
+    lines = previous_text.split("\n")[:-1]
     first = len(lines) - len(metric.series)
-    for place, (_labels, value) in enumerate(sorted(metric.series.items()), first):
+    for index, (_labels, value) in enumerate(sorted(metric.series.items()), first):
         number = floatToGoString(value)  # type: ignore[no-untyped-call]
-        lines[place] = f"{lines[place].rpartition(' ')[0]} {number}"
+        lines[index] = f"{lines[index].rpartition(' ')[0]} {number}"
     return "".join([f"{line}\n" for line in lines])
 
 
-def _accepted(openmetrics: bool) -> str:
+def _accept_header(openmetrics: bool) -> str:
     return f"{OPENMETRICS}; version=1.0.0" if openmetrics else ""
 
 
@@ -105,8 +105,8 @@ class _Family:
     def collect(self) -> Iterator[core.Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        name, words, series = self._metric
-        family = (CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily)(name, words)
+        name, help_text, series = self._metric
+        family = (CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily)(name, help_text)
         for labels, value in sorted(series.items()):
             family.add_sample(name, dict(labels), value)
         yield family
@@ -128,11 +128,11 @@ def deflated(first: bytes) -> Deflated:
     return Deflated(stream.compress(first) + stream.flush(zlib.Z_SYNC_FLUSH), zlib.crc32(first), len(first))
 
 
-def gzipped(first: Deflated, rest: bytes) -> bytes:
+def gzipped(first: Deflated, second: bytes) -> bytes:
     """Return both parts as one gzip member (RFC 1952).
 
     The second part is short: it is compressed in 8 KiB of memory instead of 256.
     """
     stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
-    end = struct.pack("<LL", zlib.crc32(rest, first.checksum), (first.size + len(rest)) & 0xFFFFFFFF)
-    return GZIP_HEAD + first.data + stream.compress(rest) + stream.flush() + end
+    end = struct.pack("<LL", zlib.crc32(second, first.checksum), (first.size + len(second)) & 0xFFFFFFFF)
+    return GZIP_HEAD + first.data + stream.compress(second) + stream.flush() + end

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from healthd.agent.metrics.exposition import END, SERIES_KEPT, TOTAL, Labels, Metric, Written, text
+from healthd.agent.metrics.exposition import END, MAX_CACHED_SERIES, TOTAL, Labels, Metric, TextCache, text
 from healthd.agent.metrics.names import FAMILIES, PREFIX
 from healthd.agent.reporting.status import Snapshot
 from healthd.agent.slurm.policy import Owner
@@ -40,7 +40,7 @@ METRIC_NAME = regex(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
 LABEL_NAME = regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = ("le", "quantile")
 REFUSED = "check_observations_refused"
-TAKEN = {taken for name in FAMILIES for taken in (name, name.removesuffix("_total"))}  # used by healthd itself
+RESERVED_NAMES = {taken for name in FAMILIES for taken in (name, name.removesuffix("_total"))}  # used by healthd itself
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -92,8 +92,8 @@ def gpu_labels(gpu: Gpu) -> dict[str, str]:
 def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
     """Yield the metrics of conditions. Properties that may change while one is open are values, never labels."""
 
-    def rows(of: Callable[[Condition], float]) -> list[Row]:
-        return [(condition_labels(c), float(of(c))) for c in conditions]
+    def rows(value_of: Callable[[Condition], float]) -> list[Row]:
+        return [(condition_labels(c), float(value_of(c))) for c in conditions]
 
     yield "condition_severity", rows(lambda c: c.severity.value)
     yield "condition_open", rows(lambda c: c.state is not ConditionState.PENDING)
@@ -145,8 +145,8 @@ def _kernel_log(s: Snapshot) -> Iterator[Rows]:
 def _sources(s: Snapshot) -> Iterator[Rows]:
     """Yield the metrics of event sources: kernel_log, journal (fills gaps of the ring buffer), device_removals."""
 
-    def rows(of: Callable[[SourceStatus], float]) -> list[Row]:
-        return [({"source": source.source}, float(of(source))) for source in s.sources]
+    def rows(value_of: Callable[[SourceStatus], float]) -> list[Row]:
+        return [({"source": source.source}, float(value_of(source))) for source in s.sources]
 
     yield "source_up", rows(lambda source: source.up)
     yield "source_last_read_timestamp_seconds", [row for row in rows(lambda source: source.last_read) if row[1]]
@@ -164,7 +164,7 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
     yield "slurm_read_timestamp_seconds", _moment(slurm.read_at)
     yield "slurm_problem", [({}, bool(slurm.problem))]
     yield "slurm_drain_desired", [({}, bool(s.verdict.causes))]
-    if slurm.owner not in ("", Owner.NOBODY.value):
+    if slurm.owner not in ("", Owner.NONE.value):
         yield "slurm_drained_by", [({"owner": slurm.owner}, 1)]
         yield "slurm_drained_since_timestamp_seconds", _moment(s.drained_since)
         yield "slurm_drain_info", [({"owner": slurm.owner, "reason": slurm.node.reason if slurm.node else ""}, 1)]
@@ -177,11 +177,11 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
     if hold is None:
         return
     if hold.times:
-        of = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
-        yield "fleet_limit_drain_waiting", [(of, 1)]
-        yield "fleet_limit_nodes_drained", [(of, hold.drained)]
-        yield "fleet_limit_nodes", [(of, hold.nodes)]
-        yield "fleet_limit_nodes_allowed", [(of, hold.limit)]
+        labels = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
+        yield "fleet_limit_drain_waiting", [(labels, 1)]
+        yield "fleet_limit_nodes_drained", [(labels, hold.drained)]
+        yield "fleet_limit_nodes", [(labels, hold.nodes)]
+        yield "fleet_limit_nodes_allowed", [(labels, hold.limit)]
     yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
     yield "fleet_limit_next_try_timestamp_seconds", _moment(hold.until)
 
@@ -194,7 +194,7 @@ def _decision(s: Snapshot) -> Iterator[Rows]:
         "resume": isinstance(d, Resume),
         "leave": isinstance(d, Leave),
     }
-    yield "decision", [({"action": action}, holds) for action, holds in actions.items()]
+    yield "decision", [({"action": action}, is_current) for action, is_current in actions.items()]
     yield "decision_withheld", [({}, isinstance(d, Leave) and bool(d.would))]
     yield "commands_total", [({"command": command}, float(times)) for command, times in s.commands.items()]
     yield "paused", [({}, s.pause is not None)]
@@ -212,7 +212,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
     yield "stream_write_failures_total", [({}, s.stream.failures_total)]
     yield "stream_lines_dropped_total", [({}, s.stream.dropped_total)]
     yield "stream_journal_lost_total", [({}, s.stream.journal_lost_total)]
-    yield "inputs_dropped_total", [({"from": place}, count) for place, count in s.dropped.items()]
+    yield "inputs_dropped_total", [({"from": boundary}, count) for boundary, count in s.dropped.items()]
     yield "resource_shortages_total", [({"resource": name}, count) for name, count in s.shortages.items()]
 
 
@@ -221,10 +221,10 @@ def _processes(s: Snapshot) -> Iterator[Rows]:
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for name, pids in s.processes.items():
-        of = "daemon" if name == "daemon" else "children"
+        group = "daemon" if name == "daemon" else "children"
         for found in map(_process, pids):
             memory[name] = memory.get(name, 0.0) + found.resident_bytes
-            cpu[of] = cpu.get(of, 0.0) + found.cpu_seconds
+            cpu[group] = cpu.get(group, 0.0) + found.cpu_seconds
             if name == "daemon":
                 cpu["children"] = cpu.get("children", 0.0) + found.ended_children_seconds
     yield "process_resident_memory_bytes", [({"process": name}, size) for name, size in memory.items() if size]
@@ -258,10 +258,10 @@ def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
     refused: Counter[str] = Counter()
     kinds: dict[str, str] = {}  # of a gauge and a counter with one name, the first is exported
     for result in s.results:
-        refused[result.check] += result.left_out
+        refused[result.check] += result.dropped_observations
         for observation in result.observations:
             is_counter = observation.kind is ObservationKind.COUNTER
-            name, series = _place(observation.name, is_counter, observation.labels)
+            name, series = _metric_series(observation.name, is_counter, observation.labels)
             if (
                 name
                 and kinds.setdefault(name.removesuffix(TOTAL), name) == name
@@ -273,14 +273,16 @@ def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
                 refused[result.check] += 1
     metrics = []
     for name in sorted(rows, key=lambda name: name.removesuffix(TOTAL)):
-        of = f"Read by check {', '.join(sorted(checks[name]))}."
-        said = s.meanings.get(name)
-        metrics.append(Metric(PREFIX + name, _clean(f"{said} {of}" if said else of), rows[name]))
+        source_text = f"Read by check {', '.join(sorted(checks[name]))}."
+        meaning = s.meanings.get(name)
+        metrics.append(
+            Metric(PREFIX + name, _clean(f"{meaning} {source_text}" if meaning else source_text), rows[name])
+        )
     return metrics, sorted(refused.items())
 
 
-@functools.lru_cache(SERIES_KEPT)
-def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
+@functools.lru_cache(MAX_CACHED_SERIES)
+def _metric_series(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
     """Return the metric of an observation and its series; ("", ()) if it cannot be exported.
 
     A gauge must not look like a counter: in the OpenMetrics text the two would have the same name.
@@ -292,7 +294,7 @@ def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
         and (is_counter or family == name)
         and all(LABEL_NAME.fullmatch(label) and label not in RESERVED_LABELS for label in names)
         and len(set(names)) == len(names)
-        and TAKEN.isdisjoint({name, family})
+        and RESERVED_NAMES.isdisjoint({name, family})
     )
     return (f"{family}{TOTAL}" if is_counter else name, _series(labels)) if is_valid else ("", ())
 
@@ -314,11 +316,11 @@ def _moment(moment: float) -> list[Row]:
     return [({}, moment)] if moment else []
 
 
-def _clean(words: str) -> str:
+def _clean(raw_text: str) -> str:
     """Return text that the text format can carry: UTF-8 without NUL, at which Prometheus stops reading."""
-    if words.isascii() and "\0" not in words:
-        return words
-    return words.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    if raw_text.isascii() and "\0" not in raw_text:
+        return raw_text
+    return raw_text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 # --- the page and the file
@@ -326,14 +328,14 @@ def _clean(words: str) -> str:
 
 def render(snapshot: Snapshot) -> bytes:
     """Return the page in the Prometheus text format."""
-    return standing(snapshot, openmetrics=False) + passing(snapshot, openmetrics=False)
+    return render_stable(snapshot, openmetrics=False) + render_volatile(snapshot, openmetrics=False)
 
 
-def standing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
+def render_stable(snapshot: Snapshot, openmetrics: bool, cache: TextCache | None = None) -> bytes:
     """Return the first part of the page, which is the same until there is another snapshot. cache: as in `text`."""
-    return text(families(snapshot), openmetrics, kept).encode()
+    return text(families(snapshot), openmetrics, cache).encode()
 
 
-def passing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
+def render_volatile(snapshot: Snapshot, openmetrics: bool, cache: TextCache | None = None) -> bytes:
     """Return the second part of the page, which differs for each request. cache: as in `text`."""
-    return (text(processes(snapshot), openmetrics, kept) + (END if openmetrics else "")).encode()
+    return (text(processes(snapshot), openmetrics, cache) + (END if openmetrics else "")).encode()

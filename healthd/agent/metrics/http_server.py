@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from healthd.agent.metrics import families
-from healthd.agent.metrics.exposition import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
-from healthd.agent.reporting.status import Snapshot, health_of, limits_of
+from healthd.agent.metrics.exposition import OPENMETRICS, Deflated, TextCache, content_type, deflated, gzipped
+from healthd.agent.reporting.status import Snapshot, snapshot_health, snapshot_limits
 from healthd.common.guard import METRICS, drop
 from healthd.common.text import printable
 from healthd.host import shortage
@@ -40,8 +40,8 @@ log = logging.getLogger("healthd")
 CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; what Prometheus allows a scrape
 CLIENTS = 16  # at a time
 MAX_HEAD_BYTES = 16 << 10  # of the request line and the headers
-PAGE_SECONDS = 1.0  # how long a page is reused for all clients: rendering one delays the daemon
-MOST_CONDITIONS = 20  # on the landing page
+CACHE_SECONDS = 1.0  # how long a page is reused for all clients: rendering one delays the daemon
+MAX_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX of malloc.h: mallopt(3)
 TEXT = "text/plain; charset=utf-8"
@@ -83,10 +83,10 @@ class Pages:
     def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
         """Create the pages. Raises WebConfigError."""
         self._get_snapshot = get_snapshot
-        self._pages: dict[tuple[bool, bool], _MadePage] = {}
-        self._written: dict[bool, tuple[Written, Written]] = {False: ({}, {}), True: ({}, {})}  # for both parts
+        self._pages: dict[tuple[bool, bool], _CachedPage] = {}
+        self._written: dict[bool, tuple[TextCache, TextCache]] = {False: ({}, {}), True: ({}, {})}  # for both parts
         self._making = threading.Lock()
-        self._bad_accept_told = False
+        self._bad_accept_logged = False
         self.files: WebFiles | None = None
         if web_config:  # otherwise PyYAML is not needed
             from healthd.agent.metrics.certificates import WebFiles
@@ -96,51 +96,53 @@ class Pages:
     def answer(self, path: str, accept: str, zipped: bool) -> Answer:
         path = path.partition("?")[0]
         if path == "/metrics":
-            openmetrics = self._wants_openmetrics(accept)
+            openmetrics = self._accepts_openmetrics(accept)
             zip_header = (("Content-Encoding", "gzip"),) if zipped else ()
             return Answer(200, content_type(openmetrics), self._metrics(openmetrics, zipped), zip_header)
         if path == "/":
             snapshot = self._get_snapshot()
-            said = {
+            fields = {
                 "node": snapshot.node_name,
                 "version": snapshot.version,
                 "mode": snapshot.mode,
-                "health": health_of(snapshot).value,
+                "health": snapshot_health(snapshot).value,
             }
-            shown = snapshot.verdict.conditions[:MOST_CONDITIONS]
-            words = [*limits_of(snapshot), *(f"{c.severity.name.lower()}: {c.key}: {c.message}" for c in shown)]
-            rows = "".join(f"<li>{html.escape(line)}</li>" for line in words)
-            page = LANDING.format(**{name: html.escape(text) for name, text in said.items()}, conditions=rows)
+            shown = snapshot.verdict.conditions[:MAX_CONDITIONS]
+            lines = [*snapshot_limits(snapshot), *(f"{c.severity.name.lower()}: {c.key}: {c.message}" for c in shown)]
+            rows = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+            page = LANDING.format(**{name: html.escape(text) for name, text in fields.items()}, conditions=rows)
             return Answer(200, "text/html; charset=utf-8", page.encode("utf-8", "replace"))
         if path == "/-/healthy":
-            health = health_of(self._get_snapshot()).value
+            health = snapshot_health(self._get_snapshot()).value
             return Answer(200, TEXT, f"healthd is running. Health of the node: {health} (see /metrics).\n".encode())
         return Answer(404, TEXT, b"Not found. Pages: / and /metrics and /-/healthy.\n")
 
     def _metrics(self, openmetrics: bool, zipped: bool) -> bytes:
         with self._making:
-            snapshot, made = self._get_snapshot(), self._pages.get((openmetrics, zipped))
-            same = made is not None and made.snapshot is snapshot
-            if made is None or not same or time.monotonic() - made.at >= PAGE_SECONDS:
-                standing = made.standing if made and same else self._standing(snapshot, openmetrics, zipped)
-                rest = families.passing(snapshot, openmetrics, self._written[openmetrics][1])
-                body = gzipped(standing, rest) if isinstance(standing, Deflated) else standing + rest
-                made = _MadePage(snapshot, standing, body, time.monotonic())
-                self._pages[openmetrics, zipped] = made
-        return made.body
+            snapshot, page = self._get_snapshot(), self._pages.get((openmetrics, zipped))
+            is_same_snapshot = page is not None and page.snapshot is snapshot
+            if page is None or not is_same_snapshot or time.monotonic() - page.rendered_at >= CACHE_SECONDS:
+                stable = (
+                    page.stable if page and is_same_snapshot else self._render_stable(snapshot, openmetrics, zipped)
+                )
+                volatile = families.render_volatile(snapshot, openmetrics, self._written[openmetrics][1])
+                body = gzipped(stable, volatile) if isinstance(stable, Deflated) else stable + volatile
+                page = _CachedPage(snapshot, stable, body, time.monotonic())
+                self._pages[openmetrics, zipped] = page
+        return page.body
 
-    def _standing(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
-        text = families.standing(snapshot, openmetrics, self._written[openmetrics][0])
+    def _render_stable(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
+        text = families.render_stable(snapshot, openmetrics, self._written[openmetrics][0])
         return deflated(text) if zipped else text
 
-    def _wants_openmetrics(self, accept: str) -> bool:
+    def _accepts_openmetrics(self, accept: str) -> bool:
         try:
             return choose_encoder(accept)[1].startswith(OPENMETRICS)
         except Exception:  # the library does not validate it
-            if not self._bad_accept_told:
-                self._bad_accept_told = True
-                words = printable(accept[:80])
-                log.warning("metrics page: a client sent an invalid Accept header and received plain text: %s", words)
+            if not self._bad_accept_logged:
+                self._bad_accept_logged = True
+                header = printable(accept[:80])
+                log.warning("metrics page: a client sent an invalid Accept header and received plain text: %s", header)
             return False
 
 
@@ -149,7 +151,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
     Return the port and a function that stops the thread. Raises OSError with one sentence.
     """
-    one_heap_for_all_threads()
+    use_single_heap()
     try:
         server = _Server(address, pages)
     except (OSError, OverflowError) as error:
@@ -185,16 +187,16 @@ class _Client:
 
     stream: socket.socket
     since: float  # monotonic
-    asked: bool = False
+    has_requested: bool = False
 
 
-class _MadePage(NamedTuple):
+class _CachedPage(NamedTuple):
     """A rendered page. stable: the part that is the same until there is another snapshot."""
 
     snapshot: Snapshot
-    standing: bytes | Deflated
+    stable: bytes | Deflated
     body: bytes
-    at: float  # monotonic
+    rendered_at: float  # monotonic
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -235,7 +237,7 @@ class _Server(socketserver.ThreadingTCPServer):
                     self._spare.shed(self.socket)
                 finally:
                     self.socket.setblocking(True)
-                time.sleep(shortage.REST_SECONDS)
+                time.sleep(shortage.ACCEPT_PAUSE_SECONDS)
             raise
 
     def end_overdue(self) -> float | None:
@@ -244,7 +246,7 @@ class _Server(socketserver.ThreadingTCPServer):
         with self._lock:
             for client in self._clients.values():
                 if now - client.since >= CLIENT_SECONDS:
-                    _hang_up(client)
+                    _disconnect(client)
             ends = [client.since + CLIENT_SECONDS for client in self._clients.values()]
         return max(0.1, min(ends) - now) if ends else None
 
@@ -252,8 +254,11 @@ class _Server(socketserver.ThreadingTCPServer):
         assert isinstance(stream, socket.socket)
         with self._lock:
             if len(self._clients) >= CLIENTS:  # a scrape sends its request at once: the others go first
-                oldest = min(self._clients, key=lambda one: (self._clients[one].asked, self._clients[one].since))
-                _hang_up(self._clients.pop(oldest))
+                oldest = min(
+                    self._clients,
+                    key=lambda connection: (self._clients[connection].has_requested, self._clients[connection].since),
+                )
+                _disconnect(self._clients.pop(oldest))
             self._clients[stream] = _Client(stream, time.monotonic())
             # Disconnected clients need a moment to end: the new client waits for that instead of being rejected.
             return self._ended.wait_for(lambda: self._running < 2 * CLIENTS, CLIENT_SECONDS / 2)
@@ -282,21 +287,21 @@ class _Server(socketserver.ThreadingTCPServer):
             client = self._clients.pop(stream, None)
         super().shutdown_request(stream if client is None else client.stream)  # type: ignore[arg-type]
 
-    def speaks_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    def wrap_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """Return TLS around the stream, before the handshake. From now on the client is disconnected through it. Raises
         OSError."""
         with self._lock:
             if stream not in self._clients:
                 raise ConnectionAbortedError
-            around = context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
-            self._clients[stream].stream = around
-        return around
+            tls_stream = context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
+            self._clients[stream].stream = tls_stream
+        return tls_stream
 
-    def mark_asked(self, stream: object) -> None:
+    def mark_requested(self, stream: object) -> None:
         """Record that this client has sent a whole request: clients that have not are disconnected before it."""
         with self._lock:
             if stream in self._clients:
-                self._clients[stream].asked = True
+                self._clients[stream].has_requested = True
 
     def handle_error(self, _request: object, client: object) -> None:
         error = sys.exc_info()[1]
@@ -308,7 +313,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
     timeout = CLIENT_SECONDS
 
-    def log_message(self, _words: str, *_args: object) -> None:
+    def log_message(self, _format: str, *_args: object) -> None:
         """Do not log requests."""
 
     def version_string(self) -> str:
@@ -320,10 +325,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         stream, files = self.request, self.server.pages.files
         self.web = files.web() if files else None
         if self.web and self.web.context:
-            self.request = self.server.speaks_tls(stream, self.web.context)
+            self.request = self.server.wrap_tls(stream, self.web.context)
             self.request.settimeout(self.timeout)
             self.request.do_handshake()
-            _must_be_allowed(self.request, self.web)
+            _require_allowed_name(self.request, self.web)
         super().setup()
         head = bytearray()
         while b"\n\r\n" not in head and b"\n\n" not in head:
@@ -333,13 +338,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             head += chunk
             if len(head) > MAX_HEAD_BYTES:
                 raise ConnectionAbortedError
-        self.server.mark_asked(stream)
+        self.server.mark_requested(stream)
         self.rfile = io.BytesIO(head)
 
     def handle(self) -> None:
         self.raw_requestline = self.rfile.readline(MAX_HEAD_BYTES)
         if self.raw_requestline and self.parse_request():
-            self._say(self._answer())
+            self._send(self._answer())
 
     def _answer(self) -> Answer:
         if self.command not in METHODS:
@@ -347,7 +352,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         zipped = gzip_accepted(self.headers.get("Accept-Encoding", ""))
         return self.server.pages.answer(self.path, self.headers.get("Accept", ""), zipped)
 
-    def _say(self, answer: Answer) -> None:
+    def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         for name, value in answer.headers:
@@ -360,7 +365,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
 
-def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
+def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
     """Check client_allowed_sans: one name of the client's certificate must be listed. Raises ConnectionAbortedError."""
     tls = web.config.tls_server_config
     if tls and tls.client_allowed_sans:
@@ -369,13 +374,13 @@ def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
             raise ConnectionAbortedError
 
 
-def _hang_up(client: _Client) -> None:
+def _disconnect(client: _Client) -> None:
     with suppress(OSError):  # its thread has closed it already
         # The connection below TLS: its thread may be reading, and must receive an end of file, not lose its stream.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
 
 
-def one_heap_for_all_threads() -> None:
+def use_single_heap() -> None:
     """Make malloc use one heap. Call it before there is a second thread.
 
     glibc gives threads that run at the same time their own heaps, up to eight per core, and keeps them: 3 MiB after

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from healthd.agent.metrics.web_config import WebConfigError
 from healthd.agent.reporting import systemd
-from healthd.agent.reporting.status import Snapshot, decision_words, verdict_line
+from healthd.agent.reporting.status import Snapshot, decision_text, verdict_line
 from healthd.agent.settings.config import Settings, listen_addresses
 from healthd.common import ownership
 from healthd.common.atomic_files import overwrite_file, replace_file
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-FILES_SECONDS = 10.0  # how long the daemon waits once for certificates, which may be on a hung mount
+FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits once for certificates, which may be on a hung mount
 
 
 class _Served(NamedTuple):
     """Result of serving the metrics: problems of the addresses, and the problem of the web configuration."""
 
-    metrics_troubles: tuple[str, ...]
-    web_trouble: str
+    metrics_problems: tuple[str, ...]
+    web_problem: str
 
 
 class Publisher:
@@ -43,24 +43,24 @@ class Publisher:
     web_problem       the problem of the web configuration or its certificates; "" = none
     """
 
-    shown: Snapshot
+    snapshot: Snapshot
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.verdict_word = ""
-        self.verdict_trouble = ""
-        self.metrics_troubles: tuple[str, ...] = ()
-        self.web_trouble = ""
+        self.verdict_problem = ""
+        self.metrics_problems: tuple[str, ...] = ()
+        self.web_problem = ""
         self._pages: Pages | None = None
         self._stop_metrics: dict[tuple[str, int], Callable[[], None]] = {}  # by address
-        self._rests_on: object = None
+        self._inputs: object = None
         self._serving: threading.Thread | None = None
         self._served: _Served | Exception = _Served((), "")
 
-    def has_news(self, rests_on: object) -> bool:
+    def has_changed(self, inputs: object) -> bool:
         """Return True if an input of the published state has changed."""
-        before, self._rests_on = self._rests_on, rests_on
-        return rests_on != before
+        before, self._inputs = self._inputs, inputs
+        return inputs != before
 
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
         """Publish a snapshot. Return True if the verdict file was written.
@@ -70,14 +70,14 @@ class Publisher:
             drain  the prolog must keep jobs out
             until  when the verdict expires (epoch)
         """
-        self.shown = snapshot
+        self.snapshot = snapshot
         line = verdict_line(snapshot, drain, until)
         word = line.partition(" ")[0]
-        if word == self.verdict_word and not round_ended and not self.verdict_trouble:
+        if word == self.verdict_word and not round_ended and not self.verdict_problem:
             return False
         self.verdict_word = word
         self._write_verdict(line)
-        decision = decision_words(snapshot.decision, snapshot.slurm.owner)
+        decision = decision_text(snapshot.decision, snapshot.slurm.owner)
         systemd.status(f"{snapshot.verdict.health.value}; {decision}")
         return True
 
@@ -98,15 +98,15 @@ class Publisher:
                 overwrite_file(path, line)
         except OSError as error:
             problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not get new faults"
-            if self.verdict_trouble != problem:
+            if self.verdict_problem != problem:
                 log.error("%s", problem)
-            self.verdict_trouble = problem
+            self.verdict_problem = problem
             self._withdraw_verdict(path)
         else:
-            self.verdict_trouble = ""
+            self.verdict_problem = ""
 
     def _withdraw_verdict(self, path: str) -> None:
-        with suppress(OSError), ownership.beside(path) as (folder, name):
+        with suppress(OSError), ownership.open_parent(path) as (folder, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
                 keeps_jobs_out = os.read(descriptor, 6) == b"drain "
@@ -125,7 +125,7 @@ class Publisher:
         thread. No thread is started once all addresses are served and there is no web configuration to reload.
         """
         config = self.settings.metrics
-        if not self._waiting() and (self._pages is None or self._pages.files is None):
+        if not self._unserved_addresses() and (self._pages is None or self._pages.files is None):
             return
         import healthd.agent.metrics.http_server  # noqa: F401  not in the thread, where the import would look like a hung mount
 
@@ -137,24 +137,24 @@ class Publisher:
                 shortage.record(shortage.THREADS)
                 return  # the next round tries again
             self._serving = thread
-            self._serving.join(FILES_SECONDS)
+            self._serving.join(FILES_TIMEOUT_SECONDS)
         served: _Served | Exception
         if self._serving.is_alive():
             problem = f"metrics page: {config.web_config}: no answer; the file or a certificate may be on a hung mount"
-            served = _Served(self.metrics_troubles, problem)
+            served = _Served(self.metrics_problems, problem)
         else:
             served = self._served
         if isinstance(served, Exception):
             raise served
-        for sentence in (*served.metrics_troubles, served.web_trouble):
-            if sentence not in ("", *self.metrics_troubles, self.web_trouble):
+        for sentence in (*served.metrics_problems, served.web_problem):
+            if sentence not in ("", *self.metrics_problems, self.web_problem):
                 log.error("%s", sentence)
-        self.metrics_troubles, self.web_trouble = served
+        self.metrics_problems, self.web_problem = served
 
-    def _waiting(self) -> list[tuple[str, int]]:
+    def _unserved_addresses(self) -> list[tuple[str, int]]:
         """Return the configured addresses that are not served yet."""
-        wanted = listen_addresses(self.settings.metrics.listen, "metrics.listen")
-        return [address for address in wanted if address not in self._stop_metrics]
+        addresses = listen_addresses(self.settings.metrics.listen, "metrics.listen")
+        return [address for address in addresses if address not in self._stop_metrics]
 
     def _serve(self) -> None:
         try:
@@ -165,11 +165,11 @@ class Publisher:
     def _try_to_serve(self) -> _Served:
         from healthd.agent.metrics.http_server import Pages, serve
 
-        config, waiting = self.settings.metrics, self._waiting()
-        problems, web_trouble = [], ""
+        config, waiting = self.settings.metrics, self._unserved_addresses()
+        problems, web_problem = [], ""
         try:
             if self._pages is None:  # called from the threads of clients
-                self._pages = Pages(lambda: self.shown, config.web_config)
+                self._pages = Pages(lambda: self.snapshot, config.web_config)
             for address in waiting:
                 try:
                     port, self._stop_metrics[address] = serve(address, self._pages)
@@ -180,10 +180,10 @@ class Publisher:
                     host = f"[{address[0]}]" if ":" in address[0] else address[0]
                     log.info("metrics on http%s://%s:%d/metrics", "s" if is_tls else "", host, port)
             if self._pages.files and (problem := self._pages.files.problem()):
-                web_trouble = f"metrics page: {problem}"
+                web_problem = f"metrics page: {problem}"
         except WebConfigError as error:
-            web_trouble = f"no metrics page: {error}"
-        return _Served(tuple(problems), web_trouble)
+            web_problem = f"no metrics page: {error}"
+        return _Served(tuple(problems), web_problem)
 
     def close(self) -> None:
         for stop in list(self._stop_metrics.values()):

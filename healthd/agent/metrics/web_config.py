@@ -18,7 +18,7 @@ from healthd.common.codec import ConvertError, load
 from healthd.common.errors import HealthdError
 from healthd.common.values import Value
 
-MOST_BYTES = 256 << 10
+MAX_BYTES = 256 << 10
 VERSIONS = ("TLS12", "TLS13")
 VERIFIES = {"NoClientCert": "", "VerifyClientCertIfGiven": "optional", "RequireAndVerifyClientCert": "required"}
 # Go's names (crypto/tls CipherSuites()) -> OpenSSL's (openssl-ciphers(1)). Those of TLS 1.3 are always on, as in Go.
@@ -134,8 +134,8 @@ def _yaml(text: str) -> dict[str, Any]:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise WebConfigError(f"not YAML: {where}{error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        words = str(error).splitlines()
-        raise WebConfigError(f"not YAML: {words[0] if words else type(error).__name__}") from None
+        lines = str(error).splitlines()
+        raise WebConfigError(f"not YAML: {lines[0] if lines else type(error).__name__}") from None
     if found is None:
         raise WebConfigError("the file is empty: without TLS and headers metrics.web_config is not needed")
     if not isinstance(found, dict):

@@ -28,19 +28,23 @@ if TYPE_CHECKING:
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _Simple: Any = ctypes.c_int.__mro__[1]
-FIRST_ONLY = ("run", "stat", "readlink")  # the program or path is the question, not the deadline or the position
+FIRST_ARGUMENT_ONLY = (
+    "run",
+    "stat",
+    "readlink",
+)  # the program or path is the question, not the deadline or the position
 
 
 class RecordedSystem:
     """Replacement for a `Tree` that forwards to another one and records its answers."""
 
-    def __init__(self, recorder: Recorder, asked: Tree) -> None:
+    def __init__(self, recorder: Recorder, tree: Tree) -> None:
         self._recorder = recorder
-        self._asked = asked
+        self._tree = tree
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(self._asked, name)
-        return lambda *arguments: self._recorder.ask(question(name, arguments), lambda: function(*arguments))
+        function = getattr(self._tree, name)
+        return lambda *arguments: self._recorder.record(question_text(name, arguments), lambda: function(*arguments))
 
 
 class ReplayedSystem:
@@ -50,30 +54,30 @@ class ReplayedSystem:
         self._player = player
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments: self._player.answer(question(name, arguments))
+        return lambda *arguments: self._player.answer(question_text(name, arguments))
 
 
 def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
-    asked = cast(Tree, RecordedSystem(recorder, Tree(root.rstrip("/"))))
+    tree = cast(Tree, RecordedSystem(recorder, Tree(root.rstrip("/"))))
     return Host(
         root,
         partial(open_recorded, recorder, fake_nvml),
-        lambda: recorder.ask("now", time.time),
-        asked,
-        nvml_stands_in=bool(fake_nvml),
+        lambda: recorder.record("now", time.time),
+        tree,
+        is_nvml_substituted=bool(fake_nvml),
     )
 
 
 def replaying_host(recording: Recording, player: Player) -> Host:
-    system_of_then = cast(Tree, ReplayedSystem(player))
+    tree = cast(Tree, ReplayedSystem(player))
     now = cast("Callable[[], float]", lambda: player.answer("now"))
-    return Host(recording.root, partial(open_replayed, player), now, system_of_then, nvml_stands_in=recording.fake_nvml)
+    return Host(recording.root, partial(open_replayed, player), now, tree, is_nvml_substituted=recording.fake_nvml)
 
 
-def question(name: str, arguments: Sequence[Any]) -> str:
+def question_text(name: str, arguments: Sequence[Any]) -> str:
     """Return the text of a question: "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
-    asked = arguments[:1] if name in FIRST_ONLY else arguments
-    return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
+    relevant = arguments[:1] if name in FIRST_ARGUMENT_ONLY else arguments
+    return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in relevant)])
 
 
 def open_recorded(recorder: Recorder, fake_nvml: str) -> Nvml:
@@ -83,8 +87,8 @@ def open_recorded(recorder: Recorder, fake_nvml: str) -> Nvml:
         from healthd.nvidia.fake_nvml import library
     else:
         from healthd.nvidia.nvml_binding import pynvml
-    asked = library(fake_nvml) if fake_nvml else pynvml()
-    return Nvml.open(RecordedLibrary(recorder, asked))
+    nvml_library = library(fake_nvml) if fake_nvml else pynvml()
+    return Nvml.open(RecordedLibrary(recorder, nvml_library))
 
 
 def open_replayed(player: Player) -> Nvml:
@@ -96,15 +100,15 @@ def open_replayed(player: Player) -> Nvml:
 class ReplayedError(HealthdError):
     """An error like pynvml's: `value` is NVML's number."""
 
-    def __init__(self, number: int, words: str = "") -> None:
+    def __init__(self, number: int, message: str = "") -> None:
         self.value = number
-        self._words = words
+        self._message = message
 
     def __str__(self) -> str:
-        return self._words or _words_of(self.value)
+        return self._message or _nvml_message(self.value)
 
 
-def _words_of(number: int) -> str:
+def _nvml_message(number: int) -> str:
     import pynvml
 
     return str(pynvml.NVMLError(number))
@@ -113,8 +117,8 @@ def _words_of(number: int) -> str:
 class Handle:
     """Replacement for a handle of NVML: `call` is the call that returned it."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, call: str) -> None:
+        self.call = call
 
 
 class RecordedLibrary:
@@ -129,47 +133,47 @@ class RecordedLibrary:
         found = getattr(self._library, name, None)
         if found is None or isinstance(found, int | str):
             # The existence of a name in the binding, and the value of a constant, are answers too.
-            self._recorder.ask(f"pynvml {name}", lambda: found)
+            self._recorder.record(f"pynvml {name}", lambda: found)
             if found is None:
                 raise AttributeError(name)
             return found
-        return found if isinstance(found, type) or name == "nvmlShutdown" else self._recorded(name, found)
+        return found if isinstance(found, type) or name == "nvmlShutdown" else self._recorded_function(name, found)
 
-    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            words = call_words(name, arguments, self._words_of)
+            call_text = describe_call(name, arguments, self._handle_call)
             answer: Any = None
 
-            def ask() -> tuple[Any, list[Any]]:
+            def perform() -> tuple[Any, list[Any]]:
                 nonlocal answer
                 answer = function(*arguments)
                 return answer, [_referred(item) for item in arguments if isinstance(item, _Reference)]
 
-            self._recorder.ask(words, ask, lambda value: self._pack(value, words))
+            self._recorder.record(call_text, perform, lambda value: self._pack(value, call_text))
             return answer
 
         return call
 
-    def _words_of(self, handle: Any) -> str:
+    def _handle_call(self, handle: Any) -> str:
         return self._handles.get(id(handle), (None, f"<{type(handle).__name__}>"))[1]
 
-    def _pack(self, value: Any, words: str) -> Any:
-        def other(value: Any) -> Any:
-            return self._pack(value, words)
+    def _pack(self, value: Any, call_text: str) -> Any:
+        def pack_inner(value: Any) -> Any:
+            return self._pack(value, call_text)
 
         if isinstance(value, Exception):
             if not isinstance(value, self._library.NVMLError):
                 raise TypeError
             return {"nvml": [getattr(value, "value", 0), str(value)]}
         if isinstance(value, ctypes.Structure | ctypes.Union):
-            return {"struct": [type(value).__name__, fields_of(value)]}
+            return {"struct": [type(value).__name__, structure_fields(value)]}
         if isinstance(value, ctypes.Array):
-            return [pack(item, other) for item in value]
+            return [pack(item, pack_inner) for item in value]
         if isinstance(value, _Simple):
-            return pack(value.value, other)
+            return pack(value.value, pack_inner)
         if not isinstance(value, _Pointer) and hasattr(value, "__dict__"):  # pynvml's "friendly objects"
-            return {"object": {name: pack(item, other) for name, item in vars(value).items()}}
-        return {"handle": self._handles.setdefault(id(value), (value, words))[1]}
+            return {"object": {name: pack(item, pack_inner) for name, item in vars(value).items()}}
+        return {"handle": self._handles.setdefault(id(value), (value, call_text))[1]}
 
 
 class ReplayedLibrary:
@@ -179,7 +183,7 @@ class ReplayedLibrary:
 
     def __init__(self, player: Player) -> None:
         self._player = player
-        self._others: dict[str, Callable[[Any], Any]] = {
+        self._unpackers: dict[str, Callable[[Any], Any]] = {
             "nvml": lambda inner: ReplayedError(*inner),
             "struct": lambda inner: _structure(*inner),
             "object": self._object,
@@ -203,11 +207,13 @@ class ReplayedLibrary:
         return getattr(pynvml, name)
 
     def _object(self, inner: Any) -> SimpleNamespace:
-        return SimpleNamespace(**{name: unpack(item, self._others) for name, item in inner.items()})
+        return SimpleNamespace(**{name: unpack(item, self._unpackers) for name, item in inner.items()})
 
     def _replay(self, name: str, arguments: Sequence[Any]) -> Any:
-        words = call_words(name, arguments, lambda handle: getattr(handle, "words", f"<{type(handle).__name__}>"))
-        answer, filled = self._player.answer(words, self._others)
+        call_text = describe_call(
+            name, arguments, lambda handle: getattr(handle, "words", f"<{type(handle).__name__}>")
+        )
+        answer, filled = self._player.answer(call_text, self._unpackers)
         targets = [_referred(item) for item in arguments if isinstance(item, _Reference)]
         for target, source in zip(targets, filled, strict=True):
             _put(target, source)
@@ -219,8 +225,8 @@ def _put(target: Any, source: Any) -> None:
     if isinstance(target, _Simple):
         target.value = source
     elif isinstance(target, ctypes.Array):
-        for place, item in enumerate(source):
-            target[place] = item
+        for index, item in enumerate(source):
+            target[index] = item
     else:
         ctypes.pointer(target)[0] = source
 
@@ -239,29 +245,29 @@ def _referred(reference: Any) -> Any:
 # --- text of a call
 
 
-def call_words(name: str, arguments: Sequence[Any], words_of: Callable[[Any], str]) -> str:
-    return f"{name}({', '.join(_words(item, words_of) for item in arguments)})"
+def describe_call(name: str, arguments: Sequence[Any], describe_handle: Callable[[Any], str]) -> str:
+    return f"{name}({', '.join(_describe(item, describe_handle) for item in arguments)})"
 
 
-def _words(value: Any, words_of: Callable[[Any], str]) -> str:
+def _describe(value: Any, describe_handle: Callable[[Any], str]) -> str:
     """Return the text of an argument. A structure is its fields that are not zero: its version and the request."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_words(item, words_of) for item in value)}]"
+        return f"[{', '.join(_describe(item, describe_handle) for item in value)}]"
     if isinstance(value, _Reference):
-        return _words(_referred(value), words_of)
+        return _describe(_referred(value), describe_handle)
     if isinstance(value, _Simple):
         return repr(value.value)
     if isinstance(value, ctypes.Array):
-        return _words(list(value), words_of)
+        return _describe(list(value), describe_handle)
     if isinstance(value, ctypes.Structure):
-        given = [f"{name}={inner}" for name, inner in _members(value, words_of) if inner]
-        return f"{type(value).__name__}({', '.join(given)})"
-    return words_of(value)
+        fields = [f"{name}={inner}" for name, inner in _members(value, describe_handle) if inner]
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return describe_handle(value)
 
 
-def _members(structure: Any, words_of: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+def _members(structure: Any, describe_handle: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
     for name, _kind in _layout(type(structure)):
         value = _field(structure, name)
         plain = isinstance(value, int | float | bytes)
@@ -281,7 +287,7 @@ def _field(structure: Any, name: str) -> Any:
     return getattr(type(structure), name).__get__(structure)
 
 
-def fields_of(structure: Any) -> Any:
+def structure_fields(structure: Any) -> Any:
     """Return the fields of a structure by name, or the bytes of a union. Addresses are left out."""
     if isinstance(structure, ctypes.Union):
         return bytes(structure).hex()
@@ -294,7 +300,7 @@ def fields_of(structure: Any) -> Any:
 
 def _packed(value: Any) -> Any:
     if isinstance(value, ctypes.Structure | ctypes.Union):
-        return fields_of(value)
+        return structure_fields(value)
     return [_packed(item) for item in value] if isinstance(value, ctypes.Array) else pack(value)
 
 
@@ -321,14 +327,14 @@ def _fill(structure: Any, fields: Any) -> None:
     for name, value in fields.items():
         if name not in layout:
             raise ValueError(f"the installed nvidia-ml-py has no {type(structure).__name__}.{name}")
-        there = _field(structure, name)
-        if isinstance(there, ctypes.Structure | ctypes.Union):
-            _fill(there, value)
-        elif isinstance(there, ctypes.Array):
-            for place, item in enumerate(value):
-                if isinstance(there[place], ctypes.Structure | ctypes.Union):
-                    _fill(there[place], item)
+        current = _field(structure, name)
+        if isinstance(current, ctypes.Structure | ctypes.Union):
+            _fill(current, value)
+        elif isinstance(current, ctypes.Array):
+            for index, item in enumerate(value):
+                if isinstance(current[index], ctypes.Structure | ctypes.Union):
+                    _fill(current[index], item)
                 else:
-                    there[place] = unpack(item)
+                    current[index] = unpack(item)
         else:
             getattr(type(structure), name).__set__(structure, unpack(value))

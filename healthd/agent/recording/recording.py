@@ -48,7 +48,7 @@ class RecordingError(HealthdError):
     """A file is not a valid recording. The message is one sentence."""
 
 
-class Run(Value, frozen=True):
+class RecordedRun(Value, frozen=True):
     """One run of a check. `ended`: epoch; `silent_seconds`: as in results.make_result.
 
     answered    the worker answered, even if the check failed; only then a replay runs the check
@@ -98,12 +98,12 @@ class Recording(Value, frozen=True):
     root: str
     fake_nvml: bool
     checks: tuple[tuple[str, str, dict[str, Any]], ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     kernel_lines: tuple[KernelLine, ...] | None = None
     kernel_error: dict[str, Any] | None = None
     baseline: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
-    def run_of(self, name: RunName, turn: int = 0) -> Run | None:
+    def find_run(self, name: RunName, turn: int = 0) -> RecordedRun | None:
         """Return the run of this name with index `turn`; beyond the last run, the last one.
 
         A run that was repeated in the same round has all its questions in the first run.
@@ -115,7 +115,7 @@ class Recording(Value, frozen=True):
 # --- answers as JSON: plain data as it is, other values as a table whose only key is the type
 
 
-def pack(value: Any, other: Pack | None = None) -> Any:
+def pack(value: Any, pack_other: Pack | None = None) -> Any:
     """Return a value as JSON. `pack_other` packs other types. Raises TypeError."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -125,43 +125,43 @@ def pack(value: Any, other: Pack | None = None) -> Any:
     if kind is bytes:
         return {"bytes": value.decode("utf-8", "surrogateescape")}
     if kind is list:
-        return [pack(item, other) for item in value]
+        return [pack(item, pack_other) for item in value]
     if isinstance(value, tuple):
         name = kind.__name__ if hasattr(value, "_fields") else "tuple"
-        return {name: [pack(item, other) for item in value]}
+        return {name: [pack(item, pack_other) for item in value]}
     if kind is dict:
-        return {"dict": [[pack(key, other), pack(item, other)] for key, item in value.items()]}
+        return {"dict": [[pack(key, pack_other), pack(item, pack_other)] for key, item in value.items()]}
     if isinstance(value, OSError | ValueError) and getattr(builtins, kind.__name__, None) is kind:
         where = [value.filename] if isinstance(value, OSError) and value.filename is not None else []
-        return {"error": [kind.__name__, *(pack(item, other) for item in (*value.args, *where))]}
-    if other is None:
+        return {"error": [kind.__name__, *(pack(item, pack_other) for item in (*value.args, *where))]}
+    if pack_other is None:
         raise TypeError(f"a {kind.__name__} cannot be recorded")
-    return other(value)
+    return pack_other(value)
 
 
-def unpack(data: Any, others: Mapping[str, Pack] | None = None) -> Any:
+def unpack(data: Any, unpackers: Mapping[str, Pack] | None = None) -> Any:
     """Return the value that `pack` was given; an error is returned, not raised. Raises ValueError."""
     if isinstance(data, list):
-        return [unpack(item, others) for item in data]
+        return [unpack(item, unpackers) for item in data]
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
         raise ValueError("the recording has an answer that cannot be read")
     ((kind, inner),) = data.items()
     try:
-        if others and kind in others:
-            return others[kind](inner)
-        return _unpack_table(kind, inner, others)
+        if unpackers and kind in unpackers:
+            return unpackers[kind](inner)
+        return _unpack_table(kind, inner, unpackers)
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise ValueError(f'the recording has an answer "{kind[:40]}" that cannot be read: {error}') from None
 
 
-def _unpack_table(kind: str, inner: Any, others: Mapping[str, Pack] | None) -> Any:
+def _unpack_table(kind: str, inner: Any, unpackers: Mapping[str, Pack] | None) -> Any:
     if kind == "float":
         return float(inner)
     if kind == "bytes":
         return inner.encode("utf-8", "surrogateescape")
-    items = unpack(list(inner), others)
+    items = unpack(list(inner), unpackers)
     if kind == "tuple":
         return tuple(items)
     if kind == "dict":
@@ -193,35 +193,35 @@ class Recorder:
     def __init__(self, directory: str) -> None:
         path = os.path.join(directory, f"{time.time_ns():020d}.{os.getpid()}")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._room = MAX_BYTES
+        self._remaining_bytes = MAX_BYTES
 
     def begin(self, check: str, instance: str) -> None:
         """Assign the following questions to this run."""
         self._write({"check": check, "instance": instance})
 
-    def ask(self, words: str, ask: Callable[[], T], other: Pack | None = None) -> T:
+    def record(self, question: str, query: Callable[[], T], pack_other: Pack | None = None) -> T:
         """Record what `query` returns or raises, and do the same."""
-        self._write([words])
+        self._write([question])
         try:
-            answer = ask()
+            answer = query()
         except Exception as error:
-            self._note(words, error, other)
+            self._write_answer(question, error, pack_other)
             raise
-        self._note(words, answer, other)
+        self._write_answer(question, answer, pack_other)
         return answer
 
-    def _note(self, words: str, answer: Any, other: Pack | None) -> None:
+    def _write_answer(self, question: str, answer: Any, pack_other: Pack | None) -> None:
         try:
-            packed = pack(answer, other)
+            packed = pack(answer, pack_other)
         except TypeError:
-            packed = {"error": ["ValueError", f"the answer could not be recorded: {words}"]}
-        self._write([words, packed])
+            packed = {"error": ["ValueError", f"the answer could not be recorded: {question}"]}
+        self._write([question, packed])
 
     def _write(self, item: Any) -> None:
         line = json.dumps(item, separators=(",", ":")).encode() + b"\n"
-        if len(line) > self._room:
+        if len(line) > self._remaining_bytes:
             return  # the replay has no answer for this question
-        self._room -= len(line)
+        self._remaining_bytes -= len(line)
         try:
             os.write(self._file, line)
         except OSError as error:  # not OSError, which would be taken for the answer
@@ -231,7 +231,7 @@ class Recorder:
 class Notes(Value, frozen=True):
     """Questions and answers of one run. `unanswered`: the last question, if it has no answer."""
 
-    asked: dict[str, list[Any]]
+    answers: dict[str, list[Any]]
     unanswered: str = ""
 
 
@@ -239,11 +239,11 @@ def read_notes(directory: str) -> dict[RunName, Notes]:
     """Return the notes of one round. If a run was repeated in another worker, the later notes count."""
     runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
-        runs.update(_notes_of(os.path.join(directory, name)))
+        runs.update(_read_notes_file(os.path.join(directory, name)))
     return runs
 
 
-def _notes_of(path: str) -> dict[RunName, Notes]:
+def _read_notes_file(path: str) -> dict[RunName, Notes]:
     runs: dict[RunName, Notes] = {}
     name = RunName("")
     for item in _lines(path):
@@ -251,12 +251,12 @@ def _notes_of(path: str) -> dict[RunName, Notes]:
             name = RunName(item["check"], item["instance"])
             runs.setdefault(name, Notes({}))
         elif name in runs and len(item) == 1:
-            runs[name] = Notes(runs[name].asked, item[0])
+            runs[name] = Notes(runs[name].answers, item[0])
         elif name in runs:
-            runs[name].asked.setdefault(item[0], []).append(item[1])
-            runs[name] = Notes(runs[name].asked)
+            runs[name].answers.setdefault(item[0], []).append(item[1])
+            runs[name] = Notes(runs[name].answers)
     for notes in runs.values():
-        for answers in notes.asked.values():
+        for answers in notes.answers.values():
             while answers[1:] and answers[-1] == answers[-2]:
                 del answers[-1]
     return runs
@@ -284,26 +284,26 @@ class Player:
         self._runs = {
             run.name: run.asked for run in reversed(recording.runs)
         }  # the first run of a name has all answers
-        self._any = {words: answers[-1:] for run in recording.runs for words, answers in run.asked.items()}
+        self._any = {question: answers[-1:] for run in recording.runs for question, answers in run.asked.items()}
         self.begin("", "")
 
     def begin(self, check: str, instance: str) -> None:
-        self._asked = self._runs.get(RunName(check, instance), {})
+        self._answers = self._runs.get(RunName(check, instance), {})
         self._turns: Counter[str] = Counter()
 
-    def answer(self, words: str, others: Mapping[str, Pack] | None = None) -> Any:
+    def answer(self, question: str, unpackers: Mapping[str, Pack] | None = None) -> Any:
         """Return the answer. Raises the recorded error, or NotRecorded."""
-        answers = self._asked.get(words) or self._any.get(words)
+        answers = self._answers.get(question) or self._any.get(question)
         if not answers:
-            raise NotRecorded(f"not in the recording: {words}")
-        answer = unpack(answers[min(self._turns[words], len(answers) - 1)], others)
-        self._turns[words] += 1
+            raise NotRecorded(f"not in the recording: {question}")
+        answer = unpack(answers[min(self._turns[question], len(answers) - 1)], unpackers)
+        self._turns[question] += 1
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def has(self, words: str) -> bool:
-        return bool(self._asked.get(words) or self._any.get(words))
+    def has(self, question: str) -> bool:
+        return bool(self._answers.get(question) or self._any.get(question))
 
 
 # --- the file

@@ -8,16 +8,22 @@ from __future__ import annotations
 from healthd.common.duration import duration
 
 DRAINS = ("degraded", "critical")
-_CAUSES = {
+_ENDING_TEXTS = {
     "pass": "clean runs of the check",
     "gpu_reset": "a GPU reset or a reboot",
     "reboot": "a reboot",
     "operator": "healthd repaired CODE PART",
 }
-_USUAL = {"pass": "check", "gpu_reset": "gpu_reset", "reboot": "reboot", "operator": "repaired", "window": "nothing"}
+_DEFAULT_REMEDIES = {
+    "pass": "check",
+    "gpu_reset": "gpu_reset",
+    "reboot": "reboot",
+    "operator": "repaired",
+    "window": "nothing",
+}
 
 
-def ends(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaired: str = "") -> str:
+def ending_text(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaired: str = "") -> str:
     """Return the ending of a condition: "24 h without a repeat, or a reboot".
 
     Args:
@@ -26,16 +32,16 @@ def ends(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaire
             clear_after: number of clean runs of its check that clear it; 0 = unknown.
             repaired: the `healthd repaired` command for this condition; "" = the general form.
     """
-    cause = _CAUSES.get(clears, "")
+    cause = _ENDING_TEXTS.get(clears, "")
     if clears == "pass" and clear_after:
         cause = f"{clear_after} clean {'run' if clear_after == 1 else 'runs'} of the check"
     if clears == "operator" and repaired:
         cause = repaired
-    quiet = f"{duration(window_seconds)} without a repeat" if window_seconds else ""
-    return ", or ".join(filter(None, (quiet, cause))) or "time without a repeat"
+    quiet_text = f"{duration(window_seconds)} without a repeat" if window_seconds else ""
+    return ", or ".join(filter(None, (quiet_text, cause))) or "time without a repeat"
 
 
-def remedy_of(clears: str, severity: str, declared: str = "") -> str:
+def condition_remedy(clears: str, severity: str, declared: str = "") -> str:
     """Return the remedy of a condition (`model.Remedy`).
 
     The remedy that a code declares applies only while the condition drains and does not wait for an operator. A part
@@ -47,4 +53,4 @@ def remedy_of(clears: str, severity: str, declared: str = "") -> str:
         return declared
     if clears in ("gpu_reset", "reboot") and severity not in DRAINS:
         return "nothing"
-    return _USUAL[clears]
+    return _DEFAULT_REMEDIES[clears]

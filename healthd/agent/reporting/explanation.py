@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthd.agent.reporting import render
-from healthd.agent.reporting.endings import ends
-from healthd.agent.reporting.fault_course import Does, Step, course, findings_of
-from healthd.agent.reporting.next_steps import remedies
+from healthd.agent.reporting.endings import ending_text
+from healthd.agent.reporting.fault_timeline import Effect, Step, possible_findings, timeline
+from healthd.agent.reporting.next_steps import remedy_steps
 from healthd.agent.reporting.render import Document
-from healthd.agent.settings.config import CheckConfig, Loaded, Settings, only_observes_kernel_log
-from healthd.agent.settings.effective import place_of
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings, is_kernel_log_forgeable
+from healthd.agent.settings.effective import setting_path
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.policy import Policy
 from healthd.common.codec import dump
@@ -27,7 +27,7 @@ from healthd.common.page import Page, date
 from healthd.common.text import printable, regex
 
 RUNBOOKS = "docs/runbooks"
-RESUMES = "healthd removes its own drain after a clean run of every check that can drain."
+RESUME_SENTENCE = "healthd removes its own drain after a clean run of every check that can drain."
 
 
 _KERNEL_LOG = "kernel_log.source"
@@ -45,7 +45,7 @@ class Running(NamedTuple):
     paused_until: float
 
 
-class Here(NamedTuple):
+class NodeContext(NamedTuple):
     """The settings and the daemon of this node.
 
     loaded   None if the settings could not be read; the defaults apply
@@ -59,8 +59,8 @@ class Here(NamedTuple):
     def settings(self) -> Settings:
         return self.loaded.settings if self.loaded else Settings()
 
-    def origin(self, place: str) -> str:
-        return (self.loaded.origins if self.loaded else {}).get(place, "default")
+    def origin(self, setting: str) -> str:
+        return (self.loaded.origins if self.loaded else {}).get(setting, "default")
 
     @property
     def mode(self) -> tuple[Mode, str]:
@@ -82,8 +82,8 @@ class Here(NamedTuple):
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
         found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
-        mine = {name: each for name, each in found.items() if name.check == check.name}
-        return mine or {RunName(check.name): (check.config(), not check.per)}
+        check_runs = {name: run for name, run in found.items() if name.check == check.name}
+        return check_runs or {RunName(check.name): (check.config(), not check.per)}
 
 
 def anchor(code: str) -> str:
@@ -96,16 +96,22 @@ def runbook(check: Check, code: str) -> str:
     return "" if check.path else f"{RUNBOOKS}/{check.name}.md#{anchor(code)}"
 
 
-def of_code(
-    query: str, code: str, part: str, explain: Explain, check: Check | None, here: Here, line: Finding | None = None
+def code_document(
+    query: str,
+    code: str,
+    part: str,
+    explain: Explain,
+    check: Check | None,
+    context: NodeContext,
+    line: Finding | None = None,
 ) -> dict[str, Any]:
     """Return the document of a code.
 
     check  None for a name that occurs only in messages
     line   the finding of the kernel line that the user passed
     """
-    config = next((config for config, _ in _configs(check, part, here)), CheckConfig())
-    findings = findings_of(code, explain, config)
+    config = next((config for config, _ in _configs(check, part, context)), CheckConfig())
+    findings = possible_findings(code, explain, config)
     findings = [line, *findings[1:]] if line else findings
     worst = {
         "check": check.name if check else "",
@@ -115,7 +121,7 @@ def of_code(
         "clears": findings[0].clears.name.lower(),
         "remedy": explain.remedy.value if explain.remedy else "",
     }
-    steps = remedies(worst) if check and (line or not explain.line_decides) else ()
+    steps = remedy_steps(worst) if check and (line or not explain.line_decides) else ()
     return {
         "query": query,
         "what": "code",
@@ -129,86 +135,93 @@ def of_code(
         "clears": explain.clears.name.lower(),
         "meaning": explain.meaning,
         "matters": explain.matters,
-        "todo": _filled_in(explain.todo, code, part),
-        "ends": "\n".join(_ends_of(findings, code if check else "", part, config)),
+        "todo": _fill_in(explain.todo, code, part),
+        "ends": "\n".join(_ending_sentences(findings, code if check else "", part, config)),
         "steps": [{"when": when, "command": command} for when, command in steps],
-        "here": _here(code, part, explain, check, here, line) if check else [],
+        "here": _run_documents(code, part, explain, check, context, line) if check else [],
         "runbook": runbook(check, code) if check else "",
     }
 
 
-_PLACE = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,60}) )(?:PCI|PART)\b")
+_PLACEHOLDER = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,60}) )(?:PCI|PART)\b")
 
 
-def _filled_in(todo: str, code: str, part: str) -> str:
+def _fill_in(todo: str, code: str, part: str) -> str:
     """Return the text with this code and part in its commands, as far as they are known."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
-    return _PLACE.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
+    return _PLACEHOLDER.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 
 
-def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
+def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
     """Yield sentences about the ending of the worst finding of a code, then about milder findings with another ending.
 
     A sentence that ends with a command has no full stop, which would be pasted with the command. `code` is "" for a
     name that is not a condition: `healthd repaired` does not accept it.
     """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
-    first = ends_of(findings[0], config.clear_after, command)
-    yield _ended(f"Clears after {first}", command)
+    first = finding_ending(findings[0], config.clear_after, command)
+    yield _as_sentence(f"Clears after {first}", command)
     for finding in findings[1:]:
-        other = ends_of(finding, config.clear_after, command)
-        if other != first:
-            yield _ended(f"If it is {finding.severity.name.lower()}: after {other}", command)
+        ending = finding_ending(finding, config.clear_after, command)
+        if ending != first:
+            yield _as_sentence(f"If it is {finding.severity.name.lower()}: after {ending}", command)
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
         yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
     if code and findings[0].clears is not Clears.OPERATOR:
         yield f"To clear it now: {command}"
 
 
-def _ended(sentence: str, command: str) -> str:
+def _as_sentence(sentence: str, command: str) -> str:
     return sentence if sentence.endswith(command) else f"{sentence}."
 
 
-def ends_of(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
+def finding_ending(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
     """Return the ending of a finding, in the words of `healthd status`."""
-    return ends(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
+    return ending_text(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
-def _configs(check: Check | None, part: str, here: Here) -> list[tuple[CheckConfig, bool]]:
+def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple[CheckConfig, bool]]:
     """Return the settings of the instance that the part names, else of all instances."""
-    runs = here.runs(check) if check else {}
-    named = [each for name, each in runs.items() if part and name.instance == part]
+    runs = context.runs(check) if check else {}
+    named = [run for name, run in runs.items() if part and name.instance == part]
     return named or list(runs.values())
 
 
-def _here(
-    code: str, part: str, explain: Explain, check: Check, here: Here, line: Finding | None
+def _run_documents(
+    code: str, part: str, explain: Explain, check: Check, context: NodeContext, line: Finding | None
 ) -> list[dict[str, Any]]:
     """Return what healthd does on this node: one document for each group of instances that behave alike."""
     found: list[dict[str, Any]] = []
-    for config, enabled in _configs(check, part, here):
-        one = _of_run(code, explain, check, config, enabled, here, line)
-        same = next((other for other in found if {**other, "instances": []} == one), None)
+    for config, enabled in _configs(check, part, context):
+        document = _run_document(code, explain, check, config, enabled, context, line)
+        same = next((existing for existing in found if {**existing, "instances": []} == document), None)
         if same is None:
-            found.append(same := one)
+            found.append(same := document)
         same["instances"] += [config.name] if config.name else []
     return found
 
 
-def _of_run(
-    code: str, explain: Explain, check: Check, config: CheckConfig, enabled: bool, here: Here, line: Finding | None
+def _run_document(
+    code: str,
+    explain: Explain,
+    check: Check,
+    config: CheckConfig,
+    enabled: bool,
+    context: NodeContext,
+    line: Finding | None,
 ) -> dict[str, Any]:
-    heard = check.listens and (line is not None or not check.runs)
-    observed = check.listens and here.loaded is not None and only_observes_kernel_log(here.loaded)
-    findings = findings_of(code, explain, config)
+    from_kernel_log = check.reads_kernel_log and (line is not None or not check.has_run)
+    observed = check.reads_kernel_log and context.loaded is not None and is_kernel_log_forgeable(context.loaded)
+    findings = possible_findings(code, explain, config)
     if line is not None:
         findings = [line, *(f for f in findings if f.severity is not line.severity)]
-    courses = [
-        (finding, course(finding, config, here.policy(), heard, observed=heard and observed)) for finding in findings
+    timelines = [
+        (finding, timeline(finding, config, context.policy(), from_kernel_log, observed=from_kernel_log and observed))
+        for finding in findings
     ]
     expected = getattr(config, explain.expects) if explain.expects and hasattr(config, explain.expects) else True
-    steps = [step for _, each in courses for step in each]
-    disabled_by = _disabled_by(explain, check, config, heard, here)
+    steps = [step for _, timeline_steps in timelines for step in timeline_steps]
+    disabled_by = _disabled_by(explain, check, config, from_kernel_log, context)
     return {
         "instances": [],
         "set_up": not check.per or bool(config.name),
@@ -216,25 +229,29 @@ def _of_run(
         "required_setting": explain.expects if not expected else "",
         "disabled_by": disabled_by,
         "timelines": [
-            {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in each]}
-            for finding, each in courses
+            {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in timeline_steps]}
+            for finding, timeline_steps in timelines
         ],
         "shared": explain.shared if line is None else line.shared_cause,
         "at_once": explain.at_once,
-        "observed": heard and observed,
-        "paused_until": here.running.paused_until if here.running else 0.0,
+        "observed": from_kernel_log and observed,
+        "paused_until": context.running.paused_until if context.running else 0.0,
         "settings": list(
-            _deciders(code, explain, check, config, enabled, here, steps, heard and observed, disabled_by)
+            _deciding_settings(
+                code, explain, check, config, enabled, context, steps, from_kernel_log and observed, disabled_by
+            )
         ),
     }
 
 
-def _disabled_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
+def _disabled_by(
+    explain: Explain, check: Check, config: CheckConfig, from_kernel_log: bool, context: NodeContext
+) -> str:
     """Return the setting that disables the detection of this code, "" if it is enabled."""
-    if heard and here.settings.kernel_log.source == "off":
+    if from_kernel_log and context.settings.kernel_log.source == "off":
         return _KERNEL_LOG
     if explain.needs and not getattr(config, explain.needs, True):
-        return place_of(check.name, config.name, explain.needs)
+        return setting_path(check.name, config.name, explain.needs)
     return ""
 
 
@@ -242,57 +259,65 @@ def _step(step: Step) -> dict[str, Any]:
     return {
         "after_seconds": step.after_seconds,
         "severity": step.severity.name.lower(),
-        "does": step.does.value,
-        "would": step.would.value,
+        "does": step.effect.value,
+        "would": step.effect_in_act.value,
     }
 
 
-def _deciders(
+def _deciding_settings(
     code: str,
     explain: Explain,
     check: Check,
     config: CheckConfig,
     enabled: bool,
-    here: Here,
+    context: NodeContext,
     steps: Sequence[Step],
     observed: bool,
     disabled_by: str,
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings that decide, with their values and origins."""
 
-    def row(place: str, value: object) -> dict[str, Any]:
-        return {"setting": place, "value": dump(value), "from": here.origin(place)}
+    def row(path: str, value: object) -> dict[str, Any]:
+        return {"setting": path, "value": dump(value), "from": context.origin(path)}
 
-    def place(setting: str) -> str:
+    def full_name(setting: str) -> str:
         """Return the path of a setting: in the table of the instance if it is set there, else in the check's table."""
-        own = place_of(check.name, config.name, setting)
-        return own if here.loaded and own in here.loaded.origins else place_of(check.name, "", setting)
+        instance_path = setting_path(check.name, config.name, setting)
+        return (
+            instance_path
+            if context.loaded and instance_path in context.loaded.origins
+            else setting_path(check.name, "", setting)
+        )
 
-    def own(setting: str) -> dict[str, Any]:
-        return row(place(setting), getattr(config, setting))
+    def config_row(setting: str) -> dict[str, Any]:
+        return row(full_name(setting), getattr(config, setting))
 
-    settings = here.settings
-    drains = {Does.DRAINS, Does.REQUEUES} & {step.would for step in steps}
+    settings = context.settings
+    drains = {Effect.DRAINS, Effect.REQUEUES} & {step.effect_in_act for step in steps}
     if not enabled and (config.name or not check.per):
-        yield own("enabled")
+        yield config_row("enabled")
     if drains:
-        mode, origin = here.mode
+        mode, origin = context.mode
         yield {"setting": "mode", "value": mode.value, "from": origin}
     worsens = explain.worsens.setting if explain.worsens else ""
     for setting in dict.fromkeys((explain.needs, explain.chosen_by, explain.expects, explain.confirm, worsens)):
         if setting and hasattr(config, setting) and not isinstance(getattr(config, setting), dict | tuple | list):
-            yield own(setting)
+            yield config_row(setting)
     if not config.enforce:
-        yield own("enforce")
+        yield config_row("enforce")
     if code in config.severity:
-        yield {**own("severity"), "setting": f'{place("severity")}."{code}"', "value": dump(config.severity[code])}
+        yield {
+            **config_row("severity"),
+            "setting": f'{full_name("severity")}."{code}"',
+            "value": dump(config.severity[code]),
+        }
     if explain.expects in config.guessed or "name" in config.guessed:
-        yield row("profile", here.loaded.profile if here.loaded else "")
+        yield row("profile", context.loaded.profile if context.loaded else "")
     if observed or disabled_by == _KERNEL_LOG:
         yield row(_KERNEL_LOG, settings.kernel_log.source)
     if observed:
         yield row("kernel_log.trust_file", settings.kernel_log.trust_file)
-    if Does.REQUEUES in drains and here.mode[0] is not Mode.DRAIN:
+    if Effect.REQUEUES in drains and context.mode[0] is not Mode.DRAIN:
         yield row("slurm.requeue", settings.slurm.requeue)
     if drains:
         names = ("limit_percent", "limit_min_nodes")
@@ -303,71 +328,71 @@ def _deciders(
 
 # --- as text
 
-_DOES = {
-    Does.WAITS: "it is pending: healthd status shows it, and nothing else happens",
-    Does.RECORDS: "it is recorded; the node stays in service",
-    Does.WARNS: "it is a warning in status, metrics and log, and changes nothing in Slurm",
-    Does.DRAINS: "healthd drains the node: running jobs finish, new jobs do not start",
-    Does.REQUEUES: "healthd drains the node and requeues {victims}",
+_EFFECT_TEXTS = {
+    Effect.WAITS: "it is pending: healthd status shows it, and nothing else happens",
+    Effect.RECORDS: "it is recorded; the node stays in service",
+    Effect.WARNS: "it is a warning in status, metrics and log, and changes nothing in Slurm",
+    Effect.DRAINS: "healthd drains the node: running jobs finish, new jobs do not start",
+    Effect.REQUEUES: "healthd drains the node and requeues {victims}",
 }
 _VICTIMS = {
     Requeue.PART.value: "the batch jobs that use the part",
     Requeue.NODE.value: "all batch jobs on the node",
 }
-_WOULD = {
-    Does.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, new jobs do not start',
-    Does.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" also requeue {victims}',
+_WOULD_TEXTS = {
+    Effect.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, new jobs do not start',
+    Effect.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" also requeue {victims}',
 }
 
 
-def does_words(step: Document, victims: str) -> str:
+def step_text(step: Document, victims: str) -> str:
     """Return the text of one step: "it drains the node: ..."."""
-    does, would = Does(step["does"]), Does(step["would"])
-    if does is would:
-        return _DOES[does].format(victims=victims)
-    if does is Does.DRAINS:
-        return f'{_DOES[does]}. In mode "act" it would also requeue {victims}'
-    return _WOULD[would].format(victims=victims)
+    effect, effect_in_act = Effect(step["does"]), Effect(step["would"])
+    if effect is effect_in_act:
+        return _EFFECT_TEXTS[effect].format(victims=victims)
+    if effect is Effect.DRAINS:
+        return f'{_EFFECT_TEXTS[effect]}. In mode "act" it would also requeue {victims}'
+    return _WOULD_TEXTS[effect_in_act].format(victims=victims)
 
 
 def sentences(run: Document) -> Iterator[str]:
     """Yield sentences about what healthd does with one code in one run of its check."""
-    of = {row["setting"]: row["value"] for row in run["settings"]}
-    victims = _VICTIMS[of.get("slurm.requeue", Requeue.PART.value)]
-    for number, each in enumerate(run["timelines"]):
-        steps = each["steps"]
-        told = [f"{_when(steps, place, run)} {does_words(step, victims)}" for place, step in enumerate(steps)]
+    values = {row["setting"]: row["value"] for row in run["settings"]}
+    victims = _VICTIMS[values.get("slurm.requeue", Requeue.PART.value)]
+    for number, entry in enumerate(run["timelines"]):
+        steps = entry["steps"]
+        step_texts = [f"{_when(steps, index, run)} {step_text(step, victims)}" for index, step in enumerate(steps)]
         if not number:
-            yield from (f"{words[:1].upper()}{words[1:]}." for words in told)
-        elif each["steps"] != run["timelines"][0]["steps"]:
-            yield f"If it is {each['severity']}: {'; '.join(told)}."
+            yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in step_texts)
+        elif entry["steps"] != run["timelines"][0]["steps"]:
+            yield f"If it is {entry['severity']}: {'; '.join(step_texts)}."
     if run["observed"]:
         yield (
             "The kernel log is read from a file in which users can forge lines. Its lines are displayed, and never "
             "drain or requeue."
         )
-    reasons = [f"{row['setting']} = {_written(row['value'])} ({row['from']})" for row in run["settings"]]
-    if capped := [words for words in reasons if words.partition(" ")[0].endswith(".enforce")]:
+    reasons = [f"{row['setting']} = {_format_value(row['value'])} ({row['from']})" for row in run["settings"]]
+    if capped := [sentence for sentence in reasons if sentence.partition(" ")[0].endswith(".enforce")]:
         yield f"It never drains: {capped[0]}."
-    elif "profile" in of:
+    elif "profile" in values:
         yield "It never drains: the expected value is a guess from the profile of this machine type."
     if _drains(run, "would"):
-        yield from _limits(run, of)
+        yield from _limits(run, values)
 
 
-def _when(steps: Sequence[Document], place: int, run: Document) -> str:
-    after = steps[place]["after_seconds"]
-    if after:
-        return f"after {duration(after)}{' (at once if the evidence is conclusive)' if run['at_once'] else ''}"
+def _when(steps: Sequence[Document], index: int, run: Document) -> str:
+    seconds = steps[index]["after_seconds"]
+    if seconds:
+        return f"after {duration(seconds)}{' (at once if the evidence is conclusive)' if run['at_once'] else ''}"
     return "at first" if len(steps) > 1 else "at once"
 
 
-def _drains(run: Document, word: str) -> bool:
-    return any(step[word] in ("drains", "requeues") for each in run["timelines"] for step in each["steps"])
+def _drains(run: Document, key: str) -> bool:
+    return any(step[key] in ("drains", "requeues") for entry in run["timelines"] for step in entry["steps"])
 
 
-def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
-    if of.get("mode") == Mode.OBSERVE.value:
+def _limits(run: Document, values: Mapping[str, Any]) -> Iterator[str]:
+    if values.get("mode") == Mode.OBSERVE.value:
         origin = next(row["from"] for row in run["settings"] if row["setting"] == "mode")
         if origin == MODE_UNKNOWN:
             yield "The mode is unknown (no settings, no running daemon). In mode observe, nothing changes in Slurm."
@@ -380,23 +405,23 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
             "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"
         )
         yield (
-            f"{cause} a drain first waits for a random time. Fleet limit: healthd keeps at most {_share(of, 'limit')} "
+            f"{cause} a drain first waits for a random time. Fleet limit: healthd keeps at most {_share(values, 'limit')} "
             "drained for shared faults. Above the limit, this drain waits."
         )
     if not run["shared"]:
         yield (
-            f"Fleet limit: healthd keeps at most {_share(of, 'own_hardware_limit')} drained for faults of the node's "
+            f"Fleet limit: healthd keeps at most {_share(values, 'own_hardware_limit')} drained for faults of the node's "
             "own hardware. Above the limit, this drain waits."
         )
 
 
-def _share(of: Mapping[str, Any], name: str) -> str:
-    least = of[f"fleet.{name}_min_nodes"]
-    nodes = f"{least} {'node' if least == 1 else 'nodes'}"
-    return f"{of[f'fleet.{name}_percent']:g} % of a partition (at least {nodes})"
+def _share(values: Mapping[str, Any], name: str) -> str:
+    min_nodes = values[f"fleet.{name}_min_nodes"]
+    nodes = f"{min_nodes} {'node' if min_nodes == 1 else 'nodes'}"
+    return f"{values[f'fleet.{name}_percent']:g} % of a partition (at least {nodes})"
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -407,7 +432,7 @@ def _written(value: object) -> str:
 def text(document: Document, page: Page) -> str:
     """Return the text of the document."""
     narrow = Page(min(page.width, 100), page.colour)
-    return "\n".join(_TEXTS[document["what"]](document, narrow)) + "\n"
+    return "\n".join(_RENDERERS[document["what"]](document, narrow)) + "\n"
 
 
 def _code_text(d: Document, page: Page) -> Iterator[str]:
@@ -429,7 +454,7 @@ def _code_text(d: Document, page: Page) -> Iterator[str]:
     for run in d["here"]:
         yield from _run_text(run, d["check"], page)
     drains = any(_drains(run, "does") for run in d["here"])
-    yield from _section("When it clears", "\n".join([d["ends"], *([RESUMES] if drains else [])]), page)
+    yield from _section("When it clears", "\n".join([d["ends"], *([RESUME_SENTENCE] if drains else [])]), page)
     yield from _section("What to do", d["todo"], page)
     for step in d["steps"]:
         yield from (*page.wrap(f"{step['when']}:", "  "), f"    {printable(step['command'])}")
@@ -456,14 +481,14 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
         yield from page.item(f"- {sentence}", "  ")
     if run["settings"]:
         yield ""
-        rows = [(row["setting"], _written(row["value"]), row["from"]) for row in run["settings"]]
+        rows = [(row["setting"], _format_value(row["value"]), row["from"]) for row in run["settings"]]
         yield from (f"  {line}" for line in page.table(("setting", "value", "from"), rows))
 
 
-def _section(title: str, words: str, page: Page) -> Iterator[str]:
+def _section(title: str, body: str, page: Page) -> Iterator[str]:
     yield ""
     yield page.heading(title)
-    for paragraph in words.split("\n") if words else ():
+    for paragraph in body.split("\n") if body else ():
         yield from page.item(paragraph, "  ") if paragraph.startswith("- ") else page.wrap(paragraph, "  ")
 
 
@@ -479,7 +504,7 @@ def _first_sentence(text: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def of_check(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
+def check_document(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
     """Return the document of a check. codes: rows of `healthd list --codes --json`."""
     return {
         "query": query,
@@ -498,7 +523,7 @@ def _check_text(d: Document, page: Page) -> Iterator[str]:
     yield render.codes(map(code_row, d["codes"]), page).rstrip("\n")
 
 
-def of_kernel_line(query: str, message: str) -> dict[str, Any]:
+def kernel_line_document(query: str, message: str) -> dict[str, Any]:
     """Return the document of a kernel line that is not a fault."""
     return {"query": query, "what": "kernel_line", "message": message}
 
@@ -507,32 +532,32 @@ def _line_text(d: Document, page: Page) -> Iterator[str]:
     yield from page.wrap(d["message"])
 
 
-def of_foreign_reason(query: str, origin: str, meaning: str, todo: str) -> dict[str, Any]:
+def foreign_reason_document(query: str, origin: str, meaning: str, todo: str) -> dict[str, Any]:
     return {"query": query, "what": "foreign_reason", "origin": origin, "meaning": meaning, "todo": todo}
 
 
-def _others_text(d: Document, page: Page) -> Iterator[str]:
+def _foreign_reason_text(d: Document, page: Page) -> Iterator[str]:
     yield from page.wrap(d["query"])
     yield from _section("Origin", f"{d['origin'][:1].upper()}{d['origin'][1:]}.", page)
     yield from _section("Meaning", d["meaning"], page)
     yield from _section("What to do", d["todo"], page)
 
 
-def of_several(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
+def ambiguous_document(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
     """Return the document of a query that matches several codes. codes: as in `of_check`."""
     return {"query": query, "what": "ambiguous", "why": why, "codes": list(codes)}
 
 
-def _several_text(d: Document, page: Page) -> Iterator[str]:
+def _ambiguous_text(d: Document, page: Page) -> Iterator[str]:
     yield from page.wrap(d["why"])
     yield ""
     yield render.codes(map(code_row, d["codes"]), page).rstrip("\n")
 
 
-_TEXTS = {
+_RENDERERS = {
     "code": _code_text,
     "check": _check_text,
-    "foreign_reason": _others_text,
-    "ambiguous": _several_text,
+    "foreign_reason": _foreign_reason_text,
+    "ambiguous": _ambiguous_text,
     "kernel_line": _line_text,
 }

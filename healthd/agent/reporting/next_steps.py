@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from healthd.agent.reporting.endings import DRAINS, remedy_of
+from healthd.agent.reporting.endings import DRAINS, condition_remedy
 from healthd.common.text import printable, regex
 
 Document = Mapping[str, Any]
@@ -22,7 +22,9 @@ PART = regex(r"[0-9a-f]{4,8}:[0-9a-f:.]+|/[A-Za-z0-9_./-]*|[a-z0-9_][a-z0-9_-]*\
 Step: TypeAlias = "tuple[str, str]"  # label, command
 
 
-def next_steps(c: Document, others: Sequence[Document], slurm: Sequence[str], flags: str = "") -> Iterator[Step]:
+def next_steps(
+    c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
+) -> Iterator[Step]:
     """Yield (label, command) for an open condition, the next command first.
 
     others  all open conditions, to find out whether the code alone identifies this one
@@ -33,7 +35,7 @@ def next_steps(c: Document, others: Sequence[Document], slurm: Sequence[str], fl
     if c["state"] == "pending" or c["history"] or c.get("observed"):
         return
     idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
-    yield from remedies(c, others, "now that" if idle else "once", flags)
+    yield from remedy_steps(c, open_conditions, "now that" if idle else "once", flags)
 
 
 def _explain(c: Document) -> str:
@@ -41,9 +43,11 @@ def _explain(c: Document) -> str:
     return f"healthd explain {_quoted(c['code'])}{part}"
 
 
-def remedies(c: Document, others: Sequence[Document] = (), when: str = "once", flags: str = "") -> Iterator[Step]:
+def remedy_steps(
+    c: Document, open_conditions: Sequence[Document] = (), when: str = "once", flags: str = ""
+) -> Iterator[Step]:
     """Yield the commands of a condition's remedy. `when` is "once" or "now that" (no job runs on the node)."""
-    remedy = remedy_of(c["clears"], c["severity"], c.get("remedy", ""))
+    remedy = condition_remedy(c["clears"], c["severity"], c.get("remedy", ""))
     idle = f"{when} no job runs here"
     # Repairs need the power off, which destroys evidence. Below degraded the node stays in service.
     if remedy in ("gpu_reset", "reboot", "power_cycle") or (remedy == "repaired" and c["severity"] in DRAINS):
@@ -57,7 +61,7 @@ def remedies(c: Document, others: Sequence[Document] = (), when: str = "once", f
     elif remedy == "power_cycle":
         yield f"{idle} (power on again at the BMC)", "systemctl poweroff"
     elif remedy == "repaired":
-        yield "after the repair", repaired(c, others, flags)
+        yield "after the repair", repaired_command(c, open_conditions, flags)
 
 
 def _gpu_reset(subject: str) -> str:
@@ -66,10 +70,10 @@ def _gpu_reset(subject: str) -> str:
     return f"nvidia-smi --gpu-reset{part}"
 
 
-def repaired(c: Document, others: Sequence[Document] = (), flags: str = "") -> str:
+def repaired_command(c: Document, open_conditions: Sequence[Document] = (), flags: str = "") -> str:
     """Return the `healthd repaired CODE PART` command that clears only this condition."""
-    several = sum(other["code"] == c["code"] for other in others) > 1
-    part = [_quoted(c["subject"])] if c["subject"] or several else []
+    has_several = sum(condition["code"] == c["code"] for condition in open_conditions) > 1
+    part = [_quoted(c["subject"])] if c["subject"] or has_several else []
     end_of_flags = ["--"] if c["subject"].startswith("-") else []
     return " ".join(["healthd repaired", *([flags] if flags else []), *end_of_flags, _quoted(c["code"]), *part])
 

@@ -9,44 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthd.agent.reporting.endings import ends
-from healthd.agent.reporting.next_steps import next_steps, repaired
+from healthd.agent.reporting.endings import ending_text
+from healthd.agent.reporting.next_steps import next_steps, repaired_command
 from healthd.common.duration import duration as duration  # re-exported for the other commands
-from healthd.common.page import SEVERITIES, Page, ago, ahead, date, plain
+from healthd.common.page import SEVERITIES, Page, ago, date, plain, time_ahead
 from healthd.common.text import printable, regex
 
 Document = Mapping[str, Any]
 
-FEW = 8  # up to this many checks without findings have a row each; more share one paragraph
-MOST_SHOWN = 20  # conditions printed in full; those that drain are always printed
+MAX_ROWS = 8  # up to this many checks without findings have a row each; more share one paragraph
+MAX_SHOWN = 20  # conditions printed in full; those that drain are always printed
 
 # --- healthd check
 
 
 def check(document: Document, page: Page, replayed: bool = False) -> str:
     """Return a row for each run with its worst finding, then the findings, then the checks without a result."""
-    then = f", recorded on {date(document['time'])}" if replayed else ""
-    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}"]
-    listening = document.get("from_daemon", {}).get("checks", ())
-    looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
-    shown, quiet = _told_apart(looked)
-    lines += [""] if looked else []
-    rows = [(_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r)) for r in shown]
+    recorded_text = f", recorded on {date(document['time'])}" if replayed else ""
+    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{recorded_text}"]
+    daemon_checks = document.get("from_daemon", {}).get("checks", ())
+    results = [r for r in document["results"] if r["check"] not in daemon_checks or r["findings"]]
+    shown, quiet = _split_quiet(results)
+    lines += [""] if results else []
+    rows = [(_run_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r)) for r in shown]
     lines += page.table(("check", "outcome", "took", "finding", ""), rows) if rows else []
     lines += [""] if rows and quiet else []
-    listens = document["without_result"].get("kernel_log_only", ())
-    of_log = [r for r in quiet if r["check"] in listens]
-    lines += _quiet([r for r in quiet if r not in of_log], "", page)
-    if of_log:
-        names = ", ".join(sorted(map(_name, of_log)))
-        lines += page.wrap(f"{_counted(len(of_log), 'check')} found no fault in the kernel log of this boot: {names}")
+    log_only_checks = document["without_result"].get("kernel_log_only", ())
+    log_results = [r for r in quiet if r["check"] in log_only_checks]
+    lines += _quiet([r for r in quiet if r not in log_results], "", page)
+    if log_results:
+        names = ", ".join(sorted(map(_run_name, log_results)))
+        lines += page.wrap(
+            f"{_counted(len(log_results), 'check')} found no fault in the kernel log of this boot: {names}"
+        )
     lines += _without_result(document, page)
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
         lines += ["", page.heading("Found")]
         for c in document["conditions"]:
             lines += _finding(c, page)
-            lines += page.wrap(f"clears after: {_ends(c)}", "    ")
+            lines += page.wrap(f"clears after: {_ending(c)}", "    ")
             seconds = confirms.get((c["code"], c["subject"]), 0.0)
             if seconds:
                 lines += page.wrap(f"the daemon opens a condition once it has lasted {duration(seconds)}", "    ")
@@ -59,26 +61,26 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     if document["limits"]:
         lines += ["", page.heading("Problems of healthd")]
         lines += [line for sentence in document["limits"] for line in page.wrap(sentence, "  ")]
-    lines += _heard(document, page)
-    lines += _not_known(document, page)
+    lines += _daemon_findings(document, page)
+    lines += _unknown(document, page)
     return _text(lines)
 
 
-def _heard(document: Document, page: Page) -> Iterator[str]:
+def _daemon_findings(document: Document, page: Page) -> Iterator[str]:
     """Yield what the daemon reports for checks that only read the kernel log. `_not_known` prints why it cannot."""
-    heard = document.get("from_daemon")
-    if heard is None or heard["problem"]:
+    from_daemon = document.get("from_daemon")
+    if from_daemon is None or from_daemon["problem"]:
         return
-    names, now = ", ".join(heard["checks"]), document["time"]
-    only_listen = "only reads" if len(heard["checks"]) == 1 else "only read"
+    names, now = ", ".join(from_daemon["checks"]), document["time"]
+    only_listen = "only reads" if len(from_daemon["checks"]) == 1 else "only read"
     yield from ("", page.heading("Reported by the daemon"))
     yield from page.wrap(f"{names} {only_listen} the kernel log, and cannot run on request", "  ")
-    log = _kernel_log(heard["kernel_log"], now)
-    yield from page.wrap(f"kernel log: {log}; the daemon was started {ago(heard['since'], now)}", "  ")
-    for c in heard["conditions"]:
-        yield from (*_finding(c, page), *page.wrap(_story(c, now), "    "))
-        yield from (_step(*step) for step in next_steps(c, heard["conditions"], ()))
-    if not heard["conditions"]:
+    log = _kernel_log(from_daemon["kernel_log"], now)
+    yield from page.wrap(f"kernel log: {log}; the daemon was started {ago(from_daemon['since'], now)}", "  ")
+    for c in from_daemon["conditions"]:
+        yield from (*_finding(c, page), *page.wrap(_condition_text(c, now), "    "))
+        yield from (_step(*step) for step in next_steps(c, from_daemon["conditions"], ()))
+    if not from_daemon["conditions"]:
         yield "  no open conditions"
 
 
@@ -105,22 +107,22 @@ def _bytes(size: int) -> str:
     return f"{size / 1024:.0f} KiB" if size < 10 << 20 else f"{size / (1 << 20):.0f} MiB"
 
 
-def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+def _split_quiet(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
     """Return the runs that have a row each, and the runs without findings if they are too many for rows."""
     quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
-    return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
+    return ([r for r in results if r not in quiet], quiet) if len(quiet) > MAX_ROWS else (list(results), [])
 
 
 def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -> Iterator[str]:
     """Yield the checks that passed, and those with nothing to check by reason."""
-    passed = sorted(_name(r) for r in quiet if not r["nothing_to_check"])
+    passed = sorted(_run_name(r) for r in quiet if not r["nothing_to_check"])
     if passed:
         yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}", indent)
     reasons: dict[str, list[str]] = {}
     for r in quiet:
         if nothing := r["nothing_to_check"]:
             fix = f" ({nothing['fix']})" if nothing["fix"] else ""
-            reasons.setdefault(f"{nothing['reason']}{fix}", []).append(_name(r))
+            reasons.setdefault(f"{nothing['reason']}{fix}", []).append(_run_name(r))
     if reasons:
         yield f"{indent}{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
         for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -129,21 +131,21 @@ def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -
 
 def _without_result(document: Document, page: Page, indent: str = "") -> Iterator[str]:
     """Yield the checks that a round does not run, by reason."""
-    words = {
+    texts = {
         "kernel_log_only": ("only reads the kernel log", "only read the kernel log"),
         "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
         "off": ("is off (enabled = false)", "are off (enabled = false)"),
         "not_set_up": ("is not set up", "are not set up"),
     }
     ran = {r["check"] for r in document["results"]}
-    for why, (of_one, of_more) in words.items():
+    for why, (singular, plural) in texts.items():
         names = [name for name in document["without_result"].get(why, ()) if name not in ran]
         if names and not (why == "kernel_log_only" and document.get("from_daemon")):
-            words_of = of_one if len(names) == 1 else of_more
-            yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}", indent)
+            text = singular if len(names) == 1 else plural
+            yield from page.wrap(f"{_counted(len(names), 'check')} {text}: {', '.join(names)}", indent)
 
 
-def _name(result: Document) -> str:
+def _run_name(result: Document) -> str:
     return f"{result['check']} {result['instance']}".strip()
 
 
@@ -155,35 +157,35 @@ def _worst(result: Document) -> tuple[str, str]:
         return "", f"nothing to check: {nothing['reason']}" if nothing else ""
     worst = max(findings, key=lambda f: SEVERITIES.index(f["severity"]))
     more = f" (+{len(findings) - 1} more)" if len(findings) > 1 else ""
-    return worst["severity"], f"{_part(worst)}{more}"
+    return worst["severity"], f"{_code_and_part(worst)}{more}"
 
 
-def _part(finding: Document) -> str:
+def _code_and_part(finding: Document) -> str:
     return f"{finding['code']} {finding['subject']}".strip()
 
 
 def _finding(c: Document, page: Page) -> list[str]:
     severity = page.paint(c["severity"].ljust(8), c["severity"])
-    return [f"  {severity}  {page.heading(plain(_part(c)))}", *page.wrap(c["message"], "    ")]
+    return [f"  {severity}  {page.heading(plain(_code_and_part(c)))}", *page.wrap(c["message"], "    ")]
 
 
-def _ends(c: Document) -> str:
-    return ends(c["clears"], c["window_seconds"], repaired=repaired(c))
+def _ending(c: Document) -> str:
+    return ending_text(c["clears"], c["window_seconds"], repaired=repaired_command(c))
 
 
 def _times(c: Document) -> str:
     return f", {c['count']} times" if c["count"] > 1 else ""
 
 
-def _not_known(document: Document, page: Page) -> Iterator[str]:
+def _unknown(document: Document, page: Page) -> Iterator[str]:
     if document["unknown"]:
         yield from ("", page.heading("No result"))
         names: dict[str, list[str]] = {}
         for sentence in document["unknown"]:
             name, _, why = str(sentence).partition(" ")
             names.setdefault(why, []).append(name)
-        for why, several in names.items():  # a hung driver blocks all GPU checks: print one sentence
-            yield from page.wrap(f"{', '.join(several)}{':' if len(several) > 1 else ''} {why}", "  ")
+        for why, run_names in names.items():  # a hung driver blocks all GPU checks: print one sentence
+            yield from page.wrap(f"{', '.join(run_names)}{':' if len(run_names) > 1 else ''} {why}", "  ")
 
 
 # --- healthd status
@@ -195,7 +197,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     `flags`: quoted options that reach this daemon ("--runtime-dir run").
     """
     d = document
-    lines = [f"{plain(d['node'])}: {page.paint(d['health'])}{_drained(d['slurm'])}"]
+    lines = [f"{plain(d['node'])}: {page.paint(d['health'])}{_drain_text(d['slurm'])}"]
     problems = dict(zip(d["problems"], d["problem_commands"], strict=True))
     for limit in d["limits"]:
         lines += page.wrap(limit, "  ")
@@ -205,24 +207,24 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
                 lines.append(_step("next", command))
     lines += _pauses(d, now, page, flags)
     lines += ["", page.heading("Open conditions")]
-    shown = _most_urgent(d["conditions"])
+    shown = _urgent_first(d["conditions"])
     for c in shown:
-        lines += [*_finding(c, page), *page.wrap(_story(c, now), "    ")]
+        lines += [*_finding(c, page), *page.wrap(_condition_text(c, now), "    ")]
         lines += [_step(*step) for step in next_steps(c, d["conditions"], d["slurm"]["state"] or (), flags)]
     if more := len(d["conditions"]) - len(shown):
         lines += page.wrap(f"and {more} more: healthd status --json", "  ")
     if not d["conditions"]:
         lines.append("  none")
     for incident in d["incidents"]:
-        later, more = incident["then"][:MOST_SHOWN], len(incident["then"]) - MOST_SHOWN
+        later, more = incident["then"][:MAX_SHOWN], len(incident["then"]) - MAX_SHOWN
         and_more = f" and {more} more" if more > 0 else ""
         lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(later)}{and_more}", "  ")
     for c in d["cleared"][-3:]:
-        lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)} ({c['cleared_by']})", "  ")
-    lines += _troubles(problems, d["blocked"], page)
+        lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_code_and_part(c)} ({c['cleared_by']})", "  ")
+    lines += _problems(problems, d["blocked"], page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
     lines += ["", page.heading("Checks"), *_checks(d, now, page)]
-    lines += _not_known(d, page)
+    lines += _unknown(d, page)
     service = f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}"
     lines += ["", page.heading("Service"), *page.wrap(service, "  ")]
     log = d["kernel_log"]
@@ -232,7 +234,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     return _text(lines)
 
 
-def _drained(slurm: Document) -> str:
+def _drain_text(slurm: Document) -> str:
     """Return the drain for the first line: ", drained (by healthd), 1 job requeued"; "" without a drain.
 
     As in Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
@@ -251,16 +253,16 @@ def _drained(slurm: Document) -> str:
 
 def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
     if pause := d["pause"]:
-        text = f"paused by {pause['who']}, ends {ahead(pause['until'], now)}: {pause['why']}"
+        text = f"paused by {pause['who']}, ends {time_ahead(pause['until'], now)}: {pause['why']}"
         yield from page.wrap(text, "  ")
         yield _step("to end the pause now", " ".join(filter(None, ("healthd unpause", flags))))
     if pause := d.get("detection_pause"):
-        text = f"slow-job detection paused by {pause['who']}, ends {ahead(pause['until'], now)}: {pause['why']}"
+        text = f"slow-job detection paused by {pause['who']}, ends {time_ahead(pause['until'], now)}: {pause['why']}"
         yield from page.wrap(text, "  ")
         yield _step("to end this pause now", " ".join(filter(None, ("healthd failslow unpause", flags))))
 
 
-def _troubles(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:
+def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:
     """Yield what keeps healthd from its work, each problem with the next command."""
     if problems or blocked:
         yield from ("", page.heading("Problems of healthd"))
@@ -283,23 +285,23 @@ def _step(when: str, command: str, indent: str = "    ") -> str:
     return f"{indent}{when}: {printable(command)}"
 
 
-def _most_urgent(conditions: Sequence[Document]) -> list[Document]:
+def _urgent_first(conditions: Sequence[Document]) -> list[Document]:
     """Return all conditions that drain, then the others up to MOST_SHOWN. Both keep their order: the worst first."""
 
     def drains(c: Document) -> bool:
         return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
 
-    return sorted(conditions, key=lambda c: not drains(c))[: max(MOST_SHOWN, sum(map(drains, conditions)))]
+    return sorted(conditions, key=lambda c: not drains(c))[: max(MAX_SHOWN, sum(map(drains, conditions)))]
 
 
 def _checks(d: Document, now: float, page: Page) -> Iterator[str]:
     """Yield the runs with a finding or without a result as a table, and the others as paragraphs."""
-    with_a_row, quiet = _told_apart(d["results"])
+    with_a_row, quiet = _split_quiet(d["results"])
     rows = [
         (
-            _name(r),
+            _run_name(r),
             r["outcome"].replace("_", " "),
-            ago(_end(r), now),
+            ago(_ended_at(r), now),
             duration(r["duration_seconds"]),
             *_worst(r),
         )
@@ -309,13 +311,13 @@ def _checks(d: Document, now: float, page: Page) -> Iterator[str]:
         head = ("check", "outcome", "last run", "took", "finding", "")
         yield from (f"  {line}" for line in page._replace(width=page.width - 2).table(head, rows))
     if quiet:
-        yield from _quiet(quiet, f" (the oldest run {ago(min(map(_end, quiet)), now)})", page, "  ")
+        yield from _quiet(quiet, f" (the oldest run {ago(min(map(_ended_at, quiet)), now)})", page, "  ")
         yield from _without_result(d, page, "  ")
     if not d["results"]:
         yield "  no check has run yet"
 
 
-def _end(result: Document) -> float:
+def _ended_at(result: Document) -> float:
     return float(result["started"] + result["duration_seconds"])
 
 
@@ -324,10 +326,10 @@ def _round(d: Document, now: float) -> str:
     if not last.get("number"):
         return "no round yet"
     text = f"round {last['number']} began {ago(last['started'], now)}"
-    return f"{text}, the next {ahead(last['next_at'], now)}" if last.get("next_at") else text
+    return f"{text}, the next {time_ahead(last['next_at'], now)}" if last.get("next_at") else text
 
 
-def _story(c: Document, now: float) -> str:
+def _condition_text(c: Document, now: float) -> str:
     """Return the state of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
     parts = [f"{c['state']} since {ago(c['since'], now)}"]
     if c["count"] > 1:
@@ -339,8 +341,8 @@ def _story(c: Document, now: float) -> str:
     if c.get("observed"):
         parts.append("reported only: users can forge lines of this log")
     if c.get("ack"):
-        parts.append(f"by {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
-    return f"{', '.join(parts)}; clears after: {_ends(c)}"
+        parts.append(f"by {c['ack']['who']}, ends {time_ahead(c['ack']['until'], now)}: {c['ack']['why']}")
+    return f"{', '.join(parts)}; clears after: {_ending(c)}"
 
 
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
@@ -358,7 +360,7 @@ def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
     yield from page.wrap(f"decision: {_without_reason(d['decision']['text'], s['reason'])}", "  ")
     if hold:
         times = f", delayed {_counted(hold['times'], 'time')}" if hold["times"] else ""
-        when = f"since {ago(hold['since'], now)}{times}; next attempt {ahead(hold['until'], now)}"
+        when = f"since {ago(hold['since'], now)}{times}; next attempt {time_ahead(hold['until'], now)}"
         yield from page.wrap(f"the drain waits for the fleet limit {when}", "  ")
         yield _step("next", "sinfo -R")
 
@@ -379,8 +381,8 @@ def _kernel_log(k: Document, now: float) -> str:
     return f"{k['source']}, {counts}{lost}{last}"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # --- settings, checks, codes
@@ -409,7 +411,7 @@ def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) 
     """Return the text of `healthd baseline --diff`. Rows: (setting, old value, new value, is unknown)."""
     if not changes:
         return f"{plain(path)}: nothing has changed\n"
-    rows = [(setting, was or "-", now or "-") for setting, was, now, _unknown in changes]
+    rows = [(setting, previous or "-", current or "-") for setting, previous, current, _unknown in changes]
     return _text([f"{plain(path)}: changed", "", *page.table(("setting", "was", "is"), rows)])
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from msgspec import field
 from msgspec.structs import asdict
 
-from healthd.agent.conditions.impairments import limits, shown_health
+from healthd.agent.conditions.impairments import limits, reported_health
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.reporting.endings import remedy_of
+from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
     CheckResult,
@@ -35,14 +35,14 @@ from healthd.common.model import (
 )
 from healthd.common.values import Value
 
-NAMED_JOBS = 5  # jobs that the text of a decision names as not requeued
+MAX_NAMED_JOBS = 5  # jobs that the text of a decision names as not requeued
 
 
 class Problem(NamedTuple):
     """A problem of healthd itself. next: a command to paste into a shell; "" = there is none."""
 
     sentence: str
-    next: str = ""
+    command: str = ""
 
 
 def labelled(label: str, problem: str) -> str:
@@ -57,8 +57,8 @@ def command_for_kernel_log(log: KernelLogStatus) -> str:
     """
     if log.source == "off" or (log.alive and log.observed):
         return "healthd config show | grep kernel_log"
-    known = {"kmsg": "ls -l /dev/kmsg; dmesg | tail -1", "journal": "journalctl -k -n 1"}
-    return known.get(log.source) or f"ls -l {shlex.quote(log.source)}"
+    commands = {"kmsg": "ls -l /dev/kmsg; dmesg | tail -1", "journal": "journalctl -k -n 1"}
+    return commands.get(log.source) or f"ls -l {shlex.quote(log.source)}"
 
 
 class Snapshot(Value, frozen=True):
@@ -105,23 +105,23 @@ class Snapshot(Value, frozen=True):
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 
 
-def decision_words(decision: Decision, owner: str = "") -> str:
+def decision_text(decision: Decision, owner: str = "") -> str:
     """Return the decision as text. `owner`: the owner of the current drain (`policy.Owner`)."""
     if isinstance(decision, Drain):
-        words = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
+        text = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
         if owner in ("other", "unrecorded_healthd"):
-            words = f"requeue the jobs that the fault hit; the drain is not healthd's and stays: {decision.reason}"
-        return words + _spared(decision.spared)
+            text = f"requeue the jobs that the fault hit; the drain is not healthd's and stays: {decision.reason}"
+        return text + _not_requeued_text(decision.not_requeued)
     if isinstance(decision, Resume):
         return f"resume: {decision.why}"
     return f"would {decision.would} ({decision.why})" if decision.would else decision.why
 
 
-def _spared(jobs: Sequence[tuple[str, str]]) -> str:
+def _not_requeued_text(jobs: Sequence[tuple[str, str]]) -> str:
     if not jobs:
         return ""
-    named = "; ".join(f"job {job}: {why}" for job, why in jobs[:NAMED_JOBS])
-    more = f"; and {len(jobs) - NAMED_JOBS} more" if len(jobs) > NAMED_JOBS else ""
+    named = "; ".join(f"job {job}: {why}" for job, why in jobs[:MAX_NAMED_JOBS])
+    more = f"; and {len(jobs) - MAX_NAMED_JOBS} more" if len(jobs) > MAX_NAMED_JOBS else ""
     return f"; not requeued: {named}{more}"
 
 
@@ -138,7 +138,7 @@ def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, An
         "message": c.message,
         "clears": clears,
         "window_seconds": c.window_seconds,
-        "remedy": remedy_of(clears, severity, declared),
+        "remedy": condition_remedy(clears, severity, declared),
         "state": c.state.name.lower(),
         "since": c.opened_at or c.first_seen,
         "first_seen": c.first_seen,
@@ -147,7 +147,7 @@ def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, An
         "job": c.job,
         "history": c.history,
         "observed": c.observed,
-        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
+        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.user} if c.ack else None,
     }
 
 
@@ -159,7 +159,9 @@ def result_json(r: CheckResult) -> dict[str, Any]:
         "started": r.started,
         "duration_seconds": round(r.duration_seconds, 6),
         "error": r.error,
-        "nothing_to_check": {"reason": r.nothing.reason, "fix": r.nothing.fix} if r.nothing else None,
+        "nothing_to_check": {"reason": r.nothing_to_check.reason, "fix": r.nothing_to_check.fix}
+        if r.nothing_to_check
+        else None,
         "findings": [
             {
                 "code": f.code,
@@ -178,27 +180,27 @@ def result_json(r: CheckResult) -> dict[str, Any]:
     }
 
 
-def limits_of(s: Snapshot) -> tuple[str, ...]:
+def snapshot_limits(s: Snapshot) -> tuple[str, ...]:
     """Return sentences about what healthd requires on this node and does not have."""
     log = s.kernel_log
     return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 
 
-def health_of(s: Snapshot) -> Health:
+def snapshot_health(s: Snapshot) -> Health:
     """Return the reported health: at best a warning while healthd itself is limited."""
-    return shown_health(s.verdict.health, limits_of(s))
+    return reported_health(s.verdict.health, snapshot_limits(s))
 
 
 def status_json(s: Snapshot) -> dict[str, Any]:
     """Return the document of `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
-    spared = s.decision.spared if isinstance(s.decision, Drain) else ()
+    not_requeued = s.decision.not_requeued if isinstance(s.decision, Drain) else ()
     return {
         "version": s.version,
         "node": s.node_name,
         "mode": s.mode,
-        "health": health_of(s).value,
-        "limits": list(limits_of(s)),
+        "health": snapshot_health(s).value,
+        "limits": list(snapshot_limits(s)),
         "time": s.now,
         "started": s.started,
         "interval_seconds": s.interval_seconds,
@@ -211,9 +213,9 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "without_result": {why: list(names) for why, names in s.without_result.items()},
         "decision": {
             "action": type(s.decision).__name__.lower(),
-            "text": decision_words(s.decision, s.slurm.owner),
+            "text": decision_text(s.decision, s.slurm.owner),
             "would": would,
-            "not_requeued": [{"job": job, "why": why} for job, why in spared],
+            "not_requeued": [{"job": job, "why": why} for job, why in not_requeued],
         },
         "slurm": {
             "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
@@ -233,11 +235,11 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "sources": [asdict(source) for source in s.sources],
         "stream": asdict(s.stream),
         "round": asdict(s.round),
-        "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
+        "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.user} if s.pause else None,
         "detection_pause": asdict(s.detection_pause) if s.detection_pause else None,
         "blocked": dict(s.quarantined),
         "problems": [problem.sentence for problem in s.problems],
-        "problem_commands": [problem.next for problem in s.problems],
+        "problem_commands": [problem.command for problem in s.problems],
         "dropped": dict(s.dropped),
         "shortages": dict(s.shortages),
         "inventory": _inventory_json(s.inventory),
@@ -249,13 +251,13 @@ def _inventory_json(inventory: Inventory) -> dict[str, Any]:
     return {**asdict(inventory), **{name: [asdict(part) for part in getattr(inventory, name)] for name in parts}}
 
 
-def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:
+def verdict_line(s: Snapshot, keeps_jobs_out: bool, expires: float) -> str:
     """Return the line of the verdict file: `WORD EXPIRES REASON`. WORD is `drain` only if a drain is decided and
     allowed."""
-    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # without acknowledged conditions
-    worst = named[0] if named else None
+    conditions = s.verdict.causes if keeps_jobs_out else s.verdict.conditions  # without acknowledged conditions
+    worst = conditions[0] if conditions else None
     why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
-    if allowed_drain:
+    if keeps_jobs_out:
         word = "drain"
     elif s.verdict.health.value == "healthy":
         word, why = "ok", "healthy"

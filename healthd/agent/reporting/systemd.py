@@ -17,12 +17,12 @@ from healthd.host import journald
 from healthd.host.journald import journal_entry, stderr_is_the_journal
 
 IDENTIFIER = "healthd"
-PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; others do not wait
+SEND_TIMEOUT_SECONDS = 1.0  # for messages that are sent once and must arrive; others do not wait
 
 
 def ready(status: str = "") -> None:
     """Notify that the start, or a reload announced by `reloading`, has finished."""
-    _notify("READY=1", f"STATUS={status}" if status else "", patience_seconds=PATIENCE_SECONDS)
+    _notify("READY=1", f"STATUS={status}" if status else "", timeout_seconds=SEND_TIMEOUT_SECONDS)
 
 
 def status(text: str) -> None:
@@ -61,7 +61,7 @@ def watchdog_seconds() -> float | None:
     return int(text) / 1e6
 
 
-def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
+def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
     """Notify the service manager, if there is one.
 
     If it does not read, this function neither fails nor waits. libsystemd's sd_notify() waits forever if the manager's
@@ -74,7 +74,7 @@ def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
     lines = (printable(" ".join(line.split())) for line in assignments if line)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.settimeout(patience_seconds)
+            sender.settimeout(timeout_seconds)
             sender.sendto("\n".join(lines).encode("utf-8", "replace"), regex("^@").sub("\0", path))
     except OSError as error:
         logging.getLogger(__name__).warning("cannot notify the service manager: %s", error)

@@ -18,9 +18,9 @@ from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
-ENDING_SECONDS = 10.0  # a program is terminated this long before its time limit, then killed
-LOOK_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
-BUSY_SECONDS = 5.0  # polling interval while an operator's program of this kind runs
+TERMINATE_SECONDS = 10.0  # a program is terminated this long before its time limit, then killed
+CHECK_WAIT_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
+BUSY_RETRY_SECONDS = 5.0  # polling interval while an operator's program of this kind runs
 Results = Mapping[RunName, CheckResult]
 
 
@@ -29,11 +29,11 @@ class Stage(enum.Enum):
 
     BEFORE = "before"
     RUNNING = "running"
-    LOOKING = "looking"
-    OVER = "over"
+    CHECKING = "looking"
+    DONE = "over"
 
 
-class Sight(NamedTuple):
+class NodeView(NamedTuple):
     """State of the node.
 
     is_drained        healthd's drain is in force in Slurm, and healthd may change that
@@ -43,32 +43,32 @@ class Sight(NamedTuple):
     has_failed        findings of these checks block the resume
     """
 
-    drained: bool
-    idle: bool
-    causes: bool
-    clean: bool
-    failed: bool
+    is_drained: bool
+    is_idle: bool
+    has_other_causes: bool
+    is_clean: bool
+    has_failed: bool
 
 
-def after(stage: Stage, sight: Sight) -> Stage:
+def next_stage(stage: Stage, node: NodeView) -> Stage:
     """Return the stage of a drain before a program is started or ends.
 
     A new fault or the end of the drain starts over and ends a running program. A failed program is not retried
     automatically: an intermittent fault would pass.
     """
-    if not sight.drained or sight.causes:
+    if not node.is_drained or node.has_other_causes:
         return Stage.BEFORE
-    if stage is Stage.BEFORE and sight.failed:
-        return Stage.OVER
+    if stage is Stage.BEFORE and node.has_failed:
+        return Stage.DONE
     return stage
 
 
-def keeps(stage: Stage, sight: Sight) -> bool:
+def delays_resume(stage: Stage, node: NodeView) -> bool:
     """Return True if the resume waits."""
-    return sight.drained and not sight.causes and stage is not Stage.OVER
+    return node.is_drained and not node.has_other_causes and stage is not Stage.DONE
 
 
-def found_by(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
+def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
     """Return True if a finding of these checks keeps the node drained.
 
     Findings from an earlier boot do not count, because a repair may lie between. `before`: when this boot was first
@@ -93,24 +93,24 @@ class BeforeResume:
 
     def __init__(
         self,
-        argv_of: Callable[[tuple[str, ...]], tuple[str, ...]],
+        make_command: Callable[[tuple[str, ...]], tuple[str, ...]],
         is_busy: Callable[[], bool],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self.stage = Stage.BEFORE
-        self.waits_for = self.problem = ""
-        self._argv_of = argv_of
+        self.waiting_reason = self.problem = ""
+        self._make_command = make_command
         self._is_busy = is_busy
         self._now = now
         self._monotonic = monotonic
-        self._ahead: list[tuple[RunName, Program]] = []
+        self._queue: list[tuple[RunName, Program]] = []
         self._running: tuple[RunName, Program] | None = None
         self._child: Child | None = None
-        self._asked_to_end = False
-        self._again_at, self._busy_until = FOREVER, FOREVER
-        self._look_until = FOREVER
-        self._ended: dict[RunName, float] = {}  # epoch; runs whose check has not run since
+        self._was_terminated = False
+        self._retry_at, self._busy_until = FOREVER, FOREVER
+        self._check_deadline = FOREVER
+        self._ended_at: dict[RunName, float] = {}  # epoch; runs whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
@@ -119,41 +119,41 @@ class BeforeResume:
     def deadline(self) -> float:
         """When `step` is due, monotonic."""
         if self._child is None:
-            return min(self._again_at, self._look_until)
-        return self._child.deadline - (0.0 if self._asked_to_end else ENDING_SECONDS)
+            return min(self._retry_at, self._check_deadline)
+        return self._child.deadline - (0.0 if self._was_terminated else TERMINATE_SECONDS)
 
-    def step(self, programs: Mapping[RunName, Program], sight: Sight, results: Results) -> RunName | None:
+    def step(self, programs: Mapping[RunName, Program], node: NodeView, results: Results) -> RunName | None:
         """Advance: terminate, record an end, start. A reload may have changed the programs.
 
         Return the check whose program has just ended: it runs at once.
         """
         if not programs:
-            self.drop()
+            self.cancel()
             return None
-        stage = after(self.stage, sight)
-        if stage is not self.stage and self.stage is not Stage.OVER:
-            self.drop()
+        stage = next_stage(self.stage, node)
+        if stage is not self.stage and self.stage is not Stage.DONE:
+            self.cancel()
         self.stage = stage
-        ended = self._go_on()
-        if self.stage is Stage.BEFORE and keeps(self.stage, sight) and sight.idle and sight.clean:
-            self._ahead = list(programs.items())
+        ended = self._advance()
+        if self.stage is Stage.BEFORE and delays_resume(self.stage, node) and node.is_idle and node.is_clean:
+            self._queue = list(programs.items())
             self._busy_until = self._monotonic() + max(program.seconds for program in programs.values())
             self.stage = Stage.RUNNING
         if self.stage is Stage.RUNNING and self._child is None:
             self._start_next()
-        looked = all(name in results and results[name].started >= at for name, at in self._ended.items())
-        if self.stage is Stage.LOOKING and (looked or self._monotonic() >= self._look_until):
-            self.stage, self._look_until = Stage.OVER, FOREVER
-        self.waits_for = self._words(programs) if keeps(self.stage, sight) else ""
+        has_checked = all(name in results and results[name].started >= at for name, at in self._ended_at.items())
+        if self.stage is Stage.CHECKING and (has_checked or self._monotonic() >= self._check_deadline):
+            self.stage, self._check_deadline = Stage.DONE, FOREVER
+        self.waiting_reason = self._waiting_text(programs) if delays_resume(self.stage, node) else ""
         return ended
 
-    def _words(self, programs: Mapping[RunName, Program]) -> str:
+    def _waiting_text(self, programs: Mapping[RunName, Program]) -> str:
         seconds = sum(program.seconds for program in programs.values())
         if self.stage is Stage.BEFORE:
             return "the node is idle and every check that can drain has completed clean; then a validation runs"
         return f"the validation has ended ({seconds:.0f} s at most)"
 
-    def _go_on(self) -> RunName | None:
+    def _advance(self) -> RunName | None:
         """Terminate the running program when its time is nearly over, and record its end."""
         child, running = self._child, self._running
         if child is None or running is None:
@@ -161,26 +161,26 @@ class BeforeResume:
         name, program = running
         if child.step():
             self._child = self._running = None
-            self._take(name, program, child)
+            self._record_end(name, program, child)
             return name
-        if not self._asked_to_end and self._monotonic() >= child.deadline - ENDING_SECONDS:
-            self._asked_to_end = True
+        if not self._was_terminated and self._monotonic() >= child.deadline - TERMINATE_SECONDS:
+            self._was_terminated = True
             child.terminate()
         return None
 
-    def _take(self, name: RunName, program: Program, child: Child) -> None:
+    def _record_end(self, name: RunName, program: Program, child: Child) -> None:
         out, err = child.output()
-        said = " ".join((err.strip() or out.decode("utf-8", "replace").strip()).splitlines()[-1:])[:200]
-        if child.status is None or self._asked_to_end:
-            self.problem = f"{_called(program)} did not end within {program.seconds:.0f} s"
+        last_line = " ".join((err.strip() or out.decode("utf-8", "replace").strip()).splitlines()[-1:])[:200]
+        if child.status is None or self._was_terminated:
+            self.problem = f"{_command_text(program)} did not end within {program.seconds:.0f} s"
         elif child.status not in (0, 1, 2):  # passed, slow or failed: its check reports which
-            self.problem = f"{_called(program)} gave no result (status {child.status}): {said}"
+            self.problem = f"{_command_text(program)} gave no result (status {child.status}): {last_line}"
         else:
             self.problem = ""
         level = logging.WARNING if self.problem else logging.INFO
-        words = self.problem or f"{_called(program)} ended with status {child.status}"
-        log.log(level, "before the resume: %s", words)
-        self._ended[name] = self._now()
+        message = self.problem or f"{_command_text(program)} ended with status {child.status}"
+        log.log(level, "before the resume: %s", message)
+        self._ended_at[name] = self._now()
 
     def _start_next(self) -> None:
         """Start the next program once no other such program runs on this node.
@@ -188,38 +188,38 @@ class BeforeResume:
         A program that an operator started has its own time limit. The wait for it is limited to the time of healthd's
         own programs.
         """
-        self._again_at = FOREVER
-        if self._ahead and self._is_busy() and self._monotonic() < self._busy_until:
-            self._again_at = self._monotonic() + BUSY_SECONDS
+        self._retry_at = FOREVER
+        if self._queue and self._is_busy() and self._monotonic() < self._busy_until:
+            self._retry_at = self._monotonic() + BUSY_RETRY_SECONDS
             return
-        while self._ahead and self._child is None:
-            self._running = self._ahead.pop(0)
+        while self._queue and self._child is None:
+            self._running = self._queue.pop(0)
             program = self._running[1]
-            argv = self._argv_of(program.arguments)
-            self._asked_to_end = False
-            log.info("before the resume: %s", _called(program))
+            argv = self._make_command(program.arguments)
+            self._was_terminated = False
+            log.info("before the resume: %s", _command_text(program))
             try:
                 self._child = Child(argv, self._monotonic() + program.seconds, self._monotonic, directory="/")
             except OSError as error:
-                self.problem = f"{_called(program)} could not be started: {error.strerror}"
+                self.problem = f"{_command_text(program)} could not be started: {error.strerror}"
                 log.warning("before the resume: %s", self.problem)
                 self._running = None
         if self._child is None:
-            self.stage, self._look_until = Stage.LOOKING, self._monotonic() + LOOK_SECONDS
+            self.stage, self._check_deadline = Stage.CHECKING, self._monotonic() + CHECK_WAIT_SECONDS
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Terminate the running program without waiting: a job may come, a fault is open, or the daemon stops."""
         if self._child is not None:
             log.info("before the resume: the running program is terminated")
             self._child.terminate()
-            self._child.leave()
+            self._child.abandon()
         self._child = self._running = None
-        self._ahead.clear()
-        self._ended.clear()
-        self.waits_for = ""
-        self._again_at = self._look_until = FOREVER
+        self._queue.clear()
+        self._ended_at.clear()
+        self.waiting_reason = ""
+        self._retry_at = self._check_deadline = FOREVER
         self.stage = Stage.BEFORE
 
 
-def _called(program: Program) -> str:
+def _command_text(program: Program) -> str:
     return " ".join(("healthd", *program.arguments))

@@ -49,7 +49,7 @@ def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
     return at if at - last_run >= interval / 10 else at + interval
 
 
-def due(
+def due_runs(
     runs: Iterable[ScheduledRun],
     last_runs: Mapping[RunName, float],
     early: Mapping[RunName, float],
@@ -60,25 +60,25 @@ def due(
 
     `early`: runs that are due before their round, with their times.
     """
-    wanted = [
+    due_now = [
         run
         for run in runs
         if min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) <= now
     ]
-    return gpus_first(wanted)
+    return gpus_first(due_now)
 
 
 def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
     return sorted(runs, key=lambda run: run.resource != "nvml")
 
 
-def again(
-    waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], wanted: Collection[RunName]
+def with_repeats(
+    waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], repeated: Collection[RunName]
 ) -> list[ScheduledRun]:
     """Return the waiting runs of a round, with `repeated` added from `runs` unless they wait already."""
     queue = list(waiting)
-    known = {run.name for run in queue}
-    return gpus_first([*queue, *(run for run in runs if run.name in wanted and run.name not in known)])
+    queued_names = {run.name for run in queue}
+    return gpus_first([*queue, *(run for run in runs if run.name in repeated and run.name not in queued_names)])
 
 
 def next_due(

@@ -26,14 +26,14 @@ log = logging.getLogger("healthd")
 
 RUN = RunName("failslow")
 HUNG_SECONDS = 180.0  # the process sends a byte each minute
-FIRST_AGAIN_SECONDS, LONGEST_AGAIN_SECONDS = 1.0, 300.0
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 300.0
 PROVEN_SECONDS = 600.0  # a process that ran this long is restarted without a longer delay
-MOST_MEMORY_BYTES = 384 << 20
+MAX_MEMORY_BYTES = 384 << 20
 STOP_SECONDS = 0.5
 CHANGED = b"c"
 
 
-class Watching:
+class FailslowProcess:
     """Starts and monitors the live process. `problem`: why it does not run although it should; "" = no problem."""
 
     def __init__(
@@ -41,29 +41,31 @@ class Watching:
         configured: Configured,
         monotonic: Callable[[], float],
         hung_seconds: float = HUNG_SECONDS,
-        most_memory_bytes: int = MOST_MEMORY_BYTES,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
     ) -> None:
         self.problem = ""
         self._monotonic = monotonic
-        self._hung_seconds, self._most_memory_bytes = hung_seconds, most_memory_bytes
+        self._hung_seconds, self._max_memory_bytes = hung_seconds, max_memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._left: subprocess.Popen[bytes] | None = None  # a process that SIGKILL does not end: no other is started
-        self._began = self._spoke = self._start_at = 0.0
-        self._again_seconds = FIRST_AGAIN_SECONDS
+        self._unkillable: subprocess.Popen[bytes] | None = (
+            None  # a process that SIGKILL does not end: no other is started
+        )
+        self._started_at = self._last_message_at = self._start_at = 0.0
+        self._retry_seconds = MIN_RETRY_SECONDS
         self.reconfigure(configured)
 
     def reconfigure(self, configured: Configured) -> None:
         """Apply settings at the start and after a reload. The process keeps its state about running jobs."""
         settings = configured.settings
-        self._place = {"runtime_dir": settings.runtime_dir, "root": settings.root, "fake_nvml": settings.nvml.fake}
-        self._wanted = _wanted(configured)
-        if not self._wanted:
+        self._locations = {"runtime_dir": settings.runtime_dir, "root": settings.root, "fake_nvml": settings.nvml.fake}
+        self._check_settings = _read_check_settings(configured)
+        if not self._check_settings:
             self._end()
-            self.problem, self._again_seconds, self._start_at = "", FIRST_AGAIN_SECONDS, 0.0
+            self.problem, self._retry_seconds, self._start_at = "", MIN_RETRY_SECONDS, 0.0
         elif self._channel is not None:
             try:
-                self._channel.send(json.dumps({"watched": self._wanted}).encode() + b"\n")
+                self._channel.send(json.dumps({"watched": self._check_settings}).encode() + b"\n")
             except OSError:  # it hangs or has just ended: the next process gets the settings at its start
                 self._end()
 
@@ -74,8 +76,8 @@ class Watching:
     @property
     def deadline(self) -> float:
         if self._process is not None:
-            return self._spoke + self._hung_seconds
-        return self._start_at if self._wanted else FOREVER
+            return self._last_message_at + self._hung_seconds
+        return self._start_at if self._check_settings else FOREVER
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         if self._channel is not None:
@@ -83,41 +85,41 @@ class Watching:
 
     def step(self) -> bool:
         """Advance. Return True if the file that the check reads has changed."""
-        said = self._hear()
+        received = self._receive()
         now = self._monotonic()
         if self._process is not None:
-            if now - self._spoke >= self._hung_seconds:
-                self._fail(f"no message for {now - self._spoke:.0f} s")
-            elif said and (used := _memory_bytes(self._process.pid)) > self._most_memory_bytes:
+            if now - self._last_message_at >= self._hung_seconds:
+                self._fail(f"no message for {now - self._last_message_at:.0f} s")
+            elif received and (used := _memory_bytes(self._process.pid)) > self._max_memory_bytes:
                 self._fail(f"it used {used >> 20} MiB of memory")
-        elif self._wanted and now >= self._start_at:
+        elif self._check_settings and now >= self._start_at:
             self._start(now)
-        return CHANGED in said
+        return CHANGED in received
 
     def close(self) -> None:
         """Close the channel, at which the process ends. Kill it if it does not."""
-        self._wanted = {}
+        self._check_settings = {}
         self._end()
-        if self._left is not None:
-            self._left.returncode = 0  # avoids a warning: it may outlive the daemon
+        if self._unkillable is not None:
+            self._unkillable.returncode = 0  # avoids a warning: it may outlive the daemon
 
     def _start(self, now: float) -> None:
-        if self._left is not None:
-            if self._left.poll() is None:
-                self._start_at = now + LONGEST_AGAIN_SECONDS
+        if self._unkillable is not None:
+            if self._unkillable.poll() is None:
+                self._start_at = now + MAX_RETRY_SECONDS
                 return
-            self._left = None
+            self._unkillable = None
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             shortage.record_failed_start(error)
-            self._put_off(now, f"cannot start it: {error}")
+            self._delay_start(now, f"cannot start it: {error}")
             return
-        setup = json.dumps({"place": self._place, "watched": self._wanted})
+        setup = json.dumps({"place": self._locations, "watched": self._check_settings})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "healthd.failslow.live", str(child_end.fileno()), setup],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -125,45 +127,45 @@ class Watching:
             )
         except OSError as error:
             shortage.record_failed_start(error)
-            ours.close()
-            self._put_off(now, f"cannot start it: {error}")
+            own_end.close()
+            self._delay_start(now, f"cannot start it: {error}")
             return
         finally:
-            theirs.close()
-        ours.setblocking(False)
-        self._channel = ours
-        self._began = self._spoke = now
+            child_end.close()
+        own_end.setblocking(False)
+        self._channel = own_end
+        self._started_at = self._last_message_at = now
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         if self._channel is None or self._process is None:
             return b""
         try:
-            said = self._channel.recv(4096)
+            received = self._channel.recv(4096)
         except BlockingIOError:
             return b""
         except OSError:
-            said = b""
-        if not said:
+            received = b""
+        if not received:
             self._fail("it ended")
             return b""
-        self._spoke = self._monotonic()
+        self._last_message_at = self._monotonic()
         if self.problem:
             log.info("fail-slow monitoring runs again")
         self.problem = ""
-        return said
+        return received
 
     def _fail(self, why: str) -> None:
         now = self._monotonic()
-        if now - self._began >= PROVEN_SECONDS:
-            self._again_seconds = FIRST_AGAIN_SECONDS
+        if now - self._started_at >= PROVEN_SECONDS:
+            self._retry_seconds = MIN_RETRY_SECONDS
         self._end()
-        self._put_off(now, why)
+        self._delay_start(now, why)
 
-    def _put_off(self, now: float, why: str) -> None:
-        log.warning("fail-slow monitoring does not run: %s; next attempt in %.0f s", why, self._again_seconds)
+    def _delay_start(self, now: float, why: str) -> None:
+        log.warning("fail-slow monitoring does not run: %s; next attempt in %.0f s", why, self._retry_seconds)
         self.problem = f"fail-slow monitoring does not run: {why}"
-        self._start_at = now + self._again_seconds
-        self._again_seconds = min(2 * self._again_seconds, LONGEST_AGAIN_SECONDS)
+        self._start_at = now + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -179,10 +181,10 @@ class Watching:
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self._left = process
+                self._unkillable = process
 
 
-def _wanted(configured: Configured) -> Mapping[str, Any]:
+def _read_check_settings(configured: Configured) -> Mapping[str, Any]:
     """Return the table of the check; {} if monitoring is not configured."""
     table = configured.loaded.tables.get(RUN, {})
     return dump(table) if table.get("client") or table.get("sample") else {}

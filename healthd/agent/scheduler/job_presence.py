@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
+from healthd.agent.slurm.event_jobs import CGROUP_INTERVAL_SECONDS
 from healthd.host.job_processes import has_no_jobs
 
 
@@ -32,5 +32,5 @@ class JobPresence:
 
     def step(self) -> None:
         """Read the cgroups again while they show no job: another job may start at any time."""
-        if self.is_without_jobs and self._monotonic() >= self._read_at + LOOK_AGAIN_SECONDS:
+        if self.is_without_jobs and self._monotonic() >= self._read_at + CGROUP_INTERVAL_SECONDS:
             self.read()

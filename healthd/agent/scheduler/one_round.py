@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import bounds, intake, verdict
-from healthd.agent.conditions.impairments import shown_health
+from healthd.agent.conditions.impairments import reported_health
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.kernel_log.open_source import open_source
 from healthd.agent.kernel_log.parse import parse, use_patterns
-from healthd.agent.kernel_log.source import RawLine, event_of
-from healthd.agent.recording.recording import Recording, Run
+from healthd.agent.kernel_log.source import RawLine, make_event
+from healthd.agent.recording.recording import RecordedRun, Recording
 from healthd.agent.reporting.status import condition_json, result_json
 from healthd.agent.scheduler import due
 from healthd.agent.scheduler.due import ScheduledRun
@@ -25,8 +25,8 @@ from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Loaded, Settings
 from healthd.agent.settings.registry import Check
 from healthd.agent.worker import requests
-from healthd.agent.worker.client import CLOSE_NVML, NVML_TROUBLE, Reply, Request, Runner
-from healthd.agent.worker.results import result_of
+from healthd.agent.worker.client import CLOSE_NVML, NVML_PROBLEM, Reply, Request, WorkerClient
+from healthd.agent.worker.results import make_result
 from healthd.common.guard import KERNEL_LOG, drop
 from healthd.common.model import (
     CheckResult,
@@ -40,12 +40,12 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MOST_READS = 1000  # of 1000 kernel lines each: bounds the reading of a log that grows faster than it is read
+MAX_READS = 1000  # of 1000 kernel lines each: bounds the reading of a log that grows faster than it is read
 
-KernelLog = Callable[[], list[RawLine]]  # returns the lines with a meaning for healthd; raises OSError
+KernelLogReader = Callable[[], list[RawLine]]  # returns the lines with a meaning for healthd; raises OSError
 
 
-class Look(NamedTuple):
+class RoundResult(NamedTuple):
     """Result of one round.
 
     results     in the order of the runs
@@ -58,7 +58,7 @@ class Look(NamedTuple):
     time: float
     verdict: Verdict
     results: tuple[CheckResult, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     boot_id: str
     kernel_log: list[RawLine] | OSError | None
     remedies: Mapping[str, Remedy] = {}
@@ -66,19 +66,19 @@ class Look(NamedTuple):
     limits: tuple[str, ...] = ()
 
 
-def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
+def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLogReader | None) -> list[RunName]:
     """Return the runs of a round at this time. Checks that only read the kernel log need a log."""
-    return [name for name in loaded.checks if checks[name.check].runs or kernel_log]
+    return [name for name in loaded.checks if checks[name.check].has_run or kernel_log]
 
 
-def look(
+def run_round(
     loaded: Loaded,
     checks: Mapping[str, Check],
-    runner: Runner,
-    kernel_log: KernelLog | None,
-    then: Recording | None = None,
-    besides: Sequence[CheckResult] = (),
-) -> Look:
+    client: WorkerClient,
+    kernel_log: KernelLogReader | None,
+    replayed: Recording | None = None,
+    extra_results: Sequence[CheckResult] = (),
+) -> RoundResult:
     """Run every check of `loaded` once. It ends within the checks' deadlines, whatever hangs.
 
     replayed       the recording of a round to be repeated (the workers have it too): its times apply, and a check that
@@ -87,66 +87,70 @@ def look(
     """
     settings = loaded.settings
     use_patterns(settings.kernel_log.patterns)
-    boot_id = then.boot_id if then else Host(settings.root).boot_id()
-    started = then.time if then else time.time()
+    boot_id = replayed.boot_id if replayed else Host(settings.root).boot_id()
+    started = replayed.time if replayed else time.time()
     ledger = Ledger(boot_id=boot_id)
-    looked, runs = _run_all(loaded, checks, runner, boot_id, then)
-    taken = []
-    for result in looked:
-        ledger, result = intake.looked(ledger, result, loaded.checks[result.run], started)
-        taken.append(result)
-    results = _one_of_each(taken)
-    listening = [
+    run_results, runs = _run_all(loaded, checks, client, boot_id, replayed)
+    absorbed = []
+    for result in run_results:
+        ledger, result = intake.take_result(ledger, result, loaded.checks[result.run], started)
+        absorbed.append(result)
+    results = _last_results(absorbed)
+    event_checks = [
         (checks[name.check], config)
         for name, config in loaded.checks.items()
-        if checks[name.check].listens and not name.instance
+        if checks[name.check].reads_kernel_log and not name.instance
     ]
-    log = _read(kernel_log) if kernel_log and listening else None
+    log = _read(kernel_log) if kernel_log and event_checks else None
     if log is not None:
-        told, ledger = _listen(ledger, listening, log, then)
-        for result in told:
-            if checks[result.check].runs:
-                results = [_together(ran, result) for ran in results]
+        log_results, ledger = _evaluate_log(ledger, event_checks, log, replayed)
+        for result in log_results:
+            if checks[result.check].has_run:
+                results = [_merge_findings(run_result, result) for run_result in results]
                 continue
             results.append(result)
             ended = result.started + result.duration_seconds
-            runs.append(Run(*result.run, result.outcome, result.error, ended, result.duration_seconds, 0.0, True))
-    results += besides
-    judged = verdict.judge(
+            runs.append(
+                RecordedRun(*result.run, result.outcome, result.error, ended, result.duration_seconds, 0.0, True)
+            )
+    results += extra_results
+    node_verdict = verdict.judge(
         {key: _at_face_value(condition) for key, condition in ledger.by_key().items()},
         {result.run: result for result in results},
         [result.run for result in results],
         trusted_since=0.0,
     )
-    remedies = registry.remedies(checks, (condition.code for condition in judged.conditions))
-    left = registry.without_result({name.check: checks[name.check] for name in loaded.checks}, loaded)
-    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log, remedies, left)
+    remedies = registry.remedies(checks, (condition.code for condition in node_verdict.conditions))
+    without_result = registry.without_result({name.check: checks[name.check] for name in loaded.checks}, loaded)
+    return RoundResult(
+        settings.node_name, started, node_verdict, tuple(results), tuple(runs), boot_id, log, remedies, without_result
+    )
 
 
-def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
+def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
     """Return the last result of each run, in the order of the first ones.
 
     If the last run did not complete, the findings of the earlier ones count.
     """
     last: dict[RunName, CheckResult] = {}
-    for result in looked:
+    for result in results:
         before = last.get(result.run)
         if before is not None and result.outcome is not Outcome.COMPLETED:
-            result = _together(result, before)
+            result = _merge_findings(result, before)
         last[result.run] = result
     return list(last.values())
 
 
-def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
+def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckResult:
     """Return the result of a check that runs and reads the kernel log, with the findings of both.
 
     An unreadable log does not affect the result of the run.
     """
-    if ran.run != heard.run:
-        return ran
-    found = {finding.key for finding in ran.findings}
-    more = tuple(finding for finding in heard.findings if finding.key not in found)
-    return replace(ran, findings=(*ran.findings, *more))
+    if run_result.run != log_result.run:
+        return run_result
+    found = {finding.key for finding in run_result.findings}
+    more = tuple(finding for finding in log_result.findings if finding.key not in found)
+    return replace(run_result, findings=(*run_result.findings, *more))
 
 
 def _at_face_value(condition: Condition) -> Condition:
@@ -160,76 +164,85 @@ def _at_face_value(condition: Condition) -> Condition:
 
 
 def _run_all(
-    loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_id: str, recording: Recording | None
-) -> tuple[list[CheckResult], list[Run]]:
+    loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient, boot_id: str, recording: Recording | None
+) -> tuple[list[CheckResult], list[RecordedRun]]:
     """Run all checks. GPU checks run first, and the driver is closed right after them."""
     scheduled = [
         ScheduledRun(name, checks[name.check].resource(name.instance), 1.0, config.timeout_seconds)
         for name, config in loaded.checks.items()
-        if checks[name.check].runs
+        if checks[name.check].has_run
     ]
     began = time.monotonic()
     silent_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
     results: list[CheckResult] = []
-    runs: list[Run] = []
-    queue = due.due(scheduled, {}, {}, "", 0.0)
+    runs: list[RecordedRun] = []
+    queue = due.due_runs(scheduled, {}, {}, "", 0.0)
     while queue:
         run = queue.pop(0)
         if run.resource != "nvml":
-            close_nvml(runner)
-        asked = requests.Run(*run.name, loaded.tables[run.name], boot_id=boot_id)
-        request = Request(run.resource, run.timeout_seconds, asked)
-        then = recording.run_of(run.name, sum(before.name == run.name for before in runs)) if recording else None
-        if then is not None and not then.answered:
-            reply = Reply(request, then.outcome, then.seconds, then.error)
+            close_nvml(client)
+        operation = requests.Run(*run.name, loaded.tables[run.name], boot_id=boot_id)
+        request = Request(run.resource, run.timeout_seconds, operation)
+        recorded_run = (
+            recording.find_run(run.name, sum(before.name == run.name for before in runs)) if recording else None
+        )
+        if recorded_run is not None and not recorded_run.answered:
+            reply = Reply(request, recorded_run.outcome, recorded_run.seconds, recorded_run.error)
         elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
             reply = Reply(request, Outcome.TIMED_OUT, 0.0, "the round ran out of time before this run")
         else:
-            reply = ask(runner, request)
+            reply = send_and_wait(client, request)
         now = time.monotonic()
         if reply.outcome is Outcome.TIMED_OUT and reply.seconds:
             silent_since.setdefault(run.resource, now - reply.seconds)
         silent = now - silent_since.get(run.resource, now)
         ended = time.time()
-        if then is not None:
-            reply, ended, silent = replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
-        results.append(result_of(checks[run.check], loaded.checks[run.name], reply, ended - reply.seconds, silent))
-        runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, reply.answered))
-        if reply.nvml_trouble:
-            once_more = [name for name in loaded.checks if NVML_TROUBLE in checks[name.check].after_events]
-            queue = due.again(queue, scheduled, {*once_more} - {run.name})
-    close_nvml(runner)
+        if recorded_run is not None:
+            reply, ended, silent = (
+                replace(reply, seconds=recorded_run.seconds),
+                recorded_run.ended,
+                recorded_run.silent_seconds,
+            )
+        results.append(make_result(checks[run.check], loaded.checks[run.name], reply, ended - reply.seconds, silent))
+        runs.append(RecordedRun(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, reply.answered))
+        if reply.has_nvml_problem:
+            once_more = [name for name in loaded.checks if NVML_PROBLEM in checks[name.check].after_events]
+            queue = due.with_repeats(queue, scheduled, {*once_more} - {run.name})
+    close_nvml(client)
     return results, runs
 
 
-def close_nvml(runner: Runner) -> None:
-    if runner.nvml_open:
-        ask(runner, CLOSE_NVML)
+def close_nvml(client: WorkerClient) -> None:
+    if client.nvml_open:
+        send_and_wait(client, CLOSE_NVML)
 
 
-def ask(runner: Runner, request: Request) -> Reply:
-    reply = runner.send(request)
+def send_and_wait(client: WorkerClient, request: Request) -> Reply:
+    reply = client.send(request)
     while reply is None:
         ready = select.poll()
-        for descriptor, writes in runner.waits():
+        for descriptor, writes in client.waits():
             ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-        ready.poll(max(0.0, runner.deadline - time.monotonic()) * 1000 + 1)
-        reply = runner.step()
+        ready.poll(max(0.0, client.deadline - time.monotonic()) * 1000 + 1)
+        reply = client.step()
     return reply
 
 
 # --- the kernel log
 
 
-def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
+def _read(kernel_log: KernelLogReader) -> list[RawLine] | OSError:
     try:
         return kernel_log()
     except OSError as error:
         return error
 
 
-def _listen(
-    ledger: Ledger, listening: Sequence[tuple[Check, CheckConfig]], log: list[RawLine] | OSError, then: Recording | None
+def _evaluate_log(
+    ledger: Ledger,
+    event_checks: Sequence[tuple[Check, CheckConfig]],
+    log: list[RawLine] | OSError,
+    replayed: Recording | None,
 ) -> tuple[list[CheckResult], Ledger]:
     """Return a result for each check that reads the kernel log.
 
@@ -242,14 +255,14 @@ def _listen(
         findings: dict[str, list[Finding]] = {}
     else:
         outcome, error = Outcome.COMPLETED, ""
-        events = [event for line in log if (event := event_of(line, ledger.boot_id)) is not None]
-        heard = intake.heard(ledger, events, listening, now)
-        for event, mistake in heard.mistakes:
-            drop(KERNEL_LOG, mistake, event.text if event else "events that came together")
-        ledger, findings, seconds = heard.ledger, heard.findings, time.monotonic() - began
+        events = [event for line in log if (event := make_event(line, ledger.boot_id)) is not None]
+        intake_result = intake.take_kernel_events(ledger, events, event_checks, now)
+        for event, failure in intake_result.failures:
+            drop(KERNEL_LOG, failure, event.text if event else "events that came together")
+        ledger, findings, seconds = intake_result.ledger, intake_result.findings, time.monotonic() - began
     results = []
-    for check, _ in listening:
-        run = then.run_of(RunName(check.name)) if then else None
+    for check, _ in event_checks:
+        run = replayed.find_run(RunName(check.name)) if replayed else None
         results.append(
             CheckResult(
                 check.name,
@@ -269,14 +282,14 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
     conditions = {condition.key: condition for condition in (*ledger.cleared, *ledger.conditions)}
     found = []
     for finding in findings:
-        keys = (finding.key, bounds.others_of(RunName(finding.code.partition("/")[0])))
+        keys = (finding.key, bounds.overflow_key(RunName(finding.code.partition("/")[0])))
         counted = next((conditions[key] for key in keys if key in conditions), None)
         if counted is not None:
             found.append(replace(finding, severity=counted.severity, worsens=None))
     return tuple(found)
 
 
-def kernel_log_of(settings: Settings) -> KernelLog | None:
+def kernel_log_reader(settings: Settings) -> KernelLogReader | None:
     """Return a reader of this machine's kernel log; None for another root, or if the settings disable the log."""
     if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
         return None
@@ -288,7 +301,7 @@ def read_kernel_log(accept_injected: bool) -> list[RawLine]:
     source = open_source("kmsg", accept_injected=accept_injected)
     lines = []
     try:
-        for _ in range(MOST_READS):
+        for _ in range(MAX_READS):
             lines += [line for line in source.read() if parse(line.text) is not None]
             if not source.pending:
                 break
@@ -300,16 +313,18 @@ def read_kernel_log(accept_injected: bool) -> list[RawLine]:
 # --- JSON
 
 
-def look_json(found: Look) -> dict[str, Any]:
+def round_json(round_result: RoundResult) -> dict[str, Any]:
     """Return the document of `healthd check --json` (docs/json.md)."""
     return {
         "version": healthd.__version__,
-        "node": found.node_name,
-        "time": found.time,
-        "health": shown_health(found.verdict.health, found.limits).value,
-        "limits": list(found.limits),
-        "conditions": [condition_json(condition, found.remedies) for condition in found.verdict.conditions],
-        "unknown": list(found.verdict.unknown),
-        "results": [result_json(result) for result in found.results],
-        "without_result": {why: list(names) for why, names in found.without_result.items()},
+        "node": round_result.node_name,
+        "time": round_result.time,
+        "health": reported_health(round_result.verdict.health, round_result.limits).value,
+        "limits": list(round_result.limits),
+        "conditions": [
+            condition_json(condition, round_result.remedies) for condition in round_result.verdict.conditions
+        ],
+        "unknown": list(round_result.verdict.unknown),
+        "results": [result_json(result) for result in round_result.results],
+        "without_result": {why: list(names) for why, names in round_result.without_result.items()},
     }

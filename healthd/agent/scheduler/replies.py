@@ -13,25 +13,25 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.scheduler import Scheduler
-from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, Step
+from healthd.agent.scheduler.worker_queue import MIN_REPEAT_SECONDS, Step
 from healthd.agent.scheduler.worker_tasks import (
     CLUSTER_NAME,
     INVENTORY,
-    Delivery,
     InstalledFiles,
     InventoryTask,
     LedgerCopy,
+    StreamDelivery,
     Textfile,
     failure,
 )
 from healthd.agent.settings.configured import Configured
-from healthd.agent.worker.client import Reply, Runner
+from healthd.agent.worker.client import Reply, WorkerClient
 from healthd.agent.worker.requests import (
     AppendEvents,
-    LookAtOwnFiles,
+    CheckInstalledFiles,
     ReadClusterName,
     ReadJournal,
     Run,
@@ -39,11 +39,11 @@ from healthd.agent.worker.requests import (
     SaveCopy,
     TakeInventory,
     WriteFile,
-    op_of,
+    operation_name,
 )
-from healthd.agent.worker.results import CLOCK_STEP_SECONDS, began, result_of
+from healthd.agent.worker.results import CLOCK_STEP_SECONDS, make_result, run_started_at
 from healthd.common import guard
-from healthd.common.guard import WORKER, words
+from healthd.common.guard import WORKER, describe_error
 from healthd.common.model import CheckResult, Inventory, Outcome, RunName, Severity
 from healthd.host.wakeup import poll
 
@@ -72,8 +72,8 @@ class ReplyHandler:
         self,
         scheduler: Scheduler,
         jobs: JobPresence,
-        memory: Memory,
-        client: Runner,
+        store: ConditionStore,
+        client: WorkerClient,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -81,15 +81,15 @@ class ReplyHandler:
         self.results: dict[RunName, CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.changes = 0
-        self.delivery = Delivery(memory, settings.state_dir)
-        self.ledger_copy = LedgerCopy(memory, settings.runtime_dir, settings.state_dir)
+        self.delivery = StreamDelivery(store, settings.state_dir)
+        self.ledger_copy = LedgerCopy(store, settings.runtime_dir, settings.state_dir)
         self.files = InstalledFiles()
         self.textfile = Textfile()
-        self.inventory = InventoryTask(memory, monotonic)
+        self.inventory = InventoryTask(store, monotonic)
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._jobs = jobs
-        self._memory = memory
+        self._store = store
         self._client = client
         self._now = now
         self._monotonic = monotonic
@@ -109,12 +109,14 @@ class ReplyHandler:
         each.
         """
         until = self._monotonic() + BURST_SECONDS
-        received = self._handled(self._queue.step())
-        while received == Received() and self._client.busy and self._client.answers_within(until - self._monotonic()):
-            received = self._handled(self._queue.go_on())
+        received = self._handle_step(self._queue.step())
+        while (
+            received == Received() and self._client.is_busy and self._client.answers_within(until - self._monotonic())
+        ):
+            received = self._handle_step(self._queue.advance())
         return received
 
-    def _handled(self, step: Step) -> Received:
+    def _handle_step(self, step: Step) -> Received:
         received = Received(step.round_ended)
         for reply in step.replies:
             received = self.handle(reply, received)
@@ -125,9 +127,9 @@ class ReplyHandler:
         try:
             return self._handle(reply, received)
         except Exception as error:
-            guard.drop(WORKER, error, op_of(reply.request.kind))
-            why = f"internal error in healthd with the answer: {words(error)}"
-            with guard.at(WORKER):  # a failed run is no evidence about health
+            guard.drop(WORKER, error, operation_name(reply.request.kind))
+            why = f"internal error in healthd with the answer: {describe_error(error)}"
+            with guard.dropping_errors(WORKER):  # a failed run is no evidence about health
                 return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
 
@@ -136,25 +138,25 @@ class ReplyHandler:
         if kind is Run:
             self._handle_check(reply)
         elif kind is AppendEvents:
-            self.delivery.ended(reply)
-        elif kind is LookAtOwnFiles:
-            self.files.ended(reply)
+            self.delivery.handle_reply(reply)
+        elif kind is CheckInstalledFiles:
+            self.files.handle_reply(reply)
         elif kind is WriteFile:
-            self.textfile.ended(reply)
+            self.textfile.handle_reply(reply)
         else:
             if why := failure(reply):
-                log.error("the worker could not %s: %s", op_of(reply.request.kind).replace("_", " "), why)
+                log.error("the worker could not %s: %s", operation_name(reply.request.kind).replace("_", " "), why)
             if kind is SaveCopy:
-                self.ledger_copy.ended(reply)
+                self.ledger_copy.handle_reply(reply)
             elif kind is ReadJournal:
                 return received._replace(journal=reply)
             elif kind is TakeInventory and not why:
-                return received._replace(inventory=self.inventory.ended(reply))
+                return received._replace(inventory=self.inventory.handle_reply(reply))
             elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
                 self._queue.add_task(reply.request)  # again when the hung worker has ended
             elif kind is ReadClusterName and not why:
                 assert isinstance(reply.answer, str)
-                self._memory.stream.set_cluster(reply.answer)
+                self._store.stream.set_cluster(reply.answer)
         return received
 
     # --- results of checks
@@ -170,23 +172,23 @@ class ReplyHandler:
         name = reply.run
         if name not in self._configured.runs:
             return  # a reload removed the run meanwhile
-        check, config, memory = self._configured.check(name), self._configured.runs[name], self._memory
+        check, config, store = self._configured.check(name), self._configured.runs[name], self._store
         if check.when and not self._jobs.is_idle:
             return  # jobs came while it ran
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
             why = "the clock was set while it ran"
-            reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, told=None)
-            self._queue.run_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
-        result = result_of(check, config, reply, began(reply, self._now()), silent)
-        ledger, result = intake.looked(memory.ledger, result, config, self._now())
-        self._note(result)
-        memory.take(ledger)
+            reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, message_time=None)
+            self._queue.run_early(name, self._monotonic() + MIN_REPEAT_SECONDS)
+        result = make_result(check, config, reply, run_started_at(reply, self._now()), silent)
+        ledger, result = intake.take_result(store.ledger, result, config, self._now())
+        self._record_result(result)
+        store.commit(ledger)
         if isinstance(reply.answer, RunAnswer):
-            memory.set_past(str(name), reply.answer.past)
-        again_at = verdict.next_look(memory.conditions).get(name)
-        if again_at is not None and again_at > self._now():
-            self._queue.run_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
+            store.set_past(str(name), reply.answer.past)
+        early_at = verdict.early_run_times(store.conditions).get(name)
+        if early_at is not None and early_at > self._now():
+            self._queue.run_early(name, self._monotonic() + max(early_at - self._now(), 0.1))
 
     def _silent_seconds(self, reply: Reply) -> float:
         """Return for how long the resource of a run has not answered, in this run and those before; 0 if it did."""
@@ -197,14 +199,14 @@ class ReplyHandler:
             self._overdue_since.pop(resource, None)
         return now - self._overdue_since.get(resource, now)
 
-    def _note(self, result: CheckResult) -> None:
+    def _record_result(self, result: CheckResult) -> None:
         """Keep the last result of a run. A new outcome other than "completed" is logged."""
         name, outcome = result.run, result.outcome
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
             error = f": {result.error}" if result.error else ""
             log.warning("check %s: %s%s", name, outcome.value.replace("_", " "), error)
-        if before is None or weighed(before) != weighed(result):
+        if before is None or verdict_inputs(before) != verdict_inputs(result):
             self.changes += 1
         self.results[name] = result
         self.outcomes[name.check, name.instance, outcome.value] += 1
@@ -216,20 +218,20 @@ class ReplyHandler:
 
     def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
         """Return the runs that have not run since a moment (epoch). A run shortly before it counts as well."""
-        before = moment - EARLY_AGAIN_SECONDS
+        before = moment - MIN_REPEAT_SECONDS
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
-    def keep_only_configured(self) -> None:
+    def drop_unconfigured(self) -> None:
         """Drop the results of runs that a reload removed."""
         self.results = {name: result for name, result in self.results.items() if name in self._configured.runs}
 
-    def forget_unless_idle(self) -> None:
+    def drop_unless_idle(self) -> None:
         """If jobs can run on this node, drop the results of checks for an idle node."""
         if self._jobs.is_idle:
             return
-        only_when_idle = self._configured.only_when_idle
+        only_when_idle = self._configured.idle_runs
         self.results = {name: result for name, result in self.results.items() if name not in only_when_idle}
-        self._memory.forget(only_when_idle, "jobs may run here again")
+        self._store.clear_runs(only_when_idle, "jobs may run here again")
 
     # --- the ledger's copy and the stream
 
@@ -247,16 +249,18 @@ class ReplyHandler:
 
         A worker that is busy with other work is not waited for.
         """
-        until, under_way = self._monotonic() + seconds, self._client.request
-        if under_way is not None and (under_way.resource != "state_dir" or not self._ends(None, until)):
+        until, pending_request = self._monotonic() + seconds, self._client.request
+        if pending_request is not None and (
+            pending_request.resource != "state_dir" or not self._completes(None, until)
+        ):
             return
-        for make in (self.delivery.request, self.ledger_copy.request):
-            if self._memory.unsaved:
-                self._memory.save()
-            if self._memory.unsaved or not self._ends(self._client.send(make()), until):
+        for make_request in (self.delivery.request, self.ledger_copy.request):
+            if self._store.unsaved:
+                self._store.save()
+            if self._store.unsaved or not self._completes(self._client.send(make_request()), until):
                 return
 
-    def _ends(self, reply: Reply | None, until: float) -> bool:
+    def _completes(self, reply: Reply | None, until: float) -> bool:
         """Return True if the request in flight ends by then (monotonic)."""
         while reply is None and self._monotonic() < until:
             poll(list(self._client.waits()), until - self._monotonic())
@@ -266,10 +270,12 @@ class ReplyHandler:
         return reply is not None
 
 
-def weighed(result: CheckResult) -> tuple[object, ...]:
+def verdict_inputs(result: CheckResult) -> tuple[object, ...]:
     """Return the inputs that the verdict takes from a run, besides conditions.
 
     A finding can end without a change of conditions: after `healthd repaired`, the next run no longer reports it.
     """
-    bad = {(finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED}
-    return result.outcome, result.error, bad
+    drain_findings = {
+        (finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED
+    }
+    return result.outcome, result.error, drain_findings

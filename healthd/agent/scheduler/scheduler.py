@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.scheduler.due import ScheduledRun
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.worker_queue import WorkerQueue
 from healthd.agent.settings.configured import Configured
-from healthd.agent.worker.client import NVML_TROUBLE, Reply, Runner
+from healthd.agent.worker.client import NVML_PROBLEM, Reply, WorkerClient
 from healthd.agent.worker.requests import Run
 from healthd.common import guard
 from healthd.common.guard import WORKER
 from healthd.common.model import RunName
 from healthd.host.host import Host
 
-OPENING_SECONDS = 60.0  # for 8 GPUs whose driver no process holds open: 1-3 s each to initialise
+NVML_OPEN_SECONDS = 60.0  # for 8 GPUs whose driver no process holds open: 1-3 s each to initialise
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it runs when an epilog reports the end of a job
 
 
@@ -30,18 +30,18 @@ class Scheduler:
     def __init__(
         self,
         configured: Configured,
-        memory: Memory,
-        client: Runner,
+        store: ConditionStore,
+        client: WorkerClient,
         jobs: JobPresence,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         settings = configured.settings
         self.configured = configured
-        self._memory = memory
+        self._store = store
         self._jobs = jobs
         self._host = Host(settings.root)
-        self._driver_is_unheld = self._read_driver_is_unheld()
+        self._is_driver_idle = self._read_driver_idle()
         # by (driver is idle, node is idle)
         self._scheduled: dict[tuple[bool, bool], list[ScheduledRun]] = {}
         self.queue = WorkerQueue(
@@ -52,16 +52,16 @@ class Scheduler:
             self._request_for,
             now,
             monotonic,
-            self._again_after,
+            self._repeats_after,
         )
 
     def reconfigure(self, configured: Configured) -> None:
         self.configured = configured
         self._scheduled.clear()
-        self.queue.keep_only(configured.runs)
+        self.queue.drop_unconfigured(configured.runs)
 
     def end_round(self) -> None:
-        self._driver_is_unheld = self._read_driver_is_unheld()
+        self._is_driver_idle = self._read_driver_idle()
 
     def scheduled(self) -> list[ScheduledRun]:
         """Return the recurring runs.
@@ -69,20 +69,20 @@ class Scheduler:
         While no other process holds the driver open, GPU checks run rarely: opening it takes seconds per GPU, and
         closing it resets the volatile ECC counts.
         """
-        key = self._driver_is_unheld, self._jobs.is_idle
+        key = self._is_driver_idle, self._jobs.is_idle
         if key not in self._scheduled:
             self._scheduled[key] = list(self._make_scheduled(*key))
         return self._scheduled[key]
 
-    def _make_scheduled(self, unheld: bool, idle: bool) -> Iterator[ScheduledRun]:
+    def _make_scheduled(self, driver_idle: bool, idle: bool) -> Iterator[ScheduledRun]:
         settings = self.configured.settings
         for name, config in self.configured.runs.items():
             check = self.configured.check(name)
             interval, timeout = config.interval_seconds or settings.interval_seconds, config.timeout_seconds
-            if unheld and check.uses == "nvml":
+            if driver_idle and check.uses == "nvml":
                 interval = max(interval, settings.nvml.idle_interval_seconds)
-                timeout = max(timeout, OPENING_SECONDS)
-            if check.runs and (idle or not check.when):
+                timeout = max(timeout, NVML_OPEN_SECONDS)
+            if check.has_run and (idle or not check.when):
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:
@@ -99,24 +99,24 @@ class Scheduler:
 
         GPU checks are excluded if the driver is closed after each job: opening it takes seconds.
         """
-        unheld = self._read_driver_is_unheld()
-        return [n for n in self.runs_after(JOB_END) if not (unheld and self.configured.check(n).uses == "nvml")]
+        driver_idle = self._read_driver_idle()
+        return [n for n in self.runs_after(JOB_END) if not (driver_idle and self.configured.check(n).uses == "nvml")]
 
     def run_after(self, kinds: Iterable[str]) -> None:
         """Run the checks for events of these kinds now."""
         for kind in kinds:
-            with guard.at(WORKER, kind):  # a mistake here must not affect the event
+            with guard.dropping_errors(WORKER, kind):  # a mistake here must not affect the event
                 self.queue.run_after_event(self.runs_after(kind))
 
-    def _again_after(self, reply: Reply) -> list[RunName]:
+    def _repeats_after(self, reply: Reply) -> list[RunName]:
         """Return the runs to repeat in this round: the reply reports a lost GPU or a hung driver."""
-        if not reply.nvml_trouble:
+        if not reply.has_nvml_problem:
             return []
-        return [name for name in self.runs_after(NVML_TROUBLE) if name != reply.run]
+        return [name for name in self.runs_after(NVML_PROBLEM) if name != reply.run]
 
     def _request_for(self, run: ScheduledRun) -> Run:
-        past = self._memory.past.get(str(run.name), "")
-        return Run(*run.name, self.configured.loaded.tables[run.name], past, self._memory.ledger.boot_id)
+        past = self._store.past.get(str(run.name), "")
+        return Run(*run.name, self.configured.loaded.tables[run.name], past, self._store.ledger.boot_id)
 
-    def _read_driver_is_unheld(self) -> bool:
-        return not self.configured.settings.nvml.fake and self._host.driver_is_held() is False
+    def _read_driver_idle(self) -> bool:
+        return not self.configured.settings.nvml.fake and self._host.is_driver_in_use() is False

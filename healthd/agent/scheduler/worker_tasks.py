@@ -5,35 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from healthd.agent.conditions.store import NAMES, Memory
-from healthd.agent.scheduler.worker_queue import TASK_SECONDS
+from healthd.agent.conditions.store import NAMES, ConditionStore
+from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
 from healthd.agent.worker import installed_files
 from healthd.agent.worker.client import Reply, Request
 from healthd.agent.worker.requests import (
     AppendEvents,
-    LookAtOwnFiles,
+    CheckInstalledFiles,
     ReadClusterName,
     SaveCopy,
     TakeInventory,
     WriteFile,
 )
 from healthd.common.model import Inventory, Observation, Outcome, StreamStatus
-from healthd.common.text import without_class
-from healthd.host.inventory import when_whole
+from healthd.common.text import strip_error_class
+from healthd.host.inventory import complete_gpus
 
 log = logging.getLogger("healthd")
 
-CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, ReadClusterName())
-INVENTORY = Request("nvml", TASK_SECONDS, TakeInventory(gpus=True))
+CLUSTER_NAME = Request("slurm_conf", TASK_TIMEOUT_SECONDS, ReadClusterName())
+INVENTORY = Request("nvml", TASK_TIMEOUT_SECONDS, TakeInventory(gpus=True))
 INVENTORY_SECONDS = 24 * 3600.0
 
 
 class LedgerCopy:
     """The copy of the ledger in the state directory, whose disk may hang. problem: why the last copy failed."""
 
-    def __init__(self, memory: Memory, runtime_dir: str, state_dir: str) -> None:
+    def __init__(self, store: ConditionStore, runtime_dir: str, state_dir: str) -> None:
         self.failures, self.problem = 0, ""
-        self._memory = memory
+        self._store = store
         self._runtime_dir, self._state_dir = runtime_dir, state_dir
 
     def is_due(self, round_ended: bool) -> bool:
@@ -41,19 +41,19 @@ class LedgerCopy:
 
         A node that reboots minutes after its drain must know that the drain is healthd's.
         """
-        return self._memory.uncopied and (round_ended or self._memory.slurm_uncopied)
+        return self._store.uncopied and (round_ended or self._store.slurm_uncopied)
 
     def request(self) -> Request:
-        memory = self._memory
-        copy = SaveCopy(self._runtime_dir, self._state_dir, NAMES, memory.copy_unread)
-        memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
-        return Request("state_dir", TASK_SECONDS, copy)
+        store = self._store
+        copy = SaveCopy(self._runtime_dir, self._state_dir, NAMES, store.copy_unreadable)
+        store.uncopied = store.slurm_uncopied = store.copy_unreadable = False
+        return Request("state_dir", TASK_TIMEOUT_SECONDS, copy)
 
-    def ended(self, reply: Reply) -> None:
+    def handle_reply(self, reply: Reply) -> None:
         self.problem = failure(reply)
         if self.problem:
             self.failures += 1
-            self._memory.uncopied = True  # the next round tries again
+            self._store.uncopied = True  # the next round tries again
 
 
 class InstalledFiles:
@@ -68,9 +68,9 @@ class InstalledFiles:
         return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
-        return Request("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._at_start)))
+        return Request("own_files", TASK_TIMEOUT_SECONDS, CheckInstalledFiles(tuple(self._at_start)))
 
-    def ended(self, reply: Reply) -> None:
+    def handle_reply(self, reply: Reply) -> None:
         if reply.outcome is Outcome.COMPLETED:
             assert isinstance(reply.answer, dict)
             found = installed_files.problem(self._at_start, reply.answer)
@@ -90,13 +90,13 @@ class Textfile:
         self.problem = ""
 
     def request(self, path: str, page: str) -> Request:
-        return Request("textfile", TASK_SECONDS, WriteFile(path, page))
+        return Request("textfile", TASK_TIMEOUT_SECONDS, WriteFile(path, page))
 
-    def ended(self, reply: Reply) -> None:
-        problem = without_class(failure(reply))
+    def handle_reply(self, reply: Reply) -> None:
+        problem = strip_error_class(failure(reply))
         if problem:
-            assert isinstance(reply.request.asked, WriteFile)
-            problem = f"cannot write {reply.request.asked.path} (metrics.textfile): {problem}"
+            assert isinstance(reply.request.operation, WriteFile)
+            problem = f"cannot write {reply.request.operation.path} (metrics.textfile): {problem}"
         if problem not in ("", self.problem):
             log.error("%s", problem)
         self.problem = problem
@@ -105,8 +105,8 @@ class Textfile:
 class InventoryTask:
     """The inventory of this node: read again when it may have changed, and once a day."""
 
-    def __init__(self, memory: Memory, monotonic: Callable[[], float]) -> None:
-        self._memory = memory
+    def __init__(self, store: ConditionStore, monotonic: Callable[[], float]) -> None:
+        self._store = store
         self._monotonic = monotonic
         self._read_at = -float("inf")
 
@@ -122,13 +122,13 @@ class InventoryTask:
         if check.request.resource != "nvml" or check.outcome is not Outcome.COMPLETED:
             return False
         is_old = self._monotonic() - self._read_at >= INVENTORY_SECONDS
-        return is_old or outgrown(self._memory.ledger.inventory, observations)
+        return is_old or is_outdated(self._store.ledger.inventory, observations)
 
-    def ended(self, reply: Reply) -> Inventory:
+    def handle_reply(self, reply: Reply) -> Inventory:
         """Return the inventory that the worker read."""
         inventory = reply.answer
         assert isinstance(inventory, Inventory)
-        self._memory.change(whole_gpus=when_whole(self._memory.ledger.whole_gpus, inventory.gpus))
+        self._store.change(whole_gpus=complete_gpus(self._store.ledger.whole_gpus, inventory.gpus))
         self._read_at = self._monotonic()
         return inventory
 
@@ -140,31 +140,31 @@ def failure(reply: Reply) -> str:
     return reply.error or reply.outcome.value.replace("_", " ")
 
 
-def outgrown(inventory: Inventory, observations: Iterable[Observation]) -> bool:
+def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bool:
     """Return True if NVML shows more GPUs than the inventory, or another driver. A lost GPU stays in the inventory."""
     return any(
-        (seen.name == "gpus" and seen.value > len(inventory.gpus))
-        or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)
-        for seen in observations
+        (observation.name == "gpus" and observation.value > len(inventory.gpus))
+        or (observation.name == "gpu_driver_info" and ("version", inventory.driver_version) not in observation.labels)
+        for observation in observations
     )
 
 
-class Delivery:
+class StreamDelivery:
     """Writes events to the stream's files: lines of the ledger's outbox, one write at a time."""
 
-    def __init__(self, memory: Memory, state_dir: str) -> None:
-        self._memory = memory
+    def __init__(self, store: ConditionStore, state_dir: str) -> None:
+        self._store = store
         self._state_dir = state_dir
-        self._under_way = False
-        self._again = True  # lines may be in the file already, after a kill or a failure
+        self._is_pending = False
+        self._may_repeat = True  # lines may be in the file already, after a kill or a failure
         self._failures = 0
         self._journal_lost = 0
         self.problem = ""  # why lines cannot be written; "" = they can
 
     @property
     def status(self) -> StreamStatus:
-        waiting = len(self._memory.ledger.outbox.lines)
-        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.problem)
+        waiting = len(self._store.ledger.outbox.lines)
+        return StreamStatus(waiting, self._store.stream.dropped, self._failures, self._journal_lost, self.problem)
 
     @property
     def is_due(self) -> bool:
@@ -172,23 +172,23 @@ class Delivery:
 
         After a kill, a daemon with that ledger does not give the numbers of written lines to other lines.
         """
-        return bool(self._memory.ledger.outbox.lines) and not self._under_way and not self._memory.unsaved
+        return bool(self._store.ledger.outbox.lines) and not self._is_pending and not self._store.unsaved
 
     def request(self) -> Request:
-        self._under_way = True
-        asked = AppendEvents(self._state_dir, tuple(self._memory.ledger.outbox.lines), self._again)
-        return Request("state_dir", TASK_SECONDS, asked)
+        self._is_pending = True
+        operation = AppendEvents(self._state_dir, tuple(self._store.ledger.outbox.lines), self._may_repeat)
+        return Request("state_dir", TASK_TIMEOUT_SECONDS, operation)
 
-    def ended(self, reply: Reply) -> None:
-        self._under_way = False
+    def handle_reply(self, reply: Reply) -> None:
+        self._is_pending = False
         before, self.problem = self.problem, failure(reply)
-        self._again = self.problem != ""
-        if self._again:
+        self._may_repeat = self.problem != ""
+        if self._may_repeat:
             self._failures += 1
             if not before:
                 log.error("the worker could not write events: %s", self.problem)
             return
         assert isinstance(reply.answer, int)
-        assert isinstance(reply.request.asked, AppendEvents)
+        assert isinstance(reply.request.operation, AppendEvents)
         self._journal_lost += reply.answer
-        self._memory.stream.written(reply.request.asked.lines)
+        self._store.stream.mark_written(reply.request.operation.lines)

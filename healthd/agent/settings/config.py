@@ -18,7 +18,6 @@ from healthd.agent.settings.limits import (
     Address,
     Addresses,
     ClusterName,
-    Few,
     FileOrName,
     KernelLog,
     LinePattern,
@@ -26,9 +25,10 @@ from healthd.agent.settings.limits import (
     Nodes,
     PatternNames,
     Percent,
+    SmallCount,
     Times,
-    no_absolute_path,
-    no_address,
+    absolute_path_problem,
+    address_problem,
 )
 from healthd.agent.settings.limits import Period as Period  # checks declare their periods with it
 from healthd.agent.settings.limits import Seconds as Seconds
@@ -65,14 +65,14 @@ class CheckConfig(Value, frozen=True):
     guessed: tuple[str, ...] = ()
 
 
-def only_warns(config: CheckConfig, expects: str) -> bool:
+def is_capped(config: CheckConfig, expects: str) -> bool:
     """Return True if these settings cap findings at WARNING that compare with the setting `expects` ("" = with
     none).
     """
     return not config.enforce or expects in config.guessed or "name" in config.guessed
 
 
-def severity_with(explain: Explain, config: CheckConfig) -> Severity:
+def configured_severity(explain: Explain, config: CheckConfig) -> Severity:
     """Return the worst severity of the code under these settings, before the site overrides or caps it."""
     chosen = getattr(config, explain.chosen_by, None)
     return chosen if isinstance(chosen, Severity) else explain.severity
@@ -136,9 +136,9 @@ class SlurmConfig(Value, frozen=True):
 
     command_timeout_seconds: Period = 30.0
     requeue_retry_seconds: Seconds = 90.0
-    max_restarts: Few = 5
+    max_restarts: SmallCount = 5
     admin_comment: bool = True
-    own_faults_per_hour: Few = 3
+    own_faults_per_hour: SmallCount = 3
     shared_wait_seconds: Seconds = 600.0
     shared_max_wait_seconds: Seconds = 4 * 3600.0
     requeue: Requeue = Requeue.PART
@@ -207,7 +207,7 @@ class Layer(NamedTuple):
     guessed: bool = False
 
 
-Below = Callable[[Settings], Sequence[Layer]]
+LayerLoader = Callable[[Settings], Sequence[Layer]]
 
 
 class Loaded(Value, frozen=True):
@@ -226,18 +226,18 @@ class Loaded(Value, frozen=True):
     profile: str = ""
 
 
-def only_observes_kernel_log(loaded: Loaded) -> bool:
+def is_kernel_log_forgeable(loaded: Loaded) -> bool:
     """Return True if kernel log lines are displayed without any effect, because users can forge them.
 
     That is so for a followed file, in which a line break in a user's text begins a new line. A path that was given as a
     flag belongs to a drill or a test and is trusted.
     """
     kernel_log = loaded.settings.kernel_log
-    proven = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
-    return not (proven or loaded.origins.get("kernel_log.source", "").startswith("--"))
+    is_trusted = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
+    return not (is_trusted or loaded.origins.get("kernel_log.source", "").startswith("--"))
 
 
-def directory(table: Mapping[str, Any], source: str, name: str) -> str:
+def read_directory(table: Mapping[str, Any], source: str, name: str) -> str:
     """Return `runtime_dir` or `state_dir` of a daemon with these settings; other errors in them are ignored."""
     found = table.get(name, getattr(Settings(), name))
     if not isinstance(found, str):
@@ -245,7 +245,7 @@ def directory(table: Mapping[str, Any], source: str, name: str) -> str:
     return found
 
 
-def kernel_log_of(table: Mapping[str, Any], source: str) -> KernelLogConfig:
+def kernel_log_config(table: Mapping[str, Any], source: str) -> KernelLogConfig:
     """Return [kernel_log] of a settings file, ignoring the rest of the file. Raises ConfigError."""
     try:
         return load(KernelLogConfig, table.get("kernel_log", {}), "kernel_log")
@@ -258,14 +258,14 @@ def checks_dir(table: Mapping[str, Any]) -> str:
     invalid.
     """
     found = table.get("checks_dir", Settings().checks_dir)
-    return found if isinstance(found, str) and not no_absolute_path(found) else ""
+    return found if isinstance(found, str) and not absolute_path_problem(found) else ""
 
 
 def listen_addresses(listen: str | tuple[str, ...], where: str) -> list[tuple[str, int]]:
     """Return [("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478"; [] for "off"."""
     found = []
     for text in (listen,) if isinstance(listen, str) else listen:
-        if problem := no_address(text):
+        if problem := address_problem(text):
             raise ConvertError(f"{where}: {problem}")
         address, _, port = text.rpartition(":")
         found += [(address.strip("[]"), int(port))] if address else []

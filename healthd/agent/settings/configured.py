@@ -33,44 +33,44 @@ class Configured(Struct, frozen=True, dict=True):
         return self.checks[run.check]
 
     @property
-    def listeners(self) -> list[tuple[Check, CheckConfig]]:
+    def event_checks(self) -> list[tuple[Check, CheckConfig]]:
         """Checks that evaluate kernel events."""
         every = ((self.checks[name.check], config) for name, config in self.runs.items() if not name.instance)
-        return [(check, config) for check, config in every if check.listens]
+        return [(check, config) for check, config in every if check.reads_kernel_log]
 
     @functools.cached_property
-    def never_holds_resume(self) -> frozenset[RunName]:
+    def not_needed_for_resume(self) -> frozenset[RunName]:
         """Runs that no resume waits for when they fail to run."""
-        return frozenset(name for name, config in self.runs.items() if not self.check(name).holds_resume(config))
+        return frozenset(name for name, config in self.runs.items() if not self.check(name).may_block_resume(config))
 
     @functools.cached_property
     def before_resume(self) -> dict[RunName, Program]:
         """Programs to run before a drained node is resumed."""
-        asked = ((name, self.check(name).declares.before_resume(config)) for name, config in self.runs.items())
-        return {name: program for name, program in asked if program is not None}
+        programs = ((name, self.check(name).declares.before_resume(config)) for name, config in self.runs.items())
+        return {name: program for name, program in programs if program is not None}
 
     @functools.cached_property
     def after_job(self) -> list[Program]:
         """Programs that Slurm's epilog runs after the last job of a node."""
-        asked = (self.check(name).declares.after_job(config) for name, config in self.runs.items())
-        return [program for program in asked if program is not None]
+        programs = (self.check(name).declares.after_job(config) for name, config in self.runs.items())
+        return [program for program in programs if program is not None]
 
     @functools.cached_property
     def meanings(self) -> dict[str, str]:
         """Observation -> description of its value, for all enabled checks."""
         return {name: text for run in self.runs for name, text in self.check(run).meanings.items()}
 
-    def versions(self, of_healthd: str) -> dict[RunName, tuple[str, str]]:
+    def versions(self, healthd_version: str) -> dict[RunName, tuple[str, str]]:
         """Return the version of its check and a checksum of its settings for each run."""
         return {
             name: (
-                self.check(name).version or of_healthd,
+                self.check(name).version or healthd_version,
                 f"{zlib.crc32(json.dumps(self.loaded.tables[name], sort_keys=True, default=str).encode()):08x}",
             )
             for name in self.runs
         }
 
     @property
-    def only_when_idle(self) -> set[RunName]:
+    def idle_runs(self) -> set[RunName]:
         """Runs that need a node without jobs."""
         return {name for name in self.runs if self.checks[name.check].when}

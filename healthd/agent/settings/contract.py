@@ -14,7 +14,7 @@ from msgspec import field
 
 from healthd.agent.settings.config import CheckConfig
 from healthd.common.codec import fields_of
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import (
     Baseline,
@@ -81,7 +81,7 @@ class Contract(Value, Generic[C], frozen=True):
     WHEN: str = ""
     AFTER_EVENTS: Sequence[str] = ()
     HOLDS_RESUME: bool = True
-    run: Callable[[Host, C, Past], Iterable[Finding | Observation | Repair | NothingToCheck]] | None = None
+    run: Callable[[Host, C, History], Iterable[Finding | Observation | Repair | NothingToCheck]] | None = None
     before_resume: Callable[[C], Program | None] = lambda config: None
     after_job: Callable[[C], Program | None] = lambda config: None
     validate: Callable[[C], str | None] = lambda config: None
@@ -106,6 +106,6 @@ class Contract(Value, Generic[C], frozen=True):
 NAMES = tuple(f.name for f in fields_of(Contract))
 
 
-def declared(module: ModuleType) -> Contract[Any]:
+def read_contract(module: ModuleType) -> Contract[Any]:
     """Return the declarations of a module, not yet validated: a site's module may have wrong types."""
     return Contract(**{name: getattr(module, name) for name in NAMES if hasattr(module, name)})

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from healthd.agent.settings.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
+from healthd.agent.settings.config import CheckConfig, ConfigError, FleetLimits, Layer, LayerLoader, Loaded, Settings
 from healthd.agent.settings.registry import Check
-from healthd.common.codec import ConvertError, dump, fields_of, load, nearest, number, refuse, show
+from healthd.common.codec import ConvertError, dump, fields_of, load, number, raise_mistakes, show, spelling_hint
 from healthd.common.model import RunName
 from healthd.common.text import printable
 from healthd.common.toml import names_in
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 SECTIONS = "node"  # [[node]]: settings for single nodes (node_sections.py)
 
 
-def settle(
+def resolve_settings(
     table: Mapping[str, Any],
     source: str,
     flags: Mapping[str, tuple[str, Any]],
-    known: Mapping[str, Check],
-    below: Below = lambda _settings: (),
+    available: Mapping[str, Check],
+    lower_layers: LayerLoader = lambda _settings: (),
 ) -> Loaded:
     """Return the effective settings.
 
@@ -41,37 +41,37 @@ def settle(
     """
     plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
-    of_sections: list[Layer] = []
+    section_layers: list[Layer] = []
     if SECTIONS in table:
         node = flags["node_name"][1] if "node_name" in flags else plain.get("node_name") or _host_name()
         for name, section in _sections_for(str(node), table, source):
-            with _named(name, {}):
-                _known_top_level(dict(section.settings), known)
+            with _naming_source(name, {}):
+                _require_top_level(dict(section.settings), available)
             _overlay(plain, section.settings)
             origins.update(dict.fromkeys(_flat(section.settings), name))
-            of_sections.append(Layer(name, section.checks))
+            section_layers.append(Layer(name, section.checks))
     for name, (flag, value) in flags.items():
         origins[name] = flag
         _put(plain, name, value)
-    with _named(source, origins):
+    with _naming_source(source, origins):
         if plain.get("node_name", "") == "":
             plain["node_name"] = _host_name()
-        settings = load(Settings, _known_top_level(plain, known), "")
+        settings = load(Settings, _require_top_level(plain, available), "")
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
-        layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
-    first_section = len(layers) - len(of_sections)
+        layers = [*lower_layers(settings), Layer(source, table.get("checks", {})), *section_layers]
+    first_section = len(layers) - len(section_layers)
     for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
-        with _named(layer.source, {}):
+        with _naming_source(layer.source, {}):
             if height >= first_section:  # a section is complete only on top of the layers below
-                _check_section(layers[:height], layer, known)
+                _check_section(layers[:height], layer, available)
             else:
-                _require_known(layer.checks, known)
-                _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
-    tables, layer_of = _laid(layers, known)
-    origins.update({place: layer.source for place, layer in layer_of.items()})
-    with _named(source, origins):
-        checks = _check_configs(tables, known, layer_of)
+                _require_existing(layer.checks, available)
+                _check_configs(layer.checks, {name: available[name] for name in layer.checks}, {})
+    tables, layer_by_path = _merge_layers(layers, available)
+    origins.update({path: layer.source for path, layer in layer_by_path.items()})
+    with _naming_source(source, origins):
+        checks = _check_configs(tables, available, layer_by_path)
     enabled = {name: config for name, config in checks.items() if config.enabled}
     plain_tables = {name: {**dump(config), "name": name.instance} for name, config in enabled.items()}
     disabled = {name: config for name, config in checks.items() if not config.enabled}
@@ -79,19 +79,19 @@ def settle(
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
 
 
-def _check_section(below: Sequence[Layer], section: Layer, known: Mapping[str, Check]) -> dict[str, Any]:
+def _check_section(lower_layers: Sequence[Layer], section: Layer, available: Mapping[str, Check]) -> dict[str, Any]:
     """Validate names and types in the checks of a [[node]] section and return them merged with the layers below.
 
     validate() is left to the caller, for the complete tables. Raises ConvertError.
     """
-    _require_known(section.checks, known)
+    _require_existing(section.checks, available)
     for name, table in section.checks.items():
         if not isinstance(table, Mapping):
             raise ConvertError(f"checks.{name}: must be a table, got {show(table)}")
-        _require_tables(name, table, known[name])
-    tables, _ = _laid([*below, section], known)
+        _require_tables(name, table, available[name])
+    tables, _ = _merge_layers([*lower_layers, section], available)
     changed = {name: tables[name] for name in section.checks}
-    _check_configs(changed, {name: known[name] for name in changed}, {}, complete=False)
+    _check_configs(changed, {name: available[name] for name in changed}, {}, complete=False)
     return changed
 
 
@@ -104,16 +104,16 @@ def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tupl
     """Return the [[node]] sections for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
     from healthd.agent.settings import node_sections  # few files have sections
 
-    with _named(source, {}):
+    with _naming_source(source, {}):
         sections = node_sections.sections(table)
-    return [(f"{source} {section.name}", section) for section in sections if node_sections.holds_for(section, node)]
+    return [(f"{source} {section.name}", section) for section in sections if node_sections.applies_to(section, node)]
 
 
 def _host_name() -> str:
     return os.uname().nodename.partition(".")[0]
 
 
-def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
+def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str, Check]) -> list[str]:
     """Return all mistakes in one settings file, a sentence each, for `healthd config check`.
 
     Each table is validated separately, the checks of a [[node]] section on top of those of the file. Mistakes that only
@@ -121,79 +121,83 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     """
     names = {f.name for f in fields_of(Settings)}
     top = _top_level(table)
-    found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
+    found = [
+        check_mistakes
+        for key in top
+        for check_mistakes in _mistakes_of_call(functools.partial(_require_top_level, {key: None}, available))
+    ]
     plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
-    found += _wrong(functools.partial(load, Settings, plain, ""))
+    found += _mistakes_of_call(functools.partial(load, Settings, plain, ""))
     tables = table.get("checks", {})
     if not isinstance(tables, Mapping):
         found.append("checks: must be a table")
         tables = {}
-    wrong_checks = set()
+    failed_checks = set()
     for name, own in tables.items():
-        wrong = [
+        check_mistakes = [
             mistake
-            for alone in _each_alone(name, own, known)
-            for mistake in _wrong(functools.partial(_judge_alone, name, alone, known))
+            for single in _split_tables(name, own, available)
+            for mistake in _mistakes_of_call(functools.partial(_validate_check, name, single, available))
         ]
-        found += wrong
-        wrong_checks |= {name} if wrong else set()
-    of_sections: list[str] = []
+        found += check_mistakes
+        failed_checks |= {name} if check_mistakes else set()
+    section_mistakes: list[str] = []
     if SECTIONS in table:
         from healthd.agent.settings import node_sections
 
-        found += _wrong(functools.partial(node_sections.sections, table))
+        found += _mistakes_of_call(functools.partial(node_sections.sections, table))
         sections: list[Section] = []
         with suppress(ConvertError):  # already in `found`
-            sections = node_sections.as_written(table)
+            sections = node_sections.read_sections(table)
         for section in sections:
-            source_of_section = f"{source} {section.name}"
-            allowed = {k: v for k, v in section.settings.items() if k not in node_sections.NOT_IN_A_SECTION}
-            of_sections += mistakes(allowed, source_of_section, known)
-            apart = [section.checks]
+            section_source = f"{source} {section.name}"
+            allowed = {k: v for k, v in section.settings.items() if k not in node_sections.FORBIDDEN_SETTINGS}
+            section_mistakes += find_mistakes(allowed, section_source, available)
+            parts = [section.checks]
             if isinstance(section.checks, Mapping):  # validated on top of those of the file, which must be valid
-                apart = [{name: own} for name, own in section.checks.items() if name not in wrong_checks]
-            for checks in apart:
-                judge = functools.partial(_judge_section, tables, checks, known)
-                of_sections += [f"{source_of_section}: {printable(mistake)}" for mistake in _wrong(judge)]
-    return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
+                parts = [{name: own} for name, own in section.checks.items() if name not in failed_checks]
+            for checks in parts:
+                judge = functools.partial(_validate_section, tables, checks, available)
+                section_mistakes += [f"{section_source}: {printable(mistake)}" for mistake in _mistakes_of_call(judge)]
+    return [*(f"{source}: {printable(mistake)}" for mistake in found), *section_mistakes]
 
 
-def _each_alone(name: str, table: Any, known: Mapping[str, Check]) -> list[Any]:
+def _split_tables(name: str, table: Any, available: Mapping[str, Check]) -> list[Any]:
     """Return the table of a check once for each of its named tables, so that the mistakes in all of them are found."""
-    if name not in known or not known[name].per or not isinstance(table, Mapping):
+    if name not in available or not available[name].per or not isinstance(table, Mapping):
         return [table]
-    own = {f.name for f in fields_of(known[name].config)}
+    own = {f.name for f in fields_of(available[name].config)}
     named = [key for key, value in table.items() if key not in own and isinstance(value, Mapping)]
     shared = {key: value for key, value in table.items() if key not in named}
-    if not named or _wrong(functools.partial(_judge_alone, name, shared, known)):
+    if not named or _mistakes_of_call(functools.partial(_validate_check, name, shared, available)):
         return [table]
     return [{**shared, key: table[key]} for key in named]
 
 
-def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
+def _validate_check(name: str, table: Any, available: Mapping[str, Check]) -> None:
     """Raise ConvertError if the table of one check is invalid."""
-    _require_known({name: table}, known)
-    _check_configs({name: table}, {name: known[name]}, {})
+    _require_existing({name: table}, available)
+    _check_configs({name: table}, {name: available[name]}, {})
 
 
-def _judge_section(file: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
+def _validate_section(file: Mapping[str, Any], checks: Any, available: Mapping[str, Check]) -> None:
     """Raise ConvertError if the checks of a [[node]] section, on top of those of the file, are invalid."""
-    below = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
-    tables = _check_section([Layer("", below)], Layer("", checks), known)
-    _check_configs(tables, {name: known[name] for name in tables}, {})
+    lower_layer = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
+    tables = _check_section([Layer("", lower_layer)], Layer("", checks), available)
+    _check_configs(tables, {name: available[name] for name in tables}, {})
 
 
-def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
+def _mistakes_of_call(call: Callable[[], object]) -> tuple[str, ...]:
     """Return the mistakes that a call raises, a sentence each."""
     try:
-        judge()
+        call()
     except ConvertError as error:
-        return error.every
+        return error.mistakes
     return ()
 
 
 @contextmanager
-def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
+def _naming_source(source: str, origins: Mapping[str, str]) -> Iterator[None]:
     """Convert ConvertError into a ConfigError that names the file or the flag of the invalid value."""
     try:
         yield
@@ -202,47 +206,47 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
         raise ConfigError(f"{where}: {printable(str(error))}") from None  # a key may contain a line end
 
 
-def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
+def _merge_layers(layers: Sequence[Layer], available: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
     """Merge the layers per setting (a list or table that is a setting's value is replaced as a whole).
 
     Also returns the layer of each setting.
     """
     tables: dict[str, Any] = {}
-    layer_of: dict[str, Layer] = {}
+    layer_by_path: dict[str, Layer] = {}
     for layer in layers:
         for name, table in layer.checks.items():
-            own = {f.name for f in fields_of(known[name].config)}
+            own = {f.name for f in fields_of(available[name].config)}
             merged = tables.setdefault(name, {})
             for key, value in table.items():
-                if known[name].per and key not in own:
+                if available[name].per and key not in own:
                     merged[key] = {**merged.get(key, {}), **value}
-                    layer_of.update({place_of(name, key, setting): layer for setting in ("name", *value)})
+                    layer_by_path.update({setting_path(name, key, setting): layer for setting in ("name", *value)})
                 else:
                     merged[key] = value
-                    layer_of[place_of(name, "", key)] = layer
-    return tables, layer_of
+                    layer_by_path[setting_path(name, "", key)] = layer
+    return tables, layer_by_path
 
 
-def place_of(check: str, instance: str, setting: str) -> str:
+def setting_path(check: str, instance: str, setting: str) -> str:
     return f'checks.{check}."{instance}".{setting}' if instance else f"checks.{check}.{setting}"
 
 
-def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
+def _guessed(check: Check, instance: str, layer_by_path: Mapping[str, Layer]) -> tuple[str, ...]:
     """Return the settings of one run that a profile guessed. The instance's own table takes precedence over the
     check's.
     """
     found: list[str] = []
-    if not any(layer.guessed for layer in layer_of.values()):
+    if not any(layer.guessed for layer in layer_by_path.values()):
         return ()
     for f in fields_of(check.config):
-        places = [place_of(check.name, i, f.name) for i in (instance, "")]
-        layer = next((layer_of[place] for place in places if place in layer_of), None)
+        paths = [setting_path(check.name, i, f.name) for i in (instance, "")]
+        layer = next((layer_by_path[path] for path in paths if path in layer_by_path), None)
         if layer is not None and layer.guessed:
             found.append(f.name)
     return tuple(found)
 
 
-def require_what_is_named(loaded: Loaded) -> None:
+def require_named_files(loaded: Loaded) -> None:
     """Raise ConfigError if the settings name a root or a fake NVML that does not exist: every check would fail."""
     settings, origins = loaded.settings, loaded.origins
     if not os.path.isdir(settings.root):
@@ -250,37 +254,37 @@ def require_what_is_named(loaded: Loaded) -> None:
     fake = settings.nvml.fake
     profiles = names_in(fake_machines.FOLDER)
     if fake and fake not in profiles and not os.path.isfile(fake):
-        hint = nearest(fake, profiles)
+        hint = spelling_hint(fake, profiles)
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: no profile or file is called "{fake}"{hint}')
 
 
-def _known_top_level(plain: dict[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
+def _require_top_level(plain: dict[str, Any], available: Mapping[str, Check]) -> dict[str, Any]:
     names = {f.name for f in fields_of(Settings)} | {"checks"}
     for key in plain:
         if key not in names:
             from difflib import get_close_matches
 
-            near = get_close_matches(key, [*names, *known], n=1)
+            near = get_close_matches(key, [*names, *available], n=1)
             is_check = bool(near) and near[0] not in names  # its table belongs below "checks"
-            hint = f'; did you mean "checks.{near[0]}"?' if is_check else nearest(key, names)
+            hint = f'; did you mean "checks.{near[0]}"?' if is_check else spelling_hint(key, names)
             raise ConvertError(f'unknown setting "{key}"{hint}')
     return plain
 
 
-def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
+def _require_existing(tables: Any, available: Mapping[str, Check]) -> None:
     if not isinstance(tables, Mapping):
         raise ConvertError("checks: must be a table")
     for name in tables:
-        if name not in known:
-            raise ConvertError(f'checks.{name}: there is no check "{name}"{nearest(name, known)}')
+        if name not in available:
+            raise ConvertError(f'checks.{name}: there is no check "{name}"{spelling_hint(name, available)}')
 
 
 def _check_configs(
-    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer], complete: bool = True
+    tables: Mapping[str, Any], available: Mapping[str, Check], layer_by_path: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
     """Return the Config of every run. complete: False = names and types only, without validate()."""
-    wanted: list[tuple[Check, str, dict[str, Any]]] = []
-    for name, check in known.items():
+    runs: list[tuple[Check, str, dict[str, Any]]] = []
+    for name, check in available.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
             raise ConvertError(f"checks.{name}: must be a table, got {show(table)}")
@@ -290,12 +294,12 @@ def _check_configs(
                 raise ConvertError(f"{where}.name: is set by the name of the table")
             if "guessed" in values:
                 raise ConvertError(f'{where}: unknown setting "guessed"')
-            guessed = _guessed(check, instance, layer_of)
-            wanted.append((check, where, {**values, "name": instance, "guessed": guessed}))
+            guessed = _guessed(check, instance, layer_by_path)
+            runs.append((check, where, {**values, "name": instance, "guessed": guessed}))
     if complete:
-        _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
+        _require_judged([(check.path, where, values) for check, where, values in runs if check.judges_settings])
     configs = {}
-    for check, where, values in wanted:
+    for check, where, values in runs:
         config = check.make_config(values, where)
         if complete:
             check.check_config(config, where)
@@ -306,9 +310,9 @@ def _check_configs(
 def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
     """Raise ConfigError if the code of a site's file hangs or crashes when it validates its settings."""
     if runs:
-        from healthd.agent.settings.trial import require_judged
+        from healthd.agent.settings.trial import require_validated
 
-        require_judged(runs)
+        require_validated(runs)
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
@@ -334,27 +338,27 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
         if key in own:
             continue
         if not isinstance(value, Mapping):
-            found.append(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
+            found.append(f'checks.{name}: unknown setting "{key}"{spelling_hint(key, own - {"name", "guessed"})}')
         elif not key.strip() or not key.isprintable():
             found.append(f"checks.{name}: the name of a table must be printable text, got {show(key)}")
-    refuse(found)
+    raise_mistakes(found)
 
 
-def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
     """Merge settings into others, setting by setting: the tables [slurm], [fleet] ... are joined."""
-    for key, value in above.items():
-        old = below.get(key)
-        below[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    for key, value in upper.items():
+        current = lower.get(key)
+        lower[key] = {**current, **value} if isinstance(current, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
     """Set one setting in nested tables. A value in the place of a table stays, so that it is refused later."""
     *path, last = dotted.split(".")
     for name in path:
-        below = table.get(name, {})
-        if not isinstance(below, Mapping):
+        subtable = table.get(name, {})
+        if not isinstance(subtable, Mapping):
             return
-        table[name] = dict(below)
+        table[name] = dict(subtable)
         table = table[name]
     table[last] = value
 
@@ -370,7 +374,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
+def setting_rows(loaded: Loaded) -> list[tuple[str, Any, str]]:
     """Return (setting, value, origin) of every setting, for `healthd config show`."""
     origins = dict(loaded.origins)
     if loaded.profile:
@@ -378,10 +382,12 @@ def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
     rows = [(name, value, origins.get(name, "default")) for name, value in _flat(_all_fields(loaded.settings)).items()]
     for (check, instance), config in sorted({**loaded.checks, **loaded.disabled}.items()):
         for setting, value in _all_fields(config).items():
-            origin = origins.get(place_of(check, instance, setting)) or origins.get(place_of(check, "", setting))
+            origin = origins.get(setting_path(check, instance, setting)) or origins.get(
+                setting_path(check, "", setting)
+            )
             if setting not in ("name", "guessed") and value is not None:
-                for name, one in _flat({setting: value}).items():
-                    rows.append((place_of(check, instance, name), one, origin or "default"))
+                for name, item in _flat({setting: value}).items():
+                    rows.append((setting_path(check, instance, name), item, origin or "default"))
     return rows
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from healthd.agent.settings.config import ConfigError, Layer, Settings
 from healthd.agent.settings.settings_file import parse_toml, read_file
-from healthd.common.codec import ConvertError, load, nearest
+from healthd.common.codec import ConvertError, load, spelling_hint
 from healthd.common.toml import names_in
 from healthd.common.values import Value
 from healthd.host.host import Host
@@ -52,51 +52,51 @@ class Match(Value, frozen=True):
         return self.at_least <= mine <= self.at_most
 
 
-def below(settings: Settings) -> list[Layer]:
+def lower_layers(settings: Settings) -> list[Layer]:
     """Return the layers below healthd.toml, the lowest first. Raises ConfigError; ConvertError for an unknown
     profile.
     """
     layers = []
-    profile = _chosen(settings)
+    profile = _chosen_profile(settings)
     if profile:
         path = profile if "/" in profile else os.path.join(PROFILES, f"{profile}.toml")
         table = read_file(path, True, "profile") if "/" in profile else _built_in(profile)
-        layers.append(Layer(f"profile {profile}", _checks_in(table, path, ("match",)), guessed=True))
-    if settings.baseline_file and _is_of_this_machine(settings):
-        layers.append(Layer(settings.baseline_file, checks_of(settings.baseline_file)))
+        layers.append(Layer(f"profile {profile}", _only_checks(table, path, ("match",)), guessed=True))
+    if settings.baseline_file and _applies_to_root(settings):
+        layers.append(Layer(settings.baseline_file, baseline_tables(settings.baseline_file)))
     return layers
 
 
-def without_baseline(settings: Settings) -> list[Layer]:
+def layers_without_baseline(settings: Settings) -> list[Layer]:
     """Return the layers for creating a new baseline: without the old one."""
-    return below(replace(settings, baseline_file=""))
+    return lower_layers(replace(settings, baseline_file=""))
 
 
-def _is_of_this_machine(settings: Settings) -> bool:
+def _applies_to_root(settings: Settings) -> bool:
     """Return True if the baseline applies to this root: the default baseline is only valid for "/"."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
-def names() -> list[str]:
+def profile_names() -> list[str]:
     """Return the names of the profiles that come with healthd."""
     return names_in(PROFILES)
 
 
-def _chosen(settings: Settings) -> str:
+def _chosen_profile(settings: Settings) -> str:
     """Return the profile's name or path, "" for none."""
-    wanted = settings.profile
-    if wanted == "auto":
-        return _find(Host(settings.root))
-    if wanted == "none" or wanted in names():
-        return wanted if wanted != "none" else ""
-    if not wanted.startswith("/"):
-        known = ["auto", "none", *names()]
-        raise ConvertError(f'profile: unknown profile "{wanted}"{nearest(wanted, known)}')
-    read_file(wanted, True, "profile")
-    return wanted
+    profile = settings.profile
+    if profile == "auto":
+        return _find_profile(Host(settings.root))
+    if profile == "none" or profile in profile_names():
+        return profile if profile != "none" else ""
+    if not profile.startswith("/"):
+        options = ["auto", "none", *profile_names()]
+        raise ConvertError(f'profile: unknown profile "{profile}"{spelling_hint(profile, options)}')
+    read_file(profile, True, "profile")
+    return profile
 
 
-def _find(host: Host) -> str:
+def _find_profile(host: Host) -> str:
     """Return the profile that fits this machine. Profiles with a product name come first."""
     try:
         product = host.read(PRODUCT_NAME) or ""
@@ -109,7 +109,7 @@ def _find(host: Host) -> str:
         return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than none
     if not product and not gpus:
         return ""  # a machine without this data: skip reading the profiles
-    matches = {name: _match(name) for name in names()}
+    matches = {name: _match(name) for name in profile_names()}
     by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
     return next((name for name in by_product if matches[name].fits(product, gpus)), "")
 
@@ -126,15 +126,15 @@ def _built_in(name: str) -> dict[str, Any]:
         return parse_toml(file.read(), path)
 
 
-def checks_of(baseline_file: str) -> Any:
+def baseline_tables(baseline_file: str) -> Any:
     """Return [checks] of a baseline, which has nothing else. Raises ConfigError."""
-    return _checks_in(read_file(baseline_file, False, "baseline_file"), baseline_file)
+    return _only_checks(read_file(baseline_file, False, "baseline_file"), baseline_file)
 
 
-def _checks_in(table: Mapping[str, Any], path: str, beside: tuple[str, ...] = ()) -> Any:
+def _only_checks(table: Mapping[str, Any], path: str, allowed: tuple[str, ...] = ()) -> Any:
     """Return [checks] of a file that has no other tables than `allowed`. Raises ConfigError."""
     for key in table:
-        if key != "checks" and key not in beside:
+        if key != "checks" and key not in allowed:
             raise ConfigError(f'{path}: unknown setting "{key}"; only [checks.NAME] belongs in this file')
     if "match" in table:
         try:

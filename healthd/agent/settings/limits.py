@@ -17,10 +17,12 @@ _CLUSTER_NAME = regex(r"[A-Za-z0-9_.-]{1,40}")
 _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def between(least: float, most: float, unit: str = "") -> Rule:
+def between(minimum: float, maximum: float, unit: str = "") -> Rule:
     """Return the rule for a number from `minimum` to `maximum`; `unit`: text after the limits (" seconds")."""
-    wanted = f"must be {_figures(least)} to {_figures(most)}{unit}"
-    return Rule(lambda value: "" if least <= value <= most else f"{wanted}, got {number(value)}", least, most)
+    requirement = f"must be {_figures(minimum)} to {_figures(maximum)}{unit}"
+    return Rule(
+        lambda value: "" if minimum <= value <= maximum else f"{requirement}, got {number(value)}", minimum, maximum
+    )
 
 
 def _figures(limit: float) -> str:
@@ -31,18 +33,18 @@ def _file_or_name(value: str) -> str:
     return "" if "\0" not in value else f"must not contain a NUL, got {show(value)}"
 
 
-def no_absolute_path(value: str) -> str:
+def absolute_path_problem(value: str) -> str:
     """Return why `value` is no absolute path; "" = it is one."""
     return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, got {show(value)}"
 
 
 def _absolute_path_or_none(value: str) -> str:
-    return no_absolute_path(value) if value else ""
+    return absolute_path_problem(value) if value else ""
 
 
 def _kernel_log(value: str) -> str:
     """Refuse other names: a typo would be followed as a file that never appears, and the node would miss all events."""
-    fits = value in KERNEL_LOGS or not no_absolute_path(value)
+    fits = value in KERNEL_LOGS or not absolute_path_problem(value)
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
@@ -61,32 +63,38 @@ def _cluster_name(value: str) -> str:
     return "" if fits else f"must be the name of one cluster, got {show(value)}"
 
 
-def no_addresses(value: tuple[str, ...]) -> str:
+def addresses_problem(value: tuple[str, ...]) -> str:
     """Validate several addresses: no "off" among them, and no duplicates."""
     if "off" in value:
         return 'must be a list of ADDRESS:PORT; "off" must not be in a list'
-    twice = [address for number, address in enumerate(value) if address in value[:number]]
-    return f'"{twice[0]}" is listed twice' if twice else "" if value else 'must be ADDRESS:PORT, or "off" for none'
+    duplicates = [address for number, address in enumerate(value) if address in value[:number]]
+    return (
+        f'"{duplicates[0]}" is listed twice'
+        if duplicates
+        else ""
+        if value
+        else 'must be ADDRESS:PORT, or "off" for none'
+    )
 
 
-def no_address(value: str) -> str:
+def address_problem(value: str) -> str:
     """Return why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
     address, _, port = value.rpartition(":")
     if address == "*":
-        every = f'for every address write "0.0.0.0:{port}" or "[::]:{port}"'
-        return f'must be ADDRESS:PORT or "off", got "{value}"; {every}'
+        suggestion = f'for every address write "0.0.0.0:{port}" or "[::]:{port}"'
+        return f'must be ADDRESS:PORT or "off", got "{value}"; {suggestion}'
     fits = value == "off" or (address and regex("[0-9]{1,5}").fullmatch(port) and int(port) <= 65535)
     return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
 
 
 _PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and characters that JSON escapes in logs
-SHORTEST_PIECE = 4
-LONGEST_PATTERN = 300
-MOST_WILDCARDS = 10
+MIN_LITERAL_LENGTH = 4
+MAX_PATTERN_LENGTH = 300
+MAX_WILDCARDS = 10
 
 
-def longest_piece(pattern: str) -> str:
+def longest_literal(pattern: str) -> str:
     """Return the longest literal text of a pattern that every matching line contains, in any log format.
 
     Lines are found by it, so a short literal would be found in most lines.
@@ -95,19 +103,21 @@ def longest_piece(pattern: str) -> str:
 
 
 def _line_pattern(value: str) -> str:
-    if not value.isprintable() or len(value) > LONGEST_PATTERN:
-        return f"must be printable text of at most {LONGEST_PATTERN} characters, got {show(value)}"
-    if value.count("*") > MOST_WILDCARDS:
-        return f'must have at most {MOST_WILDCARDS} "*", got {show(value)}'
-    if len(longest_piece(value)) < SHORTEST_PIECE:
-        return f'must have {SHORTEST_PIECE} plain characters in a row (no "*", quotes, backslash), got {show(value)}'
+    if not value.isprintable() or len(value) > MAX_PATTERN_LENGTH:
+        return f"must be printable text of at most {MAX_PATTERN_LENGTH} characters, got {show(value)}"
+    if value.count("*") > MAX_WILDCARDS:
+        return f'must have at most {MAX_WILDCARDS} "*", got {show(value)}'
+    if len(longest_literal(value)) < MIN_LITERAL_LENGTH:
+        return (
+            f'must have {MIN_LITERAL_LENGTH} plain characters in a row (no "*", quotes, backslash), got {show(value)}'
+        )
     return ""
 
 
 def _pattern_names(value: dict[str, object]) -> str:
-    wrong = next((name for name in value if not _PATTERN_NAME.fullmatch(name)), None)
-    if wrong is not None:
-        return f"a name must be letters, digits, dots, hyphens and underscores, at most 40, got {show(wrong)}"
+    invalid = next((name for name in value if not _PATTERN_NAME.fullmatch(name)), None)
+    if invalid is not None:
+        return f"a name must be letters, digits, dots, hyphens and underscores, at most 40, got {show(invalid)}"
     return "" if len(value) <= 100 else f"must be at most 100 patterns, got {len(value)}"
 
 
@@ -118,7 +128,7 @@ Percent = Annotated[float, between(0, 100)]
 Share = Annotated[float, between(0, 1)]
 Count = Annotated[int, between(0, 10**9)]  # of errors and similar events, which hardware counts in millions
 Rate = Annotated[float, between(0, 1e9)]  # the same, per second or minute
-Few = Annotated[int, between(0, 1000)]  # small counts: restarts, runs
+SmallCount = Annotated[int, between(0, 1000)]  # small counts: restarts, runs
 Times = Annotated[int, between(1, 1000)]
 Nodes = Annotated[int, between(0, 65536, " nodes")]  # the largest clusters have some 10,000
 Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl is minor number 255, GPUs are those below it
@@ -140,9 +150,9 @@ FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
 KernelLog = Annotated[str, Rule(_kernel_log)]
 LinePattern = Annotated[str, Rule(_line_pattern)]  # of a message of the kernel: "LustreError: *evicted*"
 PatternNames = Rule(_pattern_names)  # of a table of patterns: Annotated[dict[str, ...], PatternNames]
-AbsolutePath = Annotated[str, Rule(no_absolute_path)]
+AbsolutePath = Annotated[str, Rule(absolute_path_problem)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's
-Address = Annotated[str, Rule(no_address)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
-Addresses = Annotated[tuple[Address, ...], Rule(no_addresses)]
+Address = Annotated[str, Rule(address_problem)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
+Addresses = Annotated[tuple[Address, ...], Rule(addresses_problem)]
 ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName of slurm.conf on the node

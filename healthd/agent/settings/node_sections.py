@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthd.agent.settings.limits import is_node_name
-from healthd.common.codec import ConvertError, refuse, show
+from healthd.common.codec import ConvertError, raise_mistakes, show
 from healthd.common.slurm.hostlist import HostListError, expand
 
 SECTIONS = "node"
 # These are needed before the node's name is known, or define it.
-NOT_IN_A_SECTION = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTIONS)
+FORBIDDEN_SETTINGS = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTIONS)
 
 
 class Section(NamedTuple):
@@ -42,12 +42,12 @@ class Section(NamedTuple):
 
 def sections(table: Mapping[str, Any]) -> list[Section]:
     """Return the sections of a settings file, in order. Raises one ConvertError with the mistakes of all sections."""
-    found = as_written(table)
-    refuse([mistake for section in found for mistake in _mistakes(section)])
+    found = read_sections(table)
+    raise_mistakes([mistake for section in found for mistake in _mistakes(section)])
     return found
 
 
-def as_written(table: Mapping[str, Any]) -> list[Section]:
+def read_sections(table: Mapping[str, Any]) -> list[Section]:
     """Return the sections of a settings file without validation. Raises ConvertError if `node` is not [[node]]
     sections.
     """
@@ -74,11 +74,11 @@ def _mistakes(section: Section) -> list[str]:
         found.append('match: must be a list of host lists, such as match = ["gpu-[001-128]", "!gpu-042"]')
     else:
         found += [f"match: {problem}" for hosts in section.match if (problem := _host_list_problem(hosts))]
-    not_here = "cannot be set for single nodes; set it outside the sections"
-    found += [f"{key}: {not_here}" for key in NOT_IN_A_SECTION if key in section.settings]
+    refusal = "cannot be set for single nodes; set it outside the sections"
+    found += [f"{key}: {refusal}" for key in FORBIDDEN_SETTINGS if key in section.settings]
     kernel_log = section.settings.get("kernel_log")
     if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node
-        found.append(f"kernel_log.patterns: {not_here}")
+        found.append(f"kernel_log.patterns: {refusal}")
     return [f"{section.name}: {mistake}" for mistake in found]
 
 
@@ -89,13 +89,13 @@ def _host_list_problem(hosts: str) -> str:
         return f"{show(hosts)}: {error}"
     if not nodes:
         return f"{show(hosts)} names no node"
-    wrong = next((node for node in nodes if not is_node_name(node)), None)
-    if wrong is None:
+    invalid = next((node for node in nodes if not is_node_name(node)), None)
+    if invalid is None:
         return ""
-    return f'{show(wrong)} is not the name of a node; write a host list without wildcards, such as "gpu-[001-128]"'
+    return f'{show(invalid)} is not the name of a node; write a host list without wildcards, such as "gpu-[001-128]"'
 
 
-def holds_for(section: Section, node: str) -> bool:
+def applies_to(section: Section, node: str) -> bool:
     """Return True if the section applies to this node."""
     excluded = [hosts[1:] for hosts in section.match if hosts.startswith("!")]
     included = [hosts for hosts in section.match if not hosts.startswith("!")]

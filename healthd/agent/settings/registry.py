@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 from msgspec import NODEFAULT, field
 from msgspec.structs import force_setattr
 
-from healthd.agent.settings.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
-from healthd.agent.settings.contract import NAMES, Contract, declared
+from healthd.agent.settings.config import CheckConfig, ConfigError, Loaded, configured_severity, is_capped
+from healthd.agent.settings.contract import NAMES, Contract, read_contract
 from healthd.common import ownership
-from healthd.common.codec import ConvertError, dump, fields_of, load, refuse
-from healthd.common.guard import KERNEL_LOG, drop, log, words
-from healthd.common.history import Past
+from healthd.common.codec import ConvertError, dump, fields_of, load, raise_mistakes
+from healthd.common.guard import KERNEL_LOG, describe_error, drop, log
+from healthd.common.history import History
 from healthd.common.model import (
     Baseline,
     Clears,
@@ -46,7 +46,7 @@ from healthd.common.model import (
     Repair,
     Severity,
 )
-from healthd.common.text import patterns_compiled_where_made, regex
+from healthd.common.text import compile_patterns_eagerly, regex
 from healthd.common.values import Value
 from healthd.host.host import Host
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 # CHECK/others of any check: the condition that counts further problems (agent/conditions/bounds.py).
-OF_OTHERS = Explain(
+OTHERS_EXPLAIN = Explain(
     Severity.WARNING,
     Clears.OPERATOR,
     "All checks together report more than 128 problems. The worst ones have their own conditions; this one counts "
@@ -78,7 +78,7 @@ class Check(Value, frozen=True):
     declares: Contract[Any] = field(default_factory=Contract)
 
     def __post_init__(self) -> None:
-        force_setattr(self, "declares", declared(self.module))
+        force_setattr(self, "declares", read_contract(self.module))
 
     @property
     def config(self) -> type[CheckConfig]:
@@ -105,34 +105,34 @@ class Check(Value, frozen=True):
         return (self.module.__doc__ or "").strip().partition("\n")[0]
 
     @property
-    def runs(self) -> bool:
+    def has_run(self) -> bool:
         return self.declares.run is not None
 
     @property
-    def listens(self) -> bool:
+    def reads_kernel_log(self) -> bool:
         """True if it evaluates kernel events."""
         return not self.path and self.declares.correlate is not None
 
-    def holds_resume(self, config: CheckConfig) -> bool:
+    def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
         That is not so if the check can only warn, by the site's settings or because none of its codes drains, or if it
         declares so. A check that explains none of its codes may drain for any of them.
         """
-        if only_warns(config, "") or not self.declares.HOLDS_RESUME:
+        if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
-        asked = ((code, self.explain(code)) for code in {*self.codes(), *config.severity})
-        explained = {code: known for code, known in asked if known is not None}
-        others = (severity for code, severity in config.severity.items() if code not in explained)
-        worst = (_worst(code, known, config) for code, known in explained.items())
-        return not explained or any(severity >= Severity.DEGRADED for severity in (*others, *worst))
+        explanations = ((code, self.explain(code)) for code in {*self.codes(), *config.severity})
+        explained = {code: text for code, text in explanations if text is not None}
+        other_severities = (severity for code, severity in config.severity.items() if code not in explained)
+        worst = (_worst(code, text, config) for code, text in explained.items())
+        return not explained or any(severity >= Severity.DEGRADED for severity in (*other_severities, *worst))
 
     def resource(self, instance: str) -> str:
         """Return the resource that a hanging run quarantines: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(
-        self, host: Host, config: CheckConfig, past: Past
+        self, host: Host, config: CheckConfig, past: History
     ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
         """Run the check once. Raises what the check raises."""
         if self.declares.run is None:
@@ -151,37 +151,37 @@ class Check(Value, frozen=True):
         for each line. If the check raises, the other checks and the daemon continue (otherwise the daemon would fail on
         the same line at each start), and each event is evaluated separately.
         """
-        listen = None if self.path else self.declares.correlate
-        if listen is None:
+        correlate = None if self.path else self.declares.correlate
+        if correlate is None:
             return [], ()
         try:
-            return list(listen(events, node, config)), ()
+            return list(correlate(events, node, config)), ()
         except Exception as error:
-            mistake = error
+            failure = error
         if len(events) == 1:
-            return [], ((events[0], mistake),)
-        alone = [self.correlate([event], node, config) for event in events]
-        failed = tuple(one for _, failures in alone for one in failures)
-        return [finding for found, _ in alone for finding in found], failed or ((None, mistake),)
+            return [], ((events[0], failure),)
+        single_results = [self.correlate([event], node, config) for event in events]
+        failed = tuple(item for _, failures in single_results for item in failures)
+        return [finding for found, _ in single_results for finding in found], failed or ((None, failure),)
 
     @property
-    def wants(self) -> Baseline | None:
+    def baseline_settings(self) -> Baseline | None:
         """Settings of the check in the node's baseline. A site's BASELINE may be something else."""
-        wants = self.declares.BASELINE
-        return wants if isinstance(wants, Baseline) else None
+        declared = self.declares.BASELINE
+        return declared if isinstance(declared, Baseline) else None
 
     def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
         """Return the current values of these settings. Raises what the check raises."""
-        say = self.declares.baseline if self.wants else None
-        return say(host, config) if say else ()
+        read_baseline = self.declares.baseline if self.baseline_settings else None
+        return read_baseline(host, config) if read_baseline else ()
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """Return the repairs that kernel events prove. Built-in checks only."""
-        listen = None if self.path else self.declares.repairs
-        if listen is None:
+        find_repairs = None if self.path else self.declares.repairs
+        if find_repairs is None:
             return []
         try:
-            return list(listen(events))
+            return list(find_repairs(events))
         except Exception as error:
             drop(KERNEL_LOG, error, f"check {self.name}")
             return []
@@ -189,8 +189,12 @@ class Check(Value, frozen=True):
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """Return the findings for a run that did not answer for `seconds`."""
         nothing: list[Finding] = []
-        say = self.declares.overdue
-        return iter(self._asked("overdue", lambda: [self._finding(item) for item in say(config, seconds)], nothing))
+        describe_overdue = self.declares.overdue
+        return iter(
+            self._call_safely(
+                "overdue", lambda: [self._finding(item) for item in describe_overdue(config, seconds)], nothing
+            )
+        )
 
     def _finding(self, item: object) -> Finding:
         if not isinstance(item, Finding) or item.code.partition("/")[0] != self.name:
@@ -199,20 +203,20 @@ class Check(Value, frozen=True):
 
     def explain(self, code: str) -> Explain | None:
         declares = self.declares
-        return self._asked("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
+        return self._call_safely("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
         """Return the text for a name that is no code, but occurs in a finding's message: "nvlink5/149:4"."""
-        return self._asked("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
+        return self._call_safely("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
 
-    def known_more(self) -> list[str]:
+    def extra_names(self) -> list[str]:
         """Return the names for explain_more()."""
-        return self._asked("known_more", lambda: list(self.declares.known_more()), [])
+        return self._call_safely("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
         """Return the codes that it can explain; for codes with numbers (Xids), those in the catalogue."""
-        known = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
-        return self._asked("explain", lambda: list(map(str, known())), [])
+        list_codes = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
+        return self._call_safely("explain", lambda: list(map(str, list_codes())), [])
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -227,12 +231,12 @@ class Check(Value, frozen=True):
 
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
         """Return its Config from plain data. Raises ConvertError, also for anything that a site's Config raises."""
-        with self._mistakes_of("Config", where):
+        with self._naming_errors("Config", where):
             config = load(self.config, values, where)
             if self.path:
                 require_common(config, where)
                 for name, value in dump(config).items():
-                    with self._mistakes_of("Config", f"{where}.{name}"):
+                    with self._naming_errors("Config", f"{where}.{name}"):
                         json.dumps(value)  # the format for the worker
             return config
 
@@ -245,23 +249,23 @@ class Check(Value, frozen=True):
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                found.append(f'{where}.severity: unknown code "{code}"{self._its_codes(written)}')
-        with self._mistakes_of("validate()", where):
+                found.append(f'{where}.severity: unknown code "{code}"{self._code_hint(written)}')
+        with self._naming_errors("validate()", where):
             if problem := self.declares.validate(config):
                 found.append(f"{where}: {problem}")
-        refuse(found)
+        raise_mistakes(found)
 
-    def _its_codes(self, written: str) -> str:
+    def _code_hint(self, written: str) -> str:
         """Return the hint for an unknown code: the most similar one, else all codes if they are few."""
         import difflib
 
         codes = [code.partition("/")[2] for code in self.codes()]
         if close := difflib.get_close_matches(written.partition("/")[2], codes, n=1, cutoff=0.6):
             return f'; did you mean "{self.name}/{close[0]}"?'
-        return f"; {self.name} has: {', '.join(codes)}" if len(codes) <= FEW_CODES else ""
+        return f"; {self.name} has: {', '.join(codes)}" if len(codes) <= MAX_LISTED_CODES else ""
 
     @contextmanager
-    def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
+    def _naming_errors(self, name: str, where: str) -> Iterator[None]:
         """Convert an error in the check's module into a ConvertError of one sentence, as for an invalid setting."""
         try:
             yield
@@ -269,15 +273,15 @@ class Check(Value, frozen=True):
             raise
         except BaseException as error:
             file = f" ({self.path})" if self.path else ""
-            raise ConvertError(f"{where}: its {what} raised {words(error)}{file}") from None
+            raise ConvertError(f"{where}: its {name} raised {describe_error(error)}{file}") from None
 
-    def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+    def _call_safely(self, name: str, call: Callable[[], T], default: T) -> T:
         """Return the result of `call`. If it raises, log one sentence and return `default`."""
         try:
-            return ask()
+            return call()
         except BaseException as error:  # a site's file may raise anything
-            log().error("check %s: %s: %s", self.name, what, words(error))
-            return otherwise
+            log().error("check %s: %s: %s", self.name, name, describe_error(error))
+            return default
 
 
 def _as_explain(found: Explain | None) -> Explain | None:
@@ -287,11 +291,11 @@ def _as_explain(found: Explain | None) -> Explain | None:
 
 def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
     """Return the worst severity that a finding of this code may have, or get later, under these settings."""
-    if only_warns(config, explain.expects):
+    if is_capped(config, explain.expects):
         return Severity.WARNING
     if code in config.severity:
         return config.severity[code]
-    severities = [severity_with(explain, config), *explain.also]
+    severities = [configured_severity(explain, config), *explain.also]
     if explain.worsens:
         severities.append(explain.worsens.severity)
     return max(severities)
@@ -305,17 +309,17 @@ def require_common(config: CheckConfig, where: str) -> None:
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
 
-FEW_CODES = 16  # so many codes fit into a sentence
+MAX_LISTED_CODES = 16  # so many codes fit into a sentence
 
 
-def built_in(only: Collection[str] | None = None) -> dict[str, Check]:
+def built_in_checks(only: Collection[str] | None = None) -> dict[str, Check]:
     """Return the built-in checks; `only`: those with one of these names."""
     from healthd import checks
 
     files = map(os.path.splitext, os.listdir(checks.__path__[0]))
     names = sorted(name for name, ending in files if ending == ".py" and name.isidentifier() and name != "__init__")
-    wanted = names if only is None else [name for name in names if name in only]
-    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in wanted}
+    chosen = names if only is None else [name for name in names if name in only]
+    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in chosen}
 
 
 def site_files(directory: str) -> list[str]:
@@ -323,12 +327,12 @@ def site_files(directory: str) -> list[str]:
     if not directory:
         return []
     try:
-        with ownership.folder(directory) as listed:
+        with ownership.open_folder(directory) as listed:
             names = sorted(name for name in os.listdir(listed) if name.endswith(".py") and not name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except ownership.Untrusted as error:
-        raise ConfigError(str(error.at(directory, "checks_dir"))) from None
+        raise ConfigError(str(error.with_context(directory, "checks_dir"))) from None
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
@@ -345,22 +349,22 @@ def site_files(directory: str) -> list[str]:
 def _opened(path: str) -> Iterator[int]:
     """Open a site's file for reading. Raises ConfigError."""
     try:
-        with ownership.opened(path) as descriptor:
+        with ownership.open_file(path) as descriptor:
             yield descriptor
     except ownership.Untrusted as error:
-        raise ConfigError(str(error.at(path, "checks_dir"))) from None
+        raise ConfigError(str(error.with_context(path, "checks_dir"))) from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is not a file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-_site_files_run: list[str] = []
+_loaded_site_files: list[str] = []
 
 
-def has_run_a_site_file() -> bool:
+def has_loaded_site_file() -> bool:
     """Return True if this process has executed code of a site's file, which may have loaded or started anything."""
-    return bool(_site_files_run)
+    return bool(_loaded_site_files)
 
 
 def load_site(path: str) -> Check:
@@ -376,11 +380,11 @@ def load_site(path: str) -> Check:
     assert spec.loader is not None
     module = module_from_spec(spec)
     with _opened(path) as descriptor:
-        source = ownership.content(descriptor)
-    _site_files_run.append(path)
+        source = ownership.read_all(descriptor)
+    _loaded_site_files.append(path)
     sys.modules[module.__name__] = module  # classes resolve their type names there
     try:
-        with patterns_compiled_where_made():
+        with compile_patterns_eagerly():
             exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
         check = Check(name, module, path, f"{zlib.crc32(source):08x}")
         problem = _misdeclared(check)
@@ -388,7 +392,7 @@ def load_site(path: str) -> Check:
         raise
     except BaseException as error:  # an import may raise anything; the message is for the file's author
         sys.modules.pop(module.__name__, None)
-        raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
+        raise ConfigError(f"{path}: cannot be loaded: {describe_error(error)}") from None
     if problem:
         raise ConfigError(f"{path}: {problem}")
     return check
@@ -415,30 +419,30 @@ def _misdeclared(check: Check) -> str:
     if not isinstance(declares.HOLDS_RESUME, bool):
         return "HOLDS_RESUME must be True or False"
     table = declares.OBSERVATIONS
-    if not isinstance(table, Mapping) or not all(isinstance(one, Meaning) for one in table.values()):
+    if not isinstance(table, Mapping) or not all(isinstance(meaning, Meaning) for meaning in table.values()):
         return "OBSERVATIONS must be a table: name of an observation -> Meaning"
     if not all(isinstance(text, str) for text, _ in table.values()):
         return "OBSERVATIONS: the first field of a Meaning must be text"
-    if wants := check.wants:
+    if baseline := check.baseline_settings:
         own = {f.name for f in fields_of(config)}
         if not callable(declares.baseline):
             return "has BASELINE and no baseline(host, config)"
-        for setting in wants.settings:
+        for setting in baseline.settings:
             if setting not in own:
                 return f'BASELINE names "{setting}", which Config does not have'
     return _redeclared(config)
 
 
-def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
+def _misspelt_names(check: Check) -> Iterator[tuple[str, str]]:
     """Yield names in a site's module that nothing reads, each with a similar name of the contract: AFTER_EVENT."""
     from difflib import get_close_matches
 
     with open(check.path, encoding="utf-8", errors="replace") as file:
-        words = Counter(regex(r"\w+").findall(file.read()))
+        counts = Counter(regex(r"\w+").findall(file.read()))
     for name in vars(check.module):
-        if name.isupper() and name not in NAMES and words[name] == 1:
-            for meant in get_close_matches(name, NAMES, n=1, cutoff=0.9):
-                yield name, meant
+        if name.isupper() and name not in NAMES and counts[name] == 1:
+            for suggestion in get_close_matches(name, NAMES, n=1, cutoff=0.9):
+                yield name, suggestion
 
 
 def _redeclared(config: type[CheckConfig]) -> str:
@@ -452,13 +456,13 @@ def _redeclared(config: type[CheckConfig]) -> str:
     return ""
 
 
-def find(directory: str, bounded: bool = True) -> dict[str, Check]:
+def find_checks(directory: str, bounded: bool = True) -> dict[str, Check]:
     """Return every check by name, built-in and the site's. Raises ConfigError with one sentence.
 
     `bounded`: import each site file in another process first, because it may hang. The worker does not need that: it
     has a deadline.
     """
-    checks = built_in()
+    checks = built_in_checks()
     paths = site_files(directory)
     if bounded and paths:
         from healthd.agent.settings.trial import require_loadable
@@ -468,23 +472,23 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
         check = load_site(path)
         if check.name in checks:
             raise ConfigError(f'{path}: a built-in check is already called "{check.name}"; rename the file')
-        for name, meant in _misspelt(check) if bounded else ():
-            log().warning("%s: healthd ignores %s; did you mean %s?", path, name, meant)
+        for name, suggestion in _misspelt_names(check) if bounded else ():
+            log().warning("%s: healthd ignores %s; did you mean %s?", path, name, suggestion)
         checks[check.name] = check
     return checks
 
 
-def with_baseline(checks: Mapping[str, Check]) -> dict[str, Baseline]:
+def baseline_checks(checks: Mapping[str, Check]) -> dict[str, Baseline]:
     """Return the settings of each check with a table in a node's baseline, in the order of the file."""
-    wants = {name: check.wants for name, check in checks.items() if check.wants}
-    return dict(sorted(wants.items(), key=lambda item: (item[1].place, item[0])))
+    settings = {name: check.baseline_settings for name, check in checks.items() if check.baseline_settings}
+    return dict(sorted(settings.items(), key=lambda item: (item[1].place, item[0])))
 
 
 def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
-    name, _, rest = code.partition("/")
+    name, _, subcode = code.partition("/")
     check = checks.get(name)
     if check is not None:
-        return check.explain(code) or (OF_OTHERS if rest == "others" else None)
+        return check.explain(code) or (OTHERS_EXPLAIN if subcode == "others" else None)
     return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
 
 
@@ -508,25 +512,25 @@ def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, lis
     for name, check in checks.items():
         if name not in on:
             found["off" if name in off else "not_set_up"].append(name)
-        elif not check.runs:
+        elif not check.has_run:
             found["kernel_log_only"].append(name)
         elif check.when:
             found["idle"].append(name)
     return found
 
 
-def counted(checks: Mapping[str, Check], loaded: Loaded) -> str:
+def count_summary(checks: Mapping[str, Check], loaded: Loaded) -> str:
     """Return the number of checks as text: "45 checks: 36 run, 7 only read the kernel log, 2 not set up"."""
-    left = without_result(checks, loaded)
-    words = {
+    not_run = without_result(checks, loaded)
+    labels = {
         "kernel_log_only": "only read the kernel log",
         "idle": "run only while idle",
         "off": "off",
         "not_set_up": "not set up",
     }
-    others = [f"{len(left[why])} {text}" for why, text in words.items() if left[why]]
-    run = len(checks) - sum(map(len, left.values()))
-    return f"{len(checks)} checks: {', '.join([f'{run} run', *others])}"
+    parts = [f"{len(not_run[why])} {text}" for why, text in labels.items() if not_run[why]]
+    run = len(checks) - sum(map(len, not_run.values()))
+    return f"{len(checks)} checks: {', '.join([f'{run} run', *parts])}"
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:
@@ -535,7 +539,7 @@ def all_codes(checks: Mapping[str, Check]) -> list[str]:
 
 def all_names(checks: Mapping[str, Check]) -> list[str]:
     """Return all names for `healthd explain`: all codes, and names that only occur in messages."""
-    return [*all_codes(checks), *(name for check in checks.values() for name in check.known_more())]
+    return [*all_codes(checks), *(name for check in checks.values() for name in check.extra_names())]
 
 
 def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from healthd.agent.settings.configured import Configured
 
 
-def longest_round_seconds(configured: Configured) -> float:
+def max_round_seconds(configured: Configured) -> float:
     """Return the maximum duration of a round of all runs.
 
     That is the sum of their timeouts, but no run begins after round_timeout_seconds.
     """
-    timeouts = [config.timeout_seconds for name, config in configured.runs.items() if configured.check(name).runs]
+    timeouts = [config.timeout_seconds for name, config in configured.runs.items() if configured.check(name).has_run]
     return min(sum(timeouts), configured.settings.round_timeout_seconds + max(timeouts, default=0.0))
 
 
 def warnings(configured: Configured) -> list[str]:
     """Return a sentence for each interval that is shorter than the maximum round: if checks hang, rounds start late."""
-    settings, longest = configured.settings, longest_round_seconds(configured)
+    settings, max_seconds = configured.settings, max_round_seconds(configured)
     intervals = {"interval_seconds": settings.interval_seconds}
     for name, config in configured.runs.items():
-        if config.interval_seconds is not None and configured.check(name).runs:
+        if config.interval_seconds is not None and configured.check(name).has_run:
             instance = f'."{name.instance}"' if name.instance else ""
             intervals[f"checks.{name.check}{instance}.interval_seconds"] = config.interval_seconds
     return [
-        f"{setting}: a round may take {longest:g} s (the timeouts of its checks, bounded by round_timeout_seconds "
+        f"{setting}: a round may take {max_seconds:g} s (the timeouts of its checks, bounded by round_timeout_seconds "
         f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds then start late"
         for setting, interval in intervals.items()
-        if longest > interval
+        if max_seconds > interval
     ]

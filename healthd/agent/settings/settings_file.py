@@ -23,7 +23,7 @@ def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
             raise ConfigError(f"{path}: no such file") from None
         return {}
     except ownership.Untrusted as error:
-        raise ConfigError(str(error.at(path, setting))) from None
+        raise ConfigError(str(error.with_context(path, setting))) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -27,10 +27,10 @@ from healthd.agent.settings.config import ConfigError
 from healthd.common.codec import ConvertError
 from healthd.common.text import regex
 from healthd.host.oom import raise_score
-from healthd.host.program import Ran, run_program
+from healthd.host.program import ProgramResult, run_program
 
 LOAD_SECONDS = 10.0  # for all files; numpy from a cold disk takes 2
-STARTS_SECONDS = 2.0  # for the start of the process, before its own limit begins
+START_SECONDS = 2.0  # for the start of the process, before its own limit begins
 DONE = "done"
 
 SETTINGS = "--settings"
@@ -38,7 +38,7 @@ SETTINGS = "--settings"
 _passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): nothing is tested twice
 
 
-class _Tried(NamedTuple):
+class _Trial(NamedTuple):
     """A trial: its argument, the file, and the label that the process prints before it begins."""
 
     argument: str
@@ -48,73 +48,73 @@ class _Tried(NamedTuple):
 
 def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> None:
     """Raise ConfigError with one sentence that names the file if an import hangs or crashes."""
-    _require([_Tried(path, path, path) for path in paths], (), ("imported", "its import"), seconds)
+    _require([_Trial(path, path, path) for path in paths], (), ("imported", "its import"), seconds)
 
 
-def require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
+def require_validated(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
     """Raise ConfigError with one sentence if a Config or its validate() hangs or crashes.
 
     `runs`: the file, the place of its settings ("checks.fan") and the settings of each run.
     """
-    asked = [_Tried(json.dumps(run, default=str), run[0], _named(run[0], run[1])) for run in runs]
-    _require(asked, (SETTINGS,), ("validated", "its validation"), seconds)
+    trials = [_Trial(json.dumps(run, default=str), run[0], _label(run[0], run[1])) for run in runs]
+    _require(trials, (SETTINGS,), ("validated", "its validation"), seconds)
 
 
-def _named(path: str, where: str) -> str:
+def _label(path: str, where: str) -> str:
     return f"{where} ({path})"
 
 
-def _require(asked: Sequence[_Tried], flags: Sequence[str], words: tuple[str, str], seconds: float) -> None:
+def _require(trials: Sequence[_Trial], flags: Sequence[str], phrases: tuple[str, str], seconds: float) -> None:
     """Run the trials. `phrases`: for a timeout ("imported") and for a crash ("its import")."""
     identities = {}
-    for one in asked:
-        about = os.stat(one.path)
-        identities[one] = (one.argument, about.st_ino, about.st_mtime_ns)
-    new = [one for one in asked if identities[one] not in _passed]
+    for trial in trials:
+        status = os.stat(trial.path)
+        identities[trial] = (trial.argument, status.st_ino, status.st_mtime_ns)
+    new = [trial for trial in trials if identities[trial] not in _passed]
     if not new:
         return
-    names = ", ".join(one.name for one in new)
-    command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(one.argument for one in new)]
+    names = ", ".join(trial.name for trial in new)
+    command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(trial.argument for trial in new)]
     try:
-        ran = run_program(command, seconds + STARTS_SECONDS, os.environ)
+        ran = run_program(command, seconds + START_SECONDS, os.environ)
     except TimeoutError:  # it hangs in the kernel, so its own timer cannot end it
-        raise ConfigError(f"{names}: refused: not {words[0]} within {seconds:g} s") from None
+        raise ConfigError(f"{names}: refused: not {phrases[0]} within {seconds:g} s") from None
     except OSError as error:
         raise ConfigError(f"{names}: cannot be tested: {error.strerror}") from None
     *_, last = ran.stdout.splitlines() or [""]
     if last != DONE:
-        path = next((one.path for one in new if one.name == last), "")
-        raise ConfigError(f"{last or names}: refused: {_why(ran, path, words, seconds)}")
-    _passed.update(identities[one] for one in new)
+        path = next((trial.path for trial in new if trial.name == last), "")
+        raise ConfigError(f"{last or names}: refused: {_describe(ran, path, phrases, seconds)}")
+    _passed.update(identities[trial] for trial in new)
 
 
-def _why(ran: Ran, path: str, words: tuple[str, str], seconds: float) -> str:
-    done, what = words
+def _describe(ran: ProgramResult, path: str, phrases: tuple[str, str], seconds: float) -> str:
+    action, subject = phrases
     if "Timeout (" in ran.stderr:
         line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
-        return f"not {done} within {seconds:g} s" + (f"; it hangs in line {line[1]}" if line else "")
+        return f"not {action} within {seconds:g} s" + (f"; it hangs in line {line[1]}" if line else "")
     if ran.status < 0:
-        return f"{what} ends the process by {signal.Signals(-ran.status).name}"
-    said = " ".join(ran.stderr.split())[-200:]
-    return f"{what} ends the process with status {ran.status}" + (f": {said}" if said else "")
+        return f"{subject} ends the process by {signal.Signals(-ran.status).name}"
+    stderr = " ".join(ran.stderr.split())[-200:]
+    return f"{subject} ends the process with status {ran.status}" + (f": {stderr}" if stderr else "")
 
 
 def main(load_site: Callable[[str], Any]) -> None:
     raise_score()
     seconds, arguments = float(sys.argv[1]), sys.argv[2:]
-    told = os.dup(1)
+    progress = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the output of the files
     faulthandler.dump_traceback_later(seconds, exit=True)  # from a C thread, so it also ends a loop in C
     if arguments[:1] == [SETTINGS]:
         for path, where, values in map(json.loads, arguments[1:]):
-            os.write(told, f"{_named(path, where)}\n".encode())
+            os.write(progress, f"{_label(path, where)}\n".encode())
             with suppress(ConfigError, ConvertError):
                 check = load_site(path)
                 check.check_config(check.make_config(values, where), where)
     else:
         for path in arguments:
-            os.write(told, f"{path}\n".encode())
+            os.write(progress, f"{path}\n".encode())
             with suppress(ConfigError):
                 load_site(path)
-    os.write(told, f"{DONE}\n".encode())
+    os.write(progress, f"{DONE}\n".encode())
     os._exit(0)  # does not wait for threads that a file may have started

@@ -11,12 +11,12 @@ from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE, RESUME, Fields
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.slurm import fleet_limit
-from healthd.agent.slurm.reconcile import HELD, ReconcileReport
+from healthd.agent.slurm.reconcile import HELD_REASON, ReconcileReport
 from healthd.common.model import Condition, FleetHold, Severity
 from healthd.common.slurm.builtin_reasons import PROLOG_ERROR
-from healthd.common.slurm.commands import Argv, CommandResult, change_of
-from healthd.common.slurm.drain_reason import head, parse_reason
-from healthd.common.slurm.output import what_failed
+from healthd.common.slurm.commands import Argv, CommandResult, describe_change
+from healthd.common.slurm.drain_reason import parse_reason, reason_start
+from healthd.common.slurm.output import describe_failure
 from healthd.events.schema import Event
 
 # --- events
@@ -24,22 +24,22 @@ from healthd.events.schema import Event
 
 def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
     """Return the event of a command that starts (`result` is None) or fails. A reconciliation reports its success."""
-    what, about = change_of(argv)
-    if not what or (result is not None and result.status == 0):
+    action, detail = describe_change(argv)
+    if not action or (result is not None and result.status == 0):
         return []
-    fields = {"drain": {"reason": about}, "requeue": {"job": about}}.get(what, {})
-    how = {"stage": "sent"} if result is None else {"stage": "refused", "error": what_failed(argv, result)}
-    return [Event(what, {**fields, **how})]
+    fields = {"drain": {"reason": detail}, "requeue": {"job": detail}}.get(action, {})
+    outcome = {"stage": "sent"} if result is None else {"stage": "refused", "error": describe_failure(argv, result)}
+    return [Event(action, {**fields, **outcome})]
 
 
-def report_events(reason: str, lifted: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
+def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
     """Yield the events of a reconciliation. `reason`: the Reason of healthd's drain before it.
 
     A new drain is not included: its event is emitted when the ledger changes.
     """
-    if lifted or acknowledged:
-        who = {} if lifted else {"who": OPERATOR}
-        yield Event("resume", {"stage": "confirmed", "reason": reason, **who})
+    if resumed or acknowledged:
+        user_field = {} if resumed else {"who": OPERATOR}
+        yield Event("resume", {"stage": "confirmed", "reason": reason, **user_field})
     for job in requeued:
         yield Event("requeue", {"stage": "confirmed", "job": job})
 
@@ -47,59 +47,61 @@ def report_events(reason: str, lifted: bool, acknowledged: bool, requeued: tuple
 # --- log lines
 
 
-class Cause(NamedTuple):
+class LineContext(NamedTuple):
     """Data for naming the cause of a line. `causes`: the conditions that the reconciliation was started for."""
 
-    wanted: Sequence[Condition]
+    causes: Sequence[Condition]
     ledger: Ledger
 
 
-def operator_resume_line(cause: Cause) -> Iterator[Line]:
-    words = "an operator resumed the node: open conditions are acknowledged, and drain only if they are found again"
-    yield Line(Severity.WARNING, words, _fields(OPERATOR_RESUME, cause.ledger.slurm.reason, cause))
+def operator_resume_line(context: LineContext) -> Iterator[Line]:
+    text = "an operator resumed the node: open conditions are acknowledged, and drain only if they are found again"
+    yield Line(Severity.WARNING, text, _fields(OPERATOR_RESUME, context.ledger.slurm.reason, context))
 
 
-def hold_lines(before: FleetHold | None, after: FleetHold | None, now: float) -> Iterator[Line]:
+def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float) -> Iterator[Line]:
     """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is INFO: it is no fault."""
-    if after is not None and after != before:
-        severity = Severity.CRITICAL if after.times else Severity.INFO
-        yield Line(severity, f"{fleet_limit.why(after)}; next try in {after.until - now:.0f} s", {})
+    if current is not None and current != previous:
+        severity = Severity.CRITICAL if current.times else Severity.INFO
+        yield Line(severity, f"{fleet_limit.describe(current)}; next try in {current.until - now:.0f} s", {})
 
 
-def drain_lines(before: str, cause: Cause) -> Iterator[Line]:
+def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
     """Yield a line if the ledger has a new Reason. `previous_reason`: the Reason in the ledger before."""
-    reason = cause.ledger.slurm.reason
-    if reason not in ("", before):
-        yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, cause))
+    reason = context.ledger.slurm.reason
+    if reason not in ("", previous):
+        yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, context))
 
 
 def report_lines(
-    report: ReconcileReport, before: str, told: Collection[tuple[str, str]], cause: Cause
+    report: ReconcileReport, previous: str, logged: Collection[tuple[str, str]], context: LineContext
 ) -> Iterator[Line]:
     """Yield the lines of a reconciliation.
 
     previous_reason: healthd's Reason when it started. logged: (job, why) of jobs that are not requeued, already logged.
     """
-    if report.lifted:
-        yield Line(Severity.WARNING, f"resumed the node: {before or PROLOG_ERROR}", _fields(RESUME, before, cause))
+    if report.resumed:
+        yield Line(
+            Severity.WARNING, f"resumed the node: {previous or PROLOG_ERROR}", _fields(RESUME, previous, context)
+        )
     if report.problem:
         yield Line(Severity.WARNING, f"slurm: {report.problem}", {})
     for job in report.requeued:
-        held = f", held: {HELD}" if job in report.held else ""
-        fields = {**_fields(REQUEUE, cause.ledger.slurm.reason, cause), "JOB": job}
-        yield Line(Severity.WARNING, f"job {job} was requeued{held}", fields)
-    for job, why in report.spared:
-        if (job, why) not in told:
+        hold_note = f", held: {HELD_REASON}" if job in report.held_jobs else ""
+        fields = {**_fields(REQUEUE, context.ledger.slurm.reason, context), "JOB": job}
+        yield Line(Severity.WARNING, f"job {job} was requeued{hold_note}", fields)
+    for job, why in report.not_requeued:
+        if (job, why) not in logged:
             yield Line(Severity.INFO, f"job {job} is not requeued: {why}", {})
 
 
-def _fields(action: str, reason: str, cause: Cause) -> Fields:
+def _fields(action: str, reason: str, context: LineContext) -> Fields:
     """Return the journal fields of a change to the node. `reason`: healthd's Reason, which names the cause."""
-    known = (*cause.wanted, *cause.ledger.conditions, *reversed(cause.ledger.cleared))
-    found = next((c for c in known if reason.startswith(head(c))), None)
+    candidates = (*context.causes, *context.ledger.conditions, *reversed(context.ledger.cleared))
+    found = next((c for c in candidates if reason.startswith(reason_start(c))), None)
     if found is None and reason == "":
-        found = next(iter(cause.wanted), None)  # the node has a drain that healthd did not make
+        found = next(iter(context.causes), None)  # the node has a drain that healthd did not make
     if found is not None:
-        return {"NODE_ACTION": action, **log_fields.of_condition(found)}
+        return {"NODE_ACTION": action, **log_fields.condition_fields(found)}
     code, part = parse_reason(reason) or ("", "")
     return {"NODE_ACTION": action, "CODE": code, "SUBJECT": part}

@@ -24,17 +24,17 @@ from healthd.common.values import Value
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 
-class Reach(Value, frozen=True):
+class FaultReach(Value, frozen=True):
     """Jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" = on any GPU)."""
 
-    everybody: bool = False
+    all_jobs: bool = False
     pci: str = ""
 
 
-EVERYBODY, ANY_GPU = Reach(everybody=True), Reach()
+ALL_JOBS, ANY_GPU = FaultReach(all_jobs=True), FaultReach()
 
 
-class OnGpus(Value, frozen=True):
+class JobGpus(Value, frozen=True):
     """GPUs of a job, by PCI address.
 
     has_allocation  Slurm allocated GPUs to it (None: not known); `allocated`: which ones, None: not known
@@ -42,13 +42,13 @@ class OnGpus(Value, frozen=True):
     is_complete     all its processes were inspected
     """
 
-    has_given: bool | None = None
-    given: frozenset[str] | None = None
-    has_open: frozenset[str] = frozenset()
-    all_seen: bool = False
+    has_allocation: bool | None = None
+    allocated: frozenset[str] | None = None
+    opened: frozenset[str] = frozenset()
+    is_complete: bool = False
 
 
-def reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> Reach:
+def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:
     """Return the reach of a fault. `gpus`: all GPUs that NVML has shown, also lost ones.
 
     The part decides first: a PCIe error of a GPU belongs to that GPU, one of a port to the host.
@@ -57,41 +57,41 @@ def reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice])
     if cause.check in SHARED_BY_GPUS or kind == "nvswitch":
         return ANY_GPU
     if any(gpu.pci == cause.subject for gpu in gpus):
-        return Reach(pci=cause.subject)
-    return ANY_GPU if kind == "gpu" or cause.check.startswith("gpu_") else EVERYBODY
+        return FaultReach(pci=cause.subject)
+    return ANY_GPU if kind == "gpu" or cause.check.startswith("gpu_") else ALL_JOBS
 
 
-def is_hit(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
+def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
     """Return True if the fault hits the job. `node_gpus`: the node's gres/gpu in Slurm (not 0), None = not known."""
     if node_gpus is None:
         return is_proven_hit(fault, job)
-    if fault.everybody or job.has_given is None:
+    if fault.all_jobs or job.has_allocation is None:
         return True
-    if not job.has_given:
-        return bool(job.has_open) or not job.all_seen
+    if not job.has_allocation:
+        return bool(job.opened) or not job.is_complete
     # A job that opened other GPUs does not follow Slurm's allocation.
-    if not fault.pci or job.given is None or not job.has_open <= job.given:
+    if not fault.pci or job.allocated is None or not job.opened <= job.allocated:
         return True
-    return fault.pci in job.given
+    return fault.pci in job.allocated
 
 
-def is_proven_hit(fault: Reach, job: OnGpus) -> bool:
+def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
     """Return True if the known GPUs of the job prove that the fault hits it."""
-    if fault.everybody:
+    if fault.all_jobs:
         return True
     if not fault.pci:
-        return bool(job.has_given or job.has_open)
-    return fault.pci in job.has_open or fault.pci in (job.given or ())
+        return bool(job.has_allocation or job.opened)
+    return fault.pci in job.opened or fault.pci in (job.allocated or ())
 
 
-def is_hit_for_sure(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
+def is_certain_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
     """Return True if the fault hits the job regardless of its allocation. `node_gpus`: as for `is_hit`, 0 = none."""
-    return fault.everybody or node_gpus == 0 or fault.pci in job.has_open
+    return fault.all_jobs or node_gpus == 0 or fault.pci in job.opened
 
 
-def on_which(job: OnGpus) -> str:
+def describe_gpus(job: JobGpus) -> str:
     """Return why a GPU fault does not hit the job."""
-    if not job.has_given:
+    if not job.has_allocation:
         return "has no GPU"
-    gpus = sorted(job.given or ())
+    gpus = sorted(job.allocated or ())
     return f"has GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}, which the fault did not hit"

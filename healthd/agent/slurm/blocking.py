@@ -7,7 +7,7 @@ import time
 
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
-from healthd.common.slurm.output import SlurmTrouble, describe_unread, parse_node, what_failed
+from healthd.common.slurm.output import SlurmError, describe_failure, describe_unread, parse_node
 from healthd.host.child_process import Child
 
 
@@ -26,13 +26,13 @@ def run(command: Command) -> CommandResult:
     return CommandResult(child.status, out, err, started, time.time() - started)
 
 
-def trouble_of_node(node_name: str, seconds: float) -> str:
+def node_problem(node_name: str, seconds: float) -> str:
     """Return why this node cannot be read from Slurm, as in the daemon's `problem`; "" if it can be read."""
     argv = commands.node(node_name)
     result = run(Command(argv, seconds))
     if result.status != 0:
-        return what_failed(argv, result)
+        return describe_failure(argv, result)
     try:
         return describe_unread(parse_node(result.stdout, node_name).unread_rows)
-    except SlurmTrouble as error:
+    except SlurmError as error:
         return str(error)

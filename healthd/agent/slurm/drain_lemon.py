@@ -17,16 +17,16 @@ from healthd.common.model import NodeState
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.slurm.drain_reason import LEMON
-from healthd.common.slurm.lemon_command import is_node_name, reason
-from healthd.common.slurm.node_states import NOT_TO_RESUME, TAKEN
+from healthd.common.slurm.lemon_command import is_node_name, lemon_reason
+from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE
 from healthd.common.slurm.output import (
     NoSuchNode,
-    SlurmTrouble,
-    known_partitions,
+    SlurmError,
+    describe_failure,
     parse_fleet,
     parse_lemons,
     parse_node,
-    what_failed,
+    require_partitions,
 )
 from healthd.common.text import printable
 from healthd.common.values import Value
@@ -35,73 +35,75 @@ T = TypeVar("T")
 Steps = Generator[Command, CommandResult, T]
 
 
-class Drained(Value, frozen=True):
+class LemonResult(Value, frozen=True):
     """Result for one node. text: a sentence."""
 
     node: str
     done: bool
-    words: str
+    text: str
 
 
-def drain(name: str, words: str, most: int, limits: FleetLimits, command_timeout_seconds: float) -> Steps[Drained]:
+def drain(
+    name: str, evidence: str, max_lemons: int, limits: FleetLimits, command_timeout_seconds: float
+) -> Steps[LemonResult]:
     """Drain one lemon. max_lemons: how many nodes of the cluster may be drained as lemons.
 
     Raises SlurmError if Slurm does not answer or refuses.
     """
     if not is_node_name(name):
-        return Drained(name, False, "left: not a valid node name")
-    looking = _Looking(name, command_timeout_seconds)
+        return LemonResult(name, False, "left: not a valid node name")
+    slurm = _SlurmClient(name, command_timeout_seconds)
     try:
-        node = yield from looking.node()
-    except NoSuchNode as none:
-        return Drained(name, False, f"left: {none}")
-    why = why_left(node)
+        node = yield from slurm.node()
+    except NoSuchNode as error:
+        return LemonResult(name, False, f"left: {error}")
+    why = skip_reason(node)
     if not why:
-        lemons = parse_lemons((yield from looking.read(commands.out())))
-        if len(lemons) >= most:
-            why = f"limit: {len(lemons)} nodes of the cluster are already drained as lemons; the limit is {most}"
+        lemons = parse_lemons((yield from slurm.read(commands.drained_nodes())))
+        if len(lemons) >= max_lemons:
+            why = f"limit: {len(lemons)} nodes of the cluster are already drained as lemons; the limit is {max_lemons}"
     if not why:
-        partitions = known_partitions(node)
-        counts = parse_fleet((yield from looking.read(commands.fleet())), partitions, float("inf"))
-        count = fleet_limit.strictest(counts, limits, own_hardware=False)
+        partitions = require_partitions(node)
+        counts = parse_fleet((yield from slurm.read(commands.fleet())), partitions, float("inf"))
+        count = fleet_limit.tightest(counts, limits, own_hardware=False)
         if not fleet_limit.has_room(count, limits, own_hardware=False):
             why = (
                 f"fleet limit: healthd keeps {count.drained} of {count.nodes} nodes in partition {count.name} drained; "
-                f"the limit is {fleet_limit.allowed(count.nodes, limits, own_hardware=False)}"
+                f"the limit is {fleet_limit.limit_for(count.nodes, limits, own_hardware=False)}"
             )
     if not why:
-        why = why_left((yield from looking.node()))  # another tool may have drained it in the meantime
+        why = skip_reason((yield from slurm.node()))  # another tool may have drained it in the meantime
     if why:
-        return Drained(name, False, f"left: {why}")
-    yield from looking.read(commands.drain(name, reason(words)), changes=True)
-    node = yield from looking.node()
-    if node.flags.isdisjoint(TAKEN) or not node.reason.startswith(LEMON.strip()):
+        return LemonResult(name, False, f"left: {why}")
+    yield from slurm.read(commands.drain(name, lemon_reason(evidence)), changes=True)
+    node = yield from slurm.node()
+    if node.flags.isdisjoint(DRAINED_STATES) or not node.reason.startswith(LEMON.strip()):
         state = printable("+".join(sorted(node.flags)))
-        raise SlurmTrouble(f"{name} was drained, but its state in Slurm is {state}")
-    return Drained(name, True, f"drained: {printable(node.reason)}")
+        raise SlurmError(f"{name} was drained, but its state in Slurm is {state}")
+    return LemonResult(name, True, f"drained: {printable(node.reason)}")
 
 
-def why_left(node: NodeState) -> str:
+def skip_reason(node: NodeState) -> str:
     """Return why a node must not be drained; "" = it may be. The Reason alone is no evidence: from 24.11 on it outlives
     its drain.
     """
-    found = sorted(node.flags & (TAKEN | NOT_TO_RESUME))
-    return f"already {'+'.join(found)} in Slurm{_says(node)}" if found else ""
+    found = sorted(node.flags & (DRAINED_STATES | NOT_RESUMABLE))
+    return f"already {'+'.join(found)} in Slurm{_reason_note(node)}" if found else ""
 
 
-def _says(node: NodeState) -> str:
-    who = f" by {printable(node.reason_user)}" if node.reason_user else ""
-    return f': "{printable(node.reason)}"{who}' if node.reason else ""
+def _reason_note(node: NodeState) -> str:
+    user_note = f" by {printable(node.reason_user)}" if node.reason_user else ""
+    return f': "{printable(node.reason)}"{user_note}' if node.reason else ""
 
 
-class _Looking(Value, frozen=True):
+class _SlurmClient(Value, frozen=True):
     name: str
     command_timeout_seconds: float
 
     def read(self, argv: Argv, changes: bool = False) -> Steps[bytes]:
         result = yield Command(argv, self.command_timeout_seconds, changes)
         if result.status != 0:
-            raise SlurmTrouble(what_failed(argv, result))
+            raise SlurmError(describe_failure(argv, result))
         return result.stdout
 
     def node(self) -> Steps[NodeState]:

@@ -15,24 +15,24 @@ from collections.abc import Callable, Generator, Iterator
 from msgspec.structs import replace
 
 from healthd.agent.settings.config import Settings
-from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.node_gpus import UNKNOWN_GPUS, NodeGpus
 from healthd.agent.slurm.policy import Policy
-from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
-from healthd.common.guard import SLURM, drop, words
-from healthd.common.model import SlurmMemory, SlurmStatus, Verdict
-from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult, shown
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
+from healthd.common.guard import SLURM, describe_error, drop
+from healthd.common.model import DrainRecord, SlurmStatus, Verdict
+from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult, printable_argument
 from healthd.common.text import is_decimal
 from healthd.host.child_process import Child
 
 log = logging.getLogger("healthd.agent.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
-LAST_RETRY_SECONDS = 300.0
+MAX_RETRY_SECONDS = 300.0
 # After a boot slurmd may register late, and Slurm may then remove healthd's drain: until then healthd polls more often.
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 # slurmd registers within seconds of its start.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
-LOOK_SECONDS = 1.0  # between two searches for a new slurmd
+POLL_SECONDS = 1.0  # between two searches for a new slurmd
 
 
 class SlurmDriver:
@@ -47,32 +47,32 @@ class SlurmDriver:
         self,
         settings: Settings,
         boot_id: str,
-        remember: Callable[[SlurmMemory], None],
+        save_record: Callable[[DrainRecord], None],
         may_change: Callable[[], bool],
         now: Callable[[], float],
         monotonic: Callable[[], float],
         refusals: Callable[[], tuple[float, ...]] = tuple,
-        tell: Callable[[Command, CommandResult | None], None] = lambda command, result: None,
+        log_command: Callable[[Command, CommandResult | None], None] = lambda command, result: None,
     ) -> None:
-        self._tell = tell
+        self._log_command = log_command
         self._refusals = refusals
         self._node_name = settings.node_name
         self._boot_id = boot_id
-        self._remember = remember
+        self._save_record = save_record
         self._may_change = may_change
-        self._memory = SlurmMemory()  # as last saved
+        self._record = DrainRecord()  # as last saved
         self._now = now
         self._monotonic = monotonic
-        self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
+        self._steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
         self._command: Command | None = None
         self._child: Child | None = None
         self._failures = 0
         self._started = monotonic()
-        self._registers_until = -float("inf")
+        self._registration_until = -float("inf")
         self.status = SlurmStatus()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._steps is not None or self._child is not None
 
     @property
@@ -82,14 +82,14 @@ class SlurmDriver:
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
 
-    def begin(
-        self, verdict: Verdict, memory: SlurmMemory, policy: Policy, gpus: NodeGpus = NOT_TOLD
+    def start(
+        self, verdict: Verdict, record: DrainRecord, policy: Policy, gpus: NodeGpus = UNKNOWN_GPUS
     ) -> ReconcileReport | None:
         """Start a reconciliation. Return the report at once if no command was needed."""
-        self._memory = memory
+        self._record = record
         now, refusals = self._now, self._refusals
-        self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, now, gpus, refusals)
-        return self._go_on(None)
+        self._steps = reconcile(verdict, record, policy, self._node_name, self._boot_id, now, gpus, refusals)
+        return self._advance(None)
 
     def step(self) -> ReconcileReport | None:
         """Continue if a command has ended. Return the report when the reconciliation is over."""
@@ -100,36 +100,36 @@ class SlurmDriver:
             return None  # the reconciliation was abandoned
         out, err = child.output()
         seconds = self._monotonic() - child.started
-        return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
+        return self._advance(self._count(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
         """Return the seconds until the next reconciliation: doubling, with jitter; infinity if the goal is reached.
 
         A drain that waits for the fleet, and one that has ended, have their own time.
         """
-        if report.look_at:
+        if report.next_read_at:
             self._failures = 0
-            return max(report.look_at - self._now(), 0.0)
+            return max(report.next_read_at - self._now(), 0.0)
         if report.settled:
             self._failures = 0
             return float("inf")
-        if not report.problem and self._monotonic() < self._registers_until:
+        if not report.problem and self._monotonic() < self._registration_until:
             return REGISTRATION_RETRY_SECONDS
-        longest = BOOT_RETRY_SECONDS if self.waits_for_slurmd(report) else LAST_RETRY_SECONDS
-        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), longest)
+        max_wait = BOOT_RETRY_SECONDS if self.awaits_slurmd(report) else MAX_RETRY_SECONDS
+        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), max_wait)
         self._failures += 1
         return wait * random.uniform(0.8, 1.2)
 
-    def waits_for_slurmd(self, report: ReconcileReport) -> bool:
+    def awaits_slurmd(self, report: ReconcileReport) -> bool:
         """Return True if the node is not yet stable in Slurm, shortly after healthd's start."""
-        boots = self._monotonic() < self._started + BOOT_SECONDS
-        return boots and not report.settled and not report.problem and not report.look_at
+        is_recent = self._monotonic() < self._started + BOOT_SECONDS
+        return is_recent and not report.settled and not report.problem and not report.next_read_at
 
     def expect_registration(self) -> None:
         """Poll more often, because slurmd has just started on this node."""
-        self._registers_until = self._monotonic() + REGISTRATION_SECONDS
+        self._registration_until = self._monotonic() + REGISTRATION_SECONDS
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Abandon the reconciliation. A running command ends by itself, without effect on the daemon."""
         if self._steps is not None:
             self._steps.close()
@@ -137,37 +137,37 @@ class SlurmDriver:
 
     def close(self) -> None:
         """Leave a running scontrol alone: it ends by itself, and the next start reads its result."""
-        self.drop()
+        self.abandon()
 
-    def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
+    def _advance(self, result: CommandResult | None) -> ReconcileReport | None:
         assert self._steps is not None
         try:
             step = self._steps.send(result)
             while True:
-                if isinstance(step, Remember):
-                    self._memory = step.memory
-                    self._remember(step.memory)
+                if isinstance(step, SaveRecord):
+                    self._record = step.record
+                    self._save_record(step.record)
                     step = self._steps.send(None)
                     continue
                 if step.changes and not self._may_change():
-                    self.drop()
+                    self.abandon()
                     return None
                 try:
                     if step.changes:
-                        self._tell(step, None)
-                    self._start(step)
+                        self._log_command(step, None)
+                    self._run_command(step)
                     return None
                 except OSError as error:
                     missing = CommandResult(127, b"", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
-                    step = self._steps.send(self._counted(missing))
+                    step = self._steps.send(self._count(missing))
         except StopIteration as end:
-            return self._ended(end.value)
+            return self._finish(end.value)
         except Exception as error:  # because of Slurm's output, which may be different next time
             drop(SLURM, error, result.text if result else "")
-            problem = f"healthd failed on Slurm's output: {words(error)}"
-            return self._ended(ReconcileReport(self._memory, problem=problem))
+            problem = f"healthd failed on Slurm's output: {describe_error(error)}"
+            return self._finish(ReconcileReport(self._record, problem=problem))
 
-    def _ended(self, report: ReconcileReport) -> ReconcileReport:
+    def _finish(self, report: ReconcileReport) -> ReconcileReport:
         self._steps = None
         self.status = replace(
             self.status,
@@ -178,27 +178,27 @@ class SlurmDriver:
         )
         return report
 
-    def _start(self, command: Command) -> None:
+    def _run_command(self, command: Command) -> None:
         self._command = command
         if command.changes:
-            log.info("running: %s", shown(" ".join(command.argv)))
+            log.info("running: %s", printable_argument(" ".join(command.argv)))
         deadline = self._monotonic() + command.deadline_seconds
         self._child = Child(command.argv, deadline, self._monotonic, ENVIRONMENT)
 
-    def _counted(self, result: CommandResult) -> CommandResult:
+    def _count(self, result: CommandResult) -> CommandResult:
         assert self._command is not None
         name = " ".join(self._command.argv[:2]) if self._command.argv[0].endswith("scontrol") else self._command.argv[0]
-        how = "timeout" if result.status is None else "ok" if result.status == 0 else "error"
-        key = (name.rpartition("/")[2], how)
+        outcome = "timeout" if result.status is None else "ok" if result.status == 0 else "error"
+        key = (name.rpartition("/")[2], outcome)
         commands = dict(self.status.commands)
         commands[key] = commands.get(key, 0) + 1
         self.status = replace(self.status, commands=commands)
         if self._command.changes:
-            self._tell(self._command, result)
+            self._log_command(self._command, result)
         return result
 
 
-class SlurmdStart:
+class SlurmdStartDetector:
     """Detects a new slurmd on this node: it registers within seconds, and then slurmctld may remove a drain.
 
     Only while enabled, it inspects the processes that are new since the last call.
@@ -207,22 +207,22 @@ class SlurmdStart:
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
         self._proc = os.path.join(root, "proc")
         self._monotonic = monotonic
-        self._known: set[str] = set()
+        self._previous_pids: set[str] = set()
         self.deadline = float("inf")
 
-    def watch(self, wanted: bool) -> None:
-        if not wanted:
+    def watch(self, enabled: bool) -> None:
+        if not enabled:
             self.deadline = float("inf")
         elif self.deadline == float("inf"):
-            self._known, self.deadline = self._processes(), self._monotonic() + LOOK_SECONDS
+            self._previous_pids, self.deadline = self._processes(), self._monotonic() + POLL_SECONDS
 
     def step(self) -> bool:
         """Return True if a slurmd has started since the last call."""
         if self._monotonic() < self.deadline:
             return False
-        before, self._known = self._known, self._processes()
-        self.deadline = self._monotonic() + LOOK_SECONDS
-        return any(self._name(pid) == "slurmd" for pid in self._known - before)
+        previous, self._previous_pids = self._previous_pids, self._processes()
+        self.deadline = self._monotonic() + POLL_SECONDS
+        return any(self._name(pid) == "slurmd" for pid in self._previous_pids - previous)
 
     def _processes(self) -> set[str]:
         try:

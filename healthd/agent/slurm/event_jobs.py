@@ -14,24 +14,24 @@ from healthd.common.model import Gpu, KernelEvent
 from healthd.common.slurm.commands import ENVIRONMENT, listpids
 from healthd.common.slurm.output import parse_processes
 from healthd.host.child_process import Child
-from healthd.host.job_processes import job_of, job_processes, jobs_holding
+from healthd.host.job_processes import job_of_process, job_processes, jobs_using_gpus
 from healthd.host.wakeup import FOREVER
 
-STILL_THERE_SECONDS = 10.0  # after a line; later its pid may belong to another process
-LOOK_AGAIN_SECONDS = 1.0  # limits the rate of cgroup walks in a storm of events
-ASK_AGAIN_SECONDS = 2.0  # limits the rate of scontrol calls
+PID_VALID_SECONDS = 10.0  # after a line; later its pid may belong to another process
+CGROUP_INTERVAL_SECONDS = 1.0  # limits the rate of cgroup walks in a storm of events
+QUERY_INTERVAL_SECONDS = 2.0  # limits the rate of scontrol calls
 
 
-class JobAtSource:
+class EventJobFinder:
     def __init__(self, root: str, node_name: str, monotonic: Callable[[], float]) -> None:
         self._root = root
         self._argv = listpids(node_name)
         self._monotonic = monotonic
-        self._looked_at = self._asked_at = -FOREVER
+        self._cgroups_read_at = self._queried_at = -FOREVER
         self._processes: dict[int, str] = {}  # processes of jobs, from their cgroups
-        self._holding: dict[int, tuple[str, ...]] = {}  # by minor number
-        self._waiting: set[int] = set()  # sequence numbers of events for the next query
-        self._asked: set[int] = set()  # ... and of the running query
+        self._jobs_by_gpu: dict[int, tuple[str, ...]] = {}  # by minor number
+        self._unresolved: set[int] = set()  # sequence numbers of events for the next query
+        self._queried: set[int] = set()  # ... and of the running query
         self._child: Child | None = None
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -41,110 +41,110 @@ class JobAtSource:
     def deadline(self) -> float:
         if self._child:
             return self._child.deadline
-        return self._asked_at + ASK_AGAIN_SECONDS if self._waiting else FOREVER
+        return self._queried_at + QUERY_INTERVAL_SECONDS if self._unresolved else FOREVER
 
-    def name(
+    def add_jobs(
         self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
     ) -> tuple[KernelEvent, ...]:
         """Return `events` with the jobs of those in `touched`, if the cgroups show them. Slurm is queried for the
         others.
         """
-        nodes = device_nodes(gpus)
-        jobs, left = {}, []
+        nodes = gpu_minors(gpus)
+        jobs, unresolved = {}, []
         for event in events:
-            if event.sequence in touched and is_open(event, now):
-                job = self._job_of(event.pid) if event.pid else ""
+            if event.sequence in touched and may_find_job(event, now):
+                job = self._find_job(event.pid) if event.pid else ""
                 if job:
                     jobs[event.sequence] = job
                 elif event.pid or event.pci in nodes:
-                    left.append(event)
-        if left:
-            self._look({nodes[event.pci] for event in left if event.pci in nodes})
-            jobs |= self._jobs_of(left, nodes, self._processes, self._holding)
+                    unresolved.append(event)
+        if unresolved:
+            self._read_cgroups({nodes[event.pci] for event in unresolved if event.pci in nodes})
+            jobs |= self._match_jobs(unresolved, nodes, self._processes, self._jobs_by_gpu)
             if not self._processes:
-                self._waiting |= {event.sequence for event in left}
+                self._unresolved |= {event.sequence for event in unresolved}
         return with_jobs(events, jobs)
 
     def step(
-        self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_ask_slurm: bool
+        self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_query_slurm: bool
     ) -> dict[int, str]:
         """Continue the query of Slurm. Return the jobs in its answer, by sequence number of `events`.
 
         `may_query_slurm`: False in mode observe.
         """
-        told = {}
+        found = {}
         if self._child is not None and self._child.step():
             child, self._child = self._child, None
-            told = self._told(child, events, device_nodes(gpus))
-        if self._waiting and self._child is None and self._monotonic() >= self._asked_at + ASK_AGAIN_SECONDS:
-            self._waiting &= {event.sequence for event in events if is_open(event, now)}
-            self._ask(may_ask_slurm)
-        return told
+            found = self._read_answer(child, events, gpu_minors(gpus))
+        if self._unresolved and self._child is None and self._monotonic() >= self._queried_at + QUERY_INTERVAL_SECONDS:
+            self._unresolved &= {event.sequence for event in events if may_find_job(event, now)}
+            self._start_query(may_query_slurm)
+        return found
 
-    def _look(self, minors: set[int]) -> None:
-        if self._monotonic() >= self._looked_at + LOOK_AGAIN_SECONDS:
-            self._looked_at = self._monotonic()
-            self._processes, self._holding = job_processes(self._root), {}
-        missing = minors - self._holding.keys()
+    def _read_cgroups(self, minors: set[int]) -> None:
+        if self._monotonic() >= self._cgroups_read_at + CGROUP_INTERVAL_SECONDS:
+            self._cgroups_read_at = self._monotonic()
+            self._processes, self._jobs_by_gpu = job_processes(self._root), {}
+        missing = minors - self._jobs_by_gpu.keys()
         if missing and self._processes:
-            self._holding.update(jobs_holding(missing, self._processes, self._root))
+            self._jobs_by_gpu.update(jobs_using_gpus(missing, self._processes, self._root))
 
-    def _ask(self, may_ask_slurm: bool) -> None:
-        if not self._waiting or not may_ask_slurm:
-            self._waiting.clear()
+    def _start_query(self, may_query_slurm: bool) -> None:
+        if not self._unresolved or not may_query_slurm:
+            self._unresolved.clear()
             return
-        self._asked_at = self._monotonic()
-        self._asked, self._waiting = self._waiting, set()
+        self._queried_at = self._monotonic()
+        self._queried, self._unresolved = self._unresolved, set()
         try:
-            deadline = self._asked_at + STILL_THERE_SECONDS
+            deadline = self._queried_at + PID_VALID_SECONDS
             self._child = Child(self._argv, deadline, self._monotonic, ENVIRONMENT)
         except OSError:
             pass  # without Slurm there is no job
 
-    def _told(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
+    def _read_answer(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
         processes = parse_processes(child.output()[0].decode("utf-8", "replace")) if child.status == 0 else {}
-        asked = [event for event in events if event.sequence in self._asked]
-        minors = {nodes[event.pci] for event in asked if event.pci in nodes}
-        return self._jobs_of(asked, nodes, processes, jobs_holding(minors, processes, self._root))
+        queried = [event for event in events if event.sequence in self._queried]
+        minors = {nodes[event.pci] for event in queried if event.pci in nodes}
+        return self._match_jobs(queried, nodes, processes, jobs_using_gpus(minors, processes, self._root))
 
-    def _jobs_of(
+    def _match_jobs(
         self,
         events: Sequence[KernelEvent],
         nodes: Mapping[str, int],
         processes: Mapping[int, str],
-        holding: Mapping[int, tuple[str, ...]],
+        jobs_by_gpu: Mapping[int, tuple[str, ...]],
     ) -> dict[int, str]:
-        found = {event.sequence: jobs_of(event, nodes, processes, holding, self._job_of) for event in events}
+        found = {event.sequence: find_jobs(event, nodes, processes, jobs_by_gpu, self._find_job) for event in events}
         return {sequence: job for sequence, job in found.items() if job}
 
-    def _job_of(self, pid: int) -> str | None:
-        return job_of(pid, self._root)
+    def _find_job(self, pid: int) -> str | None:
+        return job_of_process(pid, self._root)
 
 
-def is_open(event: KernelEvent, now: float) -> bool:
+def may_find_job(event: KernelEvent, now: float) -> bool:
     """Return True if the event's job is not known but may still be found.
 
     Lines from before healthd's start have no job, and a forged line could name any process.
     """
-    known = any(name == "job" for name, _ in event.fields)
-    return not known and not event.history and not event.observed and now - event.time <= STILL_THERE_SECONDS
+    has_job = any(name == "job" for name, _ in event.fields)
+    return not has_job and not event.history and not event.observed and now - event.time <= PID_VALID_SECONDS
 
 
-def device_nodes(gpus: Sequence[Gpu]) -> dict[str, int]:
+def gpu_minors(gpus: Sequence[Gpu]) -> dict[str, int]:
     """Return PCI address -> N of /dev/nvidiaN."""
     return {gpu.pci: gpu.minor for gpu in gpus if gpu.minor is not None}
 
 
-def jobs_of(
+def find_jobs(
     event: KernelEvent,
     nodes: Mapping[str, int],
     processes: Mapping[int, str],
-    holding: Mapping[int, tuple[str, ...]],
-    job_of_pid: Callable[[int], str | None],
+    jobs_by_gpu: Mapping[int, tuple[str, ...]],
+    find_job: Callable[[int], str | None],
 ) -> str:
     """Return "4711", "12,13", or "". A live process outside of jobs blames no job."""
     if event.pid:
-        job = job_of_pid(event.pid)
+        job = find_job(event.pid)
         if job is not None:
             return job or processes.get(event.pid, "")
-    return ",".join(holding.get(nodes.get(event.pci, -1), ()))
+    return ",".join(jobs_by_gpu.get(nodes.get(event.pci, -1), ()))

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from healthd.agent.slurm.fleet_limit import is_own_hardware
-from healthd.common.model import Condition, ConditionState, Resumed, Severity, SlurmMemory, Verdict
+from healthd.common.model import Condition, ConditionState, DrainRecord, ResumedDrain, Severity, Verdict
 from healthd.common.slurm.drain_reason import parse_reason
 from healthd.common.values import Value
 
 IN_A_ROW_SECONDS = 3600.0
-KEPT = 20  # the maximum wait is reached long before
+MAX_RESUMED = 20  # the maximum wait is reached long before
 
 
 class Flapping(Value, frozen=True):
@@ -40,117 +40,119 @@ class Flapping(Value, frozen=True):
     shared_max_wait_seconds: float = 4 * 3600.0
 
 
-def noted(memory: SlurmMemory, verdict: Verdict, now: float) -> SlurmMemory:
+def after_reading(record: DrainRecord, verdict: Verdict, now: float) -> DrainRecord:
     """Return the record after a reading of the node: start and cause of the drain, and how long all has been clean.
 
     Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
     not count as clean time either.
     """
-    if not memory.reason and not verdict.causes:
-        return replace(memory, drained_at=0.0, own_hardware=False, clean_seconds=0.0, clean_since=0.0)
+    if not record.reason and not verdict.causes:
+        return replace(record, drained_at=0.0, own_hardware=False, clean_seconds=0.0, clean_since=0.0)
     is_clean = verdict.may_resume and not verdict.causes
-    went_by = max(now - memory.clean_since, 0.0) if is_clean and memory.clean_since else 0.0
+    clean_time = max(now - record.clean_since, 0.0) if is_clean and record.clean_since else 0.0
     return replace(
-        memory,
-        drained_at=(memory.reason and memory.drained_at) or now,
-        own_hardware=bool(memory.reason and memory.own_hardware) or is_own_hardware(verdict.causes),
-        clean_seconds=0.0 if _stands(verdict) else memory.clean_seconds + went_by,
+        record,
+        drained_at=(record.reason and record.drained_at) or now,
+        own_hardware=bool(record.reason and record.own_hardware) or is_own_hardware(verdict.causes),
+        clean_seconds=0.0 if _has_open_fault(verdict) else record.clean_seconds + clean_time,
         clean_since=now if is_clean else 0.0,
     )
 
 
-def _stands(verdict: Verdict) -> bool:
+def _has_open_fault(verdict: Verdict) -> bool:
     return bool(verdict.causes) or any(
         c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and not c.observed
         for c in verdict.conditions
     )
 
 
-def lifted(memory: SlurmMemory, before: SlurmMemory, now: float) -> SlurmMemory:
+def after_resume(record: DrainRecord, previous: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a resume by healthd. `previous`: the record during the drain."""
-    if memory.reason or not before.reason:
-        return memory
-    ended = Resumed(before.drained_at, now, before.own_hardware)
-    return replace(memory, resumed=(*memory.resumed, ended)[-KEPT:])
+    if record.reason or not previous.reason:
+        return record
+    ended = ResumedDrain(previous.drained_at, now, previous.own_hardware)
+    return replace(record, resumed_drains=(*record.resumed_drains, ended)[-MAX_RESUMED:])
 
 
-def answered_for(memory: SlurmMemory) -> SlurmMemory:
+def reset_count(record: DrainRecord) -> DrainRecord:
     """Return the record after an operator repaired or resumed the node."""
-    return replace(memory, resumed=())
+    return replace(record, resumed_drains=())
 
 
-def ended_in_drain(memory: SlurmMemory, cleared: Iterable[Condition]) -> list[Condition]:
+def ended_causes(record: DrainRecord, cleared: Iterable[Condition]) -> list[Condition]:
     """Return the faults that drained this node and have ended, while the drain remains because of flapping.
 
     `healthd repaired` is still possible for them.
     """
-    if not memory.reason or not memory.resumed:
+    if not record.reason or not record.resumed_drains:
         return []
-    return [c for c in cleared if c.cleared_at >= memory.drained_at and _drained(memory, c)]
+    return [c for c in cleared if c.cleared_at >= record.drained_at and _may_have_drained(record, c)]
 
 
-def has_drained(memory: SlurmMemory, conditions: Iterable[Condition]) -> bool:
+def may_have_drained(record: DrainRecord, conditions: Iterable[Condition]) -> bool:
     """Return True if one of these conditions may have drained the node. Repairing a mere warning resets nothing."""
-    return any(_drained(memory, c) for c in conditions)
+    return any(_may_have_drained(record, c) for c in conditions)
 
 
-def _drained(memory: SlurmMemory, c: Condition) -> bool:
-    is_bad = c.severity >= Severity.DEGRADED and c.state is not ConditionState.PENDING and not c.observed
-    return is_bad or c.key == parse_reason(memory.reason)
+def _may_have_drained(record: DrainRecord, c: Condition) -> bool:
+    may_drain = c.severity >= Severity.DEGRADED and c.state is not ConditionState.PENDING and not c.observed
+    return may_drain or c.key == parse_reason(record.reason)
 
 
-def own_faults(memory: SlurmMemory) -> int:
+def count_own_faults(record: DrainRecord) -> int:
     """Count the drains for own hardware that began within an hour before this one, including this one."""
-    since = memory.drained_at - IN_A_ROW_SECONDS
-    return 1 + sum(1 for old in memory.resumed if old.own_hardware and since < old.drained_at <= memory.drained_at)
+    since = record.drained_at - IN_A_ROW_SECONDS
+    return 1 + sum(
+        1 for old in record.resumed_drains if old.own_hardware and since < old.drained_at <= record.drained_at
+    )
 
 
-def in_a_row(memory: SlurmMemory) -> int:
+def count_in_a_row(record: DrainRecord) -> int:
     """Count the drains in a row, including this one."""
-    began, count = memory.drained_at, 1
-    for old in reversed(memory.resumed):
-        if began - old.time > IN_A_ROW_SECONDS:
+    drained_at, count = record.drained_at, 1
+    for old in reversed(record.resumed_drains):
+        if drained_at - old.resumed_at > IN_A_ROW_SECONDS:
             break
-        began, count = old.drained_at, count + 1
+        drained_at, count = old.drained_at, count + 1
     return count
 
 
-def wait_seconds(memory: SlurmMemory, limits: Flapping) -> float:
+def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
     """Return how long all must be clean before the drain is lifted; infinity: until an operator resumes the node."""
-    if memory.own_hardware:
-        is_too_often = 0 < limits.own_faults_per_hour <= own_faults(memory)
+    if record.own_hardware:
+        is_too_often = 0 < limits.own_faults_per_hour <= count_own_faults(record)
         return float("inf") if is_too_often else 0.0
-    times = in_a_row(memory)
-    longest = limits.shared_max_wait_seconds
-    return min(limits.shared_wait_seconds * 2.0 ** (times - 2), longest) if times > 1 else 0.0
+    times = count_in_a_row(record)
+    max_wait = limits.shared_max_wait_seconds
+    return min(limits.shared_wait_seconds * 2.0 ** (times - 2), max_wait) if times > 1 else 0.0
 
 
-def waits_until(memory: SlurmMemory, limits: Flapping, now: float) -> float:
+def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
     """Return when the drain may be lifted if all stays clean (epoch seconds); 0 = now, or only by an operator."""
-    until = _goes_at(memory, limits, now)
-    return until if memory.reason and memory.clean_since and now < until < float("inf") else 0.0
+    until = _resume_at(record, limits, now)
+    return until if record.reason and record.clean_since and now < until < float("inf") else 0.0
 
 
-def _goes_at(memory: SlurmMemory, limits: Flapping, now: float) -> float:
-    return min(memory.clean_since or now, now) + wait_seconds(memory, limits) - memory.clean_seconds
+def _resume_at(record: DrainRecord, limits: Flapping, now: float) -> float:
+    return min(record.clean_since or now, now) + wait_seconds(record, limits) - record.clean_seconds
 
 
-def why_waits(memory: SlurmMemory, limits: Flapping, now: float) -> str:
+def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
     """Return why the drain is not lifted although every check is clean; "" = it may be lifted."""
-    seconds = wait_seconds(memory, limits)
+    seconds = wait_seconds(record, limits)
     if seconds == float("inf"):
-        known = parse_reason(memory.reason)
-        command = f', or run "healthd repaired {known[0]}"' if known else ""
-        often = f"drained {own_faults(memory)} times within an hour for the node's own hardware"
-        return f"clean, but {often}: an operator must resume it{command}"
-    if now >= _goes_at(memory, limits, now):
+        cause = parse_reason(record.reason)
+        command = f', or run "healthd repaired {cause[0]}"' if cause else ""
+        text = f"drained {count_own_faults(record)} times within an hour for the node's own hardware"
+        return f"clean, but {text}: an operator must resume it{command}"
+    if now >= _resume_at(record, limits, now):
         return ""
-    times, minutes = in_a_row(memory), seconds / 60
+    times, minutes = count_in_a_row(record), seconds / 60
     return f"clean, but drained {times} times in a row: resumed after {minutes:.3g} min without a fault"
 
 
-def note(memory: SlurmMemory, limits: Flapping) -> str:
+def drain_note(record: DrainRecord, limits: Flapping) -> str:
     """Return the note for the Reason that only an operator lifts the drain, "" = none. `sinfo -R` shows it."""
-    if wait_seconds(memory, limits) < float("inf"):
+    if wait_seconds(record, limits) < float("inf"):
         return ""
-    return f"{own_faults(memory)} times in an hour: an operator must resume it"
+    return f"{count_own_faults(record)} times in an hour: an operator must resume it"

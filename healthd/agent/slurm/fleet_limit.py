@@ -34,19 +34,19 @@ from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
 from healthd.common.model import (
-    LONGEST_HOLD_SECONDS,
+    MAX_HOLD_SECONDS,
     Condition,
+    DrainRecord,
     FleetCount,
     FleetHold,
     PartitionCount,
     Severity,
-    SlurmMemory,
 )
 
 # A count takes 13 ms of slurmctld's time at 10,000 nodes. This spreads first counts to five per second. Nodes that
 # drain count twice.
-SECONDS_A_NODE = 0.2
-SHORTEST_HOLD_SECONDS = 60.0
+SECONDS_PER_NODE = 0.2
+MIN_HOLD_SECONDS = 60.0
 # A node that is later than this (slurmctld was unreachable, daemons were stopped) is not alone: all nodes spread again.
 LATE_SECONDS = 60.0
 # How long a stored count replaces one that fails: a slurmctld that restarts or is busy is back by then.
@@ -58,45 +58,45 @@ def is_own_hardware(causes: Iterable[Condition]) -> bool:
     return any(not cause.shared_cause for cause in causes)
 
 
-def allowed(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
+def limit_for(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
     """Return how many of `nodes` nodes healthd may keep drained."""
     if own_hardware:
-        percent, at_least = limits.own_hardware_limit_percent, limits.own_hardware_limit_min_nodes
+        percent, min_nodes = limits.own_hardware_limit_percent, limits.own_hardware_limit_min_nodes
     else:
-        percent, at_least = limits.limit_percent, limits.limit_min_nodes
-    return max(math.floor(nodes * percent / 100 + 1e-9), at_least)
+        percent, min_nodes = limits.limit_percent, limits.limit_min_nodes
+    return max(math.floor(nodes * percent / 100 + 1e-9), min_nodes)
 
 
-def strictest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardware: bool) -> PartitionCount:
+def tightest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardware: bool) -> PartitionCount:
     """Return the partition with the least room left."""
-    return min(counts, key=lambda count: (allowed(count.nodes, limits, own_hardware) - count.drained, count.name))
+    return min(counts, key=lambda count: (limit_for(count.nodes, limits, own_hardware) - count.drained, count.name))
 
 
 def has_room(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
     """Return True if one more node may be drained. For a node that is already drained, use `is_exceeded`."""
-    return count.drained < allowed(count.nodes, limits, own_hardware)
+    return count.drained < limit_for(count.nodes, limits, own_hardware)
 
 
-def is_beyond(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
-    return count.drained > allowed(count.nodes, limits, own_hardware)
+def is_exceeded(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
+    return count.drained > limit_for(count.nodes, limits, own_hardware)
 
 
 # --- waits
 
 
-def window(nodes: int, limits: FleetLimits) -> float:
+def spread_seconds(nodes: int, limits: FleetLimits) -> float:
     """Return the seconds over which `nodes` nodes spread their first counts."""
-    return min(limits.jitter_seconds, nodes * SECONDS_A_NODE)
+    return min(limits.jitter_seconds, nodes * SECONDS_PER_NODE)
 
 
-def chance(node_name: str, now: float) -> float:
+def pseudo_random(node_name: str, now: float) -> float:
     """Return a number from 0 to 1 that varies between nodes and with time like a random one."""
     return zlib.crc32(f"{now:.3f} {node_name}".encode()) / 2**32
 
 
 def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> FleetHold:
     """Return the wait before the first count for a shared cause. `nodes`: the size of the largest partition."""
-    return FleetHold(since=now, until=now + chance(node_name, now) * window(nodes, limits), nodes=nodes)
+    return FleetHold(since=now, until=now + pseudo_random(node_name, now) * spread_seconds(nodes, limits), nodes=nodes)
 
 
 def no_wait(now: float) -> FleetHold:
@@ -104,26 +104,31 @@ def no_wait(now: float) -> FleetHold:
     return FleetHold(since=now, until=now)
 
 
-def spread_anew(hold: FleetHold, node_name: str, limits: FleetLimits, now: float) -> FleetHold:
-    return replace(hold, until=now + chance(node_name, now) * window(hold.nodes, limits))
+def spread_again(hold: FleetHold, node_name: str, limits: FleetLimits, now: float) -> FleetHold:
+    return replace(hold, until=now + pseudo_random(node_name, now) * spread_seconds(hold.nodes, limits))
 
 
-def held(
-    before: FleetHold | None, count: PartitionCount, limits: FleetLimits, own_hardware: bool, node_name: str, now: float
+def backoff(
+    previous: FleetHold | None,
+    count: PartitionCount,
+    limits: FleetLimits,
+    own_hardware: bool,
+    node_name: str,
+    now: float,
 ) -> FleetHold:
     """Return the next hold of a delayed drain: its wait doubles each time up to a maximum and has 20 % jitter."""
-    times = before.times if before else 0
-    first = max(SHORTEST_HOLD_SECONDS, window(count.nodes, limits))
-    seconds = min(first * 2.0 ** min(times, 20), max(LONGEST_HOLD_SECONDS, first))
+    attempts = previous.times if previous else 0
+    first = max(MIN_HOLD_SECONDS, spread_seconds(count.nodes, limits))
+    seconds = min(first * 2.0 ** min(attempts, 20), max(MAX_HOLD_SECONDS, first))
     return FleetHold(
-        since=before.since if before else now,
-        until=now + seconds * (0.8 + 0.4 * chance(node_name, now)),
-        times=times + 1,
+        since=previous.since if previous else now,
+        until=now + seconds * (0.8 + 0.4 * pseudo_random(node_name, now)),
+        times=attempts + 1,
         own_hardware=own_hardware,
         partition=count.name,
         nodes=count.nodes,
         drained=count.drained,
-        limit=allowed(count.nodes, limits, own_hardware),
+        limit=limit_for(count.nodes, limits, own_hardware),
     )
 
 
@@ -134,42 +139,44 @@ def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
 
-def stored(count: Sequence[PartitionCount], now: float) -> FleetCount:
+def fleet_count(count: Sequence[PartitionCount], now: float) -> FleetCount:
     return FleetCount(now, tuple(count))
 
 
-def stand_in(memory: SlurmMemory, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
+def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
     """Return the stored count if it is recent and of these partitions, else nothing.
 
     It includes this node's own earlier drain, so it shows at most the room that there was."""
-    count = memory.counted
+    count = record.stored_count
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
         return ()
     return count.partitions if {each.name for each in count.partitions} == set(partitions) else ()
 
 
-def count_failed(memory: SlurmMemory, now: float) -> SlurmMemory:
+def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a failed count.
 
     Failures further apart than RECENT_SECONDS are not one outage: the wait for an uncounted drain begins again, because
     the time between them is unknown.
     """
-    goes_on = memory.uncounted_since > 0 and now - memory.uncounted_at <= RECENT_SECONDS
-    return replace(memory, uncounted_since=memory.uncounted_since if goes_on else now, uncounted_at=now)
+    is_same_outage = record.count_failing_since > 0 and now - record.count_failed_at <= RECENT_SECONDS
+    return replace(
+        record, count_failing_since=record.count_failing_since if is_same_outage else now, count_failed_at=now
+    )
 
 
-def count_succeeded(memory: SlurmMemory) -> SlurmMemory:
-    return replace(memory, uncounted_since=0.0, uncounted_at=0.0)
+def after_count(record: DrainRecord) -> DrainRecord:
+    return replace(record, count_failing_since=0.0, count_failed_at=0.0)
 
 
-def uncounted_drain_at(memory: SlurmMemory, node_name: str, limits: FleetLimits) -> float:
+def uncounted_drain_at(record: DrainRecord, node_name: str, limits: FleetLimits) -> float:
     """Return when a drain may be set without a count (epoch seconds), if counts have failed since
     `count_failing_since`.
 
     The random part keeps nodes that fail together from draining in the same minute.
     """
     wait = limits.uncounted_drain_after_seconds
-    return memory.uncounted_since + wait * (1.0 + chance(node_name, memory.uncounted_since))
+    return record.count_failing_since + wait * (1.0 + pseudo_random(node_name, record.count_failing_since))
 
 
 def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
@@ -178,7 +185,7 @@ def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
 
 
 def is_withheld(
-    causes: Sequence[Condition], memory: SlurmMemory, node_name: str, limits: FleetLimits, now: float
+    causes: Sequence[Condition], record: DrainRecord, node_name: str, limits: FleetLimits, now: float
 ) -> bool:
     """Return True if the prolog must let jobs start although a drain is desired for these causes.
 
@@ -187,37 +194,37 @@ def is_withheld(
     once its drain is set and counted.
     """
     if not is_own_hardware(causes):
-        return memory.uncounted or not _stands(memory)
-    if memory.hold is not None and memory.hold.own_hardware:
+        return record.awaits_count or not _is_drained(record)
+    if record.hold is not None and record.hold.own_hardware:
         return True
-    waits_for_count = memory.uncounted_since > 0 and not _stands(memory)
-    return waits_for_count and not is_uncounted_drain_due(causes, memory, node_name, limits, now)
+    is_count_missing = record.count_failing_since > 0 and not _is_drained(record)
+    return is_count_missing and not is_uncounted_drain_due(causes, record, node_name, limits, now)
 
 
 def is_uncounted_drain_due(
-    causes: Iterable[Condition], memory: SlurmMemory, node_name: str, limits: FleetLimits, now: float
+    causes: Iterable[Condition], record: DrainRecord, node_name: str, limits: FleetLimits, now: float
 ) -> bool:
     """Return True if the node may be drained now although the fleet cannot be counted."""
-    return may_drain_uncounted(causes) and now >= uncounted_drain_at(memory, node_name, limits)
+    return may_drain_uncounted(causes) and now >= uncounted_drain_at(record, node_name, limits)
 
 
-def needs_count(causes: Sequence[Condition], memory: SlurmMemory) -> bool:
+def needs_count(causes: Sequence[Condition], record: DrainRecord) -> bool:
     """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed it yet.
 
     A drain for a shared cause is withheld until it is set, so it needs no note of a missing count.
     """
-    return is_own_hardware(causes) and not _stands(memory) and not memory.uncounted
+    return is_own_hardware(causes) and not _is_drained(record) and not record.awaits_count
 
 
-def _stands(memory: SlurmMemory) -> bool:
-    return bool(memory.reason or memory.overruled or memory.adopted)
+def _is_drained(record: DrainRecord) -> bool:
+    return bool(record.reason or record.overriding_reason or record.adopted_reason)
 
 
 def is_late(hold: FleetHold, now: float) -> bool:
     return now > hold.until + LATE_SECONDS
 
 
-def why(hold: FleetHold) -> str:
+def describe(hold: FleetHold) -> str:
     if not hold.times:
         return "waiting before the first fleet count: other nodes may share this fault"
     kind = "hardware faults" if hold.own_hardware else "shared causes"
@@ -227,10 +234,10 @@ def why(hold: FleetHold) -> str:
     )
 
 
-def why_uncounted(memory: SlurmMemory, causes: Sequence[Condition], node_name: str, limits: FleetLimits) -> str:
+def describe_uncounted(record: DrainRecord, causes: Sequence[Condition], node_name: str, limits: FleetLimits) -> str:
     """Return why a drain is delayed while the fleet cannot be counted."""
-    held_because = "delayed by the fleet limit: the nodes that healthd keeps drained cannot be counted"
+    text = "delayed by the fleet limit: the nodes that healthd keeps drained cannot be counted"
     if not may_drain_uncounted(causes):
-        return held_because
-    at = datetime.fromtimestamp(uncounted_drain_at(memory, node_name, limits), timezone.utc)
-    return f"{held_because}; if this continues, the node is drained at {at:%H:%M:%S} UTC, without a requeue"
+        return text
+    at = datetime.fromtimestamp(uncounted_drain_at(record, node_name, limits), timezone.utc)
+    return f"{text}; if this continues, the node is drained at {at:%H:%M:%S} UTC, without a requeue"

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from healthd.agent.slurm.affected_jobs import OnGpus
+from healthd.agent.slurm.affected_jobs import JobGpus
 from healthd.common.model import Gpu, Inventory
-from healthd.common.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
+from healthd.common.slurm.gres import AllocatedGpus, parse_prolog_file, pci_addresses, pci_by_uuid, slurm_gpu_order
 from healthd.common.values import Value
 
 CLOCK_SKEW_SECONDS = 2.0  # start times come from slurmctld's clock, in whole seconds
 
-Told = Callable[[str], "tuple[str, float]"]
-Open = Callable[[Mapping[int, str]], "tuple[Mapping[str, frozenset[int]], bool]"]
+PrologReader = Callable[[str], "tuple[str, float]"]
+OpenGpusReader = Callable[[Mapping[int, str]], "tuple[Mapping[str, frozenset[int]], bool]"]
 
 
-def told_nothing(_job: str) -> tuple[str, float]:
+def no_prolog_file(_job: str) -> tuple[str, float]:
     return "", 0.0
 
 
-def seen_nothing(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int]], bool]:
+def no_open_gpus(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int]], bool]:
     return {}, False
 
 
@@ -35,51 +35,59 @@ class NodeGpus(Value, frozen=True):
     """
 
     inventory: Inventory = Inventory()
-    whole: tuple[Gpu, ...] = ()
-    told: Told = told_nothing
-    have_open: Open = seen_nothing
+    complete: tuple[Gpu, ...] = ()
+    read_prolog: PrologReader = no_prolog_file
+    find_open: OpenGpusReader = no_open_gpus
 
     @property
-    def known(self) -> tuple[Gpu, ...]:
+    def all_gpus(self) -> tuple[Gpu, ...]:
         """All GPUs that this node has or had, each once."""
-        return (*self.inventory.gpus, *_without(self.whole, self.inventory.gpus))
+        return (*self.inventory.gpus, *_without(self.complete, self.inventory.gpus))
 
-    def given(self, job: str, started: float) -> Given | None:
+    def allocation(self, job: str, started: float) -> AllocatedGpus | None:
         """Return the GPUs that the prolog wrote for this run of the job; None: not written."""
-        text, written = self.told(job)
-        return told_by_prolog(text, job) if written >= started - CLOCK_SKEW_SECONDS else None
+        text, written = self.read_prolog(job)
+        return parse_prolog_file(text, job) if written >= started - CLOCK_SKEW_SECONDS else None
 
-    def open_by(self, processes: Mapping[int, str]) -> Callable[[str], OnGpus]:
+    def opened_by(self, processes: Mapping[int, str]) -> Callable[[str], JobGpus]:
         """Return a function that returns the GPUs that a job has open."""
-        found, all_seen = self.have_open(processes)
-        names = {gpu.minor: gpu.pci for gpu in reversed(self.known)}  # a present GPU takes precedence over a lost one
+        found, is_complete = self.find_open(processes)
+        names = {
+            gpu.minor: gpu.pci for gpu in reversed(self.all_gpus)
+        }  # a present GPU takes precedence over a lost one
 
-        def of(job: str) -> OnGpus:
+        def job_gpus(job: str) -> JobGpus:
             minors = found.get(job, frozenset())
-            has_open = frozenset(names.get(n, f"/dev/nvidia{n}") for n in minors)
-            return OnGpus(has_open=has_open, all_seen=all_seen and job in found)
+            opened = frozenset(names.get(n, f"/dev/nvidia{n}") for n in minors)
+            return JobGpus(opened=opened, is_complete=is_complete and job in found)
 
-        return of
+        return job_gpus
 
-    def with_given(
-        self, job: OnGpus, given: Given | None, slurms: int | None, is_ascending: Callable[[int], bool]
-    ) -> OnGpus:
+    def with_allocation(
+        self,
+        job: JobGpus,
+        allocated: AllocatedGpus | None,
+        slurm_count: int | None,
+        is_ascending: Callable[[int], bool],
+    ) -> JobGpus:
         """Return the job with the GPUs that Slurm allocated to it.
 
         `slurm_count`: the node's GPUs in Slurm, None if they have several types; `is_ascending`: returns True if
         gres.conf lists this many GPUs in the order of their device files.
         """
-        if given is None:
+        if allocated is None:
             return job
-        lists = (gpus for gpus in (self.inventory.gpus, self.whole) if is_ascending(len(gpus)))
-        orders = (in_slurms_order(slurms, gpus) for gpus in lists)
+        lists = (gpus for gpus in (self.inventory.gpus, self.complete) if is_ascending(len(gpus)))
+        orders = (slurm_gpu_order(slurm_count, gpus) for gpus in lists)
         order = next((order for order in orders if order), None)
-        return replace(job, has_given=bool(given), given=pci_of(given, order, parents(self.known)))
+        return replace(
+            job, has_allocation=bool(allocated), allocated=pci_addresses(allocated, order, pci_by_uuid(self.all_gpus))
+        )
 
 
-NOT_TOLD = NodeGpus()
+UNKNOWN_GPUS = NodeGpus()
 
 
-def _without(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[Gpu]:
-    here = {gpu.pci for gpu in others}
-    return [gpu for gpu in gpus if gpu.pci not in here]
+def _without(gpus: Sequence[Gpu], excluded: Sequence[Gpu]) -> list[Gpu]:
+    addresses = {gpu.pci for gpu in excluded}
+    return [gpu for gpu in gpus if gpu.pci not in addresses]

@@ -39,39 +39,39 @@ from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
-from healthd.agent.slurm.flapping import Flapping, note, why_waits
+from healthd.agent.slurm.flapping import Flapping, drain_note, wait_reason
 from healthd.common.model import (
     Condition,
     Decision,
     Drain,
+    DrainRecord,
+    EndedDrain,
     Leave,
-    Lifted,
     Mode,
     NodeState,
     Requeue,
     Resume,
     Severity,
-    SlurmMemory,
     Verdict,
 )
 from healthd.common.slurm.builtin_reasons import (
     APPENDED,
     PROLOG_ERROR,
-    is_slurms_own,
+    is_set_by_slurm,
     replaces_drain_reason,
-    without_appended,
+    strip_appended,
 )
-from healthd.common.slurm.drain_reason import parse_reason, reason, still_says
-from healthd.common.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
+from healthd.common.slurm.drain_reason import names_worst_cause, parse_reason, reason
+from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, POWER, REBOOT, UNSETTLED
 from healthd.common.values import Value
 
 # Munge's credentials live 300 s: after that slurmctld refuses a command that it has not processed yet.
 IN_FLIGHT_SECONDS = 600.0
-HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
+SETTLED_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
 # From our prolog's refusal to Slurm's time stamp of "Prolog error": the delay of one message, which is retried for up
 # to MessageTimeout (10 s by default). The skew covers the clocks, and files with only the last of several refusals.
-REFUSAL_HEARD_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
+REFUSAL_DELAY_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
 # slurmctld saves a node about 5 s after a change: if it is killed before, a drain that has ended returns.
 SAVED_SECONDS = 60.0
 # slurmctld writes a changed node to StateSaveLocation after at most 5 s (src/slurmctld/state_save.c: SAVE_MAX_WAIT).
@@ -79,7 +79,7 @@ SAVED_SECONDS = 60.0
 WRITTEN_SECONDS = 15.0
 # Controller of a change that was sent while `scontrol show config` failed. It equals no other controller.
 UNKNOWN_CONTROLLER = "unknown"
-EARLIER = 8  # a restored state of slurmctld is seconds old, or as old as its backup
+MAX_EARLIER = 8  # a restored state of slurmctld is seconds old, or as old as its backup
 
 
 class Policy(Value, frozen=True):
@@ -110,80 +110,81 @@ class Policy(Value, frozen=True):
 class Owner(enum.Enum):
     """Owner of the node's drain."""
 
-    NOBODY = "none"
-    OURS = "healthd"
-    FOREIGN_HEALTHD = "unrecorded_healthd"  # a Reason in healthd's format that this ledger does not have
-    FOREIGN = "other"  # an operator or Slurm itself
+    NONE = "none"
+    HEALTHD = "healthd"
+    UNRECORDED_HEALTHD = "unrecorded_healthd"  # a Reason in healthd's format that this ledger does not have
+    OTHER = "other"  # an operator or Slurm itself
 
 
-def our_text(node: NodeState, memory: SlurmMemory) -> str:
+def own_reason(node: NodeState, record: DrainRecord) -> str:
     """Return healthd's Reason on the node as healthd wrote it; "" if there is none."""
-    found = without_appended(node.reason)
-    if memory.writing and found == memory.writing:
-        return memory.writing
+    found = strip_appended(node.reason)
+    if record.pending_reason and found == record.pending_reason:
+        return record.pending_reason
     # empty: 22.05 drops the Reason when it powers the node on; an operator cannot drain without one
-    replaced = not found or replaces_drain_reason(found)
-    if memory.reason and (found == memory.reason or replaced):
-        return memory.reason
+    is_replaced = not found or replaces_drain_reason(found)
+    if record.reason and (found == record.reason or is_replaced):
+        return record.reason
     return ""
 
 
-def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
+def is_stale_reason(node: NodeState, record: DrainRecord) -> bool:
     """Return True if the Reason is left from an ended drain of healthd: 24.11 keeps it, also under Slurm's next
     drain.
     """
-    return memory.lifted is not None and _stands_as(node, memory.lifted)
+    return record.ended_drain is not None and _matches(node, record.ended_drain)
 
 
-def brought_back(node: NodeState, memory: SlurmMemory) -> Lifted | None:
+def restored_drain(node: NodeState, record: DrainRecord) -> EndedDrain | None:
     """Return healthd's ended drain that is back, because slurmctld restored a state from before its end."""
-    if node.flags.isdisjoint(TAKEN) or our_text(node, memory):
+    if node.flags.isdisjoint(DRAINED_STATES) or own_reason(node, record):
         return None
-    last = (memory.lifted,) if memory.lifted and not memory.lifted.saved else ()
-    return next((old for old in (*last, *reversed(memory.earlier)) if _stands_as(node, old)), None)
+    last = (record.ended_drain,) if record.ended_drain and not record.ended_drain.is_saved else ()
+    return next((old for old in (*last, *reversed(record.earlier_drains)) if _matches(node, old)), None)
 
 
-def _stands_as(node: NodeState, old: Lifted) -> bool:
-    return without_appended(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
+def _matches(node: NodeState, old: EndedDrain) -> bool:
+    return strip_appended(node.reason) == old.node_reason and old.reason_time in (0.0, node.reason_time)
 
 
-def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory) -> NodeState:
+def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainRecord) -> NodeState:
     """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals`: times, epoch seconds.
 
     Slurm receives each refusal within seconds, and keeps the time of the first. A refusal from before the end of our
     last drain belongs to that drain: a later "Prolog error" comes from another prolog.
     """
-    over = memory.lifted.time if memory.lifted else 0.0
-    is_it = node.reason_time == memory.refused or any(
-        -REFUSAL_SKEW_SECONDS <= node.reason_time - at <= REFUSAL_HEARD_SECONDS and at >= over - REFUSAL_SKEW_SECONDS
+    ended_at = record.ended_drain.ended_at if record.ended_drain else 0.0
+    is_match = node.reason_time == record.prolog_drain_time or any(
+        -REFUSAL_SKEW_SECONDS <= node.reason_time - at <= REFUSAL_DELAY_SECONDS
+        and at >= ended_at - REFUSAL_SKEW_SECONDS
         for at in refusals
     )
     drained = node.reason == PROLOG_ERROR and "DRAIN" in node.flags and node.reason_time > 0
-    return replace(node, refused_here=drained and is_it)
+    return replace(node, drained_by_own_prolog=drained and is_match)
 
 
-def refusal_noted(memory: SlurmMemory, node: NodeState) -> SlurmMemory:
+def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
     """Return the record after this reading: whether a drain is in force that only our prolog's refusal caused."""
-    return replace(memory, refused=node.reason_time if node.refused_here else 0.0)
+    return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 
-def owner(node: NodeState, memory: SlurmMemory) -> Owner:
-    if node.refused_here:
-        return Owner.NOBODY
-    if node.flags.isdisjoint(TAKEN):
+def drain_owner(node: NodeState, record: DrainRecord) -> Owner:
+    if node.drained_by_own_prolog:
+        return Owner.NONE
+    if node.flags.isdisjoint(DRAINED_STATES):
         # a suffix is newer: Slurm itself set the node DOWN, and 24.11 keeps the Reason of an ended drain
-        somebodys = bool(node.reason) and not is_slurms_own(node.reason) and not node.reason.endswith(APPENDED)
-        by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
-        return Owner.FOREIGN if by_a_person else Owner.NOBODY
-    if our_text(node, memory):
-        return Owner.OURS
-    if is_left_over(node, memory):
-        return Owner.FOREIGN
-    ours_or_theirs = [text for text in (memory.reason, memory.writing, memory.overruled) if text]
-    taken_over = any(node.reason.startswith(text) for text in ours_or_theirs)
-    if parse_reason(node.reason) and not taken_over:
-        return Owner.FOREIGN_HEALTHD
-    return Owner.FOREIGN
+        is_site_reason = bool(node.reason) and not is_set_by_slurm(node.reason) and not node.reason.endswith(APPENDED)
+        is_operators = "DOWN" in node.flags and is_site_reason and parse_reason(node.reason) is None
+        return Owner.OTHER if is_operators else Owner.NONE
+    if own_reason(node, record):
+        return Owner.HEALTHD
+    if is_stale_reason(node, record):
+        return Owner.OTHER
+    recorded = [text for text in (record.reason, record.pending_reason, record.overriding_reason) if text]
+    is_replacement = any(node.reason.startswith(text) for text in recorded)
+    if parse_reason(node.reason) and not is_replacement:
+        return Owner.UNRECORDED_HEALTHD
+    return Owner.OTHER
 
 
 def is_idle(node: NodeState) -> bool:
@@ -191,64 +192,62 @@ def is_idle(node: NodeState) -> bool:
     return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
 
 
-def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
+def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy: Policy, now: float) -> Decision:
     """Return the decision of the table above."""
     if node is None:
         # Show the desired action all the same, as for a node without a drain: the fault exists without slurmctld.
-        wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory, policy, now)
-        would = "" if isinstance(wanted, Leave) else describe(wanted)
+        desired = _decide_in_act_mode(verdict, NodeState("", frozenset({"UNKNOWN"})), record, policy, now)
+        would = "" if isinstance(desired, Leave) else describe(desired)
         return Leave("the node's state in Slurm is unknown", would)
-    wanted = _decide_to_act(verdict, node, memory, policy, now)
-    if isinstance(wanted, Leave):
-        return wanted
+    desired = _decide_in_act_mode(verdict, node, record, policy, now)
+    if isinstance(desired, Leave):
+        return desired
     if policy.mode is Mode.OBSERVE:
-        return Leave('mode is "observe"', would=describe(wanted))
+        return Leave('mode is "observe"', would=describe(desired))
     if now < policy.paused_until:
-        return Leave("paused", would=describe(wanted))
-    if isinstance(wanted, Drain) and policy.mode is Mode.DRAIN:
-        return replace(wanted, requeue=False)
-    return wanted
+        return Leave("paused", would=describe(desired))
+    if isinstance(desired, Drain) and policy.mode is Mode.DRAIN:
+        return replace(desired, requeue=False)
+    return desired
 
 
-def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
-    whose = owner(node, memory)
+def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> Decision:
+    owner = drain_owner(node, record)
     if verdict.causes:
-        critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
-        text = reason(verdict.causes, note(memory, policy.flapping))
-        if whose is Owner.NOBODY:
-            return Drain(text, critical)
-        if whose is Owner.OURS:
-            keep = node.reason and still_says(our_text(node, memory), verdict.causes)
-            return Drain(node.reason if keep else text, critical)
-        if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
-            held = held_by(node, memory, verdict.causes)
-            return Drain(node.reason, requeue=True) if critical else Leave(held)
-        never(whose)
-    if whose is Owner.OURS:
+        is_critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
+        new_reason = reason(verdict.causes, drain_note(record, policy.flapping))
+        if owner is Owner.NONE:
+            return Drain(new_reason, is_critical)
+        if owner is Owner.HEALTHD:
+            keeps_reason = node.reason and names_worst_cause(own_reason(node, record), verdict.causes)
+            return Drain(node.reason if keeps_reason else new_reason, is_critical)
+        if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
+            foreign_drain = describe_foreign_drain(node, record, verdict.causes)
+            return Drain(node.reason, requeue=True) if is_critical else Leave(foreign_drain)
+        unreachable(owner)
+    if owner is Owner.HEALTHD:
         if verdict.before_resume:
             return Leave(f"drained by healthd until {verdict.before_resume}")
         if not verdict.may_resume:
             return Leave("drained by healthd until every check that can drain has completed clean")
-        if waits_for := sorted(node.flags & NOT_TO_RESUME):
-            return Leave(f"repaired, but the node is {'+'.join(waits_for)} in Slurm")
-        if waits := why_waits(memory, policy.flapping, now):
-            return Leave(waits)
+        if blocking_states := sorted(node.flags & NOT_RESUMABLE):
+            return Leave(f"repaired, but the node is {'+'.join(blocking_states)} in Slurm")
+        if wait := wait_reason(record, policy.flapping, now):
+            return Leave(wait)
         return Resume("every check that can drain has completed clean")
-    if whose is Owner.NOBODY and node.refused_here:
-        if not verdict.may_resume or node.flags & NOT_TO_RESUME:
-            return Leave(
-                "healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet"
-            )
+    if owner is Owner.NONE and node.drained_by_own_prolog:
+        if not verdict.may_resume or node.flags & NOT_RESUMABLE:
+            return Leave("healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet")
         return Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean")
-    if whose is Owner.NOBODY:
+    if owner is Owner.NONE:
         return Leave("nothing to do")
-    if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
-        return Leave(held_by(node, memory))
-    never(whose)
+    if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
+        return Leave(describe_foreign_drain(node, record))
+    unreachable(owner)
 
 
-def held_by(node: NodeState, memory: SlurmMemory, causes: Sequence[Condition] = ()) -> str:
-    if is_left_over(node, memory):
+def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequence[Condition] = ()) -> str:
+    if is_stale_reason(node, record):
         return "drained by Slurm, with the Reason of an ended drain by healthd"
     fault = f"; healthd's finding: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
     return f'drained by {node.reason_user or "another user"}: "{node.reason}"{fault}'
@@ -262,53 +261,53 @@ def describe(decision: Decision) -> str:
         return "resume"
     if isinstance(decision, Leave):
         return decision.why
-    never(decision)
+    unreachable(decision)
 
 
-def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
+def needs_no_query(verdict: Verdict, record: DrainRecord) -> bool:
     """Return True if Slurm need not be queried: no drain is desired, and none that concerns healthd is in force."""
-    return not (verdict.causes or memory.writing or memory.refused or stood(memory))
+    return not (verdict.causes or record.pending_reason or record.prolog_drain_time or last_drain_reason(record))
 
 
 # record
 
 
-def stood(memory: SlurmMemory) -> str:
+def last_drain_reason(record: DrainRecord) -> str:
     """Return the Reason of the drain that concerned healthd at the last reading, "" = none."""
-    return memory.reason or memory.overruled or memory.adopted
+    return record.reason or record.overriding_reason or record.adopted_reason
 
 
-def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> float:
+def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str) -> float:
     """Return when Slurm began to keep jobs from the node by itself (epoch seconds; infinity: not yet).
 
     That requires a drain that has existed for a while, in this boot, and a registered slurmd. An operator who resumed
     the node admitted a job that starts later. If the prolog refused that job, it would be held, and the node would be
     drained with "Prolog error", which nothing resumes.
     """
-    if node is None or not node.reason_time or not stood(memory) or memory.boot_id != boot_id:
+    if node is None or not node.reason_time or not last_drain_reason(record) or record.boot_id != boot_id:
         return float("inf")
-    stands = "DRAIN" in node.flags and node.flags.isdisjoint(UNSETTLED)
-    return node.reason_time + HELD_SECONDS if stands else float("inf")
+    is_drained = "DRAIN" in node.flags and node.flags.isdisjoint(UNSETTLED)
+    return node.reason_time + SETTLED_SECONDS if is_drained else float("inf")
 
 
-def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
+def is_drain_gone(node: NodeState, record: DrainRecord) -> bool:
     """Return True if a drain for our fault was in force at the last reading, and none is now."""
-    return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
+    return bool(last_drain_reason(record)) and drain_owner(node, record) is Owner.NONE
 
 
-def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
+def is_certainly_lost(node: NodeState, record: DrainRecord, boot_id: str, policy: Policy, now: float) -> bool:
     """Return True if an operator certainly did not lift the missing drain. If unsure, slurmctld's start decides."""
-    going = memory.rebooting or not node.flags.isdisjoint(POWER)
-    return boot_id != memory.boot_id or going or is_resume_under_way(memory, policy, now)
+    is_power_change = record.reboot_pending or not node.flags.isdisjoint(POWER)
+    return boot_id != record.boot_id or is_power_change or is_resume_in_flight(record, policy, now)
 
 
-def is_resume_under_way(memory: SlurmMemory, policy: Policy, now: float) -> bool:
+def is_resume_in_flight(record: DrainRecord, policy: Policy, now: float) -> bool:
     """Return True if a resume by healthd, whose answer was lost, may have ended the missing drain."""
-    since = memory.resumed_at
-    return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_retry_seconds)
+    since = record.resume_sent_at
+    return since > 0 and (since >= record.confirmed_at or now < since + policy.requeue_retry_seconds)
 
 
-def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) -> bool:
+def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller: str, controller: str) -> bool:
     """Return True if slurmctld may have lost a change that it confirmed at `changed_at`.
 
     slurmctld answers first and saves a few seconds later. If slurmctld `started` after the change, the other process
@@ -317,93 +316,122 @@ def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) ->
     change ("" = the change is saved). UNKNOWN_CONTROLLER counts as another one: a broken node that stays drained, or is
     drained again after an operator resumed it within seconds, is less harmful than one that returns to work.
     """
-    return started >= since - CLOCK_SKEW_SECONDS or (before != "" and before != now)
+    return started >= changed_at - CLOCK_SKEW_SECONDS or (
+        previous_controller != "" and previous_controller != controller
+    )
 
 
-def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
+def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> DrainRecord:
     """Return the record without healthd's drain. A drain in flight and the sent requeues stay.
 
     A resume by healthd has taken effect by now and can end no later drain. `node`: the last reading with healthd's
     Reason, if there is one.
     """
-    lifted, earlier = memory.lifted, memory.earlier
-    if memory.reason:
-        shown = bool(node.reason and our_text(node, memory))
-        words = without_appended(node.reason) if shown else memory.reason
-        earlier = _with_earlier(memory, memory.lifted)
-        stamp = node.reason_time if shown else memory.stamp
-        lifted = Lifted(memory.reason, words, stamp, now, controller=unsaved_by(memory))
-    nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
-    nothing = replace(nothing, drained_at=0.0, own_hardware=False, clean_since=0.0, clean_seconds=0.0, spared=())
-    nothing = replace(nothing, resumed_at=0.0, uncounted=False, stamp=0.0, unsaved=None)
-    return replace(nothing, lifted=lifted, earlier=earlier)
+    ended, earlier = record.ended_drain, record.earlier_drains
+    if record.reason:
+        is_displayed = bool(node.reason and own_reason(node, record))
+        node_reason = strip_appended(node.reason) if is_displayed else record.reason
+        earlier = _with_earlier(record, record.ended_drain)
+        reason_time = node.reason_time if is_displayed else record.reason_time
+        ended = EndedDrain(record.reason, node_reason, reason_time, now, controller=unsaved_controller(record))
+    cleared = replace(
+        record, reason="", overriding_reason="", adopted_reason="", confirmed_at=0.0, boot_id="", reboot_pending=False
+    )
+    cleared = replace(
+        cleared, drained_at=0.0, own_hardware=False, clean_since=0.0, clean_seconds=0.0, unaffected_jobs=()
+    )
+    cleared = replace(cleared, resume_sent_at=0.0, awaits_count=False, reason_time=0.0, unsaved_change=None)
+    return replace(cleared, ended_drain=ended, earlier_drains=earlier)
 
 
-def unsaved_by(memory: SlurmMemory) -> str:
+def unsaved_controller(record: DrainRecord) -> str:
     """Return the controller that confirmed healthd's last change, "" once that change is surely saved."""
-    return memory.unsaved.controller if memory.unsaved else ""
+    return record.unsaved_change.controller if record.unsaved_change else ""
 
 
-def taken_back(memory: SlurmMemory, old: Lifted, now: float) -> SlurmMemory:
+def after_restored_drain(record: DrainRecord, old: EndedDrain, now: float) -> DrainRecord:
     """Return the record after an ended drain of healthd returned, and the drain after it did not."""
-    earlier = tuple(e for e in _with_earlier(memory, memory.lifted, _standing(memory, now)) if e != old)
-    back = replace(memory, reason=old.reason, stamp=old.stamp, overruled="", adopted="", lifted=None, earlier=earlier)
-    never_was = next((resumed for resumed in memory.resumed if resumed.time >= old.time), None)
-    if never_was is None:
-        return back
-    others = tuple(resumed for resumed in memory.resumed if resumed is not never_was)
-    return replace(back, drained_at=never_was.drained_at, own_hardware=never_was.own_hardware, resumed=others)
+    earlier = tuple(e for e in _with_earlier(record, record.ended_drain, _as_ended(record, now)) if e != old)
+    restored = replace(
+        record,
+        reason=old.reason,
+        reason_time=old.reason_time,
+        overriding_reason="",
+        adopted_reason="",
+        ended_drain=None,
+        earlier_drains=earlier,
+    )
+    undone = next((resumed for resumed in record.resumed_drains if resumed.resumed_at >= old.ended_at), None)
+    if undone is None:
+        return restored
+    remaining = tuple(resumed for resumed in record.resumed_drains if resumed is not undone)
+    return replace(restored, drained_at=undone.drained_at, own_hardware=undone.own_hardware, resumed_drains=remaining)
 
 
-def _standing(memory: SlurmMemory, now: float) -> Lifted | None:
-    if not memory.reason:
+def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
+    if not record.reason:
         return None
-    return Lifted(memory.reason, memory.reason, memory.stamp, now, controller=unsaved_by(memory))
+    return EndedDrain(record.reason, record.reason, record.reason_time, now, controller=unsaved_controller(record))
 
 
-def _with_earlier(memory: SlurmMemory, *over: Lifted | None) -> tuple[Lifted, ...]:
+def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
     """Return the earlier drains with those that have a time stamp: anyone may write the Reason alone again."""
-    return tuple(dict.fromkeys((*memory.earlier, *(old for old in over if old and old.stamp))))[-EARLIER:]
+    return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
+        -MAX_EARLIER:
+    ]
 
 
-def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
+def mark_saved(record: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a reading: a drain that ended SAVED_SECONDS ago cannot return."""
-    if memory.lifted and not memory.lifted.saved and now >= memory.lifted.time + SAVED_SECONDS:
-        return replace(memory, lifted=replace(memory.lifted, saved=True))
-    return memory
+    if record.ended_drain and not record.ended_drain.is_saved and now >= record.ended_drain.ended_at + SAVED_SECONDS:
+        return replace(record, ended_drain=replace(record.ended_drain, is_saved=True))
+    return record
 
 
-def look_at(memory: SlurmMemory) -> float:
+def next_read_at(record: DrainRecord) -> float:
     """Return when to read the node once more because slurmctld may lose a change (epoch seconds); 0 = not again.
 
     A drain is read again once it is certainly saved, a resume after SAVED_SECONDS.
     """
-    if memory.unsaved:
-        return memory.unsaved.time + WRITTEN_SECONDS
-    return memory.lifted.time + SAVED_SECONDS if memory.lifted and not memory.lifted.saved else 0.0
+    if record.unsaved_change:
+        return record.unsaved_change.sent_at + WRITTEN_SECONDS
+    return (
+        record.ended_drain.ended_at + SAVED_SECONDS if record.ended_drain and not record.ended_drain.is_saved else 0.0
+    )
 
 
-def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
+def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float) -> DrainRecord:
     """Return the record after this reading of the node. Call `is_drain_gone` first."""
-    whose, text = owner(node, memory), our_text(node, memory)
-    memory = refusal_noted(memory, node)
-    if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
-        memory = replace(memory, writing="", written_at=0.0)
-    if memory.unsaved and now >= memory.unsaved.time + WRITTEN_SECONDS:
-        memory = replace(memory, unsaved=None)
-    seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
-    if whose is Owner.OURS:
-        ours = replace(seen, reason=text, overruled="", adopted="", lifted=None, stamp=node.reason_time)
-        replaced = _standing(memory, now) if text != memory.reason else None
-        return replace(ours, earlier=_with_earlier(memory, memory.lifted, replaced))
-    if whose is Owner.FOREIGN_HEALTHD:
-        return replace(seen, reason="", overruled="", adopted=node.reason, stamp=0.0)
-    if whose is Owner.FOREIGN and stood(memory):
+    owner, text = drain_owner(node, record), own_reason(node, record)
+    record = after_refusal(record, node)
+    if record.pending_reason and (text == record.pending_reason or now > record.pending_since + IN_FLIGHT_SECONDS):
+        record = replace(record, pending_reason="", pending_since=0.0)
+    if record.unsaved_change and now >= record.unsaved_change.sent_at + WRITTEN_SECONDS:
+        record = replace(record, unsaved_change=None)
+    confirmed = replace(
+        record, confirmed_at=now, boot_id=boot_id, reboot_pending=not node.flags.isdisjoint(REBOOT | POWER)
+    )
+    if owner is Owner.HEALTHD:
+        own = replace(
+            confirmed,
+            reason=text,
+            overriding_reason="",
+            adopted_reason="",
+            ended_drain=None,
+            reason_time=node.reason_time,
+        )
+        replaced = _as_ended(record, now) if text != record.reason else None
+        return replace(own, earlier_drains=_with_earlier(record, record.ended_drain, replaced))
+    if owner is Owner.UNRECORDED_HEALTHD:
+        return replace(confirmed, reason="", overriding_reason="", adopted_reason=node.reason, reason_time=0.0)
+    if owner is Owner.OTHER and last_drain_reason(record):
         # they took over the node: a drain of healthd that slurmctld restores is theirs to lift
-        return replace(seen, reason="", overruled=node.reason, adopted="", stamp=0.0, earlier=())
-    return memory
+        return replace(
+            confirmed, reason="", overriding_reason=node.reason, adopted_reason="", reason_time=0.0, earlier_drains=()
+        )
+    return record
 
 
-def never(value: NoReturn) -> NoReturn:
+def unreachable(value: NoReturn) -> NoReturn:
     """Prove to mypy that all cases are handled (typing.assert_never is newer than Python 3.10)."""
     raise AssertionError(f"not handled: {value!r}")

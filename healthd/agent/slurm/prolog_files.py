@@ -18,38 +18,38 @@ from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.common import ownership
 from healthd.common.model import Gpu, Inventory
 from healthd.common.text import is_decimal
-from healthd.host.job_processes import open_gpus
+from healthd.host.job_processes import gpus_open_by_job
 
 FOLDER = "jobs"
 FILES = 1024  # the same number as in the prolog
 FILE = "refused"
 LINES = 64  # the prolog keeps fewer
-MOST_BYTES = 16 << 10
+MAX_BYTES = 16 << 10
 
 
-def of_this_node(inventory: Inventory, whole: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
+def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
     """Return the GPUs of this node's jobs, as allocated by Slurm and as opened by their processes. Slurm is not
     queried.
     """
     return NodeGpus(
         inventory,
-        whole,
+        complete,
         lambda job: _read(os.path.join(runtime_dir, FOLDER, str(int(job) % FILES))),
-        lambda processes: open_gpus(processes, root),
+        lambda processes: gpus_open_by_job(processes, root),
     )
 
 
 def refusal_times(runtime_dir: str) -> tuple[float, ...]:
     """Return when the prolog refused jobs, in epoch seconds. Empty if the file is missing or untrusted."""
     text, _ = _read(os.path.join(runtime_dir, FILE))
-    words = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
-    return tuple(float(word) for word in words if is_decimal(word) and len(word) <= 12)
+    times = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
+    return tuple(float(word) for word in times if is_decimal(word) and len(word) <= 12)
 
 
 def _read(path: str) -> tuple[str, float]:
     """Return a file's text and modification time, or ("", 0) if the file is missing or untrusted."""
     try:
-        with ownership.opened(path) as descriptor:
-            return os.read(descriptor, MOST_BYTES).decode("ascii", "replace"), os.fstat(descriptor).st_mtime
+        with ownership.open_file(path) as descriptor:
+            return os.read(descriptor, MAX_BYTES).decode("ascii", "replace"), os.fstat(descriptor).st_mtime
     except OSError:
         return "", 0.0

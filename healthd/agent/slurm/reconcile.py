@@ -27,66 +27,66 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import fault_time
 from healthd.agent.slurm import flapping, fleet_limit
-from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
-from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.affected_jobs import FaultReach, JobGpus, describe_gpus, fault_reach, is_certain_hit, is_hit
+from healthd.agent.slurm.node_gpus import UNKNOWN_GPUS, NodeGpus
 from healthd.agent.slurm.policy import (
     UNKNOWN_CONTROLLER,
     Owner,
     Policy,
-    brought_back,
+    after_drain_ended,
+    after_reading,
+    after_refusal,
+    after_restored_drain,
     decide,
     describe,
-    forget,
-    is_gone,
+    drain_owner,
+    is_certainly_lost,
+    is_drain_gone,
     is_lost_by_slurmctld,
-    is_lost_for_sure,
-    is_resume_under_way,
-    look_at,
-    never,
-    our_text,
-    owner,
-    refusal_noted,
-    refused_here,
-    remember,
-    settled_by_now,
-    taken_back,
-    unsaved_by,
+    is_resume_in_flight,
+    mark_prolog_drain,
+    mark_saved,
+    next_read_at,
+    own_reason,
+    restored_drain,
+    unreachable,
+    unsaved_controller,
 )
 from healthd.common.errors import HealthdError
 from healthd.common.model import (
     Condition,
     Decision,
     Drain,
+    DrainRecord,
     FleetHold,
     Leave,
     NodeState,
     PartitionCount,
     Requeue,
-    Requeued,
     Resume,
+    SentRequeue,
     Severity,
-    SlurmMemory,
-    Spared,
-    Unsaved,
+    UnaffectedJob,
+    UnsavedChange,
     Verdict,
 )
 from healthd.common.slurm import commands
 from healthd.common.slurm.admin_comment import admin_comment
 from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.slurm.drain_reason import parse_reason, reason
-from healthd.common.slurm.gres import GRES_CONF_BYTES, Given, ascends, given_in
-from healthd.common.slurm.node_states import NOT_TO_RESUME, TAKEN, UNSETTLED
+from healthd.common.slurm.gres import GRES_CONF_BYTES, AllocatedGpus, lists_gpus_in_order, parse_job_gpus
+from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, UNSETTLED
 from healthd.common.slurm.output import (
     Job,
-    SlurmTrouble,
+    SlurmError,
+    describe_failure,
     describe_unread,
     has_no_steps,
     is_invalid_state,
+    is_not_sent,
     is_refused,
-    is_slurm_away,
+    is_slurmctld_unreachable,
     is_unknown_job,
-    known_partitions,
-    never_arrived,
     parse_cluster_size,
     parse_controller,
     parse_fleet,
@@ -96,7 +96,7 @@ from healthd.common.slurm.output import (
     parse_processes,
     parse_slurmctld_start,
     parse_whole_reason,
-    what_failed,
+    require_partitions,
 )
 from healthd.common.text import is_decimal
 from healthd.common.values import Value
@@ -104,16 +104,16 @@ from healthd.common.values import Value
 NOT_READ = Leave("the node's state in Slurm is unknown")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
 TRIES = 3
-HELD = "it reached slurm.max_restarts; run scontrol release to start it again"
+HELD_REASON = "it reached slurm.max_restarts; run scontrol release to start it again"
 
 
-class Remember(Value, frozen=True):
+class SaveRecord(Value, frozen=True):
     """Request to save the record in the ledger before the generator continues."""
 
-    memory: SlurmMemory
+    record: DrainRecord
 
 
-class Adopted(Value, frozen=True):
+class AdoptedDrain(Value, frozen=True):
     """A drain with healthd's Reason that the ledger does not have: a condition that this healthd never resumes."""
 
     code: str
@@ -136,62 +136,62 @@ class ReconcileReport(Value, frozen=True):
     not_requeued  running jobs that should be requeued, but are not: (job, why)
     """
 
-    memory: SlurmMemory
+    record: DrainRecord
     node: NodeState | None = None
-    owner: Owner = Owner.NOBODY
+    owner: Owner = Owner.NONE
     decision: Decision = NOT_READ
     settled: bool = False
-    look_at: float = 0.0
+    next_read_at: float = 0.0
     problem: str = ""
     acknowledged: bool = False
     acknowledged_before: float = 0.0
-    adopted: Adopted | None = None
-    lifted: bool = False
+    adopted: AdoptedDrain | None = None
+    resumed: bool = False
     requeued: tuple[str, ...] = ()
-    held: tuple[str, ...] = ()
-    spared: tuple[tuple[str, str], ...] = ()
+    held_jobs: tuple[str, ...] = ()
+    not_requeued: tuple[tuple[str, str], ...] = ()
 
 
 T = TypeVar("T")
-Step = Command | Remember
+Step = Command | SaveRecord
 Steps = Generator[Step, CommandResult | None, T]
 
 
 def reconcile(
     verdict: Verdict,
-    memory: SlurmMemory,
+    record: DrainRecord,
     policy: Policy,
     node_name: str,
     boot_id: str,
     now: Callable[[], float],
-    gpus: NodeGpus = NOT_TOLD,
+    gpus: NodeGpus = UNKNOWN_GPUS,
     refusals: Callable[[], tuple[float, ...]] = tuple,
 ) -> Steps[ReconcileReport]:
     """Reconcile the node once. A Command is answered with its CommandResult, a SaveRecord with None.
 
     `refusals`: returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
     """
-    look = _Look(policy, node_name, boot_id, now, memory, gpus, refusals)
-    look.decision = decide(verdict, None, memory, policy, now())
+    reconciliation = _Reconciliation(policy, node_name, boot_id, now, record, gpus, refusals)
+    reconciliation.decision = decide(verdict, None, record, policy, now())
     try:
-        yield from look.read_node()
+        yield from reconciliation.read_node()
         for _ in range(TRIES):
-            if resumed := (yield from look.take_in()):
-                return resumed
+            if report := (yield from reconciliation.apply_reading()):
+                return report
             with suppress(Overtaken):
-                yield from look.act(verdict)
-                return look.report(verdict, problem=look.no_count)
-        raise SlurmTrouble("other users or tools change the node whenever healthd is about to change it")
-    except SlurmTrouble as error:
-        look.note_missing_count(verdict)
-        return look.report(verdict, problem=str(error))
+                yield from reconciliation.act(verdict)
+                return reconciliation.report(verdict, problem=reconciliation.count_problem)
+        raise SlurmError("other users or tools change the node whenever healthd is about to change it")
+    except SlurmError as error:
+        reconciliation.note_missing_count(verdict)
+        return reconciliation.report(verdict, problem=str(error))
 
 
 class Overtaken(HealthdError):
     """Another user or tool changed the node in the meantime. It was read again, and the decision is made again."""
 
 
-class _Look:
+class _Reconciliation:
     """State of one reconciliation: its inputs and its results so far."""
 
     def __init__(
@@ -200,7 +200,7 @@ class _Look:
         node_name: str,
         boot_id: str,
         now: Callable[[], float],
-        memory: SlurmMemory,
+        record: DrainRecord,
         gpus: NodeGpus,
         refusals: Callable[[], tuple[float, ...]],
     ) -> None:
@@ -208,91 +208,97 @@ class _Look:
         self.node_name = node_name
         self.boot_id = boot_id
         self.now = now
-        self.memory = memory
+        self.record = record
         self.gpus = gpus
         self.refusals = refusals
         self.node: NodeState | None = None
         self.is_fresh = False  # no command has run since the node was read
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
-        self.held: list[str] = []
-        self.refused = ""  # a change that slurmctld refused; other changes continue
-        self.spared: list[tuple[str, str]] = []
-        self.hit: set[str] = set()  # jobs to requeue
+        self.held_jobs: list[str] = []
+        self.refused_change = ""  # a change that slurmctld refused; other changes continue
+        self.not_requeued: list[tuple[str, str]] = []
+        self.hit_jobs: set[str] = set()  # jobs to requeue
         self.gres_conf: str | None = None  # not read yet
         self.controller: str | None = None  # not read yet
-        self.lifted = False
-        self.all_drains: list[PartitionCount] = []  # the last count of this reconciliation
-        self.no_count = ""  # why the fleet cannot be counted
-        self.jobs_left = False  # a requeue is due, but was not sent or is not visible yet
+        self.resumed = False
+        self.full_count: list[PartitionCount] = []  # the last count of this reconciliation
+        self.count_problem = ""  # why the fleet cannot be counted
+        self.has_pending_jobs = False  # a requeue is due, but was not sent or is not visible yet
 
     def report(self, verdict: Verdict, problem: str = "") -> ReconcileReport:
-        node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
+        node, owner = self.node, drain_owner(self.node, self.record) if self.node else Owner.NONE
         problem = problem or (describe_unread(node.unread_rows) if node else "")
-        concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
-        steady = node is not None and node.flags.isdisjoint(UNSETTLED)
-        hold = None if problem else self.memory.hold
-        may_stand = concerned or bool(self.memory.writing)  # excludes a refused drain that is no longer desired
-        waits = hold is not None or (self.memory.uncounted and may_stand)
-        settled = not problem and not self.jobs_left and not waits and (steady or not concerned)
-        code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
+        is_involved = bool(verdict.causes or self.record.reason or self.record.prolog_drain_time)
+        is_stable = node is not None and node.flags.isdisjoint(UNSETTLED)
+        hold = None if problem else self.record.hold
+        may_be_drained = is_involved or bool(
+            self.record.pending_reason
+        )  # excludes a refused drain that is no longer desired
+        is_waiting = hold is not None or (self.record.awaits_count and may_be_drained)
+        settled = not problem and not self.has_pending_jobs and not is_waiting and (is_stable or not is_involved)
+        code = parse_reason(node.reason) if node and owner is Owner.UNRECORDED_HEALTHD else None
         # a component of a heterogeneous job is requeued with all others
-        spared = tuple(dict.fromkeys((job, why) for job, why in self.spared if job not in self.hit))
+        not_requeued = tuple(dict.fromkeys((job, why) for job, why in self.not_requeued if job not in self.hit_jobs))
         return ReconcileReport(
-            memory=self.memory,
+            record=self.record,
             node=node,
-            owner=whose,
-            decision=replace(self.decision, spared=spared) if isinstance(self.decision, Drain) else self.decision,
+            owner=owner,
+            decision=replace(self.decision, not_requeued=not_requeued)
+            if isinstance(self.decision, Drain)
+            else self.decision,
             settled=settled,
-            look_at=hold.until if hold else self.next_look() if settled else 0.0,
+            next_read_at=hold.until if hold else self.next_read_at() if settled else 0.0,
             problem=problem,
-            adopted=Adopted(*code, node.reason) if node and code else None,
-            lifted=self.lifted,
+            adopted=AdoptedDrain(*code, node.reason) if node and code else None,
+            resumed=self.resumed,
             requeued=tuple(self.requeued),
-            held=tuple(self.held),
-            spared=spared,
+            held_jobs=tuple(self.held_jobs),
+            not_requeued=not_requeued,
         )
 
-    def take_in(self) -> Steps[ReconcileReport | None]:
+    def apply_reading(self) -> Steps[ReconcileReport | None]:
         """Compare the node, just read, with the record. Return a report if an operator resumed it."""
         assert self.node is not None
-        self.memory = memory = refusal_noted(self.memory, self.node)
+        self.record = record = after_refusal(self.record, self.node)
         now = self.now
-        if is_gone(self.node, memory):
-            lost = is_lost_for_sure(self.node, memory, self.boot_id, self.policy, now())
-            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at, unsaved_by(memory)))
-            at = now()
-            self.memory = forget(memory, self.node, at)
-            if is_resume_under_way(memory, self.policy, at):
-                self.memory = flapping.lifted(self.memory, memory, at)
-                self.lifted = True
+        if is_drain_gone(self.node, record):
+            lost = is_certainly_lost(self.node, record, self.boot_id, self.policy, now())
+            lost = lost or (yield from self.was_lost_by_slurmctld(record.confirmed_at, unsaved_controller(record)))
+            ended_at = now()
+            self.record = after_drain_ended(record, self.node, ended_at)
+            if is_resume_in_flight(record, self.policy, ended_at):
+                self.record = flapping.after_resume(self.record, record, ended_at)
+                self.resumed = True
             if not lost:
-                why = Leave("an operator resumed the node")
+                decision = Leave("an operator resumed the node")
                 return ReconcileReport(
-                    flapping.answered_for(self.memory),
+                    flapping.reset_count(self.record),
                     self.node,
-                    decision=why,
+                    decision=decision,
                     acknowledged=True,
-                    acknowledged_before=memory.confirmed_at,
+                    acknowledged_before=record.confirmed_at,
                 )
-            self.memory = replace(self.memory, hold=fleet_limit.no_wait(now()))
-        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time, old.controller)):
-            self.memory = taken_back(memory, old, now())
-        self.memory = settled_by_now(remember(self.memory, self.node, self.boot_id, now()), now())
+            self.record = replace(self.record, hold=fleet_limit.no_wait(now()))
+        elif (old := restored_drain(self.node, record)) and (
+            yield from self.was_lost_by_slurmctld(old.ended_at, old.controller)
+        ):
+            self.record = after_restored_drain(record, old, now())
+        self.record = mark_saved(after_reading(self.record, self.node, self.boot_id, now()), now())
         return None
 
     def act(self, verdict: Verdict) -> Steps[None]:
         """Decide and act. Raises Overtaken."""
-        known = self.memory = flapping.noted(self.memory, verdict, self.now())
-        wanted = decide(verdict, self.node, known, self.policy, self.now())
-        self.decision = yield from self.within_limit(wanted, verdict)
+        unchanged = self.record = flapping.after_reading(self.record, verdict, self.now())
+        desired = decide(verdict, self.node, unchanged, self.policy, self.now())
+        self.decision = yield from self.within_limit(desired, verdict)
         if not isinstance(self.decision, Drain) or not self.decision.requeue:
-            self.memory = replace(self.memory, spared=())
+            self.record = replace(self.record, unaffected_jobs=())
         if isinstance(self.decision, Drain):
-            yield from self.drain(self.decision, known)
-            self.decision = yield from self.counted_again(self.decision, verdict)
+            yield from self.drain(self.decision, unchanged)
+            self.decision = yield from self.recount(self.decision, verdict)
         if isinstance(self.decision, Drain):
-            if self.memory.uncounted:  # no requeue before a count
+            if self.record.awaits_count:  # no requeue before a count
                 self.decision = replace(self.decision, requeue=False)
             if self.decision.requeue:
                 yield from self.requeue(verdict)
@@ -300,14 +306,14 @@ class _Look:
             try:
                 yield from self.resume()
             finally:  # also if others changed the node right after it
-                self.memory = flapping.lifted(self.memory, known, self.now())
+                self.record = flapping.after_resume(self.record, unchanged, self.now())
         elif not isinstance(self.decision, Leave):
-            never(self.decision)
+            unreachable(self.decision)
 
-    def next_look(self) -> float:
+    def next_read_at(self) -> float:
         """Return when to reconcile again although nothing is left to do (epoch seconds); 0 = none scheduled."""
-        waits_until = flapping.waits_until(self.memory, self.policy.flapping, self.now())
-        return min((moment for moment in (look_at(self.memory), waits_until) if moment), default=0.0)
+        waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
+        return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
 
     # commands
 
@@ -320,16 +326,16 @@ class _Look:
     def read(self, argv: Argv) -> Steps[CommandResult]:
         result = yield from self.run(argv)
         if result.status != 0:
-            raise SlurmTrouble(what_failed(argv, result))
+            raise SlurmError(describe_failure(argv, result))
         return result
 
     def read_node(self) -> Steps[NodeState]:
         table = yield from self.read(commands.node(self.node_name))
-        self.node = refused_here(parse_node(table.stdout, self.node_name), self.refusals(), self.memory)
+        self.node = mark_prolog_drain(parse_node(table.stdout, self.node_name), self.refusals(), self.record)
         self.is_fresh = True
         return self.node
 
-    def slurmctld_lost_it(self, since: float, controller: str) -> Steps[bool]:
+    def was_lost_by_slurmctld(self, since: float, controller: str) -> Steps[bool]:
         text = (yield from self.read(commands.config())).text
         self.controller = parse_controller(text)
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
@@ -338,76 +344,82 @@ class _Look:
         """Return which slurmctld answers, read at most once; UNKNOWN_CONTROLLER if it cannot be read."""
         if self.controller is None:
             self.controller = UNKNOWN_CONTROLLER
-            with suppress(SlurmTrouble):
+            with suppress(SlurmError):
                 self.controller = parse_controller((yield from self.read(commands.config())).text)
         return self.controller
 
     # the fleet
 
-    def within_limit(self, wanted: Decision, verdict: Verdict) -> Steps[Decision]:
+    def within_limit(self, desired: Decision, verdict: Verdict) -> Steps[Decision]:
         """Return `desired`, or Leave for a new drain that the fleet limit does not allow now."""
         assert self.node is not None
-        if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
-            self.memory = replace(self.memory, hold=None)
-            if not (self.memory.uncounted and isinstance(wanted, Drain)):
-                self.memory = fleet_limit.count_succeeded(self.memory)
-            return wanted
-        self.decision = Leave("the drained nodes of the fleet are not counted yet", would=describe(wanted))
-        own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
-        hold, now = self.memory.hold, self.now()
-        if hold is None and not own:
+        if not isinstance(desired, Drain) or drain_owner(self.node, self.record) is not Owner.NONE:
+            self.record = replace(self.record, hold=None)
+            if not (self.record.awaits_count and isinstance(desired, Drain)):
+                self.record = fleet_limit.after_count(self.record)
+            return desired
+        self.decision = Leave("the drained nodes of the fleet are not counted yet", would=describe(desired))
+        own_hardware, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
+        hold, now = self.record.hold, self.now()
+        if hold is None and not own_hardware:
             hold = fleet_limit.first_wait(self.node_name, (yield from self.cluster_size()), limits, now)
-        elif hold is not None and not own and fleet_limit.is_late(hold, now):
-            hold = fleet_limit.spread_anew(hold, self.node_name, limits, now)
-        if hold is not None and fleet_limit.must_wait(hold, own, now):
-            return self.hold_back(hold, wanted)
-        self.memory = replace(self.memory, hold=hold)  # also if the count fails now, because the wait is over
-        counts: Sequence[PartitionCount] | None = yield from self.count(own)
+        elif hold is not None and not own_hardware and fleet_limit.is_late(hold, now):
+            hold = fleet_limit.spread_again(hold, self.node_name, limits, now)
+        if hold is not None and fleet_limit.must_wait(hold, own_hardware, now):
+            return self.delay(hold, desired)
+        self.record = replace(self.record, hold=hold)  # also if the count fails now, because the wait is over
+        counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
-            counts = fleet_limit.stand_in(self.memory, self.node.partitions, self.now())
+            counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
         if not counts:
-            memory, at = self.memory, self.now()
-            if not fleet_limit.is_uncounted_drain_due(verdict.causes, memory, self.node_name, limits, at):
-                why = fleet_limit.why_uncounted(self.memory, verdict.causes, self.node_name, limits)
-                return Leave(why, would=describe(wanted))
-        elif not fleet_limit.has_room(strictest := fleet_limit.strictest(counts, limits, own), limits, own):
+            record, time = self.record, self.now()
+            if not fleet_limit.is_uncounted_drain_due(verdict.causes, record, self.node_name, limits, time):
+                why = fleet_limit.describe_uncounted(self.record, verdict.causes, self.node_name, limits)
+                return Leave(why, would=describe(desired))
+        elif not fleet_limit.has_room(
+            tightest := fleet_limit.tightest(counts, limits, own_hardware), limits, own_hardware
+        ):
             self.store_count()
-            return self.hold_back(fleet_limit.held(hold, strictest, limits, own, self.node_name, self.now()), wanted)
-        self.memory = replace(self.memory, uncounted=True)
-        return wanted
+            return self.delay(
+                fleet_limit.backoff(hold, tightest, limits, own_hardware, self.node_name, self.now()), desired
+            )
+        self.record = replace(self.record, awaits_count=True)
+        return desired
 
     def store_count(self) -> None:
         """Keep this count, with all drains, as a replacement for a later one that fails."""
-        if not self.no_count:
-            self.memory = replace(self.memory, counted=fleet_limit.stored(self.all_drains, self.now()))
+        if not self.count_problem:
+            self.record = replace(self.record, stored_count=fleet_limit.fleet_count(self.full_count, self.now()))
 
-    def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
+    def recount(self, decision: Drain, verdict: Verdict) -> Steps[Decision]:
         """Count again, now that other nodes see our drain. Lift it if others took the last room in the same moment."""
         assert self.node is not None
-        is_healthds = owner(self.node, self.memory) is Owner.OURS
-        if not self.memory.uncounted or not (is_healthds or self.memory.uncounted_since):
-            self.memory = replace(self.memory, uncounted=False)
-            return done
-        own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
-        counts = yield from self.count(own, until=self.node.reason_time)
+        is_healthds = drain_owner(self.node, self.record) is Owner.HEALTHD
+        if not self.record.awaits_count or not (is_healthds or self.record.count_failing_since):
+            self.record = replace(self.record, awaits_count=False)
+            return decision
+        own_hardware, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
+        counts = yield from self.count(own_hardware, until=self.node.reason_time)
         if counts is None:
-            return done  # the next reconciliation counts
+            return decision  # the next reconciliation counts
         self.store_count()
-        count = fleet_limit.strictest(counts, limits, own)
+        count = fleet_limit.tightest(counts, limits, own_hardware)
         if not is_healthds:  # an operator took over a drain that was set without a count: requeue only if there is room
-            self.memory = replace(self.memory, uncounted=fleet_limit.is_beyond(count, limits, own))
-            return done
-        if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
-            self.memory = replace(self.memory, uncounted=False, hold=None)
-            return done
-        others = replace(count, drained=count.drained - 1)
-        hold = fleet_limit.held(self.memory.hold, others, limits, own, self.node_name, self.now())
+            self.record = replace(self.record, awaits_count=fleet_limit.is_exceeded(count, limits, own_hardware))
+            return decision
+        if not fleet_limit.is_exceeded(count, limits, own_hardware) or not self.node.flags.isdisjoint(NOT_RESUMABLE):
+            self.record = replace(self.record, awaits_count=False, hold=None)
+            return decision
+        without_this_node = replace(count, drained=count.drained - 1)
+        hold = fleet_limit.backoff(
+            self.record.hold, without_this_node, limits, own_hardware, self.node_name, self.now()
+        )
         yield from self.resume()
-        return self.hold_back(hold, done)
+        return self.delay(hold, decision)
 
-    def hold_back(self, hold: FleetHold, wanted: Drain) -> Leave:
-        self.memory = replace(self.memory, hold=hold)
-        return Leave(fleet_limit.why(hold), would=describe(wanted))
+    def delay(self, hold: FleetHold, desired: Drain) -> Leave:
+        self.record = replace(self.record, hold=hold)
+        return Leave(fleet_limit.describe(hold), would=describe(desired))
 
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
         """Count the fleet: this node's partitions, with healthd's drains up to `until`.
@@ -418,23 +430,23 @@ class _Look:
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
-            partitions = known_partitions(self.node)
+            partitions = require_partitions(self.node)
             counts = parse_fleet(table.stdout, partitions, until)
-            self.all_drains = parse_fleet(table.stdout, partitions, float("inf"))
-        except SlurmTrouble as error:
-            self.memory = fleet_limit.count_failed(self.memory, self.now())
-            self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"
+            self.full_count = parse_fleet(table.stdout, partitions, float("inf"))
+        except SlurmError as error:
+            self.record = fleet_limit.after_failed_count(self.record, self.now())
+            self.count_problem = f"the nodes that healthd keeps drained cannot be counted: {error}"
             if not own_hardware:
-                raise SlurmTrouble(self.no_count) from None
+                raise SlurmError(self.count_problem) from None
             return None
-        self.no_count = ""
-        self.memory = fleet_limit.count_succeeded(self.memory)
+        self.count_problem = ""
+        self.record = fleet_limit.after_count(self.record)
         return counts
 
     def note_missing_count(self, verdict: Verdict) -> None:
         """Treat a failure before the fleet was counted as a failed count, if a drain is desired."""
-        if fleet_limit.needs_count(verdict.causes, self.memory) and self.now() >= self.policy.paused_until:
-            self.memory = fleet_limit.count_failed(self.memory, self.now())
+        if fleet_limit.needs_count(verdict.causes, self.record) and self.now() >= self.policy.paused_until:
+            self.record = fleet_limit.after_failed_count(self.record, self.now())
 
     def cluster_size(self) -> Steps[int]:
         """Return the number of nodes of the largest partition; no node is read."""
@@ -442,87 +454,93 @@ class _Look:
 
     # drain and resume
 
-    def drain(self, wanted: Drain, known: SlurmMemory) -> Steps[None]:
+    def drain(self, desired: Drain, unchanged: DrainRecord) -> Steps[None]:
         """Drain the node and read it back as drained. Send nothing if it already has our Reason.
 
         `unchanged`: the record to keep if nothing was sent.
         """
         assert self.node is not None
-        if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
+        if drain_owner(self.node, self.record) is not Owner.NONE and self.node.reason == desired.reason:
             return
-        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
-        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now(), unsaved=unsaved)
-        yield Remember(self.memory)
-        yield from self.read_again(known)
-        argv = commands.drain(self.node_name, wanted.reason)
-        whose = yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
-        if whose is Owner.NOBODY:
-            raise SlurmTrouble("scontrol reported a successful drain, but Slurm does not show the node drained")
-        if whose is not Owner.OURS:
-            uncounted = self.memory.uncounted and self.memory.uncounted_since > 0
-            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=uncounted, unsaved=None)
+        unsaved_change = UnsavedChange(self.now(), (yield from self.read_controller()))
+        self.record = replace(
+            self.record, pending_reason=desired.reason, pending_since=self.now(), unsaved_change=unsaved_change
+        )
+        yield SaveRecord(self.record)
+        yield from self.read_again(unchanged)
+        argv = commands.drain(self.node_name, desired.reason)
+        owner = yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
+        if owner is Owner.NONE:
+            raise SlurmError("scontrol reported a successful drain, but Slurm does not show the node drained")
+        if owner is not Owner.HEALTHD:
+            awaits_count = self.record.awaits_count and self.record.count_failing_since > 0
+            self.record = replace(
+                self.record, pending_reason="", pending_since=0.0, awaits_count=awaits_count, unsaved_change=None
+            )
             raise Overtaken
 
     def resume(self) -> Steps[None]:
         assert self.node is not None
-        before, known, argv = self.node, self.memory, commands.undrain(self.node_name)
-        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
-        self.memory = replace(known, resumed_at=self.now(), unsaved=unsaved)
-        yield Remember(self.memory)
-        yield from self.read_again(known)
+        previous, unchanged, argv = self.node, self.record, commands.undrain(self.node_name)
+        unsaved_change = UnsavedChange(self.now(), (yield from self.read_controller()))
+        self.record = replace(unchanged, resume_sent_at=self.now(), unsaved_change=unsaved_change)
+        yield SaveRecord(self.record)
+        yield from self.read_again(unchanged)
         result = yield from self.run(argv, changes=True)
         if is_refused(result):
-            self.memory = known
+            self.record = unchanged
         if is_invalid_state(result):
-            whose = yield from self.read_owner()
+            owner = yield from self.read_owner()
         else:
-            whose = yield from self.read_back(argv, result)
-        if whose is Owner.OURS:
+            owner = yield from self.read_back(argv, result)
+        if owner is Owner.HEALTHD:
             if result.status != 0:
-                self.memory = known
-                raise SlurmTrouble(what_failed(argv, result))
-            raise SlurmTrouble("scontrol reported a successful resume, but Slurm still shows the node drained")
-        self.memory = replace(self.memory, resumed_at=0.0)
-        if whose is not Owner.NOBODY:
+                self.record = unchanged
+                raise SlurmError(describe_failure(argv, result))
+            raise SlurmError("scontrol reported a successful resume, but Slurm still shows the node drained")
+        self.record = replace(self.record, resume_sent_at=0.0)
+        if owner is not Owner.NONE:
             raise Overtaken
-        theirs = "" if our_text(self.node, self.memory) or self.node.reason == before.reason else self.node.reason
-        self.memory = forget(self.memory, before, self.now())
-        self.lifted = True
-        if theirs:  # from 24.11 on a resume keeps the Reason, also one that was set after our last reading
-            argv = commands.drain(self.node_name, (yield from self.exact_reason(theirs)))
+        foreign_reason = (
+            "" if own_reason(self.node, self.record) or self.node.reason == previous.reason else self.node.reason
+        )
+        self.record = after_drain_ended(self.record, previous, self.now())
+        self.resumed = True
+        if foreign_reason:  # from 24.11 on a resume keeps the Reason, also one that was set after our last reading
+            argv = commands.drain(self.node_name, (yield from self.exact_reason(foreign_reason)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
             raise Overtaken
 
     def exact_reason(self, displayed: str) -> Steps[str]:
         """Return the node's Reason byte for byte, for writing it back; `displayed` if that cannot be read."""
-        with suppress(SlurmTrouble):
+        with suppress(SlurmError):
             table = yield from self.read(commands.whole_reason(self.node_name))
             return parse_whole_reason(table.stdout) or displayed
         return displayed
 
-    def read_again(self, known: SlurmMemory) -> Steps[None]:
+    def read_again(self, unchanged: DrainRecord) -> Steps[None]:
         """Read the node once more right before a change, if another command ran since the last reading.
 
         The last writer wins, and Slurm keeps no trace of an overwritten Reason. `unchanged`: the record to keep if the
         change is not sent.
         """
         assert self.node is not None
-        before = self.node
-        if not self.is_fresh and _drain_of((yield from self.read_node())) != _drain_of(before):
-            self.memory = known
+        previous = self.node
+        if not self.is_fresh and _drain_state((yield from self.read_node())) != _drain_state(previous):
+            self.record = unchanged
             raise Overtaken
 
     def read_back(self, argv: Argv, result: CommandResult) -> Steps[Owner]:
         """Read the node after a change and return the owner of its drain."""
         if result.status != 0:
-            raise SlurmTrouble(what_failed(argv, result))
+            raise SlurmError(describe_failure(argv, result))
         return (yield from self.read_owner())
 
     def read_owner(self) -> Steps[Owner]:
         """Read the node and return the owner of its drain."""
         node = yield from self.read_node()
-        self.memory = remember(self.memory, node, self.boot_id, self.now())
-        return owner(node, self.memory)
+        self.record = after_reading(self.record, node, self.boot_id, self.now())
+        return drain_owner(node, self.record)
 
     # requeue
 
@@ -535,110 +553,114 @@ class _Look:
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
             if result.stdout.count(b"\n") < 2:  # no more than the table's header
-                raise SlurmTrouble(what_failed(argv, result))
+                raise SlurmError(describe_failure(argv, result))
             # A slurmstepd has died or is ending: 22.05 fails, but prints the jobs of the others.
-            self.refused, self.jobs_left = what_failed(argv, result), True
+            self.refused_change, self.has_pending_jobs = describe_failure(argv, result), True
         by_part = self.policy.requeue is Requeue.PART
-        open_by = self.gpus.open_by(parse_processes(result.text) if by_part else {})
-        known = {run.id: run for run in self.memory.spared} if by_part else {}
-        self.memory = replace(self.memory, spared=())
+        opened_by = self.gpus.opened_by(parse_processes(result.text) if by_part else {})
+        unaffected = {run.id: run for run in self.record.unaffected_jobs} if by_part else {}
+        self.record = replace(self.record, unaffected_jobs=())
         for job_id in parse_listpids(result.text):
-            before = known.get(job_id)
-            if before:
-                yield from self.read_gres_conf(before.given)
-            if before and not self.faults_on(before, open_by(job_id), verdict):
-                self.spare(before)
+            previous = unaffected.get(job_id)
+            if previous:
+                yield from self.read_gres_conf(previous.allocated_gpus)
+            if previous and not self.faults_hitting(previous, opened_by(job_id), verdict):
+                self.keep_running(previous)
                 continue
             job = yield from self.read_job(job_id)
             if job is None or not _is_running(job):
                 continue
-            if not any(_is_victim_of(job.start, cause, verdict) for cause in _critical(verdict)):
-                self.spared.append((job.name, "started after the fault"))
+            if not any(_was_running_during(job.start, cause, verdict) for cause in _critical(verdict)):
+                self.not_requeued.append((job.name, "started after the fault"))
                 continue
             faults = (
-                (yield from self.faults_of(job, before, open_by(job_id), verdict)) if by_part else _critical(verdict)
+                (yield from self.find_faults(job, previous, opened_by(job_id), verdict))
+                if by_part
+                else _critical(verdict)
             )
             if not faults:
                 continue
             yield from self.comment(job, faults, verdict)
-            if why := spared(job):
-                self.spared.append((job.name, why))
+            if why := not_requeued_reason(job):
+                self.not_requeued.append((job.name, why))
             else:
-                self.hit.add(job.name)
+                self.hit_jobs.add(job.name)
                 yield from self.requeue_job(job)
-        if self.refused:
-            raise SlurmTrouble(self.refused)
+        if self.refused_change:
+            raise SlurmError(self.refused_change)
 
-    def faults_of(self, job: Job, before: Spared | None, on: OnGpus, verdict: Verdict) -> Steps[list[Condition]]:
+    def find_faults(
+        self, job: Job, previous: UnaffectedJob | None, opened: JobGpus, verdict: Verdict
+    ) -> Steps[list[Condition]]:
         """Return the faults that hit a job. Slurm is queried for the job's GPUs only if they decide.
 
         `previous`: the record of a run that was not hit before.
         """
-        timely = [cause for cause in _critical(verdict) if _is_victim_of(job.start, cause, verdict)]
-        if sure := [cause for cause in timely if self.is_sure(cause, job.id, on)]:
-            return sure
-        given = self.gpus.given(job.id, job.start)
-        if given is None and before and before.start == job.start:
-            given = before.given
-        if given is None:
-            given = yield from self.ask_given(job.id)
-        if given is None:
+        timely = [cause for cause in _critical(verdict) if _was_running_during(job.start, cause, verdict)]
+        if certain := [cause for cause in timely if self.is_certain(cause, job.id, opened)]:
+            return certain
+        allocated = self.gpus.allocation(job.id, job.start)
+        if allocated is None and previous and previous.start == job.start:
+            allocated = previous.allocated_gpus
+        if allocated is None:
+            allocated = yield from self.query_allocation(job.id)
+        if allocated is None:
             assert self.node is not None
-            if self.node.gpus is None:
-                self.spared.append((job.name, "its GPUs and the node's number of GPUs in Slurm are unknown"))
+            if self.node.gpu_count is None:
+                self.not_requeued.append((job.name, "its GPUs and the node's number of GPUs in Slurm are unknown"))
                 return []
             return timely
-        yield from self.read_gres_conf(given)
-        run = Spared(job.id, job.name, job.start, given, "")
-        if not (faults := self.faults_on(run, on, verdict)):
-            self.spare(replace(run, why=self.why_spared(self.with_given(on, given))))
+        yield from self.read_gres_conf(allocated)
+        run = UnaffectedJob(job.id, job.name, job.start, allocated, "")
+        if not (faults := self.faults_hitting(run, opened, verdict)):
+            self.keep_running(replace(run, why=self.unaffected_reason(self.with_allocation(opened, allocated))))
         return faults
 
-    def faults_on(self, run: Spared, on: OnGpus, verdict: Verdict) -> list[Condition]:
+    def faults_hitting(self, run: UnaffectedJob, opened: JobGpus, verdict: Verdict) -> list[Condition]:
         """Return the faults that hit a run of a job with known GPUs."""
         assert self.node is not None
-        known = self.with_given(on, run.given)
+        job_gpus = self.with_allocation(opened, run.allocated_gpus)
         return [
             cause
             for cause in _critical(verdict)
-            if _is_victim_of(run.start, cause, verdict)
-            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known, self.node.gpus))
+            if _was_running_during(run.start, cause, verdict)
+            and (self.is_certain(cause, run.id, opened) or is_hit(self.reach(cause), job_gpus, self.node.gpu_count))
         ]
 
-    def is_sure(self, cause: Condition, job_id: str, on: OnGpus) -> bool:
+    def is_certain(self, cause: Condition, job_id: str, opened: JobGpus) -> bool:
         """Return True if the fault hits the job, regardless of its allocation."""
         assert self.node is not None
-        return job_id in cause.job.split(",") or is_hit_for_sure(self.reach(cause), on, self.node.gpus)
+        return job_id in cause.job.split(",") or is_certain_hit(self.reach(cause), opened, self.node.gpu_count)
 
-    def with_given(self, on: OnGpus, given: Given) -> OnGpus:
+    def with_allocation(self, opened: JobGpus, allocated: AllocatedGpus) -> JobGpus:
         assert self.node is not None
-        is_ascending = partial(ascends, self.gres_conf or "", self.node_name)
-        return self.gpus.with_given(on, given, self.node.gpus_of_one_type, is_ascending)
+        is_ascending = partial(lists_gpus_in_order, self.gres_conf or "", self.node_name)
+        return self.gpus.with_allocation(opened, allocated, self.node.single_type_gpu_count, is_ascending)
 
-    def reach(self, cause: Condition) -> Reach:
-        return reach(cause, self.gpus.known, self.gpus.inventory.devices)
+    def reach(self, cause: Condition) -> FaultReach:
+        return fault_reach(cause, self.gpus.all_gpus, self.gpus.inventory.devices)
 
-    def why_spared(self, on: OnGpus) -> str:
+    def unaffected_reason(self, job_gpus: JobGpus) -> str:
         assert self.node is not None
-        if self.node.gpus is None and on.has_given and on.given is None:
+        if self.node.gpu_count is None and job_gpus.has_allocation and job_gpus.allocated is None:
             return "its GPUs are unknown: the node's number of GPUs in Slurm could not be read"
-        return on_which(on)
+        return describe_gpus(job_gpus)
 
-    def spare(self, run: Spared) -> None:
-        self.spared.append((run.name, run.why))
-        self.memory = replace(self.memory, spared=(*self.memory.spared, run))
+    def keep_running(self, run: UnaffectedJob) -> None:
+        self.not_requeued.append((run.name, run.why))
+        self.record = replace(self.record, unaffected_jobs=(*self.record.unaffected_jobs, run))
 
-    def ask_given(self, job_id: str) -> Steps[Given | None]:
+    def query_allocation(self, job_id: str) -> Steps[AllocatedGpus | None]:
         """Return the GPUs of this node that Slurm allocated to the job; None if Slurm does not show them."""
         argv = commands.job_gres(job_id)
         result = yield from self.run(argv)
-        if is_slurm_away(result):
-            raise SlurmTrouble(what_failed(argv, result))
-        return given_in(result.text, job_id, self.node_name) if result.status == 0 else None
+        if is_slurmctld_unreachable(result):
+            raise SlurmError(describe_failure(argv, result))
+        return parse_job_gpus(result.text, job_id, self.node_name) if result.status == 0 else None
 
-    def read_gres_conf(self, given: Given) -> Steps[None]:
+    def read_gres_conf(self, allocated: AllocatedGpus) -> Steps[None]:
         """Read gres.conf, at most once, if Slurm names GPUs by number. An unreadable file counts as empty."""
-        if self.gres_conf is None and any(map(is_decimal, given)):
+        if self.gres_conf is None and any(map(is_decimal, allocated)):
             result = yield from self.run(commands.gres_conf(GRES_CONF_BYTES))
             self.gres_conf = result.text if result.status == 0 else ""
 
@@ -647,41 +669,41 @@ class _Look:
         if not self.policy.admin_comment or job.comment is None:
             return
         when = max(map(fault_time, faults)) or verdict.fault_time
-        told = admin_comment(job.comment, self.node_name, reason(faults), when, job.start)
-        if told != job.comment:
-            yield from self.run(commands.comment(job.name, told), changes=True)
+        text = admin_comment(job.comment, self.node_name, reason(faults), when, job.start)
+        if text != job.comment:
+            yield from self.run(commands.comment(job.name, text), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
         """Requeue a run of a job once, and again only if the job is still in that run when the earlier requeue has
         expired.
         """
-        before = next((r for r in self.memory.requeued if (r.job, r.restarts) == (job.name, job.restarts)), None)
-        if before and self.now() < before.time + self.policy.requeue_retry_seconds:
-            self.jobs_left = True
+        previous = next((r for r in self.record.sent_requeues if (r.job, r.restarts) == (job.name, job.restarts)), None)
+        if previous and self.now() < previous.time + self.policy.requeue_retry_seconds:
+            self.has_pending_jobs = True
             return
-        others = tuple(
-            r for r in self.memory.requeued if r is not before and self.now() < r.time + REQUEUED_KEPT_SECONDS
+        other_requeues = tuple(
+            r for r in self.record.sent_requeues if r is not previous and self.now() < r.time + REQUEUED_KEPT_SECONDS
         )
-        intent = Requeued(job.name, job.restarts, self.now())
-        self.memory = replace(self.memory, requeued=(*others, intent))
-        yield Remember(self.memory)
-        held = job.restarts >= self.policy.max_restarts
-        argv = commands.requeue(job.name, held)
+        intent = SentRequeue(job.name, job.restarts, self.now())
+        self.record = replace(self.record, sent_requeues=(*other_requeues, intent))
+        yield SaveRecord(self.record)
+        hold = job.restarts >= self.policy.max_restarts
+        argv = commands.requeue(job.name, hold)
         result = yield from self.run(argv, changes=True)
         if result.status != 0:
-            if never_arrived(result):
-                self.memory = replace(self.memory, requeued=others)
-            if is_slurm_away(result):
-                raise SlurmTrouble(what_failed(argv, result))
-            self.refused, self.jobs_left = what_failed(argv, result), True
+            if is_not_sent(result):
+                self.record = replace(self.record, sent_requeues=other_requeues)
+            if is_slurmctld_unreachable(result):
+                raise SlurmError(describe_failure(argv, result))
+            self.refused_change, self.has_pending_jobs = describe_failure(argv, result), True
             return
         after = yield from self.read_job(job.id)
         if after and _is_running(after) and after.restarts == job.restarts:
-            self.jobs_left = True  # scontrol exits with 0 also when it did nothing
+            self.has_pending_jobs = True  # scontrol exits with 0 also when it did nothing
         elif after and after.restarts > job.restarts:
             self.requeued.append(job.name)
-            if held:
-                self.held.append(job.name)
+            if hold:
+                self.held_jobs.append(job.name)
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
         """Return the job; None if Slurm no longer has it."""
@@ -690,20 +712,20 @@ class _Look:
         if is_unknown_job(result):
             return None
         if result.status != 0:
-            raise SlurmTrouble(what_failed(argv, result))
+            raise SlurmError(describe_failure(argv, result))
         return parse_job(result.stdout, job_id)
 
 
-def _drain_of(node: NodeState) -> tuple[frozenset[str], str, float]:
+def _drain_state(node: NodeState) -> tuple[frozenset[str], str, float]:
     """Return the fields of a node that affect a drain or a resume."""
-    return node.flags & (TAKEN | NOT_TO_RESUME), node.reason, node.reason_time
+    return node.flags & (DRAINED_STATES | NOT_RESUMABLE), node.reason, node.reason_time
 
 
 def _critical(verdict: Verdict) -> list[Condition]:
     return [cause for cause in verdict.causes if cause.severity >= Severity.CRITICAL]
 
 
-def _is_victim_of(start: float, cause: Condition, verdict: Verdict) -> bool:
+def _was_running_during(start: float, cause: Condition, verdict: Verdict) -> bool:
     """Return True if a run that began at `start` existed when the fault was last seen."""
     return start <= (fault_time(cause) or verdict.fault_time)
 
@@ -712,7 +734,7 @@ def _is_running(job: Job) -> bool:
     return job.state in ("RUNNING", "SUSPENDED")
 
 
-def spared(job: Job) -> str:
+def not_requeued_reason(job: Job) -> str:
     """Return why a running job that the fault hit is not requeued; "" = it can be."""
     if not job.batch:
         return "started by srun or salloc: only batch jobs can be requeued"

@@ -25,12 +25,12 @@ from msgspec.structs import replace
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import (
     ANSWERS,
-    BETWEEN,
     NO_ANSWER,
+    SEPARATOR,
     Answer,
-    Asked,
     CloseNvml,
     Message,
+    Operation,
     Response,
     Run,
     RunAnswer,
@@ -42,15 +42,15 @@ from healthd.common.values import DecodeError, Value, decode, encode
 from healthd.host import shortage
 
 if TYPE_CHECKING:
-    from healthd.agent.worker.forked import Copy
+    from healthd.agent.worker.forked import ForkedProcess
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
-NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it runs at once after a reply with `has_nvml_problem`
-BELIEVED_SECONDS = 10.0  # a library that a worker loaded this recently is the installed one
-END_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
+NVML_PROBLEM = "nvml_trouble"  # in AFTER_EVENTS of a check: it runs at once after a reply with `has_nvml_problem`
+TRUSTED_SECONDS = 10.0  # a library that a worker loaded this recently is the installed one
+EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
-Process: TypeAlias = "subprocess.Popen[bytes] | Copy"
+Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 class Request(Value, frozen=True):
@@ -58,11 +58,11 @@ class Request(Value, frozen=True):
 
     resource: str
     timeout_seconds: float
-    asked: Asked
+    operation: Operation
 
     @property
-    def kind(self) -> type[Asked]:
-        return type(self.asked)
+    def kind(self) -> type[Operation]:
+        return type(self.operation)
 
 
 CLOSE_NVML = Request("nvml", 10.0, CloseNvml())
@@ -83,22 +83,22 @@ class Reply(Value, frozen=True):
     error: str = ""
     answered: bool = False
     answer: Answer | None = None
-    told: float | None = None
+    message_time: float | None = None
     clock_step: float = 0.0
 
     @property
     def run(self) -> RunName:
         """The requested run."""
-        assert isinstance(self.request.asked, Run)
-        return RunName(self.request.asked.check, self.request.asked.instance)
+        assert isinstance(self.request.operation, Run)
+        return RunName(self.request.operation.check, self.request.operation.instance)
 
     @property
-    def nvml_trouble(self) -> bool:
+    def has_nvml_problem(self) -> bool:
         """True if a run met a problem of the GPUs in general: one was lost, or NVML did not answer."""
-        if self.request.resource != "nvml" or not isinstance(self.request.asked, Run):
+        if self.request.resource != "nvml" or not isinstance(self.request.operation, Run):
             return False
-        never_came = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
-        return never_came or (isinstance(self.answer, RunAnswer) and self.answer.gone)
+        timed_out = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
+        return timed_out or (isinstance(self.answer, RunAnswer) and self.answer.gpu_lost)
 
 
 class Identity(Value, frozen=True):
@@ -129,17 +129,17 @@ class _Worker(Struct):
     process: Process
     stream: socket.socket
     start: int
-    began: float
+    started_at: float
     nvml_open: bool = False
-    fitted: bool = False
-    requests: int = 0
+    matched_driver: bool = False
+    request_count: int = 0
     answers: select.poll = field(default_factory=select.poll)
     outgoing: bytes = b""
-    old: bool = False
+    is_outdated: bool = False
     incoming: bytearray = field(default_factory=bytearray)
 
 
-def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
+def start_program(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
     """Start a worker as a separate program, which shares only the stream with this process. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), encode(setup).decode()],
@@ -151,7 +151,7 @@ def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
     )
 
 
-class Runner:
+class WorkerClient:
     """Sends requests to the worker, starts a worker if there is none, and replaces one that fails.
 
     now            clock whose time each request contains; None: requests contain no time, and the worker uses its clock
@@ -164,17 +164,17 @@ class Runner:
         runtime_dir: str,
         monotonic: Callable[[], float],
         now: Callable[[], float] | None = None,
-        begin: Callable[[Setup, socket.socket], Process] | None = None,
+        start_process: Callable[[Setup, socket.socket], Process] | None = None,
     ) -> None:
         self._setup = setup
-        self._begin = begin or executed
+        self._start_process = start_process or start_program
         self._workers_file = os.path.join(runtime_dir, WORKERS_FILE) if runtime_dir else ""
         self._monotonic = monotonic
         self._now = now
         self._worker: _Worker | None = None
         self._request: Request | None = None
-        self._began = 0.0
-        self._told: float | None = None
+        self._request_began = 0.0
+        self._message_time: float | None = None
         self._chunk = bytearray(CHUNK_BYTES)  # shared: a new one for each answer would fragment the heap
         self._lost: list[_Lost] = []
         self._written = b""
@@ -185,7 +185,7 @@ class Runner:
     # --- inputs of the daemon's wait
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._request is not None
 
     @property
@@ -201,7 +201,7 @@ class Runner:
     @property
     def deadline(self) -> float:
         """When the request in flight is overdue (monotonic); infinity without one."""
-        return self._began + self._request.timeout_seconds if self._request else float("inf")
+        return self._request_began + self._request.timeout_seconds if self._request else float("inf")
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         """Yield (file descriptor, wait for writing) of everything that can wake the daemon."""
@@ -233,13 +233,13 @@ class Runner:
     def adopt_lost(self) -> None:
         """Take over workers of an earlier daemon that are still alive: their resources stay quarantined."""
         try:
-            known = decode(list[Identity], ownership.read(self._workers_file))
+            identities = decode(list[Identity], ownership.read(self._workers_file))
         except (OSError, DecodeError):
             return  # no file, or truncated by a crash: no process of that boot is alive
-        for identity in known:
+        for identity in identities:
             if start_time(identity.pid) == identity.start:
                 try:
-                    self._lost.append(_Lost(identity, shortage.pidfd_of(identity.pid), None))
+                    self._lost.append(_Lost(identity, shortage.open_pidfd(identity.pid), None))
                 except OSError:
                     continue  # it has just ended
 
@@ -250,18 +250,18 @@ class Runner:
             self._forget_ended()
             if pid := self.quarantined.get(request.resource):
                 return Reply(request, Outcome.STUCK, 0.0, f"worker {pid} still hangs in {request.resource}")
-        self._discard_unfit()
+        self._discard_unusable()
         try:
             worker = self._worker or self._start()
         except OSError as error:
             return Reply(request, Outcome.FAILED, 0.0, f"no worker could be started: {error}")
         self._request = request
-        return self._ask(worker, request)
+        return self._send_request(worker, request)
 
     def renew(self) -> None:
         """Send the next request to a new worker."""
         if self._worker is not None:
-            self._worker.old = True
+            self._worker.is_outdated = True
 
     def step(self) -> Reply | None:
         """Advance, and check the deadline. Return the Reply if the request ended."""
@@ -271,7 +271,7 @@ class Runner:
             return None
         reply = self._send_more() or self._receive()
         if reply is None and self._request is not None and self._monotonic() >= self.deadline:
-            return self._overdue()
+            return self._time_out()
         return reply
 
     def close(self, wait_seconds: float) -> None:
@@ -280,8 +280,10 @@ class Runner:
         if worker is not None:
             worker.stream.close()
             if not _ended_within(worker.process, wait_seconds):
-                self._lose(worker, self._request.resource if self._request else "nvml" if worker.nvml_open else "")
-        self._write_down("")
+                self._record_lost(
+                    worker, self._request.resource if self._request else "nvml" if worker.nvml_open else ""
+                )
+        self._record_workers("")
         if self._workers_fd >= 0:
             os.close(self._workers_fd)
             self._workers_fd = -1
@@ -296,37 +298,37 @@ class Runner:
 
     def _start(self) -> _Worker:
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            with theirs:
+            own_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with worker_end:
                 try:
-                    process = self._begin(self._setup, theirs)
+                    process = self._start_process(self._setup, worker_end)
                 except BaseException:
-                    ours.close()
+                    own_end.close()
                     raise
         except OSError as error:
             shortage.record_failed_start(error)
             raise
-        ours.setblocking(False)
-        self._worker = _Worker(process, ours, start_time(process.pid) or 0, self._monotonic())
-        self._worker.answers.register(ours, select.POLLIN)
+        own_end.setblocking(False)
+        self._worker = _Worker(process, own_end, start_time(process.pid) or 0, self._monotonic())
+        self._worker.answers.register(own_end, select.POLLIN)
         self.started_total += 1
         return self._worker
 
-    def _ask(self, worker: _Worker, request: Request) -> Reply | None:
-        worker.requests += 1
+    def _send_request(self, worker: _Worker, request: Request) -> Reply | None:
+        worker.request_count += 1
         worker.nvml_open = worker.nvml_open or request.resource == "nvml"
         worker.incoming = bytearray()
         # Not earlier: starting or discarding a worker may have taken seconds.
-        self._began, self._told = self._monotonic(), self._now() if self._now else None
-        worker.outgoing = encode(Message(worker.requests, request.asked, self._told)) + b"\n"
-        self._write_down(request.resource)
+        self._request_began, self._message_time = self._monotonic(), self._now() if self._now else None
+        worker.outgoing = encode(Message(worker.request_count, request.operation, self._message_time)) + b"\n"
+        self._record_workers(request.resource)
         return self._send_more()
 
-    def _discard_unfit(self) -> None:
+    def _discard_unusable(self) -> None:
         """Replace an idle worker that died, sent unrequested data, or has old code. Called before a request."""
         if self._worker is None:
             return
-        if self._worker.old:
+        if self._worker.is_outdated:
             self._discard()
             return
         if self._worker.answers.poll(0):
@@ -362,70 +364,70 @@ class Runner:
             return None
         worker.incoming += memoryview(self._chunk)[:size]
         if self._chunk.find(b"\n", 0, size) >= 0:
-            line, _, rest = bytes(worker.incoming).partition(b"\n")
-            return self._answered(line, rest)
+            line, _, remainder = bytes(worker.incoming).partition(b"\n")
+            return self._handle_response(line, remainder)
         if len(worker.incoming) > MAX_REPLY_BYTES:
             self._discard()
-            return self._ended(Outcome.FAILED, f"the worker's answer exceeds {MAX_REPLY_BYTES >> 20} MiB")
+            return self._end_request(Outcome.FAILED, f"the worker's answer exceeds {MAX_REPLY_BYTES >> 20} MiB")
         return None
 
-    def _answered(self, line: bytes, rest: bytes) -> Reply | None:
+    def _handle_response(self, line: bytes, remainder: bytes) -> Reply | None:
         worker, request = self._worker, self._request
         assert worker is not None
         assert request is not None
         try:
-            header, _, raw = line.partition(BETWEEN)
+            header, _, raw = line.partition(SEPARATOR)
             response = decode(Response, header)
-            if response.number != worker.requests:
-                raise DecodeError(f"response {response.number} to request {worker.requests}")
+            if response.number != worker.request_count:
+                raise DecodeError(f"response {response.number} to request {worker.request_count}")
         except DecodeError:
             self._discard()
-            return self._ended(Outcome.FAILED, "the worker sent an invalid answer")
+            return self._end_request(Outcome.FAILED, "the worker sent an invalid answer")
         answer, error = None, response.error
         try:
             if not error or raw != NO_ANSWER:
                 answer = decode(ANSWERS[request.kind], raw)
-        except DecodeError as wrong:  # a site check may return values of any type
-            error = f"the worker's answer: {wrong}"
-        closes_nvml = isinstance(request.asked, CloseNvml)
+        except DecodeError as decode_error:  # a site check may return values of any type
+            error = f"the worker's answer: {decode_error}"
+        closes_nvml = isinstance(request.operation, CloseNvml)
         if closes_nvml or response.outdated:
             worker.nvml_open = False
-        is_old = worker.fitted or self._monotonic() - worker.began >= BELIEVED_SECONDS
+        is_old = worker.matched_driver or self._monotonic() - worker.started_at >= TRUSTED_SECONDS
         outdated = response.outdated and is_old
-        worker.fitted = worker.fitted or (request.resource == "nvml" and not response.outdated)
-        if outdated and worker.requests > 1:
+        worker.matched_driver = worker.matched_driver or (request.resource == "nvml" and not response.outdated)
+        if outdated and worker.request_count > 1:
             # The NVML that it loaded for an earlier round does not match the driver that is loaded now. The driver may
             # have been upgraded: a new process loads the installed NVML. The result of that process is trusted for the
             # rest of the round; otherwise each GPU check would start a process.
             self._discard()
             try:
-                return self._ask(self._start(), request)
-            except OSError as problem:
-                return self._ended(Outcome.FAILED, f"no worker could be started: {problem}")
-        if rest or outdated or (closes_nvml and error):
+                return self._send_request(self._start(), request)
+            except OSError as start_error:
+                return self._end_request(Outcome.FAILED, f"no worker could be started: {start_error}")
+        if remainder or outdated or (closes_nvml and error):
             self._discard()  # after a failed nvmlShutdown the process holds the driver open until it ends
-        reply = self._ended(Outcome.FAILED if error else Outcome.COMPLETED, error)
-        if self._told is None or self._now is None:
+        reply = self._end_request(Outcome.FAILED if error else Outcome.COMPLETED, error)
+        if self._message_time is None or self._now is None:
             return replace(reply, answered=True, answer=answer)
-        step = self._now() - self._told - reply.seconds
-        return replace(reply, answered=True, answer=answer, told=self._told, clock_step=step)
+        clock_step = self._now() - self._message_time - reply.seconds
+        return replace(reply, answered=True, answer=answer, message_time=self._message_time, clock_step=clock_step)
 
     def _died(self) -> Reply | None:
         """Handle the end of the stream. Return a Reply only if a request was in flight."""
         assert self._worker is not None
         process = self._worker.process
-        _ended_within(process, END_SECONDS)  # wait for its exit, to report the exit status
+        _ended_within(process, EXIT_WAIT_SECONDS)  # wait for its exit, to report the exit status
         self._discard()
         if self._request is None:
             return None
         status = process.poll()
-        how = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit status {status})"
-        return self._ended(Outcome.FAILED, f"the worker died{how}")
+        exit_text = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit status {status})"
+        return self._end_request(Outcome.FAILED, f"the worker died{exit_text}")
 
-    def _overdue(self) -> Reply:
+    def _time_out(self) -> Reply:
         assert self._request is not None
         self._discard()
-        return self._ended(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
+        return self._end_request(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
         """Close a worker's stream, so that it ends at its next read, and kill it unless it may be in the driver."""
@@ -434,26 +436,26 @@ class Runner:
         worker.stream.close()
         if not worker.nvml_open:
             worker.process.kill()
-        if not _ended_within(worker.process, END_SECONDS):
+        if not _ended_within(worker.process, EXIT_WAIT_SECONDS):
             resource = self._request.resource if self._request else "nvml" if worker.nvml_open else ""
-            self._lose(worker, resource)
+            self._record_lost(worker, resource)
             self.abandoned_total += 1
 
-    def _ended(self, outcome: Outcome, error: str) -> Reply:
+    def _end_request(self, outcome: Outcome, error: str) -> Reply:
         request, self._request = self._request, None
         assert request is not None
-        return Reply(request, outcome, self._monotonic() - self._began, error)
+        return Reply(request, outcome, self._monotonic() - self._request_began, error)
 
     # --- lost workers
 
-    def _lose(self, worker: _Worker, resource: str) -> None:
+    def _record_lost(self, worker: _Worker, resource: str) -> None:
         try:
-            pidfd = shortage.pidfd_of(worker.process.pid)
+            pidfd = shortage.open_pidfd(worker.process.pid)
         except OSError:  # it has just ended
             worker.process.poll()
             return
         self._lost.append(_Lost(Identity(worker.process.pid, worker.start, resource), pidfd, worker.process))
-        self._write_down("")
+        self._record_workers("")
 
     def _forget_ended(self) -> None:
         for lost in list(self._lost):
@@ -467,7 +469,7 @@ class Runner:
                     os.close(lost.pidfd)
                 self._lost.remove(lost)
 
-    def _write_down(self, resource: str) -> None:
+    def _record_workers(self, resource: str) -> None:
         """Record the workers and the resources that they may hang in, for the next daemon in case of a kill."""
         if not self._workers_file:
             return

@@ -23,10 +23,10 @@ from healthd.agent.settings.registry import Check
 from healthd.agent.worker import process
 from healthd.agent.worker.process import Setup
 
-LONGEST_PAUSE_SECONDS = 0.05  # longest pause between two polls for its exit
+MAX_POLL_SECONDS = 0.05  # longest pause between two polls for its exit
 
 
-class Copy:
+class ForkedProcess:
     """A fork of this process, with the methods of subprocess.Popen that the client needs."""
 
     def __init__(self, pid: int) -> None:
@@ -48,10 +48,10 @@ class Copy:
         end = inf if timeout is None else time.monotonic() + timeout
         pause = 0.0005
         while (status := self.poll()) is None:  # like subprocess.Popen, which polls too
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS, left)
+            pause = min(2 * pause, MAX_POLL_SECONDS, remaining)
             time.sleep(pause)
         return status
 
@@ -61,27 +61,27 @@ class Copy:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def can_serve() -> bool:
+def can_fork() -> bool:
     """Return True if a fork of this process is as good as a new process.
 
     A site's file that was imported here, even a rejected one, may have loaded any library (such as NVML) and started
     threads, whose locks would stay locked in a fork.
     """
-    return not registry.has_run_a_site_file() and len(os.listdir("/proc/self/task")) == 1
+    return not registry.has_loaded_site_file() and len(os.listdir("/proc/self/task")) == 1
 
 
-def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> Copy:
+def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> ForkedProcess:
     """Start a worker that has these checks. Raises OSError."""
-    for ours in (sys.stdout, sys.stderr):
-        if ours is not None:
-            ours.flush()  # otherwise the fork would write the same text
+    for output in (sys.stdout, sys.stderr):
+        if output is not None:
+            output.flush()  # otherwise the fork would write the same text
     # Only the parent handles Ctrl-C, from the start.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pid = os.fork()
         if not pid:
             _serve(checks, setup, stream)
-        return Copy(pid)
+        return ForkedProcess(pid)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -89,18 +89,18 @@ def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> C
 def _serve(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> NoReturn:
     status = 1
     try:
-        _forget_the_parent(stream.fileno())
+        _detach_from_parent(stream.fileno())
         process.serve(setup, stream, checks)
         status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
+    except SystemExit as system_exit:
+        status = system_exit.code if isinstance(system_exit.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)  # skip the parent's exit handlers
 
 
-def _forget_the_parent(stream: int) -> None:
+def _detach_from_parent(stream: int) -> None:
     """Drop everything that a separate program would not have: session, terminal, directory, signal handlers and open
     files.
 

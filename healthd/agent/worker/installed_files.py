@@ -23,19 +23,19 @@ def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
     found = {}
     for path in paths:
         try:
-            about = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
             continue
-        found[path] = (about.st_ino, about.st_mtime_ns, about.st_size)
+        found[path] = (status.st_ino, status.st_mtime_ns, status.st_size)
     return found
 
 
-def problem(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> str:
+def problem(before: Mapping[str, tuple[int, int, int]], current: Mapping[str, tuple[int, int, int]]) -> str:
     """Return a sentence if the files are missing or changed, "" if not."""
     for path in before:
-        if path not in now:
+        if path not in current:
             return f"healthd's files were removed ({path}); healthd still runs: install it again, and {RESTART}"
     for path, identity in before.items():
-        if now[path] != identity:
+        if current[path] != identity:
             return f"healthd's files were replaced ({path}) while healthd runs: {RESTART}"
     return ""

@@ -26,34 +26,34 @@ from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Settings
 from healthd.agent.worker import requests
 from healthd.agent.worker.requests import (
-    BETWEEN,
     NO_ANSWER,
+    SEPARATOR,
     Answer,
-    Asked,
     BaselineAnswer,
     CopyAnswer,
     Identities,
     JournalLines,
     Message,
+    Operation,
     Response,
     Run,
     RunAnswer,
-    op_of,
+    operation_name,
 )
 from healthd.common import history
 from healthd.common.codec import dump, load
-from healthd.common.history import Past
+from healthd.common.history import History
 from healthd.common.model import Entry, Finding, Inventory, LeftOut, NothingToCheck, Observation, Repair, RunName
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
-from healthd.common.text import without_class
+from healthd.common.text import strip_error_class
 from healthd.common.values import Value, decode, encode
-from healthd.host.host import Host, opener_of_fake
+from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 has about 600 for its NVLinks; each is a series
+MAX_OBSERVATIONS = 4096  # of one run: a DGX H100 has about 600 for its NVLinks; each is a series
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
-SHARED_SECONDS = 0.25  # answers are shared within a round, but not with a run after a removal
+CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a removal
 
 
 class Setup(Value, frozen=True):
@@ -75,7 +75,7 @@ class Setup(Value, frozen=True):
     runtime_dir: str = RUNTIME_DIR
 
 
-def setup_of(settings: Settings, record: str = "") -> Setup:
+def worker_setup(settings: Settings, record: str = "") -> Setup:
     """Return the parameters of the worker of a daemon with these settings."""
     return Setup(
         settings.root,
@@ -100,7 +100,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    host, begin = _host(setup)
+    host, begin = _open_host(setup)
     host.before_nvml_call = partial(_end_if_abandoned, stream)
     worker = Worker(setup, host, begin, checks)
     for line in _lines(stream):
@@ -116,9 +116,9 @@ def _end_if_abandoned(stream: socket.socket) -> None:
 
     nvmlShutdown is skipped: it may hang too, and the kernel closes the driver's files.
     """
-    hung_up = select.poll()
-    hung_up.register(stream, select.POLLRDHUP)
-    if hung_up.poll(0):
+    poller = select.poll()
+    poller.register(stream, select.POLLRDHUP)
+    if poller.poll(0):
         os._exit(0)
 
 
@@ -137,17 +137,17 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
         yield from lines
 
 
-def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
+def _open_host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     """Return the Host for the checks, and a function to call at the beginning of each run."""
-    host, begin = _host_of(setup)
+    host, begin = _create_host(setup)
     host.state_dir, host.runtime_dir = setup.state_dir, setup.runtime_dir
     return host, begin
 
 
-def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
+def _create_host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
-        open_nvml = opener_of_fake(setup.fake_nvml) if setup.fake_nvml else None
-        return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
+        open_nvml = fake_nvml_opener(setup.fake_nvml) if setup.fake_nvml else None
+        return Host(setup.root, open_nvml, shared_seconds=CACHE_SECONDS), lambda check, instance: None
     from healthd.agent.recording import recording
     from healthd.agent.recording.host import recording_host, replaying_host
 
@@ -181,85 +181,85 @@ class Worker:
     def respond(self, line: bytes) -> bytes:
         """Return the response to one message."""
         message = decode(Message, line)
-        error, answer = self.answer(message.asked, message.now)
+        error, answer = self.answer(message.operation, message.now)
         try:
             raw = encode(answer)
         except (TypeError, ValueError) as problem:
-            error, raw = f"the answer cannot be sent: {one_sentence(problem)}", NO_ANSWER
-        return encode(Response(message.number, error, self.host.nvml_is_outdated)) + BETWEEN + raw + b"\n"
+            error, raw = f"the answer cannot be sent: {error_sentence(problem)}", NO_ANSWER
+        return encode(Response(message.number, error, self.host.nvml_is_outdated)) + SEPARATOR + raw + b"\n"
 
-    def answer(self, asked: Asked, now: float | None = None) -> tuple[str, Answer | None]:
+    def answer(self, operation: Operation, now: float | None = None) -> tuple[str, Answer | None]:
         """Carry out a request. Return the error as one sentence ("" = none) and the answer."""
         try:
-            if isinstance(asked, Run):
-                return self.do_run(asked, now)
-            operation: Callable[[Any], Answer | None] = getattr(self, f"do_{op_of(type(asked))}")
-            return "", operation(asked)
+            if isinstance(operation, Run):
+                return self.do_run(operation, now)
+            method: Callable[[Any], Answer | None] = getattr(self, f"do_{operation_name(type(operation))}")
+            return "", method(operation)
         except Exception as error:
-            return one_sentence(error), None
+            return error_sentence(error), None
 
-    def do_run(self, asked: Run, now: float | None = None) -> tuple[str, RunAnswer]:
+    def do_run(self, operation: Run, now: float | None = None) -> tuple[str, RunAnswer]:
         """Run a check once. A site check is imported when it is first requested.
 
         now: the time of the readings (epoch seconds); None: this machine's clock.
         """
-        check = self._check(asked.check)
-        self.begin(check.name, asked.instance)
-        config = self._config(check, asked.config)
+        check = self._check(operation.check)
+        self.begin(check.name, operation.instance)
+        config = self._config(check, operation.config)
         moment = self.host.now() if now is None else now
-        store = history.decode(asked.past)
+        store = history.decode(operation.past)
         found: dict[type, list[Any]] = {kind: [] for kind in (Finding, Observation, Repair, NothingToCheck)}
-        error, gone_before = "", self.host.gpus_gone
+        error, gone_before = "", self.host.gpus_lost_since_open
         try:
-            for item in check.run(self.host, config, Past(store, moment, asked.boot_id)):
-                found[_kind(item, check.name)].append(item)
+            for item in check.run(self.host, config, History(store, moment, operation.boot_id)):
+                found[_item_type(item, check.name)].append(item)
         except Exception as problem:  # checks do not catch exceptions: all are caught here
-            error = one_sentence(problem)
-        read = found[Observation]
-        left_out = max(len(read) - MOST_OBSERVATIONS, 0)
-        del read[MOST_OBSERVATIONS:]
+            error = error_sentence(problem)
+        observations = found[Observation]
+        left_out = max(len(observations) - MAX_OBSERVATIONS, 0)
+        del observations[MAX_OBSERVATIONS:]
         return error, RunAnswer(
-            self.host.gpus_gone > gone_before,
+            self.host.gpus_lost_since_open > gone_before,
             tuple(found[Finding]),
-            tuple(read),
+            tuple(observations),
             left_out,
             tuple(found[Repair]),
             tuple(found[NothingToCheck]),
-            history.encode(history.update(store, read, moment, asked.boot_id)),
+            history.encode(history.update(store, observations, moment, operation.boot_id)),
         )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
         """Return the check's settings, decoded again only when the daemon sends different ones."""
         name = RunName(check.name, table.get("name", ""))
-        before = self._configs.get(name)
-        if before is None or before[0] != table:
-            before = self._configs[name] = (table, load(check.config, table))
-        return before[1]
+        cached = self._configs.get(name)
+        if cached is None or cached[0] != table:
+            cached = self._configs[name] = (table, load(check.config, table))
+        return cached[1]
 
     def _check(self, name: str) -> registry.Check:
         """Return a check by name. A built-in check does not depend on the site's directory."""
         if name not in self.checks:
-            built_in = registry.built_in()
-            self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
+            built_in = registry.built_in_checks()
+            self.checks = built_in if name in built_in else registry.find_checks(self.setup.checks_dir, bounded=False)
         return self.checks[name]
 
-    def do_close_nvml(self, _asked: requests.CloseNvml) -> None:
+    def do_close_nvml(self, _operation: requests.CloseNvml) -> None:
         self.host.close_nvml()
 
-    def do_inventory(self, asked: requests.TakeInventory) -> Inventory:
-        from healthd.host.inventory import take
+    def do_inventory(self, operation: requests.TakeInventory) -> Inventory:
+        from healthd.host.inventory import collect
 
-        return take(self.host, gpus=asked.gpus)
+        return collect(self.host, gpus=operation.gpus)
 
-    def do_baseline(self, asked: requests.TakeBaseline) -> BaselineAnswer:
-        check = self._check(asked.check)
-        found = baseline_items(self.host, check, self._config(check, asked.config))
+    def do_baseline(self, operation: requests.TakeBaseline) -> BaselineAnswer:
+        check = self._check(operation.check)
+        found = baseline_items(self.host, check, self._config(check, operation.config))
         return BaselineAnswer(
             tuple(item for item in found if isinstance(item, Entry)),
             tuple(item for item in found if isinstance(item, LeftOut)),
         )
 
-    def do_save_copy(self, asked: requests.SaveCopy) -> None:
+    def do_save_copy(self, operation: requests.SaveCopy) -> None:
         """Copy files of the runtime directory to the state directory, durably.
 
         `keep_old`: the old copy could not be read at the start. It is moved aside instead of being replaced.
@@ -269,57 +269,59 @@ class Worker:
         from healthd.common.atomic_files import remove_leftovers, replace_file
 
         try:
-            with ownership.folder(asked.to, make_mode=0o700):
-                remove_leftovers(asked.to)
+            with ownership.open_folder(operation.target, make_mode=0o700):
+                remove_leftovers(operation.target)
         except ownership.Untrusted as error:
-            raise error.at(asked.to, "state_dir") from None
-        for name in asked.names:
-            text = read_text(os.path.join(asked.source, name))
-            if asked.keep and os.path.exists(os.path.join(asked.to, name)):
-                set_aside(os.path.join(asked.to, name))
+            raise error.with_context(operation.target, "state_dir") from None
+        for name in operation.names:
+            text = read_text(os.path.join(operation.source, name))
+            if operation.keep_old and os.path.exists(os.path.join(operation.target, name)):
+                set_aside(os.path.join(operation.target, name))
             if text is not None:
-                replace_file(os.path.join(asked.to, name), text, durable=True)
+                replace_file(os.path.join(operation.target, name), text, durable=True)
 
-    def do_append_events(self, asked: requests.AppendEvents) -> int:
+    def do_append_events(self, operation: requests.AppendEvents) -> int:
         """Append lines to the stream, durably, then send them to the journal. Return how many the journal lost."""
         from healthd.common.ownership import Untrusted
         from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
 
         try:
-            writer.append(asked.to, asked.lines, asked.again)
+            writer.append(operation.folder, operation.lines, operation.may_repeat)
         except Untrusted as error:
-            raise error.at(asked.to, "state_dir") from None
-        return writer.send_to_journal(asked.lines) if stderr_is_the_journal() else 0
+            raise error.with_context(operation.folder, "state_dir") from None
+        return writer.send_to_journal(operation.lines) if stderr_is_the_journal() else 0
 
-    def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> str:
+    def do_read_cluster_name(self, _operation: requests.ReadClusterName) -> str:
         from healthd.common.slurm.slurm_conf import cluster_name
 
         return cluster_name(self.setup.root)
 
-    def do_write_file(self, asked: requests.WriteFile) -> None:
+    def do_write_file(self, operation: requests.WriteFile) -> None:
         """Write a file that every user may read, on any disk."""
         from healthd.common.atomic_files import replace_file
 
-        replace_file(asked.path, asked.text, mode=0o644)
+        replace_file(operation.path, operation.text, mode=0o644)
 
-    def do_load_copy(self, asked: requests.LoadCopy) -> CopyAnswer:
+    def do_load_copy(self, operation: requests.LoadCopy) -> CopyAnswer:
         from healthd.agent.conditions.state_files import read_text
-        from healthd.common.atomic_files import newest
+        from healthd.common.atomic_files import newest_mtime
 
-        texts = {name: read_text(os.path.join(asked.source, name)) for name in asked.names}
-        return CopyAnswer(texts, newest(asked.source, asked.names))
+        texts = {name: read_text(os.path.join(operation.source, name)) for name in operation.names}
+        return CopyAnswer(texts, newest_mtime(operation.source, operation.names))
 
-    def do_look_at_own_files(self, asked: requests.LookAtOwnFiles) -> Identities:
+    def do_check_installed_files(self, operation: requests.CheckInstalledFiles) -> Identities:
         from healthd.agent.worker.installed_files import identities
 
-        return identities(asked.paths)
+        return identities(operation.paths)
 
-    def do_read_journal(self, asked: requests.ReadJournal) -> JournalLines:
+    def do_read_journal(self, operation: requests.ReadJournal) -> JournalLines:
         """Return kernel lines of this boot that the ring buffer no longer has."""
         from healthd.agent.kernel_log.journal import read_journal
 
-        lines = read_journal(asked.boot_id, asked.since_usec, asked.until_usec, asked.limit, asked.accept_injected)
+        lines = read_journal(
+            operation.boot_id, operation.since_usec, operation.until_usec, operation.limit, operation.accept_injected
+        )
         return tuple(lines)
 
 
@@ -334,7 +336,7 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
     found: list[Entry | LeftOut] = []
     try:
         for item in check.baseline(host, config):
-            found.append(_sent(check, item))
+            found.append(_validated(check, item))
     except NvmlError as error:
         if not host.nvml_is_open:
             raise
@@ -342,12 +344,12 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
     return found
 
 
-def _sent(check: registry.Check, item: object) -> Entry | LeftOut:
+def _validated(check: registry.Check, item: object) -> Entry | LeftOut:
     """Return the item in the form in which it is sent.
 
     Raises TypeError if the check may not yield it or if it has no JSON, ConvertError for a field of a wrong type.
     """
-    settings = check.wants.settings if check.wants else ()
+    settings = check.baseline_settings.settings if check.baseline_settings else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
         return load(Entry, json.loads(json.dumps(dump(item))))
     if isinstance(item, LeftOut) and (item.check, item.setting in ("", *settings)) == (check.name, True):
@@ -355,7 +357,7 @@ def _sent(check: registry.Check, item: object) -> Entry | LeftOut:
     raise TypeError(f'the check "{check.name}" yielded {item!r:.100}: must be an Entry or a LeftOut of its BASELINE')
 
 
-def _kind(item: object, check: str) -> type:
+def _item_type(item: object, check: str) -> type:
     """Return the type of an item that a check yielded. Raises ValueError, TypeError if a check may not yield it."""
     if isinstance(item, Finding) and item.code.partition("/")[0] != check:
         raise ValueError(f'the check "{check}" yielded a finding with the code "{item.code}": it must be "{check}/..."')
@@ -374,9 +376,9 @@ def _kind(item: object, check: str) -> type:
     )
 
 
-def one_sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return an exception as one sentence."""
     text = " ".join(str(error).split())[:500].encode("utf-8", "backslashreplace").decode()
     if type(error).__module__.startswith("healthd") and text:
         return text
-    return without_class(f"{type(error).__name__}: {text}") if text else type(error).__name__
+    return strip_error_class(f"{type(error).__name__}: {text}") if text else type(error).__name__

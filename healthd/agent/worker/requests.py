@@ -51,9 +51,9 @@ class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
     """
 
     source: str
-    to: str
+    target: str
     names: tuple[str, ...]
-    keep: bool = False
+    keep_old: bool = False
 
 
 class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
@@ -64,9 +64,9 @@ class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
 class AppendEvents(Value, frozen=True, tag_field="op", tag="append_events"):
     """Append lines to the event stream in `folder`. may_repeat: the file may already contain some lines."""
 
-    to: str
+    folder: str
     lines: tuple[str, ...]
-    again: bool
+    may_repeat: bool
 
 
 class ReadClusterName(Value, frozen=True, tag_field="op", tag="read_cluster_name"):
@@ -78,7 +78,7 @@ class WriteFile(Value, frozen=True, tag_field="op", tag="write_file"):
     text: str
 
 
-class LookAtOwnFiles(Value, frozen=True, tag_field="op", tag="look_at_own_files"):
+class CheckInstalledFiles(Value, frozen=True, tag_field="op", tag="check_installed_files"):
     paths: tuple[str, ...]
 
 
@@ -97,7 +97,7 @@ class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
     history: bool = False
 
 
-Asked = (
+Operation = (
     Run
     | CloseNvml
     | TakeInventory
@@ -107,7 +107,7 @@ Asked = (
     | AppendEvents
     | ReadClusterName
     | WriteFile
-    | LookAtOwnFiles
+    | CheckInstalledFiles
     | ReadJournal
 )
 
@@ -116,7 +116,7 @@ class Message(Value, frozen=True):
     """A request with its number. now: epoch seconds of the daemon's clock; None: the worker reads its own clock."""
 
     number: int
-    asked: Asked
+    operation: Operation
     now: float | None = None
 
 
@@ -131,12 +131,12 @@ class RunAnswer(Value, frozen=True):
     past                  the check's stored counters, for its next run
     """
 
-    gone: bool = False
+    gpu_lost: bool = False
     findings: tuple[Finding, ...] = ()
     observations: tuple[Observation, ...] = ()
-    left_out: Whole = 0
+    dropped_observations: Whole = 0
     repairs: tuple[Repair, ...] = ()
-    nothing: tuple[NothingToCheck, ...] = ()
+    nothing_to_check: tuple[NothingToCheck, ...] = ()
     past: str = ""
 
 
@@ -151,11 +151,11 @@ class CopyAnswer(Value, frozen=True):
     """Texts of the files; None for a missing one. written_at: time of the newest file (epoch), 0 = unknown."""
 
     texts: dict[str, str | None] = field(default_factory=dict)
-    written: float = 0.0
+    written_at: float = 0.0
 
 
 NO_ANSWER = b"null"
-BETWEEN = b"\t"  # JSON contains no raw tab: strings have \t
+SEPARATOR = b"\t"  # JSON contains no raw tab: strings have \t
 
 
 class Response(Value, frozen=True):
@@ -176,7 +176,7 @@ Answer = RunAnswer | BaselineAnswer | Inventory | CopyAnswer | JournalLines | Id
 
 # Type of the answer to each request. AppendEvents: number of events that the journal did not accept. ReadClusterName:
 # the name.
-ANSWERS: Mapping[type[Asked], Any] = {
+ANSWERS: Mapping[type[Operation], Any] = {
     Run: RunAnswer,
     CloseNvml: type(None),
     TakeInventory: Inventory,
@@ -186,11 +186,11 @@ ANSWERS: Mapping[type[Asked], Any] = {
     AppendEvents: int,
     ReadClusterName: str,
     WriteFile: type(None),
-    LookAtOwnFiles: Identities,
+    CheckInstalledFiles: Identities,
     ReadJournal: JournalLines,
 }
 
 
-def op_of(kind: type[Asked]) -> str:
+def operation_name(kind: type[Operation]) -> str:
     """Return the name of a type of request: "save_copy"."""
     return str(kind.__struct_config__.tag)

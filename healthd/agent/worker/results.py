@@ -11,16 +11,16 @@ from healthd.common.model import CheckResult, Outcome
 CLOCK_STEP_SECONDS = 2.0
 
 
-def began(reply: Reply, ended: float) -> float:
+def run_started_at(reply: Reply, ended: float) -> float:
     """Return when a run that ended at `ended` (epoch) began.
 
     If the worker answered, it is exactly the time that its check received: the check's past has its readings at that
     time, and a Repair names it.
     """
-    return ended - reply.seconds if reply.told is None else reply.told
+    return ended - reply.seconds if reply.message_time is None else reply.message_time
 
 
-def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
+def make_result(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
     """Return the result of a run that began at `started` (epoch).
 
     `silent_seconds`: for how long the check has not answered, in this run and those before; 0 if it did. A check that
@@ -39,8 +39,10 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, s
         duration_seconds=reply.seconds,
         findings=tuple(findings),
         observations=answer.observations,
-        left_out=answer.left_out,
+        dropped_observations=answer.dropped_observations,
         repairs=answer.repairs,
         error=reply.error,
-        nothing=answer.nothing[0] if answer.nothing and not findings and outcome is Outcome.COMPLETED else None,
+        nothing_to_check=answer.nothing_to_check[0]
+        if answer.nothing_to_check and not findings and outcome is Outcome.COMPLETED
+        else None,
     )

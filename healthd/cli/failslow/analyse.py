@@ -11,20 +11,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, json_texts, page, say, stream
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, json_pieces, page, write_output, write_stream
 from healthd.common.errors import HealthdError
-from healthd.common.guard import words
+from healthd.common.guard import describe_error
 
 if TYPE_CHECKING:
-    from healthd.failslow.model import Evidence, Judgement, Series
+    from healthd.failslow.model import Diagnosis, Evidence, Series
     from healthd.failslow.readers.columns import Columns
 
-WHO = "healthd failslow"
-EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 usage error."
+COMMAND = "healthd failslow"
+EXIT_STATUS = (
+    "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 usage error."
+)
 
 
 @contextmanager
-def told_as_sentence(command: str = "failslow") -> Iterator[None]:
+def failslow_errors(command: str = "failslow") -> Iterator[None]:
     """Convert errors to a message and exit status 3.
 
     This includes internal errors: their usual exit status is 1, which means here that something is slow.
@@ -37,9 +39,9 @@ def told_as_sentence(command: str = "failslow") -> Iterator[None]:
         raise Stop(f"healthd {command}: {error}", UNKNOWN) from None
     except Exception as error:  # not BaseException: a signal or an exit ends the program
         *_, frame = traceback.extract_tb(error.__traceback__)
-        place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+        location = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         raise Stop(
-            f"healthd {command}: internal error of healthd, no result: {words(error)} ({place})", UNKNOWN
+            f"healthd {command}: internal error of healthd, no result: {describe_error(error)} ({location})", UNKNOWN
         ) from error
 
 
@@ -71,32 +73,32 @@ def _failslow_flags(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
-def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
+def requested_columns(args: argparse.Namespace, command: str = "failslow") -> Columns:
     """Return the columns named by the flags. Raises Stop."""
     from healthd.failslow.readers.columns import Columns
 
-    def one(flag: str) -> str:
-        given = getattr(args, flag)
-        if given is not None and not given.strip():
+    def column_name(flag: str) -> str:
+        text = getattr(args, flag)
+        if text is not None and not text.strip():
             raise Stop(f"healthd {command}: --{flag}: is empty; name a column")
-        return (given or "").strip()
+        return (text or "").strip()
 
-    def some(flag: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in one(flag).split(",")) if one(flag) else ()
+    def column_names(flag: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in column_name(flag).split(",")) if column_name(flag) else ()
         if "" in names or len(set(names)) < len(names):
-            raise Stop(f'healthd {command}: --{flag}: must be column names like a,b, got "{one(flag)}"')
+            raise Stop(f'healthd {command}: --{flag}: must be column names like a,b, got "{column_name(flag)}"')
         return names
 
     return Columns(
-        series=some("series"),
-        value=one("value"),
-        index=one("index"),
-        group=some("group"),
-        node=one("node"),
-        regime=some("regime"),
-        busy=one("busy"),
-        wait=one("wait"),
-        transfer=one("transfer"),
+        series=column_names("series"),
+        value=column_name("value"),
+        index=column_name("index"),
+        group=column_names("group"),
+        node=column_name("node"),
+        regime=column_names("regime"),
+        busy=column_name("busy"),
+        wait=column_name("wait"),
+        transfer=column_name("transfer"),
     )
 
 
@@ -106,34 +108,34 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     Times are as in Series.index; the sentence has no full stop. Raises Stop: 64 if no series has a node or the index is
     not a time, 3 if the query fails.
     """
-    from healthd.cli.fleet.answers import at_the_store
-    from healthd.cli.fleet.ingest import at_the_centre
+    from healthd.cli.fleet.answers import study_or_exit
+    from healthd.cli.fleet.ingest import fleet_errors
     from healthd.common.page import plural
     from healthd.failslow import times
     from healthd.failslow.model import Evidence
 
-    nodes = sorted({one.node for one in series} - {""})
+    nodes = sorted({item.node for item in series} - {""})
     if not nodes:
-        raise Stop(f"{WHO}: --db: no series has a node; name its column with --node")
-    first = min(float(one.index[0]) for one in series if one.node)
-    last = max(float(one.index[-1]) for one in series if one.node)
-    unit = times.units_a_second(first, last)
+        raise Stop(f"{COMMAND}: --db: no series has a node; name its column with --node")
+    first = min(float(item.index[0]) for item in series if item.node)
+    last = max(float(item.index[-1]) for item in series if item.node)
+    unit = times.units_per_second(first, last)
     if unit is None:
-        raise Stop(f"{WHO}: --db: the index is not a time; set --index to a column of ISO 8601 or Unix times")
-    with at_the_centre(WHO):
-        from healthd.fleet.answers.evidence import BEFORE_SECONDS, told_by
+        raise Stop(f"{COMMAND}: --db: the index is not a time; set --index to a column of ISO 8601 or Unix times")
+    with fleet_errors(COMMAND):
+        from healthd.fleet.answers.evidence import WINDOW_BEFORE_SECONDS, slowdown_evidence
 
     # A condition can cause a slowness that begins up to ten minutes after its report.
-    flags = _store_flags(folder, math.floor(first / unit) - BEFORE_SECONDS, math.floor(last / unit) + 1)
-    with at_the_store(flags, who=WHO) as study:
-        told = told_by(study, nodes)
+    flags = _store_flags(folder, math.floor(first / unit) - WINDOW_BEFORE_SECONDS, math.floor(last / unit) + 1)
+    with study_or_exit(flags, command=COMMAND) as study:
+        records = slowdown_evidence(study, nodes)
     found = [
-        Evidence(one.node, one.begin * unit, None if one.end is None else one.end * unit, one.code, one.what)
-        for one in told
+        Evidence(item.node, item.begin * unit, None if item.end is None else item.end * unit, item.code, item.message)
+        for item in records
     ]
-    telling = len({one.node for one in found})
+    reporting_nodes = len({item.node for item in found})
     findings = plural(len(found), "finding")
-    return found, f"the store has {findings} of {telling:,} of the {len(nodes):,} nodes at that time"
+    return found, f"the store has {findings} of {reporting_nodes:,} of the {len(nodes):,} nodes at that time"
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
@@ -150,49 +152,49 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
 
     try:
         if path is not None:
-            plot.check(path, files)
-    except plot.NoPlot as error:
+            plot.check_plot(path, files)
+    except plot.InvalidPlotPath as error:
         raise Stop(f"healthd failslow: --plot {error}") from None
     except plot.MissingExtra as error:
         raise Stop(f"healthd failslow: {error}", UNKNOWN) from None
 
 
-def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:
+def _draw(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
     """Write the plot after the answer was printed, so that a failure does not suppress the answer. Raises Stop."""
     from healthd.failslow import plot
 
     try:
-        plot.plot(series, judgement, path)
+        plot.write_plot(series, diagnosis, path)
     except OSError as error:
         raise Stop(f"healthd failslow: --plot {path}: cannot be written: {error.strerror}", UNKNOWN) from None
 
 
 def _failslow(args: argparse.Namespace) -> int:
-    columns = columns_of(args)
+    columns = requested_columns(args)
     if "" in args.files:
         raise Stop("healthd failslow: FILE is empty; name a file")
     if args.db == "":
         raise Stop("healthd failslow: --db: is empty; name a fleet store")
     _check_plot(args.plot, args.files)
-    with told_as_sentence():
+    with failslow_errors():
         from healthd.failslow import report
-        from healthd.failslow.analysis import judged
-        from healthd.failslow.readers.folder import read
+        from healthd.failslow.analysis import diagnose
+        from healthd.failslow.readers.folder import read_files
 
-        series, notes, unread, stops = read(args.files, columns)
+        series, notes, unread, stops = read_files(args.files, columns)
         evidence: list[Evidence] = []
         if args.db is not None:
-            evidence, how_much = _evidence(series, args.db)
-            notes.append(how_much)
-        judgement = judged(series, evidence)
-        told = report.document(args.files, series, judgement, notes, unread, stops)
-    status = REFUSED if report.found(told) else OK
+            evidence, evidence_note = _evidence(series, args.db)
+            notes.append(evidence_note)
+        diagnosis = diagnose(series, evidence)
+        document = report.build_document(args.files, series, diagnosis, notes, unread, stops)
+    status = REFUSED if report.has_findings(document) else OK
     if args.json:
-        stream(json_texts(told))
+        write_stream(json_pieces(document))
     else:
-        say(report.text(told, page()))
+        write_output(report.format_text(document, page()))
     if args.plot is not None:
-        _draw(series, judgement, args.plot)
+        _draw(series, diagnosis, args.plot)
     return status
 
 
@@ -203,7 +205,7 @@ COMMANDS = {
         "Find the worker, node or link that makes a job slow. The input is iteration times (CSV, JSON lines, Parquet) "
         "or records of operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all workers share is "
         "not attributed to a single worker.\n"
-        f"Columns that you do not name are found by their usual names.\n{EXIT}",
+        f"Columns that you do not name are found by their usual names.\n{EXIT_STATUS}",
         "  healthd failslow job.csv --series worker --value batch_time_norm\n"
         "  healthd failslow ranks/ --busy compute_ms --transfer comm_ms --json\n"
         "  healthd failslow ranks/ --index time --node host --db /var/lib/fleet\n",

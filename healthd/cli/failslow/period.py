@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from healthd.cli.failslow.analyse import told_as_sentence
+from healthd.cli.failslow.analyse import failslow_errors
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import Stop, as_json, say
+from healthd.cli.terminal import Stop, as_json, write_output
 
 if TYPE_CHECKING:
     from healthd.failslow.period import Period
@@ -27,90 +27,93 @@ def _flags(parser: Parser) -> None:
 
 def _period(args: argparse.Namespace) -> int:
     for flag in ("operation", "time", "series"):
-        if (given := getattr(args, flag)) is not None and not given.strip():
+        if (value := getattr(args, flag)) is not None and not value.strip():
             raise Stop(f"healthd failslow period: --{flag}: is empty; name a column")
-    with told_as_sentence():
+    with failslow_errors():
         from healthd.failslow.readers import streams
-        from healthd.failslow.stream import StreamError, period_of
+        from healthd.failslow.stream import StreamError, find_stream_period
 
         notes: list[str] = []
         if not (args.operation or args.time or args.series) and streams.is_record(args.file):
-            read = streams.read_streams(args.file, notes)
+            rank_streams = streams.read_streams(args.file, notes)
         else:
             series = (args.series,) if args.series else ()
-            read = streams.of_table(args.file, args.file, args.operation or "", args.time or "", series)
-        found: dict[str, Period] = {}
-        why: list[StreamError] = []
-        for one in read:
+            rank_streams = streams.read_table_streams(
+                args.file, args.file, args.operation or "", args.time or "", series
+            )
+        periods: dict[str, Period] = {}
+        failures: list[StreamError] = []
+        for item in rank_streams:
             try:
-                found[one.rank] = period_of(one)
+                periods[item.rank] = find_stream_period(item)
             except StreamError as error:
-                why.append(error)
-        if not found:
-            raise why[0]
-    notes += [*map(str, why), *_doubts(found)]
-    told = _document(found, notes)
+                failures.append(error)
+        if not periods:
+            raise failures[0]
+    notes += [*map(str, failures), *_doubt_notes(periods)]
+    document = _document(periods, notes)
     if args.json:
-        return say(as_json(told))
-    surest = max(found.values(), key=lambda one: one.confidence)
-    ranks = f"{len(found):,} ranks: " if len(found) > 1 else ""
+        return write_output(as_json(document))
+    most_confident = max(periods.values(), key=lambda item: item.confidence)
+    ranks = f"{len(periods):,} ranks: " if len(periods) > 1 else ""
     text = (
-        f"{args.file}: {ranks}an iteration has {told['period']:,} operations and takes "
-        f"{told['iteration_seconds']:.6g} s (from {len(surest.seconds):,} iterations); "
-        f"confidence {told['confidence']:.2f}\n"
+        f"{args.file}: {ranks}an iteration has {document['period']:,} operations and takes "
+        f"{document['iteration_seconds']:.6g} s (from {len(most_confident.seconds):,} iterations); "
+        f"confidence {document['confidence']:.2f}\n"
     )
-    return say(text + "".join(f"note: {note}\n" for note in notes))
+    return write_output(text + "".join(f"note: {note}\n" for note in notes))
 
 
-def _doubts(found: dict[str, Period]) -> Iterator[str]:
+def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
     """Yield a sentence for each pair of about equally good periods, and one for uncertain iteration times."""
-    from healthd.failslow.period import SURE_WITHIN
+    from healthd.failslow.period import MAX_RELATIVE_ERROR
 
-    def of(some: list[str]) -> str:
-        if len(found) == 1:
+    def rank_suffix(rank_names: list[str]) -> str:
+        if len(periods) == 1:
             return ""
-        return f" of rank {some[0]}" + (f" and {len(some) - 1:,} more" if some[1:] else "")
+        return f" of rank {rank_names[0]}" + (f" and {len(rank_names) - 1:,} more" if rank_names[1:] else "")
 
     ranks: dict[tuple[int, int], list[str]] = {}
-    for rank, one in found.items():
-        if one.other:
-            ranks.setdefault((one.operations, one.other[0]), []).append(rank)
-    for (operations, other), some in ranks.items():
-        one = found[some[0]]
-        seconds = one.other[1] if one.other else 0.0
+    for rank, period in periods.items():
+        if period.alternative:
+            ranks.setdefault((period.operations, period.alternative[0]), []).append(rank)
+    for (operations, other_operations), rank_names in ranks.items():
+        period = periods[rank_names[0]]
+        seconds = period.alternative[1] if period.alternative else 0.0
         yield (
-            f"doubtful: an iteration{of(some)} may have {other:,} operations and take {seconds:.6g} s as well as "
-            f"{operations:,} and {one.iteration_seconds:.6g} s"
+            f"doubtful: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations and take {seconds:.6g} s as well as "
+            f"{operations:,} and {period.iteration_seconds:.6g} s"
         )
-    unsure = [rank for rank, one in found.items() if one.within > SURE_WITHIN]
-    if unsure:
-        one = found[unsure[0]]
+    uncertain = [rank for rank, period in periods.items() if period.relative_error > MAX_RELATIVE_ERROR]
+    if uncertain:
+        period = periods[uncertain[0]]
         yield (
-            f"doubtful: from {len(one.seconds):,} iterations{of(unsure)}, the iteration time may be wrong by "
-            f"{one.within:.1%}"
+            f"doubtful: from {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may be wrong by "
+            f"{period.relative_error:.1%}"
         )
 
 
-def _document(found: dict[str, Period], notes: list[str]) -> Document:
+def _document(periods: dict[str, Period], notes: list[str]) -> Document:
     """Return the document. For several ranks it has the period with the highest confidence and the median iteration
     time.
     """
-    surest = max(found.values(), key=lambda one: one.confidence)
+    most_confident = max(periods.values(), key=lambda period: period.confidence)
     return {
-        "period": surest.operations,
-        "iteration_seconds": median(one.iteration_seconds for one in found.values()),
-        "confidence": surest.confidence,
+        "period": most_confident.operations,
+        "iteration_seconds": median(period.iteration_seconds for period in periods.values()),
+        "confidence": most_confident.confidence,
         "series": [
             {
                 "series": rank,
-                "period": one.operations,
-                "iteration_seconds": one.iteration_seconds,
-                "confidence": one.confidence,
-                "within": one.within,
-                "iterations": len(one.seconds),
-                "other": one.other and {"period": one.other[0], "iteration_seconds": one.other[1]},
+                "period": period.operations,
+                "iteration_seconds": period.iteration_seconds,
+                "confidence": period.confidence,
+                "within": period.relative_error,
+                "iterations": len(period.seconds),
+                "other": period.alternative
+                and {"period": period.alternative[0], "iteration_seconds": period.alternative[1]},
             }
-            for rank, one in found.items()
+            for rank, period in periods.items()
         ],
         "notes": notes,
     }

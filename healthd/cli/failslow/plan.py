@@ -8,24 +8,24 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthd.cli.failslow.analyse import column_flags, columns_of, told_as_sentence
+from healthd.cli.failslow.analyse import column_flags, failslow_errors, requested_columns
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, say
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, write_output
 from healthd.common.text import is_decimal, printable
 
 if TYPE_CHECKING:
-    from healthd.failslow.mitigation.planner import Overheads, Stretch, Taken
-    from healthd.failslow.mitigation.stages import Place
+    from healthd.failslow.mitigation.planner import AppliedAction, Overheads, SlowSpan
+    from healthd.failslow.mitigation.stages import RankPosition
     from healthd.failslow.model import Series
 
 Document = dict[str, Any]
 
-MOST_TEXT = 1 << 20  # bytes of --times FILE
-MOST_GPUS = 1_000_000
-LONGEST_SECONDS = 7 * 86400.0  # of an overhead
+MAX_FILE_BYTES = 1 << 20  # bytes of --times FILE
+MAX_GPUS = 1_000_000
+MAX_OVERHEAD_SECONDS = 7 * 86400.0  # of an overhead
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MOST_SHOWN = 12  # slow spans, groups
-WORDS = {
+MAX_SHOWN = 12  # slow spans, groups
+ACTION_TEXTS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
     "s3": "change the topology",
@@ -33,7 +33,7 @@ WORDS = {
 }
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
@@ -53,44 +53,44 @@ def _split_flags(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: {micro_batches, makespan, even, saved}")
 
 
-def _times(text: str) -> list[float]:
+def _parse_times(text: str) -> list[float]:
     """Return the times of a list or a file. Raises Stop."""
-    where = "--times"
+    source = "--times"
     if os.path.exists(text):
-        where = f"--times {printable(text)}"
+        source = f"--times {printable(text)}"
         try:
             with open(text, "rb") as file:
-                read = file.read(MOST_TEXT + 1)
+                data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise Stop(f"healthd failslow split: {where}: cannot be read: {error.strerror}", UNKNOWN) from None
-        if len(read) > MOST_TEXT:
-            raise Stop(f"healthd failslow split: {where}: is longer than {MOST_TEXT:,} bytes", UNKNOWN)
-        text = read.decode("utf-8", "replace")
-    words = text.replace(",", " ").split()
-    if not words:
-        raise Stop(f"healthd failslow split: {where}: has no number; one time per group is required")
-    for word in words:
-        if not _number(word) > 0 or math.isinf(_number(word)):
+            raise Stop(f"healthd failslow split: {source}: cannot be read: {error.strerror}", UNKNOWN) from None
+        if len(data) > MAX_FILE_BYTES:
+            raise Stop(f"healthd failslow split: {source}: is longer than {MAX_FILE_BYTES:,} bytes", UNKNOWN)
+        text = data.decode("utf-8", "replace")
+    tokens = text.replace(",", " ").split()
+    if not tokens:
+        raise Stop(f"healthd failslow split: {source}: has no number; one time per group is required")
+    for token in tokens:
+        if not _parse_number(token) > 0 or math.isinf(_parse_number(token)):
             raise Stop(
-                f'healthd failslow split: {where}: must be numbers above 0 like 1.0,1.3, or a file, has "'
-                f'{printable(word)[:40]}"'
+                f'healthd failslow split: {source}: must be numbers above 0 like 1.0,1.3, or a file, has "'
+                f'{printable(token)[:40]}"'
             )
-    return [_number(word) for word in words]
+    return [_parse_number(token) for token in tokens]
 
 
 def _split(args: argparse.Namespace) -> int:
-    from healthd.failslow.mitigation.micro_batches import WrongSplit, split
+    from healthd.failslow.mitigation.micro_batches import InvalidSplit, split
 
     if not (is_decimal(args.micro_batches) and len(args.micro_batches) <= 12):
-        given = printable(args.micro_batches)[:40]
-        raise Stop(f'healthd failslow split: --micro-batches: must be a whole number above 0, got "{given}"')
-    times = _times(args.times)
+        text = printable(args.micro_batches)[:40]
+        raise Stop(f'healthd failslow split: --micro-batches: must be a whole number above 0, got "{text}"')
+    times = _parse_times(args.times)
     try:
         found = split(times, int(args.micro_batches))
-    except WrongSplit as why:
-        raise Stop(f"healthd failslow split: {why}") from None
+    except InvalidSplit as error:
+        raise Stop(f"healthd failslow split: {error}") from None
     if args.json:
-        return say(
+        return write_output(
             as_json(
                 {
                     "micro_batches": list(found.micro_batches),
@@ -104,13 +104,13 @@ def _split(args: argparse.Namespace) -> int:
         f"  group {at}: {share} x {time:g} = {share * time:g}\n"
         for at, (share, time) in enumerate(zip(found.micro_batches, times, strict=True))
     ]
-    left = len(rows) - MOST_SHOWN
-    more = f"  and {left:,} more groups (--json has all)\n" if left > 0 else ""
+    hidden = len(rows) - MAX_SHOWN
+    more = f"  and {hidden:,} more groups (--json has all)\n" if hidden > 0 else ""
     head = (
         f"the slowest group takes {found.makespan:g}, {found.even:g} if evenly divided: "
         f"{1 - found.makespan / found.even:.0%} less\n"
     )
-    return say(head + "".join(rows[:MOST_SHOWN]) + more)
+    return write_output(head + "".join(rows[:MAX_SHOWN]) + more)
 
 
 # --- plan
@@ -130,60 +130,61 @@ def _plan_flags(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
-def _overheads(text: str | None) -> Overheads:
+def _parse_overheads(text: str | None) -> Overheads:
     """Parse --overhead. Raises Stop."""
     from healthd.failslow.mitigation.planner import Overheads
 
-    given: dict[str, float] = {}
+    parsed: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, _, value = part.strip().lower().partition("=")
-        seconds = _number(value)
-        if name not in Overheads._fields or name in given or not 0 <= seconds <= LONGEST_SECONDS:
+        seconds = _parse_number(value)
+        if name not in Overheads._fields or name in parsed or not 0 <= seconds <= MAX_OVERHEAD_SECONDS:
             raise Stop(
-                f"healthd failslow plan: --overhead: must be seconds from 0 to {LONGEST_SECONDS:,.0f} like s2=5,s3=60,"
+                f"healthd failslow plan: --overhead: must be seconds from 0 to {MAX_OVERHEAD_SECONDS:,.0f} like s2=5,s3=60,"
                 f's4=600, each once, has "{printable(part)[:40]}"'
             )
-        given[name] = seconds
-    return Overheads(**given)
+        parsed[name] = seconds
+    return Overheads(**parsed)
 
 
-def _gpus(text: str) -> int:
+def _parse_gpus(text: str) -> int:
     """Parse --gpus. Raises Stop."""
-    if is_decimal(text) and len(text) < 10 and 1 <= int(text) <= MOST_GPUS:
+    if is_decimal(text) and len(text) < 10 and 1 <= int(text) <= MAX_GPUS:
         return int(text)
     raise Stop(
-        f'healthd failslow plan: --gpus: must be a whole number from 1 to {MOST_GPUS:,}, got "{printable(text)[:40]}"'
+        f'healthd failslow plan: --gpus: must be a whole number from 1 to {MAX_GPUS:,}, got "{printable(text)[:40]}"'
     )
 
 
-def _places(text: str) -> dict[int, Place]:
+def _parse_layout(text: str) -> dict[int, RankPosition]:
     """Return the position of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
 
     This is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
     """
-    from healthd.failslow.mitigation.stages import MOST_RANKS, Place
+    from healthd.failslow.mitigation.stages import MAX_RANKS, RankPosition
 
-    numbers = [int(word) if is_decimal(word) and len(word) < 6 else 0 for word in text.split("x")]
-    if len(numbers) != 3 or not 1 <= math.prod(numbers) <= MOST_RANKS:
+    numbers = [int(token) if is_decimal(token) and len(token) < 6 else 0 for token in text.split("x")]
+    if len(numbers) != 3 or not 1 <= math.prod(numbers) <= MAX_RANKS:
         raise Stop(
             "healthd failslow plan: --layout: must be stages x data-parallel groups x tensor-parallel ranks like "
-            f'4x8x2, at most {MOST_RANKS:,} ranks, got "{printable(text)[:40]}"'
+            f'4x8x2, at most {MAX_RANKS:,} ranks, got "{printable(text)[:40]}"'
         )
     _, width, depth = numbers
     return {
-        rank: Place(rank // (width * depth), rank // depth % width, rank % depth) for rank in range(math.prod(numbers))
+        rank: RankPosition(rank // (width * depth), rank // depth % width, rank % depth)
+        for rank in range(math.prod(numbers))
     }
 
 
-def _slow_links(text: str | None) -> list[tuple[int, int]]:
+def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
     """Parse --slow-links. Raises Stop."""
     links = []
-    for word in text.split(",") if text is not None else ():
-        ends = word.strip().split("-")
+    for token in text.split(",") if text is not None else ():
+        ends = token.strip().split("-")
         if len(ends) != 2 or not all(is_decimal(end) and len(end) < 10 for end in ends):
             raise Stop(
                 "healthd failslow plan: --slow-links: must be pairs of ranks like 0-4,1-5, has "
-                f'"{printable(word)[:40]}"'
+                f'"{printable(token)[:40]}"'
             )
         links.append((int(ends[0]), int(ends[1])))
     return links
@@ -191,153 +192,160 @@ def _slow_links(text: str | None) -> list[tuple[int, int]]:
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
     """Return the swaps of S3 for ranks that are slow at the end, or None without --layout. Raises Stop."""
-    from healthd.failslow.mitigation.stages import WrongTopology, rearranged
+    from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:
         if links is not None:
             raise Stop("healthd failslow plan: --slow-links needs --layout")
         return None
-    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["series"]})
+    names = sorted({name for span in slow if span["lasts"] for name in span["series"]})
     for name in names:
         if not is_decimal(name) or len(name) > 9:
             raise Stop(f'healthd failslow plan: --layout: the slow series "{printable(name)[:40]}" is not a rank')
     try:
-        found = rearranged(_places(layout), [int(name) for name in names], _slow_links(links))
-    except WrongTopology as error:
+        found = rearrange(_parse_layout(layout), [int(name) for name in names], _parse_slow_links(links))
+    except InvalidTopology as error:
         raise Stop(f"healthd failslow plan: --layout: {error}") from None
     return {
         "stages": list(found.stages),
-        "swaps": [{"a": list(swap.a), "b": list(swap.b), "why": swap.why} for swap in found.swaps],
-        "remains": list(found.remains),
+        "swaps": [{"a": list(swap.a), "b": list(swap.b), "why": swap.reason} for swap in found.swaps],
+        "remains": list(found.limitations),
     }
 
 
 def _plan(args: argparse.Namespace) -> int:
-    columns = columns_of(args, "failslow plan")
+    columns = requested_columns(args, "failslow plan")
     if "" in args.files:
         raise Stop("healthd failslow plan: FILE is empty; name a file")
-    gpus, overheads = _gpus(args.gpus), _overheads(args.overhead)
-    with told_as_sentence("failslow plan"):
-        from healthd.failslow.analysis import judged
-        from healthd.failslow.detect import LASTS
-        from healthd.failslow.mitigation.planner import replayed
-        from healthd.failslow.readers.folder import read
+    gpus, overheads = _parse_gpus(args.gpus), _parse_overheads(args.overhead)
+    with failslow_errors("failslow plan"):
+        from healthd.failslow.analysis import diagnose
+        from healthd.failslow.detect import MIN_SLOW_SAMPLES
+        from healthd.failslow.mitigation.planner import replay
+        from healthd.failslow.readers.folder import read_files
 
-        series, notes, unread, _ = read(args.files, columns)
-        judgement = judged(series)
+        series, notes, unread, _ = read_files(args.files, columns)
+        diagnosis = diagnose(series)
         # After a remedy, the detector needs this many iterations to see the effect.
-        stretches = replayed(series, judgement, gpus, overheads, UNITS[args.unit], 2 * LASTS)
-        told = _document(args.files, series, stretches, gpus, overheads)
+        spans = replay(series, diagnosis, gpus, overheads, UNITS[args.unit], 2 * MIN_SLOW_SAMPLES)
+        document = _document(args.files, series, spans, gpus, overheads)
         notes += [
-            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): no "
+            f"{f'{item.series_kind} {item.series}'.strip()} is slower than its peers throughout ({item.ratio:.2f} x): no "
             "plan, because its healthy time is unknown"
-            for one in judgement.slow_throughout
+            for item in diagnosis.slow_throughout
         ]
-        told["topology"] = _topology(args.layout, args.slow_links, told["slow"])
-        told |= {"notes": [*notes, *judgement.notes], "unread": [dict(one) for one in unread]}
-    status = REFUSED if told["now"]["action"] != "s1" else OK
-    return say(as_json(told) if args.json else "".join(_text(told)), status)
+        document["topology"] = _topology(args.layout, args.slow_links, document["slow"])
+        document |= {"notes": [*notes, *diagnosis.notes], "unread": [dict(item) for item in unread]}
+    status = REFUSED if document["now"]["action"] != "s1" else OK
+    return write_output(as_json(document) if args.json else "".join(_text(document)), status)
 
 
 def _document(
-    files: Sequence[str], series: Sequence[Series], stretches: Sequence[Stretch], gpus: int, overheads: Overheads
+    files: Sequence[str], series: Sequence[Series], spans: Sequence[SlowSpan], gpus: int, overheads: Overheads
 ) -> Document:
-    standing = [one for one in stretches if one.relief is None]
+    active = [item for item in spans if item.relief is None]
     return {
         "files": list(files),
-        "samples": sum(len(one.value) for one in series),
+        "samples": sum(len(item.value) for item in series),
         "gpus": gpus,
         "overhead_seconds": overheads._asdict(),
-        "slow": [_stretch(one) for one in stretches],
-        "lost_gpu_seconds": sum(one.lost for one in stretches),
-        "now": _now(standing[-1] if standing else None),
+        "slow": [_span_document(item) for item in spans],
+        "lost_gpu_seconds": sum(item.lost for item in spans),
+        "now": _current_advice(active[-1] if active else None),
     }
 
 
-def _stretch(one: Stretch) -> Document:
-    from healthd.failslow.report import place, row
+def _span_document(span: SlowSpan) -> Document:
+    from healthd.failslow.report import index_value, row_number
 
     return {
-        "series": list(one.who),
-        "cause": one.cause.value,
-        "onset": place(one.series, one.onset),
-        "onset_index": row(one.series, one.onset),
-        "relief": None if one.relief is None or one.relief >= len(one.series.value) else place(one.series, one.relief),
-        "lasts": one.relief is None,
-        "lost_gpu_seconds": one.lost,
-        "actions": [_taken(one.series, taken) for taken in one.taken],
+        "series": list(span.suspects),
+        "cause": span.cause.value,
+        "onset": index_value(span.series, span.onset),
+        "onset_index": row_number(span.series, span.onset),
+        "relief": None
+        if span.relief is None or span.relief >= len(span.series.value)
+        else index_value(span.series, span.relief),
+        "lasts": span.relief is None,
+        "lost_gpu_seconds": span.lost,
+        "actions": [_action_document(span.series, action) for action in span.actions],
     }
 
 
-def _taken(series: Series, one: Taken) -> Document:
-    from healthd.failslow.report import place, row
+def _action_document(series: Series, applied: AppliedAction) -> Document:
+    from healthd.failslow.report import index_value, row_number
 
     return {
-        "action": one.action.value,
-        "at": place(series, one.at),
-        "at_index": row(series, one.at),
-        "lost_gpu_seconds": one.lost,
-        "overhead_gpu_seconds": one.overhead,
-        "saved_gpu_seconds": one.saved,
+        "action": applied.action.value,
+        "at": index_value(series, applied.position),
+        "at_index": row_number(series, applied.position),
+        "lost_gpu_seconds": applied.lost,
+        "overhead_gpu_seconds": applied.overhead,
+        "saved_gpu_seconds": applied.saved,
     }
 
 
-def _now(one: Stretch | None) -> Document:
+def _current_advice(span: SlowSpan | None) -> Document:
     """Return the advice at the end of the file."""
-    if one is None:
+    if span is None:
         return {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
     return {
-        "action": one.taken[-1].action.value if one.taken else "s1",
+        "action": span.actions[-1].action.value if span.actions else "s1",
         "slow": True,
-        "lost_gpu_seconds": one.state.lost,
-        "next": one.due and {"action": one.due.action.value, "at_gpu_seconds": one.due.at},
+        "lost_gpu_seconds": span.state.lost,
+        "next": span.next_action
+        and {"action": span.next_action.action.value, "at_gpu_seconds": span.next_action.lost_gpu_seconds},
     }
 
 
-def _text(told: Document) -> Iterator[str]:
-    if not told["slow"]:
-        yield f"nothing became slow in {told['samples']:,} samples: there is no remedy to plan\n"
-    for one in told["slow"][:MOST_SHOWN]:
-        who = ", ".join(printable(name) for name in one["series"][:4]) + (", ..." if len(one["series"]) > 4 else "")
-        until = "until now" if one["lasts"] else "until its end" if one["relief"] is None else f"until {one['relief']}"
-        yield (
-            f"slow from {one['onset']} {until}: {who or 'the job'} ({one['cause']}), "
-            f"{_hours(one['lost_gpu_seconds'])} lost\n"
+def _text(document: Document) -> Iterator[str]:
+    if not document["slow"]:
+        yield f"nothing became slow in {document['samples']:,} samples: there is no remedy to plan\n"
+    for span in document["slow"][:MAX_SHOWN]:
+        subjects = ", ".join(printable(name) for name in span["series"][:4]) + (
+            ", ..." if len(span["series"]) > 4 else ""
         )
-        for taken in one["actions"]:
-            saved = taken["saved_gpu_seconds"]
-            less = "so far {} more than it saves" if one["lasts"] else "too late: it costs {} more than it saves"
-            what = f"it could have saved {_hours(saved)}" if saved > 0 else less.format(_hours(-saved))
-            lost, costs = _hours(taken["lost_gpu_seconds"]), _hours(taken["overhead_gpu_seconds"])
-            head = f"  at {taken['at']}: {taken['action'].upper()}, {WORDS[taken['action']]}"
-            yield f"{head}: {lost} lost so far, cost {costs}; {what}\n"
-        if not one["actions"]:
+        until = (
+            "until now" if span["lasts"] else "until its end" if span["relief"] is None else f"until {span['relief']}"
+        )
+        yield (
+            f"slow from {span['onset']} {until}: {subjects or 'the job'} ({span['cause']}), "
+            f"{_hours(span['lost_gpu_seconds'])} lost\n"
+        )
+        for action in span["actions"]:
+            saved = action["saved_gpu_seconds"]
+            loss_text = "so far {} more than it saves" if span["lasts"] else "too late: it costs {} more than it saves"
+            outcome = f"it could have saved {_hours(saved)}" if saved > 0 else loss_text.format(_hours(-saved))
+            lost, costs = _hours(action["lost_gpu_seconds"]), _hours(action["overhead_gpu_seconds"])
+            head = f"  at {action['at']}: {action['action'].upper()}, {ACTION_TEXTS[action['action']]}"
+            yield f"{head}: {lost} lost so far, cost {costs}; {outcome}\n"
+        if not span["actions"]:
             yield "  no remedy was worth its cost\n"
-    left = len(told["slow"]) - MOST_SHOWN
-    if left > 0:
-        yield f"and {left:,} more (--json has all)\n"
-    now, following = told["now"], told["now"]["next"]
-    if now["slow"]:
-        then = ""
+    hidden = len(document["slow"]) - MAX_SHOWN
+    if hidden > 0:
+        yield f"and {hidden:,} more (--json has all)\n"
+    current, following = document["now"], document["now"]["next"]
+    if current["slow"]:
+        next_text = ""
         if following:
-            more = following["at_gpu_seconds"] - now["lost_gpu_seconds"]
+            more = following["at_gpu_seconds"] - current["lost_gpu_seconds"]
             when = f"after a further loss of {_hours(more)}" if more > 0 else "if it does not help"
-            then = f"; then {following['action'].upper()}, {WORDS[following['action']]}, {when}"
-        yield f"now: {now['action'].upper()}, {WORDS[now['action']]}{then}\n"
-    if told["topology"]:
-        yield from _topology_text(told["topology"])
-    yield from (f"note: {printable(note)}\n" for note in told["notes"][:MOST_SHOWN])
+            next_text = f"; then {following['action'].upper()}, {ACTION_TEXTS[following['action']]}, {when}"
+        yield f"now: {current['action'].upper()}, {ACTION_TEXTS[current['action']]}{next_text}\n"
+    if document["topology"]:
+        yield from _topology_text(document["topology"])
+    yield from (f"note: {printable(note)}\n" for note in document["notes"][:MAX_SHOWN])
 
 
 def _topology_text(topology: Document) -> Iterator[str]:
     if not topology["swaps"]:
         yield "S3: no swap of ranks helps\n"
-    for swap in topology["swaps"][:MOST_SHOWN]:
+    for swap in topology["swaps"][:MAX_SHOWN]:
         yield f"S3: swap ranks {_ranks(swap['a'])} and {_ranks(swap['b'])} ({swap['why']})\n"
-    left = len(topology["swaps"]) - MOST_SHOWN
-    if left > 0:
-        yield f"S3: and {left:,} more swaps (--json has all)\n"
-    yield from (f"S3: {sentence}\n" for sentence in topology["remains"][:MOST_SHOWN])
+    hidden = len(topology["swaps"]) - MAX_SHOWN
+    if hidden > 0:
+        yield f"S3: and {hidden:,} more swaps (--json has all)\n"
+    yield from (f"S3: {sentence}\n" for sentence in topology["remains"][:MAX_SHOWN])
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, complain, say
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, write_error, write_output
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from healthd.fleet.ingest import Asked, Came
+    from healthd.fleet.ingest import IngestOptions, IngestResult
 
-_MOST_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
-HOW = 'docs/deploy.md, "Central host", describes the installation'
+_MAX_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
+INSTALL_HINT = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager
-def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
+def fleet_errors(command: str = "healthd fleet") -> Iterator[None]:
     """End the command with a message on errors of the store or a source. command: the command."""
     from healthd.common.errors import HealthdError
 
@@ -29,22 +29,22 @@ def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "healthd").partition(".")[0] == "healthd":
             raise
-        raise Stop(f"{who}: {error.name} is not installed here: {HOW}", UNKNOWN) from None
+        raise Stop(f"{command}: {error.name} is not installed here: {INSTALL_HINT}", UNKNOWN) from None
     except Stop:
         raise
     except HealthdError as error:
-        raise Stop(f"{who}: {error}", UNKNOWN) from None
+        raise Stop(f"{command}: {error}", UNKNOWN) from None
 
 
-def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
+def parse_time(text: str, flag: str, zone: tzinfo | None = None) -> int:
     """Parse a date or time to whole seconds; without a zone in `zone`, or UTC. Raises Stop."""
     from datetime import timezone
 
     from healthd.fleet import times
 
     try:
-        found = times.seconds(text, zone or timezone.utc)
-    except times.NoTime:
+        found = times.parse_seconds(text, zone or timezone.utc)
+    except times.NotATime:
         found = None
     except times.TimeError as error:
         raise Stop(f'healthd fleet: {flag}: "{text}": {error}') from None
@@ -64,8 +64,8 @@ def _ingest_arguments(parser: Parser) -> None:
         parser.add_argument(
             source.flag,
             dest=source.name,
-            metavar=source.what,
-            nargs="*" if source.runs else "+",
+            metavar=source.metavar,
+            nargs="*" if source.runs_without_files else "+",
             action="extend",
             help=source.help.replace("%", "%%"),
         )
@@ -83,51 +83,51 @@ def _ingest_arguments(parser: Parser) -> None:
 
 
 def _ingest(args: argparse.Namespace) -> int:
-    with at_the_centre():
+    with fleet_errors():
         from healthd.fleet.all_sources import ALL
         from healthd.fleet.ingest import ingest
 
-        wanted = [(source, vars(args)[source.name]) for source in ALL if vars(args)[source.name] is not None]
-        if not wanted:
+        requested = [(source, vars(args)[source.name]) for source in ALL if vars(args)[source.name] is not None]
+        if not requested:
             raise Stop(f"healthd fleet ingest: name a source: {', '.join(source.flag for source in ALL)}")
-        for source, files in wanted:
-            if len(files) > 1 and not source.many:
-                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, got {len(files)}")
+        for source, files in requested:
+            if len(files) > 1 and not source.allows_several:
+                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.metavar}, got {len(files)}")
         try:
-            return _told(ingest(args.out, wanted, _asked(args)))
+            return _print_result(ingest(args.out, requested, _ingest_options(args)))
         except KeyboardInterrupt:
-            complain("healthd fleet: stopped; earlier commits are kept, and the same command continues from there")
+            write_error("healthd fleet: stopped; earlier commits are kept, and the same command continues from there")
             raise
 
 
-def _asked(args: argparse.Namespace) -> Asked:
+def _ingest_options(args: argparse.Namespace) -> IngestOptions:
     import time
 
     from healthd.fleet import times
-    from healthd.fleet.ingest import Asked
+    from healthd.fleet.ingest import IngestOptions
 
     try:
-        zone = None if args.timezone is None else times.zone(args.timezone)
+        zone = None if args.timezone is None else times.load_zone(args.timezone)
     except times.TimeError as error:
         raise Stop(f"healthd fleet: --timezone: {error}") from None
-    start = None if args.from_time is None else moment(args.from_time, "--from", zone)
-    end = None if args.to_time is None else moment(args.to_time, "--to", zone)
+    start = None if args.from_time is None else parse_time(args.from_time, "--from", zone)
+    end = None if args.to_time is None else parse_time(args.to_time, "--to", zone)
     if start is not None and end is not None and start >= end:
         raise Stop(f"healthd fleet: --from {args.from_time} is not before --to {args.to_time}")
-    return Asked(int(time.time()), args.cluster, zone, start, end, args.users, args.key)
+    return IngestOptions(int(time.time()), args.cluster, zone, start, end, args.users, args.key)
 
 
-def _told(came: Came) -> int:
-    for source in came.sources:
-        rows, unread = came.unread.rows[source], came.unread.unread[source]
-        say(f"{source}: {f'{rows - unread:,} rows' if rows else 'nothing new'}\n")
-    for sentence in [*came.unread.told(), *came.failed[:_MOST_FAILED]]:
-        complain(sentence)
-    if more := len(came.failed[_MOST_FAILED:]):
-        complain(f"... and {more:,} more that cannot be read")
-    if came.failed:
+def _print_result(result: IngestResult) -> int:
+    for source in result.sources:
+        rows, unread = result.unread.rows[source], result.unread.unread[source]
+        write_output(f"{source}: {f'{rows - unread:,} rows' if rows else 'nothing new'}\n")
+    for sentence in [*result.unread.messages(), *result.failed[:_MAX_FAILED]]:
+        write_error(sentence)
+    if more := len(result.failed[_MAX_FAILED:]):
+        write_error(f"... and {more:,} more that cannot be read")
+    if result.failed:
         return UNKNOWN
-    return REFUSED if came.unread.too_many() else OK
+    return REFUSED if result.unread.is_over_limit() else OK
 
 
 # --- prune
@@ -141,17 +141,17 @@ def _prune_arguments(parser: Parser) -> None:
 def _prune(args: argparse.Namespace) -> int:
     import time
 
-    with at_the_centre():
+    with fleet_errors():
         from healthd.fleet.prune import prune
-        from healthd.fleet.store import writing
+        from healthd.fleet.store import open_for_writing
 
-        before = moment(args.before, "--before")
+        before = parse_time(args.before, "--before")
         if before > time.time():
             raise Stop(f"healthd fleet prune: --before {args.before} is in the future and would remove everything")
-        with writing(args.db) as store:
+        with open_for_writing(args.db) as store:
             removed = prune(store, before)
     lines = [f"{table}: {rows:,} rows removed\n" for table, rows in removed.items() if rows]
-    return say("".join(lines) or f"no rows older than {args.before}\n")
+    return write_output("".join(lines) or f"no rows older than {args.before}\n")
 
 
 COMMANDS = {

@@ -9,15 +9,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet.ingest import at_the_centre, moment
-from healthd.cli.terminal import OK, UNKNOWN, Stop, page, say, stream
+from healthd.cli.fleet.ingest import fleet_errors, parse_time
+from healthd.cli.terminal import OK, UNKNOWN, Stop, page, write_output, write_stream
 
 if TYPE_CHECKING:
-    from healthd.fleet.engine import Answer, Asked, Files
-    from healthd.fleet.questions import Question
+    from healthd.fleet.engine import Files, QueryParameters, QueryResult
+    from healthd.fleet.queries import Query
 
-MOST_ROWS = 500  # printed in a table
-ROWS_AT_ONCE = 1000  # written at once as CSV
+MAX_ROWS = 500  # printed in a table
+CSV_ROWS = 1000  # written at once as CSV
 
 
 def _arguments(parser: Parser) -> None:
@@ -49,10 +49,13 @@ def add_engine(parser: Parser) -> None:
         help="query engine: duckdb (default), Spark on this machine, or a Spark cluster",
     )
     parser.add_argument(
-        "--threads", metavar="N", type=threads, help="number of threads, up to 256 (default: half the cores, at most 4)"
+        "--threads",
+        metavar="N",
+        type=thread_count,
+        help="number of threads, up to 256 (default: half the cores, at most 4)",
     )
     parser.add_argument(
-        "--memory", metavar="MIB", type=memory, help="memory limit, at least 256 (default: 1024 per thread)"
+        "--memory", metavar="MIB", type=memory_mib, help="memory limit, at least 256 (default: 1024 per thread)"
     )
 
 
@@ -63,180 +66,186 @@ def _engine(text: str) -> str:
 
 
 # Every thread is created, even without work for it: 32,000 threads blocked a machine.
-MOST_THREADS = 256
-LEAST_MIB = 256  # less is not enough to open an empty store
+MAX_THREADS = 256
+MIN_MIB = 256  # less is not enough to open an empty store
 
 
-def threads(text: str) -> int:
-    return _whole(text, 1, MOST_THREADS, f"from 1 to {MOST_THREADS}")
+def thread_count(text: str) -> int:
+    return _whole_number(text, 1, MAX_THREADS, f"from 1 to {MAX_THREADS}")
 
 
-def memory(text: str) -> int:
-    return _whole(text, LEAST_MIB, 999_999_999, f"of MiB, from {LEAST_MIB} on")
+def memory_mib(text: str) -> int:
+    return _whole_number(text, MIN_MIB, 999_999_999, f"of MiB, from {MIN_MIB} on")
 
 
-def at_least_zero(text: str) -> int:
-    return _whole(text, 0, 999_999_999, "from 0 on")
+def non_negative(text: str) -> int:
+    return _whole_number(text, 0, 999_999_999, "from 0 on")
 
 
-def at_least_one(text: str) -> int:
-    return _whole(text, 1, 999_999_999, "from 1 on")
+def positive(text: str) -> int:
+    return _whole_number(text, 1, 999_999_999, "from 1 on")
 
 
-def _whole(text: str, least: int, most: int, said: str) -> int:
+def _whole_number(text: str, minimum: int, maximum: int, range_text: str) -> int:
     from healthd.common.text import is_decimal
 
-    if not is_decimal(text) or len(text) > 9 or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f'must be a whole number {said}, got "{text}"')
+    if not is_decimal(text) or len(text) > 9 or not minimum <= int(text) <= maximum:
+        raise argparse.ArgumentTypeError(f'must be a whole number {range_text}, got "{text}"')
     return int(text)
 
 
 def _query(args: argparse.Namespace) -> int:
-    from healthd.fleet.questions import WrongQuestion, built_in
+    from healthd.fleet.queries import InvalidQuery, builtin_queries
 
-    with at_the_centre():
-        there = built_in()
+    with fleet_errors():
+        available = builtin_queries()
         if args.question is None:
-            return _list(there.values())
+            return _print_list(available.values())
         try:
-            return _answer(args, _chosen(args.question, there), there)
-        except WrongQuestion as error:
+            return _print_result(args, _select_query(args.question, available), available)
+        except InvalidQuery as error:
             raise Stop(f"healthd fleet query: {error}") from None
 
 
-def _list(there: Iterable[Question]) -> int:
-    lines = [f"{question.name:20} {question.title}" for question in there]
-    return say("\n".join([*lines, "", "ask: healthd fleet query NAME --db DB; what each means: docs/fleet.md", ""]))
+def _print_list(available: Iterable[Query]) -> int:
+    lines = [f"{query.name:20} {query.title}" for query in available]
+    return write_output(
+        "\n".join([*lines, "", "ask: healthd fleet query NAME --db DB; what each means: docs/fleet.md", ""])
+    )
 
 
-def _chosen(name: str, there: dict[str, Question]) -> Question:
-    from healthd.common.codec import nearest
-    from healthd.fleet.questions import read
+def _select_query(name: str, available: dict[str, Query]) -> Query:
+    from healthd.common.codec import spelling_hint
+    from healthd.fleet.queries import read_file
 
     if "/" in name or name.endswith(".sql"):
-        return read(name)
-    if name not in there:
-        raise Stop(f'healthd fleet query: there is no query "{name}"{nearest(name, there)}')
-    return there[name]
+        return read_file(name)
+    if name not in available:
+        raise Stop(f'healthd fleet query: there is no query "{name}"{spelling_hint(name, available)}')
+    return available[name]
 
 
-def _answer(args: argparse.Namespace, question: Question, there: dict[str, Question]) -> int:
-    from healthd.fleet.engine import Asked
-    from healthd.fleet.questions import needed, parameters
-    from healthd.fleet.store import reading
+def _print_result(args: argparse.Namespace, query: Query, available: dict[str, Query]) -> int:
+    from healthd.fleet.engine import QueryParameters
+    from healthd.fleet.queries import resolve_parameters, with_dependencies
+    from healthd.fleet.store import open_for_reading
     from healthd.fleet.tables import TABLES
 
     if args.db is None:
         raise Stop("healthd fleet query: --db DB is missing")
     engine = str(args.engine)
-    questions = needed(question, there)
-    given = dict(_pair(text) for text in args.param)
-    chosen = parameters(questions, given)
-    with reading(args.db) as snapshot:
+    queries = with_dependencies(query, available)
+    overrides = dict(_parse_pair(text) for text in args.param)
+    values = resolve_parameters(queries, overrides)
+    with open_for_reading(args.db) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-        asked = Asked(*time_asked(args, args.db, files, "healthd fleet query"), chosen)
-        with _answered(args, engine, questions, files, asked) as answer:
+        period_parameters = QueryParameters(*requested_period(args, args.db, files, "healthd fleet query"), values)
+        with _open_result(args, engine, queries, files, period_parameters) as result:
             if args.json:
-                stream(_json(question, engine, asked, answer))
+                write_stream(_json(query, engine, period_parameters, result))
             elif args.as_csv:
-                stream(_csv(answer))
+                write_stream(_csv(result))
             else:
-                _table(question, asked, answer)
+                _table(query, period_parameters, result)
     return OK
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
         raise Stop(f'healthd fleet query: --param: "{text}" is not NAME=VALUE')
     return name, value
 
 
-def time_asked(args: argparse.Namespace, folder: str, files: Files, who: str) -> tuple[int, int]:
+def requested_period(args: argparse.Namespace, folder: str, files: Files, command: str) -> tuple[int, int]:
     """Return [from, to) of --from and --to, or the period that the store covers. command: for messages. Raises Stop."""
-    from healthd.fleet.engine import NUMBERS, times_known
+    from healthd.fleet.engine import NUMBER_COUNT, covered_period
 
     if not any(files.values()):
-        raise Stop(f"{who}: {folder}: the store is empty: fill it with healthd fleet ingest --out", UNKNOWN)
-    begin = None if args.from_time is None else moment(args.from_time, "--from")
-    end = None if args.to_time is None else moment(args.to_time, "--to")
+        raise Stop(f"{command}: {folder}: the store is empty: fill it with healthd fleet ingest --out", UNKNOWN)
+    begin = None if args.from_time is None else parse_time(args.from_time, "--from")
+    end = None if args.to_time is None else parse_time(args.to_time, "--to")
     if begin is None or end is None:
-        known = times_known(files)
-        if known is None:
-            raise Stop(f"{who}: {folder}: the store has no times: add --from and --to", UNKNOWN)
-        begin, end = known[0] if begin is None else begin, known[1] if end is None else end
+        covered = covered_period(files)
+        if covered is None:
+            raise Stop(f"{command}: {folder}: the store has no times: add --from and --to", UNKNOWN)
+        begin, end = covered[0] if begin is None else begin, covered[1] if end is None else end
     if begin >= end:
-        raise Stop(f"{who}: {_when(begin)} (--from) is not before {_when(end)} (--to)")
-    if end - begin > (NUMBERS - 1) * 86400:
-        raise Stop(f"{who}: from {_when(begin)} to {_when(end)} is too long: at most {NUMBERS - 1} days")
+        raise Stop(f"{command}: {_format_time(begin)} (--from) is not before {_format_time(end)} (--to)")
+    if end - begin > (NUMBER_COUNT - 1) * 86400:
+        raise Stop(
+            f"{command}: from {_format_time(begin)} to {_format_time(end)} is too long: at most {NUMBER_COUNT - 1} days"
+        )
     return begin, end
 
 
-def _when(seconds: int) -> str:
-    from healthd.fleet.table import cell
+def _format_time(seconds: int) -> str:
+    from healthd.fleet.table import format_cell
 
-    return cell("time", seconds)
+    return format_cell("time", seconds)
 
 
-def _answered(
-    args: argparse.Namespace, engine: str, questions: Sequence[Question], files: Files, asked: Asked
-) -> AbstractContextManager[Answer]:
+def _open_result(
+    args: argparse.Namespace, engine: str, queries: Sequence[Query], files: Files, period_parameters: QueryParameters
+) -> AbstractContextManager[QueryResult]:
     from healthd.fleet import engine as duck
 
     threads = args.threads or duck.THREADS
     memory = args.memory or 1024 * threads
     if engine == "duckdb":
-        return duck.answered(questions, files, asked, threads, memory)
+        return duck.run_queries(queries, files, period_parameters, threads, memory)
     from healthd.fleet import spark
 
-    return spark.answered(questions, files, asked, engine, threads, memory)
+    return spark.run_queries(queries, files, period_parameters, engine, threads, memory)
 
 
-def _json(question: Question, engine: str, asked: Asked, answer: Answer) -> Iterator[str]:
+def _json(query: Query, engine: str, period_parameters: QueryParameters, result: QueryResult) -> Iterator[str]:
     """Yield the JSON of a result, one row per line: docs/fleet.md, "As JSON"."""
     import json
 
     head = {
-        "question": question.name or question.path,
+        "question": query.name or query.path,
         "engine": engine,
-        "from_time": asked.from_time,
-        "to_time": asked.to_time,
-        "parameters": dict(asked.parameters),
-        "columns": answer.columns,
+        "from_time": period_parameters.from_time,
+        "to_time": period_parameters.to_time,
+        "parameters": dict(period_parameters.values),
+        "columns": result.columns,
     }
     yield json.dumps(head, indent=2).removesuffix("\n}") + ',\n  "rows": ['
-    mark = "\n"
-    for row in answer.rows:
-        yield mark + "    " + json.dumps(dict(zip(answer.columns, row, strict=True)))
-        mark = ",\n"
+    separator = "\n"
+    for row in result.rows:
+        yield separator + "    " + json.dumps(dict(zip(result.columns, row, strict=True)))
+        separator = ",\n"
     yield "\n  ]\n}\n"
 
 
-def _csv(answer: Answer) -> Iterator[str]:
+def _csv(result: QueryResult) -> Iterator[str]:
     import csv
     import io
 
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow(answer.columns)
-    while some := list(islice(answer.rows, ROWS_AT_ONCE)):
-        writer.writerows(some)
-        yield made.getvalue()
-        made.seek(0)
-        made.truncate()
-    yield made.getvalue()
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(result.columns)
+    while batch := list(islice(result.rows, CSV_ROWS)):
+        writer.writerows(batch)
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+    yield buffer.getvalue()
 
 
-def _table(question: Question, asked: Asked, answer: Answer) -> None:
-    from healthd.fleet.table import table
+def _table(query: Query, period_parameters: QueryParameters, result: QueryResult) -> None:
+    from healthd.fleet.table import format_table
 
-    rows = list(islice(answer.rows, MOST_ROWS + 1))
-    said = [f"{question.title}\n"] if question.title else []
-    said.append(f"from {_when(asked.from_time)} to {_when(asked.to_time)} UTC\n\n")
-    said.append(table(answer.columns, rows[:MOST_ROWS], page()) if rows else "no rows\n")
-    if len(rows) > MOST_ROWS:
-        said.append(f"the first {MOST_ROWS} rows; --csv and --json have all\n")
-    say("".join(said))
+    rows = list(islice(result.rows, MAX_ROWS + 1))
+    parts = [f"{query.title}\n"] if query.title else []
+    parts.append(
+        f"from {_format_time(period_parameters.from_time)} to {_format_time(period_parameters.to_time)} UTC\n\n"
+    )
+    parts.append(format_table(result.columns, rows[:MAX_ROWS], page()) if rows else "no rows\n")
+    if len(rows) > MAX_ROWS:
+        parts.append(f"the first {MAX_ROWS} rows; --csv and --json have all\n")
+    write_output("".join(parts))
 
 
 COMMANDS = {

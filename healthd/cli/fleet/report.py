@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet.answers import CHOICES, at_the_store, memory_limit, price, store_flags
-from healthd.cli.fleet.compare import compared
-from healthd.cli.fleet.ingest import at_the_centre
-from healthd.cli.terminal import OK, UNKNOWN, Stop, json_texts, page, say, stream
+from healthd.cli.fleet.answers import CHOICES, add_store_flags, memory_limit, parse_price, study_or_exit
+from healthd.cli.fleet.compare import compare_document
+from healthd.cli.fleet.ingest import fleet_errors
+from healthd.cli.terminal import OK, UNKNOWN, Stop, json_pieces, page, write_output, write_stream
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # For scipy, the drawing program and all documents. Without this reserve the report of 4 million jobs took 1,185 MiB
 # with a limit of 1,024.
-BESIDE_MIB = 320
+OTHER_MIB = 320
 
 
 def _arguments(parser: Parser) -> None:
-    store_flags(parser)
+    add_store_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="directory of report.html; created if missing")
-    parser.add_argument("--price", metavar="P", type=price, help="price of a GPU-hour; shows losses in money too")
+    parser.add_argument("--price", metavar="P", type=parse_price, help="price of a GPU-hour; shows losses in money too")
     parser.add_argument(
         "--sla", metavar="PERCENT", type=_percent, help="share of time that nodes should be up, like 99.5"
     )
@@ -55,37 +55,37 @@ def _percent(text: str) -> float:
 def _report(args: argparse.Namespace) -> int:
     if args.out is None and not args.json:
         raise Stop("healthd fleet report: --out DIR is missing (or use --json)")
-    with at_the_centre():
+    with fleet_errors():
         from healthd.common.ownership import Untrusted
         from healthd.common.page import plural
         from healthd.fleet import report
 
-        those = report.parts(args.price, args.sla, args.nccl, _compared(args))
-        with at_the_store(args, BESIDE_MIB) as study:
-            found = report.answers(study, those, memory_limit(args))
-            documents = report.document(study, found)
+        selected = report.report_chapters(args.price, args.sla, args.nccl, _precomputed_comparison(args))
+        with study_or_exit(args, OTHER_MIB) as study:
+            computed = report.compute_answers(study, selected, memory_limit(args))
+            documents = report.report_document(study, computed)
             flags = _flags(args, _time(study.from_time), _time(study.to_time))
         written = ""
         if args.out is not None:
-            html = report.html(documents, those, flags, *_made_by(), report.assets())
+            html = report.report_html(documents, selected, flags, *_origin(), report.load_assets())
             try:
-                written = report.write(args.out, html)
+                written = report.write_report(args.out, html)
             except Untrusted as error:
-                raise Stop(f"healthd fleet report: --out: {error.at(args.out)}", UNKNOWN) from None
+                raise Stop(f"healthd fleet report: --out: {error.with_context(args.out)}", UNKNOWN) from None
             except OSError as error:
                 raise Stop(f"healthd fleet report: --out {args.out}: {error.strerror or error}", UNKNOWN) from None
-    for name, why in found.failed.items():
+    for name, why in computed.failed.items():
         print(f"healthd fleet report: {name}: {why}", file=sys.stderr)
-    status = UNKNOWN if found.failed else OK
+    status = UNKNOWN if computed.failed else OK
     if args.json:
-        stream(json_texts(documents))
+        write_stream(json_pieces(documents))
         return status
-    wide = page()
-    lines = [line for sentence in documents["report"]["opening"] for line in wide.item(sentence)]
-    return say("\n".join([*lines, "", f"{written}: {plural(len(those), 'chapter')}", ""]), status)
+    terminal_page = page()
+    lines = [line for sentence in documents["report"]["opening"] for line in terminal_page.item(sentence)]
+    return write_output("\n".join([*lines, "", f"{written}: {plural(len(selected), 'chapter')}", ""]), status)
 
 
-def _compared(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
+def _precomputed_comparison(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
     """Compare before the store is opened for the chapters, because the memory limit applies to one reader at a time.
 
     Returns the arguments of the same `healthd fleet compare`, and a function that returns its document or raises its
@@ -100,7 +100,7 @@ def _compared(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | 
         return None
     arguments = f"{shlex.join(args.compare)} {_flags(args, args.from_time, args.to_time)}".rstrip()
     try:
-        document = compared(args, *args.compare)
+        document = compare_document(args, *args.compare)
     except (StoreError, Unanswerable) as error:
         return arguments, partial(_raise, error)
     return arguments, lambda: document
@@ -126,15 +126,15 @@ def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _made_by() -> tuple[str, str]:
+def _origin() -> tuple[str, str]:
     """Return a sentence on the version and time, and the command line."""
     import shlex
     import time
 
     from healthd import __version__
 
-    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return f"Made by healthd {__version__} on {now}:", shlex.join(["healthd", *sys.argv[1:]])
+    made_time = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return f"Made by healthd {__version__} on {made_time}:", shlex.join(["healthd", *sys.argv[1:]])
 
 
 COMMANDS = {

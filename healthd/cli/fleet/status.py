@@ -6,8 +6,8 @@ import argparse
 from functools import partial
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet.ingest import at_the_centre
-from healthd.cli.terminal import Stop, json_texts, page, say, stream
+from healthd.cli.fleet.ingest import fleet_errors
+from healthd.cli.terminal import Stop, json_pieces, page, write_output, write_stream
 
 VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
 SECONDS = 30.0  # per query: a person is waiting
@@ -29,10 +29,10 @@ def _arguments(parser: Parser) -> None:
         "--ca-file", metavar="FILE", default="", help="CA certificates to trust in addition to the system's"
     )
     parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID header, for Mimir")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--drained", action="store_true", help="only drained nodes, no matter who drained them")
-    shown.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
-    shown.add_argument("--all", action="store_true", help="list healthy nodes one by one too")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--drained", action="store_true", help="only drained nodes, no matter who drained them")
+    selection.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
+    selection.add_argument("--all", action="store_true", help="list healthy nodes one by one too")
     parser.add_argument(
         "--sort",
         choices=("worst", "since", "node"),
@@ -45,27 +45,27 @@ def _arguments(parser: Parser) -> None:
 def _status(args: argparse.Namespace) -> int:
     import os
 
-    with at_the_centre("healthd fleet status"):
-        from healthd.fleet.sources.prometheus_server import ServerError, ask, server
+    with fleet_errors("healthd fleet status"):
+        from healthd.fleet.sources.prometheus_server import ServerError, parse_server, query_server
         from healthd.fleet.status import text
-        from healthd.fleet.status.queries import read
+        from healthd.fleet.status.queries import read_fleet
 
         url = args.prometheus or os.environ.get(VARIABLE) or DEFAULT
         try:
-            at = server(url, args.tenant, args.token_file, args.basic_file, args.ca_file)
+            prometheus_server = parse_server(url, args.tenant, args.token_file, args.basic_file, args.ca_file)
         except ServerError as error:
             raise Stop(f"healthd fleet status: {url}: {error}") from None
         try:
-            fleet = read(partial(ask, at, seconds=SECONDS), args.job)
+            fleet = read_fleet(partial(query_server, prometheus_server, timeout_seconds=SECONDS), args.job)
         except ServerError as error:
             hint = "" if args.prometheus or os.environ.get(VARIABLE) else "; set --prometheus URL"
-            raise ServerError(f"{at.url}: {error}{hint}") from None
-        nodes = text.chosen(fleet, args.drained, args.problems, args.sort)
-        ends = text.status(fleet)
+            raise ServerError(f"{prometheus_server.url}: {error}{hint}") from None
+        nodes = text.select_nodes(fleet, args.drained, args.problems, args.sort)
+        status = text.exit_status(fleet)
     if args.json:
-        stream(json_texts(text.document(fleet, nodes)))
-        return ends
-    return say(text.text(fleet, nodes, page(), args.all), ends)
+        write_stream(json_pieces(text.fleet_document(fleet, nodes)))
+        return status
+    return write_output(text.fleet_text(fleet, nodes, page(), args.all), status)
 
 
 COMMANDS = {

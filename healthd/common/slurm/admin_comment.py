@@ -18,23 +18,23 @@ MAX_BYTES = 999  # the maximum that is read back; a longer comment is neither wr
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-def admin_comment(found: str, node: str, reason: str, fault_time: float, job_start: float) -> str:
+def admin_comment(current: str, node: str, reason: str, fault_time: float, job_start: float) -> str:
     """Return the new comment for a job whose comment is `current`.
 
     Returns `current` if it already has the entry of this run, or if there is no room. `reason` is that of the drain,
     "healthd: ..."; the times are epoch seconds.
     """
-    own = regex(
+    own_pattern = regex(
         rf"(?:^|{SEPARATOR})healthd: node {re.escape(node)}: .*? at (\d{{4}}-\d\d-\d\dT[\d:]{{8}}Z)(?={SEPARATOR}|$)"
     )
-    last = own.search(found)
+    last = own_pattern.search(current)
     if last and _seconds(last[1]) >= int(job_start):
-        return found
-    others = own.sub("", found).removeprefix(SEPARATOR)
+        return current
+    foreign_text = own_pattern.sub("", current).removeprefix(SEPARATOR)
     when = datetime.fromtimestamp(fault_time, timezone.utc).strftime(_TIME)
-    words = f"healthd: node {node}: {reason.removeprefix('healthd: ')} at {when}"
-    new = f"{others}{SEPARATOR}{words}" if others else words
-    return new if len(new.encode()) <= MAX_BYTES else found
+    text = f"healthd: node {node}: {reason.removeprefix('healthd: ')} at {when}"
+    new = f"{foreign_text}{SEPARATOR}{text}" if foreign_text else text
+    return new if len(new.encode()) <= MAX_BYTES else current
 
 
 def _seconds(text: str) -> float:

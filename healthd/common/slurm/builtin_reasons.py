@@ -83,9 +83,9 @@ _PATTERNS = {
     Group.ADDRESS: r"NO NETWORK ADDRESS FOUND",
     Group.INTERNAL: r"Bad core count|switch_g_job_postfini failed",
 }
-_KNOWN = {group: regex(pattern) for group, pattern in _PATTERNS.items()}
+_COMPILED = {group: regex(pattern) for group, pattern in _PATTERNS.items()}
 # Beginnings of the reasons that do not fit into `sinfo -R`.
-_CUT = (
+_TRUNCATED = (
     ("Node unexpectedly rebooted", Group.REBOOTED),
     ("Node silently failed and came back", Group.REBOOTED),
     ("Kill task failed (JobId=", Group.UNKILLABLE),
@@ -105,36 +105,38 @@ _CUT = (
     ("Failed to parse dynamic_conf nodeline", Group.REGISTRATION),
 )
 # Reasons set by a command of an operator.
-_BY_PEOPLE = frozenset({Group.REBOOT, Group.POWER})
+_REQUESTED = frozenset({Group.REBOOT, Group.POWER})
 
 
-def without_appended(reason: str) -> str:
+def strip_appended(reason: str) -> str:
     """Return the reason without the suffixes that Slurm appended."""
     while reason.endswith(APPENDED):
         reason = reason[: reason.rindex(" : ")]
     return reason
 
 
-def group_of(reason: str) -> Group | None:
+def reason_group(reason: str) -> Group | None:
     """Return the group of a complete reason of Slurm; None for any other. Appended suffixes are ignored."""
-    words = without_appended(reason)
-    return next((group for group, pattern in _KNOWN.items() if pattern.fullmatch(words)), None)
+    text = strip_appended(reason)
+    return next((group for group, pattern in _COMPILED.items() if pattern.fullmatch(text)), None)
 
 
-def group_of_shown(shown: str) -> Group | None:
+def copied_reason_group(text: str) -> Group | None:
     """Return the group of a copied reason: a complete one, or the beginning of one that `sinfo -R` truncated."""
-    found = group_of(shown)
-    if found or len(shown) != SINFO_R_BYTES:
+    found = reason_group(text)
+    if found or len(text) != SINFO_R_BYTES:
         return found
-    if regex(r"gres/[\w:.-]+ (?:count|type) [ \w(<)]*").fullmatch(shown + " "):
+    if regex(r"gres/[\w:.-]+ (?:count|type) [ \w(<)]*").fullmatch(text + " "):
         return Group.REGISTRATION
-    return next((group for whole, group in _CUT if whole.startswith(shown) or shown.startswith(whole)), None)
+    return next(
+        (group for full_text, group in _TRUNCATED if full_text.startswith(text) or text.startswith(full_text)), None
+    )
 
 
-def is_slurms_own(reason: str) -> bool:
+def is_set_by_slurm(reason: str) -> bool:
     """Return True if Slurm set this reason by itself, without a command of an operator."""
-    group = group_of(reason)
-    return group is not None and group not in _BY_PEOPLE
+    group = reason_group(reason)
+    return group is not None and group not in _REQUESTED
 
 
 def replaces_drain_reason(reason: str) -> bool:
@@ -143,4 +145,4 @@ def replaces_drain_reason(reason: str) -> bool:
     slurmstepd does so after a task survived SIGKILL for UnkillableStepTimeout, and slurmctld from 24.11 on after a
     registration with less than slurm.conf has. "Prolog error" and "Epilog error" leave the reason of a drained node.
     """
-    return group_of(reason) in (Group.UNKILLABLE, Group.REGISTRATION)
+    return reason_group(reason) in (Group.UNKILLABLE, Group.REGISTRATION)

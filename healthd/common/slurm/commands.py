@@ -36,7 +36,7 @@ FLEET_COLUMNS = (
 )
 # The whole Reason, up to 16 KiB.
 REASON_COLUMNS = (("Nodes", 9), ("Reason", 16384))
-OUT_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
+DRAINED_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
 class Command(Value, frozen=True):
@@ -84,9 +84,9 @@ def fleet() -> Argv:
     return ("sinfo", "-h", "-a", "-O", column_format(FLEET_COLUMNS))
 
 
-def out() -> Argv:
+def drained_nodes() -> Argv:
     """Return the query of DRAINED_COLUMNS for the drained and down nodes, one record for each partition of a node."""
-    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(OUT_COLUMNS))
+    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(DRAINED_COLUMNS))
 
 
 def all_partitions() -> Argv:
@@ -127,24 +127,24 @@ done | sort -u | xargs -r -d '\\n' sed -s '' | head -c "$1"
 """
 
 
-def gres_conf(most_bytes: int) -> Argv:
+def gres_conf(max_bytes: int) -> Argv:
     """Return a command that prints gres.conf. It is a command with a deadline, because the folder may be on a network
     file system.
     """
-    return ("sh", "-c", _GRES_CONF, "sh", str(most_bytes))
+    return ("sh", "-c", _GRES_CONF, "sh", str(max_bytes))
 
 
-def shown(text: str) -> str:
+def printable_argument(text: str) -> str:
     """Return an argument of a command for a log or the stream: one line, without lone surrogates."""
     return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
-def change_of(argv: Argv) -> tuple[str, str]:
+def describe_change(argv: Argv) -> tuple[str, str]:
     """Return the change by a command: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
     if argv[1] in ("requeue", "requeuehold"):
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
-        return "drain", shown(argv[-1].removeprefix("Reason="))
+        return "drain", printable_argument(argv[-1].removeprefix("Reason="))
     return ("resume", "") if "State=UNDRAIN" in argv else ("", "")
 
 
@@ -169,8 +169,8 @@ def comment(job_name: str, text: str) -> Argv:
     return ("scontrol", "update", f"JobId={job_name}", f"AdminComment={text}")
 
 
-def requeue(job_name: str, held: bool) -> Argv:
+def requeue(job_name: str, hold: bool) -> Argv:
     """Return the command that requeues a job only if it has not ended ("incomplete"); otherwise an ended job would run
     again.
     """
-    return ("scontrol", "requeuehold" if held else "requeue", "incomplete", job_name)
+    return ("scontrol", "requeuehold" if hold else "requeue", "incomplete", job_name)

@@ -24,36 +24,36 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
     A changed Reason resets Slurm's time stamp. Call `names_worst_cause` first, and set a new Reason only for another
     worst cause. `note`: text for its end.
     """
-    more = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
-    start = head(causes[0])
-    room = MAX_CHARACTERS - len(start) - len(more)
-    return start + (_cut(_line(causes[0].message), room) or "found") + more
+    suffix = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
+    start = reason_start(causes[0])
+    room = MAX_CHARACTERS - len(start) - len(suffix)
+    return start + (_truncate(_ascii_line(causes[0].message), room) or "found") + suffix
 
 
-def head(cause: Condition) -> str:
+def reason_start(cause: Condition) -> str:
     """Return the start of the Reason, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
-    return f"healthd: {_cut(_word(cause.code), 80)}{' ' if cause.subject else ''}{_cut(_word(cause.subject), 120)}: "
+    return f"healthd: {_truncate(_escape(cause.code), 80)}{' ' if cause.subject else ''}{_truncate(_escape(cause.subject), 120)}: "
 
 
 def parse_reason(text: str) -> tuple[str, str] | None:
     """Return (code, part) of a Reason that `reason` made, None for any other."""
     found = _HEAD.match(text)
-    return (_unword(found["code"]), _unword(found["part"] or "")) if found else None
+    return (_unescape(found["code"]), _unescape(found["part"] or "")) if found else None
 
 
-def still_says(text: str, causes: Sequence[Condition]) -> bool:
+def names_worst_cause(text: str, causes: Sequence[Condition]) -> bool:
     """Return True if the Reason names one of the worst of these causes, so that it need not change."""
     worst = max((cause.severity for cause in causes), default=None)
-    return any(text.startswith(head(cause)) for cause in causes if cause.severity == worst)
+    return any(text.startswith(reason_start(cause)) for cause in causes if cause.severity == worst)
 
 
-def _line(text: str) -> str:
+def _ascii_line(text: str) -> str:
     """Return the text as one line of printable ASCII; scontrol strips a double quote at either end."""
     ascii_only = text.encode("ascii", "replace").decode().replace('"', "'")
     return regex(r"[^!-~]+").sub(" ", ascii_only).strip()
 
 
-def _word(text: str) -> str:
+def _escape(text: str) -> str:
     """Return the text with blanks and quotes as %20 and the like; reversible."""
     return "".join(c if "!" <= c <= "~" and c not in '%"' else _percent(c) for c in text)
 
@@ -63,10 +63,10 @@ def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", errors))
 
 
-def _unword(word: str) -> str:
-    escaped = regex(r"%([0-9A-F]{2})").sub(lambda m: chr(int(m[1], 16)), word)
+def _unescape(text: str) -> str:
+    escaped = regex(r"%([0-9A-F]{2})").sub(lambda m: chr(int(m[1], 16)), text)
     return escaped.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
-def _cut(text: str, room: int) -> str:
+def _truncate(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 3] + "..."

@@ -22,9 +22,9 @@ from healthd.common.slurm.hostlist import HostListError, contains, expand, expan
 from healthd.common.text import is_decimal, regex
 
 # GPUs of this node that Slurm allocated to a job: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
-Given: TypeAlias = "tuple[str, ...]"
+AllocatedGpus: TypeAlias = "tuple[str, ...]"
 
-MOST = 1024  # more than any node has, MIG devices included
+MAX_GPUS = 1024  # more than any node has, MIG devices included
 SHARES = ("mps", "shard")
 _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
 # src/api/job_info.c: slurm_sprint_job_info()
@@ -34,7 +34,7 @@ _NUMBERS = regex(r"[0-9,-]+")
 _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
-def gpus_of_node(gres: str) -> int | None:
+def count_gpus(gres: str) -> int | None:
     """Return the number of gres/gpu that Slurm allocates to jobs, from sinfo's Gres ("gpu:h100:8(S:0-1),shard:32").
 
     GPUs marked no_consume are not counted: Slurm gives them to every job. None: the text is no Gres or has no number.
@@ -43,26 +43,26 @@ def gpus_of_node(gres: str) -> int | None:
         return 0
     total = 0
     entries = list(_entries(gres))
-    for name, words, _ in entries:
+    for name, parts, _ in entries:
         if name == "gpu":
-            if "no_consume" in words:
+            if "no_consume" in parts:
                 continue
-            if not words or not regex("[0-9]{1,4}").fullmatch(words[-1]):
+            if not parts or not regex("[0-9]{1,4}").fullmatch(parts[-1]):
                 return None
-            total += int(words[-1])
+            total += int(parts[-1])
     return total if entries else None
 
 
-def gpus_of_one_type(gres: str) -> int | None:
+def count_single_type_gpus(gres: str) -> int | None:
     """Return the number of GPUs if one entry names all of them, else None.
 
     sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in two
     orders.
     """
-    return gpus_of_node(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
+    return count_gpus(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
 
 
-def given_in(text: str, job_id: str, node: str) -> Given | None:
+def parse_job_gpus(text: str, job_id: str, node: str) -> AllocatedGpus | None:
     """Return the GPUs of the job on this node from `scontrol -d -o show job`; None if they are missing or ambiguous.
 
     A job's name, comment and features are in the same record. They may contain newlines and any text, which makes the
@@ -72,46 +72,46 @@ def given_in(text: str, job_id: str, node: str) -> Given | None:
     groups = {head[1] for head in heads}
     if len(heads) > 1 and (len(groups) > 1 or None in groups):
         return None
-    found = [text[start:end] for start, end in pairwise([*(head.start() for head in heads), len(text)])]
-    of_job = [record for record in found if record.startswith(f"JobId={job_id} ")]
-    if len(of_job) != 1:
+    records = [text[start:end] for start, end in pairwise([*(head.start() for head in heads), len(text)])]
+    job_records = [record for record in records if record.startswith(f"JobId={job_id} ")]
+    if len(job_records) != 1:
         return None
-    here = [gres for hosts, gres in _DETAIL.findall(of_job[0]) if _is_named(node, hosts)]
-    return _numbers(here[0]) if len(here) == 1 else None
+    node_gres = [gres for hosts, gres in _DETAIL.findall(job_records[0]) if _is_named(node, hosts)]
+    return _numbers(node_gres[0]) if len(node_gres) == 1 else None
 
 
-def told_by_prolog(text: str, job_id: str) -> Given | None:
+def parse_prolog_file(text: str, job_id: str) -> AllocatedGpus | None:
     """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". None: empty, or
     another job.
 
     Without numbers the GPUs are unknown: Slurm passes no number for a GPU without a device file in gres.conf.
     """
-    words = text.split()
-    if not 2 <= len(words) <= 3 or words[0] != job_id:
+    parts = text.split()
+    if not 2 <= len(parts) <= 3 or parts[0] != job_id:
         return None
-    numbers = words[1].split(",")
-    uuids = words[2].split(",") if len(words) == 3 else []
-    if len(numbers) > MOST or not all(regex("[0-9]{1,4}").fullmatch(number) for number in numbers):
+    numbers = parts[1].split(",")
+    uuids = parts[2].split(",") if len(parts) == 3 else []
+    if len(numbers) > MAX_GPUS or not all(regex("[0-9]{1,4}").fullmatch(number) for number in numbers):
         return None
     # With AutoDetect=nvml CUDA_VISIBLE_DEVICES has UUIDs (gres_common_prep_set_env()), which need no order.
-    named = len(uuids) == len(numbers) and all(_UUID.fullmatch(uuid) for uuid in uuids)
-    return tuple(uuids if named else numbers)
+    has_uuids = len(uuids) == len(numbers) and all(_UUID.fullmatch(uuid) for uuid in uuids)
+    return tuple(uuids if has_uuids else numbers)
 
 
 def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield name, the values after colons, and the text in parentheses. Yields nothing if the text is not such
     a list.
     """
-    found, at = [], 0
-    while match := _ENTRY.match(gres, at):
+    found, offset = [], 0
+    while match := _ENTRY.match(gres, offset):
         found.append((match[1], match[2].split(":")[1:], match[3]))
         if match.end() == len(gres) and not gres.endswith(","):
             yield from found
             return
-        at = match.end()
+        offset = match.end()
 
 
-def _numbers(gres: str) -> Given | None:
+def _numbers(gres: str) -> AllocatedGpus | None:
     """Parse the GPU numbers of a job's GRES.
 
     "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
@@ -121,33 +121,33 @@ def _numbers(gres: str) -> Given | None:
         return ()
     numbers: set[int] = set()
     entries = list(_entries(gres))
-    for name, words, detail in entries:
-        if name not in ("gpu", *SHARES) or words[-1:] == ["0"]:
+    for name, parts, detail in entries:
+        if name not in ("gpu", *SHARES) or parts[-1:] == ["0"]:
             continue
-        found = _of_detail(detail or "")
+        found = _parse_detail(detail or "")
         if not found:
             return None
         numbers |= found
     return tuple(map(str, sorted(numbers))) if entries else None
 
 
-def _of_detail(detail: str) -> set[int] | None:
+def _parse_detail(detail: str) -> set[int] | None:
     if detail.startswith("IDX:"):
-        return numbers_in(detail.removeprefix("IDX:"))
+        return parse_numbers(detail.removeprefix("IDX:"))
     if regex("[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*").fullmatch(detail):
         return {i for i, share in enumerate(detail.split(",")) if int(share.partition("/")[0])}
     return None
 
 
-def numbers_in(text: str) -> set[int] | None:
+def parse_numbers(text: str) -> set[int] | None:
     """Return the numbers of "0,3-5", or None if the text is anything else or has a number that no node reaches."""
     if not _NUMBERS.fullmatch(text):
         return None
     try:
-        found = set(map(int, expand(f"[{text}]", MOST)))
+        found = set(map(int, expand(f"[{text}]", MAX_GPUS)))
     except HostListError:
         return None
-    return found if max(found) < MOST else None
+    return found if max(found) < MAX_GPUS else None
 
 
 def _is_named(node: str, hosts: str) -> bool:
@@ -161,7 +161,7 @@ def _is_named(node: str, hosts: str) -> bool:
 # --- the matching GPUs of the inventory
 
 
-def in_slurms_order(slurms: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
+def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
     """Return the PCI address for each of Slurm's GPU numbers; None if a number is ambiguous.
 
     The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are equal: PCI
@@ -178,18 +178,20 @@ def in_slurms_order(slurms: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] 
     if len({bool(gpu.mig) for gpu in gpus}) > 1:
         return None
     order = tuple(gpu.pci for gpu in by_pci for _ in range(max(len(gpu.mig), 1)))
-    return order if order and len(order) == slurms else None
+    return order if order and len(order) == slurm_count else None
 
 
-def parents(gpus: Sequence[Gpu]) -> dict[str, str]:
+def pci_by_uuid(gpus: Sequence[Gpu]) -> dict[str, str]:
     """Return UUID of a GPU or MIG device -> PCI address of the GPU."""
     return {uuid: gpu.pci for gpu in gpus for uuid in (gpu.uuid, *gpu.mig) if uuid}
 
 
-def pci_of(given: Given, order: Sequence[str] | None, by_uuid: Mapping[str, str]) -> frozenset[str] | None:
+def pci_addresses(
+    allocated: AllocatedGpus, order: Sequence[str] | None, by_uuid: Mapping[str, str]
+) -> frozenset[str] | None:
     """Return the PCI addresses of allocated GPUs, also for MIG devices and shares; None if one is not known."""
     found = set()
-    for word in given:
+    for word in allocated:
         if is_decimal(word):
             pci = order[int(word)] if order is not None and int(word) < len(order) else ""
         else:  # drivers before R470 name a MIG device MIG-GPU-.../INSTANCE/INSTANCE (gpu_nvml.c: _nvml_use_mig_uuid())
@@ -203,13 +205,13 @@ def pci_of(given: Given, order: Sequence[str] | None, by_uuid: Mapping[str, str]
 # --- gres.conf
 
 GRES_CONF_BYTES = 256 << 10
-MOST_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers
+MAX_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers
 DETECTED = frozenset({"nvml", "nvidia"})
 _PAIR = regex(r"[ \t]*([A-Za-z_]{1,32})[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\"\s]+))(?=[ \t]|$)")
 _FILE = regex(r"(?:/[^/]{1,255}){1,32}/nvidia([0-9]{1,4})")
 
 
-def ascends(text: str, node: str, gpus: int) -> bool:
+def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     """Return True if gres.conf numbers the GPUs in the order of their device files (/dev/nvidia0 is 0, and so on).
 
     slurmd numbers GPUs in the order of its list: the lines of gres.conf, or, with AutoDetect, the detected GPUs sorted
@@ -243,34 +245,34 @@ def ascends(text: str, node: str, gpus: int) -> bool:
                 return False
             types.add(pairs.get("type", ""))
             files.extend(found)
-    found_out = bool(detect & DETECTED)
-    if len(types) > 1 or not detect <= DETECTED | {"off"} or (found_out and gpus > MOST_DETECTED):
+    is_detected = bool(detect & DETECTED)
+    if len(types) > 1 or not detect <= DETECTED | {"off"} or (is_detected and gpus > MAX_DETECTED):
         return False
     # AutoDetect in a line of this node overrides the global one: without device files both must detect the GPUs.
-    return files == list(range(gpus)) or (not files and found_out and "off" not in detect)
+    return files == list(range(gpus)) or (not files and is_detected and "off" not in detect)
 
 
 def _pairs(line: str) -> Mapping[str, str] | None:
     """Return the "Key=Value" words of a line by lower-case key, or None if it has any other word."""
-    found = dict(_each(line))
+    found = dict(_words(line))
     return None if "" in found else found
 
 
-def _each(line: str) -> Iterator[tuple[str, str]]:
-    at = 0
-    while at < len(line):
-        match = _PAIR.match(line, at)
+def _words(line: str) -> Iterator[tuple[str, str]]:
+    offset = 0
+    while offset < len(line):
+        match = _PAIR.match(line, offset)
         if match is None:
             yield "", ""
             return
         yield match[1].lower(), match[2] or match[3] or ""
-        at = match.end()
+        offset = match.end()
 
 
 def _device_numbers(files: str) -> list[int] | None:
     """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are files of GPUs."""
     try:
-        names = expand_all(files, MOST)
+        names = expand_all(files, MAX_GPUS)
     except HostListError:
         return None
     if not all(files.split(",")):

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from healthd.common.errors import HealthdError
-from healthd.common.text import described, is_decimal, regex
+from healthd.common.text import is_decimal, redacted, regex
 
 MAX_NODES = 65_536  # the limit of a Slurm cluster: MAX_SLURM_NODES, 64K
 MAX_DIGITS = 18
@@ -44,26 +44,26 @@ def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
             raise HostListError(f"more than {limit} names in one list")
         return names
     found: list[str] = []
-    left = limit
+    remaining = limit
     for part in _parts(text):
         pieces = [_piece(match[1], match[2]) for match in _PIECE.finditer(part)]
         count = 1
         for piece in pieces:
             count *= sum(len(numbers) for numbers, _ in piece)
-            if count > left:
+            if count > remaining:
                 raise HostListError(f"more than {limit} names in one list")
-        left -= count
-        places = ([_written(number, width) for numbers, width in piece for number in numbers] for piece in pieces)
+        remaining -= count
+        places = ([_pad(number, width) for numbers, width in piece for number in numbers] for piece in pieces)
         found += map("".join, itertools.product(*places))
     return found
 
 
 def contains(text: str, name: str) -> bool:
     """Return True if the list names this host, without making its names. Raises HostListError."""
-    return any(_names(part, name) for part in _parts(text))
+    return any(_part_names(part, name) for part in _parts(text))
 
 
-def _names(part: str, name: str) -> bool:
+def _part_names(part: str, name: str) -> bool:
     """Match `name` piece by piece; `ends` are the offsets in it where the pieces so far may end."""
     ends = {0}
     for match in _PIECE.finditer(part):
@@ -81,26 +81,26 @@ def _ends(name: str, begin: int, numbers: range | tuple[str], width: int) -> Ite
         digits = name[begin:end]
         if not is_decimal(digits):
             return
-        if int(digits) in numbers and digits == _written(int(digits), width):
+        if int(digits) in numbers and digits == _pad(int(digits), width):
             yield end
 
 
 def _parts(text: str) -> list[str]:
     if _UNPRINTABLE.search(text):
         raise HostListError("the host list has control characters")
-    parts, at = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it also matches the empty text
-    while at < len(text):
-        part = _PART.match(text, at)
+    parts, offset = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it also matches the empty text
+    while offset < len(text):
+        part = _PART.match(text, offset)
         if part is None:
-            raise HostListError(f"brackets that do not close in {described(text)}")
+            raise HostListError(f"brackets that do not close in {redacted(text)}")
         if len(part[0].partition("[")[0]) > MAX_NAME:
             raise HostListError(f"a name of more than {MAX_NAME} characters")
         between = _BETWEEN.match(text, part.end())
         assert between is not None
         if part.end() < len(text) and between.end() == part.end():
-            raise HostListError(f"brackets that do not close in {described(text)}")
+            raise HostListError(f"brackets that do not close in {redacted(text)}")
         parts.append(part[0])
-        at = between.end()
+        offset = between.end()
     return parts
 
 
@@ -110,24 +110,24 @@ def _piece(ranges: str | None, plain: str | None) -> list[tuple[range | tuple[st
         return [((plain,), 0)]
     assert ranges is not None
     found: list[tuple[range | tuple[str], int]] = []
-    for words in ranges.split(","):
-        first, dash, last = words.strip().partition("-")
+    for text in ranges.split(","):
+        first, dash, last = text.strip().partition("-")
         if not dash:
             last = first
         if not (is_decimal(first) and is_decimal(last) and len(first) <= MAX_DIGITS and len(last) <= MAX_DIGITS):
-            raise HostListError(f"not a number or range of numbers: {described(words)}")
+            raise HostListError(f"not a number or range of numbers: {redacted(text)}")
         numbers = range(int(first), int(last) + 1)
         if not numbers:
-            raise HostListError(f"a range that ends before it begins: {described(words)}")
+            raise HostListError(f"a range that ends before it begins: {redacted(text)}")
         found.append((numbers, len(first)))
     return found
 
 
-def _written(number: int | str, width: int) -> str:
+def _pad(number: int | str, width: int) -> str:
     return f"{number:0{width}d}" if isinstance(number, int) else number
 
 
-def fold(names: Iterable[str]) -> str:
+def to_hostlist(names: Iterable[str]) -> str:
     """Return the host list of these names, in the order of their numbers: "gpu[1-3,7],login1".
 
     Ranges use the last number of a name, with the zeros before it: gpu09 and gpu10 are one range. A name that no host
@@ -141,12 +141,14 @@ def fold(names: Iterable[str]) -> str:
         else:
             plain.append(name)
     parts = []
-    for (before, after), written in sorted(digits.items()):
-        padded = {len(number) for number in written if number.startswith("0")}
-        of_width: dict[int, list[int]] = {}
-        for number in written:
-            of_width.setdefault(len(number) if len(number) in padded else 1, []).append(int(number))
-        inside = ",".join(text for width in sorted(of_width) for text in _ranges(sorted(of_width[width]), width))
+    for (before, after), numbers in sorted(digits.items()):
+        padded = {len(number) for number in numbers if number.startswith("0")}
+        numbers_by_width: dict[int, list[int]] = {}
+        for number in numbers:
+            numbers_by_width.setdefault(len(number) if len(number) in padded else 1, []).append(int(number))
+        inside = ",".join(
+            text for width in sorted(numbers_by_width) for text in _ranges(sorted(numbers_by_width[width]), width)
+        )
         parts.append(f"{before}{inside if is_decimal(inside) else f'[{inside}]'}{after}")
     return ",".join([*parts, *sorted(plain)])
 
@@ -154,8 +156,8 @@ def fold(names: Iterable[str]) -> str:
 def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
     """Yield "01-03", "07" for sorted numbers."""
     first = 0
-    for at, number in enumerate(numbers):
-        if at + 1 == len(numbers) or numbers[at + 1] != number + 1:
-            begin = _written(numbers[first], width)
-            yield begin if first == at else f"{begin}-{_written(number, width)}"
-            first = at + 1
+    for index, number in enumerate(numbers):
+        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
+            begin = _pad(numbers[first], width)
+            yield begin if first == index else f"{begin}-{_pad(number, width)}"
+            first = index + 1

@@ -17,15 +17,15 @@ def is_node_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name.upper() not in ("ALL", "NODESET")
 
 
-def reason(words: str) -> str:
+def lemon_reason(text: str) -> str:
     """Return one line of printable ASCII that slurmdbd does not truncate, without quotes and shell syntax."""
-    return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", words).strip())[:MAX_CHARACTERS].rstrip()
+    return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", text).strip())[:MAX_CHARACTERS].rstrip()
 
 
-def line(name: str, words: str) -> str | None:
+def shell_command(name: str, text: str) -> str | None:
     """Return the command for a shell; None for an invalid name."""
     if not is_node_name(name):
         return None
-    *first, last = commands.drain(name, reason(words))
+    *first, last = commands.drain(name, lemon_reason(text))
     key, _, value = last.partition("=")
     return f'{shlex.join(first)} {key}="{value}"'

@@ -18,10 +18,10 @@ from healthd.common.errors import HealthdError
 from healthd.common.model import NodeState, PartitionCount
 from healthd.common.slurm.admin_comment import MAX_BYTES
 from healthd.common.slurm.commands import (
+    DRAINED_COLUMNS,
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
-    OUT_COLUMNS,
     PARTITION_BYTES,
     REASON_COLUMNS,
     Argv,
@@ -29,8 +29,8 @@ from healthd.common.slurm.commands import (
     CommandResult,
 )
 from healthd.common.slurm.drain_reason import LEMON, PREFIX
-from healthd.common.slurm.gres import gpus_of_node, gpus_of_one_type
-from healthd.common.slurm.node_states import TAKEN
+from healthd.common.slurm.gres import count_gpus, count_single_type_gpus
+from healthd.common.slurm.node_states import DRAINED_STATES
 from healthd.common.text import is_decimal, regex
 from healthd.common.values import Value
 
@@ -57,11 +57,11 @@ class Job(Value, frozen=True):
     comment: str | None = ""
 
 
-class SlurmTrouble(HealthdError):
+class SlurmError(HealthdError):
     """A problem with Slurm, described in one sentence."""
 
 
-class NoSuchNode(SlurmTrouble):
+class NoSuchNode(SlurmError):
     """Slurm answered and has no node with this name."""
 
 
@@ -76,10 +76,10 @@ def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], 
     for start in range(0, len(data), width + 1):
         if data[start + width : start + width + 1] != b"\n":
             return found, -(-(len(data) - start) // (width + 1))
-        values, at = [], start
+        values, offset = [], start
         for _, size in columns:
-            values.append(data[at : at + size].rstrip(b" "))
-            at += size
+            values.append(data[offset : offset + size].rstrip(b" "))
+            offset += size
         found.append(values)
     return found, 0
 
@@ -88,7 +88,7 @@ def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[
     """Return the records of a table. Raises SlurmError if `data` is not a whole number of records."""
     found, unread = readable_records(data, columns)
     if unread:
-        raise SlurmTrouble(f'{command} printed an incomplete table: "{_short(data)}"')
+        raise SlurmError(f'{command} printed an incomplete table: "{_short(data)}"')
     return found
 
 
@@ -114,26 +114,26 @@ def parse_node(data: bytes, name: str) -> NodeState:
     """
     table, unread = readable_records(data, NODE_COLUMNS)
     counts = [_number(_text(row[1])) for row in table]
-    here = [(row, flags) for row, count in zip(table, counts, strict=True) if count and (flags := _flags(row[2]))]
-    unread += len(table) - len(here) - counts.count(0)
-    if not here and unread:
-        raise SlurmTrouble(f'sinfo printed no readable row for the node: "{_short(data)}"')
-    if not here:
+    node_rows = [(row, flags) for row, count in zip(table, counts, strict=True) if count and (flags := _flags(row[2]))]
+    unread += len(table) - len(node_rows) - counts.count(0)
+    if not node_rows and unread:
+        raise SlurmError(f'sinfo printed no readable row for the node: "{_short(data)}"')
+    if not node_rows:
         raise NoSuchNode(f'Slurm has no node "{name}" in any partition')
-    row, flags = here[0]
+    row, flags = node_rows[0]
     _, _, _, since, user, reason, _ = map(_text, row)
     if reason == "none" and since in ("Unknown", ""):
         reason = ""
-    gres = _whole(row[-1], NODE_COLUMNS[-1][1])
+    gres = _untruncated(row[-1], NODE_COLUMNS[-1][1])
     return NodeState(
         name,
         flags,
         reason,
         reason_user="" if user == "Unknown" else regex(r"\(\d+\)$").sub("", user),
         reason_time=_time(since),
-        partitions=frozenset(_text(row[0]) for row, _ in here),
-        gpus=None if gres is None else gpus_of_node(gres),
-        gpus_of_one_type=None if gres is None else gpus_of_one_type(gres),
+        partitions=frozenset(_text(row[0]) for row, _ in node_rows),
+        gpu_count=None if gres is None else count_gpus(gres),
+        single_type_gpu_count=None if gres is None else count_single_type_gpus(gres),
         unread_rows=unread,
     )
 
@@ -145,7 +145,7 @@ def _flags(state: bytes) -> frozenset[str] | None:
     return frozenset(flags) if all(regex(r"[A-Z_]+").fullmatch(word) for word in flags) else None
 
 
-def _whole(value: bytes, width: int) -> str | None:
+def _untruncated(value: bytes, width: int) -> str | None:
     """Return the text of a value, or None if it fills its column and may have been cut."""
     return _text(value) if len(value) < width else None
 
@@ -157,15 +157,15 @@ def parse_whole_reason(data: bytes) -> str | None:
     """
     reasons = {reason for nodes, reason in records(data, REASON_COLUMNS) if _number(_text(nodes))}
     if len(reasons) != 1:
-        raise SlurmTrouble(f'sinfo printed no reason of one node: "{_short(data)}"')
+        raise SlurmError(f'sinfo printed no reason of one node: "{_short(data)}"')
     (reason,) = reasons
     return reason.decode("utf-8", "surrogateescape") if len(reason) < REASON_COLUMNS[-1][1] else None
 
 
-def known_partitions(node: NodeState) -> frozenset[str]:
+def require_partitions(node: NodeState) -> frozenset[str]:
     """Return all partitions of a node. Raises SlurmError if a row of the node could not be read."""
     if node.unread_rows:
-        raise SlurmTrouble(f"the partitions of {node.name} are not known: {describe_unread(node.unread_rows)}")
+        raise SlurmError(f"the partitions of {node.name} are not known: {describe_unread(node.unread_rows)}")
     return node.partitions
 
 
@@ -181,19 +181,19 @@ def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
     if cut := [name for name in partitions if len(name.encode("utf-8", "replace")) >= PARTITION_BYTES]:
-        raise SlurmTrouble(f"the name of partition {cut[0][:40]}... is longer than {PARTITION_BYTES - 1} bytes")
+        raise SlurmError(f"the name of partition {cut[0][:40]}... is longer than {PARTITION_BYTES - 1} bytes")
     for record in records(data, FLEET_COLUMNS):
         name, state, since, _, number = map(_text, record)
         count = _number(number)
         if count is None:
-            raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(b" ".join(record))}"')
+            raise SlurmError(f'sinfo printed no number of nodes: "{_short(b" ".join(record))}"')
         if name in nodes:
-            is_drained = not TAKEN.isdisjoint(regex("[A-Z_]+").findall(state.upper()))
+            is_drained = not DRAINED_STATES.isdisjoint(regex("[A-Z_]+").findall(state.upper()))
             is_healthds = _is_healthds(record[3]) and _time(since) <= until
             nodes[name] += count
             drained[name] += count if is_drained and is_healthds else 0
     if not partitions or not all(nodes.values()):
-        raise SlurmTrouble(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
+        raise SlurmError(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
     return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
 
 
@@ -208,10 +208,10 @@ def parse_lemons(data: bytes) -> frozenset[str]:
     Raises SlurmError if a record cannot be read or the name of a lemon fills its column: two truncated names may be
     equal, and the limit would count them as one node.
     """
-    names = [name for name, reason in records(data, OUT_COLUMNS) if reason == LEMON.strip().encode()]
-    width = OUT_COLUMNS[0][1]
+    names = [name for name, reason in records(data, DRAINED_COLUMNS) if reason == LEMON.strip().encode()]
+    width = DRAINED_COLUMNS[0][1]
     if cut := [name for name in names if len(name) >= width or not name]:
-        raise SlurmTrouble(f'sinfo printed no name of a node of less than {width} bytes: "{_short(cut[0])}"')
+        raise SlurmError(f'sinfo printed no name of a node of less than {width} bytes: "{_short(cut[0])}"')
     return frozenset(map(_text, names))
 
 
@@ -227,7 +227,7 @@ def parse_listpids(text: str) -> list[str]:
     """
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
-        raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
+        raise SlurmError(f'scontrol listpids printed no table: "{_short(text)}"')
     rows = [line.split() for line in lines[1:]]
     return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])))
 
@@ -254,14 +254,14 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
             continue
         count = _number(restarts)
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
-            raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(b" ".join(record))}"')
+            raise SlurmError(f'squeue printed no job {job_id}: "{_short(b" ".join(record))}"')
         # A count: slurmctld adds 1 when it requeues a job that was missing on its node or could not be launched
         # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means that it is no batch job.
         is_batch = bool(_number(batch))
         comment = _comment(record[-1])
         return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", comment)
     if data:
-        raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(data)}"')
+        raise SlurmError(f'squeue printed no job {job_id}: "{_short(data)}"')
     return None
 
 
@@ -281,7 +281,7 @@ def parse_slurmctld_start(text: str) -> float:
     found = regex(r"^BOOT_TIME\s*=\s*(\S+)", re.MULTILINE).search(text)
     started = _time(found[1]) if found else 0.0
     if not started:
-        raise SlurmTrouble("scontrol show config printed no BOOT_TIME")
+        raise SlurmError("scontrol show config printed no BOOT_TIME")
     return started
 
 
@@ -306,19 +306,19 @@ def _time(text: str) -> float:
         return 0.0
 
 
-def what_failed(argv: Argv, result: CommandResult) -> str:
+def describe_failure(argv: Argv, result: CommandResult) -> str:
     """Describe a failed command: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        late = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
-        return f"{command} did not end in time{late}"
+        note = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
+        return f"{command} did not end in time{note}"
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:
         return f"{command}: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node"
     return f"{command}: {_short(lines[-1]) if lines else f'ended with status {result.status}'}"
 
 
-def never_arrived(result: CommandResult) -> bool:
+def is_not_sent(result: CommandResult) -> bool:
     """Return True if slurmctld certainly did not get the request. After "Socket timed out" it may have."""
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
@@ -328,7 +328,7 @@ def is_refused(result: CommandResult) -> bool:
     """Return True if a change was certainly not made: slurmctld refused it or never got it."""
     if is_invalid_state(result):
         return False
-    return result.status != 0 and (never_arrived(result) or not is_slurm_away(result))
+    return result.status != 0 and (is_not_sent(result) or not is_slurmctld_unreachable(result))
 
 
 def is_invalid_state(result: CommandResult) -> bool:
@@ -348,10 +348,10 @@ def is_unknown_job(result: CommandResult) -> bool:
     return result.status != 0 and "Invalid job id" in result.stderr
 
 
-def is_slurm_away(result: CommandResult) -> bool:
+def is_slurmctld_unreachable(result: CommandResult) -> bool:
     """Return True if slurmctld did not answer, so that the next command would also wait in vain."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
-    return result.status is None or never_arrived(result) or regex(unanswered).search(result.stderr) is not None
+    return result.status is None or is_not_sent(result) or regex(unanswered).search(result.stderr) is not None
 
 
 def _short(printed: str | bytes) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from healthd.common.text import regex
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 # Where slurmd stores what it received ("configless"), then where packages and builds from source look.
 FILES = ("etc/slurm/slurm.conf", "run/slurm/conf/slurm.conf", "usr/local/etc/slurm.conf", "opt/slurm/etc/slurm.conf")
-FOREVER = float("inf")
+NO_LIMIT = float("inf")
 
 
 def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -21,7 +21,7 @@ def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
     for path in _paths(root, environment):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                name = parse_cluster_name(file.read(MOST_BYTES))
+                name = parse_cluster_name(file.read(MAX_BYTES))
         except FileNotFoundError:
             continue
         if name:
@@ -50,15 +50,15 @@ def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> fl
     for path in _paths(root, environment):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                return parse_epilog_timeout(file.read(MOST_BYTES))
+                return parse_epilog_timeout(file.read(MAX_BYTES))
         except OSError:
             continue
-    return FOREVER
+    return NO_LIMIT
 
 
 def parse_epilog_timeout(text: str) -> float:
     """Return the lowest limit in seconds, or infinity if there is none. 65534 means no limit in slurm.conf."""
-    found = FOREVER
+    found = NO_LIMIT
     for line in text.split("\n"):
         for name, value in regex(r"(?i)\b(\w*)EpilogTimeout\s*=\s*\"?(\d{1,5})\b").findall(line.partition("#")[0]):
             if name.lower() in ("", "prolog") and int(value) < 65534:

@@ -20,9 +20,17 @@ from typing import NamedTuple
 
 from healthd.common.atomic_files import replace_file
 from healthd.common.text import regex
-from healthd.failslow.live.document import JobTold
+from healthd.failslow.live.document import LiveJob
 from healthd.failslow.live.jobs import CLIENT
-from healthd.failslow.mitigation.planner import HEALTHY, Action, Look, Overheads, State, due, step
+from healthd.failslow.mitigation.planner import (
+    HEALTHY,
+    Action,
+    Observation,
+    Overheads,
+    State,
+    advance,
+    find_next_action,
+)
 from healthd.failslow.model import Cause
 
 FOLDER = "advice"
@@ -37,10 +45,10 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
 SCHEMA = 1
-SETTLES = 2  # steps after a remedy, each a few seconds of the job's iterations
-ALONE = 1  # loss and cost are in seconds of the gang, see above
+SETTLING_STEPS = 2  # steps after a remedy, each a few seconds of the job's iterations
+GPU_COUNT = 1  # loss and cost are in seconds of the gang, see above
 
-WHY = {
+ACTION_TEXTS = {
     Action.IGNORE: "no remedy is worth its cost yet",
     Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the fast ones",
     Action.TOPOLOGY: "swap ranks: stragglers into as few stages as possible, slow links where little data is sent",
@@ -48,96 +56,102 @@ WHY = {
 }
 
 
-class Followed(NamedTuple):
+class FollowedJob(NamedTuple):
     """State of a job between two steps. advice_number: how often the advice changed; 0 if there was none yet."""
 
     state: State = HEALTHY
-    seen: JobTold = JobTold("", 1, CLIENT)
+    live_job: LiveJob = LiveJob("", 1, CLIENT)
     action: Action = Action.IGNORE
-    number: int = 0
+    advice_number: int = 0
 
 
-def follow(before: Followed, seen: JobTold, overheads: Overheads) -> Followed:
+def follow(before: FollowedJob, live_job: LiveJob, overheads: Overheads) -> FollowedJob:
     """Return the state one step later.
 
     A job that was never slow has no advice. A job that recovered gets advice that says so.
     """
-    lost = max(0.0, seen.lost_seconds - before.seen.lost_seconds) / max(1, seen.ranks)
-    state, action = step(before.state, Look(seen.slow, lost, ALONE, _cause(seen)), overheads, SETTLES)
+    lost = max(0.0, live_job.lost_seconds - before.live_job.lost_seconds) / max(1, live_job.ranks)
+    state, action = advance(
+        before.state, Observation(live_job.slow, lost, GPU_COUNT, _cause(live_job)), overheads, SETTLING_STEPS
+    )
     if action is None:
-        action = before.action if seen.slow else Action.IGNORE
-    said, now = (_said(before.seen, before.action), _said(seen, action))
-    return Followed(state, seen, action, before.number + (said != now))
+        action = before.action if live_job.slow else Action.IGNORE
+    previous_content, content = (_advice_content(before.live_job, before.action), _advice_content(live_job, action))
+    return FollowedJob(state, live_job, action, before.advice_number + (previous_content != content))
 
 
-def _said(seen: JobTold, action: Action) -> tuple[object, ...]:
+def _advice_content(live_job: LiveJob, action: Action) -> tuple[object, ...]:
     """Return the parts of the advice whose change makes a new file necessary."""
-    return (True, action, seen.rank) if seen.slow else (False,)
+    return (True, action, live_job.rank) if live_job.slow else (False,)
 
 
-def advice(followed: Followed, overheads: Overheads, now: float) -> str:
+def advice_text(followed: FollowedJob, overheads: Overheads, now: float) -> str:
     """Return the content of the file: a JSON object (docs/json.md).
 
     Args:
         now: epoch seconds.
     """
-    seen, following = followed.seen, due(followed.state, ALONE, overheads)
+    live_job, following = followed.live_job, find_next_action(followed.state, GPU_COUNT, overheads)
     document = {
         "schema": SCHEMA,
-        "job": seen.job,
-        "number": followed.number,
+        "job": live_job.job,
+        "number": followed.advice_number,
         "written": round(now, 3),
-        "slow": seen.slow,
-        "since": seen.since,
-        "slowdown": seen.slowdown,
-        "cause": _cause(seen).value if seen.slow else "",
-        "rank": seen.rank,
+        "slow": live_job.slow,
+        "since": live_job.since,
+        "slowdown": live_job.slowdown,
+        "cause": _cause(live_job).value if live_job.slow else "",
+        "rank": live_job.rank,
         "action": followed.action.value,
-        "message": WHY[followed.action] if seen.slow else "the job is no longer slow",
+        "message": ACTION_TEXTS[followed.action] if live_job.slow else "the job is no longer slow",
         "lost_seconds": round(followed.state.lost, 3),
         "next": None
-        if following is None or not seen.slow
-        else {"action": following.action.value, "at_lost_seconds": following.at},
+        if following is None or not live_job.slow
+        else {"action": following.action.value, "at_lost_seconds": following.lost_gpu_seconds},
     }
     return json.dumps(document, allow_nan=False) + "\n"
 
 
-def _cause(seen: JobTold) -> Cause:
+def _cause(live_job: LiveJob) -> Cause:
     """Return the cause of a slow job, or UNKNOWN."""
-    return Cause(seen.cause) if seen.cause else Cause.UNKNOWN
+    return Cause(live_job.cause) if live_job.cause else Cause.UNKNOWN
 
 
-class Advising:
+class AdviceWriter:
     """Writer of the advice files.
 
     `find_user(job)` returns the user of a job's ranks, or None if unknown. The constructor raises OSError.
     """
 
-    def __init__(self, runtime_dir: str, owner: Callable[[str], int | None]) -> None:
+    def __init__(self, runtime_dir: str, find_user: Callable[[str], int | None]) -> None:
         self.folder = os.path.join(runtime_dir, FOLDER)
-        self.owner = owner
+        self.find_user = find_user
         self.overheads = Overheads()
-        self._jobs: dict[str, Followed] = {}
+        self._jobs: dict[str, FollowedJob] = {}
         os.makedirs(self.folder, FOLDER_MODE, exist_ok=True)
         os.chmod(self.folder, FOLDER_MODE)
         self._remove_all()
 
-    def step(self, told: Sequence[JobTold], now: float) -> OSError | None:
+    def step(self, live_jobs: Sequence[LiveJob], now: float) -> OSError | None:
         """Write new advice and remove that of jobs that ended. Return the error if a file could not be written.
 
         Args:
             now: epoch seconds.
         """
         problem = None
-        running = {one.job: one for one in told if one.source == CLIENT and _JOB.fullmatch(one.job)}
+        running = {
+            live_job.job: live_job
+            for live_job in live_jobs
+            if live_job.source == CLIENT and _JOB.fullmatch(live_job.job)
+        }
         for job in set(self._jobs) - set(running):
             del self._jobs[job]
             self._remove(job)
-        for job, one in running.items():
-            before = self._jobs.get(job, Followed())
-            after = self._jobs[job] = follow(before, one, self.overheads)
-            uid = self.owner(job)
-            if after.number == before.number or uid is None:
+        for job, live_job in running.items():
+            before = self._jobs.get(job, FollowedJob())
+            after = self._jobs[job] = follow(before, live_job, self.overheads)
+            uid = self.find_user(job)
+            if after.advice_number == before.advice_number or uid is None:
                 continue
             try:
                 self._write(job, after, uid, now)
@@ -151,11 +165,11 @@ class Advising:
         with suppress(OSError):
             self._remove_all()
 
-    def _write(self, job: str, followed: Followed, uid: int, now: float) -> None:
+    def _write(self, job: str, followed: FollowedJob, uid: int, now: float) -> None:
         path = self._path(job)
-        replace_file(path, advice(followed, self.overheads, now), 0o600)
+        replace_file(path, advice_text(followed, self.overheads, now), 0o600)
         if uid != os.geteuid():
-            os.setxattr(path, _ACL, readable_by(uid))
+            os.setxattr(path, _ACL, access_list(uid))
 
     def _path(self, job: str) -> str:
         return os.path.join(self.folder, f"{job}.json")
@@ -169,7 +183,7 @@ class Advising:
             os.unlink(os.path.join(self.folder, name))
 
 
-def readable_by(uid: int) -> bytes:
+def access_list(uid: int) -> bytes:
     """Return an access list: the owner may read and write, user `uid` may read, and there is no other access."""
     entries = (
         (_OWNER, _READ | _WRITE, _NOBODY),

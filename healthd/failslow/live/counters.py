@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from healthd.nvidia.nvml import NvmlGpu
 
 IB, POWER = "ib", "power"
-OF_GPUS = ("nvlink", "pcie", POWER)
-SOURCES = (*OF_GPUS, IB)
+GPU_SOURCES = ("nvlink", "pcie", POWER)
+SOURCES = (*GPU_SOURCES, IB)
 COUNTERS = ("port_rcv_data", "port_xmit_data")
-MOST_BYTES = 24  # of the text of a counter: 2**64 has 20 digits
-MOST_PORTS = 64
+MAX_COUNT_BYTES = 24  # of the text of a counter: 2**64 has 20 digits
+MAX_PORTS = 64
 WIDTHS = (64, 32)
 
 Counts = Mapping[str, Mapping[str, int]]
 
 
-class NothingCounts(HealthdError):
+class NoCounters(HealthdError):
     """The node has no counter for the requested sources."""
 
 
@@ -66,7 +66,7 @@ class IbPorts:
 
     def open(self) -> str:
         self.close()
-        for port in infiniband.ports(self._host)[:MOST_PORTS]:
+        for port in infiniband.ports(self._host)[:MAX_PORTS]:
             opened: list[int] = []
             try:
                 for name in COUNTERS:
@@ -78,7 +78,7 @@ class IbPorts:
                 continue
             self._descriptors[port] = tuple(opened)
         if not self._descriptors:
-            raise NothingCounts("no InfiniBand port has byte counters")
+            raise NoCounters("no InfiniBand port has byte counters")
         return ""
 
     def read(self) -> Counts:
@@ -87,7 +87,7 @@ class IbPorts:
             count = 0
             try:
                 for descriptor in descriptors:
-                    count += counted(os.pread(descriptor, MOST_BYTES, 0))
+                    count += parse_count(os.pread(descriptor, MAX_COUNT_BYTES, 0))
             except (OSError, ValueError):  # the adapter was removed or does not respond
                 continue
             counts[port] = count
@@ -115,55 +115,55 @@ class GpuCounters:
 
     def __init__(self, host: Host, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
-        self._wanted = self._names = tuple(names)
+        self._requested = self._names = tuple(names)
         self._clock = clock
         self._energy: dict[str, tuple[float, float]] = {}  # PCI address -> time of last read, millijoules so far
-        self._most: int | None = None
+        self._gpu_limit: int | None = None
 
     def open(self) -> str:
         """Open the source. Counters that no GPU reports are not read again: two unsupported PCIe counters cost 0.3 ms
         on an H100.
         """
         if not self._host.gpus():
-            raise NothingCounts("no GPU responds to NVML")
-        self._names = self._wanted
-        told = set[str]()
-        answered = False
+            raise NoCounters("no GPU responds to NVML")
+        self._names = self._requested
+        available = set[str]()
+        has_answer = False
         for gpu in self._host.gpus():
             with contextlib.suppress(HealthdError, ValueError):
-                told |= self._of(gpu).keys()
-                answered = True
-        if answered:  # otherwise unknown: the failure may be temporary
-            self._names = tuple(name for name in self._wanted if name in told)
-        lacks = ", ".join(name for name in self._wanted if name not in self._names)
-        return f"no GPU of this node has a usable counter for {lacks}" if lacks else ""
+                available |= self._read_gpu(gpu).keys()
+                has_answer = True
+        if has_answer:  # otherwise unknown: the failure may be temporary
+            self._names = tuple(name for name in self._requested if name in available)
+        missing = ", ".join(name for name in self._requested if name not in self._names)
+        return f"no GPU of this node has a usable counter for {missing}" if missing else ""
 
     def read(self) -> Counts:
         counts: dict[str, dict[str, int]] = {name: {} for name in self._names}
-        for gpu in self._host.gpus()[: self._most]:
+        for gpu in self._host.gpus()[: self._gpu_limit]:
             try:
-                told = self._of(gpu)
+                gpu_counts = self._read_gpu(gpu)
             except (HealthdError, ValueError):  # the GPU is lost: the checks report that
                 continue
-            for name, count in told.items():
+            for name, count in gpu_counts.items():
                 counts[name][gpu.pci] = count
         return counts
 
-    def _of(self, gpu: NvmlGpu) -> dict[str, int]:
+    def _read_gpu(self, gpu: NvmlGpu) -> dict[str, int]:
         milliwatts = gpu.mean_power_milliwatts() if POWER in self._names else None
         if milliwatts is None:
-            return gpu.counted(self._names)
+            return gpu.activity_counters(self._names)
         now = self._clock()
-        before, energy = self._energy.get(gpu.pci, (now, 0.0))
-        self._energy[gpu.pci] = now, energy + milliwatts * (now - before)
-        counts = gpu.counted([name for name in self._names if name != POWER])
+        read_at, energy = self._energy.get(gpu.pci, (now, 0.0))
+        self._energy[gpu.pci] = now, energy + milliwatts * (now - read_at)
+        counts = gpu.activity_counters([name for name in self._names if name != POWER])
         return {**counts, POWER: int(self._energy[gpu.pci][1])}
 
     def narrow(self) -> bool:
-        asked = len(self._host.gpus()[: self._most])
-        if asked < 2:
+        gpu_count = len(self._host.gpus()[: self._gpu_limit])
+        if gpu_count < 2:
             return False
-        self._most = (asked + 1) // 2
+        self._gpu_limit = (gpu_count + 1) // 2
         return True
 
     def close(self) -> None:
@@ -171,15 +171,15 @@ class GpuCounters:
             self._host.close_nvml()
 
 
-def counted(text: bytes) -> int:
+def parse_count(text: bytes) -> int:
     """Return the value of a counter from its text in sysfs. Raises ValueError."""
-    word = text.decode("ascii", "replace").strip()
-    if len(text) >= MOST_BYTES or not is_decimal(word):
-        raise ValueError(f"not a count: {word[:40]!r}")
-    return int(word)
+    digits = text.decode("ascii", "replace").strip()
+    if len(text) >= MAX_COUNT_BYTES or not is_decimal(digits):
+        raise ValueError(f"not a count: {digits[:40]!r}")
+    return int(digits)
 
 
-class Total:
+class CounterTotal:
     """Sum of the growth of all parts of a source since the first reading.
 
     A part counts from its second reading on. After a counter reset, its growth is 0 once.
@@ -192,10 +192,10 @@ class Total:
     def add(self, counts: Mapping[str, int]) -> int | None:
         """Return the total, or None if no part was in the previous reading: the growth since then is unknown."""
         last, self._last = self._last, counts
-        both = [(last[part], count) for part, count in counts.items() if part in last]
-        if not both:
+        pairs = [(last[part], count) for part, count in counts.items() if part in last]
+        if not pairs:
             return None
-        self._total += sum(growth(before, now) for before, now in both)
+        self._total += sum(growth(before, now) for before, now in pairs)
         return self._total
 
 

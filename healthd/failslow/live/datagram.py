@@ -10,15 +10,15 @@ import math
 from struct import Struct
 from typing import NamedTuple
 
-STEP = b"hfs1"
-_FORM = Struct("<4siiqiddd")
-MOST_BYTES = 256  # longer messages are dropped; later versions may append fields
-MOST_SECONDS = 7 * 86400.0
-LEAST_SECONDS = 1e-6
-MOST_STEPS = 10**7
+MAGIC = b"hfs1"
+_FORMAT = Struct("<4siiqiddd")
+MAX_BYTES = 256  # longer messages are dropped; later versions may append fields
+MAX_SECONDS = 7 * 86400.0
+MIN_SECONDS = 1e-6
+MAX_STEPS = 10**7
 
 
-class Step(NamedTuple):
+class StepMessage(NamedTuple):
     """Message of a rank about its steps.
 
     rank, local_rank: as the rank reports them, -1 if it does not. steps: number of steps in this message. seconds: mean
@@ -34,17 +34,17 @@ class Step(NamedTuple):
     wait: float | None
 
 
-def read(message: bytes) -> Step | None:
+def parse(message: bytes) -> StepMessage | None:
     """Return the message, or None if it is malformed or a value is out of range."""
-    if message[:4] != STEP or not _FORM.size <= len(message) <= MOST_BYTES:
+    if message[:4] != MAGIC or not _FORMAT.size <= len(message) <= MAX_BYTES:
         return None
-    _, rank, local_rank, step, steps, seconds, busy, wait = _FORM.unpack_from(message)
+    _, rank, local_rank, step, steps, seconds, busy, wait = _FORMAT.unpack_from(message)
     # Written so that NaN is rejected too.
-    if not (LEAST_SECONDS <= seconds <= MOST_SECONDS and 1 <= steps <= MOST_STEPS and rank >= -1 and local_rank >= -1):
+    if not (MIN_SECONDS <= seconds <= MAX_SECONDS and 1 <= steps <= MAX_STEPS and rank >= -1 and local_rank >= -1):
         return None
-    return Step(rank, local_rank, step, steps, seconds, _part(busy), _part(wait))
+    return StepMessage(rank, local_rank, step, steps, seconds, _optional_seconds(busy), _optional_seconds(wait))
 
 
-def _part(seconds: float) -> float | None:
+def _optional_seconds(seconds: float) -> float | None:
     """Return the time, or None if it is not reported or out of range. 0 is valid."""
-    return seconds if math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS else None
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= MAX_SECONDS else None

@@ -15,12 +15,12 @@ from healthd.common.values import DecodeError, decode
 
 FILE = "failslow.json"
 SCHEMA = 1
-MOST_RECENT = 32  # ended jobs
-MOST_BYTES = 1 << 20
-LONGEST = 200  # characters of a sentence
+MAX_RECENT = 32  # ended jobs
+MAX_BYTES = 1 << 20
+MAX_SENTENCE = 200  # characters of a sentence
 
 
-class JobTold(Struct, frozen=True, forbid_unknown_fields=True):
+class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
     ranks         number of ranks that reported steps here; 1 for counters, which show the job as a whole
@@ -68,7 +68,7 @@ class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
     file_descriptors: int = 0
 
 
-class Lost(Struct, frozen=True, forbid_unknown_fields=True):
+class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds lost in slow iterations since the process started, including jobs that ended.
 
     client: summed over the ranks that reported here. counters: as counters show it, for whole jobs.
@@ -78,7 +78,7 @@ class Lost(Struct, frozen=True, forbid_unknown_fields=True):
     counters: float = 0.0
 
 
-class Told(Struct, frozen=True, forbid_unknown_fields=True):
+class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """Content of the document.
 
     paused_until: detection is paused until then, 0 if it is not. problems: why a source gives no data. sampling: the
@@ -87,28 +87,28 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
 
     written: float
     paused_until: float = 0.0
-    jobs: tuple[JobTold, ...] = ()
-    recent: tuple[JobTold, ...] = ()
+    jobs: tuple[LiveJob, ...] = ()
+    recent: tuple[LiveJob, ...] = ()
     dropped: Dropped = Dropped()
     problems: tuple[str, ...] = ()
-    lost: Lost = Lost()
+    lost: LostSeconds = LostSeconds()
     sampling: float | None = None
     schema: int = SCHEMA
 
 
-def as_text(told: Told) -> str:
+def to_json(document: LiveDocument) -> str:
     """Return the document as JSON, including fields with default values. Raises ValueError for NaN or infinity."""
-    return json.dumps(to_builtins(told), separators=(",", ":"), allow_nan=False) + "\n"
+    return json.dumps(to_builtins(document), separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def read(text: str) -> Told:
+def parse(text: str) -> LiveDocument:
     """Parse the document. Raises DecodeError."""
-    told = decode(Told, text)
-    if told.schema != SCHEMA:
+    document = decode(LiveDocument, text)
+    if document.schema != SCHEMA:
         raise DecodeError(f"not of schema {SCHEMA}")
-    return told
+    return document
 
 
-def sentence(text: str) -> str:
+def clean_sentence(text: str) -> str:
     """Return untrusted text as one printable sentence of limited length."""
-    return printable(" ".join(text[: 2 * LONGEST].split()))[:LONGEST]
+    return printable(" ".join(text[: 2 * MAX_SENTENCE].split()))[:MAX_SENTENCE]

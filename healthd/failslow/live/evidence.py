@@ -14,28 +14,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.common.text import is_decimal
-from healthd.failslow.live.node_reading import Reading, Slow
+from healthd.failslow.live.node_reading import OperationTimes, Reading
 from healthd.failslow.model import Cause
 
-MOST_SAID = 6
-TIMES = 2.0  # times the value before
-FAULT = 0.6
-BELONGS = 1.0  # added to the weight of a change that fits the cause
-HELD_DOWN = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
+MAX_CHANGES = 6
+CHANGE_RATIO = 2.0  # times the value before
+FAULT_WEIGHT = 0.6
+FAMILY_BONUS = 1.0  # added to the weight of a change that fits the cause
+CLOCK_LIMIT_REASONS = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
     0x08: "hardware slowdown",
     0x20: "thermal slowdown by the driver",
     0x40: "thermal slowdown by the hardware",
     0x80: "power brake by the power supply",
 }
 POWER_CAP = 0x04  # normal for any busy GPU: reported only if the clock fell
-CLOCK_FELL = 0.05
-HOTTER_CELSIUS = 8
-WAITED = 0.1  # share of the time
-STOLEN = 0.02
-SLOW_MILLISECONDS, SLOW_TIMES, ASKED_PER_SECOND = 20.0, 3.0, 1.0
-SWAPPED_PER_SECOND = 100.0
-CORRECTED_PER_MINUTE = 10.0
-CROWDED = 4  # processes pinned to the same CPU
+CLOCK_DROP = 0.05
+TEMPERATURE_RISE_CELSIUS = 8
+WAITING_SHARE = 0.1  # share of the time
+STEAL_SHARE = 0.02
+SLOW_MILLISECONDS, SLOW_RATIO, MIN_OPERATIONS_PER_SECOND = 20.0, 3.0, 1.0
+SWAPPED_PAGES_PER_SECOND = 100.0
+CORRECTED_ERRORS_PER_MINUTE = 10.0
+CROWDED_PROCESSES = 4  # processes pinned to the same CPU
 
 GPU, CPU, LINK, FABRIC, STORAGE = "gpu", "cpu", "link", "fabric", "storage"
 FAMILIES: Mapping[Cause, frozenset[str]] = {
@@ -48,7 +48,7 @@ FAMILIES: Mapping[Cause, frozenset[str]] = {
     Cause.IMBALANCE: frozenset({STORAGE, CPU}),
 }
 # Counters of a port: minimum rate per second, weight, and description.
-OF_PORTS: Mapping[str, tuple[float, float, str]] = {
+PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
     "link_downed": (0.0, 0.9, "link downs"),
     "link_error_recovery": (0.01, 0.7, "link recoveries"),
     "symbol_error": (1.0, 0.6, "symbol errors"),
@@ -67,7 +67,7 @@ OF_PORTS: Mapping[str, tuple[float, float, str]] = {
 }
 
 
-class Said(NamedTuple):
+class NodeChange(NamedTuple):
     """A change on the node.
 
     weight: 0 to 1, how much of a slowness it could explain; from FAULT_WEIGHT on it is a fault of the part. sentence:
@@ -80,40 +80,40 @@ class Said(NamedTuple):
     part: str = ""
 
 
-class Both(NamedTuple):
+class BeforeAfter(NamedTuple):
     """Readings before the onset and since: the first and the last reading of each. A single reading has no rates."""
 
-    first: Reading
-    last: Reading
-    begin: Reading
-    now: Reading
+    first_before: Reading
+    last_before: Reading
+    first_after: Reading
+    last_after: Reading
 
-    def rates(self, of: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
+    def rates(self, select: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
         """Yield (name, rate per second before, rate per second since) of counters that are in all four readings.
 
         A counter that was reset has no rate. There are no rates if there is only one reading before.
         """
-        first, last, begin, now = (of(one) for one in self)
-        before, since = self.last.time - self.first.time, self.now.time - self.begin.time
+        first, last, begin, now = (select(reading) for reading in self)
+        before, since = self.last_before.time - self.first_before.time, self.last_after.time - self.first_after.time
         if before <= 0 or since <= 0:
             return
         for name in sorted(now.keys() & begin.keys() & last.keys() & first.keys()):
-            grew, grew_before = now[name] - begin[name], last[name] - first[name]
-            if grew >= 0 and grew_before >= 0:
-                yield name, grew_before / before, grew / since
+            growth, growth_before = now[name] - begin[name], last[name] - first[name]
+            if growth >= 0 and growth_before >= 0:
+                yield name, growth_before / before, growth / since
 
 
-Judge = Callable[[Both], Iterator[Said]]
+Comparison = Callable[[BeforeAfter], Iterator[NodeChange]]
 
 
-def is_of_hardware(said: Said) -> bool:
+def is_hardware_fault(change: NodeChange) -> bool:
     """Return True for a fault of the node's own hardware, which a job cannot cause by load or congestion."""
-    return said.family in (GPU, LINK, FABRIC) and said.weight >= FAULT
+    return change.family in (GPU, LINK, FABRIC) and change.weight >= FAULT_WEIGHT
 
 
-def evidence(
+def find_changes(
     before: Sequence[Reading], since: Sequence[Reading], cause: Cause = Cause.UNKNOWN, gpu: str = ""
-) -> tuple[Said, ...]:
+) -> tuple[NodeChange, ...]:
     """Return at most MAX_CHANGES changes, the most likely explanation first.
 
     Args:
@@ -122,139 +122,162 @@ def evidence(
     """
     if not before or not since:
         return ()
-    both = Both(before[0], before[-1], before[-1] if len(since) == 1 else since[0], since[-1])
+    readings = BeforeAfter(before[0], before[-1], before[-1] if len(since) == 1 else since[0], since[-1])
     family = FAMILIES.get(cause, frozenset())
-    said = [one for judge in JUDGES for one in judge(both)]
+    changes = [change for comparison in COMPARISONS for change in comparison(readings)]
 
-    def order(one: Said) -> tuple[float, str]:
-        belongs = one.family in family and (not gpu or one.family != GPU or one.part == gpu)
-        return -(one.weight + (BELONGS if belongs else 0.0)), one.sentence
+    def rank(change: NodeChange) -> tuple[float, str]:
+        belongs = change.family in family and (not gpu or change.family != GPU or change.part == gpu)
+        return -(change.weight + (FAMILY_BONUS if belongs else 0.0)), change.sentence
 
-    return tuple(sorted(said, key=order)[:MOST_SAID])
+    return tuple(sorted(changes, key=rank)[:MAX_CHANGES])
 
 
-def of_gpus(both: Both) -> Iterator[Said]:
-    for pci, now in both.now.gpus.items():
-        before = both.last.gpus.get(pci)
+def gpu_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for pci, now in readings.last_after.gpus.items():
+        before = readings.last_before.gpus.get(pci)
         if before is None:
             continue
         new = (now.reasons or 0) & ~(before.reasons or 0)
-        held = [words for bit, words in HELD_DOWN.items() if new & bit]
-        if held:
-            yield Said(0.9, GPU, f"GPU {pci}: its clock is now limited ({', '.join(held)})", pci)
-        if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_FELL) * before.sm_mhz:
+        limits = [text for bit, text in CLOCK_LIMIT_REASONS.items() if new & bit]
+        if limits:
+            yield NodeChange(0.9, GPU, f"GPU {pci}: its clock is now limited ({', '.join(limits)})", pci)
+        if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_DROP) * before.sm_mhz:
             fell = 1 - now.sm_mhz / before.sm_mhz
-            why = " at its power limit" if new & POWER_CAP else ""
-            sentence = f"GPU {pci}: clock {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
-            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)
-        if now.celsius is not None and before.celsius is not None and now.celsius >= before.celsius + HOTTER_CELSIUS:
-            yield Said(0.3, GPU, f"GPU {pci}: temperature {now.celsius} C, {before.celsius} C before", pci)
+            cause = " at its power limit" if new & POWER_CAP else ""
+            sentence = f"GPU {pci}: clock {now.sm_mhz} MHz{cause}, {before.sm_mhz} MHz before"
+            yield NodeChange(min(0.5 if cause else 0.95, 0.4 + fell), GPU, sentence, pci)
+        if (
+            now.celsius is not None
+            and before.celsius is not None
+            and now.celsius >= before.celsius + TEMPERATURE_RISE_CELSIUS
+        ):
+            yield NodeChange(0.3, GPU, f"GPU {pci}: temperature {now.celsius} C, {before.celsius} C before", pci)
 
 
-def of_links(both: Both) -> Iterator[Said]:
-    for pci, now in both.now.links.items():
-        before = both.last.links.get(pci)
+def link_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for pci, now in readings.last_after.links.items():
+        before = readings.last_before.links.get(pci)
         if before is None:
             continue
         if now.width < before.width:
-            yield Said(0.85, LINK, f"{pci}: PCIe link with {now.width} lanes, {before.width} before", pci)
+            yield NodeChange(0.85, LINK, f"{pci}: PCIe link with {now.width} lanes, {before.width} before", pci)
         if now.gt_per_s < before.gt_per_s:  # an idle GPU also lowers it
             sentence = f"{pci}: PCIe link at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
-            yield Said(0.4, LINK, sentence, pci)
-    for kind, least, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_PER_MINUTE / 60, 0.4)):
-        for pci, was, is_now in both.rates(_named("errors", kind)):
-            if is_now > max(least, TIMES * was):
-                sentence = f"{pci}: {_each_minute(is_now, f'{kind} PCIe errors (AER)', was)}"
-                yield Said(weight, LINK, sentence, pci)
+            yield NodeChange(0.4, LINK, sentence, pci)
+    for kind, minimum, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_ERRORS_PER_MINUTE / 60, 0.4)):
+        for pci, previous, current in readings.rates(_counter_selector("errors", kind)):
+            if current > max(minimum, CHANGE_RATIO * previous):
+                sentence = f"{pci}: {_per_minute_text(current, f'{kind} PCIe errors (AER)', previous)}"
+                yield NodeChange(weight, LINK, sentence, pci)
 
 
-def of_ports(both: Both) -> Iterator[Said]:
-    for port, speed in both.now.speeds.items():
-        before = both.last.speeds.get(port)
+def port_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for port, speed in readings.last_after.speeds.items():
+        before = readings.last_before.speeds.get(port)
         if before is not None and speed < before:
-            yield Said(0.9, FABRIC, f"port {port}: link at {speed:g} Gbit/s, {before:g} before", port)
-    for name, (least, weight, words) in OF_PORTS.items():
-        for port, was, is_now in both.rates(_named("ports", name)):
-            if is_now > max(least, TIMES * was):
-                yield Said(weight, FABRIC, f"port {port}: {_each_minute(is_now, words, was)}", port)
+            yield NodeChange(0.9, FABRIC, f"port {port}: link at {speed:g} Gbit/s, {before:g} before", port)
+    for name, (minimum, weight, text) in PORT_COUNTERS.items():
+        for port, previous, current in readings.rates(_counter_selector("ports", name)):
+            if current > max(minimum, CHANGE_RATIO * previous):
+                yield NodeChange(weight, FABRIC, f"port {port}: {_per_minute_text(current, text, previous)}", port)
 
 
-def of_waiting(both: Both) -> Iterator[Said]:
+def pressure_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
     """Compare PSI: "full" of memory and io, when all tasks wait, and "some" of the CPUs, where "full" is always 0."""
-    wanted = {
+    watched = {
         "cpu some": (CPU, "tasks waited for a CPU"),
         "memory full": (CPU, "all tasks waited for memory"),
         "io full": (STORAGE, "all tasks waited for disks or file servers"),
     }
-    for what, was, is_now in both.rates(lambda one: one.waiting):
-        if what in wanted and is_now / 1e6 >= max(WAITED, TIMES * was / 1e6):
-            family, words = wanted[what]
-            sentence = f"{words} {_percent(is_now / 1e6)} of the time, {_percent(was / 1e6)} before (PSI)"
-            yield Said(min(0.9, is_now / 1e6), family, sentence)
+    for name, previous, current in readings.rates(lambda reading: reading.waiting):
+        if name in watched and current / 1e6 >= max(WAITING_SHARE, CHANGE_RATIO * previous / 1e6):
+            family, text = watched[name]
+            sentence = f"{text} {_percent(current / 1e6)} of the time, {_percent(previous / 1e6)} before (PSI)"
+            yield NodeChange(min(0.9, current / 1e6), family, sentence)
 
 
-def of_cpus(both: Both) -> Iterator[Said]:
-    rates = {name: (was, is_now) for name, was, is_now in both.rates(lambda one: one.cpu)}
+def steal_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    rates = {name: (previous, current) for name, previous, current in readings.rates(lambda reading: reading.cpu)}
     if "steal" not in rates or "all" not in rates:
         return
-    was, is_now = (stolen / ticks if ticks else 0.0 for stolen, ticks in zip(rates["steal"], rates["all"], strict=True))
-    if is_now >= max(STOLEN, TIMES * was):
-        sentence = f"the hypervisor took {_percent(is_now)} of the CPU time (steal), {_percent(was)} before"
-        yield Said(min(0.9, 3 * is_now), CPU, sentence)
+    previous, current = (
+        stolen / ticks if ticks else 0.0 for stolen, ticks in zip(rates["steal"], rates["all"], strict=True)
+    )
+    if current >= max(STEAL_SHARE, CHANGE_RATIO * previous):
+        sentence = f"the hypervisor took {_percent(current)} of the CPU time (steal), {_percent(previous)} before"
+        yield NodeChange(min(0.9, 3 * current), CPU, sentence)
 
 
-def of_pinned(both: Both) -> Iterator[Said]:
-    for cpus, processes in both.now.pinned.items():
-        before = both.last.pinned.get(cpus, 0)
-        if is_decimal(cpus) and processes >= max(CROWDED, TIMES * before):
+def pinning_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for cpus, processes in readings.last_after.pinned.items():
+        before = readings.last_before.pinned.get(cpus, 0)
+        if is_decimal(cpus) and processes >= max(CROWDED_PROCESSES, CHANGE_RATIO * before):
             sentence = f"{processes} job processes are pinned to CPU {cpus}, {before} before"
-            yield Said(0.6, CPU, sentence)
+            yield NodeChange(0.6, CPU, sentence)
 
 
-def of_memory(both: Both) -> Iterator[Said]:
-    for name, was, is_now in both.rates(lambda one: one.memory):
-        if name == "oom_kill" and is_now > 0:
-            yield Said(0.7, CPU, "the kernel killed a process because memory was exhausted")
-        elif name != "oom_kill" and is_now >= max(SWAPPED_PER_SECOND, TIMES * was):
-            way = "in" if name == "pswpin" else "out"
-            yield Said(0.6, CPU, f"{is_now:.0f} pages per second swapped {way}, {was:.0f} before")
+def memory_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for name, previous, current in readings.rates(lambda reading: reading.memory):
+        if name == "oom_kill" and current > 0:
+            yield NodeChange(0.7, CPU, "the kernel killed a process because memory was exhausted")
+        elif name != "oom_kill" and current >= max(SWAPPED_PAGES_PER_SECOND, CHANGE_RATIO * previous):
+            direction = "in" if name == "pswpin" else "out"
+            yield NodeChange(0.6, CPU, f"{current:.0f} pages per second swapped {direction}, {previous:.0f} before")
 
 
-def of_storage(both: Both) -> Iterator[Said]:
-    for what, of in (("disk", lambda one: one.disks), ("NFS", lambda one: one.mounts)):
-        yield from _latencies(both, what, of)
+def storage_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
+    for kind, select in (("disk", lambda reading: reading.disks), ("NFS", lambda reading: reading.mounts)):
+        yield from _latency_changes(readings, kind, select)
 
 
-def _latencies(both: Both, what: str, of: Callable[[Reading], Mapping[str, Slow]]) -> Iterator[Said]:
-    first, last, begin, now = (of(one) for one in both)
-    seconds = both.now.time - both.begin.time
+def _latency_changes(
+    readings: BeforeAfter, kind: str, select: Callable[[Reading], Mapping[str, OperationTimes]]
+) -> Iterator[NodeChange]:
+    first, last, begin, now = (select(reading) for reading in readings)
+    seconds = readings.last_after.time - readings.first_after.time
     for name in sorted(now.keys() & begin.keys()):
-        asked = now[name].operations - begin[name].operations
-        took = now[name].milliseconds - begin[name].milliseconds
-        if seconds <= 0 or took < 0 or asked < max(1.0, ASKED_PER_SECOND * seconds):
+        operations = now[name].operations - begin[name].operations
+        milliseconds = now[name].milliseconds - begin[name].milliseconds
+        if seconds <= 0 or milliseconds < 0 or operations < max(1.0, MIN_OPERATIONS_PER_SECOND * seconds):
             continue
-        was_asked = last[name].operations - first[name].operations if name in first and name in last else 0
-        was = (last[name].milliseconds - first[name].milliseconds) / was_asked if was_asked > 0 else None
-        mean = took / asked
-        if mean >= SLOW_MILLISECONDS and was is not None and mean >= SLOW_TIMES * was:
-            yield Said(0.5, STORAGE, f"{what} {name}: {mean:.0f} ms per operation, {was:.1f} ms before")
+        previous_operations = last[name].operations - first[name].operations if name in first and name in last else 0
+        previous_mean = (
+            (last[name].milliseconds - first[name].milliseconds) / previous_operations
+            if previous_operations > 0
+            else None
+        )
+        mean = milliseconds / operations
+        if mean >= SLOW_MILLISECONDS and previous_mean is not None and mean >= SLOW_RATIO * previous_mean:
+            yield NodeChange(0.5, STORAGE, f"{kind} {name}: {mean:.0f} ms per operation, {previous_mean:.1f} ms before")
 
 
-JUDGES: Sequence[Judge] = (*(of_gpus, of_links, of_ports, of_waiting, of_cpus, of_pinned, of_memory, of_storage),)
+COMPARISONS: Sequence[Comparison] = (
+    *(
+        gpu_changes,
+        link_changes,
+        port_changes,
+        pressure_changes,
+        steal_changes,
+        pinning_changes,
+        memory_changes,
+        storage_changes,
+    ),
+)
 
 
-def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
+def _counter_selector(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
     """Return a function that selects the counter `name` of each part. parts: "ports" or "errors"."""
 
-    def of(reading: Reading) -> Mapping[str, int]:
-        told: Mapping[str, Mapping[str, int]] = getattr(reading, parts)
-        return {part: counts[name] for part, counts in told.items() if name in counts}
+    def select(reading: Reading) -> Mapping[str, int]:
+        counters_by_part: Mapping[str, Mapping[str, int]] = getattr(reading, parts)
+        return {part: counts[name] for part, counts in counters_by_part.items() if name in counts}
 
-    return of
+    return select
 
 
-def _each_minute(rate: float, what: str, before: float) -> str:
-    return f"{60 * rate:.3g} {what} per minute, {60 * before:.3g} before"
+def _per_minute_text(rate: float, description: str, before: float) -> str:
+    return f"{60 * rate:.3g} {description} per minute, {60 * before:.3g} before"
 
 
 def _percent(share: float) -> str:

@@ -44,13 +44,13 @@ from operator import mul
 from typing import NamedTuple
 
 WINDOW = 160  # samples
-LEAST, MOST = 20, 44  # samples of a period: the window has three of them, or more
+MIN_PERIOD, MAX_PERIOD = 20, 44  # samples of a period: the window has three of them, or more
 THRESHOLD = 0.5
-ABOUT_AS_HIGH = 0.12  # below the highest peak: two lags of one rhythm differ by this much by chance
-STAYS = 0.25  # the same for the previous period
+PEAK_MARGIN = 0.12  # below the highest peak: two lags of one rhythm differ by this much by chance
+PREVIOUS_MARGIN = 0.25  # the same for the previous period
 VALLEY = 0.35  # how far the valley lies below the peak, as a share of the peak's height
-LEAST_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
-MULTIPLE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
+MIN_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
+MULTIPLE_SHARE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
 class Rhythm(NamedTuple):
@@ -60,7 +60,7 @@ class Rhythm(NamedTuple):
     strength: float
 
 
-def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
+def find_rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
     """Return the period of the last WINDOW rates, which have equal distances.
 
     None if there is no period between MIN_PERIOD and MAX_PERIOD samples, or too few rates.
@@ -70,85 +70,89 @@ def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
     """
     if len(rates) < WINDOW:
         return None
-    found = acf(clipped(rates[-WINDOW:]), WINDOW - LEAST)
-    if found is None:
+    correlation = autocorrelation(clip_peaks(rates[-WINDOW:]), WINDOW - MIN_PERIOD)
+    if correlation is None:
         return None
-    peaks = [lag for lag in range(2, MOST + 1) if found[lag] >= THRESHOLD and _is_rhythm(found, lag)]
+    peaks = [lag for lag in range(2, MAX_PERIOD + 1) if correlation[lag] >= THRESHOLD and _is_rhythm(correlation, lag)]
     if not peaks:
         return None
-    highest = max(found[lag] for lag in peaks)
-    lag = next(one for one in peaks if found[one] >= highest - ABOUT_AS_HIGH)
+    highest = max(correlation[lag] for lag in peaks)
+    lag = next(candidate for candidate in peaks if correlation[candidate] >= highest - PEAK_MARGIN)
     if near is not None:
-        last = near
-        stays = [one for one in peaks if found[one] >= highest - STAYS and one >= LEAST]
-        if stays:
-            lag = min(stays, key=lambda one: abs(math.log(one / last)))
-    if lag < LEAST:
+        previous = near
+        near_previous = [
+            candidate
+            for candidate in peaks
+            if correlation[candidate] >= highest - PREVIOUS_MARGIN and candidate >= MIN_PERIOD
+        ]
+        if near_previous:
+            lag = min(near_previous, key=lambda candidate: abs(math.log(candidate / previous)))
+    if lag < MIN_PERIOD:
         return None
-    return Rhythm(_fine(found, lag), min(1.0, found[lag]))
+    return Rhythm(_fractional_period(correlation, lag), min(1.0, correlation[lag]))
 
 
-def acf(rates: Sequence[float], most: int) -> list[float] | None:
+def autocorrelation(rates: Sequence[float], max_lag: int) -> list[float] | None:
     """Return the unbiased autocorrelation at lags 0 to `max_lag`, or None for constant or non-finite rates."""
     count, unit = len(rates), max(map(abs, rates))
     if not 0 < unit < math.inf or not all(map(math.isfinite, rates)):
         return None
-    parts = [one / unit for one in rates]  # avoids overflow of the squares
+    parts = [value / unit for value in rates]  # avoids overflow of the squares
     mean = math.fsum(parts) / count
-    off = [one - mean for one in parts]
-    variance = sum(map(mul, off, off)) / count
-    if variance <= (LEAST_VARIATION * mean) ** 2:
+    deviations = [value - mean for value in parts]
+    variance = sum(map(mul, deviations, deviations)) / count
+    if variance <= (MIN_VARIATION * mean) ** 2:
         return None
-    return [sum(map(mul, off, off[lag:])) / ((count - lag) * variance) for lag in range(most + 1)]
+    return [sum(map(mul, deviations, deviations[lag:])) / ((count - lag) * variance) for lag in range(max_lag + 1)]
 
 
-def clipped(rates: Sequence[float]) -> list[float]:
+def clip_peaks(rates: Sequence[float]) -> list[float]:
     """Return the rates without extreme peaks: a checkpoint is a single burst in a window."""
     high = 1.5 * sorted(rates)[len(rates) * 94 // 100]
-    return [min(one, high) for one in rates] if high > 0 else list(rates)
+    return [min(rate, high) for rate in rates] if high > 0 else list(rates)
 
 
-def _is_rhythm(found: Sequence[float], lag: int) -> bool:
-    if not _is_peak(found, lag, lag) or min(found[1:lag]) > (1 - VALLEY) * found[lag]:
+def _is_rhythm(correlation: Sequence[float], lag: int) -> bool:
+    if not _is_peak(correlation, lag, lag) or min(correlation[1:lag]) > (1 - VALLEY) * correlation[lag]:
         return False
-    multiples = [one for one in (2 * lag, 3 * lag) if one + lag < len(found)]
-    return all(_height(found, one, lag) >= MULTIPLE * found[lag] for one in multiples)
+    multiples = [multiple for multiple in (2 * lag, 3 * lag) if multiple + lag < len(correlation)]
+    return all(_peak_height(correlation, multiple, lag) >= MULTIPLE_SHARE * correlation[lag] for multiple in multiples)
 
 
-def _is_peak(found: Sequence[float], lag: int, period: int) -> bool:
-    return found[lag] >= _height(found, lag, period)
+def _is_peak(correlation: Sequence[float], lag: int, period: int) -> bool:
+    return correlation[lag] >= _peak_height(correlation, lag, period)
 
 
-def _height(found: Sequence[float], lag: int, period: int) -> float:
+def _peak_height(correlation: Sequence[float], lag: int, period: int) -> float:
     """Return the highest value near a lag. Durations vary, so the range grows with the number of periods."""
     reach = max(1, period // 8)
-    return max(found[max(1, lag - reach) : lag + reach + 1])
+    return max(correlation[max(1, lag - reach) : lag + reach + 1])
 
 
-def _fine(found: Sequence[float], lag: int) -> float:
+def _fractional_period(correlation: Sequence[float], lag: int) -> float:
     """Return the period as a fraction of samples, measured at the largest multiple that the window allows."""
-    period = _top(found, lag)
+    period = _parabola_top(correlation, lag)
     for times in (2, 3):
         goal = round(times * period)
-        if goal + 2 * lag > len(found) + LEAST:
+        if goal + 2 * lag > len(correlation) + MIN_PERIOD:
             break
         reach = max(1, lag // 8)
-        around = range(max(1, goal - reach), min(len(found) - 1, goal + reach + 1))
+        around = range(max(1, goal - reach), min(len(correlation) - 1, goal + reach + 1))
         if not around:
             break
-        at = max(around, key=found.__getitem__)
-        if found[at] < MULTIPLE * found[lag]:
+        at = max(around, key=correlation.__getitem__)
+        if correlation[at] < MULTIPLE_SHARE * correlation[lag]:
             break
-        period = _top(found, at) / times
+        period = _parabola_top(correlation, at) / times
     return period
 
 
-def _top(found: Sequence[float], lag: int) -> float:
+def _parabola_top(correlation: Sequence[float], lag: int) -> float:
     """Return the position of the maximum of the parabola through a peak and its neighbours."""
-    if not 0 < lag < len(found) - 1:
+    if not 0 < lag < len(correlation) - 1:
         return float(lag)
-    before, here, after = found[lag - 1 : lag + 2]
-    bend = before - 2 * here + after
+    before, peak, after = correlation[lag - 1 : lag + 2]
+    bend = before - 2 * peak + after
     if bend >= 0:
         return float(lag)
     return lag + max(-0.5, min(0.5, (before - after) / (2 * bend)))
@@ -158,8 +162,8 @@ def _top(found: Sequence[float], lag: int) -> float:
 
 OCTAVES = 6
 STRIDE = WINDOW // 4
-MOST_MISSED = 4.0  # samples in a row that may be missing
-SAME = 1.15  # two windows have the same period if they differ by no more than this
+MAX_MISSED = 4.0  # samples in a row that may be missing
+SAME_PERIOD_RATIO = 1.15  # two windows have the same period if they differ by no more than this
 
 
 class Iteration(NamedTuple):
@@ -178,10 +182,10 @@ class Iteration(NamedTuple):
 @dataclass(slots=True)
 class _Octave:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    new: int = 0  # since the last evaluation
-    half: float | None = None  # a rate that waits for the next one
+    new_samples: int = 0  # since the last evaluation
+    pending_rate: float | None = None  # a rate that waits for the next one
     period: float | None = None  # samples, in the last window with a period
-    agreed: bool = False  # the previous window had the same period
+    is_confirmed: bool = False  # the previous window had the same period
 
 
 @dataclass(slots=True)
@@ -191,11 +195,11 @@ class Iterations:
     """
 
     seconds: float
-    speaks: int | None = None
-    _heard: float = -math.inf
+    reporting_octave: int | None = None
+    _last_result_at: float = -math.inf
     _last: tuple[float, float] | None = None  # time, count
-    _grid: float = 0.0  # time of the next cell
-    _until: float = 0.0  # count in the current cell
+    _next_grid_time: float = 0.0  # time of the next cell
+    _cell_count: float = 0.0  # count in the current cell
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
@@ -207,61 +211,63 @@ class Iterations:
         if not (math.isfinite(time) and math.isfinite(count)):
             return
         last, self._last = self._last, (time, count)
-        if last is None or not last[0] < time <= last[0] + (MOST_MISSED + 1) * self.seconds or count < last[1]:
+        if last is None or not last[0] < time <= last[0] + (MAX_MISSED + 1) * self.seconds or count < last[1]:
             self._begin(time)
             return
         begin, rate = last[0], (count - last[1]) / (time - last[0])
-        while self._grid <= time:
-            self._until += rate * (self._grid - begin)
-            begin = self._grid
-            yield from self._push(0, self._until / self.seconds)
-            self._until = 0.0
-            self._grid += self.seconds
-        self._until += rate * (time - begin)
+        while self._next_grid_time <= time:
+            self._cell_count += rate * (self._next_grid_time - begin)
+            begin = self._next_grid_time
+            yield from self._push(0, self._cell_count / self.seconds)
+            self._cell_count = 0.0
+            self._next_grid_time += self.seconds
+        self._cell_count += rate * (time - begin)
 
     def period_seconds(self) -> float | None:
         """Return the current period, or None if there is none."""
-        if self.speaks is None:
+        if self.reporting_octave is None:
             return None
-        period = self._octaves[self.speaks].period
-        return None if period is None else period * self.seconds * 2**self.speaks
+        period = self._octaves[self.reporting_octave].period
+        return None if period is None else period * self.seconds * 2**self.reporting_octave
 
     def _begin(self, time: float) -> None:
         self._octaves = [_Octave() for _ in range(OCTAVES)]
-        self._grid, self._until = time + self.seconds, 0.0
-        self.speaks, self._heard = None, -math.inf
+        self._next_grid_time, self._cell_count = time + self.seconds, 0.0
+        self.reporting_octave, self._last_result_at = None, -math.inf
 
     def _push(self, number: int, rate: float) -> Iterator[Iteration]:
         octave = self._octaves[number]
         octave.samples.append(rate)
-        octave.new += 1
-        if octave.new >= STRIDE and len(octave.samples) == WINDOW:
-            octave.new = 0
-            yield from self._look(number, octave)
+        octave.new_samples += 1
+        if octave.new_samples >= STRIDE and len(octave.samples) == WINDOW:
+            octave.new_samples = 0
+            yield from self._evaluate(number, octave)
         if number + 1 < OCTAVES:
-            if octave.half is None:
-                octave.half = rate
+            if octave.pending_rate is None:
+                octave.pending_rate = rate
             else:
-                half, octave.half = octave.half, None
-                yield from self._push(number + 1, (half + rate) / 2)
+                pending_rate, octave.pending_rate = octave.pending_rate, None
+                yield from self._push(number + 1, (pending_rate + rate) / 2)
 
-    def _look(self, number: int, octave: _Octave) -> Iterator[Iteration]:
-        found = rhythm(list(octave.samples), octave.period)
+    def _evaluate(self, number: int, octave: _Octave) -> Iterator[Iteration]:
+        found = find_rhythm(list(octave.samples), octave.period)
         before, octave.period = octave.period, found.period if found else None
         if found is None:
-            octave.agreed = False
+            octave.is_confirmed = False
             return
         step = self.seconds * 2**number
-        octave.agreed = octave.agreed or (before is not None and 1 / SAME <= found.period / before <= SAME)
-        if self.speaks != number:
-            silent = self.speaks is None or self._grid - self._heard > WINDOW * step
-            if not (silent and octave.agreed):
+        octave.is_confirmed = octave.is_confirmed or (
+            before is not None and 1 / SAME_PERIOD_RATIO <= found.period / before <= SAME_PERIOD_RATIO
+        )
+        if self.reporting_octave != number:
+            is_silent = self.reporting_octave is None or self._next_grid_time - self._last_result_at > WINDOW * step
+            if not (is_silent and octave.is_confirmed):
                 return
-            self.speaks = number
-        self._heard = self._grid
-        yield Iteration(self._grid, found.period * step, found.strength, step)
+            self.reporting_octave = number
+        self._last_result_at = self._next_grid_time
+        yield Iteration(self._next_grid_time, found.period * step, found.strength, step)
 
 
-def seen_from(seconds: float) -> tuple[float, float]:
+def detectable_periods(seconds: float) -> tuple[float, float]:
     """Return the shortest and the longest period, in seconds, that readings `seconds` apart can show."""
-    return LEAST * seconds, MOST * seconds * 2 ** (OCTAVES - 1)
+    return MIN_PERIOD * seconds, MAX_PERIOD * seconds * 2 ** (OCTAVES - 1)

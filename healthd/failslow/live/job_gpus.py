@@ -12,39 +12,39 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 from healthd.host.host import Host
-from healthd.host.job_processes import job_processes, jobs_here, open_gpus
+from healthd.host.job_processes import gpus_open_by_job, job_processes, local_jobs
 
 DRIVER = "/proc/driver/nvidia/gpus"
 _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 
 
-class Here(NamedTuple):
+class RunningJobs(NamedTuple):
     """jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, 0 if none was found."""
 
     jobs: frozenset[str]
     gpu_process: int = 0
 
 
-def look(root: str, gpus_wanted: bool, last: Here) -> Here:
+def find_jobs(root: str, needs_gpu: bool, last: RunningJobs) -> RunningJobs:
     """Return the jobs on this node and, if there is only one job, one of its processes with an open GPU.
 
     Args:
         last: the previous result. Its process is tried first, because each process has hundreds of descriptors.
     """
-    jobs = jobs_here(root)
-    if not gpus_wanted or len(jobs) != 1:
-        return Here(jobs)
+    jobs = local_jobs(root)
+    if not needs_gpu or len(jobs) != 1:
+        return RunningJobs(jobs)
     processes = job_processes(root)
-    if last.gpu_process in processes and _holds({last.gpu_process: processes[last.gpu_process]}, root):
-        return Here(jobs, last.gpu_process)
-    return Here(jobs, next((pid for pid, job in processes.items() if _holds({pid: job}, root)), 0))
+    if last.gpu_process in processes and _has_open_gpu({last.gpu_process: processes[last.gpu_process]}, root):
+        return RunningJobs(jobs, last.gpu_process)
+    return RunningJobs(jobs, next((pid for pid, job in processes.items() if _has_open_gpu({pid: job}, root)), 0))
 
 
-def _holds(processes: Mapping[int, str], root: str) -> bool:
-    return any(open_gpus(processes, root)[0].values())
+def _has_open_gpu(processes: Mapping[int, str], root: str) -> bool:
+    return any(gpus_open_by_job(processes, root)[0].values())
 
 
-def by_minor(host: Host) -> dict[int, str]:
+def gpus_by_minor(host: Host) -> dict[int, str]:
     """Return a map from N of /dev/nvidiaN to the PCI address. Empty without the driver."""
     found = {}
     try:
@@ -52,17 +52,17 @@ def by_minor(host: Host) -> dict[int, str]:
     except OSError:
         return {}
     for pci in names:
-        minor = _MINOR.search(host.told(f"{DRIVER}/{pci}/information"))
+        minor = _MINOR.search(host.read_or_empty(f"{DRIVER}/{pci}/information"))
         if minor:
             found[int(minor[1])] = pci.lower()
     return found
 
 
-def gpu_of(host: Host, pid: int, job: str, local_rank: int) -> str:
+def find_gpu(host: Host, pid: int, job: str, local_rank: int) -> str:
     """Return the PCI address of a process's GPU, or "" if it is ambiguous."""
-    pci = by_minor(host)
-    held, _ = open_gpus({pid: job}, host.root or "/")
-    minors = sorted(held.get(job, frozenset()) & pci.keys())
+    pci = gpus_by_minor(host)
+    open_by_job, _ = gpus_open_by_job({pid: job}, host.root or "/")
+    minors = sorted(open_by_job.get(job, frozenset()) & pci.keys())
     if len(minors) == 1:
         return pci[minors[0]]
     return pci[minors[local_rank]] if 0 <= local_rank < len(minors) else ""

@@ -19,22 +19,22 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from healthd.failslow.live.datagram import Step
-from healthd.failslow.live.document import MOST_RECENT, JobTold, Lost, sentence
-from healthd.failslow.live.evidence import Said, is_of_hardware
+from healthd.failslow.live.datagram import StepMessage
+from healthd.failslow.live.document import MAX_RECENT, LiveJob, LostSeconds, clean_sentence
+from healthd.failslow.live.evidence import NodeChange, is_hardware_fault
 from healthd.failslow.live.series import Sample, Series
-from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.settings import LiveSettings
 from healthd.failslow.model import Cause, Kind
-from healthd.failslow.outliers import EXPLAINS, FEWEST, LIMIT
+from healthd.failslow.outliers import LIMIT, MIN_EXPLAINED_SHARE, MIN_PEERS
 
 CLIENT, COUNTERS = "client", "counters"
-FORGOTTEN_SECONDS = 120.0  # a job known only from counters ends this long after its last sample, plus QUIET_SAMPLES
-MOST_LOOKS = 5  # a user decides how many files a rank has open, so the search for its GPU is limited
+FORGET_SECONDS = 120.0  # a job known only from counters ends this long after its last sample, plus QUIET_SAMPLES
+MAX_GPU_LOOKUPS = 5  # a user decides how many files a rank has open, so the search for its GPU is limited
 GRACE_SECONDS = 60.0  # a message may include steps before the connection
-QUIET = 50.0  # times the duration of a sample: a rhythm that changed is found again within this time
+QUIET_SAMPLES = 50.0  # times the duration of a sample: a rhythm that changed is found again within this time
 
 # (PCI address of the suspect GPU or "", cause from the ranks' times, onset) -> changes on the node
-Evidence = Callable[[str, Cause, float | None], tuple[Said, ...]]
+FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 
 
 @dataclass(slots=True)
@@ -46,24 +46,24 @@ class Rank:
     """
 
     pid: int
-    began: float
+    started_at: float
     iteration: Series
     busy: Series | None = None
-    told_seconds: float = 0.0
+    reported_seconds: float = 0.0
     number: int = -1
-    local: int = -1
+    local_rank: int = -1
     gpu: str = ""
-    looks: int = 0
+    gpu_lookups: int = 0
 
     @property
     def name(self) -> str:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
-    def believed(self, step: Step, now: float) -> float:
+    def plausible_steps(self, step: StepMessage, now: float) -> float:
         """Return how many of the steps fit into the elapsed time. This limits the loss that a rank can report."""
-        left = max(0.0, now - self.began + GRACE_SECONDS - self.told_seconds)
-        steps = min(float(step.steps), left / step.seconds)
-        self.told_seconds += steps * step.seconds
+        available_seconds = max(0.0, now - self.started_at + GRACE_SECONDS - self.reported_seconds)
+        steps = min(float(step.steps), available_seconds / step.seconds)
+        self.reported_seconds += steps * step.seconds
         return steps
 
 
@@ -79,11 +79,11 @@ class Job:
     source: str
     ranks: dict[int, Rank] = field(default_factory=dict)
     counters: dict[str, Series] = field(default_factory=dict)
-    gone_seconds: float = 0.0
-    last: float = 0.0
-    each: float = 0.0
-    told: JobTold | None = None
-    of_node: tuple[Said, ...] = ()  # changes on the node at the onset
+    ended_ranks_seconds: float = 0.0
+    last_time: float = 0.0
+    sample_seconds: float = 0.0
+    record: LiveJob | None = None
+    node_changes: tuple[NodeChange, ...] = ()  # changes on the node at the onset
 
 
 class Jobs:
@@ -93,77 +93,77 @@ class Jobs:
 
     def __init__(
         self,
-        watched: Watched,
-        gpu_of: Callable[[int, str, int], str],
-        evidence: Evidence = lambda gpu, cause, since: (),
+        settings: LiveSettings,
+        find_gpu: Callable[[int, str, int], str],
+        find_changes: FindChanges = lambda gpu, cause, since: (),
     ) -> None:
-        self.watched = watched
-        self.recent: deque[JobTold] = deque(maxlen=MOST_RECENT)
-        self._gpu_of = gpu_of
-        self._evidence = evidence
+        self.settings = settings
+        self.recent: deque[LiveJob] = deque(maxlen=MAX_RECENT)
+        self._find_gpu = find_gpu
+        self._find_changes = find_changes
         self._jobs: dict[tuple[str, str], Job] = {}
-        self._said: list[tuple[object, ...]] = []  # content of the last evaluation, to detect changes
+        self._reported: list[tuple[object, ...]] = []  # content of the last evaluation, to detect changes
         self._ended_lost = {CLIENT: 0.0, COUNTERS: 0.0}  # seconds
 
-    def reconfigure(self, watched: Watched) -> None:
+    def reconfigure(self, settings: LiveSettings) -> None:
         """Apply new thresholds. The data of running jobs is kept."""
-        self.watched = watched
+        self.settings = settings
         for job in self._jobs.values():
-            percent = self._percent(job.source)
-            for series in _series(job):
-                series.change_percent(percent)
+            percent = self._slow_percent(job.source)
+            for series in _all_series(job):
+                series.set_percent(percent)
 
     @property
-    def watches_any(self) -> bool:
+    def has_jobs(self) -> bool:
         return bool(self._jobs)
 
     @property
-    def slow(self) -> list[JobTold]:
-        return [job.told for job in self._jobs.values() if job.told is not None and job.told.slow]
+    def slow_jobs(self) -> list[LiveJob]:
+        return [job.record for job in self._jobs.values() if job.record is not None and job.record.slow]
 
-    def heard(self, connection: int, pid: int, name: str, step: Step, now: float) -> bool:
+    def add_step(self, connection: int, pid: int, name: str, step: StepMessage, now: float) -> bool:
         """Add a message of a rank. Return True if the job is new, or something in it became slow or recovered."""
         is_new = (name, CLIENT) not in self._jobs
         job = self._job(name, CLIENT)
-        job.last = now
+        job.last_time = now
         rank = job.ranks.get(connection)
         if rank is None:
-            rank = job.ranks[connection] = Rank(pid, now, Series(Kind.ITERATION, self.watched.slow_percent))
+            rank = job.ranks[connection] = Rank(pid, now, Series(Kind.ITERATION, self.settings.slow_percent))
         if rank.number < 0:
-            rank.number, rank.local = step.rank, step.local_rank
-        steps = rank.believed(step, now)
+            rank.number, rank.local_rank = step.rank, step.local_rank
+        steps = rank.plausible_steps(step, now)
         changed = rank.iteration.add(step.seconds, now, steps)
         if step.busy is not None:
             if rank.busy is None:
-                rank.busy = Series(Kind.BUSY, self.watched.slow_percent)
+                rank.busy = Series(Kind.BUSY, self.settings.slow_percent)
             changed |= rank.busy.add(step.busy, now, steps)
         return changed or is_new
 
-    def sampled(self, sample: Sample) -> bool:
+    def add_sample(self, sample: Sample) -> bool:
         """Add an iteration time from sampled counters. Return True as in `add_step`."""
         is_new = (sample.job, COUNTERS) not in self._jobs
         job = self._job(sample.job, COUNTERS)
-        job.last, job.each = sample.time, sample.value * sample.steps
+        job.last_time, job.sample_seconds = sample.time, sample.value * sample.steps
         series = job.counters.get(sample.series)
         if series is None:
-            if len(job.counters) >= self.watched.max_ranks:
+            if len(job.counters) >= self.settings.max_ranks:
                 return False
-            series = job.counters[sample.series] = Series(sample.kind, self.watched.counters_percent)
+            series = job.counters[sample.series] = Series(sample.kind, self.settings.counters_percent)
         return series.add(sample.value, sample.time, sample.steps) or is_new
 
-    def left(self, connection: int, name: str, now: float) -> bool:
+    def remove_connection(self, connection: int, name: str, now: float) -> bool:
         """Remove a connection that ended. Return True if this ended the job."""
         job = self._jobs.get((name, CLIENT))
         rank = job.ranks.pop(connection, None) if job is not None else None
         if job is None or rank is None:
             return False
-        job.gone_seconds += rank.iteration.lost_seconds
+        job.ended_ranks_seconds += rank.iteration.lost_seconds
         if job.ranks:
             return False
         self._end(job, now)
         return True
 
-    def forget_quiet(self, now: float, sampled: str) -> bool:
+    def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
         """End jobs that are known from counters and have no new samples. Return True if there was such a job.
 
         Such a job ends if its counters are no longer sampled (`sampled_job` is the sampled one), or if no sample came
@@ -171,67 +171,74 @@ class Jobs:
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [
-            job for job in by_counters if job.name != sampled or now - job.last > FORGOTTEN_SECONDS + QUIET * job.each
+            job
+            for job in by_counters
+            if job.name != sampled_job or now - job.last_time > FORGET_SECONDS + QUIET_SAMPLES * job.sample_seconds
         ]
         for job in quiet:
             self._end(job, now)
         return bool(quiet)
 
-    def judge(self, silent: bool) -> bool:
+    def evaluate(self, is_paused: bool) -> bool:
         """Evaluate all jobs again. Return True if the reported content changed.
 
         Args:
             is_paused: do not report jobs that become slow now.
         """
-        before = self._said
+        before = self._reported
         for job in self._jobs.values():
-            job.told = self._judged(job, silent)
-        self._said = _essence(self.told())
-        return self._said != before
+            job.record = self._evaluate_job(job, is_paused)
+        self._reported = _reported_content(self.records())
+        return self._reported != before
 
-    def told(self) -> tuple[JobTold, ...]:
-        return tuple(job.told for job in self._jobs.values() if job.told is not None)
+    def records(self) -> tuple[LiveJob, ...]:
+        return tuple(job.record for job in self._jobs.values() if job.record is not None)
 
-    def lost(self) -> Lost:
+    def lost_seconds(self) -> LostSeconds:
         """Return the lost time of all jobs since the process started."""
         total = dict(self._ended_lost)
         for job in self._jobs.values():
-            total[job.source] += job.told.lost_seconds if job.told is not None else 0.0
-        return Lost(round(total[CLIENT], 3), round(total[COUNTERS], 3))
+            total[job.source] += job.record.lost_seconds if job.record is not None else 0.0
+        return LostSeconds(round(total[CLIENT], 3), round(total[COUNTERS], 3))
 
-    def _judged(self, job: Job, silent: bool) -> JobTold:
+    def _evaluate_job(self, job: Job, is_paused: bool) -> LiveJob:
         ranks = list(job.ranks.values())
-        found = judge(ranks) if job.source == CLIENT else of_counters(job.counters)
-        each = [series.lost_seconds for series in _series(job) if series.kind is not Kind.BUSY]
+        found = evaluate_ranks(ranks) if job.source == CLIENT else evaluate_counters(job.counters)
+        lost_by_series = [series.lost_seconds for series in _all_series(job) if series.kind is not Kind.BUSY]
         # Several counters show the same iterations.
-        lost = job.gone_seconds + (sum(each) if job.source == CLIENT else max(each, default=0.0))
+        lost = job.ended_ranks_seconds + (
+            sum(lost_by_series) if job.source == CLIENT else max(lost_by_series, default=0.0)
+        )
         count = len(ranks) if job.source == CLIENT else 1  # counters show the job as a whole
-        told = JobTold(job.name, count, job.source, lost_seconds=round(lost, 3))
-        was_slow = job.told is not None and job.told.slow
-        if not found.slow or (silent and not was_slow):
-            return told
+        record = LiveJob(job.name, count, job.source, lost_seconds=round(lost, 3))
+        was_slow = job.record is not None and job.record.slow
+        if not found.slow or (is_paused and not was_slow):
+            return record
         gpu = name = ""
         if found.rank is not None:
             rank = ranks[found.rank]
-            if not rank.gpu and rank.looks < MOST_LOOKS:
-                rank.looks += 1
-                rank.gpu = self._gpu_of(rank.pid, job.name, rank.local)
+            if not rank.gpu and rank.gpu_lookups < MAX_GPU_LOOKUPS:
+                rank.gpu_lookups += 1
+                rank.gpu = self._find_gpu(rank.pid, job.name, rank.local_rank)
             gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
-        before = job.told if was_slow else None
+        before = job.record if was_slow else None
         # The changes on the node belong to the onset: they are computed once, and again if another rank is named.
         if before is None or (before.suspect, before.rank) != (gpu, name):
-            job.of_node = self._evidence(gpu, cause, found.since)
+            job.node_changes = self._find_changes(gpu, cause, found.since)
         return replace(
-            told,
+            record,
             slow=True,
             since=found.since,
             slowdown=round(found.slowdown, 4),
             suspect=gpu,
             rank=name,
             cause=cause.value,
-            evidence=(*map(sentence, found.evidence), *(sentence(one.sentence) for one in job.of_node)),
-            node_changed=any(map(is_of_hardware, job.of_node)),
+            evidence=(
+                *map(clean_sentence, found.evidence),
+                *(clean_sentence(change.sentence) for change in job.node_changes),
+            ),
+            node_changed=any(map(is_hardware_fault, job.node_changes)),
         )
 
     def _job(self, name: str, source: str) -> Job:
@@ -240,34 +247,34 @@ class Jobs:
             job = self._jobs[name, source] = Job(name, source)
         return job
 
-    def _percent(self, source: str) -> float:
-        return self.watched.slow_percent if source == CLIENT else self.watched.counters_percent
+    def _slow_percent(self, source: str) -> float:
+        return self.settings.slow_percent if source == CLIENT else self.settings.counters_percent
 
     def _end(self, job: Job, now: float) -> None:
-        told = job.told or JobTold(job.name, 0, job.source)
-        lost = round(max(told.lost_seconds, job.gone_seconds), 3)
+        record = job.record or LiveJob(job.name, 0, job.source)
+        lost = round(max(record.lost_seconds, job.ended_ranks_seconds), 3)
         self._ended_lost[job.source] += lost
-        self.recent.append(replace(told, lost_seconds=lost, ended=round(now, 3)))
+        self.recent.append(replace(record, lost_seconds=lost, ended=round(now, 3)))
         del self._jobs[job.name, job.source]
 
 
-def of_counters(counters: dict[str, Series]) -> Judged:
+def evaluate_counters(counters: dict[str, Series]) -> Evaluation:
     """Evaluate sampled counters. They show that a job is slow, but never which rank is the cause."""
     slow = {name: point for name, series in counters.items() if (point := series.slow) is not None}
     if not slow:
-        return Judged(False)
-    since = min((s.since for s in counters.values() if s.since is not None), default=None)
+        return Evaluation(False)
+    since = min((counter.since for counter in counters.values() if counter.since is not None), default=None)
     evidence = tuple(
         f"{name}: iterations take {point.slowdown:.0%} longer than the {counters[name].healthy:.3g} s before"
         for name, point in slow.items()
     )
-    return Judged(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
+    return Evaluation(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
 
 
 # --- the rank that is the cause
 
 
-class Judged(NamedTuple):
+class Evaluation(NamedTuple):
     """Values for document.LiveJob. rank: index of the named rank, or None."""
 
     slow: bool
@@ -278,55 +285,57 @@ class Judged(NamedTuple):
     evidence: tuple[str, ...] = ()
 
 
-def judge(ranks: Sequence[Rank]) -> Judged:
+def evaluate_ranks(ranks: Sequence[Rank]) -> Evaluation:
     """Evaluate the ranks that are connected now."""
-    slow = [one.iteration for one in ranks if one.iteration.slow is not None]
+    slow = [item.iteration for item in ranks if item.iteration.slow is not None]
     if not slow:
-        return Judged(False)
-    slowdown = max(one.slow.slowdown for one in slow if one.slow is not None)
-    since = min((one.since for one in slow if one.since is not None), default=None)
+        return Evaluation(False)
+    slowdown = max(item.slow.slowdown for item in slow if item.slow is not None)
+    since = min((item.since for item in slow if item.since is not None), default=None)
     rank, cause, evidence = _blame(ranks)
-    return Judged(True, since, slowdown, rank, cause, evidence)
+    return Evaluation(True, since, slowdown, rank, cause, evidence)
 
 
 def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
-    told = [number for number, one in enumerate(ranks) if one.busy is not None and one.busy.ratio is not None]
-    if not told:
-        return _of_iterations(ranks)
-    if len(told) < FEWEST:
-        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node report their own work: too few to compare",)
-    busy = {number: channel for number in told if (channel := ranks[number].busy) is not None}
+    timed = [number for number, rank in enumerate(ranks) if rank.busy is not None and rank.busy.ratio is not None]
+    if not timed:
+        return _blame_by_iterations(ranks)
+    if len(timed) < MIN_PEERS:
+        return None, Cause.UNKNOWN, (f"{len(timed)} ranks of this node report their own work: too few to compare",)
+    busy = {number: channel for number in timed if (channel := ranks[number].busy) is not None}
     ratios = {number: channel.ratio or 1.0 for number, channel in busy.items()}
     middle = statistics.median_high(ratios.values())
-    risen = [number for number in told if busy[number].slow is not None]
-    if len(risen) * 2 >= len(told):
-        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(told)} ranks: more work for all",)
-    lost = statistics.median([_rise(one.iteration) for one in ranks if one.iteration.slow is not None])
-    standing_out = [
-        number for number in risen if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= EXPLAINS * lost
+    risen = [number for number in timed if busy[number].slow is not None]
+    if len(risen) * 2 >= len(timed):
+        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(timed)} ranks: more work for all",)
+    lost = statistics.median([_rise(rank.iteration) for rank in ranks if rank.iteration.slow is not None])
+    outlying = [
+        number
+        for number in risen
+        if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= MIN_EXPLAINED_SHARE * lost
     ]
-    if not standing_out:
+    if not outlying:
         return None, Cause.UNKNOWN, ("no rank of this node works longer: the cause is communication or another node",)
-    worst = max(standing_out, key=lambda number: ratios[number])
-    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "own work")
+    worst = max(outlying, key=lambda number: ratios[number])
+    return worst, Cause.COMPUTE, _explain(ranks, worst, busy, outlying, "own work")
 
 
-def _of_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
+def _blame_by_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
     """Find the cause by whole iterations, because no rank reports its own work."""
-    known = {number: one.iteration for number, one in enumerate(ranks) if one.iteration.ratio is not None}
-    slow = [number for number, channel in known.items() if channel.slow is not None]
-    if len(known) < FEWEST or len(slow) * 2 >= len(known):
+    measured = {number: rank.iteration for number, rank in enumerate(ranks) if rank.iteration.ratio is not None}
+    slow = [number for number, channel in measured.items() if channel.slow is not None]
+    if len(measured) < MIN_PEERS or len(slow) * 2 >= len(measured):
         return (
             None,
             Cause.UNKNOWN,
             (f"{len(slow)} of {len(ranks)} ranks are slow together, and no rank reports its own work",),
         )
-    middle = statistics.median_high([channel.ratio or 1.0 for channel in known.values()])
-    standing_out = [number for number in slow if (known[number].ratio or 1.0) >= LIMIT * middle]
-    if not standing_out:
+    middle = statistics.median_high([channel.ratio or 1.0 for channel in measured.values()])
+    outlying = [number for number in slow if (measured[number].ratio or 1.0) >= LIMIT * middle]
+    if not outlying:
         return None, Cause.UNKNOWN, ("no rank is slower than the others",)
-    worst = max(standing_out, key=lambda number: known[number].ratio or 1.0)
-    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration")
+    worst = max(outlying, key=lambda number: measured[number].ratio or 1.0)
+    return worst, Cause.COMPUTE, _explain(ranks, worst, measured, outlying, "an iteration")
 
 
 def _rise(channel: Series) -> float:
@@ -334,32 +343,32 @@ def _rise(channel: Series) -> float:
     return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
 
 
-def _why(
-    ranks: Sequence[Rank], worst: int, channels: dict[int, Series], standing_out: Sequence[int], what: str
+def _explain(
+    ranks: Sequence[Rank], worst: int, channels: dict[int, Series], outlying: Sequence[int], subject: str
 ) -> tuple[str, ...]:
-    one = channels[worst]
+    worst_channel = channels[worst]
     peers = [channel.ratio or 1.0 for number, channel in channels.items() if number != worst]
-    others = [ranks[number].name for number in standing_out if number != worst]
-    says = (
-        f"{what} takes {_seconds(one.healthy * (one.ratio or 1.0))} against "
-        f"{_seconds(one.healthy)} before; median of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
+    others = [ranks[number].name for number in outlying if number != worst]
+    comparison = (
+        f"{subject} takes {_format_seconds(worst_channel.healthy * (worst_channel.ratio or 1.0))} against "
+        f"{_format_seconds(worst_channel.healthy)} before; median of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
     )
-    return (says, f"{', '.join(others)}: slower too, by a smaller factor") if others else (says,)
+    return (comparison, f"{', '.join(others)}: slower too, by a smaller factor") if others else (comparison,)
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{value:.3g} s"
 
 
 # --- helpers
 
 
-def _series(job: Job) -> Iterator[Series]:
+def _all_series(job: Job) -> Iterator[Series]:
     for rank in job.ranks.values():
         yield from (rank.iteration,) if rank.busy is None else (rank.iteration, rank.busy)
     yield from job.counters.values()
 
 
-def _essence(told: Iterable[JobTold]) -> list[tuple[object, ...]]:
+def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
     """Return the content whose change must be reported. Jobs that start or end without being slow do not count."""
-    return [(one.job, one.source, one.suspect, one.rank, one.cause) for one in told if one.slow]
+    return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

@@ -16,7 +16,7 @@ from typing import Any
 
 from healthd.common.text import is_decimal, regex
 from healthd.failslow.live import node_reading
-from healthd.failslow.live.evidence import Said, evidence
+from healthd.failslow.live.evidence import NodeChange, find_changes
 from healthd.failslow.live.node_reading import Gpu, Link, Reading
 from healthd.failslow.model import Cause
 from healthd.host import infiniband
@@ -24,9 +24,9 @@ from healthd.host.host import PCI_DEVICES, Host
 from healthd.host.job_processes import job_processes
 from healthd.host.wakeup import FOREVER
 
-LOOK_SECONDS = 2.0
-MOST_PROCESSES = 256
-MOST_PORTS = 64
+READ_SECONDS = 2.0
+MAX_PROCESSES = 256
+MAX_PORTS = 64
 # Counters that grow if a link, the fabric or a receiver is the cause (Linux, sysfs-class-infiniband; NVIDIA,
 # "Understanding mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) are only in ethtool -S, not in sysfs.
 COUNTERS = (
@@ -40,34 +40,36 @@ _TOTAL = regex(r"(?m)^TOTAL_ERR_(?:COR|NONFATAL) ([0-9]{1,19})$")
 _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 
 
-def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic) -> Reading:
+def read_node(
+    host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic
+) -> Reading:
     """Return the node's current state. Never raises: values that cannot be read are missing."""
-    until = monotonic() + LOOK_SECONDS
+    deadline = monotonic() + READ_SECONDS
     devices = list(_devices(host))
-    ports = dict(_ports(host, until, monotonic))
-    speeds = ((port, node_reading.gbit_per_s(host.told(infiniband.path(port, "rate")))) for port in ports)
+    ports = dict(_ports(host, deadline, monotonic))
+    speeds = ((port, node_reading.gbit_per_s(host.read_or_empty(infiniband.path(port, "rate")))) for port in ports)
     return Reading(
         host.now(),
-        {pci: _gpu(told) for pci, told in gpus.items()},
+        {pci: _gpu(values) for pci, values in gpus.items()},
         {pci: link for pci in devices if (link := _link(host, pci)) is not None},
         {pci: errors for pci in devices if (errors := dict(_errors(host, pci)))},
         ports,
         {port: speed for port, speed in speeds if speed is not None},
         {
-            what: microseconds
-            for of in ("cpu", "memory", "io")
-            for what, microseconds in node_reading.pressure(host.told(f"/proc/pressure/{of}"), of)
+            name: microseconds
+            for resource in ("cpu", "memory", "io")
+            for name, microseconds in node_reading.pressure(host.read_or_empty(f"/proc/pressure/{resource}"), resource)
         },
-        node_reading.cpu_times(host.told("/proc/stat")),
-        node_reading.disk_times(host.told("/proc/diskstats")),
-        node_reading.nfs_times(host.told("/proc/self/mountstats")),
-        node_reading.memory_events(host.told("/proc/vmstat")),
+        node_reading.cpu_times(host.read_or_empty("/proc/stat")),
+        node_reading.disk_times(host.read_or_empty("/proc/diskstats")),
+        node_reading.nfs_times(host.read_or_empty("/proc/self/mountstats")),
+        node_reading.memory_events(host.read_or_empty("/proc/vmstat")),
         _pinned(host),
     )
 
 
-def _gpu(told: Mapping[str, Any]) -> Gpu:
-    numbers = (told.get(name) for name in Gpu._fields)
+def _gpu(values: Mapping[str, Any]) -> Gpu:
+    numbers = (values.get(name) for name in Gpu._fields)
     return Gpu(*(number if isinstance(number, int) else None for number in numbers))
 
 
@@ -87,28 +89,30 @@ def _devices(host: Host) -> Iterator[str]:
 
 def _link(host: Host, pci: str) -> Link | None:
     path = f"{PCI_DEVICES}/{pci}"
-    return node_reading.link(host.told(f"{path}/current_link_speed"), host.told(f"{path}/current_link_width"))
+    return node_reading.link(
+        host.read_or_empty(f"{path}/current_link_speed"), host.read_or_empty(f"{path}/current_link_width")
+    )
 
 
 def _errors(host: Host, pci: str) -> Iterator[tuple[str, int]]:
     for kind in ("correctable", "nonfatal"):
-        total = _TOTAL.search(host.told(f"{PCI_DEVICES}/{pci}/aer_dev_{kind}"))
+        total = _TOTAL.search(host.read_or_empty(f"{PCI_DEVICES}/{pci}/aer_dev_{kind}"))
         if total:
             yield kind, int(total[1])
 
 
-def _ports(host: Host, until: float, monotonic: Callable[[], float]) -> Iterator[tuple[str, Mapping[str, int]]]:
+def _ports(host: Host, deadline: float, monotonic: Callable[[], float]) -> Iterator[tuple[str, Mapping[str, int]]]:
     try:
-        names = infiniband.ports(host)[:MOST_PORTS]
+        names = infiniband.ports(host)[:MAX_PORTS]
     except OSError:
         return
     for port in names:
         counts = {}
         for folder, counters in (("counters", COUNTERS), ("hw_counters", HW_COUNTERS)):
             for name in counters:
-                if monotonic() > until:
+                if monotonic() > deadline:
                     return
-                text = host.told(infiniband.path(port, f"{folder}/{name}"))
+                text = host.read_or_empty(infiniband.path(port, f"{folder}/{name}"))
                 if is_decimal(text) and len(text) < 20:
                     counts[name] = int(text)
         yield port, counts
@@ -116,8 +120,8 @@ def _ports(host: Host, until: float, monotonic: Callable[[], float]) -> Iterator
 
 def _pinned(host: Host) -> dict[str, int]:
     found: dict[str, int] = {}
-    for pid in islice(sorted(job_processes(host.root or "/")), MOST_PROCESSES):
-        allowed = _ALLOWED.search(host.told(f"/proc/{pid}/status"))
+    for pid in islice(sorted(job_processes(host.root or "/")), MAX_PROCESSES):
+        allowed = _ALLOWED.search(host.read_or_empty(f"/proc/{pid}/status"))
         if allowed:
             found[allowed[1]] = found.get(allowed[1], 0) + 1
     return found
@@ -125,9 +129,9 @@ def _pinned(host: Host) -> dict[str, int]:
 
 # --- the last hour
 
-EACH_SECONDS = 60.0
-KEPT = 60
-BEFORE = 10  # readings before the onset that later ones are compared with
+INTERVAL_SECONDS = 60.0
+MAX_READINGS = 60
+BASELINE_READINGS = 10  # readings before the onset that later ones are compared with
 FRESH_SECONDS = 10.0  # a reading of this age still counts as current
 
 
@@ -143,35 +147,35 @@ class Readings:
     deadline: float = FOREVER
     _next: float = 0.0
     _fresh_until: float = 0.0
-    _kept: deque[Reading] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
 
-    def step(self, now: float, wanted: bool) -> None:
+    def step(self, now: float, is_needed: bool) -> None:
         """Read the node if that is due. If no job is monitored (`is_needed` is False), forget all readings."""
-        if not wanted:
-            self._kept.clear()
+        if not is_needed:
+            self._readings.clear()
             self.deadline = FOREVER
             return
         if now >= self._next:
-            self._next = now + EACH_SECONDS
+            self._next = now + INTERVAL_SECONDS
             self._take(now)
         self.deadline = self._next
 
     def _take(self, now: float) -> None:
         self._fresh_until = now + FRESH_SECONDS
-        self._kept.append(self.read())
+        self._readings.append(self.read())
 
-    def evidence(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[Said, ...]:
+    def find_changes(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[NodeChange, ...]:
         """Return the changes since the onset (epoch seconds).
 
         Readings newer than the last one are ignored: the clock was set back.
         """
         if now >= self._fresh_until:
             self._take(now)
-        if not self._kept:
+        if not self._readings:
             return ()
-        newest = self._kept[-1].time
-        ordered = [reading for reading in self._kept if reading.time <= newest]
+        newest = self._readings[-1].time
+        ordered = [reading for reading in self._readings if reading.time <= newest]
         began = newest if onset is None else onset
-        before = [reading for reading in ordered if reading.time < began][-BEFORE:]
+        before = [reading for reading in ordered if reading.time < began][-BASELINE_READINGS:]
         since = [reading for reading in ordered if reading.time >= began] or ordered[-1:]
-        return evidence(before, since, cause, gpu)
+        return find_changes(before, since, cause, gpu)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from healthd.common.text import is_decimal, regex
-from healthd.host.disks import NO_DISKS, whole
+from healthd.host.disks import NO_DISKS, whole_disk
 
-MOST_PARTS = 256  # disks, mounts; a node has dozens
-LONGEST = 60  # characters of a name in a sentence
+MAX_PARTS = 256  # disks, mounts; a node has dozens
+MAX_NAME = 60  # characters of a name in a sentence
 
 _PRESSURE = regex(r"(?m)^(some|full) avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,19})$")
 _MOUNT = regex(r"device .{1,4096} mounted on (.{1,4096}) with fstype nfs4? statvers=.*")
@@ -39,7 +39,7 @@ class Link(NamedTuple):
     width: int
 
 
-class Slow(NamedTuple):
+class OperationTimes(NamedTuple):
     """Operations of a disk or a mount since boot, and their total duration."""
 
     operations: int
@@ -67,16 +67,16 @@ class Reading:
     speeds: Mapping[str, float] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
     cpu: Mapping[str, int] = field(default_factory=dict)
-    disks: Mapping[str, Slow] = field(default_factory=dict)
-    mounts: Mapping[str, Slow] = field(default_factory=dict)
+    disks: Mapping[str, OperationTimes] = field(default_factory=dict)
+    mounts: Mapping[str, OperationTimes] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     pinned: Mapping[str, int] = field(default_factory=dict)
 
 
-def pressure(text: str, of: str) -> Iterator[tuple[str, int]]:
+def pressure(text: str, resource: str) -> Iterator[tuple[str, int]]:
     """Parse /proc/pressure/cpu, memory and io (Linux, accounting/psi.rst)."""
     for match in _PRESSURE.finditer(text):
-        yield f"{of} {match[1]}", int(match[2])
+        yield f"{resource} {match[1]}", int(match[2])
 
 
 def cpu_times(text: str) -> dict[str, int]:
@@ -84,52 +84,54 @@ def cpu_times(text: str) -> dict[str, int]:
 
     Its columns are user nice system idle iowait irq softirq steal guest guest_nice. A guest's time is included in user.
     """
-    words = text.partition("\n")[0].split()
-    if len(words) < 9 or words[0] != "cpu" or not all(map(is_decimal, words[1:9])):
+    cells = text.partition("\n")[0].split()
+    if len(cells) < 9 or cells[0] != "cpu" or not all(map(is_decimal, cells[1:9])):
         return {}
-    ticks = [int(word) for word in words[1:9]]
+    ticks = [int(cell) for cell in cells[1:9]]
     return {"idle": ticks[3] + ticks[4], "steal": ticks[7], "all": sum(ticks)}
 
 
-def disk_times(text: str) -> dict[str, Slow]:
+def disk_times(text: str) -> dict[str, OperationTimes]:
     """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and milliseconds."""
-    found: dict[str, Slow] = {}
+    found: dict[str, OperationTimes] = {}
     for line in text.split("\n"):
-        words = line.split()
-        if len(words) < 14 or len(found) >= MOST_PARTS or not all(map(is_decimal, words[3:11])):
+        cells = line.split()
+        if len(cells) < 14 or len(found) >= MAX_PARTS or not all(map(is_decimal, cells[3:11])):
             continue
-        name = words[2]
-        if whole(name) == name and not name.startswith(NO_DISKS):
-            found[name[:LONGEST]] = Slow(int(words[3]) + int(words[7]), int(words[6]) + int(words[10]))
+        name = cells[2]
+        if whole_disk(name) == name and not name.startswith(NO_DISKS):
+            found[name[:MAX_NAME]] = OperationTimes(int(cells[3]) + int(cells[7]), int(cells[6]) + int(cells[10]))
     return found
 
 
-def nfs_times(text: str) -> dict[str, Slow]:
+def nfs_times(text: str) -> dict[str, OperationTimes]:
     """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations of each NFS mount, and their milliseconds.
 
     The columns are operations, transmissions, timeouts, bytes sent, bytes received, and the times in the queue, until
     the reply, and in total. The last one is used. The kernel lets numbers fall below 0; such an operation is skipped.
     """
-    found: dict[str, Slow] = {}
-    point = ""
+    found: dict[str, OperationTimes] = {}
+    mount_point = ""
     for line in text.split("\n"):
         if line.startswith("device "):
             match = _MOUNT.fullmatch(line)
-            point = match[1][:LONGEST] if match and len(found) < MOST_PARTS else ""
-        elif point and (operation := _OPERATION.fullmatch(line)):
+            mount_point = match[1][:MAX_NAME] if match and len(found) < MAX_PARTS else ""
+        elif mount_point and (operation := _OPERATION.fullmatch(line)):
             numbers = operation[2].split()
             if len(numbers) < 8 or not all(len(number) < 19 for number in (numbers[0], numbers[7])):
                 continue
-            before = found.get(point, Slow(0, 0))
-            found[point] = Slow(before.operations + int(numbers[0]), before.milliseconds + int(numbers[7]))
+            before = found.get(mount_point, OperationTimes(0, 0))
+            found[mount_point] = OperationTimes(
+                before.operations + int(numbers[0]), before.milliseconds + int(numbers[7])
+            )
     return found
 
 
 def memory_events(text: str) -> dict[str, int]:
     """Parse /proc/vmstat: pswpin and pswpout (pages), oom_kill."""
-    words = (line.split() for line in text.split("\n"))
-    wanted = ("pswpin", "pswpout", "oom_kill")
-    return {one[0]: int(one[1]) for one in words if len(one) == 2 and one[0] in wanted and is_decimal(one[1])}
+    rows = (line.split() for line in text.split("\n"))
+    names = ("pswpin", "pswpout", "oom_kill")
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[0] in names and is_decimal(row[1])}
 
 
 def gbit_per_s(text: str) -> float | None:

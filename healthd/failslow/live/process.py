@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING
 from healthd.common import detection_pause
 from healthd.common.atomic_files import replace_file
 from healthd.common.codec import load
-from healthd.common.guard import words
-from healthd.failslow.live.advice_files import Advising
-from healthd.failslow.live.document import FILE, Dropped, Told, as_text, sentence
-from healthd.failslow.live.evidence import Said
-from healthd.failslow.live.job_gpus import gpu_of
+from healthd.common.guard import describe_error
+from healthd.failslow.live.advice_files import AdviceWriter
+from healthd.failslow.live.document import FILE, Dropped, LiveDocument, clean_sentence, to_json
+from healthd.failslow.live.evidence import NodeChange
+from healthd.failslow.live.job_gpus import find_gpu
 from healthd.failslow.live.jobs import Jobs
-from healthd.failslow.live.node import Readings, read
+from healthd.failslow.live.node import Readings, read_node
 from healthd.failslow.live.node_reading import Reading
-from healthd.failslow.live.receiver import SOCKET, Left, Receiver
-from healthd.failslow.live.settings import Place, Watched, watched
+from healthd.failslow.live.receiver import SOCKET, Disconnected, Receiver
+from healthd.failslow.live.settings import LiveSettings, Locations, live_settings
 from healthd.failslow.mitigation.planner import Overheads
 from healthd.failslow.model import Cause
 from healthd.host import shortage
@@ -47,33 +47,33 @@ if TYPE_CHECKING:
 
 ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
-TOLD_SECONDS = 30.0  # interval for updates of the lost time
-JUDGED_SECONDS = 1.0  # minimum interval between evaluations
-SAID_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever a job reports
-MOST_DATA_BYTES = 512 << 20
+REPORT_SECONDS = 30.0  # interval for updates of the lost time
+EVALUATION_SECONDS = 1.0  # minimum interval between evaluations
+NOTIFY_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever a job reports
+MAX_DATA_BYTES = 512 << 20
 NICE = 10
-MOST_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 FILE_MODE = 0o640
 SAMPLING_LOCK = "sampling.lock"
 
 
 def main() -> None:
     raise_score()
-    bound()
+    limit_resources()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends this process
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(False)
     setup = json.loads(sys.argv[2])
-    live = Live(load(Place, setup["place"]), channel)
+    live = LiveProcess(load(Locations, setup["place"]), channel)
     try:
-        live.reconfigure(watched(setup["watched"]))
+        live.reconfigure(live_settings(setup["watched"]))
         while live.wait():
             live.step()
     finally:
         live.close()
 
 
-def bound() -> None:
+def limit_resources() -> None:
     """Lower the priority and limit the memory, so that jobs come first.
 
     If the unit forbids both calls (@resources in its SystemCallFilter), only the daemon's own memory limit applies.
@@ -81,26 +81,26 @@ def bound() -> None:
     with suppress(OSError):
         os.nice(NICE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
 
 
-class Live:
-    def __init__(self, place: Place, channel: socket.socket) -> None:
-        self.place = place
+class LiveProcess:
+    def __init__(self, locations: Locations, channel: socket.socket) -> None:
+        self.locations = locations
         self.channel = channel
-        self.host = Host(place.root)
-        self.jobs = Jobs(Watched(), self._gpu_of, self._evidence)
+        self.host = Host(locations.root)
+        self.jobs = Jobs(LiveSettings(), self._find_gpu, self._find_changes)
         self.receiver: Receiver | None = None
-        self.advising: Advising | None = None
+        self.advice: AdviceWriter | None = None
         self.sampler: Sampler | None = None
         self.readings = Readings(self._read_node)
         self.problems: dict[str, str] = {}  # source without data -> reason
         self._incoming = b""
-        self._alive_at = self._judge_at = self._tell_at = 0.0
-        self._said_at = -SAID_SECONDS
-        self._news = self._paused = self._unsaid = False
-        self._until = 0.0
-        self._told_dropped = Dropped()
+        self._alive_at = self._evaluate_at = self._report_at = 0.0
+        self._notified_at = -NOTIFY_SECONDS
+        self._has_changes = self._is_paused = self._is_notification_due = False
+        self._paused_until = 0.0
+        self._reported_dropped = Dropped()
         self._reported_shortages: tuple[str, ...] = ()
 
     # --- waiting
@@ -108,26 +108,26 @@ class Live:
     def wait(self) -> bool:
         """Sleep until something is due. Return False if the daemon closed the stream."""
         now = time.monotonic()
-        moments = [self._alive_at]
+        deadlines = [self._alive_at]
         waits = [(self.channel.fileno(), False)]
         if self.receiver is not None:
-            if now >= self.receiver.look_at:
+            if now >= self.receiver.poll_at:
                 waits.append((self.receiver.fileno(), False))
             else:  # messages wait for the next poll: this limits the CPU use of this process
-                moments.append(self.receiver.look_at)
+                deadlines.append(self.receiver.poll_at)
         if self.sampler is not None:
-            moments.append(self.sampler.deadline)
-        moments.append(self.readings.deadline)
-        if self._news:
-            moments.append(self._judge_at)
-        if self.jobs.slow or self._paused:
-            moments.append(self._tell_at)
-        ready = poll(waits, min(moments, default=FOREVER) - now)
-        return self.channel.fileno() not in ready or self._hear_daemon()
+            deadlines.append(self.sampler.deadline)
+        deadlines.append(self.readings.deadline)
+        if self._has_changes:
+            deadlines.append(self._evaluate_at)
+        if self.jobs.slow_jobs or self._is_paused:
+            deadlines.append(self._report_at)
+        ready = poll(waits, min(deadlines, default=FOREVER) - now)
+        return self.channel.fileno() not in ready or self._read_commands()
 
-    def _hear_daemon(self) -> bool:
+    def _read_commands(self) -> bool:
         try:
-            chunk = self.channel.recv(MOST_LINE_BYTES)
+            chunk = self.channel.recv(MAX_LINE_BYTES)
         except BlockingIOError:
             return True
         except OSError:
@@ -136,10 +136,10 @@ class Live:
             return False
         *lines, self._incoming = (self._incoming + chunk).split(b"\n")
         for line in lines:
-            self.reconfigure(watched(json.loads(line)["watched"]))
+            self.reconfigure(live_settings(json.loads(line)["watched"]))
         return True
 
-    def _say(self, byte: bytes) -> None:
+    def _notify(self, byte: bytes) -> None:
         """Send a byte to the daemon. If the channel is full, the same byte is already in it."""
         with suppress(BlockingIOError, ConnectionError):
             self.channel.send(byte)
@@ -149,141 +149,147 @@ class Live:
     def step(self) -> None:
         now, clock = time.monotonic(), time.time()
         if now >= self._alive_at:
-            self._say(ALIVE)
+            self._notify(ALIVE)
             self._alive_at = now + ALIVE_SECONDS
-            self._news |= self.jobs.forget_quiet(clock, self.sampler.job if self.sampler is not None else "")
-            self._news |= self._dropped() != self._told_dropped
-            self._news |= tuple(shortage.problems(clock)) != self._reported_shortages
-        if self.receiver is not None and now >= self.receiver.look_at:
-            self._hear(self.receiver, now, clock)
+            self._has_changes |= self.jobs.end_quiet_jobs(clock, self.sampler.job if self.sampler is not None else "")
+            self._has_changes |= self._dropped() != self._reported_dropped
+            self._has_changes |= tuple(shortage.problems(clock)) != self._reported_shortages
+        if self.receiver is not None and now >= self.receiver.poll_at:
+            self._receive(self.receiver, now, clock)
         if self.sampler is not None and now >= self.sampler.deadline:
             self._sample(self.sampler, now)
-        self.readings.step(now, self.jobs.watches_any or (self.sampler is not None and self.sampler.job != ""))
-        if (self._news and now >= self._judge_at) or ((self.jobs.slow or self._paused) and now >= self._tell_at):
-            self._judge(now, clock)
+        self.readings.step(now, self.jobs.has_jobs or (self.sampler is not None and self.sampler.job != ""))
+        if (self._has_changes and now >= self._evaluate_at) or (
+            (self.jobs.slow_jobs or self._is_paused) and now >= self._report_at
+        ):
+            self._evaluate(now, clock)
 
-    def _hear(self, receiver: Receiver, now: float, clock: float) -> None:
-        for heard in receiver.step(now):
-            if isinstance(heard, Left):
-                self._news |= self.jobs.left(heard.connection, heard.job, clock)
+    def _receive(self, receiver: Receiver, now: float, clock: float) -> None:
+        for message in receiver.step(now):
+            if isinstance(message, Disconnected):
+                self._has_changes |= self.jobs.remove_connection(message.connection, message.job, clock)
             else:
-                self._news |= self.jobs.heard(heard.connection, heard.pid, heard.job, heard.said, clock)
+                self._has_changes |= self.jobs.add_step(
+                    message.connection, message.pid, message.job, message.step, clock
+                )
 
     def _sample(self, sampler: Sampler, now: float) -> None:
         before = sampler.problems, sampler.share
         for sample in sampler.step(now):
-            self._news |= self.jobs.sampled(sample)
-        self._news |= (sampler.problems, sampler.share) != before
+            self._has_changes |= self.jobs.add_sample(sample)
+        self._has_changes |= (sampler.problems, sampler.share) != before
 
-    def _judge(self, now: float, clock: float) -> None:
-        self._news, self._judge_at, self._tell_at = False, now + JUDGED_SECONDS, now + TOLD_SECONDS
-        pause = detection_pause.standing(self.place.runtime_dir, clock)
-        self._paused, self._until = pause is not None, pause.until if pause else 0.0
-        changed = self.jobs.judge(self._paused)
-        self._write(clock)
-        self._advise(clock)
-        self._unsaid |= changed
-        if self._unsaid and now >= self._said_at + SAID_SECONDS:
-            self._unsaid, self._said_at = False, now
-            self._say(CHANGED)
-        self._news |= self._unsaid
+    def _evaluate(self, now: float, clock: float) -> None:
+        self._has_changes, self._evaluate_at, self._report_at = False, now + EVALUATION_SECONDS, now + REPORT_SECONDS
+        pause = detection_pause.active_pause(self.locations.runtime_dir, clock)
+        self._is_paused, self._paused_until = pause is not None, pause.until if pause else 0.0
+        changed = self.jobs.evaluate(self._is_paused)
+        self._write_document(clock)
+        self._write_advice(clock)
+        self._is_notification_due |= changed
+        if self._is_notification_due and now >= self._notified_at + NOTIFY_SECONDS:
+            self._is_notification_due, self._notified_at = False, now
+            self._notify(CHANGED)
+        self._has_changes |= self._is_notification_due
 
-    def _advise(self, clock: float) -> None:
-        if self.receiver is None or self.advising is None:
+    def _write_advice(self, clock: float) -> None:
+        if self.receiver is None or self.advice is None:
             return
-        problem = self.advising.step(self.jobs.told(), clock)
+        problem = self.advice.step(self.jobs.records(), clock)
         if problem is not None:
-            self._complain("advice", problem)
+            self._log_problem("advice", problem)
 
-    def _write(self, clock: float) -> None:
+    def _write_document(self, clock: float) -> None:
         sampler = () if self.sampler is None else self.sampler.problems
         self._reported_shortages = tuple(shortage.problems(clock))
-        told = Told(
+        document = LiveDocument(
             written=round(clock, 3),
-            paused_until=self._until,
-            jobs=self.jobs.told(),
+            paused_until=self._paused_until,
+            jobs=self.jobs.records(),
             recent=tuple(self.jobs.recent),
             dropped=self._dropped(),
-            lost=self.jobs.lost(),
+            lost=self.jobs.lost_seconds(),
             sampling=None if self.sampler is None else self.sampler.share,
-            problems=tuple(map(sentence, (*self.problems.values(), *sampler, *self._reported_shortages))),
+            problems=tuple(map(clean_sentence, (*self.problems.values(), *sampler, *self._reported_shortages))),
         )
-        self._told_dropped = told.dropped
+        self._reported_dropped = document.dropped
         try:
-            replace_file(os.path.join(self.place.runtime_dir, FILE), as_text(told), FILE_MODE)
+            replace_file(os.path.join(self.locations.runtime_dir, FILE), to_json(document), FILE_MODE)
         except OSError as error:  # for example a full tmpfs: the next attempt follows soon
-            self._complain("file", error)
+            self._log_problem("file", error)
 
     def _dropped(self) -> Dropped:
-        return Dropped() if self.receiver is None else self.receiver.said_dropped()
+        return Dropped() if self.receiver is None else self.receiver.dropped_counts()
 
     # --- settings
 
-    def reconfigure(self, wanted: Watched) -> None:
+    def reconfigure(self, settings: LiveSettings) -> None:
         """Apply settings at the start and after a reload. The data of running jobs is kept."""
-        before = self.jobs.watched
-        self.jobs.reconfigure(wanted)
-        if self.receiver is not None and not wanted.client:
+        previous = self.jobs.settings
+        self.jobs.reconfigure(settings)
+        if self.receiver is not None and not settings.client:
             self._close_receiver()
-        if wanted.client and self.receiver is None:
+        if settings.client and self.receiver is None:
             self.problems.pop("client", None)
             try:
-                path = os.path.join(self.place.runtime_dir, SOCKET)
-                self.receiver = Receiver(path, self.place.root, wanted.max_jobs, wanted.max_ranks)
-                self.advising = Advising(self.place.runtime_dir, self.receiver.owner)
+                path = os.path.join(self.locations.runtime_dir, SOCKET)
+                self.receiver = Receiver(path, self.locations.root, settings.max_jobs, settings.max_ranks)
+                self.advice = AdviceWriter(self.locations.runtime_dir, self.receiver.find_user)
             except OSError as error:
-                self._complain("client", error)
-        if self.advising is not None:
-            self.advising.overheads = Overheads(s4=wanted.restart_seconds)
+                self._log_problem("client", error)
+        if self.advice is not None:
+            self.advice.overheads = Overheads(s4=settings.restart_seconds)
         if self.receiver is not None:
-            self.receiver.jobs, self.receiver.ranks = wanted.max_jobs, wanted.max_ranks
-        if self.sampler is not None and (wanted.sample, wanted.sample_seconds) != (
-            before.sample,
-            before.sample_seconds,
+            self.receiver.max_jobs, self.receiver.max_ranks = settings.max_jobs, settings.max_ranks
+        if self.sampler is not None and (settings.sample, settings.sample_seconds) != (
+            previous.sample,
+            previous.sample_seconds,
         ):
             self.sampler.close()
             self.sampler = None
-        if wanted.sample and self.sampler is None:
-            self.sampler = self._make_sampler(wanted)
-        self._news = True
+        if settings.sample and self.sampler is None:
+            self.sampler = self._make_sampler(settings)
+        self._has_changes = True
 
-    def _make_sampler(self, wanted: Watched) -> Sampler | None:
+    def _make_sampler(self, settings: LiveSettings) -> Sampler | None:
         from healthd.failslow.live.sampler import Sampler
         from healthd.failslow.live.sampling import Setup
 
-        lock = os.path.join(self.place.runtime_dir, SAMPLING_LOCK)
-        return Sampler(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
+        lock = os.path.join(self.locations.runtime_dir, SAMPLING_LOCK)
+        return Sampler(
+            Setup(settings.sample, settings.sample_seconds, self.locations.root, self.locations.fake_nvml, lock)
+        )
 
-    def _complain(self, what: str, error: BaseException) -> None:
-        if what not in self.problems:
-            print(f"healthd.failslow.live: {what}: {words(error)}", file=sys.stderr, flush=True)
-        self.problems[what] = f"{what}: {words(error)}"
+    def _log_problem(self, source: str, error: BaseException) -> None:
+        if source not in self.problems:
+            print(f"healthd.failslow.live: {source}: {describe_error(error)}", file=sys.stderr, flush=True)
+        self.problems[source] = f"{source}: {describe_error(error)}"
 
     # --- data of the node for a slow job
 
-    def _gpu_of(self, pid: int, job: str, local_rank: int) -> str:
+    def _find_gpu(self, pid: int, job: str, local_rank: int) -> str:
         try:
-            return gpu_of(self.host, pid, job, local_rank)
+            return find_gpu(self.host, pid, job, local_rank)
         except Exception as error:  # content of a user's /proc files must not end the monitoring of all other jobs
-            self._complain("gpu", error)
+            self._log_problem("gpu", error)
             return ""
 
-    def _evidence(self, gpu: str, cause: Cause, since: float | None) -> tuple[Said, ...]:
+    def _find_changes(self, gpu: str, cause: Cause, since: float | None) -> tuple[NodeChange, ...]:
         try:
-            return self.readings.evidence(since, cause, gpu, time.monotonic())
+            return self.readings.find_changes(since, cause, gpu, time.monotonic())
         except Exception as error:  # as above: the slow job is reported in any case
-            self._complain("evidence", error)
+            self._log_problem("evidence", error)
             return ()
 
     def _read_node(self) -> Reading:
-        return read(self.host, self.sampler.gpus if self.sampler is not None else {})
+        return read_node(self.host, self.sampler.gpus if self.sampler is not None else {})
 
     def _close_receiver(self) -> None:
         if self.receiver is not None:
             self.receiver.close()
-        if self.advising is not None:
-            self.advising.close()
-        self.receiver = self.advising = None
+        if self.advice is not None:
+            self.advice.close()
+        self.receiver = self.advice = None
 
     def close(self) -> None:
         self._close_receiver()

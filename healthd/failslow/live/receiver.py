@@ -24,43 +24,43 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.failslow.live.datagram import MOST_BYTES, Step, read
+from healthd.failslow.live.datagram import MAX_BYTES, StepMessage, parse
 from healthd.failslow.live.document import Dropped
 from healthd.host import shortage
-from healthd.host.job_processes import job_of
-from healthd.host.passed_descriptor import take_no_files
+from healthd.host.job_processes import job_of_process
+from healthd.host.passed_descriptor import refuse_descriptors
 
 SOCKET = "failslow.sock"
-LOOK_SECONDS = 0.2
-MESSAGES_A_LOOK = 100  # 500 per second, each 0.1 ms including its evaluation
-MESSAGES_OF_ONE = 2
-ACCEPTED_A_LOOK = 32
-MALFORMED_OF_ONE = 50  # messages, then the connection is closed
-WAITING = 128  # connections that wait for accept(2)
-MOST_CONNECTIONS = 2048  # of all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
-USUAL_FILES = 1024  # systemd's default for a service
-OTHER_FILES = 64  # descriptors for other uses of this process
-AGAIN_SECONDS = 10.0  # between two checks that the socket file still exists
+POLL_SECONDS = 0.2
+MESSAGES_PER_POLL = 100  # 500 per second, each 0.1 ms including its evaluation
+MESSAGES_PER_CONNECTION = 2
+ACCEPTS_PER_POLL = 32
+MAX_MALFORMED = 50  # messages, then the connection is closed
+BACKLOG = 128  # connections that wait for accept(2)
+MAX_CONNECTIONS = 2048  # of all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
+DEFAULT_FILES = 1024  # systemd's default for a service
+RESERVED_FILES = 64  # descriptors for other uses of this process
+SOCKET_CHECK_SECONDS = 10.0  # between two checks that the socket file still exists
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """A message of a rank. connection: number of the connection, never reused."""
 
     connection: int
     pid: int
     job: str
-    said: Step
+    step: StepMessage
 
 
-class Left(NamedTuple):
+class Disconnected(NamedTuple):
     """A connection that ended: the process of the rank ended, or its healthd.client reconnected."""
 
     connection: int
     job: str
 
 
-class _Dropped(NamedTuple):
+class _Malformed(NamedTuple):
     """A malformed message. The connection may have more messages."""
 
 
@@ -77,16 +77,16 @@ class _Connection:
 class Receiver:
     """Receiver of messages. The constructor raises OSError if it cannot listen at `path`."""
 
-    def __init__(self, path: str, root: str, jobs: int, ranks: int) -> None:
+    def __init__(self, path: str, root: str, max_jobs: int, max_ranks: int) -> None:
         self.path, self.root = path, root
-        self.jobs, self.ranks = jobs, ranks
+        self.max_jobs, self.max_ranks = max_jobs, max_ranks
         self.dropped: Counter[str] = Counter()
-        self.look_at = 0.0  # monotonic
-        self._look_again_at = 0.0
-        self._of_job: Counter[str] = Counter()
+        self.poll_at = 0.0  # monotonic
+        self._check_socket_at = 0.0
+        self._connections_by_job: Counter[str] = Counter()
         self._connections: dict[int, _Connection] = {}
-        self._made = self._turn = 0
-        self._most = _most_connections()
+        self._last_number = self._turn = 0
+        self._max_connections = _connection_limit()
         self._ready = select.epoll()
         self._listener = self._listen()
 
@@ -104,22 +104,22 @@ class Receiver:
         with suppress(OSError):
             os.unlink(self.path)
 
-    def said_dropped(self) -> Dropped:
+    def dropped_counts(self) -> Dropped:
         return Dropped(**self.dropped)
 
-    def step(self, now: float) -> Iterator[Heard | Left]:
+    def step(self, now: float) -> Iterator[Received | Disconnected]:
         """Yield the new messages and ended connections, within the budget. now: monotonic."""
         with self._brief():
-            yield from self._look(now)
+            yield from self._poll(now)
 
-    def _look(self, now: float) -> Iterator[Heard | Left]:
-        self.look_at = now + LOOK_SECONDS
-        if now >= self._look_again_at:
-            self._look_again_at = now + AGAIN_SECONDS
-            self._listen_again()
-        ready = self._ready.poll(0, self._most + 1)
-        share = max(MESSAGES_OF_ONE, MESSAGES_A_LOOK // max(1, len(self._of_job)))
-        budget, used = MESSAGES_A_LOOK, Counter[str]()
+    def _poll(self, now: float) -> Iterator[Received | Disconnected]:
+        self.poll_at = now + POLL_SECONDS
+        if now >= self._check_socket_at:
+            self._check_socket_at = now + SOCKET_CHECK_SECONDS
+            self._reopen_socket()
+        ready = self._ready.poll(0, self._max_connections + 1)
+        share = max(MESSAGES_PER_CONNECTION, MESSAGES_PER_POLL // max(1, len(self._connections_by_job)))
+        budget, used = MESSAGES_PER_POLL, Counter[str]()
         self._turn += 1
         start = self._turn * 61 % len(ready) if ready else 0  # so that each connection gets its turn
         for descriptor, _ in (*ready[start:], *ready[:start]):
@@ -132,22 +132,22 @@ class Receiver:
             if budget <= 0 or used[connection.job] >= share:
                 self.dropped["flood"] += 1
                 continue
-            for _ in range(MESSAGES_OF_ONE):
+            for _ in range(MESSAGES_PER_CONNECTION):
                 budget -= 1
                 used[connection.job] += 1
-                said = self._read(connection)
-                if isinstance(said, Left):
-                    yield said
+                message = self._read(connection)
+                if isinstance(message, Disconnected):
+                    yield message
                     break
-                if said is None:
+                if message is None:
                     break
-                if isinstance(said, Step):
-                    yield Heard(connection.number, connection.pid, connection.job, said)
+                if isinstance(message, StepMessage):
+                    yield Received(connection.number, connection.pid, connection.job, message)
 
-    def _read(self, connection: _Connection) -> Step | _Dropped | Left | None:
+    def _read(self, connection: _Connection) -> StepMessage | _Malformed | Disconnected | None:
         """Return the next message, or None if none is waiting."""
         try:
-            message, _, flags, _ = connection.stream.recvmsg(MOST_BYTES)
+            message, _, flags, _ = connection.stream.recvmsg(MAX_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -157,31 +157,31 @@ class Receiver:
         elif not message:
             return self._close(connection)  # an empty message looks the same, but a client never sends one
         else:
-            step = read(message)
+            step = parse(message)
             if step is not None:
                 return step
             self.dropped["malformed"] += 1
         connection.malformed += 1
-        return self._close(connection) if connection.malformed >= MALFORMED_OF_ONE else _Dropped()
+        return self._close(connection) if connection.malformed >= MAX_MALFORMED else _Malformed()
 
-    def _close(self, connection: _Connection) -> Left:
+    def _close(self, connection: _Connection) -> Disconnected:
         with suppress(OSError):
             self._ready.unregister(connection.stream)
         del self._connections[connection.stream.fileno()]
         connection.stream.close()
-        self._of_job[connection.job] -= 1
-        if not self._of_job[connection.job]:
-            del self._of_job[connection.job]
-        return Left(connection.number, connection.job)
+        self._connections_by_job[connection.job] -= 1
+        if not self._connections_by_job[connection.job]:
+            del self._connections_by_job[connection.job]
+        return Disconnected(connection.number, connection.job)
 
     # --- connections
 
-    def owner(self, job: str) -> int | None:
+    def find_user(self, job: str) -> int | None:
         """Return the user whose process connected first for this job, or None if there is no connection."""
-        return next((one.uid for one in self._connections.values() if one.job == job), None)
+        return next((connection.uid for connection in self._connections.values() if connection.job == job), None)
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_A_LOOK):
+        for _ in range(ACCEPTS_PER_POLL):
             try:
                 stream, _ = self._listener.accept()
             except BlockingIOError:
@@ -197,23 +197,27 @@ class Receiver:
             pid, uid, _ = _CREDENTIALS.unpack(
                 stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            job = (job_of(pid, self.root) if pid > 0 else None) or ""
-            if why := self._refused(job):
-                self.dropped[why] += 1
+            job = (job_of_process(pid, self.root) if pid > 0 else None) or ""
+            if refusal := self._refusal(job):
+                self.dropped[refusal] += 1
                 stream.close()
                 continue
-            self._made += 1
-            self._of_job[job] += 1
-            self._connections[stream.fileno()] = _Connection(self._made, stream, pid, uid, job)
+            self._last_number += 1
+            self._connections_by_job[job] += 1
+            self._connections[stream.fileno()] = _Connection(self._last_number, stream, pid, uid, job)
             self._ready.register(stream, select.EPOLLIN)
 
-    def _refused(self, job: str) -> str:
+    def _refusal(self, job: str) -> str:
         """Return the limit that forbids another connection of this job, or ""."""
         if not job:
             return "strangers"
-        if job not in self._of_job and len(self._of_job) >= self.jobs:
+        if job not in self._connections_by_job and len(self._connections_by_job) >= self.max_jobs:
             return "jobs"
-        return "series" if self._of_job[job] >= self.ranks or len(self._connections) >= self._most else ""
+        return (
+            "series"
+            if self._connections_by_job[job] >= self.max_ranks or len(self._connections) >= self._max_connections
+            else ""
+        )
 
     # --- the socket itself
 
@@ -222,10 +226,10 @@ class Receiver:
             os.unlink(self.path)  # left by a process that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            self._brief = take_no_files(listener)
+            self._brief = refuse_descriptors(listener)
             listener.bind(self.path)
             os.chmod(self.path, 0o666)  # ranks run as any user
-            listener.listen(WAITING)
+            listener.listen(BACKLOG)
             found = os.stat(self.path)
         except BaseException:
             listener.close()
@@ -234,23 +238,23 @@ class Receiver:
         self._ready.register(listener, select.EPOLLIN)
         return listener
 
-    def _listen_again(self) -> None:
+    def _reopen_socket(self) -> None:
         """Create the socket again if its file was removed. Existing connections stay."""
         try:
             found = os.stat(self.path)
-            there = (found.st_dev, found.st_ino) == self._identity
+            is_present = (found.st_dev, found.st_ino) == self._identity
         except OSError:
-            there = False
-        if not there:
+            is_present = False
+        if not is_present:
             self._ready.unregister(self._listener)
             self._listener.close()
             self._listener = self._listen()
 
 
-def _most_connections() -> int:
+def _connection_limit() -> int:
     """Return the maximum number of connections that the descriptor limit of this process allows."""
     try:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:  # a system call filter may forbid the query
-        soft = USUAL_FILES
-    return max(1, MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft - OTHER_FILES, MOST_CONNECTIONS))
+        soft = DEFAULT_FILES
+    return max(1, MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft - RESERVED_FILES, MAX_CONNECTIONS))

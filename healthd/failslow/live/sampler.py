@@ -23,15 +23,15 @@ from healthd.host.wakeup import FOREVER
 
 STEP_SECONDS = 2.0
 SILENT_SECONDS = 5 * ALIVE_SECONDS
-AGAIN_SECONDS = 60.0  # after its end; doubled after each failure
-LONGEST_SECONDS = 3600.0
-MOST_BYTES = 1 << 18  # of an incomplete line
+RESTART_SECONDS = 60.0  # after its end; doubled after each failure
+MAX_RESTART_SECONDS = 3600.0
+MAX_PARTIAL_LINE = 1 << 18  # of an incomplete line
 READ_BYTES = 1 << 16
-LONGEST_SENTENCE = 300
+MAX_SENTENCE = 300
 
 Gpu = Mapping[str, Any]
 
-_closed: list[subprocess.Popen[bytes]] = []  # not waited for
+_closing: list[subprocess.Popen[bytes]] = []  # not waited for
 
 
 class Sampler:
@@ -52,42 +52,42 @@ class Sampler:
         self.gpus: Mapping[str, Gpu] = {}
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._left: subprocess.Popen[bytes] | None = None  # a process that hung; its pipes are closed
+        self._hung: subprocess.Popen[bytes] | None = None  # a process that hung; its pipes are closed
         self._incoming = b""
-        self._heard = 0.0
-        self._again_at, self._again = 0.0, AGAIN_SECONDS
-        self._trouble: dict[str, str] = {}
+        self._last_output_at = 0.0
+        self._restart_at, self._restart_seconds = 0.0, RESTART_SECONDS
+        self._problems: dict[str, str] = {}
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return tuple(self._trouble.values())
+        return tuple(self._problems.values())
 
     def step(self, now: float) -> Iterator[Sample]:
         """Yield the samples since the last step."""
         self.deadline = now + STEP_SECONDS
-        if self._left is not None and self._left.poll() is not None:
-            self._left = None
-            self._trouble.pop("hang", None)
+        if self._hung is not None and self._hung.poll() is not None:
+            self._hung = None
+            self._problems.pop("hang", None)
         if self._process is None:
-            if now < self._again_at or self._left is not None:
+            if now < self._restart_at or self._hung is not None:
                 return
             self._start(now)
         yield from self._read(now)
-        if self._process is not None and now - self._heard > SILENT_SECONDS:
-            self._leave()
+        if self._process is not None and now - self._last_output_at > SILENT_SECONDS:
+            self._abandon()
 
     def close(self) -> None:
         """Close the pipes. The process then ends between two samples."""
         self._close_pipes()
-        _closed.extend(process for process in (self._process, self._left) if process is not None)
-        self._process = self._left = None
+        _closing.extend(process for process in (self._process, self._hung) if process is not None)
+        self._process = self._hung = None
 
     # --- inside
 
     def _start(self, now: float) -> None:
-        _closed[:] = [process for process in _closed if process.poll() is None]  # reaps ended processes
-        self._heard, self._incoming = now, b""
-        self._again_at = now + self._again
+        _closing[:] = [process for process in _closing if process.poll() is None]  # reaps ended processes
+        self._last_output_at, self._incoming = now, b""
+        self._restart_at = now + self._restart_seconds
         try:
             self._process = subprocess.Popen(
                 [*self._command, json.dumps(dump(self.setup))],
@@ -97,7 +97,7 @@ class Sampler:
                 cwd="/",  # `-m` searches modules in the current directory
             )
         except OSError as error:
-            self._trouble["process"] = f"cannot start sampling: {error.strerror}"
+            self._problems["process"] = f"cannot start sampling: {error.strerror}"
             return
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -111,35 +111,35 @@ class Sampler:
         except BlockingIOError:
             return
         if not chunk:
-            self._ended(now)
+            self._handle_end(now)
             return
-        self._heard = now
+        self._last_output_at = now
         *lines, self._incoming = (self._incoming + chunk).split(b"\n")
-        self._incoming = self._incoming[-MOST_BYTES:]
+        self._incoming = self._incoming[-MAX_PARTIAL_LINE:]
         for line in lines:
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # incomplete or invalid
-                yield from self._hear(json.loads(line))
+                yield from self._receive(json.loads(line))
 
-    def _hear(self, said: Mapping[str, Any]) -> Iterator[Sample]:
-        if "sample" in said:
-            job, series, time, seconds = said["sample"]
-            self._again = AGAIN_SECONDS
-            yield Sample(str(job), str(series), float(time), float(seconds), Kind.ITERATION, int(said["steps"]))
-        elif "job" in said:
-            self.job = str(said["job"])
+    def _receive(self, message: Mapping[str, Any]) -> Iterator[Sample]:
+        if "sample" in message:
+            job, series, time, seconds = message["sample"]
+            self._restart_seconds = RESTART_SECONDS
+            yield Sample(str(job), str(series), float(time), float(seconds), Kind.ITERATION, int(message["steps"]))
+        elif "job" in message:
+            self.job = str(message["job"])
             self.gpus = {}
-        elif "gpus" in said:
-            self.gpus = dict(said["gpus"])
-        elif "share" in said:
-            self.share = float(said["share"])
-            self._trouble.pop("process", None)
-        elif "problem" in said:
-            what, sentence = said["problem"]
-            self._trouble.pop(what, None)
+        elif "gpus" in message:
+            self.gpus = dict(message["gpus"])
+        elif "share" in message:
+            self.share = float(message["share"])
+            self._problems.pop("process", None)
+        elif "problem" in message:
+            source, sentence = message["problem"]
+            self._problems.pop(source, None)
             if sentence:
-                self._trouble[what] = printable(sentence)[:LONGEST_SENTENCE]
+                self._problems[source] = printable(sentence)[:MAX_SENTENCE]
 
-    def _ended(self, now: float) -> None:
+    def _handle_end(self, now: float) -> None:
         """Handle the end of the process: it stopped because of its cost and reported that, or it failed and is
         restarted.
         """
@@ -148,18 +148,21 @@ class Sampler:
         self._close_pipes()
         self._process = None
         if process.poll() is None:
-            self._left = process  # it has closed its output and is about to end
-        if "cost" in self._trouble:
-            self._again_at = FOREVER
+            self._hung = process  # it has closed its output and is about to end
+        if "cost" in self._problems:
+            self._restart_at = FOREVER
             return
-        self._again_at, self._again = now + self._again, min(2 * self._again, LONGEST_SECONDS)
-        self._trouble["process"] = "sampling ended unexpectedly and will be restarted"
+        self._restart_at, self._restart_seconds = (
+            now + self._restart_seconds,
+            min(2 * self._restart_seconds, MAX_RESTART_SECONDS),
+        )
+        self._problems["process"] = "sampling ended unexpectedly and will be restarted"
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         self._close_pipes()
-        self._left, self._process = self._process, None
+        self._hung, self._process = self._process, None
         self.job, self.gpus = "", {}
-        self._trouble["hang"] = "sampling may hang in the driver; it resumes once that process has ended"
+        self._problems["hang"] = "sampling may hang in the driver; it resumes once that process has ended"
 
     def _close_pipes(self) -> None:
         if self._process is not None:

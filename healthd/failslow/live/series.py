@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from healthd.failslow.detect import KEPT, Detector, Limits
+from healthd.failslow.detect import HISTORY_SAMPLES, Detector, Limits
 from healthd.failslow.model import Kind, Point
 
 
@@ -30,13 +30,13 @@ class Sample(NamedTuple):
     steps: int = 1
 
 
-POINTS = 4  # only the last points of a job that becomes slow repeatedly are kept
-STRICTER = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
+MAX_POINTS = 4  # only the last points of a job that becomes slow repeatedly are kept
+CERTAIN_SHARE = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
 
 
-def limits_of(percent: float) -> Limits:
+def detector_limits(percent: float) -> Limits:
     """Return the detector's limits for a value of slow_percent."""
-    return Limits(math.log1p(percent / 100), math.log1p(STRICTER * percent / 100))
+    return Limits(math.log1p(percent / 100), math.log1p(CERTAIN_SHARE * percent / 100))
 
 
 @dataclass(slots=True)
@@ -51,15 +51,15 @@ class Series:
     lost_seconds: float = 0.0
     since: float | None = None
     detector: Detector = field(init=False)
-    _times: deque[float] = field(default_factory=lambda: deque(maxlen=2 * KEPT))
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=2 * HISTORY_SAMPLES))
 
     def __post_init__(self) -> None:
         self.detector = Detector(self.kind)
-        self.detector.hold_against(limits_of(self.percent))
+        self.detector.set_limits(detector_limits(self.percent))
 
-    def change_percent(self, percent: float) -> None:
+    def set_percent(self, percent: float) -> None:
         self.percent = percent
-        self.detector.hold_against(limits_of(percent))
+        self.detector.set_limits(detector_limits(percent))
 
     @property
     def slow(self) -> Point | None:
@@ -73,7 +73,7 @@ class Series:
     @property
     def ratio(self) -> float | None:
         """The last samples as a multiple of the healthy time, or None if there are too few."""
-        return self.detector.lately()
+        return self.detector.recent_ratio()
 
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:
         """Add the mean of `steps` steps, in seconds. Return True if the series became slow or recovered."""
@@ -90,7 +90,7 @@ class Series:
             slow_so_far = now.alarm_index - now.onset_index + 1
             self.since = self._times[-min(slow_so_far, len(self._times))]
             self.lost_seconds += slow_so_far * steps * healthy * max(now.slowdown, 0.0)
-            del detector.points[:-POINTS]
+            del detector.points[:-MAX_POINTS]
             return True
         self.lost_seconds += steps * max(value - healthy, 0.0)
         return False

@@ -10,7 +10,7 @@ from healthd.common.codec import load
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class LiveSettings:
     """Settings of [checks.failslow] for the live process. A test checks that names and defaults are the same there.
 
     client           jobs may report their steps
@@ -33,7 +33,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Locations:
     """Paths of the live process.
 
     runtime_dir: the daemon's runtime directory. root: the tree of /proc and /sys ("/" is this machine). fake_nvml: a
@@ -45,7 +45,7 @@ class Place:
     fake_nvml: str = ""
 
 
-def watched(table: Mapping[str, Any]) -> Watched:
+def live_settings(table: Mapping[str, Any]) -> LiveSettings:
     """Return the settings that are needed here from the check's whole table. Raises ConvertError."""
-    names = {one.name for one in fields(Watched)}
-    return load(Watched, {name: value for name, value in table.items() if name in names})
+    names = {item.name for item in fields(LiveSettings)}
+    return load(LiveSettings, {name: value for name, value in table.items() if name in names})

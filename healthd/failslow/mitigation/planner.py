@@ -33,7 +33,7 @@ from statistics import median
 from typing import NamedTuple
 
 from healthd.failslow import windows
-from healthd.failslow.model import Cause, Judgement, Point, Series
+from healthd.failslow.model import Cause, Diagnosis, Point, Series
 
 
 class Action(enum.Enum):
@@ -56,7 +56,7 @@ class Overheads(NamedTuple):
     s4: float = 600.0
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """One iteration of the gang.
 
     lost_seconds: its time minus a healthy one, summed over the iterations not yet reported (a slowness is detected some
@@ -79,16 +79,16 @@ class State(NamedTuple):
 
     cause: Cause = Cause.UNKNOWN
     lost: float = 0.0
-    taken: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = ()
     since: int = 0
     whole_stage: bool = False
 
 
-class Due(NamedTuple):
+class NextAction(NamedTuple):
     """The next remedy, and the loss in GPU-seconds from which it is worth its cost."""
 
     action: Action
-    at: float
+    lost_gpu_seconds: float
 
 
 HEALTHY = State()
@@ -112,7 +112,7 @@ CANDIDATES = {
 
 # Every data-parallel group passes through each stage. No other group is faster, and the stragglers already are in the
 # smallest number of stages.
-OF_NO_USE_FOR_A_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
+USELESS_FOR_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
 
 
 def overhead_seconds(action: Action, overheads: Overheads) -> float:
@@ -120,51 +120,59 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
     return costs.get(action, 0.0)
 
 
-def due(state: State, gpus: int, overheads: Overheads) -> Due | None:
+def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
     """Return the next remedy for this cause and its loss, or None if only ignoring (S1) remains."""
-    useless = OF_NO_USE_FOR_A_WHOLE_STAGE if state.whole_stage else ()
-    left = [one for one in CANDIDATES[state.cause] if one not in (Action.IGNORE, *useless, *state.taken)]
-    if not left:
+    useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
+    candidates = [
+        candidate for candidate in CANDIDATES[state.cause] if candidate not in (Action.IGNORE, *useless, *state.actions)
+    ]
+    if not candidates:
         return None
-    action = min(left, key=lambda one: overhead_seconds(one, overheads))
-    return Due(action, overhead_seconds(action, overheads) * gpus)
+    action = min(candidates, key=lambda candidate: overhead_seconds(candidate, overheads))
+    return NextAction(action, overhead_seconds(action, overheads) * gpus)
 
 
-def step(state: State, look: Look, overheads: Overheads, settles: int = 0) -> tuple[State, Action | None]:
+def advance(
+    state: State, observation: Observation, overheads: Overheads, settles: int = 0
+) -> tuple[State, Action | None]:
     """Return the state after one more iteration, and the remedy to apply now.
 
     A remedy is applied at most once in a slowness, and not before the loss has reached its cost.
     """
-    if not look.slow:
+    if not observation.slow:
         return HEALTHY, None
-    lost = state.lost + look.lost_seconds * look.gpus if math.isfinite(look.lost_seconds) else state.lost
+    lost = (
+        state.lost + observation.lost_seconds * observation.gpus
+        if math.isfinite(observation.lost_seconds)
+        else state.lost
+    )
     # A cause that becomes known later replaces "unknown" and is kept.
-    cause = state.cause if look.cause is Cause.UNKNOWN else look.cause
-    state = State(cause, max(lost, 0.0), state.taken, state.since + 1, look.whole_stage)
-    following = due(state, look.gpus, overheads)
-    waits = bool(state.taken) and state.since <= settles
-    if following is None or state.lost < following.at or waits:
+    cause = state.cause if observation.cause is Cause.UNKNOWN else observation.cause
+    state = State(cause, max(lost, 0.0), state.actions, state.since + 1, observation.whole_stage)
+    following = find_next_action(state, observation.gpus, overheads)
+    is_settling = bool(state.actions) and state.since <= settles
+    if following is None or state.lost < following.lost_gpu_seconds or is_settling:
         return state, None
-    return state._replace(taken=(*state.taken, following.action), since=0), following.action
+    return state._replace(actions=(*state.actions, following.action), since=0), following.action
 
 
 # --- replay of a job's times
 
-BEFORE = 400  # healthy samples
-PAUSE = 10.0  # times a healthy iteration: a checkpoint or an evaluation, which counts as a normal iteration
+HEALTHY_SAMPLES = 400  # healthy samples
+PAUSE_RATIO = 10.0  # times a healthy iteration: a checkpoint or an evaluation, which counts as a normal iteration
 
 
-class Taken(NamedTuple):
+class AppliedAction(NamedTuple):
     """An applied remedy. position: in the span's series. lost, overhead, saved: GPU-seconds."""
 
     action: Action
-    at: int
+    position: int
     lost: float
     overhead: float
     saved: float
 
 
-class Stretch(NamedTuple):
+class SlowSpan(NamedTuple):
     """A time in which the job or one of its parts was slow.
 
     onset, relief: positions in `series`; relief is None while it lasts. suspects: their names, "" for the job as a
@@ -174,20 +182,20 @@ class Stretch(NamedTuple):
     series: Series
     onset: int
     relief: int | None
-    who: tuple[str, ...]
+    suspects: tuple[str, ...]
     cause: Cause
     lost: float  # GPU-seconds
-    taken: tuple[Taken, ...]
+    actions: tuple[AppliedAction, ...]
     state: State
-    due: Due | None
+    next_action: NextAction | None
 
 
-class _Slow(NamedTuple):
+class _SlowSeries(NamedTuple):
     """A suspect or a slow job. begin, alarm, end: positions in the clock's series. losses: seconds lost at each
     position.
     """
 
-    who: str
+    suspect: str
     cause: Cause
     whole_stage: bool
     begin: int
@@ -197,128 +205,138 @@ class _Slow(NamedTuple):
     losses: Mapping[int, float]
 
 
-def replayed(
+def replay(
     series: Sequence[Series],
-    judgement: Judgement,
+    diagnosis: Diagnosis,
     gpus: int,
     overheads: Overheads,
     seconds: float = 1.0,
     settles: int = 0,
-) -> tuple[Stretch, ...]:
+) -> tuple[SlowSpan, ...]:
     """Replay the slow spans of a job.
 
     Args:
         gpus: of the whole gang.
         seconds: length of one unit of the times.
     """
-    found = list(_slow(series, judgement))
+    found = list(_find_slow_series(series, diagnosis))
     if not found:
         return ()
-    clock = max((one for one, *_ in found), key=lambda one: len(one.value))
-    told = sorted((_on_clock(clock, *one) for one in found), key=lambda one: (one.begin, one.end, one.who))
-    told = [one for one in told if one.begin < one.end]
-    return tuple(_stretch(clock, some, gpus, overheads, seconds, settles) for some in _together(told))
+    clock = max((item for item, *_ in found), key=lambda item: len(item.value))
+    slow_series = sorted(
+        (_on_clock(clock, *item) for item in found), key=lambda item: (item.begin, item.end, item.suspect)
+    )
+    slow_series = [item for item in slow_series if item.begin < item.end]
+    return tuple(
+        _plan_span(clock, group, gpus, overheads, seconds, settles) for group in _group_overlapping(slow_series)
+    )
 
 
-def _slow(
-    series: Sequence[Series], judgement: Judgement
+def _find_slow_series(
+    series: Sequence[Series], diagnosis: Diagnosis
 ) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
     """Yield each suspect and slow job with the series from which its loss is computed.
 
     That is its own series if it has the point, otherwise a series that has it.
     """
-    owners = list(zip(series, judgement.points, strict=True))
-    named = [(one.point, one.series, one.subject, one.cause, one.whole_stage) for one in judgement.suspects]
-    named += [(one.point, one.series, "", one.cause, one.whole_stage) for one in judgement.job_slow]
-    for point, names, who, cause, whole_stage in named:
+    owners = list(zip(series, diagnosis.points, strict=True))
+    named = [(item.point, item.series, item.subject, item.cause, item.whole_stage) for item in diagnosis.suspects]
+    named += [(item.point, item.series, "", item.cause, item.whole_stage) for item in diagnosis.slow_jobs]
+    for point, names, suspect, cause, whole_stage in named:
         if point is None:
             continue
-        having = [(one, points) for one, points in owners if point in points]
-        if having:
-            one, points = next((some for some in having if some[0].name in names), having[0])
-            yield one, points, point, who, cause, whole_stage
+        matching = [(item, points) for item, points in owners if point in points]
+        if matching:
+            item, points = next((pair for pair in matching if pair[0].name in names), matching[0])
+            yield item, points, point, suspect, cause, whole_stage
 
 
 def _on_clock(
-    clock: Series, one: Series, points: Sequence[Point], point: Point, who: str, cause: Cause, whole_stage: bool
-) -> _Slow:
-    count = len(one.value)
+    clock: Series, series: Series, points: Sequence[Point], point: Point, suspect: str, cause: Cause, whole_stage: bool
+) -> _SlowSeries:
+    count = len(series.value)
     end = count if point.relief_index is None else point.relief_index
 
-    def at(position: int) -> int:
+    def clock_position(position: int) -> int:
         if position >= count:
             return len(clock.value)
-        return position if one is clock else windows.position(one, position, clock)
+        return position if series is clock else windows.position(series, position, clock)
 
     losses: dict[int, float] = {}
-    healthy: dict[str, float] = {}
+    healthy_times: dict[str, float] = {}
     for position in range(point.onset_index, end):
-        regime = one.regimes[position] if one.regimes is not None else ""
-        if regime not in healthy:
-            healthy[regime] = _healthy(one, points, point.onset_index, regime)
-        rest = healthy[regime]
-        lost = one.value[position] - rest if rest else 0.0
-        if rest and one.value[position] > PAUSE * rest:
-            lost = rest * point.slowdown
-        slot = at(position)
+        regime = series.regimes[position] if series.regimes is not None else ""
+        if regime not in healthy_times:
+            healthy_times[regime] = _healthy_time(series, points, point.onset_index, regime)
+        healthy_time = healthy_times[regime]
+        lost = series.value[position] - healthy_time if healthy_time else 0.0
+        if healthy_time and series.value[position] > PAUSE_RATIO * healthy_time:
+            lost = healthy_time * point.slowdown
+        slot = clock_position(position)
         losses[slot] = losses.get(slot, 0.0) + lost
-    begin, alarm = at(point.onset_index), at(point.alarm_index)
-    return _Slow(who, cause, whole_stage, begin, alarm, at(end), point.relief_index is None, losses)
+    begin, alarm = clock_position(point.onset_index), clock_position(point.alarm_index)
+    return _SlowSeries(
+        suspect, cause, whole_stage, begin, alarm, clock_position(end), point.relief_index is None, losses
+    )
 
 
-def _healthy(one: Series, points: Sequence[Point], onset: int, regime: str) -> float:
+def _healthy_time(series: Series, points: Sequence[Point], onset: int, regime: str) -> float:
     """Return the median of the healthy samples of a regime before an onset, or 0 if there are none."""
-    count = len(one.value)
-    slow = [(each.onset_index, count if each.relief_index is None else each.relief_index) for each in points]
+    count = len(series.value)
+    slow = [
+        (slow_point.onset_index, count if slow_point.relief_index is None else slow_point.relief_index)
+        for slow_point in points
+    ]
     before = [
-        one.value[at]
-        for at in range(max(0, onset - BEFORE), onset)
-        if (one.regimes is None or one.regimes[at] == regime) and not any(begin <= at < end for begin, end in slow)
+        series.value[at]
+        for at in range(max(0, onset - HEALTHY_SAMPLES), onset)
+        if (series.regimes is None or series.regimes[at] == regime)
+        and not any(begin <= at < end for begin, end in slow)
     ]
     return median(before) if before else 0.0
 
 
-def _together(told: Sequence[_Slow]) -> Iterable[list[_Slow]]:
+def _group_overlapping(slow_series: Sequence[_SlowSeries]) -> Iterable[list[_SlowSeries]]:
     """Group spans that overlap: they are one slowness of the gang."""
-    some: list[_Slow] = []
-    for one in told:
-        if some and one.begin >= max(other.end for other in some):
-            yield some
-            some = []
-        some.append(one)
-    if some:
-        yield some
+    group: list[_SlowSeries] = []
+    for item in slow_series:
+        if group and item.begin >= max(member.end for member in group):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
 
 
-def _stretch(
-    clock: Series, some: Sequence[_Slow], gpus: int, overheads: Overheads, seconds: float, settles: int
-) -> Stretch:
-    begin, end = some[0].begin, max(one.end for one in some)
+def _plan_span(
+    clock: Series, group: Sequence[_SlowSeries], gpus: int, overheads: Overheads, seconds: float, settles: int
+) -> SlowSpan:
+    begin, end = group[0].begin, max(item.end for item in group)
     # All ranks wait for the slowest, so losses at the same time are not added.
-    losses = [max(one.losses.get(at, 0.0) for one in some) * seconds for at in range(begin, end)]
-    known = min(min(one.alarm for one in some), end - 1)
+    losses = [max(item.losses.get(at, 0.0) for item in group) * seconds for at in range(begin, end)]
+    alarm = min(min(item.alarm for item in group), end - 1)
     state, applied = HEALTHY, []
-    for at in range(known, end):
-        standing = [one for one in some if one.alarm <= at < one.end] or [min(some, key=lambda one: one.alarm)]
-        worst = max(standing, key=lambda one: one.losses.get(at, 0.0))
-        lost = sum(losses[: at - begin + 1]) if at == known else losses[at - begin]
-        look = Look(True, lost, gpus, worst.cause, worst.whole_stage)
-        state, action = step(state, look, overheads, settles)
+    for at in range(alarm, end):
+        active = [item for item in group if item.alarm <= at < item.end] or [min(group, key=lambda item: item.alarm)]
+        worst = max(active, key=lambda item: item.losses.get(at, 0.0))
+        lost = sum(losses[: at - begin + 1]) if at == alarm else losses[at - begin]
+        observation = Observation(True, lost, gpus, worst.cause, worst.whole_stage)
+        state, action = advance(state, observation, overheads, settles)
         if action is not None:
             applied.append((action, at, state.lost))
-    taken = []
+    actions = []
     for action, at, before in applied:
         overhead = overhead_seconds(action, overheads) * gpus
         after = sum(losses[at - begin + 1 :]) * gpus
-        taken.append(Taken(action, at, before, overhead, after - overhead))
-    return Stretch(
+        actions.append(AppliedAction(action, at, before, overhead, after - overhead))
+    return SlowSpan(
         clock,
         begin,
-        None if any(one.lasts for one in some) else end,
-        tuple(sorted({one.who for one in some} - {""})),
+        None if any(item.lasts for item in group) else end,
+        tuple(sorted({item.suspect for item in group} - {""})),
         state.cause,
         sum(losses) * gpus,
-        tuple(taken),
+        tuple(actions),
         state,
-        due(state, gpus, overheads),
+        find_next_action(state, gpus, overheads),
     )

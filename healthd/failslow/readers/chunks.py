@@ -19,11 +19,11 @@ from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from healthd.common.errors import HealthdError
-from healthd.common.text import described, printable, regex
+from healthd.common.text import printable, redacted, regex
 
-ROWS_AT_ONCE = 1 << 16
+CHUNK_ROWS = 1 << 16
 BLOCK = 1 << 20  # bytes
-LONGEST_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 _BEGIN = 1 << 16
 _DELIMITERS = (",", "\t", ";")
 NUMBER = regex(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 
 @contextmanager
-def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iterator[Table]:
+def open_table(path: str, name: str, standard_input: BinaryIO | None = None) -> Iterator[Table]:
     """Open the table in a file. The first bytes determine the format. Raises Unreadable.
 
     Args:
@@ -69,17 +69,17 @@ def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iter
         standard_input: read in place of the file, if given.
     """
     try:
-        with standard_input or _regular(path, name) as file:
+        with standard_input or _open_regular(path, name) as file:
             begin = file.peek(4)[:4] if standard_input else _peek(file)  # type: ignore[attr-defined]
             if begin == b"PAR1":
                 if standard_input:
                     raise Unreadable(f"{name}: Parquet cannot be read from standard input")
-                yield _parquet(path, name)
+                yield _parquet_table(path, name)
             elif begin[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield _text(cast(BinaryIO, unpacked), name)
+                    yield _text_table(cast(BinaryIO, unpacked), name)
             else:
-                yield _text(file, name)
+                yield _text_table(file, name)
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise Unreadable(f"{name}: has damaged compressed data") from None
@@ -88,7 +88,7 @@ def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iter
         raise Unreadable(f"{name}: has damaged or truncated compressed data") from None
 
 
-def _regular(path: str, name: str) -> BinaryIO:
+def _open_regular(path: str, name: str) -> BinaryIO:
     """Open the file without waiting for the other end of a pipe. Raises OSError, Unreadable."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     kind = os.fstat(file.fileno()).st_mode
@@ -109,79 +109,79 @@ def _peek(file: BinaryIO) -> bytes:
 # --- text
 
 
-def _text(file: BinaryIO, name: str) -> Table:
+def _text_table(file: BinaryIO, name: str) -> Table:
     blocks = _blocks(file, name)
     first = next(blocks, "")
     sample = next((line for line in first.split("\n") if line.strip()), "")
     if not sample:
         raise Unreadable(f"{name}: is empty" if not first else f"{name}: line 1: is blank")
-    every = chain([first], blocks)
+    all_blocks = chain([first], blocks)
     if sample.lstrip().startswith("{"):
-        return _json_lines(chain.from_iterable(block.split("\n") for block in every), name)
+        return _json_table(chain.from_iterable(block.split("\n") for block in all_blocks), name)
     if sample.lstrip().startswith("["):
         raise Unreadable(f"{name}: line 1: is a JSON array; one object per line is required (convert with jq -c '.[]')")
-    return _csv(every, sample, name)
+    return _csv_table(all_blocks, sample, name)
 
 
 def _blocks(file: BinaryIO, name: str) -> Iterator[str]:
     """Yield blocks of whole lines, without the last newline, which the file may lack too."""
-    rest, lines, begin = b"", 0, True
+    incomplete, lines, begin = b"", 0, True
     while data := file.read(BLOCK):
         if begin:
             data = data.removeprefix(b"\xef\xbb\xbf")
             if b"\0" in data[:_BEGIN] or data.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise Unreadable(f"{name}: is neither UTF-8 text nor Parquet")
             begin = False
-        data = rest + data
+        data = incomplete + data
         end = data.rfind(b"\n") + 1
-        rest = data[end:]
+        incomplete = data[end:]
         lines += data.count(b"\n")
-        if len(rest) > LONGEST_LINE:
+        if len(incomplete) > MAX_LINE_BYTES:
             raise Unreadable(f"{name}: line {lines + 1:,}: is longer than 1 MiB")
         if end:
             yield data[: end - 1].decode("utf-8", "replace")
-    if rest:
-        yield rest.decode("utf-8", "replace")
+    if incomplete:
+        yield incomplete.decode("utf-8", "replace")
 
 
-def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
-    delimiter = max(_DELIMITERS, key=lambda one: head.count(one))
+def _csv_table(blocks: Iterator[str], head: str, name: str) -> Table:
+    delimiter = max(_DELIMITERS, key=lambda candidate: head.count(candidate))
     notes: list[str] = []
-    parts = _parts(blocks, delimiter, name)
-    before, some = next(parts)
-    if isinstance(some, str):
-        some = _records(some.split("\n"), delimiter, before, name)
-    begin = next(at for at, row in enumerate(some) if row)
-    names = [cell.strip() for cell in some[begin]]
+    parts = _csv_parts(blocks, delimiter, name)
+    line_before, head_rows = next(parts)
+    if isinstance(head_rows, str):
+        head_rows = _records(head_rows.split("\n"), delimiter, line_before, name)
+    begin = next(at for at, row in enumerate(head_rows) if row)
+    names = [cell.strip() for cell in head_rows[begin]]
     if all(map(NUMBER.fullmatch, names)):
-        names = [str(place) for place in range(1, len(names) + 1)]
+        names = [str(column) for column in range(1, len(names) + 1)]
         notes.append('has no header: columns are named "1", "2" and so on')
     else:
-        some[begin] = []
+        head_rows[begin] = []
     width = len(names)
 
-    def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
+    def columns(selected: Sequence[int]) -> Iterator[Chunk]:
         torn = ""  # a line that is too short: the last line of a file may be incomplete
-        for start, part in chain([(before, some)], parts):
+        for start, part in chain([(line_before, head_rows)], parts):
             if torn:
                 raise Unreadable(f"{name}: {torn}")
             if isinstance(part, str):
-                if (fast := _split(part, width, delimiter)) is not None:
-                    yield Chunk(tuple(fast[place] for place in wanted), partial(_line, start))
+                if (split_cells := _split_cells(part, width, delimiter)) is not None:
+                    yield Chunk(tuple(split_cells[column] for column in selected), partial(_line, start))
                     continue
                 part = _records(part.split("\n"), delimiter, start, name)
-            rows, lines, torn = _even(part, start, width, name)
+            rows, lines, torn = _check_widths(part, start, width, name)
             if rows:
                 cells = list(zip(*rows, strict=True))
-                yield Chunk(tuple(cells[place] for place in wanted), lines.__getitem__)
+                yield Chunk(tuple(cells[column] for column in selected), lines.__getitem__)
         if torn:
             notes.append(f"{torn.partition(':')[0]} is incomplete and was left out")
 
-    first = [row for row in some[: 100 + begin] if len(row) == width]
+    first = [row for row in head_rows[: 100 + begin] if len(row) == width]
     return Table(tuple(names), list(zip(*first, strict=True)) or [()] * width, columns, notes)
 
 
-def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
+def _csv_parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
     """Yield the previous line number with a block of whole records as text.
 
     Once quoted newlines may occur, the blocks are rows.
@@ -190,11 +190,13 @@ def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[i
     for block in blocks:
         block = block.replace("\r\n", "\n").removesuffix("\r") if "\r" in block else block
         lines = block.count("\n") + 1
-        if '"' in block and any(one.count('"') % 2 for one in block.split("\n")):
-            rest = (f"{one}\n" for some in chain([block], blocks) for one in some.split("\n"))
-            reader = csv.reader(rest, delimiter=delimiter, strict=True)
+        if '"' in block and any(text_line.count('"') % 2 for text_line in block.split("\n")):
+            remaining_lines = (
+                f"{text_line}\n" for text_block in chain([block], blocks) for text_line in text_block.split("\n")
+            )
+            reader = csv.reader(remaining_lines, delimiter=delimiter, strict=True)
             base = line
-            while rows := _some(reader, base, name, ROWS_AT_ONCE):
+            while rows := _read_rows(reader, base, name, CHUNK_ROWS):
                 yield line, rows
                 line += sum(1 + sum(cell.count("\n") for cell in row) for row in rows)
             return
@@ -204,22 +206,22 @@ def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[i
 
 def _records(lines: Sequence[str], delimiter: str, start: int, name: str) -> list[list[str]]:
     ends = (f"{line}\n" for line in lines)  # a quoted newline is part of its cell
-    return _some(csv.reader(ends, delimiter=delimiter, strict=True), start, name, len(lines))
+    return _read_rows(csv.reader(ends, delimiter=delimiter, strict=True), start, name, len(lines))
 
 
-def _some(reader: Any, start: int, name: str, most: int) -> list[list[str]]:
+def _read_rows(reader: Any, start: int, name: str, limit: int) -> list[list[str]]:
     """Return the next rows of a csv.reader. Raises Unreadable.
 
     Args:
         start: number of the line before its first one.
     """
     try:
-        return list(islice(reader, most))
+        return list(islice(reader, limit))
     except csv.Error as error:
         raise Unreadable(f"{name}: line {start + reader.line_num:,}: is not CSV: {printable(str(error))}") from None
 
 
-def _split(block: str, width: int, delimiter: str) -> list[list[str]] | None:
+def _split_cells(block: str, width: int, delimiter: str) -> list[list[str]] | None:
     """Return the columns of text without quotes whose lines all have `width` cells, otherwise None.
 
     This is three times as fast as the csv module. Each newline becomes a cell of its own, which must then be at every
@@ -231,14 +233,16 @@ def _split(block: str, width: int, delimiter: str) -> list[list[str]] | None:
     ends = block.count("\n")
     if len(cells) != width * (ends + 1) + ends or cells[width :: width + 1].count("\n") != ends:
         return None
-    return [cells[place :: width + 1] for place in range(width)]
+    return [cells[column :: width + 1] for column in range(width)]
 
 
 def _line(start: int, row: int) -> str:
     return f"line {start + row + 1:,}"
 
 
-def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple[list[list[str]], list[str], str]:
+def _check_widths(
+    rows: Sequence[list[str]], start: int, width: int, name: str
+) -> tuple[list[list[str]], list[str], str]:
     """Return the rows of the right width without blank lines, their lines, and the problem of the last row.
 
     Raises Unreadable if another row has a wrong width.
@@ -246,36 +250,36 @@ def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple
     Args:
         start: number of the line before the first row.
     """
-    kept, lines, wrong = [], [], ""
+    good_rows, lines, problem = [], [], ""
     for row in rows:
         start += 1
-        if wrong and row:
+        if problem and row:
             break
         if len(row) == width:
-            kept.append(row)
+            good_rows.append(row)
             lines.append(f"line {start:,}")
         elif row:
-            wrong = f"line {start:,}: has {len(row):,} cells, the header has {width:,}"
+            problem = f"line {start:,}: has {len(row):,} cells, the header has {width:,}"
             if len(row) > width:
                 break
         start += sum(cell.count("\n") for cell in row) if width else 0
     else:
-        return kept, lines, wrong
-    raise Unreadable(f"{name}: {wrong}")
+        return good_rows, lines, problem
+    raise Unreadable(f"{name}: {problem}")
 
 
-def _json_lines(lines: Iterator[str], name: str) -> Table:
+def _json_table(lines: Iterator[str], name: str) -> Table:
     notes: list[str] = []
     chunks = _objects(lines, name, notes)
-    numbers, some = next(chunks)
-    names = tuple(dict.fromkeys(key for one in some for key in one))
+    numbers, first_objects = next(chunks)
+    names = tuple(dict.fromkeys(key for record in first_objects for key in record))
 
-    def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
-        for here, rows in chain([(numbers, some)], chunks):
-            cells = tuple([row.get(names[place]) for row in rows] for place in wanted)
-            yield Chunk(cells, lambda row, here=here: f"line {here[row]:,}")  # type: ignore[misc]
+    def columns(selected: Sequence[int]) -> Iterator[Chunk]:
+        for line_numbers, rows in chain([(numbers, first_objects)], chunks):
+            cells = tuple([row.get(names[column]) for row in rows] for column in selected)
+            yield Chunk(cells, lambda row, line_numbers=line_numbers: f"line {line_numbers[row]:,}")  # type: ignore[misc]
 
-    return Table(names, [[row.get(key) for row in some[:100]] for key in names], columns, notes)
+    return Table(names, [[row.get(key) for row in first_objects[:100]] for key in names], columns, notes)
 
 
 def _objects(
@@ -295,19 +299,19 @@ def _objects(
         if torn:
             raise Unreadable(torn)
         try:
-            one = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
-            one = None
-        if isinstance(one, dict):
+            record = None
+        if isinstance(record, dict):
             numbers.append(number)
-            found.append(one)
-            if len(found) == ROWS_AT_ONCE:
+            found.append(record)
+            if len(found) == CHUNK_ROWS:
                 yield numbers, found
                 numbers, found, begun = [], [], True
             continue
-        what = "is damaged JSON" if one is None else "is not a JSON object"
-        torn = f"{name}: line {number:,}: {what}: {described(line.strip())}"
-        if one is not None or not (found or begun):
+        problem = "is damaged JSON" if record is None else "is not a JSON object"
+        torn = f"{name}: line {number:,}: {problem}: {redacted(line.strip())}"
+        if record is not None or not (found or begun):
             raise Unreadable(torn)
     if torn:
         notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} is incomplete and was left out")
@@ -317,7 +321,7 @@ def _objects(
 # --- Parquet
 
 
-def _parquet(path: str, name: str) -> Table:
+def _parquet_table(path: str, name: str) -> Table:
     try:
         import duckdb
     except ImportError:
@@ -327,20 +331,20 @@ def _parquet(path: str, name: str) -> Table:
     try:
         database = duckdb.connect(config={"threads": 2, "memory_limit": "256MB"})
         source = "read_parquet(?)"
-        about = database.execute(f"DESCRIBE SELECT * FROM {source}", [_literal(path)]).fetchall()
-        names = tuple(str(row[0]) for row in about)
-        every = ", ".join(_cell(str(row[0]), str(row[1])) for row in about)
-        first = database.execute(f"SELECT {every} FROM {source} LIMIT 100", [_literal(path)]).fetchall()
+        description = database.execute(f"DESCRIBE SELECT * FROM {source}", [_escape_glob(path)]).fetchall()
+        names = tuple(str(row[0]) for row in description)
+        all_cells = ", ".join(_column_sql(str(row[0]), str(row[1])) for row in description)
+        first = database.execute(f"SELECT {all_cells} FROM {source} LIMIT 100", [_escape_glob(path)]).fetchall()
     except duckdb.Error as error:
         raise Unreadable(f"{name}: is damaged Parquet: {_first_line(error)}") from None
 
-    def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
+    def columns(selected: Sequence[int]) -> Iterator[Chunk]:
         # Only numbers and text convert cheaply to Python objects. A time becomes ISO 8601.
-        picked = ", ".join(_cell(names[place], str(about[place][1])) for place in wanted)
+        picked = ", ".join(_column_sql(names[column], str(description[column][1])) for column in selected)
         start = 0
         try:
-            answer = database.execute(f"SELECT {picked} FROM {source}", [_literal(path)])
-            while rows := answer.fetchmany(ROWS_AT_ONCE):
+            answer = database.execute(f"SELECT {picked} FROM {source}", [_escape_glob(path)])
+            while rows := answer.fetchmany(CHUNK_ROWS):
                 yield Chunk(tuple(zip(*rows, strict=True)), lambda row, start=start: f"row {start + row + 1:,}")  # type: ignore[misc]
                 start += len(rows)
         except duckdb.Error as error:
@@ -349,12 +353,12 @@ def _parquet(path: str, name: str) -> Table:
     return Table(names, list(zip(*first, strict=True)) or [()] * len(names), columns, [])
 
 
-def _literal(path: str) -> str:
+def _escape_glob(path: str) -> str:
     """Return the path with glob characters escaped."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in os.path.abspath(path))
 
 
-def _cell(column: str, kind: str) -> str:
+def _column_sql(column: str, kind: str) -> str:
     quoted = '"' + column.replace('"', '""') + '"'
     if kind.startswith("DECIMAL") or kind in ("HUGEINT", "UHUGEINT"):
         return f"CAST({quoted} AS DOUBLE)"

@@ -17,24 +17,24 @@ from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
 
-RUN = 8  # consecutive ascending rows that begin another attempt; fewer are late rows
-LEAST_RUN = 3
+RESTART_RUN = 8  # consecutive ascending rows that begin another attempt; fewer are late rows
+MIN_RESTART_RUN = 3
 GAP_INTERVALS = 60  # a restart takes this many usual intervals, and twice as long as any earlier gap
 INTERVALS = 64  # the usual interval is the median of this many previous ones
-FEWEST_INTERVALS = 8
-LEAST, MOST = 1e-18, 1e18  # limits of an iteration's time in any unit; other values are errors in the file
+MIN_INTERVALS = 8
+MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits of an iteration's time in any unit; other values are errors in the file
 SAME_STEP = 0.8  # of the intervals: the index then counts iterations, and a gap means missing rows
 
 # Counters for all series of a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
-NO_TIME = f"with a value that is not a time (below {LEAST:g}, or above {MOST:g})"
+NO_TIME = f"with a value that is not a time (below {MIN_VALUE:g}, or above {MAX_VALUE:g})"
 REPEATED, LATE, RESTARTS, NEGATIVE_PART = "repeated", "not in order", "restarts", "negative part"
 
 Floats = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawSeries:
     """One series with its rows in file order.
 
     value: NaN if missing. index: None if there is only the order of the rows. parts: busy, wait and transfer, as far as
@@ -45,11 +45,11 @@ class Raw:
     index: array[float] | None = None
     parts: tuple[array[float], ...] = ()
     regimes: list[str] | None = None
-    timed: bool = False
+    is_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
+class CleanSeries:
     """As RawSeries, but ordered, with values from MIN_VALUE to MAX_VALUE only.
 
     rows: position of each sample among the ordered rows of the series, including rows without a value; None if equal to
@@ -64,40 +64,44 @@ class Clean:
     rows: Floats | None
 
 
-def cleaned(raw: Raw, counts: Counter[str]) -> Clean:
+def clean_series(raw: RawSeries, counts: Counter[str]) -> CleanSeries:
     """Clean a series and count the problems under the names above."""
     value, index, parts, regimes = raw.value, raw.index, raw.parts, raw.regimes
     starts: tuple[int, ...] = (0,)
     if index is not None:
         if not all(map(lt, index, islice(index, 1, None))):
-            order, starts = in_order(index, value, counts)
-            value, index = _taken(value, order), _taken(index, order)
-            parts = tuple(_taken(part, order) for part in parts)
+            order, starts = sort_rows(index, value, counts)
+            value, index = _select(value, order), _select(index, order)
+            parts = tuple(_select(part, order) for part in parts)
             regimes = [regimes[row] for row in order] if regimes is not None else None
-        starts = _with_gaps(index, starts, raw.timed)
+        starts = _add_gap_starts(index, starts, raw.is_time)
         counts[RESTARTS] += len(starts) - 1
     rows: Floats | None = None
-    if value and not (min(value) >= LEAST and sum(value) <= MOST):
-        good = [_is_good(one, counts) for one in value]
-        if not all(good):
-            kept = list(compress(range(len(value)), good))
-            rows = array("q", kept)
-            value, index = _taken(value, kept), None if index is None else _taken(index, kept)
-            parts = tuple(_taken(part, kept) for part in parts)
-            regimes = [regimes[row] for row in kept] if regimes is not None else None
-            starts = tuple(sorted({0, *(place for old in starts if (place := bisect_left(kept, old)) < len(kept))}))
-    parts = tuple(_not_negative(part, counts) for part in parts)
+    if value and not (min(value) >= MIN_VALUE and sum(value) <= MAX_VALUE):
+        valid = [_is_valid(sample, counts) for sample in value]
+        if not all(valid):
+            valid_rows = list(compress(range(len(value)), valid))
+            rows = array("q", valid_rows)
+            value, index = _select(value, valid_rows), None if index is None else _select(index, valid_rows)
+            parts = tuple(_select(part, valid_rows) for part in parts)
+            regimes = [regimes[row] for row in valid_rows] if regimes is not None else None
+            starts = tuple(
+                sorted(
+                    {0, *(position for old in starts if (position := bisect_left(valid_rows, old)) < len(valid_rows))}
+                )
+            )
+    parts = tuple(_mask_invalid(part, counts) for part in parts)
     if index is not None:
-        return Clean(value, index, parts, regimes, starts, rows)
-    return Clean(value, range(len(value)) if rows is None else rows, parts, regimes, starts, rows)
+        return CleanSeries(value, index, parts, regimes, starts, rows)
+    return CleanSeries(value, range(len(value)) if rows is None else rows, parts, regimes, starts, rows)
 
 
-def _taken(cells: array[float], places: Iterable[int]) -> array[float]:
-    return array(cells.typecode, map(cells.__getitem__, places))
+def _select(cells: array[float], rows: Iterable[int]) -> array[float]:
+    return array(cells.typecode, map(cells.__getitem__, rows))
 
 
-def _is_good(value: float, counts: Counter[str]) -> bool:
-    if LEAST <= value <= MOST:
+def _is_valid(value: float, counts: Counter[str]) -> bool:
+    if MIN_VALUE <= value <= MAX_VALUE:
         return True
     if value != value:
         counts[MISSING] += 1
@@ -108,21 +112,21 @@ def _is_good(value: float, counts: Counter[str]) -> bool:
     return False
 
 
-def _not_negative(part: array[float], counts: Counter[str]) -> array[float]:
+def _mask_invalid(part: array[float], counts: Counter[str]) -> array[float]:
     """Replace negative or impossible parts by NaN."""
-    if not part or (min(part) >= LEAST and sum(part) <= MOST):
+    if not part or (min(part) >= MIN_VALUE and sum(part) <= MAX_VALUE):
         return part
-    wrong = sum(one != 0 and (one < LEAST or one > MOST) for one in part)
-    if not wrong:
+    invalid_count = sum(sample != 0 and (sample < MIN_VALUE or sample > MAX_VALUE) for sample in part)
+    if not invalid_count:
         return part
-    counts[NEGATIVE_PART] += wrong
-    return array("d", [one if one == 0 or LEAST <= one <= MOST else nan for one in part])
+    counts[NEGATIVE_PART] += invalid_count
+    return array("d", [sample if sample == 0 or MIN_VALUE <= sample <= MAX_VALUE else nan for sample in part])
 
 
 # --- order and restarts
 
 
-def in_order(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[int], tuple[int, ...]]:
+def sort_rows(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[int], tuple[int, ...]]:
     """Return the rows in order, and the positions at which the job started (always including 0).
 
     An index that falls back and continues over positions that already had other values is a restart from a checkpoint.
@@ -132,70 +136,76 @@ def in_order(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[i
     order: list[int] = []
     starts = [0]
     attempt: list[int] = []
-    seen: dict[float, list[float]] = {}
-    late = False
+    values_by_position: dict[float, list[float]] = {}
+    has_late_rows = False
 
-    def end() -> None:
-        if late:
+    def end_attempt() -> None:
+        if has_late_rows:
             attempt.sort(key=index.__getitem__)  # stable sort
         order.extend(attempt)
 
-    for row, place in enumerate(index):
-        top = index[attempt[-1]] if attempt and not late else max(seen, default=place)
-        if attempt and place < top and _goes_back(row, top, index, value, seen):
-            end()
+    for row, position in enumerate(index):
+        highest = index[attempt[-1]] if attempt and not has_late_rows else max(values_by_position, default=position)
+        if attempt and position < highest and _is_restart(row, highest, index, value, values_by_position):
+            end_attempt()
             starts.append(len(order))
-            attempt, seen, late = [], {}, False
-        elif _same(value[row], seen.get(place, ())):
+            attempt, values_by_position, has_late_rows = [], {}, False
+        elif _has_value(value[row], values_by_position.get(position, ())):
             counts[REPEATED] += 1
             continue
-        elif attempt and place < top:
+        elif attempt and position < highest:
             counts[LATE] += 1
-            late = True
+            has_late_rows = True
         attempt.append(row)
-        seen.setdefault(place, []).append(value[row])
-    end()
+        values_by_position.setdefault(position, []).append(value[row])
+    end_attempt()
     return order, tuple(starts)
 
 
-def _goes_back(row: int, top: float, index: Floats, value: Floats, seen: dict[float, list[float]]) -> bool:
+def _is_restart(
+    row: int, highest: float, index: Floats, value: Floats, values_by_position: dict[float, list[float]]
+) -> bool:
     """Return True if another attempt begins at this row."""
-    ahead = index[row : row + RUN]
-    if len(ahead) < LEAST_RUN or not all(map(lt, ahead, ahead[1:])):
+    ahead = index[row : row + RESTART_RUN]
+    if len(ahead) < MIN_RESTART_RUN or not all(map(lt, ahead, ahead[1:])):
         return False
-    passed = [place for place in ahead if place <= top]
-    again = [(place, one) for place, one in zip(ahead, value[row : row + RUN], strict=True) if place in seen]
-    others = sum(not _same(one, seen[place]) for place, one in again)
-    return 2 * len(again) >= len(passed) and 2 * others > len(again)
+    passed = [position for position in ahead if position <= highest]
+    repeated = [
+        (position, sample)
+        for position, sample in zip(ahead, value[row : row + RESTART_RUN], strict=True)
+        if position in values_by_position
+    ]
+    changed = sum(not _has_value(sample, values_by_position[position]) for position, sample in repeated)
+    return 2 * len(repeated) >= len(passed) and 2 * changed > len(repeated)
 
 
-def _same(value: float, seen: Sequence[float]) -> bool:
-    return value in seen or (value != value and any(one != one for one in seen))
+def _has_value(value: float, earlier: Sequence[float]) -> bool:
+    return value in earlier or (value != value and any(other != other for other in earlier))
 
 
-def _with_gaps(index: Floats, starts: tuple[int, ...], timed: bool) -> tuple[int, ...]:
+def _add_gap_starts(index: Floats, starts: tuple[int, ...], is_time: bool) -> tuple[int, ...]:
     """Add starts after times without a sample that are longer than earlier pauses.
 
     An index that counts iterations (most of its intervals are the same) has no such gaps: rows are missing there.
     """
-    if len(index) <= FEWEST_INTERVALS:
+    if len(index) <= MIN_INTERVALS:
         return starts
     intervals = array("d", map(sub, islice(index, 1, None), index))
     if max(intervals) < GAP_INTERVALS * min(intervals):
         return starts
     found = set(starts)
-    begin, longest = 0, 0.0
+    begin, longest_interval = 0, 0.0
     for row, interval in enumerate(intervals, 1):
         if row in found:
-            begin, longest = row, 0.0
+            begin, longest_interval = row, 0.0
             continue
-        if interval > 2 * longest and row - begin > FEWEST_INTERVALS:
+        if interval > 2 * longest_interval and row - begin > MIN_INTERVALS:
             before = intervals[max(begin, row - 1 - INTERVALS) : row - 1]
             usual = statistics.median(before)
-            counting = not timed and sum(one == usual for one in before) >= SAME_STEP * len(before)
-            if usual > 0 and interval >= GAP_INTERVALS * usual and not counting:
+            is_counter = not is_time and sum(earlier == usual for earlier in before) >= SAME_STEP * len(before)
+            if usual > 0 and interval >= GAP_INTERVALS * usual and not is_counter:
                 found.add(row)
-        longest = max(longest, interval)
+        longest_interval = max(longest_interval, interval)
     return tuple(sorted(found))
 
 
@@ -208,7 +218,7 @@ FAR_ABOVE, FAR_BELOW = (
 )  # units differ by 1000; overlapping parts are at most a few times the whole
 
 
-def other_unit(value: Floats, parts: Sequence[Floats], whole: bool) -> str:
+def unit_mismatch(value: Floats, parts: Sequence[Floats], is_complete: bool) -> str:
     """Return "above" or "below" if the sum of the parts is far from the value in most samples, otherwise "".
 
     The columns then have different units: no time can be spent ten times.
@@ -216,10 +226,14 @@ def other_unit(value: Floats, parts: Sequence[Floats], whole: bool) -> str:
     Args:
         is_complete: the parts are meant to add up to the value.
     """
-    shares = [sum(some) / one for one, *some in zip(value, *parts, strict=True) if all(map(isfinite, some))]
+    shares = [
+        sum(part_values) / total
+        for total, *part_values in zip(value, *parts, strict=True)
+        if all(map(isfinite, part_values))
+    ]
     if not shares:
         return ""
     usual = statistics.median(shares)
     if usual > FAR_ABOVE:
         return "above"
-    return "below" if whole and 0 < usual < FAR_BELOW else ""
+    return "below" if is_complete and 0 < usual < FAR_BELOW else ""

@@ -38,7 +38,7 @@ _PARTS = {
     "wait": ("wait", "wait_time"),
     "transfer": ("transfer", "transfer_time"),
 }
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,19 @@ class Columns:
         return tuple(dict.fromkeys(name for name in (*self.series, *self.group, *self.regime, *single) if name))
 
 
-def missing(asked: Columns, names: Sequence[str]) -> str:
+def missing_column(requested: Columns, names: Sequence[str]) -> str:
     """Return a sentence about the first requested column that is missing or duplicate, or ""."""
-    for name in asked.used():
+    for name in requested.used():
         if name not in names:
-            return f'has no column "{printable(name)}"; columns: {listed(names)}'
+            return f'has no column "{printable(name)}"; columns: {join_names(names)}'
         if names.count(name) > 1:
             return f'has {names.count(name)} columns "{printable(name)}"'
     return ""
 
 
-def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool]) -> tuple[Columns, list[str], str]:
+def choose_columns(
+    requested: Columns, names: Sequence[str], is_numeric: Callable[[str], bool]
+) -> tuple[Columns, list[str], str]:
     """Return the requested columns, and by well-known names those that were not requested.
 
     Also return the columns found by name, as "value step_time", and a sentence without a full stop if the column of the
@@ -89,24 +91,28 @@ def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool])
         is_numeric: returns True if the first cells of a column are numbers.
     """
     taken: list[str] = []
-    free = [name for name in names if name and name not in asked.used() and names.count(name) == 1]
-    found = asked
+    free = [name for name in names if name and name not in requested.used() and names.count(name) == 1]
+    found = requested
     if not found.value:
-        likely = [name for name in free if _is_time(name) and numeric(name)]
-        plain = [name for name in free if name.strip().lower() in _PLAIN_VALUES and numeric(name)]
-        others = [name for name in free if numeric(name) and not _known(name)]
-        best = likely or plain or [name for name in free if _is_time(name)][:1] or others
+        likely = [name for name in free if _is_time(name) and is_numeric(name)]
+        plain = [name for name in free if name.strip().lower() in _PLAIN_VALUES and is_numeric(name)]
+        other_numbers = [name for name in free if is_numeric(name) and not _has_other_role(name)]
+        best = likely or plain or [name for name in free if _is_time(name)][:1] or other_numbers
         if len(best) != 1:
             if best:
-                return asked, [], f"which of {listed(best)} contains the times? Use --value"
-            if any(map(numeric, free)):
-                which = f"no numeric column is known as iteration times; columns: {listed(names)}"
-                return asked, [], f"{which} (use --value C; for times of operations use `healthd failslow period`)"
-            return asked, [], f"no column is numeric; columns: {listed(names)}"
+                return requested, [], f"which of {join_names(best)} contains the times? Use --value"
+            if any(map(is_numeric, free)):
+                problem = f"no numeric column is known as iteration times; columns: {join_names(names)}"
+                return (
+                    requested,
+                    [],
+                    f"{problem} (use --value C; for times of operations use `healthd failslow period`)",
+                )
+            return requested, [], f"no column is numeric; columns: {join_names(names)}"
         found = replace(found, value=best[0])
         taken.append(f"value {best[0]}")
         free.remove(best[0])
-    if not found.series and (series := _series(free)):
+    if not found.series and (series := _series_columns(free)):
         found = replace(found, series=series)
         taken.append(f"series {', '.join(series)}")
         free = [name for name in free if name not in series]
@@ -114,11 +120,11 @@ def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool])
     if not found.node and len(nodes) == 1:
         found = replace(found, node=nodes[0])
         taken.append(f"node {nodes[0]}")
-    for part, known in _PARTS.items():
-        here = [name for name in free if _bare(name) in known and numeric(name)]
-        if not getattr(found, part) and len(here) == 1:
-            found = _with_part(found, part, here[0])
-            taken.append(f"{part} {here[0]}")
+    for part, known_names in _PARTS.items():
+        candidates = [name for name in free if _bare_name(name) in known_names and is_numeric(name)]
+        if not getattr(found, part) and len(candidates) == 1:
+            found = _with_part(found, part, candidates[0])
+            taken.append(f"{part} {candidates[0]}")
     return found, taken, ""
 
 
@@ -128,7 +134,7 @@ def _with_part(columns: Columns, part: str, name: str) -> Columns:
     return replace(columns, wait=name) if part == "wait" else replace(columns, transfer=name)
 
 
-def _series(free: Sequence[str]) -> tuple[str, ...]:
+def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
     """Return the column of a rank or worker, otherwise that of a GPU with its node, otherwise that of a node."""
     by_name = {name.lower(): name for name in free}
     for name in (*_SERIES,):
@@ -141,29 +147,35 @@ def _series(free: Sequence[str]) -> tuple[str, ...]:
 
 def _is_time(name: str) -> bool:
     """Return True for the name of an iteration's time. A counter such as "iteration" is a time only with a unit."""
-    bare = _bare(name)
+    bare = _bare_name(name)
     if bare in _COUNTERS:
         return _UNIT.search(name.strip()) is not None
     return bare in _VALUES
 
 
-def _known(name: str) -> bool:
+def _has_other_role(name: str) -> bool:
     """Return True for a name of a series, a node, a part or an index, which cannot be the value."""
-    places = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
-    others = (*_SERIES, *_GPUS, *_NODES, *(one for known in _PARTS.values() for one in known), *places)
-    return _bare(name) in others or name.lower() in others
+    index_names = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
+    known_names = (
+        *_SERIES,
+        *_GPUS,
+        *_NODES,
+        *(part_name for part_names in _PARTS.values() for part_name in part_names),
+        *index_names,
+    )
+    return _bare_name(name) in known_names or name.lower() in known_names
 
 
-def _bare(name: str) -> str:
+def _bare_name(name: str) -> str:
     """Return "step_time" for "Step_Time_ms" and "step time [s]"."""
     return _UNIT.sub("", name.strip()).lower().replace(" ", "_").replace("-", "_")
 
 
-def listed(names: Sequence[str], last: str = "and") -> str:
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     """Return "a, b and c"; of many names the first."""
-    shown = [printable(name) for name in names if name]
-    if not shown:
+    visible = [printable(name) for name in names if name]
+    if not visible:
         return "none with a name"
-    if len(shown) > _MOST_NAMED:
-        return f"{', '.join(shown[:_MOST_NAMED])} and {len(shown) - _MOST_NAMED:,} more"
-    return f"{', '.join(shown[:-1])} {last} {shown[-1]}" if len(shown) > 1 else shown[0]
+    if len(visible) > _MAX_NAMED:
+        return f"{', '.join(visible[:_MAX_NAMED])} and {len(visible) - _MAX_NAMED:,} more"
+    return f"{', '.join(visible[:-1])} {conjunction} {visible[-1]}" if len(visible) > 1 else visible[0]

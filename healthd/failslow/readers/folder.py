@@ -14,14 +14,14 @@ from healthd.failslow.model import Series
 from healthd.failslow.readers import streams, table
 from healthd.failslow.readers.chunks import Unreadable
 from healthd.failslow.readers.columns import Columns
-from healthd.failslow.stream import FailStop, Gathered, Stream, gathered
+from healthd.failslow.stream import FailStop, Stream, StreamAnalysis, analyse_streams
 
-MOST_FILES = 200_000
-MOST_BYTES = 64 << 30  # of all files of a folder
-DEEPEST = 4  # levels of folders below the given one: some sites have one folder per host
+MAX_FILES = 200_000
+MAX_BYTES = 64 << 30  # of all files of a folder
+MAX_DEPTH = 4  # levels of folders below the given one: some sites have one folder per host
 
 
-class Found(NamedTuple):
+class ReadFiles(NamedTuple):
     """Content of all files.
 
     series: by name. notes: sentences. unread: {file, why} of files in folders. fail_stops: ranks whose operations have
@@ -34,130 +34,137 @@ class Found(NamedTuple):
     fail_stops: tuple[FailStop, ...] = ()
 
 
-def read(paths: Sequence[str], columns: Columns) -> Found:
+def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
     """Return all series of the paths. Raises Unreadable.
 
     A given file that cannot be read raises. A file in a folder is listed in `unread`, and raises only if no file there
     can be read.
     """
-    found: list[tuple[str, table.Read]] = []
+    tables: list[tuple[str, table.ReadTable]] = []
     ranks: list[Stream] = []  # of all files: other ranks' files show what a rank waited for
-    told: list[str] = []
+    record_notes: list[str] = []
     unread: list[dict[str, str]] = []
     for path in paths:
         if path == "-" or not os.path.isdir(path):
             if path != "-" and not columns.value and streams.is_record(path):
-                ranks += streams.read_streams(path, told)
+                ranks += streams.read_streams(path, record_notes)
             else:
-                found.append((path, of_file(path, columns, path)))
+                tables.append((path, read_file(path, columns, path)))
             continue
-        before = len(found) + len(ranks)
+        before = len(tables) + len(ranks)
         failed: list[dict[str, str]] = []
-        for name in _names(path):
+        for name in _file_names(path):
             file = os.path.join(path, name)
             try:
                 if not columns.value and streams.is_record(file):
-                    ranks += streams.read_streams(file, told, name)
+                    ranks += streams.read_streams(file, record_notes, name)
                 else:
-                    found.append((file, of_file(file, columns, name)))
+                    tables.append((file, read_file(file, columns, name)))
             except HealthdError as error:
                 failed.append({"file": name, "why": str(error).removeprefix(f"{name}: ")})
-        if len(found) + len(ranks) == before:
-            what = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "no file"
+        if len(tables) + len(ranks) == before:
+            problem = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "no file"
             more = f" (and {len(failed) - 1:,} more)" if len(failed) > 1 else ""
-            raise Unreadable(f"{path}: no file can be read: {what}{more}")
+            raise Unreadable(f"{path}: no file can be read: {problem}{more}")
         unread += failed
-    notes = _notes([(name, note) for name, told in found for note in told.notes], len(found))
-    made = gathered(ranks) if ranks else Gathered((), (), ())
-    series = [*_together(found, notes), *sorted(made.series, key=lambda one: table.natural(one.name))]
-    return Found(series, [*notes, *told, *made.notes], unread, made.fail_stops)
+    notes = _combine_notes([(name, note) for name, record_notes in tables for note in record_notes.notes], len(tables))
+    analysis = analyse_streams(ranks) if ranks else StreamAnalysis((), (), ())
+    series = [*_merge(tables, notes), *sorted(analysis.series, key=lambda item: table.natural_key(item.name))]
+    return ReadFiles(series, [*notes, *record_notes, *analysis.notes], unread, analysis.fail_stops)
 
 
-def _notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
+def _combine_notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
     """Return the notes with their files. A note about several files appears once, with their number."""
     names: dict[str, list[str]] = {}
     for name, note in noted:
         names.setdefault(note, []).append(name)
     if files == 1:
         return list(names)
-    return [f"{some[0] if len(some) == 1 else f'{len(some):,} files'}: {note}" for note, some in names.items()]
+    return [
+        f"{note_files[0] if len(note_files) == 1 else f'{len(note_files):,} files'}: {note}"
+        for note, note_files in names.items()
+    ]
 
 
-def of_file(path: str, columns: Columns, name: str) -> table.Read:
+def read_file(path: str, columns: Columns, name: str) -> table.ReadTable:
     """Return the series of one file. Raises HealthdError with a sentence that begins with the name."""
     if path == "-":
-        return table.read(path, columns, "standard input", sys.stdin.buffer)
-    return table.read(path, columns, name)
+        return table.read_table(path, columns, "standard input", sys.stdin.buffer)
+    return table.read_table(path, columns, name)
 
 
-def _together(found: Sequence[tuple[str, table.Read]], notes: list[str]) -> list[Series]:
+def _merge(tables: Sequence[tuple[str, table.ReadTable]], notes: list[str]) -> list[Series]:
     """Return the series of all files, each with a unique name.
 
     If several files have a series of the same name and group, the file is added to the name. Copies are left out with a
     note, because they look like a gang.
     """
     named: dict[tuple[str, str], list[tuple[str, Series]]] = {}
-    for path, told in found:
-        for one in told.series:
-            named.setdefault((one.group, one.name), []).append((path, one))
-    every: list[tuple[str, Series]] = []
-    taken = {(group, name) for (group, name), some in named.items() if len(some) == 1}
-    for (group, name), some in named.items():
-        if len({path for path, _ in some}) == 1 and len(found) == len({path for path, _ in found}):
-            every += some
+    for path, contents in tables:
+        for item in contents.series:
+            named.setdefault((item.group, item.name), []).append((path, item))
+    labelled: list[tuple[str, Series]] = []
+    taken = {(group, name) for (group, name), same_named in named.items() if len(same_named) == 1}
+    for (group, name), same_named in named.items():
+        if len({path for path, _ in same_named}) == 1 and len(tables) == len({path for path, _ in tables}):
+            labelled += same_named
             continue
-        paths = [path for path, _ in some]
-        labels = _apart(list(dict.fromkeys(paths)))
-        for path, one in some:
-            label = whole = labels[path] if name == table.stem(path) else f"{labels[path]}/{name}"
+        paths = [path for path, _ in same_named]
+        labels = _distinct_labels(list(dict.fromkeys(paths)))
+        for path, item in same_named:
+            label = unique_label = labels[path] if name == table.stem(path) else f"{labels[path]}/{name}"
             nth = 1
-            while (group, whole) in taken:
+            while (group, unique_label) in taken:
                 nth += 1
-                whole = f"{label} ({nth})"
-            taken.add((group, whole))
-            every.append((path, replace(one, name=whole)))
-    kept = _once(every, notes) if len(found) > 1 else [one for _, one in every]
-    return sorted(kept, key=lambda one: (table.natural(one.group), table.natural(one.name), table.natural(one.node)))
+                unique_label = f"{label} ({nth})"
+            taken.add((group, unique_label))
+            labelled.append((path, replace(item, name=unique_label)))
+    result = _drop_copies(labelled, notes) if len(tables) > 1 else [item for _, item in labelled]
+    return sorted(
+        result,
+        key=lambda item: (table.natural_key(item.group), table.natural_key(item.name), table.natural_key(item.node)),
+    )
 
 
-def _apart(paths: Sequence[str]) -> dict[str, str]:
+def _distinct_labels(paths: Sequence[str]) -> dict[str, str]:
     """Return the shortest unique end of each path: "c/rank1". The file ending is included only if necessary."""
     split = [os.path.normpath(path).split(os.sep) for path in paths]
-    for whole in (False, True):
-        ends = split if whole else [[*folders, table.stem(file)] for *folders, file in split]
+    for with_ending in (False, True):
+        ends = split if with_ending else [[*folders, table.stem(file)] for *folders, file in split]
         for depth in range(1, max(map(len, ends)) + 1):
-            labels = ["/".join(one[-depth:]) for one in ends]
+            labels = ["/".join(parts[-depth:]) for parts in ends]
             if len(set(labels)) == len(paths):
                 return dict(zip(paths, labels, strict=True))
     return {path: path for path in paths}
 
 
-def _once(every: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]:
+def _drop_copies(labelled: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]:
     """Return the series without copies that have the same samples as one in another file. Constant series are not
     copies.
     """
-    kept: list[Series] = []
+    unique: list[Series] = []
     first: dict[int, list[tuple[str, Series]]] = {}
-    for path, one in every:
-        alike = first.setdefault(hash(array("d", one.value).tobytes()), [])
-        known = next((other for _, other in alike if _same(one, other)), None)
-        if known is None or len(one.value) < table.FEWEST or min(one.value) == max(one.value):
-            alike.append((path, one))
-            kept.append(one)
+    for path, item in labelled:
+        alike = first.setdefault(hash(array("d", item.value).tobytes()), [])
+        original = next((candidate for _, candidate in alike if _is_copy(item, candidate)), None)
+        if original is None or len(item.value) < table.MIN_SAMPLES or min(item.value) == max(item.value):
+            alike.append((path, item))
+            unique.append(item)
         else:
-            notes.append(f"{one.name} has the same samples as {known.name}: counted once")
-    return kept
+            notes.append(f"{item.name} has the same samples as {original.name}: counted once")
+    return unique
 
 
-def _same(one: Series, other: Series) -> bool:
+def _is_copy(first: Series, second: Series) -> bool:
     return all(
-        (mine is None and its is None) or (mine is not None and its is not None and _bytes(mine) == _bytes(its))
-        for mine, its in (
-            (one.value, other.value),
-            (one.index, other.index),
-            (one.busy, other.busy),
-            (one.wait, other.wait),
-            (one.transfer, other.transfer),
+        (first_values is None and second_values is None)
+        or (first_values is not None and second_values is not None and _bytes(first_values) == _bytes(second_values))
+        for first_values, second_values in (
+            (first.value, second.value),
+            (first.index, second.index),
+            (first.busy, second.busy),
+            (first.wait, second.wait),
+            (first.transfer, second.transfer),
         )
     )
 
@@ -166,7 +173,7 @@ def _bytes(cells: Sequence[float]) -> bytes:
     return array("d", cells).tobytes()
 
 
-def _names(folder: str) -> Iterator[str]:
+def _file_names(folder: str) -> Iterator[str]:
     """Yield the files below the folder.
 
     Hidden files are skipped and links to folders not followed. Raises Unreadable.
@@ -175,20 +182,20 @@ def _names(folder: str) -> Iterator[str]:
         os.listdir(folder)
     except OSError as error:
         raise Unreadable(f"{folder}: cannot be read: {error.strerror or error}") from None
-    files_there = size = 0
-    for place, folders, files in os.walk(folder):
-        below = os.path.relpath(place, folder)
+    file_count = size = 0
+    for directory, folders, files in os.walk(folder):
+        below = os.path.relpath(directory, folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if below.count(os.sep) + (below != ".") >= DEEPEST:
+        if below.count(os.sep) + (below != ".") >= MAX_DEPTH:
             folders.clear()
         for file in sorted(name for name in files if not name.startswith(".")):
-            files_there += 1
-            if files_there > MOST_FILES:
-                raise Unreadable(f"{folder}: has more than {MOST_FILES:,} files")
+            file_count += 1
+            if file_count > MAX_FILES:
+                raise Unreadable(f"{folder}: has more than {MAX_FILES:,} files")
             try:
-                size += os.stat(os.path.join(place, file)).st_size
+                size += os.stat(os.path.join(directory, file)).st_size
             except OSError:
                 size += 0  # a dangling link: opening it reports the error
-            if size > MOST_BYTES:
-                raise Unreadable(f"{folder}: its files have more than {MOST_BYTES >> 30} GiB together")
+            if size > MAX_BYTES:
+                raise Unreadable(f"{folder}: its files have more than {MAX_BYTES >> 30} GiB together")
             yield os.path.normpath(os.path.join(below, file))

@@ -37,13 +37,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthd.common.safe_pickle import NotPlain, plain
-from healthd.common.text import described, regex
-from healthd.failslow.readers.chunks import opened
+from healthd.common.safe_pickle import UnsafePickle, load_plain
+from healthd.common.text import redacted, regex
+from healthd.failslow.readers.chunks import open_table
 from healthd.failslow.stream import Operation, Stream, StreamError
 
-MOST_BYTES = 1 << 30
-BEGIN = 1 << 16
+MAX_BYTES = 1 << 30
+SNIFF_BYTES = 1 << 16
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
 # Content that only a record has under these names; a table may have a column with the same name.
@@ -57,7 +57,7 @@ _ENDING = regex(r"(?i)\.(pkl|pickle|json|jsonl|log|txt|out|gz|bin|dump|trace|csv
 def is_record(path: str) -> bool:
     """Return True if a file looks like a record of operations, not like a table of samples."""
     try:
-        return bool(_reader(_begin(path)))
+        return bool(_record_kind(_read_begin(path)))
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -70,57 +70,64 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
     """
     name = name or path
     try:
-        about = os.stat(path)
-        if not stat.S_ISREG(about.st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise StreamError(f"{name}: is not a regular file")
-        data = _whole(path)
+        data = _read_whole(path)
     except (OSError, EOFError, zlib.error) as error:
         raise StreamError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MOST_BYTES:
-        raise StreamError(f"{name}: has more than {MOST_BYTES >> 30} GiB")
+    if len(data) > MAX_BYTES:
+        raise StreamError(f"{name}: has more than {MAX_BYTES >> 30} GiB")
     if not data:
         raise StreamError(f"{name}: is empty")
-    kind = _reader(data[:BEGIN])
+    kind = _record_kind(data[:SNIFF_BYTES])
     if kind == "recorder":
-        return [read_recorder(data, name, rank_of(name))]
+        return [read_recorder(data, name, rank_from_name(name))]
     lines = io.StringIO(data.decode("utf-8", "replace"))
     if kind == "inspector":
         return read_inspector(lines, name, notes)
     if kind == "hook log":
-        return read_hook_log(lines, name, rank_of(name), notes)
+        return read_hook_log(lines, name, rank_from_name(name), notes)
     raise StreamError(f"{name}: is not a record of operations (NCCL Inspector, flight recorder, a hook's log)")
 
 
-def of_table(path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()) -> list[Stream]:
+def read_table_streams(
+    path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()
+) -> list[Stream]:
     """Return the streams of a table (CSV, JSON lines, Parquet) with columns of operations and times.
 
     Raises HealthdError with one sentence.
     """
     found: dict[str, list[Operation]] = {}
-    with opened(path, name) as table:
-        wanted = [
-            _column(table.names, operation, OPERATIONS, "operations", name),
-            _column(table.names, time, TIMES, "times", name),
-            *(_column(table.names, one, (), "", name) for one in series),
+    with open_table(path, name) as table:
+        columns = [
+            _find_column(table.names, operation, OPERATIONS, "operations", name),
+            _find_column(table.names, time, TIMES, "times", name),
+            *(_find_column(table.names, column, (), "", name) for column in series),
         ]
-        for chunk in table.chunks(wanted):
-            for row, (what, when, *whose) in enumerate(zip(*chunk.columns, strict=True)):
+        for chunk in table.chunks(columns):
+            for row, (operation_cell, time_cell, *rank_cells) in enumerate(zip(*chunk.columns, strict=True)):
                 try:
-                    if what is None or when is None or isinstance(when, bool) or what == "":
+                    if (
+                        operation_cell is None
+                        or time_cell is None
+                        or isinstance(time_cell, bool)
+                        or operation_cell == ""
+                    ):
                         raise ValueError
-                    seconds = moment(when)
+                    seconds = to_seconds(time_cell)
                 except (TypeError, ValueError, OverflowError):
                     at = chunk.where(row)
                     raise StreamError(
-                        f"{name}: {at}: has no valid operation and time: {described(f'{what} {when}')}"
+                        f"{name}: {at}: has no valid operation and time: {redacted(f'{operation_cell} {time_cell}')}"
                     ) from None
-                found.setdefault("/".join(map(str, whose)), []).append(Operation(seconds, str(what)))
+                found.setdefault("/".join(map(str, rank_cells)), []).append(Operation(seconds, str(operation_cell)))
     if not found:
         raise StreamError(f"{name}: has no operation")
     return [Stream(rank, tuple(done), name) for rank, done in found.items()]
 
 
-def rank_of(name: str) -> str:
+def rank_from_name(name: str) -> str:
     """Return the rank in a file name: "3" for "dumps/nccl_trace_rank_3.pkl". Without a number, the name without its
     ending.
     """
@@ -131,25 +138,30 @@ def rank_of(name: str) -> str:
     return str(int(numbers[-1])) if numbers else base
 
 
-def _column(names: Sequence[str], asked: str, usual: Sequence[str], what: str, file: str) -> int:
-    if asked:
-        if asked not in names:
-            raise StreamError(f'{file}: has no column "{asked}"; columns: {", ".join(names)}')
-        if names.count(asked) > 1:
-            raise StreamError(f'{file}: has {names.count(asked)} columns "{asked}"')
-        return names.index(asked)
-    found = next((one for one in usual if one in names), None)
+def _find_column(names: Sequence[str], requested: str, usual: Sequence[str], description: str, file: str) -> int:
+    if requested:
+        if requested not in names:
+            raise StreamError(f'{file}: has no column "{requested}"; columns: {", ".join(names)}')
+        if names.count(requested) > 1:
+            raise StreamError(f'{file}: has {names.count(requested)} columns "{requested}"')
+        return names.index(requested)
+    found = next((candidate for candidate in usual if candidate in names), None)
     if found is None:
-        flag = "--operation" if what == "operations" else "--time"
-        raise StreamError(f"{file}: which column contains the {what}? (use {flag} C; columns: {', '.join(names)})")
+        flag = "--operation" if description == "operations" else "--time"
+        raise StreamError(
+            f"{file}: which column contains the {description}? (use {flag} C; columns: {', '.join(names)})"
+        )
     return names.index(found)
 
 
-def _reader(begin: bytes) -> str:
+def _record_kind(begin: bytes) -> str:
     text = begin.decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
     if begin[:1] == b"\x80" or _OLD_PICKLE.match(text):
         return "recorder"
-    line = next((one for one in text.splitlines() if one.strip() and not one.lstrip().startswith("#")), "")
+    line = next(
+        (text_line for text_line in text.splitlines() if text_line.strip() and not text_line.lstrip().startswith("#")),
+        "",
+    )
     if text.startswith(("{", "[{")):
         if _ENTRIES.search(text) or ('"profiling_name"' in text and '"time_created_ns"' in text):
             return "recorder"
@@ -163,29 +175,29 @@ def _reader(begin: bytes) -> str:
     return "hook log" if _LINE.fullmatch(line) else ""
 
 
-def _begin(path: str) -> bytes:
+def _read_begin(path: str) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return b""
-        begin = file.read(BEGIN) or b""  # None if a kernel file has no data now
+        begin = file.read(SNIFF_BYTES) or b""  # None if a kernel file has no data now
     if begin[:2] == b"\x1f\x8b":
         with gzip.open(path) as unpacked:
-            return unpacked.read(BEGIN)
+            return unpacked.read(SNIFF_BYTES)
     return begin
 
 
-def _whole(path: str) -> bytes:
+def _read_whole(path: str) -> bytes:
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if packed else open(path, "rb") as file:
-        return file.read(MOST_BYTES + 1)
+        return file.read(MAX_BYTES + 1)
 
 
-def _records(
+def _parse_lines(
     lines: Iterable[str],
     source: str,
     parse: Callable[[str], Any],
-    what: str,
+    description: str,
     found: Mapping[Any, Sequence[Operation]],
     notes: list[str],
 ) -> Iterator[tuple[str, Any]]:
@@ -207,7 +219,7 @@ def _records(
         try:
             record = parse(line)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-            torn = f"{where}: {what}: {described(line.strip())}"
+            torn = f"{where}: {description}: {redacted(line.strip())}"
             continue
         yield where, record
     if torn and not any(found.values()):
@@ -220,75 +232,75 @@ def _records(
 
 _LINE = regex(r"\s*(\d+(?:\.\d+)?)\s+([A-Za-z_][\w.:<>-]*)(?:\s+(\S+))?\s*")
 _HEAD = regex(r"\s*#.*")
-_TOLD = regex(r"(rank|host)\s*[=:]\s*([\w.-]+)")
+_HEAD_FIELD = regex(r"(rank|host)\s*[=:]\s*([\w.-]+)")
 TIMES = ("time", "timestamp", "ts", "time_seconds", "timestamp_us", "timestamp_ns", "time_ns", "time_us")
 OPERATIONS = ("operation", "op", "op_type", "coll", "event", "call", "func", "name")
-_BESIDE = frozenset(("comm", "rank", "host", "duration_us", "size"))
+_OPTIONAL_KEYS = frozenset(("comm", "rank", "host", "duration_us", "size"))
 
 
 def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]) -> list[Stream]:
     """Return one stream for each rank. Raises StreamError."""
     found: dict[str, list[Operation]] = {}
-    host, what = "", "is not a line of a hook's log (time operation [comm])"
-    for _, (named, operation) in _records(lines, source, _hook_line, what, found, notes):
-        host = named.get("host", host)
+    host, description = "", "is not a line of a hook's log (time operation [comm])"
+    for _, (head_fields, operation) in _parse_lines(lines, source, _parse_hook_line, description, found, notes):
+        host = head_fields.get("host", host)
         if operation is None:
-            rank = named.get("rank", rank)
+            rank = head_fields.get("rank", rank)
         else:
-            found.setdefault(named.get("rank", rank), []).append(operation)
+            found.setdefault(head_fields.get("rank", rank), []).append(operation)
     if not found:
         raise StreamError(f"{source}: has no operation")
     return [Stream(name, tuple(done), source, host) for name, done in found.items()]
 
 
-def _hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
+def _parse_hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
     """Return the rank and the host in a line, and its operation."""
     if _HEAD.fullmatch(line):
-        return dict(_TOLD.findall(line)), None
+        return dict(_HEAD_FIELD.findall(line)), None
     if not line.lstrip().startswith("{"):
-        return {}, _of_hook_text(line)
+        return {}, _hook_text_operation(line)
     record = json.loads(line)
-    return {key: str(record[key]) for key in ("rank", "host") if key in record}, _of_hook_json(record)
+    return {key: str(record[key]) for key in ("rank", "host") if key in record}, _hook_json_operation(record)
 
 
-def _of_hook_text(line: str) -> Operation:
-    told = _LINE.fullmatch(line)
-    if told is None:
+def _hook_text_operation(line: str) -> Operation:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise ValueError
-    time, name, group = told.groups()
-    return Operation(moment(time), name, group or "")
+    time, name, group = match.groups()
+    return Operation(to_seconds(time), name, group or "")
 
 
-def _of_hook_json(record: Any) -> Operation:
+def _hook_json_operation(record: Any) -> Operation:
     time = next(record[key] for key in (*TIMES, None) if key in record or key is None)
     name = next(record[key] for key in (*OPERATIONS, None) if key in record or key is None)
     if not isinstance(name, str) or isinstance(time, bool) or not isinstance(time, int | float):
         raise ValueError
-    took = record.get("duration_us")
-    duration = math.nan if took is None else float(took) / 1e6
-    return Operation(moment(time), name, str(record.get("comm", "")), str(record.get("size", "")), -1, duration)
+    duration_us = record.get("duration_us")
+    duration = math.nan if duration_us is None else float(duration_us) / 1e6
+    return Operation(to_seconds(time), name, str(record.get("comm", "")), str(record.get("size", "")), -1, duration)
 
 
-def moment(told: str | float) -> float:
+def to_seconds(value: str | float) -> float:
     """Return a time as seconds. A time since 1970 may be in ms, us or ns: 10^11 s are 3,169 years. Raises TypeError,
     ValueError.
     """
-    time = float(told)
+    time = float(value)
     if not 0 <= time < math.inf:
         raise ValueError
-    return next((time / unit for unit, least in ((1e9, 1e17), (1e6, 1e14), (1e3, 1e11)) if time >= least), time)
+    return next((time / unit for unit, minimum in ((1e9, 1e17), (1e6, 1e14), (1e3, 1e11)) if time >= minimum), time)
 
 
 def _is_hook_line(keys: set[str]) -> bool:
     """Return True for the keys of a line of a hook's log. A row of a table has more keys."""
-    rest = keys - _BESIDE
-    return len(rest) == 2 and bool(rest & set(TIMES)) and bool(rest & set(OPERATIONS))
+    required = keys - _OPTIONAL_KEYS
+    return len(required) == 2 and bool(required & set(TIMES)) and bool(required & set(OPERATIONS))
 
 
 # --- NCCL Inspector
 
 _KINDS = (("coll_perf", "coll"), ("p2p_perf", "p2p"))
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 
 
 def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[Stream]:
@@ -296,60 +308,64 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
     header: Any = None
     metadata: Any = None
     operations: dict[tuple[str, str], list[Operation]] = {}
-    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # for each group: number of ranks, and the own rank
-    for where, record in _records(lines, source, json.loads, "is damaged JSON", operations, notes):
+    ranks_by_group: dict[
+        tuple[str, str], dict[str, tuple[int, int]]
+    ] = {}  # for each group: number of ranks, and the own rank
+    for where, record in _parse_lines(lines, source, json.loads, "is damaged JSON", operations, notes):
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
             if header is None or metadata is None:
                 raise StreamError(f"{where}: has no preceding header and metadata of a communicator")
             process = (str(metadata["hostname"]), str(int(metadata["pid"])))
             group, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
-            if not 0 <= rank < ranks <= MOST_RANKS:
+            if not 0 <= rank < ranks <= MAX_RANKS:
                 raise ValueError
-            place.setdefault(process, {})[group] = (ranks, rank)
+            ranks_by_group.setdefault(process, {})[group] = (ranks, rank)
             operations.setdefault(process, [])
             for part, kind in _KINDS:
                 if part in record:
-                    operations[process].append(_of_inspector(record[part], kind, group))
+                    operations[process].append(_inspector_operation(record[part], kind, group))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise StreamError(f"{where}: is not an NCCL Inspector record, or has text in place of a number") from None
     if not any(operations.values()):
         raise StreamError(f"{source}: has no operation of NCCL Inspector")
     return [
         Stream(
-            _rank(place[process], process),
+            _main_rank(ranks_by_group[process], process),
             tuple(done),
             source,
             process[0],
-            {group: ranks for group, (ranks, _) in place[process].items()},
+            {group: ranks for group, (ranks, _) in ranks_by_group[process].items()},
         )
         for process, done in operations.items()
         if done
     ]
 
 
-def _of_inspector(told: Any, kind: str, group: str) -> Operation:
-    began = math.nan
-    if "event_trace_ts" in told:
-        times = told["event_trace_ts"]
-        kernels = [float(one["kernel_start_ts"]) for one in times.get("kernel_events", ())]
-        began = float(times[f"{kind}_start_ts"]) if f"{kind}_start_ts" in times else min(kernels)
-        if not 0 < began < math.inf:
+def _inspector_operation(record: Any, kind: str, group: str) -> Operation:
+    started_us = math.nan
+    if "event_trace_ts" in record:
+        times = record["event_trace_ts"]
+        kernels = [float(kernel["kernel_start_ts"]) for kernel in times.get("kernel_events", ())]
+        started_us = float(times[f"{kind}_start_ts"]) if f"{kind}_start_ts" in times else min(kernels)
+        if not 0 < started_us < math.inf:
             raise ValueError
-    took = float(told[f"{kind}_exec_time_us"])
-    if not 0 <= took < math.inf:
+    duration_us = float(record[f"{kind}_exec_time_us"])
+    if not 0 <= duration_us < math.inf:
         raise ValueError
-    name = str(told[kind]) + (f" {int(told['p2p_peer'])}" if "p2p_peer" in told else "")
-    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send have their own numbers
-    return Operation(began / 1e6, name, group, str(int(told[f"{kind}_msg_size_bytes"])), sequence, took / 1e6)
+    name = str(record[kind]) + (f" {int(record['p2p_peer'])}" if "p2p_peer" in record else "")
+    sequence = int(record[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send have their own numbers
+    return Operation(
+        started_us / 1e6, name, group, str(int(record[f"{kind}_msg_size_bytes"])), sequence, duration_us / 1e6
+    )
 
 
-def _rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
+def _main_rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
     """Return the rank in the largest communicator, usually that of the whole job.
 
     For a process alone in all, its name.
     """
-    ranks, rank = max(groups.values(), key=lambda one: one[0])
+    ranks, rank = max(groups.values(), key=lambda entry: entry[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"
 
 
@@ -365,8 +381,8 @@ def read_recorder(data: bytes, source: str, rank: str) -> Stream:
         rank: rank from the file name.
     """
     try:
-        dump = json.loads(data) if _JSON.match(data[:4096]) else plain(data)
-    except NotPlain as error:
+        dump = json.loads(data) if _JSON.match(data[:4096]) else load_plain(data)
+    except UnsafePickle as error:
         raise StreamError(f"{source}: {error}") from None
     except (ValueError, RecursionError) as error:
         line = f"line {error.lineno:,}: " if isinstance(error, json.JSONDecodeError) else ""
@@ -377,31 +393,36 @@ def read_recorder(data: bytes, source: str, rank: str) -> Stream:
     operations = []
     for number, entry in enumerate(entries, 1):
         try:
-            operations.append(_of_recorder(entry))
+            operations.append(_recorder_operation(entry))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise StreamError(f"{source}: entry {number:,} is not a flight recorder entry") from None
     own = dump.get("rank") if isinstance(dump, Mapping) else None
-    groups = _groups(dump.get("pg_config")) if isinstance(dump, Mapping) else {}
+    groups = _group_sizes(dump.get("pg_config")) if isinstance(dump, Mapping) else {}
     return Stream(str(own) if type(own) is int else rank, tuple(operations), source, "", groups, dumped=True)
 
 
-def _of_recorder(entry: Any) -> Operation:
+def _recorder_operation(entry: Any) -> Operation:
     group = entry["process_group"]
     name = str(entry["profiling_name"]).rpartition(":")[2]
-    took = entry.get("duration_ms")
+    duration_ms = entry.get("duration_ms")
     seconds = int(entry["time_created_ns"]) / 1e9
-    alone = entry.get("is_p2p", name.startswith(("send ", "recv ")))
-    sequence = -1 if alone else int(entry.get("collective_seq_id", entry.get("seq_id", -1)))
+    is_p2p = entry.get("is_p2p", name.startswith(("send ", "recv ")))
+    sequence = -1 if is_p2p else int(entry.get("collective_seq_id", entry.get("seq_id", -1)))
     size = f"{entry.get('input_sizes', '')} {entry.get('input_dtypes', '')}"
     return Operation(
-        seconds, name, str(group[0]), size, sequence, math.nan if took is None else max(0.0, float(took)) / 1e3
+        seconds,
+        name,
+        str(group[0]),
+        size,
+        sequence,
+        math.nan if duration_ms is None else max(0.0, float(duration_ms)) / 1e3,
     )
 
 
-def _groups(config: Any) -> dict[str, int]:
+def _group_sizes(config: Any) -> dict[str, int]:
     """Return the number of ranks of each group. A group with unexpected content is missing."""
     found = {}
-    for told in config.values() if isinstance(config, Mapping) else ():
-        if isinstance(told, Mapping) and isinstance(told.get("ranks"), str):
-            found[str(told.get("name"))] = told["ranks"].count(",") + 1
+    for group in config.values() if isinstance(config, Mapping) else ():
+        if isinstance(group, Mapping) and isinstance(group.get("ranks"), str):
+            found[str(group.get("name"))] = group["ranks"].count(",") + 1
     return found

@@ -11,22 +11,22 @@ from itertools import compress, groupby
 from math import inf, nan
 from typing import Any, BinaryIO, NamedTuple
 
-from healthd.common.text import described, printable, regex
+from healthd.common.text import printable, redacted, regex
 from healthd.failslow import times
 from healthd.failslow.model import Series
 from healthd.failslow.readers import clean
-from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, opened
-from healthd.failslow.readers.columns import Columns, chosen, listed, missing
+from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, open_table
+from healthd.failslow.readers.columns import Columns, choose_columns, join_names, missing_column
 
-FEWEST = 20  # samples of a series; with fewer there is no useful baseline
-FARTHEST = 1e19  # larger than any iteration number or time
+MIN_SAMPLES = 20  # samples of a series; with fewer there is no useful baseline
+MAX_INDEX = 1e19  # larger than any iteration number or time
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
 _WHOLE = regex(r"\s*[+-]?\d{1,18}\s*")
 _ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$")
 
 
-class Read(NamedTuple):
+class ReadTable(NamedTuple):
     """Content of a table. series: by name in natural order. notes: sentences without a full stop and without the file's
     name.
     """
@@ -35,52 +35,54 @@ class Read(NamedTuple):
     notes: list[str]
 
 
-def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | None = None) -> Read:
+def read_table(path: str, requested: Columns, name: str = "", standard_input: BinaryIO | None = None) -> ReadTable:
     """Return all series of a file. Raises Unreadable with one sentence.
 
     Args:
         name: the file's name in messages.
     """
     name = name or path
-    with opened(path, name, standard_input) as table:
-        if wrong := missing(asked, table.names):
-            raise Unreadable(f"{name}: {wrong}")
+    with open_table(path, name, standard_input) as table:
+        if problem := missing_column(requested, table.names):
+            raise Unreadable(f"{name}: {problem}")
         first = dict(zip(table.names, table.first, strict=True))
-        if table.names and not any(table.first) and not asked.value:
-            rows_there = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # raises an error with its line
-            raise Unreadable(f"{name}: has no row" + (" in its first 100 lines" if rows_there else ""))
-        columns, taken, wrong = chosen(asked, table.names, lambda column: _is_numeric(first[column]))
-        if wrong:
-            raise Unreadable(f"{name}: {wrong}")
-        if interleaved := _interleaved(columns, table.names, first):
-            raise Unreadable(f"{name}: {interleaved}")
+        if table.names and not any(table.first) and not requested.value:
+            row_count = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # raises an error with its line
+            raise Unreadable(f"{name}: has no row" + (" in its first 100 lines" if row_count else ""))
+        columns, taken, problem = choose_columns(requested, table.names, lambda column: _is_numeric(first[column]))
+        if problem:
+            raise Unreadable(f"{name}: {problem}")
+        if mixed := _mixed_series_problem(columns, table.names, first):
+            raise Unreadable(f"{name}: {mixed}")
         rows = _Rows(columns, table.names, name)
-        alone = not (columns.series or columns.group or columns.node)
-        place = _place(columns, table.names) if alone else ""
-        watched = (
-            [column for column in table.names if column and column not in (place, *columns.used())] if place else []
+        is_unnamed = not (columns.series or columns.group or columns.node)
+        index_column = _index_column(columns, table.names) if is_unnamed else ""
+        candidates = (
+            [column for column in table.names if column and column not in (index_column, *columns.used())]
+            if index_column
+            else []
         )
-        runs = _Runs(watched)
-        extra = [table.names.index(column) for column in (place, *watched)] if watched else []
-        for chunk in table.chunks([*rows.wanted, *extra]):
+        runs = _Runs(candidates)
+        extra = [table.names.index(column) for column in (index_column, *candidates)] if candidates else []
+        for chunk in table.chunks([*rows.column_indices, *extra]):
             rows.take(chunk)
             if extra:
-                runs.take(chunk.columns[len(rows.wanted) :])
-        if likely := runs.of_series():
-            raise Unreadable(f"{name}: {_asked(place, likely)}")
+                runs.take(chunk.columns[len(rows.column_indices) :])
+        if likely := runs.series_columns():
+            raise Unreadable(f"{name}: {_series_question(index_column, likely)}")
         notes = [f"columns found by name: {'; '.join(taken)}"] if taken else []
         unused = [column for column in table.names if column and column not in columns.used()]
         if unused and not columns.series and not columns.group:
-            notes.append(f"no column identifies a series; unused columns: {listed(unused)}")
+            notes.append(f"no column identifies a series; unused columns: {join_names(unused)}")
         notes += table.notes
-    return _series(rows, path, name, notes)
+    return _make_series(rows, path, name, notes)
 
 
-MOST_RUNS = 10_000  # consecutive series; a column with more changes does not identify a series
-PLACES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
+MAX_RUNS = 10_000  # consecutive series; a column with more changes does not identify a series
+INDEX_NAMES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
 
 
-def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
+def _mixed_series_problem(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
     """Return a sentence if no column identifies the series but each index occurs several times, otherwise "".
 
     The table then contains several series, which would be read as one.
@@ -90,10 +92,10 @@ def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Seq
     """
     if columns.series or columns.group or columns.node:
         return ""
-    index = _place(columns, names)
+    index = _index_column(columns, names)
     places = list(map(str, first[index])) if index else []
-    times_there = Counter(places)
-    if len(places) < 4 or 2 * len(times_there) > len(places) + 1:
+    counts = Counter(places)
+    if len(places) < 4 or 2 * len(counts) > len(places) + 1:
         return ""
     free = [name for name in names if name and name not in (index, *columns.used())]
     likely = [
@@ -102,40 +104,40 @@ def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Seq
         if 2 <= len(set(map(str, first[name]))) <= len(places) // 2
         and len(set(zip(map(str, first[name]), places, strict=True))) == len(places)
     ]
-    return _asked(index, likely) if likely else ""
+    return _series_question(index, likely) if likely else ""
 
 
-def _place(columns: Columns, names: Sequence[str]) -> str:
+def _index_column(columns: Columns, names: Sequence[str]) -> str:
     """Return the column that counts iterations, as requested or by its name, or ""."""
-    index = columns.index or next((name for name in names if name.strip().lower() in PLACES), "")
+    index = columns.index or next((name for name in names if name.strip().lower() in INDEX_NAMES), "")
     return "" if index in (columns.value, *columns.parts().values()) else index
 
 
-def _asked(index: str, likely: Sequence[str]) -> str:
-    which = f"which column identifies the series? Use --series: {listed(likely, 'or')}"
-    return f"has several rows per {printable(index)}; {which}"
+def _series_question(index: str, likely: Sequence[str]) -> str:
+    question = f"which column identifies the series? Use --series: {join_names(likely, 'or')}"
+    return f"has several rows per {printable(index)}; {question}"
 
 
 class _Runs:
     """Changes of the value in columns without a role: each new value, with the index at which it begins."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        self.found: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
+        self.runs: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
         self.columns = columns
 
     def take(self, cells: Sequence[Sequence[Any]]) -> None:
         """Add the cells of the index and of each column."""
-        places, *others = cells
-        for column, some in zip(self.columns, others, strict=True):
-            runs, row = self.found[column], 0
-            for value, same in groupby(map(str, some)):
+        places, *column_lists = cells
+        for column, column_cells in zip(self.columns, column_lists, strict=True):
+            runs, row = self.runs[column], 0
+            for value, same in groupby(map(str, column_cells)):
                 if not runs or runs[-1][0] != value:
                     runs.append((value, str(places[row])))
-                if len(runs) > MOST_RUNS:
+                if len(runs) > MAX_RUNS:
                     break
                 row += sum(1 for _ in same)
 
-    def of_series(self) -> list[str]:
+    def series_columns(self) -> list[str]:
         """Return the columns that identify consecutive series.
 
         There are three or more values, each once, and all begin at the same index. A job that restarts begins from a
@@ -143,22 +145,22 @@ class _Runs:
         """
         return [
             column
-            for column, runs in self.found.items()
-            if 3 <= len(runs) <= MOST_RUNS and len({*runs}) == len(runs) and len({place for _, place in runs}) == 1
+            for column, runs in self.runs.items()
+            if 3 <= len(runs) <= MAX_RUNS and len({*runs}) == len(runs) and len({position for _, position in runs}) == 1
         ]
 
 
-class _Grown:
+class _CollectedSeries:
     """One series while its file is read: value, index and parts as arrays, and names of regimes."""
 
     __slots__ = ("columns", "regimes")
 
     def __init__(self, kinds: Sequence[str]) -> None:
-        self.columns = [_array(kind) for kind in kinds]
+        self.columns = [_make_array(kind) for kind in kinds]
         self.regimes: list[str] = []
 
 
-def _array(kind: str, cells: Iterable[float] = ()) -> array[float]:
+def _make_array(kind: str, cells: Iterable[float] = ()) -> array[float]:
     """Return an array. kind: "d", or "q" if all cells are whole numbers."""
     made: array[Any] = array(kind, cells)
     return made
@@ -170,42 +172,44 @@ class _Rows:
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file
         used = columns.used()
-        self.wanted = [names.index(name) for name in used]
-        self.at = {name: place for place, name in enumerate(used)}
+        self.column_indices = [names.index(name) for name in used]
+        self.position_by_column = {name: position for position, name in enumerate(used)}
         self.numeric = [columns.value, *([columns.index] if columns.index else []), *columns.parts().values()]
         self.kinds = ["d"] * len(self.numeric)
         if columns.index:
             self.kinds[1] = "q"  # until an index is not a whole number
-        self.by_key: dict[Any, _Grown] = {}
+        self.by_key: dict[Any, _CollectedSeries] = {}
         self.style: times.TimeStyle | None = None
         self.counts: Counter[str] = Counter()
         self.rows = 0
         self.names: dict[str, str] = {}  # interned names of regimes
-        self.last: Callable[[], str] = str  # "line 17"
+        self.last_row: Callable[[], str] = str  # "line 17"
 
     def take(self, chunk: Chunk) -> None:
         count = len(chunk.columns[0])
         if not count:
             return
         self.rows += count
-        self.last = partial(chunk.where, count - 1)
-        of = {name: chunk.columns[place] for name, place in self.at.items()}
+        self.last_row = partial(chunk.where, count - 1)
+        cells_by_column = {name: chunk.columns[position] for name, position in self.position_by_column.items()}
         cells: list[Sequence[float]] = []
         keep: list[bool] | None = None
-        for place, name in enumerate(self.numeric):
-            if place == 1 and self.columns.index:
-                index, keep = self._index(of[name], chunk.where)
+        for position, name in enumerate(self.numeric):
+            if position == 1 and self.columns.index:
+                index, keep = self._parse_index(cells_by_column[name], chunk.where)
                 cells.append(index)
             else:
-                cells.append(_numbers(of[name], chunk.where, name, self.file))
-        keys, named = self._keys(of, count, chunk.where)
-        regimes = list(self._regimes(of)) if self.columns.regime else None
-        if not named:
-            keep = [bool(key) and good for key, good in zip(self._subjects, keep or [True] * count, strict=True)]
+                cells.append(_numbers(cells_by_column[name], chunk.where, name, self.file))
+        keys, are_named = self._keys(cells_by_column, count, chunk.where)
+        regimes = list(self._regimes(cells_by_column)) if self.columns.regime else None
+        if not are_named:
+            keep = [
+                bool(key) and has_index for key, has_index in zip(self._subjects, keep or [True] * count, strict=True)
+            ]
         if keep is not None and not all(keep):
             self.counts["left"] += count - sum(keep)
             keys = list(compress(keys, keep))
-            cells = [list(compress(some, keep)) for some in cells]
+            cells = [list(compress(column_cells, keep)) for column_cells in cells]
             regimes = list(compress(regimes, keep)) if regimes is not None else None
         self._append(keys, cells, regimes or ())
 
@@ -213,80 +217,82 @@ class _Rows:
         """Append the rows column by column, which is faster. regimes: () if none are reported."""
         by_key = self.by_key
         for key in set(keys) - by_key.keys():
-            by_key[key] = _Grown(self.kinds)
-        grown = [by_key[key].columns for key in keys]
-        for place, column in enumerate(cells):
-            for columns, cell in zip(grown, column, strict=True):
-                columns[place].append(cell)
+            by_key[key] = _CollectedSeries(self.kinds)
+        collected = [by_key[key].columns for key in keys]
+        for position, column in enumerate(cells):
+            for columns, cell in zip(collected, column, strict=True):
+                columns[position].append(cell)
         for key, regime in zip(keys, regimes, strict=False):
             by_key[key].regimes.append(regime)
 
     # --- cells that are not plain numbers
 
     def _keys(
-        self, of: dict[str, Sequence[Any]], count: int, where: Callable[[int], str]
+        self, cells_by_column: dict[str, Sequence[Any]], count: int, where: Callable[[int], str]
     ) -> tuple[Sequence[Any], bool]:
         """Return (group, series, node) of each row as text, and True if each row names its series."""
         columns = self.columns
         subjects: Sequence[str] = [""] * count
-        named = True
+        are_named = True
         if columns.series:
-            subjects = self._joined([of[name] for name in columns.series], where, columns.series)
-            named = "" not in subjects
+            subjects = self._joined([cells_by_column[name] for name in columns.series], where, columns.series)
+            are_named = "" not in subjects
         self._subjects = subjects
         if not (columns.group or columns.node):
-            return subjects, named
-        groups = self._joined([of[name] for name in columns.group], where, columns.group) or [""] * count
-        nodes = self._joined([of[columns.node]], where, [columns.node]) if columns.node else [""] * count
-        return list(zip(groups, subjects, nodes, strict=True)), named
+            return subjects, are_named
+        groups = self._joined([cells_by_column[name] for name in columns.group], where, columns.group) or [""] * count
+        nodes = self._joined([cells_by_column[columns.node]], where, [columns.node]) if columns.node else [""] * count
+        return list(zip(groups, subjects, nodes, strict=True)), are_named
 
     def _joined(
         self, cells: Sequence[Sequence[Any]], where: Callable[[int], str], names: Sequence[str]
     ) -> Sequence[str]:
         """Return the names of several columns as one: "gpu-1/3"; "" if one is missing."""
-        texts = [_texts(some, where, name, self.file) for some, name in zip(cells, names, strict=True)]
+        texts = [_texts(values, where, name, self.file) for values, name in zip(cells, names, strict=True)]
         if len(texts) <= 1:
             return texts[0] if texts else []
-        return ["/".join(some) if all(some) else "" for some in zip(*texts, strict=True)]
+        return ["/".join(values) if all(values) else "" for values in zip(*texts, strict=True)]
 
-    def _regimes(self, of: dict[str, Sequence[Any]]) -> Iterator[str]:
-        for some in zip(*(of[name] for name in self.columns.regime), strict=True):
-            name = "/".join("" if cell is None else str(cell).strip() for cell in some)
+    def _regimes(self, cells_by_column: dict[str, Sequence[Any]]) -> Iterator[str]:
+        for values in zip(*(cells_by_column[name] for name in self.columns.regime), strict=True):
+            name = "/".join("" if cell is None else str(cell).strip() for cell in values)
             yield self.names.setdefault(name, name)
 
-    def _index(self, cells: Sequence[Any], where: Callable[[int], str]) -> tuple[Sequence[float], list[bool] | None]:
+    def _parse_index(
+        self, cells: Sequence[Any], where: Callable[[int], str]
+    ) -> tuple[Sequence[float], list[bool] | None]:
         """Return the index of each row, and which rows have one (None if all have).
 
         The index consists of whole numbers as long as all are whole, otherwise of floats. Times become seconds since
         1970.
         """
-        if self.style is None and (whole := _whole(cells)) is not None:
+        if self.style is None and (whole := _whole_numbers(cells)) is not None:
             return whole if self.kinds[1] == "q" else array("d", whole), None
         likely = next((cell for cell in cells if not _is_missing(cell)), None)
         if self.style is None and not self.rows - len(cells) and isinstance(likely, str):
-            self.style = times.style(likely)
+            self.style = times.detect_style(likely)
         found: Sequence[float]
         if self.style is not None:
-            found = [self._time(cell, row, where) for row, cell in enumerate(cells)]
+            found = [self._parse_time(cell, row, where) for row, cell in enumerate(cells)]
         else:
             found = _numbers(cells, where, self.columns.index, self.file)
-        keep = [abs(place) < FARTHEST for place in found]
-        whole_again = self.kinds[1] == "q" and self.style is None and all(_is_whole(cell) for cell in cells)
-        if whole_again:
+        keep = [abs(position) < MAX_INDEX for position in found]
+        all_whole = self.kinds[1] == "q" and self.style is None and all(_is_whole(cell) for cell in cells)
+        if all_whole:
             found = [0 if _is_missing(cell) else int(cell) for cell in cells]
         elif self.kinds[1] == "q":
             self.kinds[1] = "d"
-            for grown in self.by_key.values():
-                grown.columns[1] = _array("d", grown.columns[1])
+            for collected in self.by_key.values():
+                collected.columns[1] = _make_array("d", collected.columns[1])
         return found, None if all(keep) else keep
 
-    def _time(self, cell: Any, row: int, where: Callable[[int], str]) -> float:
+    def _parse_time(self, cell: Any, row: int, where: Callable[[int], str]) -> float:
         if _is_missing(cell):
             return nan
-        since = times.seconds(cell) if isinstance(cell, str) else None
+        since = times.parse_seconds(cell) if isinstance(cell, str) else None
         if since is None:
             raise Unreadable(
-                f'{self.file}: {where(row)}: column "{printable(self.columns.index)}" has {_shown(cell)}, '
+                f'{self.file}: {where(row)}: column "{printable(self.columns.index)}" has {_describe_cell(cell)}, '
                 "which is not a time"
             )
         return since
@@ -311,11 +317,11 @@ def _is_whole(cell: Any) -> bool:
 
 def _is_numeric(cells: Iterable[Any]) -> bool:
     """Return True if most of the non-empty cells are numbers. Text among them is reported later with its line."""
-    there = [cell for cell in cells if not _is_missing(cell)]
-    return bool(there) and 2 * sum(_number(cell) is not None for cell in there) > len(there)
+    present = [cell for cell in cells if not _is_missing(cell)]
+    return bool(present) and 2 * sum(_number(cell) is not None for cell in present) > len(present)
 
 
-def _whole(cells: Sequence[Any]) -> array[int] | None:
+def _whole_numbers(cells: Sequence[Any]) -> array[int] | None:
     """Return all cells as whole numbers, or None if one is not a whole number."""
     try:
         if not isinstance(cells[0], str):
@@ -341,7 +347,7 @@ def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, fil
         number = _number(cell)
         if number is None:
             raise Unreadable(
-                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a number'
+                f'{file}: {where(row)}: column "{printable(column)}" has {_describe_cell(cell)}, which is not a number'
             )
         found.append(number)
     return found
@@ -351,9 +357,9 @@ def _number(cell: Any) -> float | None:
     if _is_missing(cell):
         return nan
     if isinstance(cell, str):
-        word = cell.strip().lower()
-        if word.lstrip("-") in _INFINITE:
-            return -inf if word.startswith("-") else inf
+        token = cell.strip().lower()
+        if token.lstrip("-") in _INFINITE:
+            return -inf if token.startswith("-") else inf
         return float(cell) if NUMBER.fullmatch(cell) else None
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         try:
@@ -363,8 +369,8 @@ def _number(cell: Any) -> float | None:
     return None
 
 
-def _shown(cell: Any) -> str:
-    return described(cell) if isinstance(cell, str) else f"a {type(cell).__name__}"
+def _describe_cell(cell: Any) -> str:
+    return redacted(cell) if isinstance(cell, str) else f"a {type(cell).__name__}"
 
 
 def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> Sequence[str]:
@@ -375,7 +381,7 @@ def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file:
     for row, cell in enumerate(cells):
         if isinstance(cell, (dict, list)):
             raise Unreadable(
-                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a name'
+                f'{file}: {where(row)}: column "{printable(column)}" has {_describe_cell(cell)}, which is not a name'
             )
         found.append("" if cell is None else str(cell).strip())
     return found
@@ -384,70 +390,76 @@ def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file:
 # --- series
 
 
-def _series(rows: _Rows, path: str, file: str, notes: list[str]) -> Read:
+def _make_series(rows: _Rows, path: str, file: str, notes: list[str]) -> ReadTable:
     columns = rows.columns
     if not rows.by_key:
-        left = " with a name and an index" if rows.rows else ""
-        raise Unreadable(f"{file}: has no row{left}" + (f" ({rows.last()} is the last)" if rows.rows else ""))
+        missing_text = " with a name and an index" if rows.rows else ""
+        raise Unreadable(
+            f"{file}: has no row{missing_text}" + (f" ({rows.last_row()} is the last)" if rows.rows else "")
+        )
     counts: Counter[str] = Counter()
     kind = "/".join(columns.series) if columns.series else ""
-    alone = stem(path)
+    default_name = stem(path)
     series: list[Series] = []
-    few = 0
-    places = list(columns.parts())
-    above: Counter[str] = Counter()
-    for key in sorted(rows.by_key, key=_natural_key):
-        grown = rows.by_key.pop(key)
+    short_count = 0
+    part_names = list(columns.parts())
+    mismatches: Counter[str] = Counter()
+    for key in sorted(rows.by_key, key=_series_sort_key):
+        collected = rows.by_key.pop(key)
         group, name, node = key if isinstance(key, tuple) else ("", key, "")
-        value, *others = grown.columns
-        index = others.pop(0) if columns.index else None
-        raw = clean.Raw(value, index, tuple(others), grown.regimes if columns.regime else None, rows.style is not None)
-        made = clean.cleaned(raw, counts)
-        few += len(made.value) < FEWEST
-        if made.parts and made.value:
-            above[clean.other_unit(made.value, made.parts, "busy" in places and len(places) > 1)] += 1
-        if not made.value:
+        value, *other_columns = collected.columns
+        index = other_columns.pop(0) if columns.index else None
+        raw = clean.RawSeries(
+            value, index, tuple(other_columns), collected.regimes if columns.regime else None, rows.style is not None
+        )
+        cleaned = clean.clean_series(raw, counts)
+        short_count += len(cleaned.value) < MIN_SAMPLES
+        if cleaned.parts and cleaned.value:
+            mismatches[
+                clean.unit_mismatch(cleaned.value, cleaned.parts, "busy" in part_names and len(part_names) > 1)
+            ] += 1
+        if not cleaned.value:
             continue
         series.append(
             Series(
-                name=name or alone,
-                value=made.value,
-                index=made.index,
-                kind_of=kind,
+                name=name or default_name,
+                value=cleaned.value,
+                index=cleaned.index,
+                label=kind,
                 group=group,
                 node=node,
-                regimes=made.regimes,
-                starts=made.starts,
-                rows=made.rows,
+                regimes=cleaned.regimes,
+                starts=cleaned.starts,
+                rows=cleaned.rows,
                 times=rows.style,
-                **dict(zip(places, made.parts, strict=True)),
+                **dict(zip(part_names, cleaned.parts, strict=True)),
             )
         )
     if columns.regime and (thin := _thin_regimes(series)):
         notes = [*notes, thin]
-    wrong_way = max(above, key=above.__getitem__, default="")
-    if wrong_way and 2 * above[wrong_way] > sum(above.values()):
-        parts = listed([*columns.parts().values()])
+    direction = max(mismatches, key=mismatches.__getitem__, default="")
+    if direction and 2 * mismatches[direction] > sum(mismatches.values()):
+        parts = join_names([*columns.parts().values()])
         raise Unreadable(
-            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples; check the units"
+            f"{file}: {parts} together are far {direction} {columns.value} in most samples; check the units"
         )
-    most = max((len(one.value) for one in series), default=0)
-    if most < 2:
-        have = "one sample" if most else "no sample with a value"
+    longest = max((len(item.value) for item in series), default=0)
+    if longest < 2:
+        count_text = "one sample" if longest else "no sample with a value"
         raise Unreadable(
-            f"{file}: {rows.last()}: {'each series has' if len(series) > 1 else 'there is'} {have}: "
+            f"{file}: {rows.last_row()}: {'each series has' if len(series) > 1 else 'there is'} {count_text}: "
             "several samples per series are required"
         )
-    return Read(series, notes + _told(counts, rows.counts["left"], few, columns))
+    return ReadTable(series, notes + _problem_notes(counts, rows.counts["left"], short_count, columns))
 
 
 def _thin_regimes(series: Sequence[Series]) -> str:
     """Return a sentence if most samples have too few others of their regime, otherwise ""."""
-    sizes = [count for one in series for count in Counter(one.regimes or ()).values()]
-    thin = sum(count for count in sizes if count < FEWEST)
+    sizes = [count for item in series for count in Counter(item.regimes or ()).values()]
+    thin = sum(count for count in sizes if count < MIN_SAMPLES)
     if 2 * thin <= sum(sizes):
         return ""
-    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} samples per series: ignored"
+    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {MIN_SAMPLES} samples per series: ignored"
 
 
 def stem(path: str) -> str:
@@ -456,25 +468,25 @@ def stem(path: str) -> str:
     return _ENDINGS.sub("", base) or base
 
 
-def _natural_key(key: Any) -> Any:
-    return [natural(part) for part in key] if isinstance(key, tuple) else [natural(key)]
+def _series_sort_key(key: Any) -> Any:
+    return [natural_key(part) for part in key] if isinstance(key, tuple) else [natural_key(key)]
 
 
 _PIECES = regex(r"\d+|\D+")
 
 
-def natural(name: str) -> list[tuple[bool, int, str]]:
+def natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return a sort key with "worker 2" before "worker 10"."""
     return [
         (not _WHOLE.fullmatch(part), int(part) if _WHOLE.fullmatch(part) else 0, part) for part in _PIECES.findall(name)
     ]
 
 
-def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[str]:
+def _problem_notes(counts: Counter[str], unnamed_count: int, short_count: int, columns: Columns) -> list[str]:
     """Return notes about the problems in the file, each once."""
     without = " or ".join([*(["a series"] if columns.series else []), *(["an index"] if columns.index else [])])
-    told = [
-        (left, f"without {without}", "left out"),
+    problems = [
+        (unnamed_count, f"without {without}", "left out"),
         (counts[clean.MISSING], clean.MISSING, "left out"),
         (counts[clean.INFINITE], clean.INFINITE, "left out"),
         (counts[clean.NOT_POSITIVE], clean.NOT_POSITIVE, "left out"),
@@ -487,10 +499,16 @@ def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[s
             "used without it",
         ),
     ]
-    notes = [f"{count:,} row{'s' if count > 1 else ''} {what}: {done}" for count, what, done in told if count]
+    notes = [
+        f"{count:,} row{'s' if count > 1 else ''} {description}: {done}"
+        for count, description, done in problems
+        if count
+    ]
     if counts[clean.RESTARTS]:
-        many = counts[clean.RESTARTS]
-        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series, each followed by a warm-up")
-    if few:
-        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to evaluate")
+        restart_count = counts[clean.RESTARTS]
+        notes.append(
+            f"{restart_count:,} restart{'s' if restart_count > 1 else ''} of a series, each followed by a warm-up"
+        )
+    if short_count:
+        notes.append(f"{short_count:,} series with fewer than {MIN_SAMPLES} samples: too few to evaluate")
     return notes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.wilson import clumping, wilson
+from healthd.fleet.statistics.wilson import design_effect, wilson
 
 LIMIT = 0.01  # share of the completed jobs: the paper's aim
 
@@ -25,14 +25,14 @@ class Jobs(NamedTuple):
     placed: int
 
 
-class Unseen(NamedTuple):
+class UnobservedJobs(NamedTuple):
     """Columns of alarms_unseen.sql."""
 
     jobs: int
     alarmed: int
 
 
-class Counted(NamedTuple):
+class AlarmCounts(NamedTuple):
     """Columns of alarms_counted.sql."""
 
     level: int
@@ -54,7 +54,7 @@ class Week(NamedTuple):
     jobs: int
 
 
-NOTHING = Counted(0, "", "", 0, 0, 0, 0, 0)
+NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 
 
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
@@ -62,16 +62,16 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
 
     limit: a check above this share is a finding. Raises Unanswerable without jobs, or if no source has conditions.
     """
-    study.must_have("jobs", "job_nodes")
-    if not study.has("scraped_conditions"):
-        study.must_have("events")
-    (jobs,) = study.ask("alarms_jobs", Jobs)
-    (unseen,) = study.ask("alarms_unseen", Unseen)
-    counted = study.ask("alarms_counted", Counted)
-    of_all, of_checks, of_codes = ([row for row in counted if row.level == level] for level in range(3))
+    study.require("jobs", "job_nodes")
+    if not study.has_rows("scraped_conditions"):
+        study.require("events")
+    (jobs,) = study.query("alarms_jobs", Jobs)
+    (unobserved,) = study.query("alarms_unseen", UnobservedJobs)
+    counts = study.query("alarms_counted", AlarmCounts)
+    overall, by_check_rows, by_code_rows = ([row for row in counts if row.level == level] for level in range(3))
     placed = jobs.placed
-    found = judged(of_all[0] if of_all else NOTHING, placed)
-    seen = placed - unseen.jobs
+    total = counts_row(overall[0] if overall else NO_ALARMS, placed)
+    observed = placed - unobserved.jobs
     notes = [
         "A failing check during a completed job is a correlation: the fault may have been real, and the job may not "
         "have needed the broken part.",
@@ -84,25 +84,25 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
         "limit": limit,
         "completed_jobs": jobs.completed,
         "placed_jobs": placed,
-        **{key: found[key] for key in ("jobs", "share", "interval", "alarms", "already_open_jobs", "warned_jobs")},
+        **{key: total[key] for key in ("jobs", "share", "interval", "alarms", "already_open_jobs", "warned_jobs")},
         "observed": {
-            "jobs": seen,
-            "alarmed": found["jobs"] - unseen.alarmed,
-            "share": share(found["jobs"] - unseen.alarmed, seen),
+            "jobs": observed,
+            "alarmed": total["jobs"] - unobserved.alarmed,
+            "share": share(total["jobs"] - unobserved.alarmed, observed),
         },
-        "checks": by_check(of_checks, of_codes, placed, limit),
+        "checks": by_check(by_check_rows, by_code_rows, placed, limit),
         "by_week": [
-            {**row._asdict(), "share": share(row.jobs, row.completed)} for row in study.ask("alarms_by_week", Week)
+            {**row._asdict(), "share": share(row.jobs, row.completed)} for row in study.query("alarms_by_week", Week)
         ],
     }
 
 
-def judged(row: Counted, completed: int) -> Row:
+def counts_row(row: AlarmCounts, completed: int) -> Row:
     """Return the counts with their share of the completed jobs and its interval.
 
     Jobs that saw the same condition count as one clump in the interval. Pure.
     """
-    interval = wilson(row.jobs, completed, clumping(row.jobs, row.squares))
+    interval = wilson(row.jobs, completed, design_effect(row.jobs, row.squares))
     return {
         "jobs": row.jobs,
         "share": share(row.jobs, completed),
@@ -113,7 +113,7 @@ def judged(row: Counted, completed: int) -> Row:
     }
 
 
-def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit: float) -> list[Row]:
+def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
     """Return the checks with their codes, sorted by the number of jobs, largest first. Pure.
 
     above   the share is more than `limit`
@@ -121,7 +121,7 @@ def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit:
     """
     found = []
     for row in checks:
-        counts = judged(row, completed)
+        counts = counts_row(row, completed)
         found.append(
             {
                 "check": row.check_name,
@@ -129,13 +129,15 @@ def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit:
                 "above": (counts["share"] or 0.0) > limit,
                 "significantly_above": counts["interval"] is not None and counts["interval"][0] > limit,
                 "codes": [
-                    {"code": one.code, **judged(one, completed)} for one in codes if one.check_name == row.check_name
+                    {"code": code_row.code, **counts_row(code_row, completed)}
+                    for code_row in codes
+                    if code_row.check_name == row.check_name
                 ],
             }
         )
     return found
 
 
-def found(alarms: Document) -> bool:
+def has_findings(alarms: Document) -> bool:
     """Return True if a check is above the limit."""
     return any(row["above"] for row in alarms["checks"])

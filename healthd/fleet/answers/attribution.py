@@ -20,32 +20,32 @@ from healthd.fleet.answers.causes import (
     HARDWARE,
     SYSTEM_SOFTWARE,
     USER_PROGRAM,
-    Attributed,
+    Attribution,
     Failure,
-    Seen,
-    attributed,
+    Sighting,
+    attribute_failure,
     meaning,
 )
 from healthd.fleet.answers.document import Document, share
-from healthd.fleet.answers.states import There
+from healthd.fleet.answers.states import ClusterGpus
 from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
 
-LARGEST = 20  # jobs without a cause to list
-AT_ONCE = 200  # failed jobs fetched at once to find them
-PAGE = 5000  # conditions fetched at once
+MAX_UNATTRIBUTED_JOBS = 20  # jobs without a cause to list
+FAILED_JOBS_PER_PAGE = 200  # failed jobs fetched at once to find them
+CONDITIONS_PER_PAGE = 5000  # conditions fetched at once
 
-_SAYS_GPU = regex(r"(?i).*\bgpus?\b.*")
-_SAYS_SWAP = regex(r"(?i).*\b(?:swap|replac|exchang|rma)\w*.*")
+_NAMES_GPU = regex(r"(?i).*\bgpus?\b.*")
+_NAMES_SWAP = regex(r"(?i).*\b(?:swap|replac|exchang|rma)\w*.*")
 
-LOOKED = ("observed", "not_observed", "no_node_list")
-_RSC = ("RSC-1", "RSC-2")  # the paper's clusters
+OBSERVATION_STATES = ("observed", "not_observed", "no_node_list")
+_PAPER_CLUSTERS = ("RSC-1", "RSC-2")  # the paper's clusters
 GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu"})
 
-found = document.never
+has_findings = document.no_findings
 
 
-class Condition(NamedTuple):
+class ConditionRow(NamedTuple):
     """Columns of attribution_page.sql: a condition on a node of a failed job, and the job.
 
     jobs: names of jobs in the condition's source; a condition has one row for each list of names.
@@ -77,7 +77,7 @@ class Condition(NamedTuple):
     lost_gpu_seconds: int
 
 
-class Total(NamedTuple):
+class FailureTotal(NamedTuple):
     """Columns of attribution_totals.sql."""
 
     state: str
@@ -86,7 +86,7 @@ class Total(NamedTuple):
     lost_gpu_seconds: int
 
 
-class Failed(NamedTuple):
+class FailedJob(NamedTuple):
     """Columns of attribution_largest.sql, and keys of the document."""
 
     cluster: str
@@ -119,7 +119,7 @@ class CheckDate(NamedTuple):
     nodes: int
 
 
-class Flag(NamedTuple):
+class ClearedFlag(NamedTuple):
     """Columns of attribution_flags_gone.sql."""
 
     cluster: str
@@ -144,48 +144,51 @@ def attribution(study: Study) -> Document:
 
     Raises Unanswerable without jobs, or with neither events nor scraped conditions.
     """
-    study.must_have("jobs")
-    if not study.has("scraped_conditions"):
-        study.must_have("events")
-    by_chance = Counter(it.cause for _, it in of_jobs(_pages(study, "attribution_page", Condition, PAGE, chance=1)))
-    jobs = list(of_jobs(_pages(study, "attribution_page", Condition, PAGE, chance=0)))
-    gpu_hours = {row.week: row.gpu_seconds / 3600 for row in study.ask("attribution_weeks", Week)}
-    totals = study.ask("attribution_totals", Total)
-    named = {(job.cluster, job.db_index) for job, _ in jobs}
-    largest = _pages(study, "attribution_largest", Failed, AT_ONCE)
-    without = (row for row in largest if (row.cluster, row.db_index) not in named)
-    swaps = gpu_swaps(study.ask("attribution_flags_gone", Flag), study.ask("attribution_tickets", Ticket))
-    gpus = sum(row.gpus for row in study.ask("states_there", There))
+    study.require("jobs")
+    if not study.has_rows("scraped_conditions"):
+        study.require("events")
+    by_chance = Counter(
+        result.cause
+        for _, result in attribute_jobs(_pages(study, "attribution_page", ConditionRow, CONDITIONS_PER_PAGE, chance=1))
+    )
+    jobs = list(attribute_jobs(_pages(study, "attribution_page", ConditionRow, CONDITIONS_PER_PAGE, chance=0)))
+    gpu_hours = {row.week: row.gpu_seconds / 3600 for row in study.query("attribution_weeks", Week)}
+    totals = study.query("attribution_totals", FailureTotal)
+    attributed_keys = {(job.cluster, job.db_index) for job, _ in jobs}
+    largest = _pages(study, "attribution_largest", FailedJob, FAILED_JOBS_PER_PAGE)
+    unattributed_rows = (row for row in largest if (row.cluster, row.db_index) not in attributed_keys)
+    swaps = gpu_swaps(study.query("attribution_flags_gone", ClearedFlag), study.query("attribution_tickets", Ticket))
+    gpus = sum(row.gpus for row in study.query("states_there", ClusterGpus))
     years = (study.to_time - study.from_time) / (365.25 * 86400)
-    told = {
+    answer = {
         **unattributed(jobs, totals),
         **by_cause(jobs, by_chance, sum(gpu_hours.values())),
         **by_week(jobs, gpu_hours, study.from_time, study.to_time),
-        "co_occurrence": co_occurrence([it for _, it in jobs]),
+        "co_occurrence": co_occurrence([result for _, result in jobs]),
     }
     return {
         **study.head(
             "attribution",
             *study.coverage_notes("jobs", "events"),
-            *study.elsewhere_notes(((job.cluster, it.seen.node) for job, it in jobs), "causes"),
-            *_notes(told, study.has("tickets")),
+            *study.unchosen_node_notes(((job.cluster, result.sighting.node) for job, result in jobs), "causes"),
+            *_notes(answer, study.has_rows("tickets")),
         ),
-        **told,
-        "unattributed_jobs": [row._asdict() for row in islice(without, LARGEST)],
-        "check_dates": [row._asdict() for row in study.ask("attribution_check_dates", CheckDate)],
+        **answer,
+        "unattributed_jobs": [row._asdict() for row in islice(unattributed_rows, MAX_UNATTRIBUTED_JOBS)],
+        "check_dates": [row._asdict() for row in study.query("attribution_check_dates", CheckDate)],
         "gpu_swaps": {
             "known": len(swaps),
             "per_1000_gpus_and_year": share(1000 * len(swaps), gpus * years),
             "swaps": swaps,
         },
-        "jobs": [_shown(job, it) for job, it in jobs],
+        "jobs": [_job_row(job, result) for job, result in jobs],
     }
 
 
 def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) -> Iterator[R]:
     """Yield the rows of a query with pages, `rows` places each."""
     for page in count():
-        found = study.ask(name, row, after_place=page * rows, page_rows=rows, **parameters)
+        found = study.query(name, row, after_place=page * rows, page_rows=rows, **parameters)
         yield from found
         if not found:
             return
@@ -208,20 +211,20 @@ class Job(NamedTuple):
     looked: str
 
 
-def of_jobs(rows: Iterable[Condition]) -> Iterator[tuple[Job, Attributed]]:
+def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
     """Yield each job that has a cause, with its attribution. Pure.
 
     rows: the rows of a job are adjacent, and so are the rows of a condition.
     """
-    for _, of_job in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
-        seen = [list(of_place) for _, of_place in groupby(of_job, key=lambda row: row.place)]
-        first = seen[0][0]
-        it = attributed(_failure(first), [_seen(of_place) for of_place in seen])
-        if it is not None:
-            yield _job(first), it
+    for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
+        condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
+        first = condition_groups[0][0]
+        result = attribute_failure(_failure(first), [_sighting(condition_rows) for condition_rows in condition_groups])
+        if result is not None:
+            yield _job(first), result
 
 
-def _job(row: Condition) -> Job:
+def _job(row: ConditionRow) -> Job:
     return Job(
         row.job_id,
         row.db_index,
@@ -235,46 +238,52 @@ def _job(row: Condition) -> Job:
     )
 
 
-def _failure(row: Condition) -> Failure:
+def _failure(row: ConditionRow) -> Failure:
     ids = {str(row.job_id)}
     if row.array_task_id is not None:
         ids.add(f"{row.array_job_id}_{row.array_task_id}")
     return Failure(frozenset(ids), row.state, row.start_time, row.nodes)
 
 
-def _seen(rows: Sequence[Condition]) -> Seen:
+def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
     """Build a condition from its rows, which differ in the names of jobs only."""
-    known = sys.intern  # few different texts, many rows
+    intern = sys.intern  # few different texts, many rows
     row = rows[0]
-    return Seen(
-        node=known(row.node),
-        code=known(row.code),
-        subject=known(row.subject),
-        check=known(row.check_name),
-        severity=known(row.severity),
-        kind=known(row.kind),
+    return Sighting(
+        node=intern(row.node),
+        code=intern(row.code),
+        subject=intern(row.subject),
+        check=intern(row.check_name),
+        severity=intern(row.severity),
+        kind=intern(row.kind),
         first_seen=row.first_seen,
         last_seen=row.last_seen,
-        told=row.from_events > 0,
-        jobs=frozenset(name for one in rows for name in one.jobs.split()),
+        from_stream=row.from_events > 0,
+        jobs=frozenset(name for condition_row in rows for name in condition_row.jobs.split()),
     )
 
 
-def _shown(job: Job, it: Attributed) -> Row:
-    means = meaning(it.seen.code)
+def _job_row(job: Job, result: Attribution) -> Row:
+    means = meaning(result.sighting.code)
     return {
         **{key: value for key, value in job._asdict().items() if key != "looked"},
-        "cause": it.cause,
-        "domain": CAUSES[it.cause].domain,
+        "cause": result.cause,
+        "domain": CAUSES[result.cause].domain,
         "transient": means.transient,
-        "check": it.seen.check,
-        "code": it.seen.code,
-        "subject": it.seen.subject,
-        "node": it.seen.node,
-        "confidence": it.confidence,
+        "check": result.sighting.check,
+        "code": result.sighting.code,
+        "subject": result.sighting.subject,
+        "node": result.sighting.node,
+        "confidence": result.confidence,
         "also": [
-            {"cause": cause, "check": one.check, "code": one.code, "subject": one.subject, "node": one.node}
-            for cause, one in it.also
+            {
+                "cause": cause,
+                "check": sighting.check,
+                "code": sighting.code,
+                "subject": sighting.subject,
+                "node": sighting.node,
+            }
+            for cause, sighting in result.other_sightings
         ],
     }
 
@@ -282,59 +291,68 @@ def _shown(job: Job, it: Attributed) -> Row:
 # --- all jobs
 
 
-def unattributed(jobs: Sequence[tuple[Job, Attributed]], totals: Sequence[Total]) -> Document:
+def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[FailureTotal]) -> Document:
     """Count failed jobs with and without a cause, and how well the nodes of those without one were observed. Pure.
 
     totals: all failed jobs.
     """
-    having = Counter((job.state, job.looked) for job, _ in jobs)
-    left = {(row.state, row.looked): row.jobs - having[row.state, row.looked] for row in totals}
+    attributed_counts = Counter((job.state, job.looked) for job, _ in jobs)
+    remaining = {(row.state, row.looked): row.jobs - attributed_counts[row.state, row.looked] for row in totals}
     return {
         "failures": sum(row.jobs for row in totals),
         "attributed": len(jobs),
-        "unattributed": sum(left.values()),
+        "unattributed": sum(remaining.values()),
         "unattributed_because": {
-            looked: sum(count for (_, how), count in left.items() if how == looked) for looked in LOOKED
+            observation: sum(
+                count for (_, row_observation), count in remaining.items() if row_observation == observation
+            )
+            for observation in OBSERVATION_STATES
         },
         "unattributed_by_state": {
-            state: sum(count for (of, _), count in left.items() if of == state) for state in ("FAILED", "NODE_FAIL")
+            state: sum(count for (row_state, _), count in remaining.items() if row_state == state)
+            for state in ("FAILED", "NODE_FAIL")
         },
-        "unattributed_node_fails": sum(count for (of, _), count in left.items() if of == "NODE_FAIL"),
+        "unattributed_node_fails": sum(
+            count for (row_state, _), count in remaining.items() if row_state == "NODE_FAIL"
+        ),
         "lost_gpu_seconds": sum(row.lost_gpu_seconds for row in totals),
     }
 
 
-def by_cause(jobs: Sequence[tuple[Job, Attributed]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
+def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
     """Return the jobs, incidents and lost time of each cause. Pure.
 
     by_chance: jobs per cause that the same rule finds one hour before each failure.
     """
-    of_cause: dict[str, list[tuple[Job, Attributed]]] = defaultdict(list)
-    for job, it in jobs:
-        of_cause[it.cause].append((job, it))
+    jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
+    for job, result in jobs:
+        jobs_by_cause[result.cause].append((job, result))
     causes = []
     for name, cause in CAUSES.items():
-        some = of_cause.get(name, [])
-        if not some and not by_chance.get(name):
+        cause_jobs = jobs_by_cause.get(name, [])
+        if not cause_jobs and not by_chance.get(name):
             continue
-        passing = Counter(meaning(it.seen.code).transient for _, it in some)
+        by_transience = Counter(meaning(result.sighting.code).transient for _, result in cause_jobs)
         causes.append(
             {
                 "cause": name,
                 "domain": cause.domain,
-                "jobs": len(some),
+                "jobs": len(cause_jobs),
                 "by_chance": by_chance.get(name, 0),
-                "incidents": len(_incidents(some)),
-                "nodes": len({(job.cluster, it.seen.node) for job, it in some}),
-                "transient": passing[True],
-                "permanent": passing[False],
-                "confidence": {sure: sum(it.confidence == sure for _, it in some) for sure in CONFIDENCES},
-                "gpu_seconds": sum(job.gpu_seconds for job, _ in some),
-                "lost_gpu_seconds": sum(job.lost_gpu_seconds for job, _ in some),
-                "jobs_per_million_gpu_hours": share(1e6 * len(some), gpu_hours),
+                "incidents": len(_incidents(cause_jobs)),
+                "nodes": len({(job.cluster, result.sighting.node) for job, result in cause_jobs}),
+                "transient": by_transience[True],
+                "permanent": by_transience[False],
+                "confidence": {
+                    confidence: sum(result.confidence == confidence for _, result in cause_jobs)
+                    for confidence in CONFIDENCES
+                },
+                "gpu_seconds": sum(job.gpu_seconds for job, _ in cause_jobs),
+                "lost_gpu_seconds": sum(job.lost_gpu_seconds for job, _ in cause_jobs),
+                "jobs_per_million_gpu_hours": share(1e6 * len(cause_jobs), gpu_hours),
             }
         )
-    domains = Counter(CAUSES[it.cause].domain for _, it in jobs)
+    domains = Counter(CAUSES[result.cause].domain for _, result in jobs)
     return {
         "by_cause": {cause["cause"]: cause["jobs"] for cause in causes if cause["jobs"]},
         "by_domain": {name: domains[name] for name in (USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE)}
@@ -344,22 +362,24 @@ def by_cause(jobs: Sequence[tuple[Job, Attributed]], by_chance: Mapping[str, int
     }
 
 
-def _incidents(jobs: Iterable[tuple[Job, Attributed]]) -> list[weeks.Incident]:
-    return weeks.incidents((job.cluster, it.seen.node, it.cause, job.end_time) for job, it in jobs)
+def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
+    return weeks.group_incidents(
+        (job.cluster, result.sighting.node, result.cause, job.end_time) for job, result in jobs
+    )
 
 
 def by_week(
-    jobs: Sequence[tuple[Job, Attributed]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
+    jobs: Sequence[tuple[Job, Attribution]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
     """Return each cause in each week of [from, to), including weeks without a failure, and the spikes. Pure.
 
     The first and last week may be cut: `days` counts only their days within the period.
     """
-    counts: dict[tuple[int, str], int] = Counter((weeks.week_of(job.end_time), it.cause) for job, it in jobs)
-    happened = _incidents(jobs)
-    broke = Counter((weeks.week_of(one.time), one.cause) for one in happened)
-    there = [name for name in CAUSES if any(cause == name for _, cause in counts)]
-    every = range(weeks.week_of(from_time), to_time, weeks.WEEK) if there else ()
+    counts: dict[tuple[int, str], int] = Counter((weeks.week_start(job.end_time), result.cause) for job, result in jobs)
+    incidents = _incidents(jobs)
+    incident_counts = Counter((weeks.week_start(entry.time), entry.cause) for entry in incidents)
+    active_causes = [name for name in CAUSES if any(cause == name for _, cause in counts)]
+    every = range(weeks.week_start(from_time), to_time, weeks.WEEK) if active_causes else ()
     return {
         "weeks": [
             {
@@ -368,66 +388,75 @@ def by_week(
                 "days": (min(week + weeks.WEEK, to_time) - max(week, from_time)) / 86400,
                 "gpu_hours": gpu_hours.get(week, 0.0),
                 "jobs": counts.get((week, cause), 0),
-                "incidents": broke[week, cause],
+                "incidents": incident_counts[week, cause],
                 "jobs_per_million_gpu_hours": share(1e6 * counts.get((week, cause), 0), gpu_hours.get(week, 0.0)),
             }
             for week in every
-            for cause in there
+            for cause in active_causes
         ],
         "spikes": [
             {
-                "cause": one.cause,
-                "week": one.week,
-                "incidents": one.incidents,
-                "expected": one.expected,
-                "nodes": [{"cluster": cluster, "node": node, "incidents": count} for cluster, node, count in one.nodes],
-                "share_of_nodes": share(sum(count for *_, count in one.nodes), one.incidents) if one.nodes else None,
+                "cause": entry.cause,
+                "week": entry.week,
+                "incidents": entry.incidents,
+                "expected": entry.expected,
+                "nodes": [
+                    {"cluster": cluster, "node": node, "incidents": count} for cluster, node, count in entry.nodes
+                ],
+                "share_of_nodes": share(sum(count for *_, count in entry.nodes), entry.incidents)
+                if entry.nodes
+                else None,
             }
-            for one in weeks.spikes(happened, gpu_hours)
+            for entry in weeks.spikes(incidents, gpu_hours)
         ],
     }
 
 
-def co_occurrence(jobs: Sequence[Attributed]) -> list[Row]:
+def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     """Return which faults occurred together, beside the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
 
     Source: the paper's section on co-occurrence. Result: [{what, of, together, share, paper}]; `together` counts
     matches among `of` attributed jobs.
     """
-    hardware = [it for it in jobs if CAUSES[it.cause].domain == HARDWARE]
-    pcie = [it for it in jobs if it.cause == "pcie"]
-    links = [it for it in jobs if "ib_link" in it.deciding]
-    fell, noted = "gpu_xid/79", "ipmi_sel/critical_interrupt"
+    hardware = [result for result in jobs if CAUSES[result.cause].domain == HARDWARE]
+    pcie = [result for result in jobs if result.cause == "pcie"]
+    links = [result for result in jobs if "ib_link" in result.possible_causes]
+    lost_gpu, logged_interrupt = "gpu_xid/79", "ipmi_sel/critical_interrupt"
     rows = (
-        ("hardware failure and another like it", hardware, lambda it: it.others, (0.03, 0.05)),
-        ("PCIe error and Xid 79", pcie, lambda it: fell in it.codes, (0.43, 0.63)),
+        ("hardware failure and another like it", hardware, lambda result: result.others, (0.03, 0.05)),
+        ("PCIe error and Xid 79", pcie, lambda result: lost_gpu in result.codes, (0.43, 0.63)),
         (
             "PCIe error, Xid 79, critical interrupt",
             pcie,
-            lambda it: {fell, noted} <= it.codes,
+            lambda result: {lost_gpu, logged_interrupt} <= result.codes,
             (0.21, 0.49),
         ),
         (
             "PCIe error without any Xid",
             pcie,
-            lambda it: not any(code.startswith("gpu_xid/") for code in it.codes),
+            lambda result: not any(code.startswith("gpu_xid/") for code in result.codes),
             (0.57, 0.37),
         ),
-        ("InfiniBand failure and a GPU's", links, lambda it: bool(it.deciding & GPU_CAUSES), (0.02, 0.06)),
+        (
+            "InfiniBand failure and a GPU's",
+            links,
+            lambda result: bool(result.possible_causes & GPU_CAUSES),
+            (0.02, 0.06),
+        ),
     )
     return [
         {
-            "what": what,
-            "of": len(some),
-            "together": sum(map(together, some)),
-            "share": share(sum(map(together, some)), len(some)),
-            "paper": dict(zip(_RSC, paper, strict=True)),
+            "what": title,
+            "of": len(candidates),
+            "together": sum(map(matches, candidates)),
+            "share": share(sum(map(matches, candidates)), len(candidates)),
+            "paper": dict(zip(_PAPER_CLUSTERS, paper, strict=True)),
         }
-        for what, some, together, paper in rows
+        for title, candidates, matches, paper in rows
     ]
 
 
-def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
+def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the GPU replacements found in the store, sorted by time: [{cluster, node, time, subject, why}]. Pure.
 
     flags    cleared flags that a GPU keeps for life
@@ -436,29 +465,38 @@ def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
     A flag belongs to a ticket of its node if it was cleared while the ticket was open, or within a day after it was
     closed.
     """
-    exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.text) and _SAYS_SWAP.fullmatch(row.text)]
-    found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in exchanges]
-    places = set()
+    swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]
+    found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in swap_tickets]
+    swap_keys = set()
     for flag in flags:
-        of_ticket = any(
+        has_ticket = any(
             (row.cluster, row.node) == (flag.cluster, flag.node)
             and row.opened_time <= flag.time
             and (row.closed_time is None or flag.time <= row.closed_time + 86400)
-            for row in exchanges
+            for row in swap_tickets
         )
-        place = (flag.cluster, flag.node, flag.subject, flag.time)
-        if not of_ticket and place not in places:
-            places.add(place)
+        swap_key = (flag.cluster, flag.node, flag.subject, flag.time)
+        if not has_ticket and swap_key not in swap_keys:
+            swap_keys.add(swap_key)
             found.append(_swap(flag.cluster, flag.node, flag.time, flag.subject, flag.code))
-    return sorted(found, key=lambda one: (one["time"], one["cluster"], one["node"], one["subject"], one["why"]))
+    return sorted(
+        found,
+        key=lambda swap_row: (
+            swap_row["time"],
+            swap_row["cluster"],
+            swap_row["node"],
+            swap_row["subject"],
+            swap_row["why"],
+        ),
+    )
 
 
 def _swap(cluster: str, node: str, time: int, subject: str, why: str) -> Row:
     return {"cluster": cluster, "node": node, "time": time, "subject": subject, "why": why}
 
 
-def _notes(told: Document, tickets: bool) -> Iterator[str]:
-    because = told["unattributed_because"]
+def _notes(answer: Document, has_tickets: bool) -> Iterator[str]:
+    because = answer["unattributed_because"]
     if because["no_node_list"]:
         yield f"{because['no_node_list']:,} failed jobs have no node list, so no condition can be matched to them."
     if because["not_observed"]:
@@ -466,9 +504,9 @@ def _notes(told: Document, tickets: bool) -> Iterator[str]:
             f"{because['not_observed']:,} failed jobs without a cause had a node that was not observed for the whole "
             "window; faults there may have been missed."
         )
-    where = (
+    sources = (
         "tickets that mention one, and cleared flags that a GPU keeps for life"
-        if tickets
+        if has_tickets
         else ("cleared flags that a GPU keeps for life (the store has no tickets)")
     )
-    yield f"The store has no GPU serial numbers. Replacements are inferred from {where}; there may be more."
+    yield f"The store has no GPU serial numbers. Replacements are inferred from {sources}; there may be more."

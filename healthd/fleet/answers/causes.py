@@ -35,9 +35,9 @@ from healthd.common.text import is_decimal
 from healthd.nvidia.xid_table import AFTER_PROGRAM
 
 USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE = "user_program", "system_software", "hardware"
-USER, OTHER = "user", "other"
+USER_CAUSE, OTHER_CAUSE = "user", "other"
 SEVERITIES = ("info", "warning", "degraded", "critical")
-ISOLATING = frozenset(SEVERITIES[2:])
+ISOLATING_SEVERITIES = frozenset(SEVERITIES[2:])
 CONFIDENCES = ("high", "medium", "low")
 
 
@@ -47,7 +47,7 @@ class Cause:
 
     name: str
     domain: str | None
-    words: str
+    label: str
 
 
 # In order of preference.
@@ -72,27 +72,27 @@ CAUSES = {
         Cause("ethernet", HARDWARE, "Ethernet"),
         Cause("services", SYSTEM_SOFTWARE, "node services"),
         Cause("disk_space", SYSTEM_SOFTWARE, "full disks"),
-        Cause(OTHER, None, "site and unknown checks"),
-        Cause(USER, USER_PROGRAM, "the user's program"),
+        Cause(OTHER_CAUSE, None, "site and unknown checks"),
+        Cause(USER_CAUSE, USER_PROGRAM, "the user's program"),
     )
 }
-ORDER = {name: place for place, name in enumerate(CAUSES)}
+CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
 # One fault causes several codes. A cause on a node belongs to the first of these other causes found on the same node:
 # {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and a reset request of
 # the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
-BELONGS_TO = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
+PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
 # A job on one node does not communicate over these links. Storage does; a lost file system has its own cause.
-BETWEEN_NODES = frozenset({"ib_link", "ethernet"})
+INTER_NODE_CAUSES = frozenset({"ib_link", "ethernet"})
 # Faults of one GPU: a condition that names its jobs did not end any other job.
-OF_ONE_GPU = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER})
+SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
 
 # Xids that follow from an earlier fault of the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
-FOLLOWS_OF_PROGRAM = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
+AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class CodeMeaning:
     """Meaning of a code for a job that ended.
 
     cause      a name in `CAUSES`
@@ -103,7 +103,7 @@ class Meaning:
     cause: str
     ends: EndsJob
     transient: bool | None
-    known: bool = True
+    is_known: bool = True
 
     @property
     def domain(self) -> str | None:
@@ -111,7 +111,7 @@ class Meaning:
 
 
 @functools.lru_cache(maxsize=4096)
-def meaning(code: str) -> Meaning:
+def meaning(code: str) -> CodeMeaning:
     """Return the meaning of a code.
 
     Newer checks and a site's checks may have codes that are in no table; their cause is `OTHER_CAUSE`. `CHECK/others`
@@ -120,20 +120,20 @@ def meaning(code: str) -> Meaning:
     check, _, name = code.partition("/")
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
     if found is None:
-        return Meaning(OTHER, EndsJob.IF_ISOLATES, None, known=False)
+        return CodeMeaning(OTHER_CAUSE, EndsJob.IF_ISOLATES, None, is_known=False)
     return found
 
 
 @functools.cache
-def _codes() -> dict[str, Meaning]:
+def _codes() -> dict[str, CodeMeaning]:
     """Read codes.csv, which scripts/fleet_codes.py writes: code -> its meaning."""
     with Path(__file__).parents[1].joinpath("codes.csv").open(encoding="utf-8", newline="") as file:
         return {row["code"]: _meaning(row) for row in csv.DictReader(file)}
 
 
-def _meaning(row: dict[str, str]) -> Meaning:
+def _meaning(row: dict[str, str]) -> CodeMeaning:
     hardware = CAUSES[row["cause"]].domain == HARDWARE
-    return Meaning(row["cause"], EndsJob(row["ends_job"]), row["permanent"] == "" if hardware else None)
+    return CodeMeaning(row["cause"], EndsJob(row["ends_job"]), row["permanent"] == "" if hardware else None)
 
 
 def checks() -> frozenset[str]:
@@ -141,13 +141,13 @@ def checks() -> frozenset[str]:
     return frozenset(code.partition("/")[0] for code in _codes())
 
 
-def of_a_node(code: str) -> bool:
+def is_node_fault(code: str) -> bool:
     """Return True if the code can be a fault of a node that ends jobs.
 
     False for faults of the program, and for codes that only indicate slowness, waiting or bookkeeping.
     """
-    means = meaning(code)
-    return means.ends is not EndsJob.NEVER and means.domain != USER_PROGRAM
+    code_meaning = meaning(code)
+    return code_meaning.ends is not EndsJob.NEVER and code_meaning.domain != USER_PROGRAM
 
 
 def codes() -> list[str]:
@@ -173,7 +173,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Sighting:
     """A condition on one of the job's nodes within its window (query `seen_with_failures`).
 
     from_stream  True if a healthd stream reported it; False: only a scrape, which does not show whether a user can
@@ -189,12 +189,12 @@ class Seen:
     kind: str
     first_seen: int
     last_seen: int
-    told: bool
+    from_stream: bool
     jobs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Attributed:
+class Attribution:
     """Most likely cause of a failed job.
 
     sighting         the condition that decided
@@ -203,24 +203,24 @@ class Attributed:
     """
 
     cause: str
-    seen: Seen
+    sighting: Sighting
     confidence: str
-    also: tuple[tuple[str, Seen], ...]
-    deciding: frozenset[str]
+    other_sightings: tuple[tuple[str, Sighting], ...]
+    possible_causes: frozenset[str]
 
     @property
-    def others(self) -> bool:
+    def has_competing_cause(self) -> bool:
         """True if another incident would have isolated a node too."""
-        return bool(self.deciding - {self.cause, USER})
+        return bool(self.possible_causes - {self.cause, USER_CAUSE})
 
     @property
     def codes(self) -> frozenset[str]:
         """Codes on the node of the cause."""
-        there = {one.code for _, one in self.also if one.node == self.seen.node}
-        return frozenset(there | {self.seen.code})
+        node_codes = {sighting.code for _, sighting in self.other_sightings if sighting.node == self.sighting.node}
+        return frozenset(node_codes | {self.sighting.code})
 
 
-def decides(failure: Failure, seen: Seen) -> bool:
+def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
     """Return True if this condition may have ended this job.
 
     It isolates the node (degraded or critical, by its code or as reported), or it is a fault of the program itself.
@@ -228,18 +228,18 @@ def decides(failure: Failure, seen: Seen) -> bool:
     - a fault of one GPU that names other jobs, for a job that FAILED (if the node died, all its jobs ended);
     - a fault of the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.
     """
-    means = meaning(seen.code)
-    named = bool(seen.jobs & failure.ids)
-    if means.ends is EndsJob.NEVER or (means.ends is EndsJob.IF_NAMED and not named):
+    code_meaning = meaning(sighting.code)
+    names_job = bool(sighting.jobs & failure.ids)
+    if code_meaning.ends is EndsJob.NEVER or (code_meaning.ends is EndsJob.IF_NAMED and not names_job):
         return False
-    if means.ends is EndsJob.IF_ISOLATES and seen.severity not in ISOLATING:
+    if code_meaning.ends is EndsJob.IF_ISOLATES and sighting.severity not in ISOLATING_SEVERITIES:
         return False
-    if means.cause == USER and (
-        failure.state != "FAILED" or (failure.start_time is not None and seen.last_seen < failure.start_time)
+    if code_meaning.cause == USER_CAUSE and (
+        failure.state != "FAILED" or (failure.start_time is not None and sighting.last_seen < failure.start_time)
     ):
         return False
-    others = bool(seen.jobs) and not named
-    return not (others and means.cause in OF_ONE_GPU and failure.state == "FAILED")
+    names_other_jobs = bool(sighting.jobs) and not names_job
+    return not (names_other_jobs and code_meaning.cause in SINGLE_GPU_CAUSES and failure.state == "FAILED")
 
 
 def is_unlikely(failure: Failure, cause: str) -> bool:
@@ -248,86 +248,96 @@ def is_unlikely(failure: Failure, cause: str) -> bool:
     The job may have used the link for storage or to reach Slurm. The link therefore remains a possible cause, but every
     other cause takes precedence.
     """
-    return cause in BETWEEN_NODES and failure.nodes <= 1
+    return cause in INTER_NODE_CAUSES and failure.nodes <= 1
 
 
-def attributed(failure: Failure, seen: Iterable[Seen]) -> Attributed | None:
+def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attribution | None:
     """Return the most likely cause, or None if no condition can have ended the job.
 
     The incident is chosen by the order of its cause (unlikely ones last), then by its first sighting, then by the
     node's name. Its representative condition is one whose code has this cause, then the most severe, an edge before a
     level. The order of `sightings` does not matter.
     """
-    placed = _with_incidents(seen)
-    deciding: dict[tuple[str, str], list[Seen]] = defaultdict(list)
-    for cause, one in placed:
-        if decides(failure, one):
-            deciding[cause, one.node].append(one)
+    with_causes = _with_incident_causes(sightings)
+    deciding: dict[tuple[str, str], list[Sighting]] = defaultdict(list)
+    for cause, sighting in with_causes:
+        if may_have_ended(failure, sighting):
+            deciding[cause, sighting.node].append(sighting)
     if not deciding:
         return None
     cause, node = min(
         deciding,
-        key=lambda it: (
-            is_unlikely(failure, it[0]),
-            ORDER[it[0]],
-            min(one.first_seen for one in deciding[it]),
-            it[1],
+        key=lambda entry: (
+            is_unlikely(failure, entry[0]),
+            CAUSE_ORDER[entry[0]],
+            min(sighting.first_seen for sighting in deciding[entry]),
+            entry[1],
         ),
     )
-    chosen = min(deciding[cause, node], key=lambda one: _telling(cause, one))
-    also = tuple(it for it in placed if it[1] is not chosen)
-    causes = frozenset(it[0] for it in deciding)
-    sure = _confidence(failure, cause, deciding[cause, node], bool(causes - {cause, USER}))
-    return Attributed(cause, chosen, sure, also, causes)
+    chosen = min(deciding[cause, node], key=lambda sighting: _representative_order(cause, sighting))
+    other_sightings = tuple(entry for entry in with_causes if entry[1] is not chosen)
+    causes = frozenset(entry[0] for entry in deciding)
+    confidence = _confidence(failure, cause, deciding[cause, node], bool(causes - {cause, USER_CAUSE}))
+    return Attribution(cause, chosen, confidence, other_sightings, causes)
 
 
-def _telling(cause: str, one: Seen) -> tuple[object, ...]:
+def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
     """Return the sort key for the representative condition of an incident: the lowest wins."""
-    own, bad = meaning(one.code).cause == cause, SEVERITIES.index(one.severity) if one.severity in SEVERITIES else -1
-    return (not own, -bad, one.kind != "edge", one.first_seen, one.code, one.subject)
+    has_cause, badness = (
+        meaning(sighting.code).cause == cause,
+        SEVERITIES.index(sighting.severity) if sighting.severity in SEVERITIES else -1,
+    )
+    return (not has_cause, -badness, sighting.kind != "edge", sighting.first_seen, sighting.code, sighting.subject)
 
 
-def _with_incidents(seen: Iterable[Seen]) -> list[tuple[str, Seen]]:
+def _with_incident_causes(sightings: Iterable[Sighting]) -> list[tuple[str, Sighting]]:
     """Return each condition with its own cause, or that of the incident on its node it belongs to, in order of
     preference.
     """
-    every = list(seen)
-    there: dict[str, set[str]] = defaultdict(set)
-    for one in every:
-        if meaning(one.code).ends is not EndsJob.NEVER:
-            there[one.node].add(meaning(one.code).cause)
+    all_sightings = list(sightings)
+    node_causes: dict[str, set[str]] = defaultdict(set)
+    for sighting in all_sightings:
+        if meaning(sighting.code).ends is not EndsJob.NEVER:
+            node_causes[sighting.node].add(meaning(sighting.code).cause)
     return sorted(
-        ((_incident(meaning(one.code).cause, there[one.node]), one) for one in every),
-        key=lambda it: (ORDER[it[0]], it[1].node, it[1].first_seen, it[1].code, it[1].subject),
+        (
+            (_incident_cause(meaning(sighting.code).cause, node_causes[sighting.node]), sighting)
+            for sighting in all_sightings
+        ),
+        key=lambda entry: (CAUSE_ORDER[entry[0]], entry[1].node, entry[1].first_seen, entry[1].code, entry[1].subject),
     )
 
 
-def _incident(cause: str, there: set[str]) -> str:
-    return next((wider for wider in BELONGS_TO.get(cause, ()) if wider in there), cause)
+def _incident_cause(cause: str, node_causes: set[str]) -> str:
+    return next((wider for wider in PARENT_CAUSES.get(cause, ()) if wider in node_causes), cause)
 
 
-def _confidence(failure: Failure, cause: str, deciding: Sequence[Seen], others: bool) -> str:
+def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_competing_cause: bool) -> str:
     """Return high if the code ends jobs by itself, healthd's stream reported it, and there is no competing cause.
 
     One step less for each of: a competing cause that isolates a node; only a scrape shows the condition, which gives
     neither the time within its step nor whether a user can forge it; and the result of `_weakness`. A program's own Xid
     is medium (bad GPUs cause the same Xids, on different jobs), or low if it only follows from another error (43, 45).
     """
-    if cause == USER:
-        return "low" if all(one.code in FOLLOWS_OF_PROGRAM for one in deciding) else "medium"
-    steps = int(others) + int(not any(one.told for one in deciding)) + min(map(_weakness, deciding))
+    if cause == USER_CAUSE:
+        return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"
+    steps = (
+        int(has_competing_cause)
+        + int(not any(sighting.from_stream for sighting in deciding))
+        + min(map(_weakness, deciding))
+    )
     if is_unlikely(failure, cause):
         steps += 2 if failure.state == "FAILED" else 1
     return CONFIDENCES[min(steps, len(CONFIDENCES) - 1)]
 
 
-def _weakness(one: Seen) -> int:
+def _weakness(sighting: Sighting) -> int:
     """Return how many steps of confidence a condition lacks because of its code.
 
     0: the code ends jobs, or a known code was critical. 1: a known code that was only degraded (corrected ECC errors,
     error rates), or an unknown code that was critical. 2: an unknown code that was degraded.
     """
-    means = meaning(one.code)
-    if means.known and means.ends is not EndsJob.IF_ISOLATES:
+    code_meaning = meaning(sighting.code)
+    if code_meaning.is_known and code_meaning.ends is not EndsJob.IF_ISOLATES:
         return 0
-    return int(one.severity != "critical") + int(not means.known)
+    return int(sighting.severity != "critical") + int(not code_meaning.is_known)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from healthd.fleet.answers import causes, document
 from healthd.fleet.answers.document import Document, share
-from healthd.fleet.answers.evidence import Looked, looked_at
+from healthd.fleet.answers.evidence import CheckCompletion, completed_checks
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import wilson
 
-GAP_SECONDS = 900
+INCIDENT_GAP_SECONDS = 900
 DRAIN_WITHIN_SECONDS = 86400  # later drains are not attributed to the incident
 PERCENTILES = (50, 90, 99)
 Node = tuple[str, str]  # cluster, node
@@ -41,7 +41,7 @@ class Incident:
 # --- rows of the store
 
 
-class Sight(NamedTuple):
+class Sighting(NamedTuple):
     """Columns of checks_sights.sql."""
 
     cluster: str
@@ -51,7 +51,7 @@ class Sight(NamedTuple):
     badness: int
 
 
-class Spoke(NamedTuple):
+class ReportedChecks(NamedTuple):
     """Columns of checks_spoke.sql."""
 
     check_name: str
@@ -60,7 +60,7 @@ class Spoke(NamedTuple):
     codes: int = 0
 
 
-class Deployed(NamedTuple):
+class DeployedCheck(NamedTuple):
     """Columns of checks_deployed.sql."""
 
     check_name: str
@@ -79,7 +79,7 @@ class Outage(NamedTuple):
     by_whom: str
 
 
-class Life(NamedTuple):
+class ConditionLife(NamedTuple):
     """Columns of checks_lives.sql."""
 
     cluster: str
@@ -90,7 +90,7 @@ class Life(NamedTuple):
     cleared_time: int | None
 
 
-class Sent(NamedTuple):
+class DrainCommand(NamedTuple):
     """Columns of checks_sent.sql."""
 
     cluster: str
@@ -98,7 +98,7 @@ class Sent(NamedTuple):
     time: int
 
 
-class Unseen(NamedTuple):
+class UnobservedDay(NamedTuple):
     """Columns of checks_unseen.sql."""
 
     cluster: str
@@ -106,51 +106,51 @@ class Unseen(NamedTuple):
     day: int
 
 
-def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
+def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document:
     """Return the document of `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
     gap_seconds: sightings of a node further apart than this are two incidents. Raises Unanswerable if no source has
     conditions.
     """
-    if not study.has("scraped_conditions"):
-        study.must_have("events")
-    every = incidents(study.ask("checks_sights", Sight), gap_seconds)
-    outages = study.ask("checks_outages", Outage)
-    looked = looked_at(study)
-    deployed = {row.check_name: row for row in study.ask("checks_deployed", Deployed)}
-    told = by_check(every, study.ask("checks_spoke", Spoke), looked, deployed)
-    drained = drains(
+    if not study.has_rows("scraped_conditions"):
+        study.require("events")
+    all_incidents = incidents(study.query("checks_sights", Sighting), gap_seconds)
+    outages = study.query("checks_outages", Outage)
+    completed = completed_checks(study)
+    deployed = {row.check_name: row for row in study.query("checks_deployed", DeployedCheck)}
+    check_rows = by_check(all_incidents, study.query("checks_spoke", ReportedChecks), completed, deployed)
+    drain_rows = drains(
         [row for row in outages if study.from_time <= row.start_time < study.to_time],
         outages,
-        study.ask("checks_lives", Life),
-        study.ask("checks_sent", Sent),
-        {(row.cluster, row.node, row.day) for row in study.ask("checks_unseen", Unseen)},
+        study.query("checks_lives", ConditionLife),
+        study.query("checks_sent", DrainCommand),
+        {(row.cluster, row.node, row.day) for row in study.query("checks_unseen", UnobservedDay)},
     )
     notes = study.coverage_notes("events")
-    if not looked:
+    if not completed:
         notes.append("The checks that completed are not known: no stream has them (event alive).")
     if not outages:
         notes.append("No drain is known: healthd fleet ingest --node-states, or the events of a healthd that drains.")
-    there = {row["check"] for row in told}
+    deployed_names = {row["check"] for row in check_rows}
     return {
         **study.head("checks", *notes),
         "gap_seconds": gap_seconds,
-        "incidents": len(every),
-        "nodes_hit": len({one.node for one in every}),
-        "checks": told,
-        "never": [row["check"] for row in told if row["reported"] == "never"],
-        "not_deployed": sorted(causes.checks() - there) if looked else [],
+        "incidents": len(all_incidents),
+        "nodes_hit": len({item.node for item in all_incidents}),
+        "checks": check_rows,
+        "never": [row["check"] for row in check_rows if row["reported"] == "never"],
+        "not_deployed": sorted(causes.checks() - deployed_names) if completed else [],
         "drain_within_seconds": DRAIN_WITHIN_SECONDS,
-        "after": outcomes(every, outages, study.to_time),
+        "after": outcomes(all_incidents, outages, study.to_time),
         "drains": {
-            "all": delays(drained),
+            "all": delays(drain_rows),
             "by_whom": [
-                {"by_whom": who, **delays([one for one in drained if one["by_whom"] == who])}
-                for who in sorted({one["by_whom"] for one in drained})
+                {"by_whom": origin, **delays([item for item in drain_rows if item["by_whom"] == origin])}
+                for origin in sorted({item["by_whom"] for item in drain_rows})
             ],
             "by_check": [
-                {"check": check, **delays([one for one in drained if one["check"] == check])}
-                for check in sorted({one["check"] for one in drained if one["check"] is not None})
+                {"check": check, **delays([item for item in drain_rows if item["check"] == check])}
+                for check in sorted({item["check"] for item in drain_rows if item["check"] is not None})
             ],
         },
     }
@@ -159,68 +159,75 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
 # --- incidents
 
 
-def incidents(sights: Iterable[Sight], gap_seconds: int) -> list[Incident]:
+def incidents(sighting_rows: Iterable[Sighting], gap_seconds: int) -> list[Incident]:
     """Return the incidents of failing sightings, sorted by node and time. Pure."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
-    for row in sights:
-        by_node[row.cluster, row.node].append((row.time, -row.badness, row.check_name))
+    for sighting in sighting_rows:
+        by_node[sighting.cluster, sighting.node].append((sighting.time, -sighting.badness, sighting.check_name))
     found = []
-    for node, its in sorted(by_node.items()):
-        its.sort()
+    for node, sightings in sorted(by_node.items()):
+        sightings.sort()
         begin = 0
-        for at in range(1, len(its) + 1):
-            if at == len(its) or its[at][0] > its[at - 1][0] + gap_seconds:
-                spoke = dict.fromkeys(check for _, _, check in its[begin:at])
-                found.append(Incident(node, its[begin][0], its[at - 1][0], tuple(spoke)))
-                begin = at
+        for index in range(1, len(sightings) + 1):
+            if index == len(sightings) or sightings[index][0] > sightings[index - 1][0] + gap_seconds:
+                check_names = dict.fromkeys(check for _, _, check in sightings[begin:index])
+                found.append(Incident(node, sightings[begin][0], sightings[index - 1][0], tuple(check_names)))
+                begin = index
     return found
 
 
 def by_check(
-    found: Sequence[Incident], spoke: Iterable[Spoke], looked: Mapping[str, Looked], deployed: Mapping[str, Deployed]
+    all_incidents: Sequence[Incident],
+    reported: Iterable[ReportedChecks],
+    completed: Mapping[str, CheckCompletion],
+    deployed: Mapping[str, DeployedCheck],
 ) -> list[Row]:
     """Return each check that is deployed or reported something, most frequent first evidence first. Pure.
 
     The shares of first evidence sum to one over all checks. said: failing, warnings (only) or never (enabled, but
     nothing reported).
     """
-    first = Counter(one.checks[0] for one in found)
-    alone = Counter(one.checks[0] for one in found if len(one.checks) == 1)
-    part = Counter(check for one in found for check in one.checks)
-    said = {row.check_name: row for row in spoke}
-    made = []
-    for check in {*said, *looked, *deployed}:
-        words, look, known = said.get(check, Spoke(check)), looked.get(check), deployed.get(check)
-        made.append(
+    first = Counter(incident.checks[0] for incident in all_incidents)
+    alone = Counter(incident.checks[0] for incident in all_incidents if len(incident.checks) == 1)
+    incident_counts = Counter(check for incident in all_incidents for check in incident.checks)
+    reported_by_check = {row.check_name: row for row in reported}
+    rows = []
+    for check in {*reported_by_check, *completed, *deployed}:
+        report, completion, deployment = (
+            reported_by_check.get(check, ReportedChecks(check)),
+            completed.get(check),
+            deployed.get(check),
+        )
+        rows.append(
             {
                 "check": check,
-                "reported": "failing" if words.failing else "warnings" if words.warnings else "never",
-                "incidents": part[check],
+                "reported": "failing" if report.failing else "warnings" if report.warnings else "never",
+                "incidents": incident_counts[check],
                 "first": first[check],
-                "share_first": share(first[check], len(found)),
-                "interval": _listed(wilson(first[check], len(found))),
+                "share_first": share(first[check], len(all_incidents)),
+                "interval": _as_list(wilson(first[check], len(all_incidents))),
                 "alone": alone[check],
-                "share_alone": share(alone[check], part[check]),
-                "warnings": words.warnings,
-                "codes": words.codes,
-                "nodes_running": look.nodes if look else 0,
-                "node_days_running": look.node_days if look else 0,
-                "since_time": known.since_time if known else look.first_time if look else None,
-                "changes": known.changes if known else 0,
-                "disabled": known.disabled if known else 0,
+                "share_alone": share(alone[check], incident_counts[check]),
+                "warnings": report.warnings,
+                "codes": report.codes,
+                "nodes_running": completion.nodes if completion else 0,
+                "node_days_running": completion.node_days if completion else 0,
+                "since_time": deployment.since_time if deployment else completion.first_time if completion else None,
+                "changes": deployment.changes if deployment else 0,
+                "disabled": deployment.disabled if deployment else 0,
             }
         )
-    return sorted(made, key=lambda row: (-row["first"], -row["incidents"], -row["warnings"], row["check"]))
+    return sorted(rows, key=lambda row: (-row["first"], -row["incidents"], -row["warnings"], row["check"]))
 
 
-def _listed(interval: tuple[float, float] | None) -> list[float] | None:
+def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
     return None if interval is None else list(interval)
 
 
 # --- drains
 
 
-def outcomes(found: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
+def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
     """Count how the incidents ended. Pure.
 
     already_out  it began while the node was out of service
@@ -231,26 +238,26 @@ def outcomes(found: Iterable[Incident], outages: Iterable[Outage], to_time: int)
     by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
         by_node[row.cluster, row.node].append(row)
-    counted = Counter(_outcome(one, by_node[one.node], to_time) for one in found)
-    return {name: counted[name] for name in ("drained", "not_drained", "already_out", "too_recent")}
+    counts = Counter(_outcome(incident, by_node[incident.node], to_time) for incident in all_incidents)
+    return {name: counts[name] for name in ("drained", "not_drained", "already_out", "too_recent")}
 
 
-def _outcome(one: Incident, outages: Sequence[Outage], to_time: int) -> str:
-    until = one.end_time + DRAIN_WITHIN_SECONDS
+def _outcome(incident: Incident, outages: Sequence[Outage], to_time: int) -> str:
+    deadline = incident.end_time + DRAIN_WITHIN_SECONDS
     for row in outages:
-        if row.start_time < one.start_time and (row.end_time is None or row.end_time > one.start_time):
+        if row.start_time < incident.start_time and (row.end_time is None or row.end_time > incident.start_time):
             return "already_out"
-    if any(one.start_time <= row.start_time <= until for row in outages):
+    if any(incident.start_time <= row.start_time <= deadline for row in outages):
         return "drained"
-    return "not_drained" if until < to_time else "too_recent"
+    return "not_drained" if deadline < to_time else "too_recent"
 
 
 def drains(
-    asked: Iterable[Outage],
+    requested: Iterable[Outage],
     outages: Iterable[Outage],
-    lives: Iterable[Life],
-    sent: Iterable[Sent],
-    unseen: set[tuple[str, str, int]],
+    lives: Iterable[ConditionLife],
+    sent: Iterable[DrainCommand],
+    unobserved: set[tuple[str, str, int]],
 ) -> list[Row]:
     """Return each drain (or node that went down) with its first evidence. Pure.
 
@@ -265,29 +272,29 @@ def drains(
     for row in outages:
         if row.end_time is not None:
             ended[row.cluster, row.node].append((row.start_time, row.end_time))
-    stood: dict[Node, list[Life]] = defaultdict(list)
+    lives_by_node: dict[Node, list[ConditionLife]] = defaultdict(list)
     for life in lives:
-        stood[life.cluster, life.node].append(life)
+        lives_by_node[life.cluster, life.node].append(life)
     commands: dict[Node, list[int]] = defaultdict(list)
     for command in sent:
         commands[command.cluster, command.node].append(command.time)
-    found = []
-    for row in asked:
+    rows = []
+    for row in requested:
         node, time = (row.cluster, row.node), row.start_time
-        before = max((end for start, end in ended[node] if start < time), default=None)
-        its = [
-            one
-            for one in stood[node]
-            if one.first_time <= time
-            and (before is None or one.first_time > before)
-            and (one.cleared_time is None or one.cleared_time >= time)
-            and max(one.last_time, one.first_time) >= time - 86400
+        previous_end = max((end for start, end in ended[node] if start < time), default=None)
+        candidates = [
+            candidate
+            for candidate in lives_by_node[node]
+            if candidate.first_time <= time
+            and (previous_end is None or candidate.first_time > previous_end)
+            and (candidate.cleared_time is None or candidate.cleared_time >= time)
+            and max(candidate.last_time, candidate.first_time) >= time - 86400
         ]
-        first = min(its, key=lambda one: (one.first_time, one.check_name), default=None)
+        first = min(candidates, key=lambda candidate: (candidate.first_time, candidate.check_name), default=None)
         since = None if first is None else first.first_time
         last = commands[node][: bisect_right(commands[node], time)][-1:]
         day = time - time % 86400
-        found.append(
+        rows.append(
             {
                 "cluster": node[0],
                 "node": node[1],
@@ -295,35 +302,35 @@ def drains(
                 "check": None if first is None else first.check_name,
                 "seconds": None if since is None else time - since,
                 "sent_seconds": last[0] - since if last and since is not None and last[0] >= since else None,
-                "observed": (*node, day) not in unseen or (*node, day - 86400) not in unseen,
+                "observed": (*node, day) not in unobserved or (*node, day - 86400) not in unobserved,
             }
         )
-    return found
+    return rows
 
 
-def delays(drained: Sequence[Row]) -> Row:
+def delays(drain_rows: Sequence[Row]) -> Row:
     """Return the number of drains, how many have evidence, and percentiles of the time. Pure.
 
     Percentiles are nearest-rank: the shortest time within which that percentage was drained. With fewer than 100 drains
     the 99th percentile is the longest time.
     """
-    known = sorted(row["seconds"] for row in drained if row["seconds"] is not None)
-    sent = sorted(row["sent_seconds"] for row in drained if row["sent_seconds"] is not None)
-    without = [row for row in drained if row["seconds"] is None]
+    delay_seconds = sorted(row["seconds"] for row in drain_rows if row["seconds"] is not None)
+    sent_seconds = sorted(row["sent_seconds"] for row in drain_rows if row["sent_seconds"] is not None)
+    without_evidence = [row for row in drain_rows if row["seconds"] is None]
     return {
-        "drains": len(drained),
-        "with_evidence": len(known),
-        "nothing_seen": sum(row["observed"] for row in without),
-        "not_observed": sum(not row["observed"] for row in without),
-        "share_observed": share(sum(row["observed"] for row in drained), len(drained)),
-        **{f"p{p}_seconds": nearest_rank(known, p) for p in PERCENTILES},
-        **{f"sent_p{p}_seconds": nearest_rank(sent, p) for p in PERCENTILES},
+        "drains": len(drain_rows),
+        "with_evidence": len(delay_seconds),
+        "nothing_seen": sum(row["observed"] for row in without_evidence),
+        "not_observed": sum(not row["observed"] for row in without_evidence),
+        "share_observed": share(sum(row["observed"] for row in drain_rows), len(drain_rows)),
+        **{f"p{p}_seconds": nearest_rank(delay_seconds, p) for p in PERCENTILES},
+        **{f"sent_p{p}_seconds": nearest_rank(sent_seconds, p) for p in PERCENTILES},
     }
 
 
-def nearest_rank(ordered: Sequence[int], percentile: int) -> int | None:
+def nearest_rank(values: Sequence[int], percentile: int) -> int | None:
     """Return the nearest-rank percentile of sorted `values`, or None if empty. Pure."""
-    return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)] if ordered else None
+    return values[max(0, math.ceil(len(values) * percentile / 100) - 1)] if values else None
 
 
-found = document.never
+has_findings = document.no_findings

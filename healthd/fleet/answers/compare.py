@@ -23,7 +23,7 @@ from scipy import stats
 from healthd.common.text import regex
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, WrongChoice, share
-from healthd.fleet.answers.evidence import looked_at
+from healthd.fleet.answers.evidence import completed_checks
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import (
     poisson_interval,
@@ -34,12 +34,12 @@ from healthd.fleet.statistics.intervals import (
 )
 from healthd.fleet.statistics.multiplicity import holm
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.times import TimeError, seconds
+from healthd.fleet.times import TimeError, parse_seconds
 
 LEVEL = 0.05
 LARGE_GPUS = 128  # as in the answer `rate`
-LEAST_EVENTS = 5  # with fewer on both sides together a code cannot show a difference
-KEYS = ("cluster", "partition", "account", "model", "switch")
+MIN_EVENTS = 5  # with fewer on both sides together a code cannot show a difference
+CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,16 @@ class Side:
     chosen: dict[str, str]
     measures: tuple[Measure, ...]
     notes: tuple[str, ...]
-    looked: dict[str, int]  # check -> node-days on which it is known to have completed; empty: unknown for all
+    completed_node_days: dict[
+        str, int
+    ]  # check -> node-days on which it is known to have completed; empty: unknown for all
     nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of the chosen nodes
 
 
 # --- rows of the store
 
 
-class Failed(NamedTuple):
+class FailedJob(NamedTuple):
     """Columns of compare_failed.sql."""
 
     cluster: str
@@ -108,7 +110,7 @@ class NodeDays(NamedTuple):
     days: float
 
 
-class Ended(NamedTuple):
+class EndedJobs(NamedTuple):
     """Columns of compare_by_day.sql and compare_by_user.sql."""
 
     unit: str
@@ -145,33 +147,35 @@ def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Documen
 
     Raises Unanswerable if the store of a side has neither jobs nor events.
     """
-    return compared(measured(a, name_a), measured(b, name_b))
+    return compare_sides(measure_side(a, name_a), measure_side(b, name_b))
 
 
-def measured(study: Study, name: str) -> Side:
+def measure_side(study: Study, name: str) -> Side:
     """Return all measures of one side. Raises Unanswerable."""
-    if not study.has("events"):
-        study.must_have("jobs")
+    if not study.has_rows("events"):
+        study.require("jobs")
     measures: list[Measure] = []
-    if study.has("jobs"):
-        (large,) = study.ask("compare_node_days", NodeDays)
-        by_unit = [study.ask(name, Ended) for name in ("compare_by_day", "compare_by_user")]
-        measures += of_jobs(study.ask("compare_failed", Failed), large.days, by_unit)
-    nodes = study.ask("compare_nodes", Node)
-    measures += of_nodes(nodes, study.ask("compare_codes", Code))
+    if study.has_rows("jobs"):
+        (large,) = study.query("compare_node_days", NodeDays)
+        by_unit = [study.query(name, EndedJobs) for name in ("compare_by_day", "compare_by_user")]
+        measures += job_measures(study.query("compare_failed", FailedJob), large.days, by_unit)
+    nodes = study.query("compare_nodes", Node)
+    measures += node_measures(nodes, study.query("compare_codes", Code))
     return Side(
         name,
         study.from_time,
         study.to_time,
-        {key: value for key, value in study.chosen.said.items() if value},
+        {key: value for key, value in study.choice.as_dict.items() if value},
         tuple(measures),
         tuple(study.coverage_notes("jobs", "events")),
-        {check: looked.node_days for check, looked in looked_at(study).items()},
+        {check: completed.node_days for check, completed in completed_checks(study).items()},
         frozenset((row.cluster, row.node) for row in nodes),
     )
 
 
-def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequence[Ended]]) -> list[Measure]:
+def job_measures(
+    failed: Sequence[FailedJob], node_days: float, by_unit: Sequence[Sequence[EndedJobs]]
+) -> list[Measure]:
     """Return r_f, the shares of the job states, and the GPU time lost to failures. Pure.
 
     r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: their section III.D, first
@@ -188,7 +192,7 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
             1000.0,
             len(large),
             node_days,
-            _clumps(large, [1.0] * len(large)),
+            _failure_groupings(large, [1.0] * len(large)),
         ),
         Measure(
             "lost_gpu_time",
@@ -197,7 +201,7 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
             1.0,
             math.fsum(row.lost for row in failed),
             gpu_hours,
-            _clumps(failed, [row.lost for row in failed]),
+            _failure_groupings(failed, [row.lost for row in failed]),
         ),
     ]
     for state in ("completed", "failed", "node_fail", "preempted", "timeout"):
@@ -215,39 +219,41 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
     return measures
 
 
-def _clumps(failed: Sequence[Failed], amounts: Sequence[float]) -> tuple[Units, ...]:
+def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) -> tuple[Units, ...]:
     """Group failures by job with its requeues, and by node if it is known."""
     by_job: dict[Any, float] = {}
     by_node: dict[Any, float] = {}
-    for at, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
-        job = (row.cluster, row.job_id if row.job_id is not None else f"row {at}")
+    for index, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
+        job = (row.cluster, row.job_id if row.job_id is not None else f"row {index}")
         node = job if row.node is None else (row.cluster, row.node)
         by_job[job] = by_job.get(job, 0.0) + amount
         by_node[node] = by_node.get(node, 0.0) + amount
-    return tuple(Units(list(its.values()), [0.0] * len(its)) for its in (by_job, by_node))
+    return tuple(
+        Units(list(amounts_by_key.values()), [0.0] * len(amounts_by_key)) for amounts_by_key in (by_job, by_node)
+    )
 
 
-def of_nodes(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
+def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
     """Return the share of the known time that nodes were out, and the rate of each code that drains. Pure."""
-    out, known = [row.out_days for row in nodes], [row.known_days for row in nodes]
+    out_days, known_days = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
             "unavailable",
             "nodes' time out of service",
             "of all",
             1.0,
-            math.fsum(out),
-            math.fsum(known),
-            (Units(out, known),),
+            math.fsum(out_days),
+            math.fsum(known_days),
+            (Units(out_days, known_days),),
         )
     ]
     observed = [row.observed_days for row in nodes]
     for code in ("", *sorted({row.code for row in codes})):
-        times = Counter[tuple[str, str]]()
+        sighting_counts = Counter[tuple[str, str]]()
         for row in codes:
             if code in ("", row.code):
-                times[row.cluster, row.node] += row.times
-        counts = [times[row.cluster, row.node] for row in nodes]
+                sighting_counts[row.cluster, row.node] += row.times
+        counts = [sighting_counts[row.cluster, row.node] for row in nodes]
         measures.append(
             Measure(
                 f"code {code}" if code else "all_codes",
@@ -265,25 +271,30 @@ def of_nodes(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
 # --- the comparison
 
 
-def compared(a: Side, b: Side) -> Document:
+def compare_sides(a: Side, b: Side) -> Document:
     """Compare two sides. Pure.
 
     A code that one side lacks counts as 0 with the exposure of that side's other codes.
     """
-    apart = deployed_apart(a, b)
-    rows = [ratio(one, other) for one, other in paired(without(a.measures, apart), without(b.measures, apart))]
-    family = tested(rows)
-    adjusted = dict(zip(family, holm([rows[at]["p_value"] for at in family]), strict=True))
-    judged = [
+    uneven_checks = unevenly_deployed_checks(a, b)
+    rows = [
+        ratio_row(measure_a, measure_b)
+        for measure_a, measure_b in pair_measures(
+            without_checks(a.measures, uneven_checks), without_checks(b.measures, uneven_checks)
+        )
+    ]
+    tested_rows_indices = tested_indices(rows)
+    adjusted = dict(zip(tested_rows_indices, holm([rows[at]["p_value"] for at in tested_rows_indices]), strict=True))
+    tested_rows = [
         {**row, "adjusted": adjusted.get(at), "differs": adjusted.get(at, 1.0) < LEVEL} for at, row in enumerate(rows)
     ]
     notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
-    if apart:
+    if uneven_checks:
         notes.append(
-            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(apart))}. A new check "
+            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(uneven_checks))}. A new check "
             "makes its findings seem to increase."
         )
-    notes += shared(a, b)
+    notes += overlap_notes(a, b)
     return {
         **document.head(
             "compare",
@@ -292,32 +303,32 @@ def compared(a: Side, b: Side) -> Document:
             a.chosen if a.chosen == b.chosen else {},
             notes,
         ),
-        "a": _named(a),
-        "b": _named(b),
+        "a": _side_row(a),
+        "b": _side_row(b),
         "level": LEVEL,
-        "measures": sorted(judged, key=_likely),
+        "measures": sorted(tested_rows, key=_sort_key),
     }
 
 
-def _likely(row: Row) -> tuple[bool, float, float, str]:
+def _sort_key(row: Row) -> tuple[bool, float, float, str]:
     """Sort key: smallest adjusted p-value first, untested measures last."""
     untested = row["adjusted"] is None
     return untested, 1.0 if untested else row["adjusted"], row["p_value"], row["measure"]
 
 
-def tested(rows: Sequence[Row]) -> list[int]:
+def tested_indices(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the measures to test. Pure.
 
     Each test weakens the others. Measures that cannot differ are excluded: no event on either side, or all jobs
     affected, or a side without exposure. Only the sums over both sides decide this, so it neither hides nor creates a
     finding (Tarone, Biometrics 46, 1990). The sum of all codes is excluded if a single code is tested.
     """
-    can = [at for at, row in enumerate(rows) if row["interval"] is not None]
-    codes = any(rows[at]["measure"].startswith("code ") for at in can)
-    return [at for at in can if not (codes and rows[at]["measure"] == "all_codes")]
+    testable = [index for index, row in enumerate(rows) if row["interval"] is not None]
+    codes = any(rows[index]["measure"].startswith("code ") for index in testable)
+    return [index for index in testable if not (codes and rows[index]["measure"] == "all_codes")]
 
 
-def shared(a: Side, b: Side) -> list[str]:
+def overlap_notes(a: Side, b: Side) -> list[str]:
     """Return notes about data that counts on both sides. Pure."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
@@ -331,74 +342,76 @@ def shared(a: Side, b: Side) -> list[str]:
     return []
 
 
-def deployed_apart(a: Side, b: Side) -> set[str]:
+def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
     """Return the checks whose share of node-days on one side is less than half of that on the other. Pure.
 
     Empty if a side has no record of completed checks.
     """
-    if not a.looked or not b.looked:
+    if not a.completed_node_days or not b.completed_node_days:
         return set()
-    of_a, of_b = max(a.looked.values()), max(b.looked.values())
-    found = set()
-    for check in {*a.looked, *b.looked}:
-        parts = sorted((a.looked.get(check, 0) / of_a, b.looked.get(check, 0) / of_b))
-        if 2 * parts[0] < parts[1]:
-            found.add(check)
-    return found
+    max_a, max_b = max(a.completed_node_days.values()), max(b.completed_node_days.values())
+    uneven = set()
+    for check in {*a.completed_node_days, *b.completed_node_days}:
+        shares = sorted((a.completed_node_days.get(check, 0) / max_a, b.completed_node_days.get(check, 0) / max_b))
+        if 2 * shares[0] < shares[1]:
+            uneven.add(check)
+    return uneven
 
 
-def without(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
+def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
     """Return the measures without the codes of these checks, also in the sum of all codes. Pure."""
-    kept = [one for one in measures if _check_of(one.name) not in checks]
-    gone = [one for one in measures if _check_of(one.name) in checks]
-    for at, one in enumerate(kept):
-        if one.name == "all_codes" and gone:
-            (units,) = one.groupings
-            its = zip(units.amounts, *(other.groupings[0].amounts for other in gone), strict=True)
-            amounts = [amount - math.fsum(less) for amount, *less in its]
-            kept[at] = replace(one, amount=math.fsum(amounts), groupings=(Units(amounts, units.exposures),))
-    return kept
+    remaining = [measure for measure in measures if _check_name(measure.name) not in checks]
+    removed = [measure for measure in measures if _check_name(measure.name) in checks]
+    for index, measure in enumerate(remaining):
+        if measure.name == "all_codes" and removed:
+            (units,) = measure.groupings
+            columns = zip(
+                units.amounts, *(removed_measure.groupings[0].amounts for removed_measure in removed), strict=True
+            )
+            amounts = [amount - math.fsum(subtracted) for amount, *subtracted in columns]
+            remaining[index] = replace(measure, amount=math.fsum(amounts), groupings=(Units(amounts, units.exposures),))
+    return remaining
 
 
-def _check_of(name: str) -> str:
+def _check_name(name: str) -> str:
     """Return the check of a measure "code CHECK/NAME", or "" for any other measure."""
     return name.removeprefix("code ").partition("/")[0] if name.startswith("code ") else ""
 
 
-def _named(side: Side) -> Row:
+def _side_row(side: Side) -> Row:
     return {"name": side.name, "from_time": side.from_time, "to_time": side.to_time, "filters": side.chosen}
 
 
-def paired(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
+def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
     """Pair the measures of both sides by name. Pure.
 
     A code on one side only counts as 0 on the other, whose nodes were observed too. Codes with fewer than MIN_EVENTS
     events are left out.
     """
-    ours, theirs = ({one.name: one for one in side} for side in (a, b))
-    found = []
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        one, other = ours.get(name), theirs.get(name)
+    by_name_a, by_name_b = ({measure_a.name: measure_a for measure_a in side} for side in (a, b))
+    pairs = []
+    for name in [*by_name_a, *(name for name in by_name_b if name not in by_name_a)]:
+        measure_a, measure_b = by_name_a.get(name), by_name_b.get(name)
         if name.startswith("code "):
-            one, other = one or _unseen(other, a), other or _unseen(one, b)
-            if one is not None and other is not None and one.amount + other.amount < LEAST_EVENTS:
+            measure_a, measure_b = measure_a or _zero_measure(measure_b, a), measure_b or _zero_measure(measure_a, b)
+            if measure_a is not None and measure_b is not None and measure_a.amount + measure_b.amount < MIN_EVENTS:
                 continue
-        if one is not None and other is not None:
-            found.append((one, other))
-    return found
+        if measure_a is not None and measure_b is not None:
+            pairs.append((measure_a, measure_b))
+    return pairs
 
 
-def _unseen(like: Measure | None, side: Sequence[Measure]) -> Measure | None:
+def _zero_measure(template: Measure | None, side: Sequence[Measure]) -> Measure | None:
     """Return the measure of a code on a side without it: amount 0, with the exposure of all codes."""
-    every = next((one for one in side if one.name == "all_codes"), None)
-    if like is None or every is None:
+    total = next((measure for measure in side if measure.name == "all_codes"), None)
+    if template is None or total is None:
         return None
-    (units,) = every.groupings
-    nothing = Units([0] * len(units.amounts), units.exposures)
-    return Measure(like.name, like.title, like.unit, like.per, 0.0, every.exposure, (nothing,))
+    (units,) = total.groupings
+    zero_units = Units([0] * len(units.amounts), units.exposures)
+    return Measure(template.name, template.title, template.unit, template.per, 0.0, total.exposure, (zero_units,))
 
 
-def ratio(a: Measure, b: Measure) -> Row:
+def ratio_row(a: Measure, b: Measure) -> Row:
     """Return rate B / rate A with interval, dispersion and p-value. Pure."""
     spread = dispersion(a, b)
     counted = (b.amount, b.exposure, a.amount, a.exposure, spread)
@@ -407,7 +420,7 @@ def ratio(a: Measure, b: Measure) -> Row:
     else:
         interval = rate_ratio_interval(*counted[:4], dispersion=spread)
         p_value = rate_ratio_p_value(*counted)
-    of_a, of_b = share(a.amount, a.exposure), share(b.amount, b.exposure)
+    rate_a, rate_b = share(a.amount, a.exposure), share(b.amount, b.exposure)
     return {
         "measure": a.name,
         "title": a.title,
@@ -415,7 +428,7 @@ def ratio(a: Measure, b: Measure) -> Row:
         "per": a.per,
         "a": _rate(a, spread),
         "b": _rate(b, spread),
-        "ratio": of_b / of_a if of_a and of_b is not None else None,
+        "ratio": rate_b / rate_a if rate_a and rate_b is not None else None,
         "interval": None if interval is None else list(interval),
         "dispersion": spread,
         "p_value": p_value,
@@ -449,22 +462,22 @@ def dispersion(a: Measure, b: Measure) -> float:
     """
     largest = 1.0
     independent = math.fsum(
-        one.amount * (1 - min(1.0, one.amount / one.exposure) if one.is_share and one.exposure > 0 else 1.0)
-        for one in (a, b)
+        side.amount * (1 - min(1.0, side.amount / side.exposure) if side.is_share and side.exposure > 0 else 1.0)
+        for side in (a, b)
     )
-    for ours, theirs in zip(a.groupings, b.groupings, strict=True):
+    for grouping_a, grouping_b in zip(a.groupings, b.groupings, strict=True):
         squares, units = 0.0, 0
-        for measure, grouping in ((a, ours), (b, theirs)):
+        for measure, grouping in ((a, grouping_a), (b, grouping_b)):
             rate = measure.amount / measure.exposure if measure.exposure > 0 else 0.0
             squares += math.fsum(
                 (amount - rate * exposure) ** 2
                 for amount, exposure in zip(grouping.amounts, grouping.exposures, strict=True)
             )
             units += sum(amount > 0 for amount in grouping.amounts)
-        found = squares / independent if independent > 0 else 0.0
+        estimate = squares / independent if independent > 0 else 0.0
         quantile = 1 - LEVEL / 2
         widened = float(stats.t.ppf(quantile, max(1, units - 1)) / stats.norm.ppf(quantile)) ** 2
-        largest = max(largest, found * widened if found > 1 else 1.0)
+        largest = max(largest, estimate * widened if estimate > 1 else 1.0)
     return largest
 
 
@@ -473,34 +486,34 @@ def dispersion(a: Measure, b: Measure) -> float:
 _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4})-(\d\d)-(\d\d)")
 
 
-def period(text: str) -> tuple[int, int]:
+def parse_period(text: str) -> tuple[int, int]:
     """Return [from, to) of "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
 
     A year or month as TO is part of the period; a date or time as TO is the moment at which it ends, as with --to.
     Raises WrongChoice."""
-    begin, dots, end = text.partition("..")
-    if not dots:
-        return _calendar(text, text)
-    found = _moment(begin, text, 0), _moment(end, text, 1)
-    if found[0] >= found[1]:
+    begin, separator, end = text.partition("..")
+    if not separator:
+        return _parse_calendar_period(text, text)
+    boundaries = _parse_boundary(begin, text, 0), _parse_boundary(end, text, 1)
+    if boundaries[0] >= boundaries[1]:
         raise WrongChoice(f'"{text}": FROM is not before TO; a date as TO ends the period as the day begins')
-    return found
+    return boundaries
 
 
-def _moment(word: str, text: str, side: int) -> int:
+def _parse_boundary(word: str, text: str, side: int) -> int:
     """Return the time that `word` names; for a year or month its beginning (side 0) or its end (side 1)."""
     if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
-        return _calendar(word, text)[side]
+        return _parse_calendar_period(word, text)[side]
     try:
-        found = seconds(word, timezone.utc)
+        epoch_seconds = parse_seconds(word, timezone.utc)
     except TimeError as error:
         raise WrongChoice(f'"{text}": {error}') from None
-    if found is None:
+    if epoch_seconds is None:
         raise WrongChoice(f'"{text}" is not a period; examples: 2026-03, 2026-03-01..2026-03-15')
-    return found
+    return epoch_seconds
 
 
-def _calendar(word: str, text: str) -> tuple[int, int]:
+def _parse_calendar_period(word: str, text: str) -> tuple[int, int]:
     try:
         if found := _YEAR.fullmatch(word):
             begin = datetime(int(found[1]), 1, 1, tzinfo=timezone.utc)
@@ -513,18 +526,18 @@ def _calendar(word: str, text: str) -> tuple[int, int]:
         else:
             raise WrongChoice(
                 f'"{text}" is neither a period (2026-03, 2026-03-01..2026-03-15) nor one of '
-                f"{', '.join(f'{key}:NAME' for key in KEYS)}"
+                f"{', '.join(f'{key}:NAME' for key in CHOICE_KEYS)}"
             )
         return int(begin.timestamp()), int((begin + timedelta(days=days)).timestamp())
     except (ValueError, OverflowError):
         raise WrongChoice(f'"{text}" is not a date') from None
 
 
-def choice(text: str) -> tuple[str, str] | None:
+def parse_choice(text: str) -> tuple[str, str] | None:
     """Return ("partition", "train") for "partition:train", or None if the text is not a choice (so it is a period)."""
     key, colon, name = text.partition(":")
-    return (key, name) if colon and key in KEYS and name else None
+    return (key, name) if colon and key in CHOICE_KEYS and name else None
 
 
-def found(compare: Document) -> bool:
+def has_findings(compare: Document) -> bool:
     return any(row["differs"] for row in compare["measures"])

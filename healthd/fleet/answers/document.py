@@ -11,7 +11,7 @@ from healthd.common.errors import HealthdError
 
 # Times are epoch seconds, durations seconds, shares 0 to 1; None: unknown or undefined. Never NaN.
 Document = dict[str, Any]
-Found = Callable[[Document], bool]
+FindingsPredicate = Callable[[Document], bool]
 
 VERSION = 1  # of each document: incremented when a key is renamed or removed
 
@@ -38,12 +38,12 @@ def head(
     }
 
 
-def never(_: Document) -> bool:
+def no_findings(_: Document) -> bool:
     """Return False: findings predicate of an answer that only reports."""
     return False
 
 
-def moment(seconds: int | None) -> str:
+def format_time(seconds: int | None) -> str:
     """Format a time as "2026-11-01 12:00" (UTC), or "" for None."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
@@ -57,8 +57,8 @@ def percent(value: float | None) -> str:
     """Format 0.187 as "18.7 %". Shares that would round to 0.0 get two significant digits."""
     if value is None:
         return "-"
-    shown = 100 * value
-    return f"{shown:.1f} %" if abs(shown) >= 0.05 or shown == 0 else f"{shown:.2g} %"
+    percentage = 100 * value
+    return f"{percentage:.1f} %" if abs(percentage) >= 0.05 or percentage == 0 else f"{percentage:.2g} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -69,17 +69,17 @@ def number(value: float | None, digits: int = 3) -> str:
         return f"{value:,.0f}"
     if 0 < abs(value) < 1e-6:  # nine decimals would print zeros
         return f"{value:.1e}"
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:.{min(places, 9)}f}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{min(decimals, 9)}f}"
 
 
-def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
+def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
     """Return the first names and the number of the others: "a, b and 3 more"."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + more
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration as "35 s", "12 min", "5.3 h" or "12 d"; "-" for None."""
     if seconds is None:
         return "-"

@@ -29,13 +29,13 @@ GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
 GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
 
 # E[R/T] is at least R/E[T] (Jensen).
-OF_EACH_RUN = "The simulated value is the mean of the runs' ratios, which is above the ETTR for short jobs."
-FORMULA_TOO_LOW = "Formula and closed form ignore failures during recovery: they are lower bounds."
+RUN_MEAN_NOTE = "The simulated value is the mean of the runs' ratios, which is above the ETTR for short jobs."
+LOWER_BOUND_NOTE = "Formula and closed form ignore failures during recovery: they are lower bounds."
 
-found = document.never
+has_findings = document.no_findings
 
 
-def of_rate(
+def ettr_for_rate(
     gpus: int,
     r_f: float,
     *,
@@ -51,12 +51,17 @@ def of_rate(
 
     gpus_per_node: 0 means 8.
     """
-    per_node = gpus_per_node or rate.GPUS_PER_NODE
+    gpus_per_node_used = gpus_per_node or rate.GPUS_PER_NODE
     job = Job(
-        max(1.0, gpus / per_node),
+        max(1.0, gpus / gpus_per_node_used),
         *(r_f, checkpoint_seconds, restart_seconds, queue_seconds, write_seconds, productive_seconds),
     )
-    return {**head("ettr", None, None, {}, ()), **told(job, gpus, per_node, seed, None), "measured": [], "families": 0}
+    return {
+        **head("ettr", None, None, {}, ()),
+        **ettr_values(job, gpus, gpus_per_node_used, seed, None),
+        "measured": [],
+        "families": 0,
+    }
 
 
 def ettr(
@@ -77,21 +82,21 @@ def ettr(
     Keys: exact, simulated, analytic, ... (docs/json.md). Raises Unanswerable without jobs, or if r_f must come from the
     store and no large job ran.
     """
-    of_jobs = rate.ran(study)
-    of_large = of_jobs.of_large()
+    ran = rate.load_ran_jobs(study)
+    large_rate = ran.large_rate()
     interval = None
     if r_f is None:
-        r_f, interval = of_large["r_f"], of_large["interval"]
+        r_f, interval = large_rate["r_f"], large_rate["interval"]
     if r_f is None:
         raise document.Unanswerable(
             f"no job with more than {rate.MORE_THAN_GPUS} GPUs ran, so there is no failure rate: give one with --rate"
         )
-    per_node = gpus_per_node or rate.measured_gpus_per_node(of_jobs.large_sums)
+    gpus_per_node_used = gpus_per_node or rate.measured_gpus_per_node(ran.large_sums)
     job = Job(
-        max(1.0, (gpus or GPUS) / per_node),
+        max(1.0, (gpus or GPUS) / gpus_per_node_used),
         *(r_f, checkpoint_seconds, restart_seconds, queue_seconds, write_seconds, productive_seconds),
     )
-    runs, families = _measured(study, r_f, checkpoint_seconds, restart_seconds)
+    runs, families = _measured_runs(study, r_f, checkpoint_seconds, restart_seconds)
     notes = study.coverage_notes("jobs", "events")
     if runs:
         notes.append(
@@ -105,20 +110,20 @@ def ettr(
         )
     return {
         **study.head("ettr", *notes),
-        **told(job, gpus or GPUS, per_node, seed, interval),
+        **ettr_values(job, gpus or GPUS, gpus_per_node_used, seed, interval),
         "measured": runs,
         "families": families,
     }
 
 
-def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
+def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
     """Return the ETTR of a job in each form. Pure.
 
     interval: the interval of a measured rate, else None.
     """
     simulated = ettr_model.simulate(job, seed)
-    best = ettr_model.daly_young_seconds(job)
-    lam = job.failures_per_second
+    best_interval = ettr_model.daly_young_seconds(job)
+    failures_per_second = job.failures_per_second
     return {
         "parameters": {
             "gpus": gpus,
@@ -137,7 +142,7 @@ def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[
         if interval is None
         else [ettr_model.exact(replace(job, rate=end)) for end in (interval[1], interval[0])],
         "simulated": simulated.ettr,
-        "analytic": ettr_model.expected(job),
+        "analytic": ettr_model.analytic(job),
         "approximate": ettr_model.closed_form(job),
         "simulation": {
             "standard_error": simulated.standard_error,
@@ -147,15 +152,17 @@ def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[
             "productive_seconds": simulated.productive_seconds,
         },
         "lost_ratio": job.lost_share,
-        "mttf_seconds": 1 / lam if lam > 1e-300 else None,
-        "daly_young_seconds": best,
-        "exact_at_daly_young": None if best is None else ettr_model.exact(ettr_model.at_interval(job, best)),
+        "mttf_seconds": 1 / failures_per_second if failures_per_second > 1e-300 else None,
+        "daly_young_seconds": best_interval,
+        "exact_at_daly_young": None
+        if best_interval is None
+        else ettr_model.exact(ettr_model.with_interval(job, best_interval)),
         "warnings": warnings(job, simulated, interval),
         "grid": grid(job, gpus_per_node),
     }
 
 
-def warnings(job: Job, simulated: ettr_model.Simulated, interval: Sequence[float] | None = None) -> list[str]:
+def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[float] | None = None) -> list[str]:
     """Return the limits of the answer as sentences. interval: of the rate, as in `ettr_values`."""
     found = []
     if interval is not None and not job.rate:
@@ -181,14 +188,14 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
             {
                 "gpus": gpus,
                 "checkpoint_seconds": seconds,
-                "ettr": ettr_model.exact(ettr_model.at_interval(one, seconds)),
+                "ettr": ettr_model.exact(ettr_model.with_interval(sized_job, seconds)),
             }
-            for gpus, one in sizes
+            for gpus, sized_job in sizes
             for seconds in GRID_CHECKPOINTS_SECONDS
         ],
         "by_rate": [
-            {"gpus": gpus, "rate": r_f, "ettr": ettr_model.exact(replace(one, rate=r_f))}
-            for gpus, one in sizes
+            {"gpus": gpus, "rate": r_f, "ettr": ettr_model.exact(replace(sized_job, rate=r_f))}
+            for gpus, sized_job in sizes
             for r_f in GRID_RATES
         ],
     }
@@ -197,7 +204,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 # --- the runs of the store: jobs of one name, one after another
 
 
-class Run(NamedTuple):
+class JobRun(NamedTuple):
     """Columns of ettr_runs.sql. lost_seconds: part of its running time."""
 
     cluster: str
@@ -211,23 +218,23 @@ class Run(NamedTuple):
     lost_seconds: float
 
 
-class Families(NamedTuple):
+class ConcurrentRuns(NamedTuple):
     """Columns of ettr_families.sql."""
 
     runs: int
 
 
-def _measured(
+def _measured_runs(
     study: Study, r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of `by_size`, and the number of runs left out: jobs of one name that ran at the same time."""
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
-    rows = study.ask("ettr_runs", Run, **seconds)
-    (families,) = study.ask("ettr_families", Families)
+    rows = study.query("ettr_runs", JobRun, **seconds)
+    (families,) = study.query("ettr_families", ConcurrentRuns)
     return by_size(rows, r_f, checkpoint_seconds, restart_seconds), families.runs
 
 
-def ettr_of(run: Run) -> float:
+def run_ettr(run: JobRun) -> float:
     """Return progress / (running + queued while eligible), from 0 to 1.
 
     lost_seconds is part of the running time: min(runtime, restart + half a checkpoint) for each interrupted attempt,
@@ -239,24 +246,24 @@ def ettr_of(run: Run) -> float:
 
 
 def by_size(
-    runs: Sequence[Run], r_f: float | None, checkpoint_seconds: float, restart_seconds: float
+    runs: Sequence[JobRun], r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
     mean: of the runs' ETTR. low, high: 10th and 90th percentile. expected: the mean of the model's ETTR for each run,
     with its own nodes and progress and the class's mean wait.
     """
-    classes: dict[int, list[Run]] = {}
+    classes: dict[int, list[JobRun]] = {}
     for run in runs:
-        up_to = next((size for size in rate.CLASSES if run.gpus <= size), rate.CLASSES[-1])
+        up_to = next((size for size in rate.SIZE_CLASSES if run.gpus <= size), rate.SIZE_CLASSES[-1])
         classes.setdefault(up_to, []).append(run)
     found = []
-    for up_to, some in sorted(classes.items()):
-        ratios = np.asarray([ettr_of(run) for run in some])
-        starts = sum(run.starts for run in some)
-        queue = sum(run.queued_seconds for run in some) / starts if starts else 0.0
+    for up_to, class_runs in sorted(classes.items()):
+        ratios = np.asarray([run_ettr(run) for run in class_runs])
+        starts = sum(run.starts for run in class_runs)
+        queue = sum(run.queued_seconds for run in class_runs) / starts if starts else 0.0
         low, high = (float(end) for end in np.quantile(ratios, (0.1, 0.9)))
-        of_model = [
+        expected_ettrs = [
             ettr_model.exact(
                 Job(
                     max(1.0, run.nodes),
@@ -268,20 +275,20 @@ def by_size(
                     max(1.0, run.runtime_seconds - run.lost_seconds),
                 )
             )
-            for run in some
+            for run in class_runs
             if r_f is not None and run.nodes
         ]
         found.append(
             {
                 "gpus_up_to": up_to,
-                "runs": len(some),
+                "runs": len(class_runs),
                 "attempts": starts,
-                "interruptions": sum(run.interruptions for run in some),
+                "interruptions": sum(run.interruptions for run in class_runs),
                 "queue_seconds": queue,
                 "mean": float(ratios.mean()),
                 "low": low,
                 "high": high,
-                "expected": sum(of_model) / len(of_model) if of_model else None,
+                "expected": sum(expected_ettrs) / len(expected_ettrs) if expected_ettrs else None,
             }
         )
     return found

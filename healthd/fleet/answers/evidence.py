@@ -16,7 +16,7 @@ from healthd.common.text import printable
 from healthd.fleet.answers.study import Study
 from healthd.fleet.tables import TEXT
 
-BEFORE_SECONDS = 600
+WINDOW_BEFORE_SECONDS = 600
 # Checks whose findings can slow a job without ending it.
 CHECKS = (
     *("gpu_clocks", "gpu_temperature", "gpu_power", "gpu_sm", "gpu_ecc", "gpu_row_remap", "gpu_xid", "gpu_processes"),
@@ -26,7 +26,7 @@ CHECKS = (
 )
 
 
-class Listed(NamedTuple):
+class CompletedRow(NamedTuple):
     """Columns of looked.sql. checks: names in double quotes, separated by commas."""
 
     cluster: str
@@ -36,7 +36,7 @@ class Listed(NamedTuple):
     first_time: int
 
 
-class Looked(NamedTuple):
+class CheckCompletion(NamedTuple):
     """Number of nodes and node-days on which a check completed, and the first time."""
 
     nodes: int
@@ -44,14 +44,14 @@ class Looked(NamedTuple):
     first_time: int
 
 
-def looked_at(study: Study) -> dict[str, Looked]:
+def completed_checks(study: Study) -> dict[str, CheckCompletion]:
     """Return the checks that completed on chosen nodes in the period, by name. Empty if no stream was read."""
-    by_check: dict[str, list[Listed]] = defaultdict(list)
-    for row in study.ask("looked", Listed):
+    by_check: dict[str, list[CompletedRow]] = defaultdict(list)
+    for row in study.query("looked", CompletedRow):
         for name in row.checks.split(","):
             by_check[name.strip(' "')].append(row)
     return {
-        check: Looked(
+        check: CheckCompletion(
             len({(row.cluster, row.node) for row in rows}),
             sum(row.node_days for row in rows),
             min(row.first_time for row in rows),
@@ -71,7 +71,7 @@ class Slowing(NamedTuple):
     end_time: int | None
 
 
-class Told(NamedTuple):
+class SlowdownEvidence(NamedTuple):
     """A condition that may have slowed a job, with the fields of failslow.model.Evidence in the same order.
 
     begin, end: epoch seconds; end None: still open. message: a sentence without a full stop.
@@ -81,29 +81,29 @@ class Told(NamedTuple):
     begin: float
     end: float | None
     code: str
-    what: str
+    message: str
 
 
-def told_by(study: Study, nodes: Iterable[str]) -> list[Told]:
+def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEvidence]:
     """Return the conditions on these nodes in the study's period, sorted by node and time.
 
     Empty if the store has nothing about them. Open the study from WINDOW_BEFORE_SECONDS before the job on. Raises
     StoreError for a damaged file.
     """
-    study.given("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
-    study.given("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
+    study.add_table("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
+    study.add_table("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
     return [
-        Told(
+        SlowdownEvidence(
             row.node,
             float(row.first_time),
             None if row.end_time is None else float(row.end_time),
             row.code,
-            printable(row.message or _plainly(row.code, row.subject)).rstrip("."),
+            printable(row.message or _describe_code(row.code, row.subject)).rstrip("."),
         )
-        for row in study.ask("slowing", Slowing, before_seconds=BEFORE_SECONDS)
+        for row in study.query("slowing", Slowing, before_seconds=WINDOW_BEFORE_SECONDS)
     ]
 
 
-def _plainly(code: str, subject: str | None) -> str:
-    what = code.partition("/")[2].replace("_", " ") or code
-    return f"{what} of {subject}" if subject else what
+def _describe_code(code: str, subject: str | None) -> str:
+    text = code.partition("/")[2].replace("_", " ") or code
+    return f"{text} of {subject}" if subject else text

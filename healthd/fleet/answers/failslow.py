@@ -17,14 +17,14 @@ from healthd.common.text import is_decimal
 from healthd.fleet.answers.availability import quantile
 from healthd.fleet.answers.document import Document, percent, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.spans import Span, joined, seconds
+from healthd.fleet.statistics.spans import Span, merge, total_seconds
 
-FAILED, SLOW = "validation/failed", "validation/slow"
+FAILED_CODE, SLOW_CODE = "validation/failed", "validation/slow"
 
 Node = tuple[str, str]  # cluster, node
 
 
-class SlowTime(NamedTuple):
+class SlowTimeRow(NamedTuple):
     """Columns of failslow_stretches.sql. jobs: ids separated by blanks."""
 
     cluster: str
@@ -35,7 +35,7 @@ class SlowTime(NamedTuple):
     jobs: str | None
 
 
-class RanThere(NamedTuple):
+class JobOnNode(NamedTuple):
     """Columns of failslow_jobs.sql."""
 
     cluster: str
@@ -46,7 +46,7 @@ class RanThere(NamedTuple):
     gpus: float | None
 
 
-class Life(NamedTuple):
+class SlowCondition(NamedTuple):
     """A condition from its onset to its end. Columns of failslow_lives.sql."""
 
     cluster: str
@@ -85,7 +85,7 @@ class GpuTime(NamedTuple):
     thousandths: float
 
 
-class Stretch(NamedTuple):
+class SlowSpan(NamedTuple):
     """A time in which a node reported a slow job. slowdown: None if none was reported. jobs: named ids, if any."""
 
     begin: int
@@ -94,7 +94,7 @@ class Stretch(NamedTuple):
     jobs: frozenset[int]
 
 
-class Ran(NamedTuple):
+class NodeJob(NamedTuple):
     """A job's time on a node. gpus: its GPUs there, None if Slurm did not account them."""
 
     job: int
@@ -103,7 +103,7 @@ class Ran(NamedTuple):
     gpus: float | None
 
 
-class Lost(NamedTuple):
+class NodeLoss(NamedTuple):
     """Loss of one node. unknown_seconds: slow time of unknown cost. worst: the largest reported slowdown."""
 
     slow_seconds: int
@@ -114,40 +114,40 @@ class Lost(NamedTuple):
 
 def failslow(study: Study) -> Document:
     """Return the document of `healthd fleet failslow`. Raises Unanswerable if no source has conditions."""
-    if not study.has("scraped_conditions"):
-        study.must_have("events")
-    stretches: dict[Node, list[Stretch]] = defaultdict(list)
-    for slow in study.ask("failslow_stretches", SlowTime):
-        one = Stretch(slow.begin_time, slow.end_time, slow.slowdown, jobs_of(slow.jobs))
-        stretches[slow.cluster, slow.node].append(one)
-    ran: dict[Node, list[Ran]] = defaultdict(list)
-    for job in study.ask("failslow_jobs", RanThere):
-        ran[job.cluster, job.node].append(Ran(job.job_id, job.begin_time, job.end_time, job.gpus))
-    lives: dict[Node, list[Life]] = defaultdict(list)
-    for life in study.ask("failslow_lives", Life):
+    if not study.has_rows("scraped_conditions"):
+        study.require("events")
+    slow_spans: dict[Node, list[SlowSpan]] = defaultdict(list)
+    for slow in study.query("failslow_stretches", SlowTimeRow):
+        item = SlowSpan(slow.begin_time, slow.end_time, slow.slowdown, parse_job_ids(slow.jobs))
+        slow_spans[slow.cluster, slow.node].append(item)
+    ran: dict[Node, list[NodeJob]] = defaultdict(list)
+    for job in study.query("failslow_jobs", JobOnNode):
+        ran[job.cluster, job.node].append(NodeJob(job.job_id, job.begin_time, job.end_time, job.gpus))
+    lives: dict[Node, list[SlowCondition]] = defaultdict(list)
+    for life in study.query("failslow_lives", SlowCondition):
         lives[life.cluster, life.node].append(life)
     drains: dict[Node, list[Drain]] = defaultdict(list)
-    for drain in study.ask("failslow_drains", Drain):
+    for drain in study.query("failslow_drains", Drain):
         drains[drain.cluster, drain.node].append(drain)
-    validations = study.ask("failslow_validations", Validation)
-    judged = {(one.cluster, one.node, one.code): one.times for one in validations}
-    (gpu_time,) = study.ask("failslow_gpu_time", GpuTime)
-    spells = {where: spells_of(its, drains[where]) for where, its in lives.items()}
+    validations = study.query("failslow_validations", Validation)
+    validation_counts = {(item.cluster, item.node, item.code): item.times for item in validations}
+    (gpu_time,) = study.query("failslow_gpu_time", GpuTime)
+    episodes_by_node = {node_key: episodes(conditions, drains[node_key]) for node_key, conditions in lives.items()}
     nodes = []
-    for where in sorted({*stretches, *((one.cluster, one.node) for one in validations)}):
-        told = lost(stretches[where], ran[where])
+    for node_key in sorted({*slow_spans, *((item.cluster, item.node) for item in validations)}):
+        loss = node_loss(slow_spans[node_key], ran[node_key])
         nodes.append(
             {
-                "cluster": where[0],
-                "node": where[1],
-                "slow_seconds": told.slow_seconds,
-                "unknown_seconds": told.unknown_seconds,
-                "lost_gpu_seconds": told.gpu_seconds,
-                "worst_slowdown": told.worst,
-                "times": sum(spell["end"] > study.from_time for spell in spells.get(where, ())),
-                "ongoing": any(spell["ongoing"] for spell in spells.get(where, ())),
-                "failed_validations": judged.get((*where, FAILED), 0),
-                "slow_validations": judged.get((*where, SLOW), 0),
+                "cluster": node_key[0],
+                "node": node_key[1],
+                "slow_seconds": loss.slow_seconds,
+                "unknown_seconds": loss.unknown_seconds,
+                "lost_gpu_seconds": loss.gpu_seconds,
+                "worst_slowdown": loss.worst,
+                "times": sum(episode["end"] > study.from_time for episode in episodes_by_node.get(node_key, ())),
+                "ongoing": any(episode["ongoing"] for episode in episodes_by_node.get(node_key, ())),
+                "failed_validations": validation_counts.get((*node_key, FAILED_CODE), 0),
+                "slow_validations": validation_counts.get((*node_key, SLOW_CODE), 0),
             }
         )
     nodes.sort(key=lambda row: (-row["lost_gpu_seconds"], -row["slow_seconds"], row["cluster"], row["node"]))
@@ -158,70 +158,84 @@ def failslow(study: Study) -> Document:
         "lost_gpu_seconds": sum(row["lost_gpu_seconds"] for row in nodes),
         "job_gpu_seconds": gpu_time.thousandths / 1000,
         "reaction": reaction(
-            spell for some in spells.values() for spell in some if study.from_time <= spell["reported"] < study.to_time
+            episode
+            for node_episodes in episodes_by_node.values()
+            for episode in node_episodes
+            if study.from_time <= episode["reported"] < study.to_time
         ),
         "nodes": nodes,
-        "validations": [one._asdict() for one in validations],
+        "validations": [item._asdict() for item in validations],
     }
 
 
-def jobs_of(text: str | None) -> frozenset[int]:
+def parse_job_ids(text: str | None) -> frozenset[int]:
     """Parse ids separated by blanks. Words that are not numbers are not Slurm jobs and are skipped."""
-    return frozenset(int(word) for word in (text or "").split() if is_decimal(word) and len(word) < 19)
+    return frozenset(int(token) for token in (text or "").split() if is_decimal(token) and len(token) < 19)
 
 
 # --- loss of a node
 
 
-def lost(stretches: Sequence[Stretch], ran: Iterable[Ran]) -> Lost:
+def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLoss:
     """Return the loss of a node's GPUs while a job there was reported slow. Pure.
 
     Where stretches overlap, the largest slowdown counts for all jobs that they name. If none is named, it counts for
     the job that was alone on the node.
     """
-    slow = joined((one.begin, one.end) for one in stretches)
-    there = [job for job in ran if job.gpus != 0 and any(job.begin < e and job.end > b for b, e in slow)]
+    slow = merge((slow_span.begin, slow_span.end) for slow_span in slow_spans)
+    node_jobs = [
+        job
+        for job in ran
+        if job.gpus != 0 and any(job.begin < slow_end and job.end > slow_begin for slow_begin, slow_end in slow)
+    ]
     cuts = sorted(
         {
-            *(time for one in stretches for time in (one.begin, one.end)),
-            *(time for job in there for time in (job.begin, job.end)),
+            *(time for slow_span in slow_spans for time in (slow_span.begin, slow_span.end)),
+            *(time for job in node_jobs for time in (job.begin, job.end)),
         }
     )
     unknown, gpu_seconds = 0, 0.0
-    for begin, end in _pieces(slow, cuts):
-        now = [one for one in stretches if one.begin <= begin and one.end >= end]
-        how_slow = max((one.slowdown for one in now if one.slowdown is not None), default=None)
-        named = frozenset(job for one in now for job in one.jobs)
-        jobs = [job for job in there if job.begin <= begin and job.end >= end]
-        hit = [job for job in jobs if job.job in named] if named else jobs
-        if how_slow is None or not hit or (not named and len(hit) > 1) or any(job.gpus is None for job in hit):
+    for begin, end in _split_spans(slow, cuts):
+        active_spans = [slow_span for slow_span in slow_spans if slow_span.begin <= begin and slow_span.end >= end]
+        slowdown = max(
+            (slow_span.slowdown for slow_span in active_spans if slow_span.slowdown is not None), default=None
+        )
+        named_jobs = frozenset(job for slow_span in active_spans for job in slow_span.jobs)
+        jobs = [job for job in node_jobs if job.begin <= begin and job.end >= end]
+        affected_jobs = [job for job in jobs if job.job in named_jobs] if named_jobs else jobs
+        if (
+            slowdown is None
+            or not affected_jobs
+            or (not named_jobs and len(affected_jobs) > 1)
+            or any(job.gpus is None for job in affected_jobs)
+        ):
             unknown += end - begin
             continue
-        gpu_seconds += sum(job.gpus or 0.0 for job in hit) * (end - begin) * how_slow / (1 + how_slow)
-    worst = max((one.slowdown for one in stretches if one.slowdown is not None), default=None)
-    return Lost(seconds(slow), unknown, gpu_seconds, worst)
+        gpu_seconds += sum(job.gpus or 0.0 for job in affected_jobs) * (end - begin) * slowdown / (1 + slowdown)
+    worst = max((slow_span.slowdown for slow_span in slow_spans if slow_span.slowdown is not None), default=None)
+    return NodeLoss(total_seconds(slow), unknown, gpu_seconds, worst)
 
 
-def _pieces(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
+def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
     """Split the spans at each of these times, which include the spans' ends."""
     for begin, end in spans:
-        within = [time for time in cuts if begin <= time <= end]
-        yield from pairwise(within)
+        times = [time for time in cuts if begin <= time <= end]
+        yield from pairwise(times)
 
 
 # --- durations
 
 
-def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
+def episodes(lives: Sequence[SlowCondition], drains: Sequence[Drain]) -> list[Row]:
     """Return a node's slow episodes, overlapping ones merged. Pure.
 
     Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
     (healthd, person, slurm, unknown or acknowledged).
     """
-    found: list[Row] = []
+    merged: list[Row] = []
     for life in sorted(lives, key=lambda life: life.onset):
         end = max(life.last_time or life.told_time, life.onset)
-        one: Row = {
+        episode: Row = {
             "onset": life.onset,
             "reported": life.told_time,
             "end": end,
@@ -229,47 +243,60 @@ def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
             "ongoing": life.cleared_time is None,
             "known": life.known_time,
         }
-        if found and one["onset"] <= found[-1]["end"]:
-            last = found[-1]
-            known = [time for time in (last["known"], one["known"]) if time is not None]
+        if merged and episode["onset"] <= merged[-1]["end"]:
+            last = merged[-1]
+            acknowledged_times = [time for time in (last["known"], episode["known"]) if time is not None]
             last |= {
-                "reported": min(last["reported"], one["reported"]),
+                "reported": min(last["reported"], episode["reported"]),
                 "end": max(last["end"], end),
-                "over": max(last["over"], one["over"]),
-                "ongoing": last["ongoing"] or one["ongoing"],
-                "known": min(known, default=None),
+                "over": max(last["over"], episode["over"]),
+                "ongoing": last["ongoing"] or episode["ongoing"],
+                "known": min(acknowledged_times, default=None),
             }
         else:
-            found.append(one)
-    for one in found:
-        acts = [
-            (drain.start_time, drain.by_whom) for drain in drains if one["reported"] <= drain.start_time <= one["over"]
+            merged.append(episode)
+    for episode in merged:
+        actions = [
+            (drain.start_time, drain.by_whom)
+            for drain in drains
+            if episode["reported"] <= drain.start_time <= episode["over"]
         ]
-        acts += [(one["known"], "acknowledged")] if one["known"] is not None else []
-        one["acted"], one["by"] = min(acts, default=(None, None))
-    return found
+        actions += [(episode["known"], "acknowledged")] if episode["known"] is not None else []
+        episode["acted"], episode["by"] = min(actions, default=(None, None))
+    return merged
 
 
-def reaction(spells: Iterable[Row]) -> Row:
+def reaction(episode_rows: Iterable[Row]) -> Row:
     """Return the times from onset to report, from report to reaction, and from onset to end. Pure."""
-    its = list(spells)
-    by: dict[str, int] = defaultdict(int)
-    for one in its:
-        if one["by"]:
-            by[one["by"]] += 1
+    episode_list = list(episode_rows)
+    counts: dict[str, int] = defaultdict(int)
+    for episode in episode_list:
+        if episode["by"]:
+            counts[episode["by"]] += 1
     return {
-        "episodes": len(its),
-        "ongoing": sum(one["ongoing"] for one in its),
-        "reported": _took(one["reported"] - one["onset"] for one in its),
-        "acted": {**_took(one["acted"] - one["reported"] for one in its if one["acted"] is not None), "by": dict(by)},
-        "lasted": _took(one["end"] - one["onset"] for one in its if not one["ongoing"]),
+        "episodes": len(episode_list),
+        "ongoing": sum(episode["ongoing"] for episode in episode_list),
+        "reported": _duration_statistics(episode["reported"] - episode["onset"] for episode in episode_list),
+        "acted": {
+            **_duration_statistics(
+                episode["acted"] - episode["reported"] for episode in episode_list if episode["acted"] is not None
+            ),
+            "by": dict(counts),
+        },
+        "lasted": _duration_statistics(
+            episode["end"] - episode["onset"] for episode in episode_list if not episode["ongoing"]
+        ),
     }
 
 
-def _took(some: Iterable[int]) -> Row:
+def _duration_statistics(durations: Iterable[int]) -> Row:
     """Return median and 90th percentile. Negative durations (a clock was set back) count as 0."""
-    ordered = sorted(max(one, 0) for one in some)
-    return {"episodes": len(ordered), "median_seconds": quantile(ordered, 0.5), "p90_seconds": quantile(ordered, 0.9)}
+    sorted_durations = sorted(max(value, 0) for value in durations)
+    return {
+        "episodes": len(sorted_durations),
+        "median_seconds": quantile(sorted_durations, 0.5),
+        "p90_seconds": quantile(sorted_durations, 0.9),
+    }
 
 
 def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
@@ -287,8 +314,8 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     return [*found, *study.coverage_notes("jobs", "events")]
 
 
-def found(failslow: Document) -> bool:
+def has_findings(failslow: Document) -> bool:
     """Return True if a job is still slow, or a failed validation is still open."""
     return any(row["ongoing"] for row in failslow["nodes"]) or any(
-        row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED
+        row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED_CODE
     )

@@ -12,10 +12,10 @@ from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.study import Row, Study
 
 CHECKPOINT_SECONDS = 3600.0  # the paper's default: "assume hourly checkpoints"
-LOOP_ENDS = 5  # a job that nodes ended this often is a requeue loop (healthd's limit)
+LOOP_MIN_ENDS = 5  # a job that nodes ended this often is a requeue loop (healthd's limit)
 
 
-class Ended(NamedTuple):
+class EndedJob(NamedTuple):
     """Columns of goodput_first.sql: a job that a node ended. jobs: 1."""
 
     cluster: str
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
     gpu_seconds: float
 
 
-class GaveWay(NamedTuple):
+class PreemptedJobs(NamedTuple):
     """Columns of goodput_gave_way.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
 
     how: str
@@ -58,36 +58,36 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
         raise WrongChoice("--checkpoint: must be more than 0")
     if price is not None and not 0 <= price < float("inf"):
         raise WrongChoice("--price: must be the price of a GPU-hour, 0 or more")
-    study.must_have("jobs")
-    at_most = float(checkpoint / 2)
-    first = study.ask("goodput_first", Ended, at_most_seconds=at_most)
-    gave_way = study.ask("goodput_gave_way", GaveWay, at_most_seconds=at_most)
-    second = [row for row in gave_way if row.after is not None]
-    others = [row for row in gave_way if row.after is None]
-    one, two = lost(first, price), lost(second, price)
+    study.require("jobs")
+    max_loss_seconds = float(checkpoint / 2)
+    first = study.query("goodput_first", EndedJob, at_most_seconds=max_loss_seconds)
+    preempted = study.query("goodput_gave_way", PreemptedJobs, at_most_seconds=max_loss_seconds)
+    second = [row for row in preempted if row.after is not None]
+    other_preempted = [row for row in preempted if row.after is None]
+    first_loss, second_loss = loss(first, price), loss(second, price)
     return {
-        **study.head("goodput", *_notes(study, first, others), *study.coverage_notes("jobs", "events")),
+        **study.head("goodput", *_notes(study, first, other_preempted), *study.coverage_notes("jobs", "events")),
         "checkpoint_seconds": checkpoint,
-        "loss_at_most_seconds": at_most,
+        "loss_at_most_seconds": max_loss_seconds,
         "price_per_gpu_hour": price,
-        "first_order": {**one, "by_end": _by(first, "ended", hardware_ends.ENDED, price)},
-        "second_order": {**two, "by_how": _by(second, "how", ("logged", "inferred"), price)},
-        "share_second_order": share(two["gpu_seconds"], one["gpu_seconds"] + two["gpu_seconds"]),
-        "preempted_by_unknown": lost([row for row in others if row.how == "unknown"], price),
-        "preempted_by_others": lost([row for row in others if row.how != "unknown"], price),
+        "first_order": {**first_loss, "by_end": _losses_by(first, "ended", hardware_ends.END_KINDS, price)},
+        "second_order": {**second_loss, "by_how": _losses_by(second, "how", ("logged", "inferred"), price)},
+        "share_second_order": share(second_loss["gpu_seconds"], first_loss["gpu_seconds"] + second_loss["gpu_seconds"]),
+        "preempted_by_unknown": loss([row for row in other_preempted if row.how == "unknown"], price),
+        "preempted_by_others": loss([row for row in other_preempted if row.how != "unknown"], price),
         "by_size": [
             {
                 "gpus_up_to": size,
-                "first_order": lost([row for row in first if row.gpus_up_to == size], price),
-                "second_order": lost([row for row in second if row.gpus_up_to == size], price),
+                "first_order": loss([row for row in first if row.gpus_up_to == size], price),
+                "second_order": loss([row for row in second if row.gpus_up_to == size], price),
             }
             for size in _sizes([*first, *second])
         ],
-        "requeue_loops": loops(first, second),
+        "requeue_loops": requeue_loops(first, second),
     }
 
 
-def found(goodput: Document) -> bool:
+def has_findings(goodput: Document) -> bool:
     """Return True if a job is in a requeue loop."""
     return bool(goodput["requeue_loops"])
 
@@ -95,26 +95,26 @@ def found(goodput: Document) -> bool:
 # --- decisions
 
 
-def lost(rows: Iterable[Ended | GaveWay], price: float | None) -> Row:
+def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
     """Return the loss of these jobs."""
-    some = list(rows)
-    gpu_seconds = sum((row.gpu_seconds for row in some), 0.0)
+    job_rows = list(rows)
+    gpu_seconds = sum((row.gpu_seconds for row in job_rows), 0.0)
     gpu_hours = gpu_seconds / 3600
     cost = None if price is None else gpu_hours * price
-    return {"jobs": sum(row.jobs for row in some), "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
+    return {"jobs": sum(row.jobs for row in job_rows), "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
 
 
-def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
+def requeue_loops(first: Sequence[EndedJob], second: Sequence[PreemptedJobs]) -> list[Row]:
     """Return the jobs that nodes ended LOOP_MIN_ENDS times or more, most frequent first.
 
     Each with its times, GPUs, the pre-emptions by its requeues, and the loss of both orders.
     """
-    by_job: dict[tuple[str, int], list[Ended]] = defaultdict(list)
+    by_job: dict[tuple[str, int], list[EndedJob]] = defaultdict(list)
     for row in first:
         by_job[row.cluster, row.job_id].append(row)
-    gave_way: dict[tuple[str, int | None], list[GaveWay]] = defaultdict(list)
-    for victims in second:
-        gave_way[victims.cluster, victims.after].append(victims)
+    preempted: dict[tuple[str, int | None], list[PreemptedJobs]] = defaultdict(list)
+    for preempted_row in second:
+        preempted[preempted_row.cluster, preempted_row.after].append(preempted_row)
     found = [
         {
             "cluster": cluster,
@@ -123,38 +123,40 @@ def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
             "gpus": max((row.gpus for row in ends if row.gpus is not None), default=None),
             "first_time": min(row.end_time for row in ends),
             "last_time": max(row.end_time for row in ends),
-            "preemptions": sum(row.jobs for row in gave_way[cluster, job_id]),
-            "preempted_gpus": sum(row.gpus for row in gave_way[cluster, job_id]),
+            "preemptions": sum(row.jobs for row in preempted[cluster, job_id]),
+            "preempted_gpus": sum(row.gpus for row in preempted[cluster, job_id]),
             "first_order_gpu_seconds": sum(row.gpu_seconds for row in ends),
-            "second_order_gpu_seconds": sum((row.gpu_seconds for row in gave_way[cluster, job_id]), 0.0),
+            "second_order_gpu_seconds": sum((row.gpu_seconds for row in preempted[cluster, job_id]), 0.0),
         }
         for (cluster, job_id), ends in by_job.items()
-        if len(ends) >= LOOP_ENDS
+        if len(ends) >= LOOP_MIN_ENDS
     ]
     return sorted(found, key=lambda row: (-row["ends"], row["cluster"], row["job_id"]))
 
 
-def _sizes(rows: Iterable[Ended | GaveWay]) -> list[int | None]:
+def _sizes(rows: Iterable[EndedJob | PreemptedJobs]) -> list[int | None]:
     return sorted({row.gpus_up_to for row in rows}, key=lambda size: (size is None, size))
 
 
-def _by(rows: Sequence[Ended | GaveWay], key: str, values: Sequence[str], price: float | None) -> list[Row]:
-    return [{key: value, **lost([row for row in rows if getattr(row, key) == value], price)} for value in values]
+def _losses_by(
+    rows: Sequence[EndedJob | PreemptedJobs], key: str, values: Sequence[str], price: float | None
+) -> list[Row]:
+    return [{key: value, **loss([row for row in rows if getattr(row, key) == value], price)} for value in values]
 
 
-def _notes(study: Study, first: Sequence[Ended], others: Sequence[GaveWay]) -> list[str]:
+def _notes(study: Study, first: Sequence[EndedJob], other_preempted: Sequence[PreemptedJobs]) -> list[str]:
     found = [
         *hardware_ends.notes(study),
-        *study.elsewhere_notes(((row.cluster, row.node) for row in first), "faults"),
+        *study.unchosen_node_notes(((row.cluster, row.node) for row in first), "faults"),
         "The loss of a job is assumed, not measured: half the time between two checkpoints.",
         "Jobs ended by a node without a failing check or NODE_FAIL are not included.",
     ]
-    without = sum(row.gpus is None for row in first)
-    if without:
+    unknown_gpus = sum(row.gpus is None for row in first)
+    if unknown_gpus:
         found.append(
-            f"{plural(without, 'job')} ended by nodes had an unknown number of GPUs: their loss is not counted."
+            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs: their loss is not counted."
         )
-    unknown = sum(row.jobs for row in others if row.how == "unknown")
+    unknown = sum(row.jobs for row in other_preempted if row.how == "unknown")
     if unknown:
         found.append(
             f"The pre-emptors of {plural(unknown, 'job')} are not known, so some of the loss may be of second order. "

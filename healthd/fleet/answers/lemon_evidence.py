@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from healthd.fleet.answers.study import Study
-from healthd.fleet.statistics.lemon_score import Sign, Spell
+from healthd.fleet.statistics.lemon_score import Observation, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 # NODE_FAILs of one job on this many nodes: the job kills the nodes (a crash loop), and all count as one failure.
-LOOP_NODES = 3
+LOOP_MIN_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
-R = TypeVar("R", "Moment", "State", "Planned", "Noted")
+R = TypeVar("R", "ConditionMoment", "OutageRow", "Maintenance", "ExternalRecord")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Evidence:
     end_time: int
     code: str
     weight: float
-    words: str = ""
+    text: str = ""
     job_id: int | None = None
     db_index: int | None = None
     state: str = ""
@@ -49,8 +49,8 @@ class Evidence:
     nodes: int | None = None
 
     @property
-    def sign(self) -> Sign:
-        return Sign(self.start_time, self.end_time, self.weight)
+    def sign(self) -> Observation:
+        return Observation(self.start_time, self.end_time, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Outage:
 # --- rows of the store
 
 
-class Met(NamedTuple):
+class FailedJobSighting(NamedTuple):
     """Columns of lemons_met.sql and lemons_node_fails.sql: a failed job and a sighting on one of its nodes."""
 
     cluster: str
@@ -84,7 +84,7 @@ class Met(NamedTuple):
     kind: str
 
 
-class Moment(NamedTuple):
+class ConditionMoment(NamedTuple):
     """Columns of lemons_moments.sql. busy: a job was on the node."""
 
     cluster: str
@@ -96,7 +96,7 @@ class Moment(NamedTuple):
     busy: bool
 
 
-class State(NamedTuple):
+class OutageRow(NamedTuple):
     """Columns of lemons_outages.sql."""
 
     cluster: str
@@ -108,7 +108,7 @@ class State(NamedTuple):
     by_whom: str
 
 
-class Planned(NamedTuple):
+class Maintenance(NamedTuple):
     """Columns of lemons_maintenance.sql."""
 
     cluster: str
@@ -117,7 +117,7 @@ class Planned(NamedTuple):
     end_time: int | None
 
 
-class Noted(NamedTuple):
+class ExternalRecord(NamedTuple):
     """Columns of lemons_noted.sql: a ticket, or a failure recorded by another tool."""
 
     cluster: str
@@ -136,7 +136,7 @@ class FirstSeen(NamedTuple):
     first_time: int
 
 
-class Begin(NamedTuple):
+class ClusterStart(NamedTuple):
     """Columns of lemons_begins.sql."""
 
     cluster: str
@@ -144,7 +144,7 @@ class Begin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FleetEvidence:
     """Evidence against each node, and its outages.
 
     first_seen  first time of each node
@@ -157,31 +157,31 @@ class Known:
     begins: dict[str, int]
 
 
-def known(study: Study, begin: int, end: int) -> Known:
+def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
     """Load the evidence of [begin, end), epoch seconds."""
     window = {"window_from": begin, "window_to": end}
-    around = {**window, "after_seconds": AFTER_SECONDS}
-    moments = study.ask("lemons_moments", Moment, **around)
-    met = study.ask("lemons_met", Met, **around, before_seconds=BEFORE_SECONDS)
-    jobs = culprits(met, study.ask("lemons_node_fails", Met, **window))
-    outages = outages_of(
-        study.ask("lemons_outages", State, **window), study.ask("lemons_maintenance", Planned, **window)
+    window_parameters = {**window, "after_seconds": AFTER_SECONDS}
+    condition_moments = study.query("lemons_moments", ConditionMoment, **window_parameters)
+    sightings = study.query("lemons_met", FailedJobSighting, **window_parameters, before_seconds=BEFORE_SECONDS)
+    failed_jobs = failed_job_evidence(sightings, study.query("lemons_node_fails", FailedJobSighting, **window))
+    outages = merge_outages(
+        study.query("lemons_outages", OutageRow, **window), study.query("lemons_maintenance", Maintenance, **window)
     )
-    noted = _by_node(study.ask("lemons_noted", Noted, **window))
-    shares = came_with_failures(moments, met)
+    records_by_node = _by_node(study.query("lemons_noted", ExternalRecord, **window))
+    shares = failure_shares(condition_moments, sightings)
     found: dict[Key, list[Evidence]] = defaultdict(list)
-    for key, of_node in (
-        *jobs.items(),
-        *((key, conditions(rows, shares)) for key, rows in _by_node(moments).items()),
-        *((key, taken_out(spells, jobs.get(key, []), shares, end)) for key, spells in outages.items()),
-        *((key, [_noted(row) for row in rows]) for key, rows in noted.items()),
+    for key, node_evidence in (
+        *failed_jobs.items(),
+        *((key, condition_evidence(rows, shares)) for key, rows in _by_node(condition_moments).items()),
+        *((key, outage_evidence(spells, failed_jobs.get(key, []), shares, end)) for key, spells in outages.items()),
+        *((key, [_external_evidence(row) for row in rows]) for key, rows in records_by_node.items()),
     ):
-        found[key] += of_node
-    return Known(
+        found[key] += node_evidence
+    return FleetEvidence(
         dict(found),
         outages,
-        {(row.cluster, row.node): row.first_time for row in study.ask("lemons_first_seen", FirstSeen)},
-        {row.cluster: row.first_time for row in study.ask("lemons_begins", Begin)},
+        {(row.cluster, row.node): row.first_time for row in study.query("lemons_first_seen", FirstSeen)},
+        {row.cluster: row.first_time for row in study.query("lemons_begins", ClusterStart)},
     )
 
 
@@ -195,7 +195,7 @@ def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
     return found
 
 
-def code_of(state: str, reason: str, by_whom: str) -> str:
+def outage_code(state: str, reason: str, by_whom: str) -> str:
     """Return how a node was taken out: a healthd code ("gpu_xid/79"), "down", or who did it."""
     if "DOWN" in state:
         return "down"
@@ -205,7 +205,7 @@ def code_of(state: str, reason: str, by_whom: str) -> str:
     return by_whom
 
 
-def outages_of(states: Iterable[State], maintenance: Iterable[Planned]) -> dict[Key, list[Outage]]:
+def merge_outages(states: Iterable[OutageRow], maintenance: Iterable[Maintenance]) -> dict[Key, list[Outage]]:
     """Merge records that overlap or touch into outages, named by the first record; "down" if the node went DOWN in it.
 
     Records within a maintenance reservation are skipped.
@@ -216,14 +216,14 @@ def outages_of(states: Iterable[State], maintenance: Iterable[Planned]) -> dict[
         spells: list[Outage] = []
         for row in sorted(rows, key=lambda row: (row.start_time, row.by_whom, row.state, row.reason)):
             start, end = row.start_time, row.end_time
-            if any(_within(start, end, one) for one in planned.get(key, ())):
+            if any(_is_within(start, end, reservation) for reservation in planned.get(key, ())):
                 continue
-            code = code_of(row.state, row.reason, row.by_whom)
+            code = outage_code(row.state, row.reason, row.by_whom)
             last = spells[-1] if spells else None
             if last is not None and (last.end_time is None or start <= last.end_time):
-                until = None if None in (last.end_time, end) else max(last.end_time or 0, end or 0)
+                merged_end = None if None in (last.end_time, end) else max(last.end_time or 0, end or 0)
                 code = "down" if "down" in (code, last.code) and last.by_whom != "person" else last.code
-                spells[-1] = replace(last, end_time=until, code=code)
+                spells[-1] = replace(last, end_time=merged_end, code=code)
             else:
                 spells.append(Outage(start, end, code, row.by_whom, row.reason))
         if spells:
@@ -231,12 +231,14 @@ def outages_of(states: Iterable[State], maintenance: Iterable[Planned]) -> dict[
     return found
 
 
-def _within(start: int, end: int | None, planned: Planned) -> bool:
-    until = planned.end_time
-    return planned.start_time <= start and (until is None or (start < until and (end is None or end <= until)))
+def _is_within(start: int, end: int | None, planned: Maintenance) -> bool:
+    planned_end = planned.end_time
+    return planned.start_time <= start and (
+        planned_end is None or (start < planned_end and (end is None or end <= planned_end))
+    )
 
 
-def came_with_failures(moments: Iterable[Moment], met: Iterable[Met]) -> dict[str, float]:
+def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[FailedJobSighting]) -> dict[str, float]:
     """Return for each code how often a job of the node failed when it was seen or the node was drained for it.
 
     A code that never coincides with a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
@@ -244,71 +246,75 @@ def came_with_failures(moments: Iterable[Moment], met: Iterable[Met]) -> dict[st
     would give each code a low share. Drains by people always count, since people prefer idle nodes for their work.
     Laplace's rule, (k + 1) / (n + 2): 1/2 without data.
     """
-    seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for moment in moments:
         code = _code(moment)
-        seen.setdefault(code, set())
+        days_seen.setdefault(code, set())
         if moment.busy or code == "person":
             # Count once per node and day: a condition may be seen every minute.
-            seen[code].add((moment.cluster, moment.node, moment.time // 86400))
-    for row in met:
+            days_seen[code].add((moment.cluster, moment.node, moment.time // 86400))
+    for row in sightings:
         code = _code(row)
-        seen.setdefault(code, set())
+        days_seen.setdefault(code, set())
         failed[code].add((row.cluster, row.node, row.time // 86400))
-    return {code: (len(failed[code]) + 1) / (len(those | failed[code]) + 2) for code, those in seen.items()}
+    return {
+        code: (len(failed[code]) + 1) / (len(seen_days | failed[code]) + 2) for code, seen_days in days_seen.items()
+    }
 
 
-def _code(row: Moment | Met) -> str:
+def _code(row: ConditionMoment | FailedJobSighting) -> str:
     if row.kind == "condition":
         return str(row.code)
-    return code_of("DOWN" if row.severity == "down" else "", row.code, row.kind)
+    return outage_code("DOWN" if row.severity == "down" else "", row.code, row.kind)
 
 
-def culprits(met: Iterable[Met], node_fails: Iterable[Met]) -> dict[Key, list[Evidence]]:
+def failed_job_evidence(
+    sightings: Iterable[FailedJobSighting], node_fails: Iterable[FailedJobSighting]
+) -> dict[Key, list[Evidence]]:
     """Return the failed jobs as evidence, divided equally among the nodes to blame."""
-    blamed: dict[tuple[str, int], dict[str, Met]] = defaultdict(dict)
-    for row in met:
-        if _blames(row):
-            of_job = blamed[row.cluster, row.db_index]
-            if row.node not in of_job or _strength(row) < _strength(of_job[row.node]):
-                of_job[row.node] = row
+    blamed: dict[tuple[str, int], dict[str, FailedJobSighting]] = defaultdict(dict)
+    for row in sightings:
+        if _is_to_blame(row):
+            job_culprits = blamed[row.cluster, row.db_index]
+            if row.node not in job_culprits or _strength(row) < _strength(job_culprits[row.node]):
+                job_culprits[row.node] = row
     for row in node_fails:
-        of_job = blamed[row.cluster, row.db_index]
-        if all(other.kind == "unknown" for other in of_job.values()):
-            of_job[row.node] = row
-    for job, of_job in blamed.items():
-        if any(row.severity == "down" for row in of_job.values()):
-            blamed[job] = {node: row for node, row in of_job.items() if row.severity == "down"}
+        job_culprits = blamed[row.cluster, row.db_index]
+        if all(culprit.kind == "unknown" for culprit in job_culprits.values()):
+            job_culprits[row.node] = row
+    for job, job_culprits in blamed.items():
+        if any(row.severity == "down" for row in job_culprits.values()):
+            blamed[job] = {node: row for node, row in job_culprits.items() if row.severity == "down"}
     loops: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for (cluster, _), of_job in blamed.items():
-        for node, row in of_job.items():
+    for (cluster, _), job_culprits in blamed.items():
+        for node, row in job_culprits.items():
             if row.severity == "down" and (row.nodes or 0) > 1:
                 loops[cluster, row.job_id].add(node)
     found: dict[Key, list[Evidence]] = defaultdict(list)
-    for (cluster, _), of_job in sorted(blamed.items()):
-        for node, row in sorted(of_job.items()):
-            killed = len(loops[cluster, row.job_id])
-            share = 1 / len(of_job) / (killed if killed >= LOOP_NODES else 1)
-            if share >= LEAST_SHARE:
-                found[cluster, node].append(_failed(row, share))
-            elif killed >= LOOP_NODES:
-                found[cluster, node].append(_failed(row, 0.0))
+    for (cluster, _), job_culprits in sorted(blamed.items()):
+        for node, row in sorted(job_culprits.items()):
+            killed_nodes = len(loops[cluster, row.job_id])
+            share = 1 / len(job_culprits) / (killed_nodes if killed_nodes >= LOOP_MIN_NODES else 1)
+            if share >= MIN_SHARE:
+                found[cluster, node].append(_failed_job(row, share))
+            elif killed_nodes >= LOOP_MIN_NODES:
+                found[cluster, node].append(_failed_job(row, 0.0))
     return dict(found)
 
 
-def _blames(row: Met) -> bool:
+def _is_to_blame(row: FailedJobSighting) -> bool:
     """Return True if this sighting can have ended the job. A drain by a person cannot."""
     if row.kind != "condition":
         return bool(row.severity == "down" and row.state in ("NODE_FAIL", "REQUEUED"))
     return bool(row.state != "REQUEUED" or row.severity == "critical")
 
 
-def _strength(row: Met) -> tuple[int, int, str]:
+def _strength(row: FailedJobSighting) -> tuple[int, int, str]:
     return {"down": 0, "critical": 1, "degraded": 2}[row.severity], row.time, row.code
 
 
-def _failed(row: Met, share: float) -> Evidence:
+def _failed_job(row: FailedJobSighting, share: float) -> Evidence:
     return Evidence(
         "failed",
         row.end_time,
@@ -323,7 +329,7 @@ def _failed(row: Met, share: float) -> Evidence:
     )
 
 
-def conditions(moments: Iterable[Moment], shares: Mapping[str, float]) -> list[Evidence]:
+def condition_evidence(moments: Iterable[ConditionMoment], shares: Mapping[str, float]) -> list[Evidence]:
     return [
         Evidence("condition", row.time, row.time, row.code, shares[row.code])
         for row in moments
@@ -331,7 +337,7 @@ def conditions(moments: Iterable[Moment], shares: Mapping[str, float]) -> list[E
     ]
 
 
-def taken_out(
+def outage_evidence(
     outages: Iterable[Outage], failed: Iterable[Evidence], shares: Mapping[str, float], end: int
 ) -> list[Evidence]:
     """Return the outages as evidence.
@@ -339,32 +345,36 @@ def taken_out(
     A node that went down counts as failed even without a job on it. In a crash loop the outage weighs no more than the
     job's evidence.
     """
-    loops = [one for one in failed if one.code == "down"]
+    loops = [loop_evidence for loop_evidence in failed if loop_evidence.code == "down"]
     found = []
     for outage in outages:
         weight = 1.0 if outage.code == "down" else shares.get(outage.code, 0.5)
-        same = [one.weight for one in loops if -BEFORE_SECONDS <= one.start_time - outage.start_time <= BEFORE_SECONDS]
-        if outage.code == "down" and same:
-            weight = max(same)
+        coinciding_weights = [
+            loop_evidence.weight
+            for loop_evidence in loops
+            if -BEFORE_SECONDS <= loop_evidence.start_time - outage.start_time <= BEFORE_SECONDS
+        ]
+        if outage.code == "down" and coinciding_weights:
+            weight = max(coinciding_weights)
         until = outage.end_time if outage.end_time is not None else end
         found.append(Evidence("out", outage.start_time, until, outage.code, weight, outage.reason))
     return found
 
 
-def _noted(row: Noted) -> Evidence:
+def _external_evidence(row: ExternalRecord) -> Evidence:
     # The store does not show which tickets are failures of the node; those that are come with a failure or an outage.
     return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
-def in_service(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:
+def service_spells(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:
     """Return when the node could fail: [first_seen, end) without its outages."""
-    found, at = [], first_seen
-    for outage in sorted(outages, key=lambda one: one.start_time):
-        if outage.start_time > at:
-            found.append((at, min(outage.start_time, end)))
-        at = max(at, end if outage.end_time is None else outage.end_time)
-        if at >= end:
+    spells, position = [], first_seen
+    for outage in sorted(outages, key=lambda item: item.start_time):
+        if outage.start_time > position:
+            spells.append((position, min(outage.start_time, end)))
+        position = max(position, end if outage.end_time is None else outage.end_time)
+        if position >= end:
             break
-    if at < end:
-        found.append((at, end))
-    return [(start, until) for start, until in found if start < until]
+    if position < end:
+        spells.append((position, end))
+    return [(start, until) for start, until in spells if start < until]

@@ -22,21 +22,29 @@ from typing import Any, NamedTuple
 
 from healthd.common.page import plural
 from healthd.common.slurm import lemon_command
-from healthd.fleet.answers.document import Document, Unanswerable, number, percent, share, span
-from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
+from healthd.fleet.answers.document import Document, Unanswerable, format_duration, number, percent, share
+from healthd.fleet.answers.lemon_evidence import (
+    MIN_SHARE,
+    Evidence,
+    FleetEvidence,
+    Key,
+    Outage,
+    load_evidence,
+    service_spells,
+)
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics.lemon_score import (
     DAY,
+    LEMON_RATES,
     MEMORY_DAYS,
-    UNUSUAL,
     WINDOW_DAYS,
-    Counted,
-    Fleet,
+    DiscountedCounts,
+    FleetPrior,
     Incident,
     Record,
-    counted,
-    fleet_of,
-    incidents,
+    discounted_counts,
+    fit_prior,
+    merge_incidents,
     probability,
     score,
     share_named,
@@ -46,25 +54,25 @@ SIGNALS = (
     *("excl_jobid_count", "xid_cnt", "tickets", "out_count", "multi_node_node_fails", "single_node_node_fails"),
     "single_node_node_failure_rate",
 )
-NEVER_ALONE = "excl_jobid_count"
-FLOOR = 2
-QUANTILE = 0.95
-MANY_TIMES = 3.0
+EXCLUSION_SIGNAL = "excl_jobid_count"
+MIN_APPLY_EVENTS = 2
+HIGH_SIGNAL_QUANTILE = 0.95
+LEMON_RATE_FACTOR = 3.0
 # One in three: inspecting a good node costs less than the jobs that a lemon ends. In simulated histories (busy, idle,
 # few faults) one in five named more good nodes than lemons where faults are few.
-SURE = 1 / 3
-MOST = 0.02  # of the nodes
+DEFAULT_PROBABILITY = 1 / 3
+MAX_LEMON_SHARE = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
-LARGE = (128, 512)  # the gain is given for jobs with more GPUs than these
-LITTLE_OBSERVED = 0.5
+LARGE_JOB_GPUS = (128, 512)  # the gain is given for jobs with more GPUs than these
+MIN_OBSERVED_SHARE = 0.5
 # Below this share of the lemons the answer reports that its window is too short, and offers a longer one.
-FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
-LONGER_DAYS = 180
+MIN_NAMED_SHARE, MIN_NAMED_GAIN = 2 / 3, 0.05
+MAX_LONGER_DAYS = 180
 
-NOT_DRAINED = "--apply drains it only with --probability, because its events are few or weak"
+NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its events are few or weak"
 
 
-class Newest(NamedTuple):
+class NewestTime(NamedTuple):
     """Columns of lemons_newest.sql. source: a table of the store."""
 
     source: str
@@ -86,7 +94,7 @@ class Signals(NamedTuple):
     observed_seconds: int
 
 
-class Jobs(NamedTuple):
+class JobCount(NamedTuple):
     """Columns of lemons_large_jobs.sql."""
 
     jobs: int
@@ -105,23 +113,23 @@ class Suspect:
     node: str
     signals: Mapping[str, float | None]
     record: Record
-    counted: Counted
+    counted: DiscountedCounts
     incidents: Sequence[Incident]
     evidence: Sequence[Evidence]
     outages: Sequence[Outage]
     observed_share: float | None
 
     @property
-    def out(self) -> Outage | None:
+    def current_outage(self) -> Outage | None:
         """The outage that is not over yet, if any."""
         return next((outage for outage in self.outages if outage.end_time is None), None)
 
 
-def found(lemons: Document) -> bool:
+def has_findings(lemons: Document) -> bool:
     return bool(lemons["nodes"])
 
 
-def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: float | None = None) -> Document:
+def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probability: float | None = None) -> Document:
     """Return the document of `healthd fleet lemons`.
 
     Args:
@@ -132,56 +140,69 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
 
     Raises Unanswerable if nothing in the store shows failures of nodes.
     """
-    if not any(study.has(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
+    if not any(study.has_rows(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
         raise Unanswerable("the store has no data about failing nodes: healthd fleet ingest --sacct, --events")
-    newest = _newest(study)
+    newest = _newest_times(study)
     begin, end = _window(study, window_days, newest)
-    all_known = known(study, begin - HISTORY_SECONDS, end)
-    of_nodes = study.ask("lemons_signals", Signals, window_from=begin, window_to=end)
-    suspects = _suspects(of_nodes, all_known, begin, end)
-    every = [one for some in suspects.values() for one in some]
-    judged = {cluster: judge(suspects[cluster], least) for cluster in sorted(suspects)}
-    ranked = [one for cluster in judged for one in judged[cluster].ranked]
-    cluster_nodes = {row.cluster: row.cluster_nodes for row in of_nodes}
+    evidence = load_evidence(study, begin - HISTORY_SECONDS, end)
+    node_signal_rows = study.query("lemons_signals", Signals, window_from=begin, window_to=end)
+    suspects = _suspects(node_signal_rows, evidence, begin, end)
+    all_suspects = [suspect for cluster_suspects in suspects.values() for suspect in cluster_suspects]
+    judgements = {cluster: judge_cluster(suspects[cluster], min_probability) for cluster in sorted(suspects)}
+    ranked = [suspect for cluster in judgements for suspect in judgements[cluster].ranked]
+    cluster_nodes = {row.cluster: row.cluster_nodes for row in node_signal_rows}
     fleets = [
         {
-            **_fleet(judged[cluster], suspects[cluster], cluster_nodes[cluster]),
-            **_expected(judged[cluster], suspects[cluster], all_known.begins.get(cluster, begin), begin, end),
+            **_fleet_row(judgements[cluster], suspects[cluster], cluster_nodes[cluster]),
+            **_expected_share_named(
+                judgements[cluster], suspects[cluster], evidence.begins.get(cluster, begin), begin, end
+            ),
         }
-        for cluster in judged
+        for cluster in judgements
     ]
     return {
-        **study.head("lemons", *_notes(study, every, begin, end, window_days), *few_named_notes(fleets, begin, end)),
+        **study.head(
+            "lemons", *_notes(study, all_suspects, begin, end, window_days), *few_named_notes(fleets, begin, end)
+        ),
         "from_time": begin,
         "to_time": end,
-        "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
-        "most_share": MOST,
-        "least_probability": SURE if least is None else least,
-        "nodes": [_node(one, judged[one.cluster], begin, end) for one in ranked if judged[one.cluster].is_lemon(one)],
+        "window": {
+            "from_time": begin,
+            "to_time": end,
+            "days": (end - begin) / DAY,
+            "known_until": complete_until(newest),
+        },
+        "most_share": MAX_LEMON_SHARE,
+        "least_probability": DEFAULT_PROBABILITY if min_probability is None else min_probability,
+        "nodes": [
+            _lemon_row(suspect, judgements[suspect.cluster], begin, end)
+            for suspect in ranked
+            if judgements[suspect.cluster].is_lemon(suspect)
+        ],
         "fleets": fleets,
         "candidates": [
             {
-                **_ranked(one, judged[one.cluster]),
-                "signals": dict(one.signals),
-                "lemon": judged[one.cluster].is_lemon(one),
+                **_ranked_row(suspect, judgements[suspect.cluster]),
+                "signals": dict(suspect.signals),
+                "lemon": judgements[suspect.cluster].is_lemon(suspect),
             }
-            for one in ranked
+            for suspect in ranked
         ],
-        "gain": [_gain(study, more_than, suspects, judged, begin, end) for more_than in LARGE],
-        "cdfs": {signal: cdf(one.signals[signal] or 0.0 for one in every) for signal in SIGNALS},
+        "gain": [_gain_row(study, more_than, suspects, judgements, begin, end) for more_than in LARGE_JOB_GPUS],
+        "cdfs": {signal: cdf(suspect.signals[signal] or 0.0 for suspect in all_suspects) for signal in SIGNALS},
     }
 
 
-def _newest(study: Study) -> dict[str, int]:
+def _newest_times(study: Study) -> dict[str, int]:
     """Return the latest time in each table about the chosen cluster, before the end of the period."""
     found: dict[str, int] = {}
-    for row in study.ask("lemons_newest", Newest):
-        if study.chosen.cluster in ("", row.cluster):
+    for row in study.query("lemons_newest", NewestTime):
+        if study.choice.cluster in ("", row.cluster):
             found[row.source] = max(found.get(row.source, row.newest), row.newest)
     return found
 
 
-def known_until(newest: Mapping[str, int]) -> int | None:
+def complete_until(newest: Mapping[str, int]) -> int | None:
     """Return until when the store is complete.
 
     Conditions and node states may have no rows for days without faults; jobs arrive every day.
@@ -196,29 +217,35 @@ def _window(study: Study, window_days: float | None, newest: Mapping[str, int]) 
     return max(study.from_time, end - round(window_days * DAY)), end
 
 
-def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
+def _suspects(
+    node_signal_rows: Iterable[Signals], fleet_evidence: FleetEvidence, begin: int, end: int
+) -> dict[str, list[Suspect]]:
     """Return all chosen nodes, by cluster."""
     found: dict[str, list[Suspect]] = defaultdict(list)
-    for row in of_nodes:
+    for row in node_signal_rows:
         key: Key = (row.cluster, row.node)
         evidence = sorted(
-            all_known.evidence.get(key, ()),
-            key=lambda one: (one.start_time, one.end_time, one.kind, one.code, one.db_index or 0),
+            fleet_evidence.evidence.get(key, ()),
+            key=lambda item: (item.start_time, item.end_time, item.kind, item.code, item.db_index or 0),
         )
-        outages = all_known.outages.get(key, [])
-        whole = incidents(one.sign for one in evidence if one.weight >= LEAST_SHARE)
-        first = all_known.first_seen.get(key, all_known.begins.get(key[0], begin))
-        record = Record(whole, in_service(min(first, end), end, outages))
-        within = [one for one in evidence if begin <= one.start_time < end]
-        weighty = [one for one in within if one.weight >= LEAST_SHARE]
+        outages = fleet_evidence.outages.get(key, [])
+        all_incidents = merge_incidents(item.sign for item in evidence if item.weight >= MIN_SHARE)
+        first_time = fleet_evidence.first_seen.get(key, fleet_evidence.begins.get(key[0], begin))
+        record = Record(all_incidents, service_spells(min(first_time, end), end, outages))
+        window_evidence = [item for item in evidence if begin <= item.start_time < end]
+        counted_evidence = [item for item in window_evidence if item.weight >= MIN_SHARE]
         found[key[0]].append(
             Suspect(
                 *key,
-                signals_of(within, sum(begin <= outage.start_time < end for outage in outages), row),
+                node_signals(window_evidence, sum(begin <= outage.start_time < end for outage in outages), row),
                 record,
-                counted(record, (begin, end)),
-                [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
-                within,
+                discounted_counts(record, (begin, end)),
+                [
+                    item
+                    for item in all_incidents
+                    if any(item.start_time <= sign.start_time <= item.end_time for sign in counted_evidence)
+                ],
+                window_evidence,
                 outages,
                 share(row.observed_seconds, row.seconds),
             )
@@ -229,31 +256,31 @@ def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: in
 # --- the decisions: pure
 
 
-def signals_of(evidence: Iterable[Evidence], outs: int, of_node: Signals) -> dict[str, float | None]:
+def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
     """Return the seven signals by the paper's names.
 
     A failed job counts if this node is more likely the culprit than all other nodes together.
     """
-    failed = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5]
-    single = sum((one.nodes or 1) == 1 for one in failed)
+    failed = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5]
+    single_node = sum((item.nodes or 1) == 1 for item in failed)
     return {
-        "excl_jobid_count": of_node.exclusions,
-        "xid_cnt": of_node.xids,
-        "tickets": of_node.tickets,
-        "out_count": outs,
-        "multi_node_node_fails": len(failed) - single,
-        "single_node_node_fails": single,
-        "single_node_node_failure_rate": share(single, of_node.single_jobs),
+        "excl_jobid_count": signal_row.exclusions,
+        "xid_cnt": signal_row.xids,
+        "tickets": signal_row.tickets,
+        "out_count": outage_count,
+        "multi_node_node_fails": len(failed) - single_node,
+        "single_node_node_fails": single_node,
+        "single_node_node_failure_rate": share(single_node, signal_row.single_jobs),
     }
 
 
-def counting(of_node: Iterable[Incident]) -> float:
+def total_weight(node_incidents: Iterable[Incident]) -> float:
     """Return the sum of the events' weights."""
-    return math.fsum(sorted(one.weight for one in of_node))
+    return math.fsum(sorted(incident.weight for incident in node_incidents))
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """Judgement of one cluster.
 
     fleet            None: no node failed
@@ -263,79 +290,97 @@ class Judged:
     certain          lemons that --apply drains
     """
 
-    fleet: Fleet | None
-    least: float
-    high: Mapping[str, float]
+    fleet: FleetPrior | None
+    min_probability: float
+    high_signals: Mapping[str, float]
     ranked: Sequence[Suspect]
     lemons: frozenset[str]
     certain: frozenset[str]
 
-    def is_lemon(self, one: Suspect) -> bool:
-        return one.node in self.lemons
+    def is_lemon(self, suspect: Suspect) -> bool:
+        return suspect.node in self.lemons
 
 
-def most_lemons(nodes: int) -> int:
+def max_lemons(nodes: int) -> int:
     """Return 2 % of the nodes, and at least one node of a fleet of two or more."""
-    return max(1, math.floor(nodes * MOST + 1e-9)) if nodes > 1 else 0
+    return max(1, math.floor(nodes * MAX_LEMON_SHARE + 1e-9)) if nodes > 1 else 0
 
 
-def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
+def judge_cluster(suspects: Sequence[Suspect], min_probability: float | None = None) -> Judgement:
     """Compare the nodes of one cluster. min_probability: as in `lemons`."""
-    fleet = fleet_of(one.counted for one in suspects)
-    from_probability = SURE if least is None else least
-    high = {name: quantile([one.signals[name] or 0.0 for one in suspects], QUANTILE) for name in SIGNALS}
+    fleet = fit_prior(suspect.counted for suspect in suspects)
+    probability_limit = DEFAULT_PROBABILITY if min_probability is None else min_probability
+    high_signals = {
+        name: quantile([suspect.signals[name] or 0.0 for suspect in suspects], HIGH_SIGNAL_QUANTILE) for name in SIGNALS
+    }
     if fleet is None:
-        return Judged(None, from_probability, high, (), frozenset(), frozenset())
+        return Judgement(None, probability_limit, high_signals, (), frozenset(), frozenset())
     ranked = sorted(
-        (one for one in suspects if one.incidents),
-        key=lambda one: (-probability(one.counted, fleet, MANY_TIMES), -score(one.counted, fleet), one.node),
+        (suspect for suspect in suspects if suspect.incidents),
+        key=lambda suspect: (
+            -probability(suspect.counted, fleet, LEMON_RATE_FACTOR),
+            -score(suspect.counted, fleet),
+            suspect.node,
+        ),
     )
-    likely = [one for one in ranked if probability(one.counted, fleet, MANY_TIMES) >= from_probability]
-    named = likely[: most_lemons(len(suspects))]
-    certain = [one.node for one in named if least is not None or is_certain(one, high)]
-    return Judged(fleet, from_probability, high, ranked, frozenset(one.node for one in named), frozenset(certain))
+    probable = [
+        suspect for suspect in ranked if probability(suspect.counted, fleet, LEMON_RATE_FACTOR) >= probability_limit
+    ]
+    named = probable[: max_lemons(len(suspects))]
+    certain = [suspect.node for suspect in named if min_probability is not None or is_certain(suspect, high_signals)]
+    return Judgement(
+        fleet, probability_limit, high_signals, ranked, frozenset(suspect.node for suspect in named), frozenset(certain)
+    )
 
 
-def is_certain(one: Suspect, high: Mapping[str, float]) -> bool:
+def is_certain(suspect: Suspect, high_signals: Mapping[str, float]) -> bool:
     """Return True if --apply drains this lemon: its events have enough weight and a signal is high."""
-    return counting(one.incidents) >= FLOOR - 1e-9 and stands_out(one.signals, high, one.evidence)
+    return total_weight(suspect.incidents) >= MIN_APPLY_EVENTS - 1e-9 and has_high_signal(
+        suspect.signals, high_signals, suspect.evidence
+    )
 
 
-def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], evidence: Sequence[Evidence]) -> bool:
+def has_high_signal(
+    signals: Mapping[str, float | None], high_signals: Mapping[str, float], evidence: Sequence[Evidence]
+) -> bool:
     """Return True if one signal alone is high, other than the users' exclusions.
 
     Failures recorded by another tool are not among the seven signals but count here too.
     """
-    if sum(one.kind == "failure" for one in evidence) >= FLOOR:
+    if sum(item.kind == "failure" for item in evidence) >= MIN_APPLY_EVENTS:
         return True
     return any(
-        (signals[name] or 0.0) >= FLOOR and (signals[name] or 0.0) > high[name]
+        (signals[name] or 0.0) >= MIN_APPLY_EVENTS and (signals[name] or 0.0) > high_signals[name]
         for name in SIGNALS
-        if name != NEVER_ALONE
+        if name != EXCLUSION_SIGNAL
     )
 
 
-def quantile(values: Sequence[float], part: float) -> float:
+def quantile(values: Sequence[float], fraction: float) -> float:
     """Return the smallest value that a share `fraction` of the values does not exceed, or 0 if empty."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
+    sorted_values = sorted(values)
+    return (
+        sorted_values[min(len(sorted_values) - 1, math.ceil(fraction * len(sorted_values)) - 1)]
+        if sorted_values
+        else 0.0
+    )
 
 
 def cdf(values: Iterable[float]) -> list[list[float]]:
     """Return [[value, share of the nodes with at most this value]], each value once: figure 11 of the paper."""
-    ordered = sorted(values)
+    sorted_values = sorted(values)
     return [
-        [value, (place + 1) / len(ordered)]
-        for place, value in enumerate(ordered)
-        if place + 1 == len(ordered) or ordered[place + 1] != value
+        [value, (index + 1) / len(sorted_values)]
+        for index, value in enumerate(sorted_values)
+        if index + 1 == len(sorted_values) or sorted_values[index + 1] != value
     ]
 
 
-def _gain(
+def _gain_row(
     study: Study,
     more_than: int,
     suspects: Mapping[str, Sequence[Suspect]],
-    judged: Mapping[str, Judged],
+    judgements: Mapping[str, Judgement],
     begin: int,
     end: int,
 ) -> dict[str, Any]:
@@ -345,117 +390,124 @@ def _gain(
     2410.21680).
     """
     window = {"window_from": begin, "window_to": end}
-    ((jobs,),) = study.ask("lemons_large_jobs", Jobs, **window, more_than_gpus=more_than)
-    failed = by_lemons = spared = 0.0
-    for cluster, some in suspects.items():
-        for one in some:
-            weights = math.fsum(e.weight for e in one.evidence if e.kind == "failed" and (e.gpus or 0) > more_than)
-            failed += weights
-            fleet = judged[cluster].fleet
-            if fleet is not None and judged[cluster].is_lemon(one):
-                by_lemons += weights
-                spared += weights * max(0.0, 1 - 1 / score(one.counted, fleet))
+    ((jobs,),) = study.query("lemons_large_jobs", JobCount, **window, more_than_gpus=more_than)
+    failed = by_lemons = avoided = 0.0
+    for cluster, cluster_suspects in suspects.items():
+        for suspect in cluster_suspects:
+            weight = math.fsum(
+                item.weight for item in suspect.evidence if item.kind == "failed" and (item.gpus or 0) > more_than
+            )
+            failed += weight
+            fleet = judgements[cluster].fleet
+            if fleet is not None and judgements[cluster].is_lemon(suspect):
+                by_lemons += weight
+                avoided += weight * max(0.0, 1 - 1 / score(suspect.counted, fleet))
     return {
         "more_than_gpus": more_than,
         "jobs": jobs,
         "failures": failed,
         "by_lemons": by_lemons,
-        "failures_without": failed - spared,
+        "failures_without": failed - avoided,
         "share_failing": share(failed, jobs),
-        "share_failing_without": share(failed - spared, jobs),
+        "share_failing_without": share(failed - avoided, jobs),
     }
 
 
 # --- the document
 
 
-def _fleet(judged: Judged, suspects: Sequence[Suspect], cluster_nodes: int) -> dict[str, Any]:
-    medians = {name: statistics.median(one.signals[name] or 0.0 for one in suspects) for name in SIGNALS}
-    fleet = judged.fleet
+def _fleet_row(judgement: Judgement, suspects: Sequence[Suspect], cluster_nodes: int) -> dict[str, Any]:
+    medians = {name: statistics.median(suspect.signals[name] or 0.0 for suspect in suspects) for name in SIGNALS}
+    fleet = judgement.fleet
     return {
         "cluster": suspects[0].cluster,
         "nodes": len(suspects),
         "cluster_nodes": cluster_nodes,
-        "most_lemons": most_lemons(len(suspects)),
+        "most_lemons": max_lemons(len(suspects)),
         "incidents_per_1000_node_days": None if fleet is None else 1000 * fleet.rate,
-        "median_incidents": statistics.median(counting(one.incidents) for one in suspects),
+        "median_incidents": statistics.median(total_weight(suspect.incidents) for suspect in suspects),
         "medians": medians,
-        "high": dict(judged.high),
+        "high": dict(judgement.high_signals),
     }
 
 
-def _expected(judged: Judged, suspects: Sequence[Suspect], known_from: int, begin: int, end: int) -> dict[str, Any]:
+def _expected_share_named(
+    judgement: Judgement, suspects: Sequence[Suspect], first_known_time: int, begin: int, end: int
+) -> dict[str, Any]:
     """Return the share of lemons that the answer is expected to name.
 
     If it is small and the store has more history, `longer` is the same for a window of up to MAX_LONGER_DAYS with the
     same end.
     """
-    if judged.fleet is None:
+    if judgement.fleet is None:
         return {"share_named": None, "longer": None}
-    nodes = [one.counted for one in suspects]
-    named = share_named(nodes, judged.fleet, (end - begin) / DAY, MANY_TIMES, judged.least)
-    days = min(LONGER_DAYS, (end - known_from) // DAY)
+    nodes = [suspect.counted for suspect in suspects]
+    named_share = share_named(nodes, judgement.fleet, (end - begin) / DAY, LEMON_RATE_FACTOR, judgement.min_probability)
+    days = min(MAX_LONGER_DAYS, (end - first_known_time) // DAY)
     longer = None
-    if named < FEW_NAMED and days * DAY > end - begin:
+    if named_share < MIN_NAMED_SHARE and days * DAY > end - begin:
         window = (end - days * DAY, end)
-        nodes = [counted(one.record, window) for one in suspects]
-        fleet = fleet_of(nodes)
+        nodes = [discounted_counts(suspect.record, window) for suspect in suspects]
+        fleet = fit_prior(nodes)
         if fleet is not None:
-            longer = {"days": days, "share_named": share_named(nodes, fleet, days, MANY_TIMES, judged.least)}
-    return {"share_named": named, "longer": longer}
+            longer = {
+                "days": days,
+                "share_named": share_named(nodes, fleet, days, LEMON_RATE_FACTOR, judgement.min_probability),
+            }
+    return {"share_named": named_share, "longer": longer}
 
 
 def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -> list[str]:
     """Return a note for each cluster whose window has too few failures, with the longer window that is possible."""
     found = []
     for fleet in fleets:
-        named, longer = fleet["share_named"], fleet["longer"]
-        if named is None or named >= FEW_NAMED:
+        named_share, longer = fleet["share_named"], fleet["longer"]
+        if named_share is None or named_share >= MIN_NAMED_SHARE:
             continue
-        least, most = UNUSUAL
+        min_factor, max_factor = LEMON_RATES
         advice = (
             f"A window of {longer['days']} days names about {longer['share_named']:.0%}: "
             f"healthd fleet lemons --days {longer['days']}."
-            if longer is not None and longer["share_named"] > named + MORE_NAMED
+            if longer is not None and longer["share_named"] > named_share + MIN_NAMED_GAIN
             else "A store with a longer history names more."
         )
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
-            f"The window of {lasting((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
-            f"{named:.0%} of the nodes that fail {least:g} to {most:g} times as often as others. {advice}"
+            f"The window of {format_days((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
+            f"{named_share:.0%} of the nodes that fail {min_factor:g} to {max_factor:g} times as often as others. {advice}"
         )
     return [note.replace("%", " %") for note in found]
 
 
-def _ranked(one: Suspect, judged: Judged) -> dict[str, Any]:
+def _ranked_row(suspect: Suspect, judgement: Judgement) -> dict[str, Any]:
     """Return the keys that each ranked node has in the document."""
-    fleet = judged.fleet
+    fleet = judgement.fleet
     assert fleet is not None, "without failures no node is ranked"
     return {
-        "cluster": one.cluster,
-        "node": one.node,
-        "score": score(one.counted, fleet),
-        "probability": probability(one.counted, fleet, MANY_TIMES),
-        "incidents": counting(one.incidents),
-        "events": len(one.incidents),
+        "cluster": suspect.cluster,
+        "node": suspect.node,
+        "score": score(suspect.counted, fleet),
+        "probability": probability(suspect.counted, fleet, LEMON_RATE_FACTOR),
+        "incidents": total_weight(suspect.incidents),
+        "events": len(suspect.incidents),
     }
 
 
-def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+def _lemon_row(suspect: Suspect, judgement: Judgement, begin: int, end: int) -> dict[str, Any]:
     days = (end - begin) / DAY
-    out = one.out
-    words = summary(one.signals, one.evidence, days)
+    out = suspect.current_outage
+    summary_text = summary(suspect.signals, suspect.evidence, days)
     return {
-        **_ranked(one, judged),
-        "certain": one.node in judged.certain,
-        "signals": dict(one.signals),
-        "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
-        "text": words,
-        "observed_share": one.observed_share,
+        **_ranked_row(suspect, judgement),
+        "certain": suspect.node in judgement.certain,
+        "signals": dict(suspect.signals),
+        "evidence": [incident_row(incident, suspect.evidence) for incident in suspect.incidents],
+        "text": summary_text,
+        "observed_share": suspect.observed_share,
         "out_since": None if out is None else out.start_time,
         "out_reason": None if out is None else out.reason,
-        "reason": lemon_command.reason(words),
-        "command": lemon_command.line(one.node, words) if out is None else None,
+        "reason": lemon_command.lemon_reason(summary_text),
+        "command": lemon_command.shell_command(suspect.node, summary_text) if out is None else None,
     }
 
 
@@ -463,98 +515,102 @@ def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], d
     """Return "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d": only numbers and healthd's own
     words.
     """
-    multi = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5 and (one.nodes or 1) > 1]
-    largest = max((one.gpus or 0 for one in multi), default=0)
-    of_largest = f" ({sum(one.gpus == largest for one in multi)} with {largest} GPUs)" if largest else ""
-    others = sum(one.kind == "failure" for one in evidence)
+    multi = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5 and (item.nodes or 1) > 1]
+    largest = max((item.gpus or 0 for item in multi), default=0)
+    largest_text = f" ({sum(item.gpus == largest for item in multi)} with {largest} GPUs)" if largest else ""
+    external_failures = sum(item.kind == "failure" for item in evidence)
     parts = [
-        _many(signals["multi_node_node_fails"], "multi-node failure", of_largest),
-        _many(signals["single_node_node_fails"], "single-node failure"),
-        _many(others, "failure"),
-        _many(signals["xid_cnt"], "Xid"),
-        f"out {_times(signals['out_count'])}" if signals["out_count"] else "",
-        _many(signals["tickets"], "ticket"),
-        f"excluded by {_many(signals[NEVER_ALONE], 'job')}" if signals[NEVER_ALONE] else "",
+        _count_text(signals["multi_node_node_fails"], "multi-node failure", largest_text),
+        _count_text(signals["single_node_node_fails"], "single-node failure"),
+        _count_text(external_failures, "failure"),
+        _count_text(signals["xid_cnt"], "Xid"),
+        f"out {_times_text(signals['out_count'])}" if signals["out_count"] else "",
+        _count_text(signals["tickets"], "ticket"),
+        f"excluded by {_count_text(signals[EXCLUSION_SIGNAL], 'job')}" if signals[EXCLUSION_SIGNAL] else "",
     ]
-    return f"{', '.join(part for part in parts if part) or 'nothing'} in {lasting(days, 'd')}"
+    return f"{', '.join(part for part in parts if part) or 'nothing'} in {format_days(days, 'd')}"
 
 
-def lasting(days: float, unit: str = "days") -> str:
+def format_days(days: float, unit: str = "days") -> str:
     """Format days as "28 days"; less than two days in hours."""
-    return f"{days:.4g} {unit}" if days >= 2 else span(days * DAY)
+    return f"{days:.4g} {unit}" if days >= 2 else format_duration(days * DAY)
 
 
-def _many(count: float | None, what: str, more: str = "") -> str:
-    return plural(round(count), what) + more if count else ""
+def _count_text(count: float | None, noun: str, more: str = "") -> str:
+    return plural(round(count), noun) + more if count else ""
 
 
-def _times(count: float | None) -> str:
+def _times_text(count: float | None) -> str:
     return "once" if count == 1 else f"{count:.0f} times"
 
 
-def told_of(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
+def incident_row(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
     """Return one event with all its evidence."""
-    its = [one for one in evidence if incident.start_time <= one.start_time <= incident.end_time]
-    seen = list(dict.fromkeys((_words(one), one.kind) for one in its))
+    incident_evidence = [item for item in evidence if incident.start_time <= item.start_time <= incident.end_time]
+    descriptions = list(dict.fromkeys((_describe_evidence(item), item.kind) for item in incident_evidence))
     return {
         "time": incident.start_time,
         "end_time": incident.end_time,
         "weight": incident.weight,
-        "signs": list(dict.fromkeys(kind for _, kind in seen)),
-        "jobs": sorted({one.job_id for one in its if one.job_id is not None}),
-        "text": "; ".join(words for words, _ in seen),
+        "signs": list(dict.fromkeys(kind for _, kind in descriptions)),
+        "jobs": sorted({item.job_id for item in incident_evidence if item.job_id is not None}),
+        "text": "; ".join(description for description, _ in descriptions),
     }
 
 
-def _words(one: Evidence) -> str:
-    if one.kind == "failed":
-        size = plural(one.gpus, "GPU") if one.gpus is not None else "unknown size"
-        how = (
+def _describe_evidence(item: Evidence) -> str:
+    if item.kind == "failed":
+        size = plural(item.gpus, "GPU") if item.gpus is not None else "unknown size"
+        explanation = (
             "it went down"
-            if one.code == "down"
-            else f"{one.code} was seen"
-            if one.code
+            if item.code == "down"
+            else f"{item.code} was seen"
+            if item.code
             else "its only node"
-            if one.weight >= 0.999
+            if item.weight >= 0.999
             else "the node that failed is not known"
         )
-        shared = "" if one.weight >= 0.999 else f", weight {percent(one.weight)}"
-        return f"job {one.job_id} ({size} on {_many(one.nodes or 1, 'node')}) ended {one.state}: {how}{shared}"
-    if one.kind == "out":
-        by = {"down": "it went down", "person": "a person drained it", "unknown": "it was taken out of service"}.get(
-            one.code, f"healthd drained it for {one.code}"
-        )
-        hours = (one.end_time - one.start_time) / 3600
-        return f"{by}, out for {number(hours, 2)} h"
-    if one.kind == "condition":
-        return f"{one.code} was seen"
-    if one.kind == "ticket":
+        shared = "" if item.weight >= 0.999 else f", weight {percent(item.weight)}"
+        return f"job {item.job_id} ({size} on {_count_text(item.nodes or 1, 'node')}) ended {item.state}: {explanation}{shared}"
+    if item.kind == "out":
+        action = {
+            "down": "it went down",
+            "person": "a person drained it",
+            "unknown": "it was taken out of service",
+        }.get(item.code, f"healthd drained it for {item.code}")
+        hours = (item.end_time - item.start_time) / 3600
+        return f"{action}, out for {number(hours, 2)} h"
+    if item.kind == "condition":
+        return f"{item.code} was seen"
+    if item.kind == "ticket":
         return "a ticket was opened"
-    return "another tool recorded a failure" + (f" ({one.code})" if one.code else "")
+    return "another tool recorded a failure" + (f" ({item.code})" if item.code else "")
 
 
 def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_days: float | None) -> list[str]:
-    found = study.coverage_notes("jobs") if study.has("jobs") else []
+    found = study.coverage_notes("jobs") if study.has_rows("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found in "
+            f"The window is only {format_days((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found in "
             "such a short time."
         )
-    if not study.has("jobs"):
+    if not study.has_rows("jobs"):
         found.append("The store has no jobs: jobs that failed because of a node are not counted.")
-    if not study.has("node_states"):
+    if not study.has_rows("node_states"):
         found.append("The store has no node states: which node ended a multi-node job as NODE_FAIL is not known.")
-    if not study.has("events") and not study.has("scraped_conditions"):
+    if not study.has_rows("events") and not study.has_rows("scraped_conditions"):
         found.append("The store has no conditions: a job that FAILED because of its node looks like a user's mistake.")
-    if not study.has("nodes") and not study.has("jobs"):
+    if not study.has_rows("nodes") and not study.has_rows("jobs"):
         found.append("Only nodes that failed are known: nodes that never failed are missing from the fleet's rate.")
-    unseen = sum(one.observed_share is not None and one.observed_share < LITTLE_OBSERVED for one in nodes)
-    if unseen and study.has("events"):
+    little_observed = sum(
+        suspect.observed_share is not None and suspect.observed_share < MIN_OBSERVED_SHARE for suspect in nodes
+    )
+    if little_observed and study.has_rows("events"):
         found.append(
-            f"{unseen} of {plural(len(nodes), 'node')} {'was' if unseen == 1 else 'were'} observed for less than half "
+            f"{little_observed} of {plural(len(nodes), 'node')} {'was' if little_observed == 1 else 'were'} observed for less than half "
             "of the time: only Slurm's records count there."
         )
-    out = sum(one.out is not None for one in nodes)
+    out = sum(suspect.current_outage is not None for suspect in nodes)
     if out:
         found.append(
             f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "

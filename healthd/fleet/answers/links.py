@@ -37,19 +37,22 @@ KINDS = {
     "downgrades": ("ib_link/slow", "eth_link/slow"),
     "pcie_downgrades": ("pcie_link/slow", "pcie_link/narrow", "gpu_pcie/lanes", "gpu_pcie/generation"),
 }
-KIND_OF = {code: kind for kind, codes in KINDS.items() for code in codes}
-NOT_SWITCHED = "pcie_downgrades"  # inside a node: no network switch is involved
-MERGE_SECONDS = 3600  # sightings of one kind and port closer than this are one episode
-TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # this many nodes of a switch within that time are an event of the switch
+KIND_BY_CODE = {code: kind for kind, codes in KINDS.items() for code in codes}
+INTERNAL_KIND = "pcie_downgrades"  # inside a node: no network switch is involved
+EPISODE_GAP_SECONDS = 3600  # sightings of one kind and port closer than this are one episode
+SWITCH_EVENT_SECONDS, SWITCH_EVENT_MIN_NODES = (
+    60,
+    3,
+)  # this many nodes of a switch within that time are an event of the switch
 LEVEL = 0.05  # at most this share of the findings is false on average
 SEED = 12
-DRAWS, MORE_DRAWS = 1000, 50_000
+FIRST_DRAWS, MORE_DRAWS = 1000, 50_000
 
 Port = tuple[str, str, str]  # cluster, node, subject
 Node = tuple[str, str]
 
 
-class Sight(NamedTuple):
+class Sighting(NamedTuple):
     """Columns of links_sights.sql."""
 
     cluster: str
@@ -59,7 +62,7 @@ class Sight(NamedTuple):
     time: int
 
 
-class Observed(NamedTuple):
+class ObservedNode(NamedTuple):
     """Columns of links_nodes.sql. days: observed days."""
 
     cluster: str
@@ -69,7 +72,7 @@ class Observed(NamedTuple):
     days: float
 
 
-class Ports(NamedTuple):
+class PortCount(NamedTuple):
     """Columns of links_ports.sql."""
 
     model: str
@@ -83,15 +86,15 @@ def links(study: Study) -> Document:
     kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: those that stand out first. together:
     times at which several nodes of one switch lost their links.
     """
-    if not study.has("scraped_conditions"):
-        study.must_have("events")
-    of_links = ((code, code in KINDS[NOT_SWITCHED]) for code in KIND_OF)
-    study.given("link_codes", {"code": TEXT, "inside": BOOLEAN}, of_links)
-    nodes = study.ask("links_nodes", Observed)
-    ports = {(row.model, row.inside): row.ports for row in study.ask("links_ports", Ports)}
-    sights = study.ask("links_sights", Sight)
-    its = episodes(sights)
-    ports_of = {
+    if not study.has_rows("scraped_conditions"):
+        study.require("events")
+    link_codes = ((code, code in KINDS[INTERNAL_KIND]) for code in KIND_BY_CODE)
+    study.add_table("link_codes", {"code": TEXT, "inside": BOOLEAN}, link_codes)
+    nodes = study.query("links_nodes", ObservedNode)
+    ports = {(row.model, row.inside): row.ports for row in study.query("links_ports", PortCount)}
+    sights = study.query("links_sights", Sighting)
+    episode_counts = count_episodes(sights)
+    ports_by_node = {
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
@@ -99,95 +102,101 @@ def links(study: Study) -> Document:
         "these nodes are not counted.",
         *study.coverage_notes("events"),
     ]
-    unnamed = sum(count for counted in its.values() for (_, _, port), count in counted.items() if not port)
-    if unnamed:
+    unnamed_episodes = sum(
+        count for counts in episode_counts.values() for (_, _, port), count in counts.items() if not port
+    )
+    if unnamed_episodes:
         notes.append(
-            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these count by node, as "
+            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name: these count by node, as "
             "one port."
         )
-    unswitched = sum(row.switch is None for row in nodes)
-    if unswitched:
+    unknown_switches = sum(row.switch is None for row in nodes)
+    if unknown_switches:
         notes.append(
-            f"The switch of {unswitched:,} of {len(nodes):,} nodes is not known: healthd fleet ingest --nodes."
+            f"The switch of {unknown_switches:,} of {len(nodes):,} nodes is not known: healthd fleet ingest --nodes."
         )
     return {
         **study.head("links", *notes),
-        "merge_seconds": MERGE_SECONDS,
+        "merge_seconds": EPISODE_GAP_SECONDS,
         "level": LEVEL,
         "ports_per_node": [
             {"model": model, "inside": inside, "ports": count} for (model, inside), count in sorted(ports.items())
         ],
-        "kinds": rates(its, nodes, ports_of),
-        "ports": worst_ports(its, nodes, ports_of),
-        "switches": worst_switches(its, nodes),
-        "together": together(sights, {(row.cluster, row.node): row.switch for row in nodes}),
+        "kinds": rate_rows(episode_counts, nodes, ports_by_node),
+        "ports": worst_ports(episode_counts, nodes, ports_by_node),
+        "switches": worst_switches(episode_counts, nodes),
+        "together": switch_events(sights, {(row.cluster, row.node): row.switch for row in nodes}),
     }
 
 
 # --- episodes, and their rates
 
 
-def episodes(sights: Iterable[Sight]) -> dict[str, Counter[Port]]:
+def count_episodes(sights: Iterable[Sighting]) -> dict[str, Counter[Port]]:
     """Count episodes: kind -> port -> number. Sightings may be in any order. Pure."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
         port = (row.cluster, row.node, row.subject or "")
-        times[KIND_OF[row.code], port].append(row.time)
+        times[KIND_BY_CODE[row.code], port].append(row.time)
     found: dict[str, Counter[Port]] = {kind: Counter() for kind in KINDS}
-    for (kind, port), its in sorted(times.items()):
-        its.sort()
-        apart = sum(after > before + MERGE_SECONDS for before, after in pairwise(its))
-        found[kind][port] = 1 + apart
+    for (kind, port), port_times in sorted(times.items()):
+        port_times.sort()
+        gaps = sum(after > before + EPISODE_GAP_SECONDS for before, after in pairwise(port_times))
+        found[kind][port] = 1 + gaps
     return found
 
 
-def rates(
-    its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
+def rate_rows(
+    episode_counts: Mapping[str, Counter[Port]],
+    nodes: Sequence[ObservedNode],
+    ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
     """Return the fleet's rate of each kind; its interval includes the spread between nodes. Pure."""
-    made = []
-    for kind, counted in its.items():
+    rows = []
+    for kind, port_counts in episode_counts.items():
         by_node = Counter[Node]()
-        for (cluster, node, _), count in counted.items():
+        for (cluster, node, _), count in port_counts.items():
             by_node[cluster, node] += count
-        port_days = _port_days(kind, nodes, ports_of)
+        port_days = _port_days(kind, nodes, ports_by_node)
         counts = [by_node[row.cluster, row.node] for row in nodes]
         estimate = rate_estimate(Spread(counts, list(port_days.values())))
         exposure = sum(port_days.values())
         interval = estimate.interval if exposure else None
-        made.append(
+        rows.append(
             {
                 "kind": kind,
                 "codes": list(KINDS[kind]),
                 "episodes": sum(counts),
-                "ports": len(counted),
+                "ports": len(port_counts),
                 "nodes": sum(count > 0 for count in counts),
                 "port_days": exposure,
-                "per_1000_port_days": _thousand(share(sum(counts), exposure)),
+                "per_1000_port_days": _per_thousand(share(sum(counts), exposure)),
                 "interval": None if interval is None else [1000 * end for end in interval],
                 "method": estimate.method,
             }
         )
-    return made
+    return rows
 
 
-def _thousand(rate: float | None) -> float | None:
+def _per_thousand(rate: float | None) -> float | None:
     return None if rate is None else 1000 * rate
 
 
 def _port_days(
-    kind: str, nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
+    kind: str, nodes: Sequence[ObservedNode], ports_by_node: Mapping[tuple[str, str, bool], int]
 ) -> dict[Node, float]:
     """Return the observed port-days of each node."""
-    inside = kind == NOT_SWITCHED
-    return {(row.cluster, row.node): row.days * ports_of[row.cluster, row.node, inside] for row in nodes}
+    inside = kind == INTERNAL_KIND
+    return {(row.cluster, row.node): row.days * ports_by_node[row.cluster, row.node, inside] for row in nodes}
 
 
 # --- ports and switches that stand out
 
 
 def worst_ports(
-    its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
+    episode_counts: Mapping[str, Counter[Port]],
+    nodes: Sequence[ObservedNode],
+    ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
     """Return ports with two or more episodes of a kind, least likely first. Pure.
 
@@ -195,20 +204,20 @@ def worst_ports(
     Biometrika 31, 1940); the probability of at least this many episodes. adjusted: over all ports of all kinds,
     including those without an episode.
     """
-    made: list[Row] = []
+    rows: list[Row] = []
     tests = 0
     days = {(row.cluster, row.node): row.days for row in nodes}
     switch = {(row.cluster, row.node): row.switch for row in nodes}
-    for kind, counted in its.items():
-        port_days = sum(_port_days(kind, nodes, ports_of).values())
-        total = sum(counted.values())
+    for kind, port_counts in episode_counts.items():
+        port_days = sum(_port_days(kind, nodes, ports_by_node).values())
+        total = sum(port_counts.values())
         if not total or not port_days:
             continue
-        tests += sum(ports_of[cluster, node, kind == NOT_SWITCHED] for cluster, node in days)
-        for (cluster, node, port), count in counted.items():
-            part = min(1.0, days[cluster, node] / port_days)
-            if count > 1 and 0 < part < 1:
-                made.append(
+        tests += sum(ports_by_node[cluster, node, kind == INTERNAL_KIND] for cluster, node in days)
+        for (cluster, node, port), count in port_counts.items():
+            share_of_days = min(1.0, days[cluster, node] / port_days)
+            if count > 1 and 0 < share_of_days < 1:
+                rows.append(
                     {
                         "cluster": cluster,
                         "node": node,
@@ -216,94 +225,94 @@ def worst_ports(
                         "switch": switch[cluster, node],
                         "kind": kind,
                         "episodes": count,
-                        "expected": total * part,
+                        "expected": total * share_of_days,
                         "per_1000_port_days": 1000 * count / days[cluster, node],
-                        "p_value": float(stats.binom.sf(count - 1, total, part)),
+                        "p_value": float(stats.binom.sf(count - 1, total, share_of_days)),
                     }
                 )
-    return _adjusted(made, tests, ("cluster", "node", "port", "kind"))
+    return _adjust_p_values(rows, tests, ("cluster", "node", "port", "kind"))
 
 
-def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Observed]) -> list[Row]:
+def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
     """Return switches whose nodes had an episode, least likely first. Pure; the draws have a fixed seed.
 
     p_value: how often the same number of nodes, drawn from the whole cluster, exceeds its expected episodes by as many.
     Nodes are drawn, so a single bad node is no evidence against its switch. Source: a bootstrap test by clusters (Efron
     and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
-    made: list[Row] = []
+    rows: list[Row] = []
     tests = 0
     clusters = sorted({row.cluster for row in nodes})
-    for kind, counted in its.items():
+    for kind, port_counts in episode_counts.items():
         by_node = Counter[Node]()
-        for (cluster, node, _), count in counted.items():
+        for (cluster, node, _), count in port_counts.items():
             by_node[cluster, node] += count
-        for cluster in clusters if kind != NOT_SWITCHED else ():
-            there = sorted(
+        for cluster in clusters if kind != INTERNAL_KIND else ():
+            switched_nodes = sorted(
                 (row.switch, row.node, row.days, by_node[cluster, row.node])
                 for row in nodes
                 if row.cluster == cluster and row.switch is not None and row.days > 0
             )
-            total, days = sum(one[3] for one in there), sum(one[2] for one in there)
+            total, days = sum(entry[3] for entry in switched_nodes), sum(entry[2] for entry in switched_nodes)
             switches: dict[str, list[tuple[str, str, float, int]]] = defaultdict(list)
-            for one in there:
-                switches[one[0]].append(one)
+            for entry in switched_nodes:
+                switches[entry[0]].append(entry)
             if not total or len(switches) < 2:
                 continue
             tests += len(switches)
-            over = np.array([one[3] - total * one[2] / days for one in there])
-            for name, its_nodes in switches.items():
-                count, its_days = sum(one[3] for one in its_nodes), sum(one[2] for one in its_nodes)
+            excesses = np.array([entry[3] - total * entry[2] / days for entry in switched_nodes])
+            for name, switch_nodes in switches.items():
+                count, switch_days = sum(entry[3] for entry in switch_nodes), sum(entry[2] for entry in switch_nodes)
                 if count:
-                    expected = total * its_days / days
-                    made.append(
+                    expected = total * switch_days / days
+                    rows.append(
                         {
                             "cluster": cluster,
                             "switch": name,
                             "kind": kind,
-                            "nodes": len(its_nodes),
-                            "nodes_hit": sum(one[3] > 0 for one in its_nodes),
+                            "nodes": len(switch_nodes),
+                            "nodes_hit": sum(entry[3] > 0 for entry in switch_nodes),
                             "episodes": count,
                             "expected": expected,
-                            "per_1000_node_days": 1000 * count / its_days,
-                            "p_value": drawn_p_value(over, len(its_nodes), count - expected),
+                            "per_1000_node_days": 1000 * count / switch_days,
+                            "p_value": drawn_p_value(excesses, len(switch_nodes), count - expected),
                         }
                     )
-    return _adjusted(made, tests, ("cluster", "switch", "kind"))
+    return _adjust_p_values(rows, tests, ("cluster", "switch", "kind"))
 
 
-def drawn_p_value(over: np.ndarray[Any, np.dtype[np.float64]], size: int, seen: float) -> float:
+def drawn_p_value(excesses: np.ndarray[Any, np.dtype[np.float64]], size: int, observed: float) -> float:
     """Return the probability that `size` of these numbers, drawn with replacement, sum to at least `observed`.
 
     If few of the first draws reach it, many more are made.
     """
-    if seen <= 0:
+    if observed <= 0:
         return 1.0
     random = np.random.default_rng(SEED)
     p_value = 1.0
-    for draws in (DRAWS, MORE_DRAWS):
-        as_many, left = 0, draws
-        while left:
-            now = min(left, max(1, 2_000_000 // size))
-            sums = over[random.integers(0, len(over), (now, size))].sum(axis=1)
-            as_many += int((sums >= seen - 1e-9).sum())
-            left -= now
-        p_value = (1 + as_many) / (1 + draws)
+    for draws in (FIRST_DRAWS, MORE_DRAWS):
+        exceeding, remaining = 0, draws
+        while remaining:
+            batch = min(remaining, max(1, 2_000_000 // size))
+            sums = excesses[random.integers(0, len(excesses), (batch, size))].sum(axis=1)
+            exceeding += int((sums >= observed - 1e-9).sum())
+            remaining -= batch
+        p_value = (1 + exceeding) / (1 + draws)
         if p_value > 0.05:
             break
     return p_value
 
 
-def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
+def _adjust_p_values(rows: list[Row], tests: int, keys: tuple[str, ...]) -> list[Row]:
     adjusted = benjamini_hochberg([row["p_value"] for row in rows], tests)
-    judged = [
-        {**row, "adjusted": p, "outlier": p < LEVEL and row["episodes"] > row["expected"]}
-        for row, p in zip(rows, adjusted, strict=True)
+    adjusted_rows = [
+        {**row, "adjusted": p_value, "outlier": p_value < LEVEL and row["episodes"] > row["expected"]}
+        for row, p_value in zip(rows, adjusted, strict=True)
     ]
-    return sorted(judged, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in by)))
+    return sorted(adjusted_rows, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in keys)))
 
 
-def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> list[Row]:
+def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str | None]) -> list[Row]:
     """Return the times at which SWITCH_EVENT_MIN_NODES nodes of one switch lost a link within SWITCH_EVENT_SECONDS.
     Pure.
 
@@ -311,26 +320,26 @@ def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> l
     """
     by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for row in sights:
-        switch = switch_of.get((row.cluster, row.node))
-        if switch is not None and KIND_OF[row.code] in ("down", "flaps"):
+        switch = switch_by_node.get((row.cluster, row.node))
+        if switch is not None and KIND_BY_CODE[row.code] in ("down", "flaps"):
             by_switch[row.cluster, switch].append((row.time, row.node))
-    made = []
-    for (cluster, switch), its in sorted(by_switch.items()):
-        its.sort()
+    rows = []
+    for (cluster, switch), losses in sorted(by_switch.items()):
+        losses.sort()
         begin = 0
-        while begin < len(its):
+        while begin < len(losses):
             end = begin
-            while end < len(its) and its[end][0] <= its[begin][0] + TOGETHER_SECONDS:
+            while end < len(losses) and losses[end][0] <= losses[begin][0] + SWITCH_EVENT_SECONDS:
                 end += 1
-            names = sorted({node for _, node in its[begin:end]})
-            if len(names) >= TOGETHER_NODES:
-                made.append({"cluster": cluster, "switch": switch, "time": its[begin][0], "nodes": names})
+            names = sorted({node for _, node in losses[begin:end]})
+            if len(names) >= SWITCH_EVENT_MIN_NODES:
+                rows.append({"cluster": cluster, "switch": switch, "time": losses[begin][0], "nodes": names})
                 begin = end
             else:
                 begin += 1
-    return sorted(made, key=lambda row: (row["time"], row["cluster"], row["switch"]))
+    return sorted(rows, key=lambda row: (row["time"], row["cluster"], row["switch"]))
 
 
-def found(links: Document) -> bool:
+def has_findings(links: Document) -> bool:
     """Return True if a port or switch stands out, or several nodes of a switch lost links at once."""
     return bool(links["together"]) or any(row["outlier"] for row in (*links["ports"], *links["switches"]))

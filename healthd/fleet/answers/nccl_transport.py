@@ -10,14 +10,14 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_log import Failure, Hang
 from healthd.fleet.collectives.rank_view import file_name
 
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 # Causes first: when a connection breaks, the other end flushes its requests or exhausts their retries.
 _ORDER = (
     transport.MEMORY,
     transport.ADAPTER,
     transport.NETWORK,
     transport.REMOTE,
-    transport.OTHER,
+    transport.OTHER_SOURCE,
     transport.FLUSHED,
 )
 
@@ -26,28 +26,28 @@ FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transpo
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
     """Return a row for each kind of failed request, causes before consequences."""
-    rows = [_failure(one) for one in failures]
+    rows = [_failure_row(failure) for failure in failures]
     return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
 
 
 def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
     """Return a row for each rank whose watchdog made no progress."""
     longest: dict[int, Hang] = {}
-    for one in hangs:
-        if one.rank not in longest or one.seconds > longest[one.rank].seconds:
-            longest[one.rank] = one
+    for hang in hangs:
+        if hang.rank not in longest or hang.seconds > longest[hang.rank].seconds:
+            longest[hang.rank] = hang
     return [
-        {"rank": rank, "host": one.host, "file": file_name(one.source), "seconds": one.seconds or None}
-        for rank, one in sorted(longest.items())
+        {"rank": rank, "host": hang.host, "file": file_name(hang.source), "seconds": hang.seconds or None}
+        for rank, hang in sorted(longest.items())
     ]
 
 
-def _failure(one: Failure) -> dict[str, Any]:
-    failed, status = one.failed, transport.status_of(one.failed.status)
+def _failure_row(failure: Failure) -> dict[str, Any]:
+    failed, status = failure.failed, transport.lookup_status(failure.failed.status)
     return {
-        "rank": one.rank if one.rank >= 0 else None,
-        "host": one.host,
-        "file": file_name(one.source),
+        "rank": failure.rank if failure.rank >= 0 else None,
+        "host": failure.host,
+        "file": file_name(failure.source),
         "status": failed.status,
         "name": status.name,
         "meaning": status.meaning,
@@ -58,11 +58,11 @@ def _failure(one: Failure) -> dict[str, Any]:
         "remote": failed.remote,
         "peer": failed.peer,
         "adapter": failed.adapter,
-        "count": one.count,
+        "count": failure.count,
     }
 
 
-def kind_of(failures: Sequence[dict[str, Any]]) -> str:
+def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
     """Return the source of the first failed request, one of FAILURE_KINDS, or "" for none.
 
     A flushed request, and one without a more specific source, are "network".
@@ -73,7 +73,7 @@ def kind_of(failures: Sequence[dict[str, Any]]) -> str:
     return source if source in FAILURE_KINDS else transport.NETWORK
 
 
-def single_out(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
+def hang_suspects(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
     """Return the hanging ranks that are suspects. If all of several ranks hang, none is: they may all be waiting."""
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
@@ -93,27 +93,27 @@ def failures_verdict(nccl: Document) -> str:
             f"The connection between {ends} broke earlier: {first['meaning']} ({_status(first)}). The first error is "
             "in the log of another rank."
         )
-    what = {
+    subject = {
         transport.NETWORK: "The network, or the process at the other end",
         transport.REMOTE: "The other end",
         transport.ADAPTER: "The local adapter",
     }.get(first["source"], "The transport")
-    return f"{what}: between {ends} {first['meaning']} ({_status(first)})."
+    return f"{subject}: between {ends} {first['meaning']} ({_status(first)})."
 
 
 def hangs_verdict(nccl: Document) -> str:
     """Return which ranks hang, in one or two sentences."""
     hanging = [row["rank"] for row in nccl["hangs"]]
-    names = ", ".join(map(str, hanging[:MOST_SHOWN])) + (", ..." if len(hanging) > MOST_SHOWN else "")
+    names = ", ".join(map(str, hanging[:MAX_SHOWN])) + (", ..." if len(hanging) > MAX_SHOWN else "")
     if not nccl["suspects"]:
         return (
             f"All {len(hanging)} ranks hang in calls of CUDA or NCCL according to their monitors (ranks {names}); the "
             "rank that they wait for is not known."
         )
-    one = len(hanging) == 1
+    is_single = len(hanging) == 1
     return (
-        f"{'Rank' if one else 'Ranks'} {names} {'hangs' if one else 'hang'} in a call of CUDA or NCCL, or "
-        f"{'waits' if one else 'wait'} for Python's lock: the watchdog made no progress."
+        f"{'Rank' if is_single else 'Ranks'} {names} {'hangs' if is_single else 'hang'} in a call of CUDA or NCCL, or "
+        f"{'waits' if is_single else 'wait'} for Python's lock: the watchdog made no progress."
     )
 
 
@@ -161,13 +161,13 @@ def _status(row: Document) -> str:
 
 
 def _local_end(row: Document) -> str:
-    who = f"rank {row['rank']}" if row["rank"] is not None else "a rank"
-    about = [
+    rank_text = f"rank {row['rank']}" if row["rank"] is not None else "a rank"
+    details = [
         *([f"on {row['host']}"] if row["host"] else []),
         *([f"adapter {row['adapter']}"] if row["adapter"] else []),
         *([f"GID {row['local']}"] if row["local"] else []),
     ]
-    return f"{who} ({', '.join(about)})" if about else who
+    return f"{rank_text} ({', '.join(details)})" if details else rank_text
 
 
 def _remote_end(row: Document) -> str:

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from healthd.common.page import plural
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, percent, share
+from healthd.fleet.answers.document import Document, WrongChoice, format_time, percent, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.spans import Span, joined, seconds, within
+from healthd.fleet.statistics.spans import Span, intersect, merge, total_seconds
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import BIGINT, TEXT
 
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
-ONE_SERVER_GPUS = 8  # as in the paper's mix of job sizes
+SERVER_GPUS = 8  # as in the paper's mix of job sizes
 
 
-class Ended(NamedTuple):
+class EndedJobs(NamedTuple):
     """Columns of states_ended.sql."""
 
     state: str | None
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     jobs: int
 
 
-class Read(NamedTuple):
+class ReadPeriod(NamedTuple):
     """Columns of states_read.sql."""
 
     cluster: str
@@ -48,7 +48,7 @@ class Read(NamedTuple):
     to_time: int
 
 
-class There(NamedTuple):
+class ClusterGpus(NamedTuple):
     """Columns of states_there.sql."""
 
     cluster: str
@@ -63,7 +63,7 @@ class GpuTime(NamedTuple):
     gpu_seconds: float
 
 
-found = document.never
+has_findings = document.no_findings
 
 
 def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
@@ -79,18 +79,18 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
     Raises Unanswerable without jobs, WrongChoice for a split outside the requested period.
     """
     if split is not None and not study.from_time < split < study.to_time:
-        within_times = f"{moment(study.from_time)} and {moment(study.to_time)}"
-        raise WrongChoice(f"--split: {moment(split)} is not within the requested period, {within_times} UTC")
-    study.must_have("jobs")
-    ended = study.ask("states_ended", Ended)
-    if study.chosen.model or study.chosen.switch:
-        (there,) = study.ask("states_lost_there", GpuTime)
-        lost = round(there.gpu_seconds)
+        within_times = f"{format_time(study.from_time)} and {format_time(study.to_time)}"
+        raise WrongChoice(f"--split: {format_time(split)} is not within the requested period, {within_times} UTC")
+    study.require("jobs")
+    ended = study.query("states_ended", EndedJobs)
+    if study.choice.model or study.choice.switch:
+        (lost_row,) = study.query("states_lost_there", GpuTime)
+        lost_gpu_seconds = round(lost_row.gpu_seconds)
     else:
-        lost = sum(row.lost_gpu_seconds for row in ended)
-    use, unread = _use(study, sum(row.jobs for row in ended), lost)
+        lost_gpu_seconds = sum(row.lost_gpu_seconds for row in ended)
+    use, unread_shares = _gpu_use_row(study, sum(row.jobs for row in ended), lost_gpu_seconds)
     return {
-        **study.head("states", *_notes(study, ended, use, unread), *study.coverage_notes("jobs")),
+        **study.head("states", *_notes(study, ended, use, unread_shares), *study.coverage_notes("jobs")),
         "by_state": by_state(ended),
         "by_size": by_size(ended),
         "size_mix": size_mix(ended),
@@ -101,75 +101,88 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
 
 
 def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
-    return study.ask("states_outcomes", Outcome, split=split, large=large)
+    return study.query("states_outcomes", Outcome, split=split, large=large)
 
 
 # --- decisions
 
 
-def by_state(ended: Iterable[Ended]) -> list[Row]:
+def by_state(ended: Iterable[EndedJobs]) -> list[Row]:
     """Return the states, most GPU time first."""
-    rows = with_shares(_grouped(ended, "state"))
+    rows = with_shares(_sums_by(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
 
-def by_size(ended: Iterable[Ended]) -> list[Row]:
+def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
     """Return the size classes, smallest first, each with its states and the jobs that nodes ended."""
-    some = list(ended)
+    ended_rows = list(ended)
     rows = []
-    for row in with_shares(_grouped(some, "gpus_up_to")):
-        its = [one for one in some if one.gpus_up_to == row["gpus_up_to"]]
-        hit = _summed(one for one in its if one.ended)
+    for row in with_shares(_sums_by(ended_rows, "gpus_up_to")):
+        class_rows = [entry for entry in ended_rows if entry.gpus_up_to == row["gpus_up_to"]]
+        hardware_sums = _sums(entry for entry in class_rows if entry.ended)
         rows.append(
-            {**row, "by_hardware": {"jobs": hit["jobs"], "gpu_seconds": hit["gpu_seconds"]}, "by_state": by_state(its)}
+            {
+                **row,
+                "by_hardware": {"jobs": hardware_sums["jobs"], "gpu_seconds": hardware_sums["gpu_seconds"]},
+                "by_state": by_state(class_rows),
+            }
         )
     return sorted(rows, key=lambda row: (row["gpus_up_to"] is None, row["gpus_up_to"]))
 
 
-def infrastructure(ended: Iterable[Ended]) -> Row:
+def infrastructure(ended: Iterable[EndedJobs]) -> Row:
     """Return the jobs that nodes ended (`hardware_ends`): their share of jobs, runtime and GPU time.
 
     The whole runtime of these jobs counts; `goodput` estimates which part was lost.
     """
-    some = list(ended)
-    whole = _summed(some)
+    ended_rows = list(ended)
+    total = _sums(ended_rows)
 
-    def part(rows: Iterable[Ended]) -> Row:
-        its = _summed(rows)
+    def part(rows: Iterable[EndedJobs]) -> Row:
+        sums = _sums(rows)
         return {
-            **its,
-            "share_of_jobs": share(its["jobs"], whole["jobs"]),
-            "share_of_runtime": share(its["runtime_seconds"], whole["runtime_seconds"]),
-            "share_of_gpu_time": share(its["gpu_seconds"], whole["gpu_seconds"]),
+            **sums,
+            "share_of_jobs": share(sums["jobs"], total["jobs"]),
+            "share_of_runtime": share(sums["runtime_seconds"], total["runtime_seconds"]),
+            "share_of_gpu_time": share(sums["gpu_seconds"], total["gpu_seconds"]),
         }
 
     return {
-        **part(row for row in some if row.ended),
-        "by_end": [{"ended": how, **part(row for row in some if row.ended == how)} for how in hardware_ends.ENDED],
+        **part(row for row in ended_rows if row.ended),
+        "by_end": [
+            {"ended": how, **part(row for row in ended_rows if row.ended == how)} for how in hardware_ends.END_KINDS
+        ],
     }
 
 
-def size_mix(ended: Iterable[Ended]) -> Row:
+def size_mix(ended: Iterable[EndedJobs]) -> Row:
     """Return the shares of jobs with one GPU, with up to 8, and with 256 or more, among all jobs with GPUs."""
-    some = [row for row in ended if row.gpus_up_to]
-    jobs, gpu_seconds = sum(row.jobs for row in some), sum(row.gpu_seconds for row in some)
+    gpu_rows = [row for row in ended if row.gpus_up_to]
+    jobs, gpu_seconds = sum(row.jobs for row in gpu_rows), sum(row.gpu_seconds for row in gpu_rows)
 
-    def part(rows: Iterable[Ended], of: str = "") -> Row:
-        its = list(rows)
+    def part(rows: Iterable[EndedJobs], prefix: str = "") -> Row:
+        part_rows = list(rows)
         return {
-            "share_of_jobs": share(sum(getattr(row, f"{of}jobs") for row in its), jobs),
-            "share_of_gpu_time": share(sum(getattr(row, f"{of}gpu_seconds") for row in its), gpu_seconds),
+            "share_of_jobs": share(sum(getattr(row, f"{prefix}jobs") for row in part_rows), jobs),
+            "share_of_gpu_time": share(sum(getattr(row, f"{prefix}gpu_seconds") for row in part_rows), gpu_seconds),
         }
 
     return {
         "jobs": jobs,
-        "one_gpu": part(row for row in some if row.gpus_up_to == 1),
-        "up_to_8_gpus": part(row for row in some if (row.gpus_up_to or 0) <= ONE_SERVER_GPUS),
-        "256_gpus_or_more": part(some, "big_"),
+        "one_gpu": part(row for row in gpu_rows if row.gpus_up_to == 1),
+        "up_to_8_gpus": part(row for row in gpu_rows if (row.gpus_up_to or 0) <= SERVER_GPUS),
+        "256_gpus_or_more": part(gpu_rows, "big_"),
     }
 
 
-def used(there: float, seconds_known: float, gpus: int, its: float, lost: float, jobs: int) -> Row:
+def gpu_use(
+    available_gpu_seconds: float,
+    known_seconds: float,
+    gpus: int,
+    used_gpu_seconds: float,
+    lost_gpu_seconds: float,
+    jobs: int,
+) -> Row:
     """Return utilisation, goodput, normalised goodput and jobs per day. None if nothing is available.
 
         utilisation         used GPU-seconds / available GPU-seconds
@@ -183,15 +196,15 @@ def used(there: float, seconds_known: float, gpus: int, its: float, lost: float,
     the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work;
     healthd takes all work except that repeated because nodes or pre-emptions ended a job.
     """
-    normalised = share(max(its - lost, 0.0), there)
+    normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {
-        "jobs_per_day": jobs / seconds_known * 86400 if seconds_known else None,
-        "seconds": seconds_known,
+        "jobs_per_day": jobs / known_seconds * 86400 if known_seconds else None,
+        "seconds": known_seconds,
         "gpus": gpus,
-        "gpu_seconds_available": there,
-        "gpu_seconds_used": its,
-        "gpu_seconds_lost": lost,
-        "utilisation": share(its, there),
+        "gpu_seconds_available": available_gpu_seconds,
+        "gpu_seconds_used": used_gpu_seconds,
+        "gpu_seconds_lost": lost_gpu_seconds,
+        "utilisation": share(used_gpu_seconds, available_gpu_seconds),
         "goodput": None if normalised is None else normalised * gpus,
         "normalised_goodput": normalised,
     }
@@ -210,16 +223,16 @@ def with_shares(rows: list[Row]) -> list[Row]:
     ]
 
 
-def outcomes(rows: Sequence[Outcome], at: int, large: int) -> Row:
+def outcomes(rows: Sequence[Outcome], split_time: int, large: int) -> Row:
     """Return the shares of large jobs that completed and that nodes ended, before and after; with 95 % intervals."""
-    before, after = ([row for row in rows if row.after is later] for later in (False, True))
+    before, after = ([row for row in rows if row.after is is_after] for is_after in (False, True))
     sides = [_outcome(side) for side in (before, after)]
     return {
-        "at": at,
+        "at": split_time,
         "large_gpus": large,
         "before": sides[0],
         "after": sides[1],
-        "change": {key: changed(sides[0][key], sides[1][key]) for key in ("completed", "by_hardware")},
+        "change": {key: share_difference(sides[0][key], sides[1][key]) for key in ("completed", "by_hardware")},
     }
 
 
@@ -227,21 +240,21 @@ def _outcome(rows: Sequence[Outcome]) -> Row:
     jobs = sum(row.jobs for row in rows)
     return {
         "jobs": jobs,
-        "completed": _counted(sum(row.jobs for row in rows if row.state == "COMPLETED"), jobs),
-        "by_hardware": _counted(sum(row.jobs for row in rows if row.by_hardware), jobs),
+        "completed": _share_row(sum(row.jobs for row in rows if row.state == "COMPLETED"), jobs),
+        "by_hardware": _share_row(sum(row.jobs for row in rows if row.by_hardware), jobs),
         "by_state": [
             {"state": row["state"], "jobs": row["jobs"], "share_of_jobs": share(row["jobs"], jobs)}
-            for row in sorted(_grouped(rows, "state", ("jobs",)), key=lambda row: (-row["jobs"], row["state"] or ""))
+            for row in sorted(_sums_by(rows, "state", ("jobs",)), key=lambda row: (-row["jobs"], row["state"] or ""))
         ],
     }
 
 
-def _counted(jobs: int, of: int) -> Row:
-    interval = wilson(jobs, of)
-    return {"jobs": jobs, "share": share(jobs, of), "interval": None if interval is None else list(interval)}
+def _share_row(jobs: int, total: int) -> Row:
+    interval = wilson(jobs, total)
+    return {"jobs": jobs, "share": share(jobs, total), "interval": None if interval is None else list(interval)}
 
 
-def changed(before: Row, after: Row) -> Row:
+def share_difference(before: Row, after: Row) -> Row:
     """Return the second share minus the first with its 95 % interval; None if either is unknown.
 
     Source: method 10 of Newcombe, "Interval estimation for the difference between independent proportions", Statistics
@@ -259,50 +272,51 @@ def changed(before: Row, after: Row) -> Row:
 _SUMS = ("jobs", "gpu_seconds", "runtime_seconds")
 
 
-def _summed(rows: Iterable[Ended | Outcome], sums: Sequence[str] = _SUMS) -> Row:
-    some = list(rows)
-    return {name: sum(getattr(row, name) for row in some) for name in sums}
+def _sums(rows: Iterable[EndedJobs | Outcome], sums: Sequence[str] = _SUMS) -> Row:
+    row_list = list(rows)
+    return {name: sum(getattr(row, name) for row in row_list) for name in sums}
 
 
-def _grouped(rows: Iterable[Ended | Outcome], key: str, sums: Sequence[str] = ("jobs", "gpu_seconds")) -> list[Row]:
-    groups: dict[Any, list[Ended | Outcome]] = {}
+def _sums_by(rows: Iterable[EndedJobs | Outcome], key: str, sums: Sequence[str] = ("jobs", "gpu_seconds")) -> list[Row]:
+    groups: dict[Any, list[EndedJobs | Outcome]] = {}
     for row in rows:
         groups.setdefault(getattr(row, key), []).append(row)
-    return [{key: value, **_summed(some, sums)} for value, some in groups.items()]
+    return [{key: value, **_sums(group, sums)} for value, group in groups.items()]
 
 
 # --- coverage of the store
 
 
-def _use(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
+def _gpu_use_row(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
     """Return the use of the GPUs, and for each cluster the share of the period without job records."""
-    read: dict[str, list[Span]] = {}
-    for row in study.ask("states_read", Read):
-        read.setdefault(row.cluster, []).append((row.from_time, row.to_time))
+    read_spans: dict[str, list[Span]] = {}
+    for row in study.query("states_read", ReadPeriod):
+        read_spans.setdefault(row.cluster, []).append((row.from_time, row.to_time))
     whole = [(study.from_time, study.to_time)]
-    nodes = study.ask("states_there", There)
-    times = {row.cluster: within(whole, joined(read.get(row.cluster, ()))) for row in nodes}
-    spans_known = ((cluster, *span) for cluster, spans in times.items() for span in spans)
-    study.given("known_times", {"cluster": TEXT, "begin_time": BIGINT, "end_time": BIGINT}, spans_known)
-    by_jobs = study.chosen.partition or study.chosen.account
-    (its,) = study.ask("states_used", GpuTime, chosen_alone=int(bool(by_jobs)))
-    known = {cluster: seconds(spans) for cluster, spans in times.items()}
-    use = used(
-        float(sum(row.gpus * known[row.cluster] for row in nodes)),
-        max(known.values(), default=0),
-        sum(row.gpus for row in nodes if known[row.cluster]),
-        its.gpu_seconds,
+    nodes = study.query("states_there", ClusterGpus)
+    times = {row.cluster: intersect(whole, merge(read_spans.get(row.cluster, ()))) for row in nodes}
+    known_spans = ((cluster, *span) for cluster, spans in times.items() for span in spans)
+    study.add_table("known_times", {"cluster": TEXT, "begin_time": BIGINT, "end_time": BIGINT}, known_spans)
+    by_jobs = study.choice.partition or study.choice.account
+    (gpu_time,) = study.query("states_used", GpuTime, chosen_alone=int(bool(by_jobs)))
+    known_by_cluster = {cluster: total_seconds(spans) for cluster, spans in times.items()}
+    use = gpu_use(
+        float(sum(row.gpus * known_by_cluster[row.cluster] for row in nodes)),
+        max(known_by_cluster.values(), default=0),
+        sum(row.gpus for row in nodes if known_by_cluster[row.cluster]),
+        gpu_time.gpu_seconds,
         float(lost),
         jobs,
     )
     counts = {"nodes": sum(row.nodes for row in nodes), "nodes_without_gpus": sum(row.without for row in nodes)}
     unread = {
-        cluster: 1 - known_seconds / (study.to_time - study.from_time) for cluster, known_seconds in known.items()
+        cluster: 1 - cluster_seconds / (study.to_time - study.from_time)
+        for cluster, cluster_seconds in known_by_cluster.items()
     }
     return {**use, **counts}, unread
 
 
-def _notes(study: Study, ended: Sequence[Ended], use: Row, unread: dict[str, float]) -> list[str]:
+def _notes(study: Study, ended: Sequence[EndedJobs], use: Row, unread: dict[str, float]) -> list[str]:
     found = hardware_ends.notes(study)
     without = sum(row.jobs for row in ended if row.gpus_up_to is None)
     if without:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from healthd.common.codec import nearest
+from healthd.common.codec import spelling_hint
 from healthd.fleet import engine, store
 from healthd.fleet.answers import causes
-from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share
+from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, format_time, head, percent, share
 from healthd.fleet.database import Database, DuckDb
-from healthd.fleet.questions import Question, Value, for_answers, needed
-from healthd.fleet.statistics.job_sizes import class_of
+from healthd.fleet.queries import Query, Value, answer_queries, with_dependencies
+from healthd.fleet.statistics.job_sizes import size_class_sql
 from healthd.fleet.store import literal
 from healthd.fleet.tables import BOOLEAN, TABLES, TEXT
 
@@ -40,7 +40,7 @@ _FILLED_BY = {
     "scraped_conditions": "--prometheus",
 }
 # The names that each choice may have; a list with commas has several.
-_NAMES = {
+_CHOICE_NAMES_SQL = {
     "cluster": "SELECT cluster AS name FROM jobs UNION SELECT cluster FROM events UNION SELECT cluster FROM nodes "
     "UNION SELECT cluster FROM node_states UNION SELECT cluster FROM failures",
     "partition": "SELECT partition AS name FROM jobs UNION SELECT partitions FROM nodes",
@@ -48,35 +48,35 @@ _NAMES = {
     "model": "SELECT gpu_model AS name FROM nodes",
     "switch": "SELECT switch AS name FROM nodes",
 }
-_KNOWN = " UNION ".join(
+_ALL_NODES_SQL = " UNION ".join(
     f"SELECT cluster, node FROM {table} WHERE node IS NOT NULL AND cluster <> ''"
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
 # These are as long and wide as the store's own table; a view reads only the columns that a query needs.
-_READ_EACH_TIME = ("lines", "placed_days", "rate_ran")
+_UNMATERIALIZED = ("lines", "placed_days", "rate_ran")
 # Tables that a study has in addition to the queries, or that an answer adds.
-CHOSEN = (
+STUDY_TABLES = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
     *("named_nodes", "named_checks"),
 )
-MOST_HINT = 400  # characters of suggested names
+MAX_HINT_LENGTH = 400  # characters of suggested names
 
 
-class Place(NamedTuple):
+class ChosenNode(NamedTuple):
     """Columns of chosen_places.sql."""
 
     cluster: str
     node: str
 
 
-class JobsKnown(NamedTuple):
+class JobsCoverage(NamedTuple):
     """Columns of jobs_known.sql."""
 
     cluster: str
     known_until: int
 
 
-class Observed(NamedTuple):
+class ObservedShare(NamedTuple):
     """Columns of observed_share.sql."""
 
     seconds: int
@@ -85,7 +85,7 @@ class Observed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Choice:
     """Choice of jobs and nodes; "" = all.
 
     partition      its jobs (of several partitions of a job, one must match), and its nodes
@@ -100,7 +100,7 @@ class Chosen:
     switch: str = ""
 
     @property
-    def said(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str]:
         return asdict(self)
 
 
@@ -111,161 +111,161 @@ class Study:
     database            runs the SQL, also for queries that are not files
     """
 
-    def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None = None) -> None:
+    def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
         """Raises WrongChoice for a name that does not occur in the store."""
-        self.from_time, self.to_time, self.chosen = from_time, to_time, chosen or Chosen()
+        self.from_time, self.to_time, self.choice = from_time, to_time, choice or Choice()
         self.database = database
-        self._made: set[str] = set()
-        of_node = ((code, causes.of_a_node(code)) for code in causes.codes())
-        self.given("codes", {"code": TEXT, "of_node": BOOLEAN}, of_node)
-        self._choose()
+        self._computed: set[str] = set()
+        node_codes = ((code, causes.is_node_fault(code)) for code in causes.codes())
+        self.add_table("codes", {"code": TEXT, "of_node": BOOLEAN}, node_codes)
+        self._create_chosen_tables()
 
     # --- queries of the answers
 
-    def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
+    def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
         The tables that the SQL reads are computed first, each once. parameters: columns of the table `parameters`.
         Raises StoreError for a damaged file.
         """
-        *below, question = _needed(name)
-        unknown = set(parameters) - set(question.parameters)
+        *dependencies, query_file = _with_dependencies(name)
+        unknown = set(parameters) - set(query_file.parameters)
         if unknown:
             raise ValueError(f"{name} has no parameter {', '.join(sorted(unknown))}")
-        self._compute(below)
-        self._ask({**question.parameters, **parameters})
-        found = self.database.rows(engine.bare(question.sql))
+        self._compute(dependencies)
+        self._set_parameters({**query_file.parameters, **parameters})
+        result = self.database.rows(engine.strip_semicolon(query_file.sql))
         fields = getattr(row, "_fields", ())
-        if found.columns != fields:
-            raise TypeError(f"{name}.sql has the columns {found.columns}, {row.__name__} the fields {fields}")
-        return [row(*values) for values in found.rows]
+        if result.columns != fields:
+            raise TypeError(f"{name}.sql has the columns {result.columns}, {row.__name__} the fields {fields}")
+        return [row(*values) for values in result.rows]
 
-    def need(self, *names: str) -> None:
+    def compute_tables(self, *names: str) -> None:
         """Compute the tables of these queries, each once."""
         for name in names:
-            self._compute(_needed(name))
+            self._compute(_with_dependencies(name))
 
-    def given(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
+    def add_table(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
         """Create a table from rows in Python. columns: name -> type, at least one."""
-        listed = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
+        values_sql = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
-        nothing = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns.items())
-        some = f"SELECT {typed} FROM (VALUES {listed}) AS listed({names})"
-        self.database.view(name, some if listed else f"SELECT {nothing} WHERE FALSE")
+        nulls = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns.items())
+        select_sql = f"SELECT {typed} FROM (VALUES {values_sql}) AS listed({names})"
+        self.database.view(name, select_sql if values_sql else f"SELECT {nulls} WHERE FALSE")
 
-    def must_have(self, *tables: str) -> None:
+    def require(self, *tables: str) -> None:
         """Raise Unanswerable if one of these tables of the store is empty."""
         for table in tables:
-            if not self.has(table):
+            if not self.has_rows(table):
                 flag = _FILLED_BY[table]
                 raise Unanswerable(f"the store has no {table.replace('_', ' ')}: healthd fleet ingest {flag}")
 
-    def has(self, table: str) -> bool:
+    def has_rows(self, table: str) -> bool:
         return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
-    def elsewhere_notes(self, places: Iterable[tuple[str, str | None]], what: str) -> list[str]:
+    def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
         """Return a note on how many of these (cluster, node) were not chosen. noun: a noun for them."""
-        if not (self.chosen.model or self.chosen.switch):
+        if not (self.choice.model or self.choice.switch):
             return []
-        chosen = set(self.ask("chosen_places", Place))
-        there = [place for place in places if place[1] is not None]
-        outside = sum(place not in chosen for place in there)
+        chosen = set(self.query("chosen_places", ChosenNode))
+        located = [pair for pair in nodes if pair[1] is not None]
+        outside = sum(pair not in chosen for pair in located)
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(there):,} {what} were on nodes that were not chosen: a job is chosen whole if "
+            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not chosen: a job is chosen whole if "
             "any of its nodes is."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
-        return head(name, self.from_time, self.to_time, self.chosen.said, notes)
+        return head(name, self.from_time, self.to_time, self.choice.as_dict, notes)
 
     # --- limits of an answer
 
     def coverage_notes(self, *tables: str) -> list[str]:
         """Return notes on the parts of [from, to) that the store does not cover, for jobs or events."""
-        found = []
+        notes = []
         if "jobs" in tables:
-            for row in self.ask("jobs_known", JobsKnown):
-                if self.chosen.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
-                    whose, until = row.cluster or "the cluster", moment(row.known_until)
-                    found.append(f"The store has the jobs of {whose} only until {until}.")
+            for row in self.query("jobs_known", JobsCoverage):
+                if self.choice.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
+                    cluster_text, until = row.cluster or "the cluster", format_time(row.known_until)
+                    notes.append(f"The store has the jobs of {cluster_text} only until {until}.")
         if "events" in tables:
-            (observed,) = self.ask("observed_share", Observed)
-            seen = share(observed.observed_seconds, observed.seconds)
-            if seen is not None and seen < 0.9995:
-                found.append(
-                    f"healthd observed {percent(seen)} of the nodes' time; faults in the rest were not recorded."
+            (observed,) = self.query("observed_share", ObservedShare)
+            observed_fraction = share(observed.observed_seconds, observed.seconds)
+            if observed_fraction is not None and observed_fraction < 0.9995:
+                notes.append(
+                    f"healthd observed {percent(observed_fraction)} of the nodes' time; faults in the rest were not recorded."
                 )
             if observed.step_seconds is not None:
                 step = f"every {observed.step_seconds} s at most"
-                found.append(f"Prometheus scraped {step}: shorter conditions are missing.")
-        return found
+                notes.append(f"Prometheus scraped {step}: shorter conditions are missing.")
+        return notes
 
     # --- internals
 
-    def _ask(self, parameters: Mapping[str, Value]) -> None:
+    def _set_parameters(self, parameters: Mapping[str, Value]) -> None:
         """Set the one-row table `parameters`: the period, and the parameters of the next query."""
-        columns = engine.Asked(self.from_time, self.to_time, parameters).columns
+        columns = engine.QueryParameters(self.from_time, self.to_time, parameters).columns
         values = ", ".join(f"CAST({_literal(value)} AS {kind}) AS {name}" for name, (kind, value) in columns.items())
         self.database.view("parameters", f"SELECT {values}")
 
-    def _compute(self, questions: Iterable[Question]) -> None:
+    def _compute(self, queries: Iterable[Query]) -> None:
         """Create the missing tables of these queries, with the default parameters of their files."""
-        for question in questions:
-            if question.name not in self._made:
-                self._ask(question.parameters)
+        for query_file in queries:
+            if query_file.name not in self._computed:
+                self._set_parameters(query_file.parameters)
                 # A table has no order, and sorting the 2.7 million runs of 4 million jobs took a sixth of their time.
-                ordered = engine.bare(question.sql)
+                ordered = engine.strip_semicolon(query_file.sql)
                 sql = ordered.rpartition("\nORDER BY ")[0] or ordered
-                make = self.database.view if question.name in _READ_EACH_TIME else self.database.table
-                make(question.name, sql)
-                self._made.add(question.name)
+                create = self.database.view if query_file.name in _UNMATERIALIZED else self.database.table
+                create(query_file.name, sql)
+                self._computed.add(query_file.name)
 
-    def _choose(self) -> None:
-        for key, name in self.chosen.said.items():
+    def _create_chosen_tables(self) -> None:
+        for key, name in self.choice.as_dict.items():
             if name:
-                self._there_is(key, name)
-        self.database.view("all_nodes", _KNOWN)
-        self.database.table("chosen_nodes", self._nodes())
+                self._require_name(key, name)
+        self.database.view("all_nodes", _ALL_NODES_SQL)
+        self.database.table("chosen_nodes", self._chosen_nodes_sql())
         where = []
-        if self.chosen.cluster:
-            where.append(f"jobs.cluster = {literal(self.chosen.cluster)}")
-        if self.chosen.partition:
-            where.append(_listed("jobs.partition", self.chosen.partition))
-        if self.chosen.account:
-            where.append(f"jobs.account = {literal(self.chosen.account)}")
-        if self.chosen.model or self.chosen.switch:
+        if self.choice.cluster:
+            where.append(f"jobs.cluster = {literal(self.choice.cluster)}")
+        if self.choice.partition:
+            where.append(_in_list_condition("jobs.partition", self.choice.partition))
+        if self.choice.account:
+            where.append(f"jobs.account = {literal(self.choice.account)}")
+        if self.choice.model or self.choice.switch:
             self.database.table(
                 "chosen_keys",
                 "SELECT DISTINCT job_nodes.cluster, job_nodes.db_index FROM job_nodes "
                 "JOIN nodes ON nodes.cluster = job_nodes.cluster AND nodes.node = job_nodes.node "
-                f"WHERE {self._of_nodes()}",
+                f"WHERE {self._node_condition()}",
             )
             where.append(
                 "EXISTS (SELECT 1 FROM chosen_keys WHERE chosen_keys.cluster = jobs.cluster "
                 "AND chosen_keys.db_index = jobs.db_index)"
             )
-        size = class_of("jobs.gpus")
+        size = size_class_sql("jobs.gpus")
         sql = f"SELECT jobs.*, {size} AS gpus_up_to FROM jobs{' WHERE ' if where else ''}{' AND '.join(where)}"
         self.database.view("chosen_jobs", sql)
 
-    def _of_nodes(self) -> str:
+    def _node_condition(self) -> str:
         """Return the SQL condition of --model and --switch on the table nodes."""
-        asked = (("gpu_model", self.chosen.model), ("switch", self.chosen.switch))
-        return " AND ".join(f"nodes.{column} = {literal(value)}" for column, value in asked if value) or "TRUE"
+        requested = (("gpu_model", self.choice.model), ("switch", self.choice.switch))
+        return " AND ".join(f"nodes.{column} = {literal(value)}" for column, value in requested if value) or "TRUE"
 
-    def _nodes(self) -> str:
-        where = [self._of_nodes()] if self.chosen.model or self.chosen.switch else []
-        if self.chosen.cluster:
-            where.append(f"all_nodes.cluster = {literal(self.chosen.cluster)}")
-        if self.chosen.partition:
-            ran = _ran_there(_listed("jobs.partition", self.chosen.partition))
-            listed = _listed("nodes.partitions", self.chosen.partition)
+    def _chosen_nodes_sql(self) -> str:
+        where = [self._node_condition()] if self.choice.model or self.choice.switch else []
+        if self.choice.cluster:
+            where.append(f"all_nodes.cluster = {literal(self.choice.cluster)}")
+        if self.choice.partition:
+            ran = _ran_on_node_condition(_in_list_condition("jobs.partition", self.choice.partition))
+            listed = _in_list_condition("nodes.partitions", self.choice.partition)
             where.append(f"({listed} OR (nodes.partitions IS NULL AND {ran}))")
-        if self.chosen.account:
-            where.append(_ran_there(f"jobs.account = {literal(self.chosen.account)}"))
+        if self.choice.account:
+            where.append(_ran_on_node_condition(f"jobs.account = {literal(self.choice.account)}"))
         return (
             "SELECT all_nodes.cluster, all_nodes.node, nodes.gpu_model, nodes.gpus, nodes.partitions, nodes.switch, "
             "nodes.rack FROM all_nodes "
@@ -273,60 +273,64 @@ class Study:
             f"{'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY all_nodes.cluster, all_nodes.node"
         )
 
-    def _there_is(self, key: str, told: str) -> None:
+    def _require_name(self, key: str, requested_name: str) -> None:
         """Raise WrongChoice if the name does not occur in the store."""
         if key in ("model", "switch"):
-            self.must_have("nodes")
-        lists = self.database.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) AS names WHERE name <> ''").rows
-        known = {name for (text,) in lists for name in (text.split(",") if key == "partition" else [text])}
-        if told not in known:
-            near = nearest(told, known)
-            hint = near if len(near) < MOST_HINT else f"; the store has {len(known)} others"
-            raise WrongChoice(f'--{key}: the {key} "{told}" does not occur in the store{hint}')
+            self.require("nodes")
+        lists = self.database.rows(
+            f"SELECT DISTINCT name FROM ({_CHOICE_NAMES_SQL[key]}) AS names WHERE name <> ''"
+        ).rows
+        known_names = {
+            known_name for (text,) in lists for known_name in (text.split(",") if key == "partition" else [text])
+        }
+        if requested_name not in known_names:
+            suggestion = spelling_hint(requested_name, known_names)
+            hint = suggestion if len(suggestion) < MAX_HINT_LENGTH else f"; the store has {len(known_names)} others"
+            raise WrongChoice(f'--{key}: the {key} "{requested_name}" does not occur in the store{hint}')
 
 
 @contextmanager
-def opened(
+def open_study(
     files: engine.Files,
     from_time: int,
     to_time: int,
-    chosen: Chosen | None = None,
+    choice: Choice | None = None,
     threads: int = engine.THREADS,
     memory_mib: int = engine.MEMORY_MIB,
-    on: str = "duckdb",
+    engine_name: str = "duckdb",
 ) -> Iterator[Study]:
     """Open a store. Raises StoreError, WrongChoice, spark.NoSpark.
 
     engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
     """
-    if on == "duckdb":
-        with engine.connected(files, threads, memory_mib) as connection:
-            yield Study(DuckDb(connection, files), from_time, to_time, chosen)
+    if engine_name == "duckdb":
+        with engine.open_database(files, threads, memory_mib) as connection:
+            yield Study(DuckDb(connection, files), from_time, to_time, choice)
     else:
         from healthd.fleet import spark
 
-        with spark.session(on, threads, memory_mib) as session:
-            yield Study(spark.Spark(session, files), from_time, to_time, chosen)
+        with spark.session(engine_name, threads, memory_mib) as session:
+            yield Study(spark.Spark(session, files), from_time, to_time, choice)
 
 
-def tables_of(snapshot: store.Snapshot) -> engine.Files:
+def table_files(snapshot: store.Snapshot) -> engine.Files:
     """Return table -> its files, of a store that is open for reading."""
     return {table: snapshot.files(table) for table in TABLES}
 
 
 @cache
-def _questions() -> dict[str, Question]:
+def _answer_queries() -> dict[str, Query]:
     """Return the queries of the answers, read once per process."""
-    return for_answers()
+    return answer_queries()
 
 
 @cache
-def _needed(name: str) -> tuple[Question, ...]:
+def _with_dependencies(name: str) -> tuple[Query, ...]:
     """Return the queries that a query reads, and itself last. Their SQL has passed the lint."""
-    return tuple(needed(_questions()[name], _questions(), CHOSEN))
+    return tuple(with_dependencies(_answer_queries()[name], _answer_queries(), STUDY_TABLES))
 
 
-def _ran_there(condition: str) -> str:
+def _ran_on_node_condition(condition: str) -> str:
     """Return the SQL condition that a job with `condition` ran on a node of all_nodes."""
     return (
         "EXISTS (SELECT 1 FROM job_nodes "
@@ -335,7 +339,7 @@ def _ran_there(condition: str) -> str:
     )
 
 
-def _listed(column: str, name: str) -> str:
+def _in_list_condition(column: str, name: str) -> str:
     """Return the SQL condition that a name is in a list with commas."""
     padded = f"',' || {column} || ','"
     return f"replace({padded}, {literal(f',{name},')}, '') <> {padded}"

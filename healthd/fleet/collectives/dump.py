@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 
 from healthd.common.errors import HealthdError
 from healthd.common.text import is_decimal, regex
-from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, View
+from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, RankView
 
-MOST_RANKS = 1 << 17
-MOST_MEMBERS = 1 << 22  # over all groups of a dump
-MOST_ELEMENTS = 1 << 63
-MOST_WAITING, MOST_DONE = 32, 4  # operations kept per lane, to find differences between ranks
+MAX_RANKS = 1 << 17
+MAX_MEMBERS = 1 << 22  # over all groups of a dump
+MAX_ELEMENTS = 1 << 63
+MAX_WAITING, MAX_DONE = 32, 4  # operations kept per lane, to find differences between ranks
 _POINT_TO_POINT = regex(r"(?:send (\d{1,7})->(\d{1,7})|recv (\d{1,7})<-(\d{1,7}))")
 _DONE = "completed"
 
 Entry = Mapping[str, Any]
 
 
-class NoDump(HealthdError):
+class InvalidDump(HealthdError):
     """Plain data that is not a dump. The message follows the file's name."""
 
 
-class _Read(NamedTuple):
+class _ParsedEntry(NamedTuple):
     """A parsed entry. pair: of a send or a receive. is_batch: "coalesced", the batch that contains sends."""
 
     entry: Entry
@@ -39,10 +39,10 @@ class _Read(NamedTuple):
     sequence: int
     order: int
     pair: Pair | None
-    beside: bool
+    is_batch: bool
 
 
-def view(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> View:
+def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> RankView:
     """Return the view of the rank that wrote this dump; the rank is usually not recorded: -1. Raises InvalidDump.
 
     texts: cache of parsed lists of ranks, which are the same in all dumps of a folder.
@@ -50,63 +50,67 @@ def view(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] |
     parts = dump if isinstance(dump, Mapping) else {"entries": dump}
     entries = parts.get("entries", [])
     if not {"entries", "pg_config", "pg_status"} & set(parts) or not isinstance(entries, list):
-        raise NoDump("has no entries of a flight recorder")
+        raise InvalidDump("has no entries of a flight recorder")
     try:
-        return _view(parts, entries, source, {} if texts is None else texts)
+        return _build_view(parts, entries, source, {} if texts is None else texts)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-        raise NoDump("has invalid entries of a flight recorder") from None
+        raise InvalidDump("has invalid entries of a flight recorder") from None
 
 
-def ranks_possible(view: View) -> frozenset[int] | None:
+def possible_ranks(view: RankView) -> frozenset[int] | None:
     """Return the ranks that are in all groups of this dump, one of which wrote it. None: it names no groups."""
-    told = {group.ranks for group in view.groups.values() if group.ranks}
-    return frozenset.intersection(*map(frozenset, told)) if told else None
+    rank_sets = {group.ranks for group in view.groups.values() if group.ranks}
+    return frozenset.intersection(*map(frozenset, rank_sets)) if rank_sets else None
 
 
-def _view(parts: Entry, entries: list[Entry], source: str, texts: dict[str, tuple[int, ...] | None]) -> View:
+def _build_view(parts: Entry, entries: list[Entry], source: str, texts: dict[str, tuple[int, ...] | None]) -> RankView:
     own = parts.get("rank")
-    rank = own if type(own) is int and 0 <= own < MOST_RANKS else -1
-    seen = View(rank, source, version=str(parts.get("version", ""))[:20])
-    seen.groups = _groups(parts.get("pg_config"), texts)
-    read = [_read(entry, at) for at, entry in enumerate(entries)]
-    seen.with_pairs = {one.group for one in read if one.pair or one.beside}
-    for one in read:
-        if one.group not in seen.groups:
-            seen.groups[one.group] = Membership(one.group, _group(one.entry)[1], None)
-    seen.progress = _progress(parts.get("pg_status"), read, seen.groups)
-    _collectives(seen, read)
-    _pairs(seen, read)
-    times = [_count(one.entry.get("time_created_ns") or 0) for one in read]
-    seen.first_ns, seen.last_ns = min(times, default=0), max(times, default=0)
-    any_done = any(one.entry.get("state") == _DONE for one in read)
-    first = read[0].order if read else 0
-    holes = any(after.order - before.order != 1 for before, after in pairwise(read))
-    seen.only_waiting = not any_done and (holes or first > 0 or not read)
-    seen.since_ns = seen.first_ns if first > 0 and not seen.only_waiting else 0
-    return seen
+    rank = own if type(own) is int and 0 <= own < MAX_RANKS else -1
+    result = RankView(rank, source, version=str(parts.get("version", ""))[:20])
+    result.groups = _groups(parts.get("pg_config"), texts)
+    parsed_entries = [_parse_entry(entry, at) for at, entry in enumerate(entries)]
+    result.with_pairs = {parsed.group for parsed in parsed_entries if parsed.pair or parsed.is_batch}
+    for parsed in parsed_entries:
+        if parsed.group not in result.groups:
+            result.groups[parsed.group] = Membership(parsed.group, _group_name(parsed.entry)[1], None)
+    result.progress = _progress(parts.get("pg_status"), parsed_entries, result.groups)
+    _collectives(result, parsed_entries)
+    _pairs(result, parsed_entries)
+    times = [_count(parsed.entry.get("time_created_ns") or 0) for parsed in parsed_entries]
+    result.first_ns, result.last_ns = min(times, default=0), max(times, default=0)
+    any_done = any(parsed.entry.get("state") == _DONE for parsed in parsed_entries)
+    first = parsed_entries[0].order if parsed_entries else 0
+    holes = any(after.order - before.order != 1 for before, after in pairwise(parsed_entries))
+    result.has_only_pending = not any_done and (holes or first > 0 or not parsed_entries)
+    result.since_ns = result.first_ns if first > 0 and not result.has_only_pending else 0
+    return result
 
 
-def _read(entry: Entry, at: int) -> _Read:
-    group, _ = _group(entry)
-    whole = str(entry["profiling_name"])
-    name = whole.partition(":")[2] or whole
-    told = _POINT_TO_POINT.fullmatch(name)
+def _parse_entry(entry: Entry, index: int) -> _ParsedEntry:
+    group, _ = _group_name(entry)
+    full_name = str(entry["profiling_name"])
+    name = full_name.partition(":")[2] or full_name
+    match = _POINT_TO_POINT.fullmatch(name)
     pair = None
-    if told is not None:
-        sender, receiver, to, by = told.groups()
-        pair = Pair(group, int(sender), int(receiver)) if sender else Pair(group, int(by), int(to))
-    beside = pair is None and bool(entry.get("is_p2p"))
-    number = entry.get("p2p_seq_id" if pair or beside else "collective_seq_id", entry.get("seq_id"))  # 1.x: seq_id
+    if match is not None:
+        sender, receiver, receiver_of_send, receiver_of_recv = match.groups()
+        pair = (
+            Pair(group, int(sender), int(receiver))
+            if sender
+            else Pair(group, int(receiver_of_recv), int(receiver_of_send))
+        )
+    is_batch = pair is None and bool(entry.get("is_p2p"))
+    number = entry.get("p2p_seq_id" if pair or is_batch else "collective_seq_id", entry.get("seq_id"))  # 1.x: seq_id
     kind = name.partition(" ")[0]
-    return _Read(entry, group, kind, _count(number), _count(entry.get("record_id", at)), pair, beside)
+    return _ParsedEntry(entry, group, kind, _count(number), _count(entry.get("record_id", index)), pair, is_batch)
 
 
-def _group(entry: Entry) -> tuple[str, str]:
+def _group_name(entry: Entry) -> tuple[str, str]:
     """Return the name and description of an entry's group; the first versions have the name alone, or a number."""
-    told = entry.get("process_group", entry.get("pg_name", entry.get("pg_id", "")))
-    if isinstance(told, (tuple, list)):
-        return str(told[0]), str(told[1]) if len(told) > 1 else ""
-    return str(told), ""
+    group_field = entry.get("process_group", entry.get("pg_name", entry.get("pg_id", "")))
+    if isinstance(group_field, (tuple, list)):
+        return str(group_field[0]), str(group_field[1]) if len(group_field) > 1 else ""
+    return str(group_field), ""
 
 
 def _groups(config: Any, texts: dict[str, tuple[int, ...] | None]) -> dict[str, Membership]:
@@ -119,26 +123,26 @@ def _groups(config: Any, texts: dict[str, tuple[int, ...] | None]) -> dict[str, 
             name = str(about.get("name", key))
             found[name] = Membership(name, str(about.get("desc", "")), _ranks(about.get("ranks"), texts))
             members += len(found[name].ranks or ())
-            if members > MOST_MEMBERS:
+            if members > MAX_MEMBERS:
                 raise ValueError(members)
     return found
 
 
-def _ranks(told: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
+def _ranks(recorded: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
     """Parse "[0, 1, 2]", or a list."""
-    if isinstance(told, (list, tuple)):
-        if len(told) > MOST_RANKS or any(_count(rank) >= MOST_RANKS for rank in told):
-            raise ValueError(len(told))
-        return tuple(told) or None
-    text = str(told)
+    if isinstance(recorded, (list, tuple)):
+        if len(recorded) > MAX_RANKS or any(_count(rank) >= MAX_RANKS for rank in recorded):
+            raise ValueError(len(recorded))
+        return tuple(recorded) or None
+    text = str(recorded)
     if text not in texts:
-        words = text.strip("[] ").split(",")
-        ranks = [int(word) for word in words if is_decimal(word.strip()) and len(word) < 9]
-        texts[text] = tuple(ranks) if ranks and len(ranks) == len(words) and max(ranks) < MOST_RANKS else None
+        parts = text.strip("[] ").split(",")
+        ranks = [int(word) for word in parts if is_decimal(word.strip()) and len(word) < 9]
+        texts[text] = tuple(ranks) if ranks and len(ranks) == len(parts) and max(ranks) < MAX_RANKS else None
     return texts[text]
 
 
-def _progress(status: Any, read: Iterable[_Read], groups: Mapping[str, Membership]) -> dict[str, Progress]:
+def _progress(status: Any, read: Iterable[_ParsedEntry], groups: Mapping[str, Membership]) -> dict[str, Progress]:
     """Return the progress of the groups whose number is known.
 
     The number comes from an entry, or from the position: both lists are in the order in which this rank created its
@@ -146,85 +150,89 @@ def _progress(status: Any, read: Iterable[_Read], groups: Mapping[str, Membershi
     """
     if not isinstance(status, Mapping):
         return {}
-    told = {str(number): _last(about) for number, about in status.items() if isinstance(about, Mapping)}
-    names = {str(one.entry["pg_id"]): one.group for one in read if "pg_id" in one.entry}
-    if len(told) == len(groups) and all(map(is_decimal, (*told, *groups))):
-        placed = dict(zip(sorted(told, key=int), sorted(groups, key=int), strict=True))
+    progress_by_number = {
+        str(number): _group_progress(group_status)
+        for number, group_status in status.items()
+        if isinstance(group_status, Mapping)
+    }
+    names = {str(entry.entry["pg_id"]): entry.group for entry in read if "pg_id" in entry.entry}
+    if len(progress_by_number) == len(groups) and all(map(is_decimal, (*progress_by_number, *groups))):
+        placed = dict(zip(sorted(progress_by_number, key=int), sorted(groups, key=int), strict=True))
         if all(placed.get(number) == name for number, name in names.items()):
             names = placed
-    return {names[number]: last for number, last in told.items() if number in names and last}
+    return {names[number]: last for number, last in progress_by_number.items() if number in names and last}
 
 
-def _last(about: Entry) -> Progress | None:
+def _group_progress(group_status: Entry) -> Progress | None:
     entered, started, done = (
-        _whole(int(about.get(f"last_{what}_collective", -1))) for what in ("enqueued", "started", "completed")
+        _whole(int(group_status.get(f"last_{stage}_collective", -1))) for stage in ("enqueued", "started", "completed")
     )
     if done > entered:  # some versions left them uninitialised
         return None
     return Progress(entered, done, started if done <= started <= entered else -1)
 
 
-def _collectives(seen: View, read: Iterable[_Read]) -> None:
+def _collectives(result: RankView, read: Iterable[_ParsedEntry]) -> None:
     """Add the lanes. A coalesced collective has several entries with one number, of which only the last is marked
     completed.
     """
-    lanes: dict[str, dict[int, tuple[_Read, bool]]] = {}
-    for one in read:
-        if one.pair is None and not one.beside:
-            lane = lanes.setdefault(one.group, {})
-            _, before = lane.get(one.sequence, (one, False))
-            lane[one.sequence] = one, before or one.entry.get("state") == _DONE
+    lanes: dict[str, dict[int, tuple[_ParsedEntry, bool]]] = {}
+    for entry in read:
+        if entry.pair is None and not entry.is_batch:
+            lane = lanes.setdefault(entry.group, {})
+            _, before = lane.get(entry.sequence, (entry, False))
+            lane[entry.sequence] = entry, before or entry.entry.get("state") == _DONE
     for group, lane in lanes.items():
-        last = seen.progress.get(group) if group not in seen.with_pairs else None
-        through = last.done if last else -1
-        waiting = sorted(sequence for sequence, (_, done) in lane.items() if not done and sequence > through)
-        others = sorted(set(lane).difference(waiting))
-        kept = {
+        progress = result.progress.get(group) if group not in result.with_pairs else None
+        last_done = progress.done if progress else -1
+        waiting = sorted(sequence for sequence, (_, done) in lane.items() if not done and sequence > last_done)
+        done_numbers = sorted(set(lane).difference(waiting))
+        kept_operations = {
             sequence: _operation(lane[sequence][0])
-            for sequence in (*others[-MOST_DONE:], *waiting[:MOST_WAITING], *waiting[-1:])
+            for sequence in (*done_numbers[-MAX_DONE:], *waiting[:MAX_WAITING], *waiting[-1:])
         }
-        entered = max(*lane, last.entered) if last else max(lane)
-        first = kept[waiting[0]] if waiting else None
-        if first is not None and last and last.started >= first.sequence:
+        entered = max(*lane, progress.entered) if progress else max(lane)
+        first = kept_operations[waiting[0]] if waiting else None
+        if first is not None and progress and progress.started >= first.sequence:
             first = first._replace(started=True)
-        seen.lanes[group] = Lane(entered, first, kept)
+        result.lanes[group] = Lane(entered, first, kept_operations)
 
 
-def _pairs(seen: View, read: Iterable[_Read]) -> None:
+def _pairs(result: RankView, read: Iterable[_ParsedEntry]) -> None:
     """Add the pending sends and receives.
 
     A send in a batch (batch_isend_irecv) has the number of its batch and is never marked completed; its batch is.
     """
     batches: dict[tuple[str, int], bool] = {}
-    together: dict[tuple[str, int], int] = {}
-    for one in read:
-        key = one.group, one.sequence
-        if one.beside:
-            batches[key] = one.entry.get("state") == _DONE
-        elif one.pair:
-            together[key] = together.get(key, 0) + 1
-    for one in read:
-        if one.pair is None:
+    batch_sizes: dict[tuple[str, int], int] = {}
+    for entry in read:
+        key = entry.group, entry.sequence
+        if entry.is_batch:
+            batches[key] = entry.entry.get("state") == _DONE
+        elif entry.pair:
+            batch_sizes[key] = batch_sizes.get(key, 0) + 1
+    for entry in read:
+        if entry.pair is None:
             continue
-        key = one.group, one.sequence
-        done = one.entry.get("state") == _DONE or batches.get(key, False)
-        if key not in batches and together[key] > 1 and one.group in seen.progress:
-            done = one.sequence <= seen.progress[one.group].done
+        key = entry.group, entry.sequence
+        done = entry.entry.get("state") == _DONE or batches.get(key, False)
+        if key not in batches and batch_sizes[key] > 1 and entry.group in result.progress:
+            done = entry.sequence <= result.progress[entry.group].done
         if not done:
-            seen.pairs.setdefault(one.pair, []).append(_operation(one))
+            result.pairs.setdefault(entry.pair, []).append(_operation(entry))
 
 
-def _operation(one: _Read) -> Operation:
-    entry = one.entry
+def _operation(parsed: _ParsedEntry) -> Operation:
+    entry = parsed.entry
     numel: Numel = ()
     dtypes: Dtypes = ()
     if "input_sizes" in entry and "output_sizes" in entry:
         numel = (_numel(entry["input_sizes"]), _numel(entry["output_sizes"]))
     if "input_dtypes" in entry and "output_dtypes" in entry:
-        dtypes = (_kinds(entry["input_dtypes"]), _kinds(entry["output_dtypes"]))
+        dtypes = (_type_names(entry["input_dtypes"]), _type_names(entry["output_dtypes"]))
     started = entry.get("state") == "started" or bool(entry.get("time_discovered_started_ns"))
     created = _count(entry.get("time_created_ns") or 0)
-    return Operation(one.sequence, one.order, one.name, numel, dtypes, created, started)
+    return Operation(parsed.sequence, parsed.order, parsed.name, numel, dtypes, created, started)
 
 
 def _numel(sizes: Any) -> int:
@@ -234,14 +242,14 @@ def _numel(sizes: Any) -> int:
         elements = 1
         for length in size:
             elements *= _count(length)
-            if elements >= MOST_ELEMENTS:
+            if elements >= MAX_ELEMENTS:
                 raise ValueError(length)
         total += elements
     return _count(total)
 
 
-def _kinds(dtypes: Any) -> tuple[str, ...]:
-    return tuple(sorted({str(one) for one in dtypes}))
+def _type_names(dtypes: Any) -> tuple[str, ...]:
+    return tuple(sorted({str(dtype) for dtype in dtypes}))
 
 
 def _count(value: Any) -> int:

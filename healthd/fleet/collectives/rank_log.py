@@ -32,12 +32,12 @@ from dataclasses import dataclass, field
 
 from healthd.common.text import regex
 from healthd.fleet.collectives import transport
-from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, View
-from healthd.fleet.collectives.transport import Failed
+from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
+from healthd.fleet.collectives.transport import FailedRequest
 
-NEVER = 1 << 62  # it is unknown from when on a log is complete
-_GLOBAL = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
-_IN_GROUP = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
+NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from when on a log is complete
+_GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
+_GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
 _WORK = regex(
     r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+)(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?, Timeout\(ms\)=\d+\)"
@@ -46,17 +46,17 @@ _STATUS = regex(
     r"(?i)last enqueued (?:nccl )?work: (-?\d{1,18}),(?: last started work: [^,]*,)? "
     r"last completed (?:nccl )?work: (-?\d{1,18})"
 )
-_NCCL = regex(r"(?<![\w.-])([\w.-]+):(\d{1,10}):\d{1,10} \[\d{1,10}\] NCCL (?:INFO|TRACE) (.*)")
+_NCCL_LINE = regex(r"(?<![\w.-])([\w.-]+):(\d{1,10}):\d{1,10} \[\d{1,10}\] NCCL (?:INFO|TRACE) (.*)")
 _ENTERED = regex(
     r"(\w+): opCount ([0-9a-f]{1,16}) .*?\bcount (\d{1,18}) datatype (\d{1,3}) "
     r".*?\bcomm (0x[0-9a-f]+)(?: \[nranks=(\d{1,7})\])?"
 )
 _COMM = regex(r"comm (0x[0-9a-f]+) rank (\d{1,7}) n[Rr]anks (\d{1,7}) .*?(?:commId (0x[0-9a-f]+).*)?$")
 _PROCESS = regex(r"(?<![\w.-])([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[\d{1,10}\] ")
-_STUCK = regex(
+_WATCHDOG_STUCK = regex(
     r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|detected no heartbeat of its watchdog"
 )
-MOST_FAILED = 4096  # different failures per log
+MAX_FAILURES = 4096  # different failures per log
 _TIMED_OUT = "Watchdog caught collective operation timeout"
 _POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
 
@@ -64,19 +64,19 @@ _POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
 @dataclass(slots=True)
 class _Group:
     description: str = ""
-    last: Progress | None = None
+    progress: Progress | None = None
     work: dict[int, Operation] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Comm:
+class _Communicator:
     """A communicator of one process. rank: its rank there; ranks: the number of ranks; -1: unknown."""
 
     rank: int = -1
     ranks: int = -1
     name: str = ""
-    last: Operation | None = None
-    kept: dict[int, Operation] = field(default_factory=dict)
+    last_operation: Operation | None = None
+    recent: dict[int, Operation] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Failure:
     rank: int
     host: str
     source: str
-    failed: Failed
+    failed: FailedRequest
     count: int = 1
 
 
@@ -104,7 +104,7 @@ class Hang:
 class RankLog:
     """Records of the ranks in one log."""
 
-    views: list[View] = field(default_factory=list)
+    views: list[RankView] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     hangs: list[Hang] = field(default_factory=list)
 
@@ -114,63 +114,69 @@ class _Process:
     rank: int | None
     host: str
     groups: dict[str, _Group] = field(default_factory=dict)
-    comms: dict[str, _Comm] = field(default_factory=dict)
+    comms: dict[str, _Communicator] = field(default_factory=dict)
     unplaced: list[Operation] = field(default_factory=list)
 
 
-def views(
+def parse_views(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
-) -> list[View]:
+) -> list[RankView]:
     """Return the views of the ranks in one log. Ranks without such lines have none.
 
     rank: the rank in the log's name, for lines without one. number: another number in its name, as a last resort.
     """
-    return read(lines, source, host, rank, number).views
+    return parse_log(lines, source, host, rank, number).views
 
 
-def read(lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None) -> RankLog:
+def parse_log(
+    lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
+) -> RankLog:
     """Parse a log. rank, number: as in `parse_views`."""
-    told: dict[object, _Process] = {}
-    failures: dict[tuple[object, Failed], Failure] = {}
+    processes: dict[object, _Process] = {}
+    failures: dict[tuple[object, FailedRequest], Failure] = {}
     hangs: dict[int, Hang] = {}
-    for order, raw in enumerate(lines):
-        if b"NCCL" not in raw and b"NET/IB" not in raw:
+    for order, raw_line in enumerate(lines):
+        if b"NCCL" not in raw_line and b"NET/IB" not in raw_line:
             continue
-        line = raw.decode("utf-8", "replace")
+        line = raw_line.decode("utf-8", "replace")
         if "ProcessGroupNCCL" in line or _TIMED_OUT in line:
-            _hang(hangs, line, source, host, rank)
-            _watchdog(told, line, order, host, rank)
+            _record_hang(hangs, line, source, host, rank)
+            _parse_watchdog_line(processes, line, order, host, rank)
         elif (failed := transport.parse(line)) is not None:
-            _failed(failures, line, failed, source, host)
-        elif (about := _NCCL.search(line)) is not None:
-            _nccl(told, about.group(1), about.group(2), about.group(3), order, rank)
-    found = [_view(process, source, number) for process in told.values()]
+            _record_failure(failures, line, failed, source, host)
+        elif (nccl_line := _NCCL_LINE.search(line)) is not None:
+            _parse_nccl_line(processes, nccl_line.group(1), nccl_line.group(2), nccl_line.group(3), order, rank)
+    found = [_build_view(process, source, number) for process in processes.values()]
     for (key, _), failure in failures.items():
-        failure.rank = _rank_of(told.get(key), rank, number)
+        failure.rank = _process_rank(processes.get(key), rank, number)
     return RankLog(
-        [seen for seen in found if seen.lanes and seen.rank >= 0], list(failures.values()), list(hangs.values())
+        [view for view in found if view.lanes and view.rank >= 0], list(failures.values()), list(hangs.values())
     )
 
 
-def _rank_of(process: _Process | None, rank: int | None, number: int | None) -> int:
+def _process_rank(process: _Process | None, rank: int | None, number: int | None) -> int:
     """Return the rank of a process from its communicators, else from the log's name; -1 if neither has it."""
     comms = process.comms.values() if process is not None else ()
-    widest = max(comms, key=lambda comm: comm.ranks, default=_Comm())
-    known = (one for one in (rank, widest.rank if widest.rank >= 0 else None, number) if one is not None)
-    return next(known, -1)
+    widest = max(comms, key=lambda comm: comm.ranks, default=_Communicator())
+    candidates = (
+        candidate for candidate in (rank, widest.rank if widest.rank >= 0 else None, number) if candidate is not None
+    )
+    return next(candidates, -1)
 
 
-def _failed(failures: dict[tuple[object, Failed], Failure], line: str, failed: Failed, source: str, host: str) -> None:
+def _record_failure(
+    failures: dict[tuple[object, FailedRequest], Failure], line: str, failed: FailedRequest, source: str, host: str
+) -> None:
     process = _PROCESS.search(line)
     key = (process.groups() if process else None, failed)
     if key in failures:
         failures[key].count += 1
-    elif len(failures) < MOST_FAILED:
+    elif len(failures) < MAX_FAILURES:
         failures[key] = Failure(-1, process.group(1) if process else host, source, failed)
 
 
-def _hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank: int | None) -> None:
-    found = _STUCK.search(line)
+def _record_hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank: int | None) -> None:
+    found = _WATCHDOG_STUCK.search(line)
     number = _rank_in(line, rank) if found is not None else None
     if found is None or number is None:
         return
@@ -180,93 +186,110 @@ def _hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank: int |
 
 def _rank_in(line: str, rank: int | None) -> int | None:
     """Return the rank of a watchdog line: the global one, else that of the log's name, else the one in the group."""
-    whole, in_group = _GLOBAL.search(line), _IN_GROUP.search(line)
-    if whole is not None:
-        return int(whole.group(1))
-    return rank if rank is not None or in_group is None else int(in_group.group(1))
+    global_rank, group_rank = _GLOBAL_RANK.search(line), _GROUP_RANK.search(line)
+    if global_rank is not None:
+        return int(global_rank.group(1))
+    return rank if rank is not None or group_rank is None else int(group_rank.group(1))
 
 
-def _watchdog(told: dict[object, _Process], line: str, order: int, host: str, rank: int | None) -> None:
-    where, work, status = _PG.search(line), _WORK.search(line), _STATUS.search(line)
+def _parse_watchdog_line(processes: dict[object, _Process], line: str, order: int, host: str, rank: int | None) -> None:
+    group_match, work, status = _PG.search(line), _WORK.search(line), _STATUS.search(line)
     number = _rank_in(line, rank)
     if number is None or (work is None and status is None):
         return
-    process = told.setdefault(("rank", number), _Process(number, host))
+    process = processes.setdefault(("rank", number), _Process(number, host))
     operation = None
     if work is not None:
         sequence, name, *numel = work.groups()
         sizes = (int(numel[0]), int(numel[1])) if numel[0] else ()
         operation = Operation(int(sequence), order, name, sizes)
-    if where is not None:
-        name = where.group(2) or where.group(1)
+    if group_match is not None:
+        name = group_match.group(2) or group_match.group(1)
         group = process.groups.setdefault(name, _Group())
-        group.description = where.group(3) or group.description
+        group.description = group_match.group(3) or group.description
         if status is not None:
-            group.last = Progress(int(status.group(1)), int(status.group(2)))
-            for one in [one for one in process.unplaced if group.last.done < one.sequence <= group.last.entered]:
-                group.work.setdefault(one.sequence, one)
-                process.unplaced.remove(one)
+            group.progress = Progress(int(status.group(1)), int(status.group(2)))
+            for operation_in_doubt in [
+                operation_in_doubt
+                for operation_in_doubt in process.unplaced
+                if group.progress.done < operation_in_doubt.sequence <= group.progress.entered
+            ]:
+                group.work.setdefault(operation_in_doubt.sequence, operation_in_doubt)
+                process.unplaced.remove(operation_in_doubt)
         if operation is not None:
             group.work.setdefault(operation.sequence, operation)
     elif operation is not None and operation not in process.unplaced:
         process.unplaced.append(operation)
 
 
-def _nccl(told: dict[object, _Process], host: str, pid: str, text: str, order: int, rank: int | None) -> None:
-    entered, made = _ENTERED.match(text), None
+def _parse_nccl_line(
+    processes: dict[object, _Process], host: str, pid: str, text: str, order: int, rank: int | None
+) -> None:
+    entered, created = _ENTERED.match(text), None
     if entered is None and "comm 0x" in text:
-        made = _COMM.search(text)
-    if entered is None and made is None:
+        created = _COMM.search(text)
+    if entered is None and created is None:
         return
-    process = told.setdefault((host, pid), _Process(rank, host))
-    if made is not None:
-        address, place, ranks, name = made.groups()
-        comm = process.comms.setdefault(address, _Comm())
-        comm.rank, comm.ranks, comm.name = int(place), int(ranks), name or comm.name
+    process = processes.setdefault((host, pid), _Process(rank, host))
+    if created is not None:
+        address, comm_rank, ranks, name = created.groups()
+        comm = process.comms.setdefault(address, _Communicator())
+        comm.rank, comm.ranks, comm.name = int(comm_rank), int(ranks), name or comm.name
     elif entered is not None:
         kind, number, count, datatype, address, ranks = entered.groups()
-        comm = process.comms.setdefault(address, _Comm())
+        comm = process.comms.setdefault(address, _Communicator())
         comm.ranks = int(ranks) if ranks else comm.ranks
         if kind not in _POINT_TO_POINT:
-            comm.last = Operation(int(number, 16), order, kind, (int(count), int(count)), ((datatype,), (datatype,)))
-            comm.kept[comm.last.sequence] = comm.last
-            while len(comm.kept) > 32:
-                del comm.kept[next(iter(comm.kept))]
+            comm.last_operation = Operation(
+                int(number, 16), order, kind, (int(count), int(count)), ((datatype,), (datatype,))
+            )
+            comm.recent[comm.last_operation.sequence] = comm.last_operation
+            while len(comm.recent) > 32:
+                del comm.recent[next(iter(comm.recent))]
 
 
-def _view(process: _Process, source: str, number: int | None) -> View:
+def _build_view(process: _Process, source: str, number: int | None) -> RankView:
     if process.unplaced and not process.groups:  # before 2.3: no line names its group
-        process.groups["default_pg"] = _Group("default_pg", None, {one.sequence: one for one in process.unplaced})
+        process.groups["default_pg"] = _Group(
+            "default_pg",
+            None,
+            {unplaced_operation.sequence: unplaced_operation for unplaced_operation in process.unplaced},
+        )
     elif process.unplaced and len(process.groups) == 1:
         (only,) = process.groups.values()
-        only.work.update((one.sequence, one) for one in process.unplaced)
-    widest = max(process.comms.values(), key=lambda comm: comm.ranks, default=_Comm())
+        only.work.update((unplaced_operation.sequence, unplaced_operation) for unplaced_operation in process.unplaced)
+    widest = max(process.comms.values(), key=lambda comm: comm.ranks, default=_Communicator())
     rank = process.rank if process.rank is not None else widest.rank
     if rank < 0 and number is not None:
         rank = number
-    seen = View(rank, source, process.host, since_ns=NEVER)
+    result = RankView(rank, source, process.host, since_ns=NO_COMPLETE_HISTORY_NS)
     for name, group in process.groups.items():
-        lane = _lane(group)
+        lane = _build_lane(group)
         if lane is not None:
-            seen.groups[name] = Membership(name, group.description, None)
-            seen.lanes[name] = lane
+            result.groups[name] = Membership(name, group.description, None)
+            result.lanes[name] = lane
     for comm in process.comms.values():
         name = f"commId {comm.name}" if comm.name else f"communicator of {comm.ranks} ranks"
-        if name in seen.groups or (not comm.name and comm.ranks != widest.ranks) or comm.ranks < 2:
+        if name in result.groups or (not comm.name and comm.ranks != widest.ranks) or comm.ranks < 2:
             continue  # without an id, communicators of two processes cannot be matched
-        seen.groups[name] = Membership(name, "", None)
-        seen.lanes[name] = Lane(comm.last.sequence if comm.last else -1, comm.last, comm.kept, sure=False)
-    return seen
+        result.groups[name] = Membership(name, "", None)
+        result.lanes[name] = Lane(
+            comm.last_operation.sequence if comm.last_operation else -1,
+            comm.last_operation,
+            comm.recent,
+            has_completions=False,
+        )
+    return result
 
 
-def _lane(group: _Group) -> Lane | None:
-    waiting = {number: one for number, one in group.work.items() if one.name not in _POINT_TO_POINT}
-    if group.last is None:
+def _build_lane(group: _Group) -> Lane | None:
+    waiting = {number: work_item for number, work_item in group.work.items() if work_item.name not in _POINT_TO_POINT}
+    if group.progress is None:
         if not waiting:
             return None
         first = waiting[min(waiting)]
         return Lane(max(waiting), first, waiting)
-    entered, done = group.last.entered, group.last.done
+    entered, done = group.progress.entered, group.progress.done
     if entered <= done:
         return Lane(entered, None, waiting)
     first = waiting.get(done + 1, Operation(done + 1, -1, ""))

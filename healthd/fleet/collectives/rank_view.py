@@ -45,12 +45,14 @@ class Lane:
 
     entered: int
     first: Operation | None
-    kept: dict[int, Operation] = field(default_factory=dict)
-    sure: bool = True
+    operations: dict[int, Operation] = field(default_factory=dict)
+    has_completions: bool = True
 
-    def left(self, sequence: int) -> bool:
+    def has_finished(self, sequence: int) -> bool:
         """Return True if this rank finished the operation: the collectives of a group run in order, on one stream."""
-        return self.sure and self.entered >= sequence and (self.first is None or self.first.sequence > sequence)
+        return (
+            self.has_completions and self.entered >= sequence and (self.first is None or self.first.sequence > sequence)
+        )
 
 
 class Membership(NamedTuple):
@@ -80,7 +82,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(slots=True)
-class View:
+class RankView:
     """Records of one rank.
 
     rank                     -1: unknown so far
@@ -104,7 +106,7 @@ class View:
     pairs: dict[Pair, list[Operation]] = field(default_factory=dict)
     with_pairs: set[str] = field(default_factory=set)
     since_ns: int = 0
-    only_waiting: bool = False
+    has_only_pending: bool = False
     first_ns: int = 0
     last_ns: int = 0
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED, OTHER = "network", "memory", "remote", "adapter", "flushed", "other"
+NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED, OTHER_SOURCE = "network", "memory", "remote", "adapter", "flushed", "other"
 
 
 class Status(NamedTuple):
@@ -35,12 +35,12 @@ class Status(NamedTuple):
 
 # Meanings: InfiniBand specification, volume 1, 11.6.2 (completion return status), and ibv_poll_cq(3).
 STATUSES = {
-    1: Status("LOC_LEN_ERR", "the data is longer than the buffer that was posted for it", OTHER),
+    1: Status("LOC_LEN_ERR", "the data is longer than the buffer that was posted for it", OTHER_SOURCE),
     2: Status("LOC_QP_OP_ERR", "the local adapter could not execute the request", ADAPTER),
     4: Status("LOC_PROT_ERR", "the local adapter may not access the memory of the request", MEMORY),
     5: Status("WR_FLUSH_ERR", "an earlier request of the connection failed, and this one was discarded", FLUSHED),
     6: Status("MW_BIND_ERR", "a memory window could not be bound", MEMORY),
-    7: Status("BAD_RESP_ERR", "the other end sent an unexpected answer", OTHER),
+    7: Status("BAD_RESP_ERR", "the other end sent an unexpected answer", OTHER_SOURCE),
     8: Status("LOC_ACCESS_ERR", "the local adapter refused an access of the other end to its memory", MEMORY),
     9: Status("REM_INV_REQ_ERR", "the other end received an invalid request", REMOTE),
     10: Status("REM_ACCESS_ERR", "the other end refused the access to its memory", MEMORY),
@@ -50,7 +50,7 @@ STATUSES = {
     16: Status("REM_ABORT_ERR", "the other end aborted the operation", REMOTE),
     19: Status("FATAL_ERR", "the local adapter failed", ADAPTER),
     20: Status("RESP_TIMEOUT_ERR", "the other end did not answer in time", NETWORK),
-    21: Status("GENERAL_ERR", "the transport failed", OTHER),
+    21: Status("GENERAL_ERR", "the transport failed", OTHER_SOURCE),
 }
 _LINE = regex(
     r"NET/IB\w*(?:/\w+)? ?: ?Got completion (?:from peer (\S{1,300}?)(?:<(\d{1,40})>?)? )?"
@@ -63,7 +63,7 @@ _REMOTE = regex(r"\bremoteGids? ?([0-9A-Fa-f:.]{2,64})")
 _ADAPTER = regex(r"\bhca ([\w.-]{1,64})")
 
 
-class Failed(NamedTuple):
+class FailedRequest(NamedTuple):
     """One failed request. Missing values are "", or None for vendor_error.
 
     peer: the other end's address, as in NCCL's sockets. local, remote: GIDs. adapter: the local device. request: Send,
@@ -79,19 +79,19 @@ class Failed(NamedTuple):
     vendor_error: int | None
 
 
-def parse(line: str) -> Failed | None:
+def parse(line: str) -> FailedRequest | None:
     """Return the failed request of a line, None if it has none."""
     found = _LINE.search(line)
     if found is None:
         return None
-    rest = line[found.end() - 1 :]
-    peer, _, error, number, _, named = found.groups()
-    status = int(error or number or named)
+    remainder = line[found.end() - 1 :]
+    peer, _, error, number, _, status_number = found.groups()
+    status = int(error or number or status_number)
     if not status:
         return None
-    vendor, request = _VENDOR.search(rest), _REQUEST.search(rest)
-    local, remote, adapter = (one.search(rest) for one in (_LOCAL, _REMOTE, _ADAPTER))
-    return Failed(
+    vendor, request = _VENDOR.search(remainder), _REQUEST.search(remainder)
+    local, remote, adapter = (pattern.search(remainder) for pattern in (_LOCAL, _REMOTE, _ADAPTER))
+    return FailedRequest(
         status,
         peer or "",
         local.group(1) if local else "",
@@ -102,6 +102,6 @@ def parse(line: str) -> Failed | None:
     )
 
 
-def status_of(number: int) -> Status:
+def lookup_status(number: int) -> Status:
     """Return the meaning of a status. Unknown numbers have the source OTHER_SOURCE."""
-    return STATUSES.get(number, Status(f"status {number}", "an unknown error", OTHER))
+    return STATUSES.get(number, Status(f"status {number}", "an unknown error", OTHER_SOURCE))

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
-from healthd.fleet.collectives.dump import MOST_RANKS
-from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, View
+from healthd.fleet.collectives.dump import MAX_RANKS
+from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, RankView
 
-OF_ANOTHER_RUN_SECONDS = 3600  # this long before all others: PyTorch's longest usual time-out is half of it
-BEGUN_ANEW_SECONDS = 60
-MOST_WITHOUT = 3  # ratio of ranks without a dump to ranks with one, from which dumps were not collected
+EARLIER_RUN_SECONDS = 3600  # this long before all others: PyTorch's longest usual time-out is half of it
+RESTARTED_SECONDS = 60
+MAX_MISSING_DUMP_RATIO = 3  # ratio of ranks without a dump to ranks with one, from which dumps were not collected
 # In these not every rank needs all others: one may finish before others arrive.
-_ONE_SIDED = ("broadcast", "reduce", "scatter", "gather")
+_ROOTED_PREFIXES = ("broadcast", "reduce", "scatter", "gather")
 _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
 
 
@@ -33,10 +33,10 @@ class Group(NamedTuple):
     name: str
     description: str
     ranks: tuple[int, ...]
-    told: bool = True
+    has_rank_order: bool = True
 
 
-class Place(NamedTuple):
+class OperationKey(NamedTuple):
     """A collective of a group, or a send or receive from source to target (global ranks; else -1)."""
 
     group: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     target: int = -1
 
     @property
-    def between(self) -> tuple[int, int, int]:
+    def pair_key(self) -> tuple[int, int, int]:
         return self.group, self.source, self.target
 
 
@@ -62,33 +62,33 @@ class Stall:
                                 reached it, unlike other GPUs: it is still in an earlier kernel
     """
 
-    place: Place
+    key: OperationKey
     operation: Operation
     waiting: list[int] = field(default_factory=list)
     entered: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
     later: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """True if all ranks arrived and some finished: no rank holds up the others.
 
         In a rooted operation a rank that waits for the root's data only may finish before others arrive.
         """
-        return not self.missing and bool(self.left) and (not self.later or not one_sided(self.operation.name))
+        return not self.missing and bool(self.finished) and (not self.later or not is_rooted(self.operation.name))
 
     @property
-    def points_at(self) -> list[int]:
+    def waits_for(self) -> list[int]:
         """Ranks that the waiting ranks wait for."""
-        return self.missing or ([] if self.stuck else self.later or self.behind)
+        return self.missing or ([] if self.is_stuck else self.later or self.behind)
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """True if all ranks entered it as their first pending operation, and none finished."""
-        return not (self.missing or self.left or self.later or self.unknown or self.behind)
+        return not (self.missing or self.finished or self.later or self.unknown or self.behind)
 
 
 class Blame(NamedTuple):
@@ -103,8 +103,8 @@ class Blame(NamedTuple):
     """
 
     rank: int
-    why: str
-    place: Place
+    reason: str
+    key: OperationKey
     operation: str = ""
     waiting: tuple[int, ...] = ()
 
@@ -113,8 +113,8 @@ class Blame(NamedTuple):
 class Difference:
     """Ranks with different collectives under one number. descriptions: description -> its ranks."""
 
-    place: Place
-    said: Mapping[str, tuple[int, ...]]
+    key: OperationKey
+    descriptions: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,59 +135,59 @@ class Judgement:
     groups: tuple[Group, ...]
     stalls: tuple[Stall, ...]
     difference: Difference | None
-    unseen: tuple[int, ...]
-    aside: Mapping[int, str]
+    ranks_without_view: tuple[int, ...]
+    unused_dumps: Mapping[int, str]
     ring: tuple[int, ...]
-    held_up: int
+    blocked_ranks: int
 
 
-def one_sided(name: str) -> bool:
+def is_rooted(name: str) -> bool:
     name = name.lower().lstrip("_")
-    return name.startswith(_ONE_SIDED) and not name.startswith(("reduce_scatter", "reducescatter"))
+    return name.startswith(_ROOTED_PREFIXES) and not name.startswith(("reduce_scatter", "reducescatter"))
 
 
-def judge(views: Iterable[View]) -> Judgement:
+def judge(views: Iterable[RankView]) -> Judgement:
     """Judge views, one per rank."""
-    return _World({view.rank: view for view in views}).judged()
+    return _Analysis({view.rank: view for view in views}).judgement()
 
 
-class _World:
+class _Analysis:
     """The views together: groups, stalls and who waits for whom."""
 
-    def __init__(self, views: dict[int, View]) -> None:
-        self.aside = _of_other_times(views)
-        self.views = {rank: view for rank, view in sorted(views.items()) if rank not in self.aside}
+    def __init__(self, views: dict[int, RankView]) -> None:
+        self.unused_dumps = _outdated_dumps(views)
+        self.views = {rank: view for rank, view in sorted(views.items()) if rank not in self.unused_dumps}
         self.groups: list[Group] = []
         self.group_of: dict[tuple[int, str], int] = {}  # (rank, name) -> index in groups
         self._find_groups()
         self._find_gaps()
         self.lanes: list[dict[int, Lane]] = [{} for _ in self.groups]
         self._find_lanes()
-        known = {rank for group in self.groups for rank in group.ranks} | set(views)
-        self.unseen = tuple(sorted(known - set(self.views)))
-        self.places: dict[Place, Stall] = {}  # of collectives
+        all_ranks = {rank for group in self.groups for rank in group.ranks} | set(views)
+        self.ranks_without_view = tuple(sorted(all_ranks - set(self.views)))
+        self.stalls_by_key: dict[OperationKey, Stall] = {}  # of collectives
         self.stalls: list[Stall] = []
-        self.aligned: dict[tuple[str, int, int], bool] = {}
-        self.first: dict[int, Stall | None] = {}
+        self.numbers_agree_cache: dict[tuple[str, int, int], bool] = {}
+        self.first_pending: dict[int, Stall | None] = {}
 
     # --- groups and lanes
 
     def _find_groups(self) -> None:
         """Collect the groups. Groups of one name with different ranks are different (split_group reuses names)."""
-        places: dict[tuple[str, tuple[int, ...] | None], int] = {}
-        seen: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
+        indices: dict[tuple[str, tuple[int, ...] | None], int] = {}
+        ranks_by_group: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
         for rank, view in self.views.items():
             for name, group in view.groups.items():
                 ranks = group.ranks if group.ranks and rank in group.ranks else None
                 key = name, ranks
-                if key not in places:
-                    places[key] = len(self.groups)
+                if key not in indices:
+                    indices[key] = len(self.groups)
                     self.groups.append(Group(name, group.description, ranks or (), ranks is not None))
-                self.group_of[rank, name] = places[key]
-                seen[key].add(rank)
-        for key, place in places.items():
-            if not self.groups[place].told:
-                self.groups[place] = self.groups[place]._replace(ranks=tuple(sorted(seen[key])))
+                self.group_of[rank, name] = indices[key]
+                ranks_by_group[key].add(rank)
+        for key, index in indices.items():
+            if not self.groups[index].has_rank_order:
+                self.groups[index] = self.groups[index]._replace(ranks=tuple(sorted(ranks_by_group[key])))
 
     def _find_gaps(self) -> None:
         """If no rank records group members, add missing rank numbers to the groups that contain all others.
@@ -195,12 +195,12 @@ class _World:
         Ranks are counted from 0.
         """
         highest = max(self.views, default=-1)
-        if any(group.told for group in self.groups) or highest >= MOST_RANKS:
+        if any(group.has_rank_order for group in self.groups) or highest >= MAX_RANKS:
             return
         gaps = set(range(highest + 1)).difference(self.views)
-        for place, group in enumerate(self.groups):
+        for index, group in enumerate(self.groups):
             if gaps and len(group.ranks) == len(self.views):
-                self.groups[place] = group._replace(ranks=tuple(sorted(gaps.union(group.ranks))))
+                self.groups[index] = group._replace(ranks=tuple(sorted(gaps.union(group.ranks))))
 
     def _find_lanes(self) -> None:
         """Collect the lanes. A group's progress replaces a missing lane, unless the group also sends (ambiguous)."""
@@ -210,23 +210,27 @@ class _World:
                 group = self.group_of[rank, name]
                 lane, last = view.lanes.get(name), view.progress.get(name)
                 if lane is None and last is not None and group not in with_pairs:
-                    after = last.done + 1
-                    first = Operation(after, -1, "", started=last.started >= after) if after <= last.entered else None
+                    next_number = last.done + 1
+                    first = (
+                        Operation(next_number, -1, "", started=last.started >= next_number)
+                        if next_number <= last.entered
+                        else None
+                    )
                     lane = Lane(last.entered, first)
                 if lane is not None:
                     self.lanes[group][rank] = lane
 
     # --- state of the ranks
 
-    def stall(self, group: int, operation: Operation) -> Stall:
+    def get_stall(self, group: int, operation: Operation) -> Stall:
         """Return the stall of a collective. `waiting` and `later` are filled in by `_count_waiting`."""
-        place = Place(group, operation.sequence)
-        if place in self.places:
-            found = self.places[place]
+        key = OperationKey(group, operation.sequence)
+        if key in self.stalls_by_key:
+            found = self.stalls_by_key[key]
             if not found.operation.name and operation.name:
                 found.operation = operation
             return found
-        found = self.places[place] = Stall(place, operation)
+        found = self.stalls_by_key[key] = Stall(key, operation)
         self.stalls.append(found)
         for rank in self.groups[group].ranks:
             entered = self._entered(rank, group, operation)
@@ -236,12 +240,12 @@ class _World:
                 found.missing.append(rank)
             else:
                 found.entered.append(rank)
-                if self.lanes[group][rank].left(operation.sequence):
-                    found.left.append(rank)
-        if found.left and not one_sided(operation.name):  # so all arrived, even those without a record
-            kept = [rank for rank in found.missing if rank in self.lanes[group]]
+                if self.lanes[group][rank].has_finished(operation.sequence):
+                    found.finished.append(rank)
+        if found.finished and not is_rooted(operation.name):  # so all arrived, even those without a record
+            still_missing = [rank for rank in found.missing if rank in self.lanes[group]]
             found.unknown += [rank for rank in found.missing if rank not in self.lanes[group]]
-            found.missing = kept
+            found.missing = still_missing
         return found
 
     def _entered(self, rank: int, group: int, operation: Operation) -> bool | None:
@@ -250,135 +254,152 @@ class _World:
             return lane.entered >= operation.sequence
         if view is None:
             return None
-        if view.only_waiting or not view.since_ns or view.since_ns < operation.created_ns:
+        if view.has_only_pending or not view.since_ns or view.since_ns < operation.created_ns:
             return False
         return None
 
-    def _find_first(self) -> None:
+    def _find_first_pending(self) -> None:
         """Find the first pending operation of each rank."""
         for rank, view in self.views.items():
-            waits = list(self._collectives(rank, view))
+            pending_stalls = list(self._collectives(rank, view))
             for pair, operations in view.pairs.items():
-                if (place := self._between(view, pair)) is not None:
+                if (key := self._pair_operation_key(view, pair)) is not None:
                     for position, operation in enumerate(operations):
-                        waits.append((operation.order, self._pair_stall(rank, place, pair, position, operation)))
-            self.first[rank] = min(waits, key=lambda wait: wait[0], default=(0, None))[1]
-        self._count_first()
+                        pending_stalls.append((operation.order, self._pair_stall(rank, key, pair, position, operation)))
+            self.first_pending[rank] = min(pending_stalls, key=lambda pending: pending[0], default=(0, None))[1]
+        self._count_waiting()
 
-    def _collectives(self, rank: int, view: View) -> Iterator[tuple[int, Stall]]:
+    def _collectives(self, rank: int, view: RankView) -> Iterator[tuple[int, Stall]]:
         for name in view.groups:
             group = self.group_of[rank, name]
             lane = self.lanes[group].get(rank)
             if lane is not None and lane.first is not None and len(self.groups[group].ranks) > 1:
-                stall = self.stall(group, lane.first)
-                if lane.sure or stall.missing:
+                stall = self.get_stall(group, lane.first)
+                if lane.has_completions or stall.missing:
                     yield lane.first.order, stall
 
-    def _count_first(self) -> None:
+    def _count_waiting(self) -> None:
         for stall in self.stalls:
             stall.waiting, stall.later = [], []
-        for rank, first in self.first.items():
+        for rank, first in self.first_pending.items():
             if first is not None:
                 first.waiting.append(rank)
         for stall in self.stalls:
-            here, through = set(stall.waiting), set(stall.left)
-            if stall.place.source >= 0:  # the other side has its own stall
-                firsts = ((rank, self.first.get(rank)) for rank in stall.entered)
-                here |= {rank for rank, first in firsts if first and first.place.between == stall.place.between}
-            stall.later = [rank for rank in stall.entered if rank not in here and rank not in through]
-            if stall.place.source < 0 and not (stall.missing or stall.left or stall.later):
-                lanes = self.lanes[stall.place.group]
-                started = {rank for rank in stall.waiting if (one := lanes[rank].first) is not None and one.started}
+            waiting_here, finished = set(stall.waiting), set(stall.finished)
+            if stall.key.source >= 0:  # the other side has its own stall
+                firsts = ((rank, self.first_pending.get(rank)) for rank in stall.entered)
+                waiting_here |= {rank for rank, first in firsts if first and first.key.pair_key == stall.key.pair_key}
+            stall.later = [rank for rank in stall.entered if rank not in waiting_here and rank not in finished]
+            if stall.key.source < 0 and not (stall.missing or stall.finished or stall.later):
+                lanes = self.lanes[stall.key.group]
+                started = {
+                    rank
+                    for rank in stall.waiting
+                    if (lane_first := lanes[rank].first) is not None and lane_first.started
+                }
                 stall.behind = [rank for rank in stall.waiting if rank not in started] if started else []
 
     # --- sends and receives
 
-    def _between(self, view: View, pair: Pair) -> Place | None:
+    def _pair_operation_key(self, view: RankView, pair: Pair) -> OperationKey | None:
         group = self.group_of[view.rank, pair.group]
         ranks = self.groups[group].ranks
-        if not self.groups[group].told or max(pair.source, pair.target) >= len(ranks):
+        if not self.groups[group].has_rank_order or max(pair.source, pair.target) >= len(ranks):
             return None
-        return Place(group, 0, ranks[pair.source], ranks[pair.target])
+        return OperationKey(group, 0, ranks[pair.source], ranks[pair.target])
 
-    def _pair_stall(self, rank: int, place: Place, pair: Pair, position: int, operation: Operation) -> Stall:
+    def _pair_stall(self, rank: int, key: OperationKey, pair: Pair, position: int, operation: Operation) -> Stall:
         """Return the stall of a send or receive.
 
         Its numbers agree on both sides in some programs only (a pipeline whose stages send equally often). In others
         the first pending one of each side belong together.
         """
-        place = place._replace(sequence=operation.sequence)
-        stall = Stall(place, operation, entered=[rank])
+        key = key._replace(sequence=operation.sequence)
+        stall = Stall(key, operation, entered=[rank])
         self.stalls.append(stall)  # one per side: their numbers cannot always be matched
-        other = place.target if rank == place.source else place.source
-        view = self.views.get(other)
+        peer = key.target if rank == key.source else key.source
+        view = self.views.get(peer)
         if view is None:
-            stall.unknown.append(other)
+            stall.unknown.append(peer)
             return stall
-        theirs = view.pairs.get(pair, [])
-        group = self.groups[place.group]
-        if self._numbers_agree(_kind(group), pair):
-            numbers = [one.sequence for one in theirs]
+        peer_operations = view.pairs.get(pair, [])
+        group = self.groups[key.group]
+        if self._numbers_agree(_group_kind(group), pair):
+            numbers = [peer_operation.sequence for peer_operation in peer_operations]
             last = max([*numbers, *self._entered_pairs(view, group.name)], default=-1)
             if operation.sequence in numbers:
-                stall.entered.append(other)
+                stall.entered.append(peer)
             elif operation.sequence < last:
-                stall.entered.append(other)
-                stall.left.append(other)
+                stall.entered.append(peer)
+                stall.finished.append(peer)
             else:
-                stall.missing.append(other)
-        elif position < len(theirs):
-            stall.entered.append(other)
+                stall.missing.append(peer)
+        elif position < len(peer_operations):
+            stall.entered.append(peer)
         else:
-            stall.missing.append(other)
+            stall.missing.append(peer)
         return stall
 
     @staticmethod
-    def _entered_pairs(view: View, name: str) -> Iterator[int]:
+    def _entered_pairs(view: RankView, name: str) -> Iterator[int]:
         for pair, operations in view.pairs.items():
             if pair.group == name:
                 yield operations[-1].sequence
         if name in view.progress and name not in view.lanes:
             yield view.progress[name].entered
 
-    def _numbers_agree(self, kind: str, asked: Pair) -> bool:
+    def _numbers_agree(self, kind: str, pair: Pair) -> bool:
         """Return True if sender and receiver use the same numbers between these positions of a group.
 
         Wherever both have numbers in the same range, they must have the same ones, and at least once. All groups of the
         kind are checked: the stages of one pipeline behave like those of another.
         """
-        key = kind, asked.source, asked.target
-        if key not in self.aligned:
-            agree, seen = True, False
-            for ours, theirs in self._both_sides(kind, asked):
-                low, high = max(min(ours), min(theirs)), min(max(ours), max(theirs))
-                here, there = ({one for one in side if low <= one <= high} for side in (ours, theirs))
-                agree, seen = agree and here == there, seen or bool(here)
-            self.aligned[key] = agree and seen
-        return self.aligned[key]
+        key = kind, pair.source, pair.target
+        if key not in self.numbers_agree_cache:
+            agree, has_common = True, False
+            for sender_numbers, receiver_numbers in self._paired_numbers(kind, pair):
+                low, high = (
+                    max(min(sender_numbers), min(receiver_numbers)),
+                    min(max(sender_numbers), max(receiver_numbers)),
+                )
+                common_ours, common_theirs = (
+                    {number for number in side if low <= number <= high} for side in (sender_numbers, receiver_numbers)
+                )
+                agree, has_common = agree and common_ours == common_theirs, has_common or bool(common_ours)
+            self.numbers_agree_cache[key] = agree and has_common
+        return self.numbers_agree_cache[key]
 
-    def _both_sides(self, kind: str, asked: Pair) -> Iterator[tuple[set[int], set[int]]]:
+    def _paired_numbers(self, kind: str, pair_of_ranks: Pair) -> Iterator[tuple[set[int], set[int]]]:
         for rank, view in self.views.items():
             for pair, operations in view.pairs.items():
-                group, place = self.groups[self.group_of[rank, pair.group]], self._between(view, pair)
-                if pair[1:] == asked[1:] and _kind(group) == kind and place is not None and rank == place.source:
-                    other = self.views.get(place.target)
-                    theirs = other.pairs.get(pair, []) if other else []
-                    if theirs:
-                        yield {one.sequence for one in operations}, {one.sequence for one in theirs}
+                group, key = self.groups[self.group_of[rank, pair.group]], self._pair_operation_key(view, pair)
+                if (
+                    pair[1:] == pair_of_ranks[1:]
+                    and _group_kind(group) == kind
+                    and key is not None
+                    and rank == key.source
+                ):
+                    peer = self.views.get(key.target)
+                    peer_operations = peer.pairs.get(pair, []) if peer else []
+                    if peer_operations:
+                        yield (
+                            {operation_entry.sequence for operation_entry in operations},
+                            {operation_entry.sequence for operation_entry in peer_operations},
+                        )
 
     # --- suspects
 
-    def judged(self) -> Judgement:
-        self._find_first()
+    def judgement(self) -> Judgement:
+        self._find_first_pending()
         difference = self._difference()
         suspects: dict[int, Blame] = {}
         ring: tuple[int, ...] = ()
         if difference is None:
-            suspects = self._ends(self.first)
-            suspects, ring = self._rings(suspects)
-            suspects |= self._without_dump(suspects)
-        lost = [stall for stall in self.stalls if stall.waiting and stall.lost]
-        crossed = any(stall.place.source < 0 for rank in ring if (stall := self.first[rank]) is not None)
+            suspects = self._final_blames(self.first_pending)
+            suspects, ring = self._ring_blames(suspects)
+            suspects |= self._no_dump_blames(suspects)
+        lost = [stall for stall in self.stalls if stall.waiting and stall.is_lost]
+        crossed = any(stall.key.source < 0 for rank in ring if (stall := self.first_pending[rank]) is not None)
         if difference is not None or (ring and not suspects and crossed):
             kind = "mismatch"
         elif suspects:
@@ -389,27 +410,27 @@ class _World:
             kind,
             tuple(suspects[rank] for rank in sorted(suspects)),
             tuple(self.groups),
-            tuple(self._of_groups(suspects)),
+            tuple(self._stalls_by_group(suspects)),
             difference,
-            self.unseen,
-            self.aside,
+            self.ranks_without_view,
+            self.unused_dumps,
             ring if not suspects else (),
-            len(self._explained(set(suspects), frozenset(self.unseen)) - set(suspects)),
+            len(self._ranks_waiting_for(set(suspects), frozenset(self.ranks_without_view)) - set(suspects)),
         )
 
     def _missed(self) -> dict[int, Stall]:
         """Return rank -> the first collective that it misses, or a send or receive if it misses no collective."""
         missed: dict[int, Stall] = {}
 
-        def before(stall: Stall) -> tuple[bool, bool, int, Place]:
-            return stall.place.source >= 0, not stall.waiting, stall.operation.created_ns, stall.place
+        def before(stall: Stall) -> tuple[bool, bool, int, OperationKey]:
+            return stall.key.source >= 0, not stall.waiting, stall.operation.created_ns, stall.key
 
         for stall in sorted(self.stalls, key=before):
             for rank in stall.missing:
                 missed.setdefault(rank, stall)
         return missed
 
-    def _ends(self, first: Mapping[int, Stall | None]) -> dict[int, Blame]:
+    def _final_blames(self, first: Mapping[int, Stall | None]) -> dict[int, Blame]:
         """Return the ranks that wait for no other and miss an operation, or did not leave one that others left."""
         found = {}
         missed = self._missed()
@@ -418,33 +439,33 @@ class _World:
             miss = missed.get(rank)
             if stall is not None and rank in stall.behind:
                 found[rank] = _blame(rank, "behind", stall)
-            elif stall is None or stall.stuck:
-                if miss is not None and (stall is None or miss.place.source < 0):
+            elif stall is None or stall.is_stuck:
+                if miss is not None and (stall is None or miss.key.source < 0):
                     found[rank] = _blame(rank, "missing", miss)
                 elif stall is not None:
                     found[rank] = _blame(rank, "stayed", stall)
         return found
 
-    def _explained(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
+    def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
         """Return the ranks that wait for these, directly or indirectly.
 
         unseen: ranks that count as waited for if they are among the unknown ranks of a stall.
         """
-        back: dict[int, list[Stall]] = defaultdict(list)
+        stalls_by_rank: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:
-            silent = unseen.intersection(() if stall.stuck else stall.unknown)
-            for rank in silent.union(stall.points_at) if stall.waiting else ():
-                back[rank].append(stall)
-        found, todo, done = set(suspects), list(suspects), set()
-        while todo:
-            for stall in back[todo.pop()]:
-                if id(stall) not in done:
-                    done.add(id(stall))
-                    todo += [rank for rank in stall.waiting if rank not in found]
+            silent_ranks = unseen.intersection(() if stall.is_stuck else stall.unknown)
+            for rank in silent_ranks.union(stall.waits_for) if stall.waiting else ():
+                stalls_by_rank[rank].append(stall)
+        found, pending, visited = set(suspects), list(suspects), set()
+        while pending:
+            for stall in stalls_by_rank[pending.pop()]:
+                if id(stall) not in visited:
+                    visited.add(id(stall))
+                    pending += [rank for rank in stall.waiting if rank not in found]
                     found.update(stall.waiting)
         return found
 
-    def _rings(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
+    def _ring_blames(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
         """Find suspects among ranks that wait in a ring none of whose members reaches a suspect.
 
         Sends and receives are ignored first: a rank that then waits for no other and misses a collective is a suspect.
@@ -452,26 +473,26 @@ class _World:
         """
         ends = set(suspects)
         for stall in self.stalls:
-            if stall.waiting and not stall.points_at and (stall.lost or stall.unknown):
+            if stall.waiting and not stall.waits_for and (stall.is_lost or stall.unknown):
                 ends |= set(stall.waiting)
-        explained = self._explained(ends)
-        left = [rank for rank, first in self.first.items() if first and rank not in explained]
-        if not left:
+        explained = self._ranks_waiting_for(ends)
+        unexplained = [rank for rank, first in self.first_pending.items() if first and rank not in explained]
+        if not unexplained:
             return suspects, ()
-        strong: dict[int, Stall | None] = {}
-        for rank in left:
+        collectives_only: dict[int, Stall | None] = {}
+        for rank in unexplained:
             waits = list(self._collectives(rank, self.views[rank]))
-            strong[rank] = min(waits, key=lambda wait: wait[0], default=(0, None))[1]
+            collectives_only[rank] = min(waits, key=lambda wait: wait[0], default=(0, None))[1]
         missed = self._missed()
-        free = [rank for rank in left if strong[rank] is None and rank in missed]
-        firm = [rank for rank in free if missed[rank].place.source < 0]
-        if not firm and free:
-            earliest = min(self.views[rank].last_ns for rank in free)
-            firm = [rank for rank in free if self.views[rank].last_ns == earliest]
-        more = {rank: _blame(rank, "missing", missed[rank]) for rank in firm}
-        return suspects | more, tuple(left)
+        unblocked = [rank for rank in unexplained if collectives_only[rank] is None and rank in missed]
+        blamed = [rank for rank in unblocked if missed[rank].key.source < 0]
+        if not blamed and unblocked:
+            earliest = min(self.views[rank].last_ns for rank in unblocked)
+            blamed = [rank for rank in unblocked if self.views[rank].last_ns == earliest]
+        more = {rank: _blame(rank, "missing", missed[rank]) for rank in blamed}
+        return suspects | more, tuple(unexplained)
 
-    def _without_dump(self, suspects: dict[int, Blame]) -> dict[int, Blame]:
+    def _no_dump_blames(self, suspects: dict[int, Blame]) -> dict[int, Blame]:
         """Return suspects among ranks without a dump.
 
         Such a rank is a suspect if ranks wait in an operation that all others entered, and no suspect explains the
@@ -479,101 +500,112 @@ class _World:
         takes all its ranks, perhaps half of them. If three of four ranks have no dump, the dumps were lost or not
         collected.
         """
-        if len(self.unseen) >= MOST_WITHOUT * len(self.views):
+        if len(self.ranks_without_view) >= MAX_MISSING_DUMP_RATIO * len(self.views):
             return {}
-        explained, gone = self._explained(set(suspects)), set(self.unseen)
-        held = {rank for stall in self.stalls if explained & set(stall.points_at) for rank in stall.unknown}
+        explained, missing_ranks = self._ranks_waiting_for(set(suspects)), set(self.ranks_without_view)
+        blocked = {rank for stall in self.stalls if explained & set(stall.waits_for) for rank in stall.unknown}
         found: dict[int, Blame] = {}
         for stall in self.stalls:
-            if stall.waiting and not stall.points_at and not stall.stuck and not explained & set(stall.waiting):
+            if stall.waiting and not stall.waits_for and not stall.is_stuck and not explained & set(stall.waiting):
                 for rank in stall.unknown:
-                    if rank in gone - held:
+                    if rank in missing_ranks - blocked:
                         found.setdefault(rank, _blame(rank, "no_dump", stall))
         return found
 
     # --- results
 
-    def _of_groups(self, suspects: Mapping[int, Blame]) -> list[Stall]:
+    def _stalls_by_group(self, suspects: Mapping[int, Blame]) -> list[Stall]:
         """Return for each group the first operation that only some ranks entered, else one in which ranks wait."""
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):
             if len(self.groups[group].ranks) > 1 and lanes:
                 lowest = min(lane.entered for lane in lanes.values())
                 if lowest < max(lane.entered for lane in lanes.values()):
-                    self.stall(group, self._at(lanes, lowest + 1))
+                    self.get_stall(group, self._operation_at(lanes, lowest + 1))
 
         def rank_of(stall: Stall) -> tuple[bool, bool, bool, bool, int]:
             lost = bool(not suspects and stall.waiting and not stall.missing)
             odd = not (stall.missing and stall.entered)
-            return not lost, odd, not stall.waiting and odd, stall.place.source >= 0, stall.place.sequence
+            return not lost, odd, not stall.waiting and odd, stall.key.source >= 0, stall.key.sequence
 
         for stall in self.stalls:
             if (stall.missing and stall.entered) or stall.waiting:
-                held = best.get(stall.place.group)
-                if held is None or rank_of(stall) < rank_of(held):
-                    best[stall.place.group] = stall
-        blamed = {blame.place for blame in suspects.values()}
+                current = best.get(stall.key.group)
+                if current is None or rank_of(stall) < rank_of(current):
+                    best[stall.key.group] = stall
+        blamed = {blame.key for blame in suspects.values()}
         return sorted(
             best.values(),
             key=lambda stall: (
-                stall.place not in blamed,
+                stall.key not in blamed,
                 not set(stall.missing) & set(suspects),
                 stall.operation.created_ns,
-                stall.place,
+                stall.key,
             ),
         )
 
     @staticmethod
-    def _at(lanes: Mapping[int, Lane], sequence: int) -> Operation:
-        told = [lane.kept[sequence] for lane in lanes.values() if sequence in lane.kept]
-        return min(told, key=lambda one: one.created_ns, default=Operation(sequence, -1, ""))
+    def _operation_at(lanes: Mapping[int, Lane], sequence: int) -> Operation:
+        recorded = [lane.operations[sequence] for lane in lanes.values() if sequence in lane.operations]
+        return min(
+            recorded, key=lambda recorded_operation: recorded_operation.created_ns, default=Operation(sequence, -1, "")
+        )
 
     def _difference(self) -> Difference | None:
         """Return the first collective in which ranks wait and whose ranks recorded different operations."""
         waited = sorted(
-            (stall for stall in self.stalls if stall.waiting and stall.place.source < 0),
-            key=lambda stall: (stall.operation.created_ns, stall.place),
+            (stall for stall in self.stalls if stall.waiting and stall.key.source < 0),
+            key=lambda stall: (stall.operation.created_ns, stall.key),
         )
         for stall in waited:
-            said: dict[str, list[int]] = defaultdict(list)
-            told = {
+            ranks_by_description: dict[str, list[int]] = defaultdict(list)
+            operations = {
                 rank: operation
-                for rank, lane in self.lanes[stall.place.group].items()
-                if (operation := lane.kept.get(stall.place.sequence)) is not None and operation.name
+                for rank, lane in self.lanes[stall.key.group].items()
+                if (operation := lane.operations.get(stall.key.sequence)) is not None and operation.name
             }
-            typed = all(any(operation.dtypes) for operation in told.values())
-            for rank, operation in told.items():
-                said[_words(operation, typed)].append(rank)
-            if len(said) > 1 and any(set(ranks) & set(stall.waiting) for ranks in said.values()):
-                return Difference(stall.place, {words: tuple(ranks) for words, ranks in sorted(said.items())})
+            typed = all(any(operation.dtypes) for operation in operations.values())
+            for rank, operation in operations.items():
+                ranks_by_description[_describe_operation(operation, typed)].append(rank)
+            if len(ranks_by_description) > 1 and any(
+                set(ranks) & set(stall.waiting) for ranks in ranks_by_description.values()
+            ):
+                return Difference(
+                    stall.key,
+                    {description: tuple(ranks) for description, ranks in sorted(ranks_by_description.items())},
+                )
         return None
 
 
 def _blame(rank: int, why: str, stall: Stall) -> Blame:
-    waiting = () if why == "stayed" else tuple(one for one in stall.entered if one not in stall.behind)
-    return Blame(rank, why, stall.place, stall.operation.name, waiting)
+    waiting = (
+        ()
+        if why == "stayed"
+        else tuple(entered_rank for entered_rank in stall.entered if entered_rank not in stall.behind)
+    )
+    return Blame(rank, why, stall.key, stall.operation.name, waiting)
 
 
-def _kind(group: Group) -> str:
+def _group_kind(group: Group) -> str:
     return group.description or group.name
 
 
-def _words(operation: Operation, typed: bool) -> str:
+def _describe_operation(operation: Operation, typed: bool) -> str:
     """Describe what all ranks of a group must agree on: the name and, depending on the kind, the number of elements.
 
     The type is included only if every rank recorded one (`typed`): a root alone may have an input or an output.
     """
-    words = [operation.name]
-    alike_in, alike_out = _alike(operation.name)
+    parts = [operation.name]
+    has_same_input, has_same_output = _has_uniform_sizes(operation.name)
     if operation.numel:
-        words += [f"{operation.numel[0]:,} in"] if alike_in else []
-        words += [f"{operation.numel[1]:,} out"] if alike_out else []
+        parts += [f"{operation.numel[0]:,} in"] if has_same_input else []
+        parts += [f"{operation.numel[1]:,} out"] if has_same_output else []
     if typed:
-        words.append("/".join(sorted({kind for side in operation.dtypes for kind in side})))
-    return " ".join(words)
+        parts.append("/".join(sorted({kind for side in operation.dtypes for kind in side})))
+    return " ".join(parts)
 
 
-def _alike(name: str) -> tuple[bool, bool]:
+def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
     """Return whether input and output have one size on all ranks, as in torch/distributed/flight_recorder."""
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
@@ -583,7 +615,7 @@ def _alike(name: str) -> tuple[bool, bool]:
     return plain.startswith(("reduce", "gather")), plain.startswith("scatter")
 
 
-def _of_other_times(views: Mapping[int, View]) -> dict[int, str]:
+def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
     """Find dumps of an earlier run in the same folder, and of processes that restarted after the others stopped."""
     times = [view.last_ns for view in views.values() if view.last_ns]
     if len(times) < 3:
@@ -591,8 +623,8 @@ def _of_other_times(views: Mapping[int, View]) -> dict[int, str]:
     usual = median_low(times)
     found = {}
     for rank, view in views.items():
-        if view.last_ns and usual - view.last_ns > OF_ANOTHER_RUN_SECONDS * 10**9:
+        if view.last_ns and usual - view.last_ns > EARLIER_RUN_SECONDS * 10**9:
             found[rank] = "is of an earlier run: it ends over an hour before the others"
-        elif view.first_ns - usual > BEGUN_ANEW_SECONDS * 10**9 and not view.since_ns and not view.only_waiting:
+        elif view.first_ns - usual > RESTARTED_SECONDS * 10**9 and not view.since_ns and not view.has_only_pending:
             found[rank] = "begins after the others stopped: its process restarted"
     return found

@@ -14,7 +14,7 @@ from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
 SEPARATORS = ",;|\t"
-MOST_LINES = 50  # lines of one quoted field
+MAX_FIELD_LINES = 50  # lines of one quoted field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Columns:
     free      the one column whose text may contain the separator if nothing is quoted
     """
 
-    wanted: Sequence[str]
+    required: Sequence[str]
     optional: Sequence[str] = ()
     aliases: Mapping[str, str] | None = None
     free: str = ""
@@ -39,10 +39,10 @@ class Columns:
 
     def check(self, names: Sequence[str], file: str) -> None:
         """Raise IngestError if a column is missing or duplicated."""
-        for name in self.wanted:
+        for name in self.required:
             if name not in names:
-                raise IngestError(f'{file}: no column "{name}": the first line must name {", ".join(self.wanted)}')
-        for name in (*self.wanted, *self.optional):
+                raise IngestError(f'{file}: no column "{name}": the first line must name {", ".join(self.required)}')
+        for name in (*self.required, *self.optional):
             if names.count(name) > 1:
                 raise IngestError(f'{file}: names the column "{name}" {names.count(name)} times')
 
@@ -51,24 +51,24 @@ def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line number, column -> text without surrounding blanks). Raises IngestError for missing columns."""
-    ahead = iter(lines)
-    number, header = next(((n, line) for n, line in ahead if line.strip()), (0, ""))
+    remaining = iter(lines)
+    number, header = next(((n, line) for n, line in remaining if line.strip()), (0, ""))
     if not number:
         return
-    separator = max(separators, key=lambda s: len({*columns.wanted} & {*columns.named(header.split(s))}))
+    separator = max(separators, key=lambda s: len({*columns.required} & {*columns.named(header.split(s))}))
     names = columns.named(header.split(separator))
     columns.check(names, reading.name)
-    known = {*columns.wanted, *columns.optional}
-    places = [(name, place) for place, name in enumerate(names) if name in known]
+    used_names = {*columns.required, *columns.optional}
+    positions = [(name, position) for position, name in enumerate(names) if name in used_names]
     free = names.index(columns.free) if columns.free in names else None
-    for number, fields in _records(ahead, separator, reading, quoted=free is None):
+    for number, fields in _records(remaining, separator, reading, quoted=free is None):
         if free is not None and len(fields) > len(names):
             more = len(fields) - len(names) + 1
             fields[free : free + more] = [separator.join(fields[free : free + more])]
         if len(fields) != len(names):
-            reading.unread(number, f"{_number(len(fields), 'column')} instead of {len(names)}")
+            reading.unread(number, f"{_count_text(len(fields), 'column')} instead of {len(names)}")
             continue
-        yield number, {name: fields[place].strip() for name, place in places}
+        yield number, {name: fields[position].strip() for name, position in positions}
 
 
 def _records(
@@ -78,9 +78,9 @@ def _records(
 
     A field that is never closed does not affect other rows.
     """
-    again: list[tuple[int, str]] = []
+    pushed_back: list[tuple[int, str]] = []
     while True:
-        number, line = again.pop() if again else next(lines, (0, ""))
+        number, line = pushed_back.pop() if pushed_back else next(lines, (0, ""))
         if not number:
             return
         if not line.strip():
@@ -88,25 +88,25 @@ def _records(
         if not quoted or '"' not in line:
             yield number, line.split(separator)
             continue
-        joined, taken, why = line, list[tuple[int, str]](), ""
+        joined, consumed, reason = line, list[tuple[int, str]](), ""
         while True:
             try:
                 fields = next(csv.reader([joined], delimiter=separator, strict=True))
             except csv.Error as error:
-                why = str(error)
-                more = again.pop() if again else next(lines, (0, ""))
-                if "unexpected end of data" in why and more[0] and len(taken) < MOST_LINES:
-                    taken.append(more)
-                    joined += "\n" + more[1]
+                reason = str(error)
+                next_line = pushed_back.pop() if pushed_back else next(lines, (0, ""))
+                if "unexpected end of data" in reason and next_line[0] and len(consumed) < MAX_FIELD_LINES:
+                    consumed.append(next_line)
+                    joined += "\n" + next_line[1]
                     continue
-                if more[0]:
-                    taken.append(more)
-                reading.unread(number, f"invalid quotes: {why}")
-                again.extend(reversed(taken))
+                if next_line[0]:
+                    consumed.append(next_line)
+                reading.unread(number, f"invalid quotes: {reason}")
+                pushed_back.extend(reversed(consumed))
                 break
             yield number, fields
             break
 
 
-def _number(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

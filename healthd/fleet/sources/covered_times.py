@@ -16,12 +16,12 @@ from healthd.fleet.ingest import Run
 _LATEST = 253_402_300_799  # the end of the year 9999
 
 
-def text_of(read: Runs) -> str:
+def format_spans(read: Runs) -> str:
     """Return the spans as text: "100-200 300-400" (from, until)."""
     return " ".join(f"{first}-{last + 1}" for first, last in read)
 
 
-def of_text(text: str) -> Runs:
+def parse_spans(text: str) -> Runs:
     """Parse the spans from text."""
     read = Runs()
     for word in text.split():
@@ -31,40 +31,42 @@ def of_text(text: str) -> Runs:
     return read
 
 
-def until_of(read: Runs) -> int | None:
+def latest_end(read: Runs) -> int | None:
     """Return the end of the last span, or None."""
     return max((last + 1 for _, last in read), default=None)
 
 
-def to_ask(read: Runs, begin: int | None, end: int, late: int, first: int) -> Iterator[tuple[int, int]]:
+def uncovered_spans(
+    read: Runs, begin: int | None, end: int, overlap: int, default_begin: int
+) -> Iterator[tuple[int, int]]:
     """Yield the spans (from, until) to query, oldest first.
 
     begin: --from; None: continue at the end of the last span, or at `default_begin` if there is none. overlap: overlap
     in seconds with the end of the covered time.
     """
-    until = until_of(read)
+    until = latest_end(read)
     if until is None:
-        if (start := first if begin is None else begin) < end:
+        if (start := default_begin if begin is None else begin) < end:
             yield start, end
         return
-    start, tail = until - late if begin is None else begin, until - late
+    start, tail = until - overlap if begin is None else begin, until - overlap
     for since, last in read.without(start, min(end, tail) - 1):
         yield since, last + 1
     if max(start, tail) < end:
         yield max(start, tail), end
 
 
-def not_ahead(run: Run, read: Runs, whose: str) -> Runs:
+def without_future(run: Run, read: Runs, name: str) -> Runs:
     """Return the spans without times in the future, which a wrong clock caused.
 
     It is unknown how much of such a span had passed when it was read, so it is read again from its beginning.
     """
-    until = until_of(read)
+    until = latest_end(read)
     if until is None or until <= run.now:
         return read
-    said = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
-    run.say(
-        f"{run.source.name}: {whose}: according to the store it was read until {said:%Y-%m-%d %H:%M:%S} UTC, which is "
+    read_until = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
+    run.log(
+        f"{run.source.name}: {name}: according to the store it was read until {read_until:%Y-%m-%d %H:%M:%S} UTC, which is "
         "in the future: a clock was ahead; this period is read again"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from healthd.common.page import plural
 from healthd.common.text import regex
-from healthd.events.parse import Key, Told, dropped
+from healthd.events.parse import Key, StreamEvent, dropped_range
 from healthd.events.parse import seconds as time_of
 from healthd.events.reader import Cursor, Mark, Tally, find, read
-from healthd.events.schema import OF_CONDITIONS
-from healthd.events.sequence import Runs, Seen
+from healthd.events.schema import CONDITION_EVENTS
+from healthd.events.sequence import ReadSequences, Runs
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.tables import EVENTS
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
-BATCH = 500_000  # events per step: each step rewrites the months that it touches
-MOST_MARKS = 64  # remembered files per stream; a node has four, logrotate at the centre keeps 24
-MOST_STREAMS = 64  # remembered streams per node, which begins a new one at each boot
+BATCH_EVENTS = 500_000  # events per step: each step rewrites the months that it touches
+MAX_MARKS = 64  # remembered files per stream; a node has four, logrotate at the centre keeps 24
+MAX_STREAMS = 64  # remembered streams per node, which begins a new one at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
-User: TypeAlias = "Callable[[str], str | None]"
+UserFilter: TypeAlias = "Callable[[str], str | None]"
 
 
 def _text(value: Any) -> str | None:
@@ -41,8 +41,8 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and -(2**63) <= value < 2**63 else None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and -(2**63) <= value < 2**63 else None
 
 
 def _number(value: Any) -> float | None:
@@ -59,8 +59,8 @@ def _flag(value: Any) -> bool | None:
 
 
 def _ids(value: Any) -> str | None:
-    whole = isinstance(value, list) and all(isinstance(one, str) and one and " " not in one for one in value)
-    return " ".join(value) if whole else None
+    is_valid = isinstance(value, list) and all(isinstance(item, str) and item and " " not in item for item in value)
+    return " ".join(value) if is_valid else None
 
 
 # A line's field -> the table's column and the conversion. Fields without a column, or of another type, go to `rest`.
@@ -96,187 +96,198 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "onset": ("onset_time", _time),
 }
 _COLUMNS = {name: place for place, name in enumerate(EVENTS.columns)}
-_PLACES = {field: (_COLUMNS[column], make) for field, (column, make) in _FIELDS.items()}
-_HEAD = ("schema", "cluster", "node", "stream_id", "seq", "time")
-_CLUSTER, _NODE, _STREAM, _SEQ = (_COLUMNS[name] for name in ("cluster", "node", "stream_id", "seq"))
-_FLAGS = (_COLUMNS["observed"], _COLUMNS["history"])
-_WHO, _CLEARED_BY = _COLUMNS["who"], _COLUMNS["cleared_by"]
+_POSITIONS = {field: (_COLUMNS[column], make) for field, (column, make) in _FIELDS.items()}
+_HEAD_FIELDS = ("schema", "cluster", "node", "stream_id", "seq", "time")
+_CLUSTER_COLUMN, _NODE_COLUMN, _STREAM_COLUMN, _SEQ_COLUMN = (
+    _COLUMNS[name] for name in ("cluster", "node", "stream_id", "seq")
+)
+_FLAG_COLUMNS = (_COLUMNS["observed"], _COLUMNS["history"])
+_WHO_COLUMN, _CLEARED_BY_COLUMN = _COLUMNS["who"], _COLUMNS["cleared_by"]
 _PERSON = regex(r"(?P<did>repaired by |)(?P<name>.+) \(uid [0-9]+\)")
-_AT, _SCHEMA, _TIMES, _DROPPED, _REST = (
+_TIME_COLUMN, _SCHEMA_COLUMN, _TIMES_COLUMN, _DROPPED_COLUMN, _REST_COLUMN = (
     _COLUMNS[name] for name in ("time", "schema_version", "times", "dropped", "rest")
 )
 
 
-def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
+def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name) -> Row:
     """Return a row of the table `events` for a parsed line.
 
     cluster: for a line that does not name its own yet. user: maps a person's name to the stored text.
     """
-    made: list[Value] = [None] * len(_COLUMNS)
-    fields = told.fields
-    made[_SCHEMA] = _count(fields.get("schema"))
-    made[_AT] = None if told.at is None else int(told.at)
-    if told.key is not None:
-        made[_CLUSTER], made[_NODE], made[_STREAM] = told.key.cluster or cluster, told.key.node, told.key.stream_id
-        made[_SEQ] = told.seq
+    values: list[Value] = [None] * len(_COLUMNS)
+    fields = parsed.fields
+    values[_SCHEMA_COLUMN] = _count(fields.get("schema"))
+    values[_TIME_COLUMN] = None if parsed.at is None else int(parsed.at)
+    if parsed.key is not None:
+        values[_CLUSTER_COLUMN], values[_NODE_COLUMN], values[_STREAM_COLUMN] = (
+            parsed.key.cluster or cluster,
+            parsed.key.node,
+            parsed.key.stream_id,
+        )
+        values[_SEQ_COLUMN] = parsed.seq
     else:  # another schema may number its lines differently: a hash of the line identifies it
-        made[_CLUSTER], made[_NODE] = _text(fields.get("cluster")) or cluster, _text(fields.get("node"))
-        made[_STREAM], made[_SEQ] = "?" + blake2b(told.line, digest_size=8).hexdigest(), 0
-    if told.unknown:
-        made[_COLUMNS["event"]] = _text(fields.get("event"))
-        made[_REST] = _whole(told, user)
-        return tuple(made)
-    counts = _DROPPED if fields["event"] == "dropped" else _TIMES
-    if fields["event"] in OF_CONDITIONS:
-        for place in _FLAGS:
-            made[place] = False  # lines have the field only if it is true
-    rest: dict[str, Any] = {}
+        values[_CLUSTER_COLUMN], values[_NODE_COLUMN] = (
+            _text(fields.get("cluster")) or cluster,
+            _text(fields.get("node")),
+        )
+        values[_STREAM_COLUMN], values[_SEQ_COLUMN] = "?" + blake2b(parsed.line, digest_size=8).hexdigest(), 0
+    if parsed.unknown:
+        values[_COLUMNS["event"]] = _text(fields.get("event"))
+        values[_REST_COLUMN] = _raw_line(parsed, user)
+        return tuple(values)
+    count_column = _DROPPED_COLUMN if fields["event"] == "dropped" else _TIMES_COLUMN
+    if fields["event"] in CONDITION_EVENTS:
+        for position in _FLAG_COLUMNS:
+            values[position] = False  # lines have the field only if it is true
+    unmapped: dict[str, Any] = {}
     for name, value in fields.items():
-        if value is None or name in _HEAD:
+        if value is None or name in _HEAD_FIELDS:
             continue
-        place, make = _PLACES.get(name) or ((counts, _count) if name == "count" else (_REST, _nothing))
-        made[place] = made_of = make(value)
-        if made_of is None:
-            rest[name] = value
-    for place in (_WHO, _CLEARED_BY):
-        made[place] = _person(made[place], user)
-    made[_REST] = json.dumps(rest, separators=(",", ":")) if rest else None
-    return tuple(made)
+        position, make = _POSITIONS.get(name) or (
+            (count_column, _count) if name == "count" else (_REST_COLUMN, _unmapped)
+        )
+        values[position] = converted = make(value)
+        if converted is None:
+            unmapped[name] = value
+    for position in (_WHO_COLUMN, _CLEARED_BY_COLUMN):
+        values[position] = _filter_person(values[position], user)
+    values[_REST_COLUMN] = json.dumps(unmapped, separators=(",", ":")) if unmapped else None
+    return tuple(values)
 
 
-def _person(text: Value, user: User) -> Value:
+def _filter_person(text: Value, user: UserFilter) -> Value:
     """Apply `user` to the name in "root (uid 0)" or "repaired by root (uid 0)" (from agent/control/server.py)."""
     found = _PERSON.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return text
-    kept = user(found["name"])
-    if kept == found["name"]:
+    filtered = user(found["name"])
+    if filtered == found["name"]:
         return text
-    return f"{found['did']}{kept or 'a user'}" if found["did"] else kept
+    return f"{found['did']}{filtered or 'a user'}" if found["did"] else filtered
 
 
-def _whole(told: Told, user: User) -> str:
+def _raw_line(parsed: StreamEvent, user: UserFilter) -> str:
     """Return the line unchanged, except for persons in the fields that may name some in known events."""
-    kept: dict[str, Any] = {
-        name: _person(told.fields[name], user) for name in ("who", "cleared_by") if name in told.fields
+    filtered: dict[str, Any] = {
+        name: _filter_person(parsed.fields[name], user) for name in ("who", "cleared_by") if name in parsed.fields
     }
-    if all(told.fields[name] == value for name, value in kept.items()):
-        return told.line.decode("utf-8", "replace")
-    fields = {name: kept.get(name, value) for name, value in told.fields.items()}
+    if all(parsed.fields[name] == value for name, value in filtered.items()):
+        return parsed.line.decode("utf-8", "replace")
+    fields = {name: filtered.get(name, value) for name, value in parsed.fields.items()}
     return json.dumps({name: value for name, value in fields.items() if value is not None}, separators=(",", ":"))
 
 
-def _nothing(value: Any) -> None:
+def _unmapped(value: Any) -> None:
     return None
 
 
-def text_of(cursor: Cursor) -> str:
+def dump_cursor(cursor: Cursor) -> str:
     """Return how far a stream was read, as text for the manifest."""
     marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
-    keys = list(cursor.seen.runs)[-MOST_STREAMS:]
-    seen = [[*key, list(cursor.seen.runs[key]), list(cursor.seen.dropped.get(key, ()))] for key in keys]
-    return json.dumps([marks[-MOST_MARKS:], seen], separators=(",", ":"))
+    keys = list(cursor.sequences.runs)[-MAX_STREAMS:]
+    sequences = [[*key, list(cursor.sequences.runs[key]), list(cursor.sequences.dropped.get(key, ()))] for key in keys]
+    return json.dumps([marks[-MAX_MARKS:], sequences], separators=(",", ":"))
 
 
-def cursor_of(text: str | None, key: bytes = b"") -> Cursor:
-    cursor = Cursor(Seen(), key=key)
-    marks, seen = json.loads(text) if text else ((), ())
+def load_cursor(text: str | None, key: bytes = b"") -> Cursor:
+    cursor = Cursor(ReadSequences(), key=key)
+    marks, sequences = json.loads(text) if text else ((), ())
     for name, position, number, before in marks:
         cursor.marks[name] = Mark(position, number, bytes.fromhex(before))
-    for cluster, node, stream, runs, gone in seen:
-        its = Key(cluster, node, stream)
-        cursor.seen.runs[its] = Runs(runs)
-        if gone:
-            cursor.seen.dropped[its] = Runs(gone)
+    for cluster, node, stream, runs, dropped_runs in sequences:
+        stream_key = Key(cluster, node, stream)
+        cursor.sequences.runs[stream_key] = Runs(runs)
+        if dropped_runs:
+            cursor.sequences.dropped[stream_key] = Runs(dropped_runs)
     return cursor
 
 
 def ingest(run: Run, files: list[str]) -> None:
     """Read the streams one after another, in steps of BATCH_EVENTS new events."""
-    where = Tally()
-    streams = find(files, where)
-    for sentence in where.problem:
+    search_tally = Tally()
+    streams = find(files, search_tally)
+    for sentence in search_tally.problems:
         if not streams:
             raise IngestError(sentence)
         run.failed.append(f"{run.source.name}: {sentence}")
-    ahead = run.watch(streams, unit="nodes")
-    all_of = Tally()
-    missing = cut = 0
+    pending = run.track(streams, unit="nodes")
+    totals = Tally()
+    missing = torn = 0
     while True:
         with run.steps() as step:
-            some = Part(run, step, ahead)
-            step.stage("events", some.rows())
+            batch = StreamBatch(run, step, pending)
+            step.stage("events", batch.rows())
             # Each step has its own generation, so the coverage of the steps adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
-            step.stage("ingests", some.covered(name))
-        missing += some.missing
-        cut += some.cut
-        all_of.unknown.update(some.unknown)
-        if some.is_last:
+            step.stage("ingests", batch.covered(name))
+        missing += batch.missing
+        torn += batch.torn
+        totals.unknown.update(batch.unknown)
+        if batch.is_last:
             break
-    for what, lines in sorted(all_of.unknown.items()):
-        run.say(f"events: {plural(lines, 'line')} of {what}, which this version does not know, stored unchanged")
-    if cut:
-        run.say(f"events: {plural(cut, 'line')} torn or damaged, but no event is missing")
+    for kind, lines in sorted(totals.unknown.items()):
+        run.log(f"events: {plural(lines, 'line')} of {kind}, which this version does not know, stored unchanged")
+    if torn:
+        run.log(f"events: {plural(torn, 'line')} torn or damaged, but no event is missing")
     if missing:
-        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or not yet copied")
+        run.log(f"events: {plural(missing, 'line')} of the streams missing: lost, or not yet copied")
 
 
-class Part:
+class StreamBatch:
     """Streams of one step."""
 
     def __init__(self, run: Run, step: Step, ahead: Iterator[str]) -> None:
         self.run = run
         self.step = step
-        self.ahead = ahead
+        self.pending = ahead
         self.is_last = True
         self.missing = 0
-        self.cut = 0
+        self.torn = 0
         self.unknown: Counter[str] = Counter()
         self.unread: Counter[Value] = Counter()  # cluster -> lines of its streams
 
     def rows(self) -> Iterator[Row]:
         """Yield the new events of the next streams. Problems of a stream are reported after it was read."""
-        done = 0
-        for stream in self.ahead:
+        events_read = 0
+        for stream in self.pending:
             name = f"stream {os.path.abspath(stream)}"
-            cursor, tally = self._cursor(name), _tally(self.run)
-            holes, left_out = _missing(cursor), 0
-            kept = self._cursor(name)
-            of_stream: Row | None = None
-            for told in read(stream, cursor, tally):
-                if told.at is None or wants(self.run, int(told.at)):
-                    _keep(kept.seen, told)
-                    of_stream = row(told, self.run.cluster, self.run.private.user)
-                    yield of_stream
+            cursor, tally = self._cursor(name), _new_tally(self.run)
+            missing_before, skipped = _count_missing(cursor), 0
+            stored_cursor = self._cursor(name)
+            last_row: Row | None = None
+            for parsed in read(stream, cursor, tally):
+                if parsed.at is None or is_in_period(self.run, int(parsed.at)):
+                    _mark_read(stored_cursor.sequences, parsed)
+                    last_row = row(parsed, self.run.cluster, self.run.privacy.user)
+                    yield last_row
                 else:
-                    left_out += 1
+                    skipped += 1
             # Events skipped by --from and --to do not count as read: a later run searches the files for them again.
-            self.step.cursor(name, text_of(kept if left_out else cursor))
-            tally.events -= left_out
-            missing = max(0, _missing(cursor) - holes)
+            self.step.cursor(name, dump_cursor(stored_cursor if skipped else cursor))
+            tally.events -= skipped
+            missing = max(0, _count_missing(cursor) - missing_before)
             # A line torn by a kill is not an unread row: the daemon writes the line again, with its number.
             unread = tally.unread if tally.stray or missing else 0
-            self._tell(stream, tally, unread)
-            if of_stream is not None:
-                self.unread[of_stream[_CLUSTER]] += unread
+            self._report(stream, tally, unread)
+            if last_row is not None:
+                self.unread[last_row[_CLUSTER_COLUMN]] += unread
             self.missing += missing
-            self.cut += tally.unread - unread
-            done += tally.events
-            if done >= BATCH:
+            self.torn += tally.unread - unread
+            events_read += tally.events
+            if events_read >= BATCH_EVENTS:
                 self.is_last = False
                 return
 
     def covered(self, name: str) -> Iterator[Row]:
         """Yield a row of `ingests` for each cluster, with the times of the lines that were read."""
         now = self.run.now
-        for cluster, first, last, lines in self.step.times("events", now):
+        for cluster, first, last, lines in self.step.covered_times("events", now):
             yield cluster, self.run.source.name, name, first, last, now, lines, self.unread[cluster]
 
     def _cursor(self, name: str) -> Cursor:
-        return cursor_of(self.run.cursor(name), self.run.private.marks_key)
+        return load_cursor(self.run.cursor(name), self.run.privacy.marks_key)
 
-    def _tell(self, stream: str, tally: Tally, unread: int) -> None:
+    def _report(self, stream: str, tally: Tally, unread: int) -> None:
         self.run.read(tally.events)
         self.unknown.update(tally.unknown)
         if unread:
@@ -284,29 +295,29 @@ class Part:
                 self.run.unread(line.path, line.number, line.why)
             if hidden := unread - len(tally.examples):
                 self.run.unread(stream, 0, "and more", hidden)
-        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.problem)
+        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.problems)
 
 
-def _tally(run: Run) -> Tally:
+def _new_tally(run: Run) -> Tally:
     """Return a tally that ignores problems outside the requested period."""
     return Tally(
         -math.inf if run.from_time is None else run.from_time, math.inf if run.to_time is None else run.to_time
     )
 
 
-def _keep(seen: Seen, told: Told) -> None:
-    if told.key is not None and told.seq is not None:
-        seen.is_new(told.key, told.seq)
-        if numbers := dropped(told):
-            seen.drop(told.key, *numbers)
+def _mark_read(sequences: ReadSequences, parsed: StreamEvent) -> None:
+    if parsed.key is not None and parsed.seq is not None:
+        sequences.is_new(parsed.key, parsed.seq)
+        if numbers := dropped_range(parsed):
+            sequences.drop(parsed.key, *numbers)
 
 
-def wants(run: Run, at: int) -> bool:
+def is_in_period(run: Run, at: int) -> bool:
     return (run.from_time is None or at >= run.from_time) and (run.to_time is None or at < run.to_time)
 
 
-def _missing(cursor: Cursor) -> int:
-    return sum(hole.last - hole.first + 1 for hole in cursor.seen.holes())
+def _count_missing(cursor: Cursor) -> int:
+    return sum(hole.last - hole.first + 1 for hole in cursor.sequences.gaps())
 
 
 SOURCE = Source("events", "--events", "DIR", "event streams of the nodes; DIR has one subdirectory per node", ingest)

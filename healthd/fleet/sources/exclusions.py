@@ -17,7 +17,7 @@ from healthd.common.slurm.hostlist import HostListError, expand
 from healthd.common.text import is_decimal, regex
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.pieces import called, of_here, whole_files
+from healthd.fleet.sources.common import command_lines, ingest_files, local_reading
 from healthd.fleet.sources.reading import Reading
 
 # The column names of `-o` and `-O` (github.com/SchedMD/slurm, src/squeue/print.c; -O has ExcNodes since 24.05).
@@ -54,8 +54,8 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
             reading.unread(number, f'"{row["jobid"]}" is not a job id: use -o %A')
             continue
         reading.read(1)
-        for node in nodes if reading.wants(submitted, None) else ():
-            yield reading.cluster_of(), None, submitted, node, "squeue", int(row["jobid"])
+        for node in nodes if reading.is_in_period(submitted, None) else ():
+            yield reading.resolve_cluster(), None, submitted, node, "squeue", int(row["jobid"])
 
 
 def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[int, str]]:
@@ -79,11 +79,11 @@ def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[t
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    whole_files(run, files, "exclusions", parse)
+    ingest_files(run, files, "exclusions", parse)
     if not files:
-        reading = of_here(run, "squeue")
+        reading = local_reading(run, "squeue")
         with run.step(reading.name, run.now, run.now, reading.cluster) as step:
-            step.stage("exclusions", parse(called(command(), reading), reading))
+            step.stage("exclusions", parse(command_lines(command(), reading), reading))
 
 
 SOURCE = Source(
@@ -92,7 +92,7 @@ SOURCE = Source(
     "FILE",
     "output of `squeue -o '%A|%V|%x'`; without FILE it is run here",
     ingest,
-    runs=True,
+    runs_without_files=True,
 )
 
 
@@ -100,7 +100,7 @@ SOURCE = Source(
 
 # Options of sbatch, salloc and srun without a following argument: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
 # An optional argument is part of the same word.
-_ALONE = frozenset(
+_FLAG_OPTIONS = frozenset(
     (
         *("async", "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test"),
         *("disable-status", "exact", "exclusive", "external", "external-launcher", "get-user-env", "help"),
@@ -112,23 +112,23 @@ _ALONE = frozenset(
         *("verbose", "version", "wait-for-children", "whole", "x11"),
     )
 )
-_SHORT_ALONE = frozenset("XhHIKlZkOsEQuvV")
-_SUSPECT = regex(r"(?:^|\s)(?:-[A-Za-z]*x|--exclud)")
-_QUOTED = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
+_SHORT_FLAG_OPTIONS = frozenset("XhHIKlZkOsEQuvV")
+_POSSIBLE_EXCLUDE = regex(r"(?:^|\s)(?:-[A-Za-z]*x|--exclud)")
+_SHELL_WORD = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
 
 
 class Exclusions(NamedTuple):
     """Excluded nodes. `is_complete`: True if `nodes` is complete for the time of submission."""
 
-    known: bool
+    is_complete: bool
     nodes: tuple[str, ...] = ()
 
 
 UNKNOWN = Exclusions(False)
-NONE = Exclusions(True)
+NO_EXCLUSIONS = Exclusions(True)
 
 
-def of_submit_line(line: str) -> Exclusions:
+def parse_submit_line(line: str) -> Exclusions:
     """Return the exclusions of a job's command.
 
     A batch script may exclude further nodes, unless the command has --exclude itself or no script: command options
@@ -138,38 +138,38 @@ def of_submit_line(line: str) -> Exclusions:
     program = program.rpartition("/")[2]
     if program not in ("sbatch", "srun", "salloc"):
         return UNKNOWN
-    if "x" not in options or not _SUSPECT.search(options):  # most commands: nothing to parse
+    if "x" not in options or not _POSSIBLE_EXCLUDE.search(options):  # most commands: nothing to parse
         if program != "sbatch":
-            return NONE
+            return NO_EXCLUSIONS
         if "--wrap" not in options:
             return UNKNOWN
-    words = line.split()
-    hosts, rest, wrapped = _option(words[1:], wait_is_alone=program == "sbatch")
-    if (wrapped or hosts is None) and _SUSPECT.search(" ".join(rest)):
+    command_words = line.split()
+    hosts, arguments, wrapped = _find_options(command_words[1:], wait_is_alone=program == "sbatch")
+    if (wrapped or hosts is None) and _POSSIBLE_EXCLUDE.search(" ".join(arguments)):
         return UNKNOWN  # an option of the job, or of the command after a name with a blank
     if hosts is not None:
-        return _named(hosts)
-    return NONE if wrapped or program != "sbatch" else UNKNOWN
+        return _expand_exclusions(hosts)
+    return NO_EXCLUSIONS if wrapped or program != "sbatch" else UNKNOWN
 
 
-def of_script(script: str) -> Exclusions:
+def parse_script(script: str) -> Exclusions:
     """Return the exclusions in the #SBATCH lines of a batch script, above its first command.
 
     Source: src/sbatch/opt.c, _opt_batch_script. For a script with several components their owner is unknown.
     """
-    words: list[str] = []
+    option_words: list[str] = []
     for line in script.split("\n"):
         if line.startswith(("#SBATCH", "#SLURM")):
-            words += _words(line.removeprefix("#SBATCH").removeprefix("#SLURM").strip())
+            option_words += _split_words(line.removeprefix("#SBATCH").removeprefix("#SLURM").strip())
         elif line.strip() and not line.strip().startswith("#"):
             break
-    if {"hetjob", "packjob"} & {word.lower() for word in words}:
+    if {"hetjob", "packjob"} & {word.lower() for word in option_words}:
         return UNKNOWN
-    hosts, _, _ = _option(words, wait_is_alone=True)
-    return NONE if hosts is None else _named(hosts)
+    hosts, _, _ = _find_options(option_words, wait_is_alone=True)
+    return NO_EXCLUSIONS if hosts is None else _expand_exclusions(hosts)
 
 
-def _named(hosts: str) -> Exclusions:
+def _expand_exclusions(hosts: str) -> Exclusions:
     if "/" in hosts:  # a file with the names, which was not stored
         return UNKNOWN
     try:
@@ -178,54 +178,54 @@ def _named(hosts: str) -> Exclusions:
         return UNKNOWN
 
 
-def _option(words: list[str], wait_is_alone: bool) -> tuple[str | None, list[str], bool]:
+def _find_options(arguments: list[str], wait_is_alone: bool) -> tuple[str | None, list[str], bool]:
     """Return the last --exclude among the options, the words after the options, and whether --wrap is one of them."""
     hosts: str | None = None
-    wrapped = False
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
+    has_wrap = False
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        index += 1
         if word == "--" or not word.startswith("-") or word == "-":
-            return hosts, words[at - (word != "--") :], wrapped
-        following = words[at] if at < len(words) else ""
+            return hosts, arguments[index - (word != "--") :], has_wrap
+        next_argument = arguments[index] if index < len(arguments) else ""
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            takes = not equals and name not in _ALONE and not (name == "wait" and wait_is_alone)
-            if takes:
-                value = following
-            at += takes
+            takes_value = not equals and name not in _FLAG_OPTIONS and not (name == "wait" and wait_is_alone)
+            if takes_value:
+                value = next_argument
+            index += takes_value
             if len(name) >= len("exclud") and "exclude".startswith(name):
                 hosts = value
             if name == "wrap":
-                return hosts, words[at:], True
+                return hosts, arguments[index:], True
             continue
-        for place, letter in enumerate(word[1:], 2):
-            if letter in _SHORT_ALONE or (letter == "W" and wait_is_alone):
+        for position, letter in enumerate(word[1:], 2):
+            if letter in _SHORT_FLAG_OPTIONS or (letter == "W" and wait_is_alone):
                 if letter in "IKk":  # the rest of this word is its argument
                     break
                 continue
-            value = word[place:]
+            value = word[position:]
             if not value:
-                value = following
-                at += 1
+                value = next_argument
+                index += 1
             if letter == "x":
                 hosts = value
             break
-    return hosts, [], wrapped
+    return hosts, [], has_wrap
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Split a #SBATCH line into words: quotes and backslashes as in a shell; "#" begins a comment."""
-    words: list[str] = []
-    word: str | None = None
-    for single, double, escaped, plain, blank in _QUOTED.findall(text):
+    parsed: list[str] = []
+    current: str | None = None
+    for single, double, escaped, plain, blank in _SHELL_WORD.findall(text):
         if blank:
-            if word is not None:
-                words.append(word)
-            word = None
-        elif word is None and plain.startswith("#"):
+            if current is not None:
+                parsed.append(current)
+            current = None
+        elif current is None and plain.startswith("#"):
             break
         else:
-            word = (word or "") + (single or double or escaped or plain)
-    return words if word is None else [*words, word]
+            current = (current or "") + (single or double or escaped or plain)
+    return parsed if current is None else [*parsed, current]

@@ -13,11 +13,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from healthd.common.errors import HealthdError
 from healthd.common.slurm.hostlist import expand
-from healthd.common.text import described, is_decimal, regex
+from healthd.common.text import is_decimal, redacted, regex
 from healthd.fleet import times
-from healthd.fleet.privacy import Private
-from healthd.fleet.sources.exclusions import of_script, of_submit_line
-from healthd.fleet.staging_text import field as clean
+from healthd.fleet.privacy import Privacy
+from healthd.fleet.sources.exclusions import parse_script, parse_submit_line
+from healthd.fleet.staging_text import clean_field as clean
 
 # Fields of a job, in this order. A field that a source lacks is "".
 FIELDS = (
@@ -27,11 +27,11 @@ FIELDS = (
 )
 NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 NO_NODES = ("", "None assigned", "(null)")
-REMEMBERED = 20_000
-LONG = 1_000  # characters
+MAX_REMEMBERED = 20_000
+MAX_CACHED_LENGTH = 1_000  # characters
 # The state of the copy of a job that a federation removed because a sibling cluster started it. It ran elsewhere.
 REVOKED = "REVOKED"
-NAMELESS = 20  # after this many jobs without a cluster the whole source is assumed to have none
+MAX_WITHOUT_CLUSTER = 20  # after this many jobs without a cluster the whole source is assumed to have none
 NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
@@ -40,7 +40,7 @@ _JOB_ID = regex(r"(\d{1,10})(?:_(?:(\d{1,10})|\[[^\]]*\]))?(?:\+\d{1,5})?")
 _EXIT = regex(r"(\d{1,10}):(\d{1,3})")
 # Slurm divides by 1,024 only if the remainder is 0 or a half (convert_num_unit2() in slurm_protocol_api.c).
 _GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
-_OF_GPUS = regex(r"gres/gpu[:=].*")  # not gres/gpumem or gres/gpuutil, which do not count GPUs
+_GPU_TRES = regex(r"gres/gpu[:=].*")  # not gres/gpumem or gres/gpuutil, which do not count GPUs
 _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
 _NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
@@ -50,38 +50,38 @@ _LATEST = str(times.MAX_SECONDS)  # ten digits, so that texts compare like numbe
 T = TypeVar("T")
 
 
-class NotReadable(HealthdError):
+class UnreadableSource(HealthdError):
     """A source cannot be read at all. The message follows the source's name."""
 
 
-class CutOff(NotReadable):
+class TruncatedSource(UnreadableSource):
     """A source ends too early. Rows before its end are kept."""
 
 
-class Remembered(dict[str, T], Generic[T]):
+class BoundedCache(dict[str, T], Generic[T]):
     """Bounded cache of a function of texts. Results that are not `is_small` are not cached."""
 
-    def __init__(self, of: Callable[[str], T], small: Callable[[T], bool] = lambda found: True) -> None:
-        self.of = of
-        self.small = small
+    def __init__(self, convert: Callable[[str], T], is_small: Callable[[T], bool] = lambda found: True) -> None:
+        self.convert = convert
+        self.is_small = is_small
 
     def __missing__(self, text: str) -> T:
-        found = self.of(text)
-        if len(self) >= REMEMBERED:
+        found = self.convert(text)
+        if len(self) >= MAX_REMEMBERED:
             self.clear()
-        if len(text) <= LONG and self.small(found):
+        if len(text) <= MAX_CACHED_LENGTH and self.is_small(found):
             self[text] = found
         return found
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """Converted job. `head`, exclusions_known and `tail` joined by tabs are clean text of the columns of JOBS, followed
     by the names of the nodes, separated by blanks. The other fields are for the caller.
     """
 
     head: str
     tail: str
-    known: bool  # True if `excluded` is complete
+    exclusions_known: bool  # True if `excluded` is complete
     cluster: str  # clean text
     db_index: int
     job_id: str
@@ -89,54 +89,58 @@ class Row(NamedTuple):
     first_time: int  # start time, else submit time
     end_time: int | None
     excluded: tuple[str, ...]
-    batch: bool  # a script may exclude further nodes
+    may_have_script: bool  # a script may exclude further nodes
     source: str = SUBMIT_LINE
 
-    def with_script(self, script: str) -> Row:
+    def with_script(self, script: str) -> JobRow:
         """Return the row with the exclusions of the script, unless the command decides them."""
-        known, excluded = of_script(script)
-        return self._replace(known=known, excluded=excluded, source=SCRIPT) if self.batch else self
+        exclusions_known, excluded = parse_script(script)
+        return (
+            self._replace(exclusions_known=exclusions_known, excluded=excluded, source=SCRIPT)
+            if self.may_have_script
+            else self
+        )
 
 
-class JobRows:
+class JobRowReader:
     """Converts jobs one after another."""
 
-    def __init__(self, private: Private, zone: tzinfo | None, cluster: str, source: str) -> None:
+    def __init__(self, private: Privacy, zone: tzinfo | None, cluster: str, source: str) -> None:
         """`cluster`, `zone`: for jobs that do not name theirs."""
         self.private = private
         self.zone = zone
         self.cluster = cluster
         self.source = source
-        self.named = False  # True once a job had a cluster
-        self.nameless = 0
-        self._states = Remembered(_state)
-        self._exits = Remembered(_exit)
-        self._gpus = Remembered(_gpus)
-        self._nodes = Remembered(_nodes, small=lambda found: len(found[1]) <= LONG)
-        self._texts = Remembered(_text)
-        self._numbers = Remembered(_number)
-        self._durations = Remembered(_duration)
-        self._limits = Remembered(_limit)
-        self._users = Remembered(lambda name: clean(private.user(name)))
-        self._tens = Remembered(self._ten_minutes)
-        self._tails = Remembered(_tail)
+        self.has_cluster = False  # True once a job had a cluster
+        self.without_cluster = 0
+        self._states = BoundedCache(_state)
+        self._exits = BoundedCache(_exit)
+        self._gpus = BoundedCache(_gpus)
+        self._nodes = BoundedCache(_nodes, is_small=lambda found: len(found[1]) <= MAX_CACHED_LENGTH)
+        self._texts = BoundedCache(_text)
+        self._numbers = BoundedCache(_number)
+        self._durations = BoundedCache(_duration)
+        self._limits = BoundedCache(_limit)
+        self._users = BoundedCache(lambda name: clean(private.user(name)))
+        self._ten_minute_cache = BoundedCache(self._parse_ten_minutes)
+        self._tails = BoundedCache(_tail_seconds)
 
-    def read(self, fields: Sequence[str]) -> Row | None:
+    def read(self, fields: Sequence[str]) -> JobRow | None:
         """Convert one record with the fields of FIELDS. None: a step, or the revoked copy of a federated job.
 
         Raises ValueError if the record cannot be read, UnreadableSource if no job of this source names its cluster.
         """
-        raw, shown, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
+        raw, displayed_id, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
         suspended, nnodes, node_list, alloc_cpus, ncpus, tres, partition, account, qos, priority = fields[10:20]
         user, reservation, limit_raw, limit, restarts, name, work_dir, submit_line = fields[20:]
-        if raw == shown and is_decimal(raw) and len(raw) <= 10:  # most jobs
+        if raw == displayed_id and is_decimal(raw) and len(raw) <= 10:  # most jobs
             job_id, array, task = raw, "", ""
-        elif "." in raw or "." in shown:
+        elif "." in raw or "." in displayed_id:
             return None
         else:
-            job_id, array, task = _ids(raw, shown)
-        word = self._states[state]
-        if word == REVOKED:
+            job_id, array, task = _job_ids(raw, displayed_id)
+        state_word = self._states[state]
+        if state_word == REVOKED:
             return None
         submitted: int | None
         began: int | None
@@ -155,60 +159,60 @@ class JobRows:
         if node_list == "None assigned" and waited:
             began = None
         if ended is not None:
-            if word in NOT_ENDED:
-                raise ValueError(f"{word} with an End: was sacct run with --truncate?")
+            if state_word in NOT_ENDED:
+                raise ValueError(f"{state_word} with an End: was sacct run with --truncate?")
             if began is not None and ended < began:
                 raise ValueError(f"End is {began - ended} s before Start")
         ran = began is not None
         cluster = self._texts[cluster or self.cluster]
         if not cluster:
-            self.nameless += 1
-            if not self.named and self.nameless >= NAMELESS:
-                raise NotReadable(NO_CLUSTER)
+            self.without_cluster += 1
+            if not self.has_cluster and self.without_cluster >= MAX_WITHOUT_CLUSTER:
+                raise UnreadableSource(NO_CLUSTER)
             raise ValueError(NO_CLUSTER)
-        self.named = True
-        db_index = _db_index(index) or hashed(cluster, job_id, submitted)
+        self.has_cluster = True
+        db_index = _db_index(index) or hashed_db_index(cluster, job_id, submitted)
         code, signal = self._exits[exit_code]
         texts, numbers = self._texts, self._numbers
         began_text, ended_text = "" if began is None else began, "" if ended is None else ended
-        able: int | str | None = submitted if eligible == submit else self._seconds(eligible)
+        eligible_time: int | str | None = submitted if eligible == submit else self._seconds(eligible)
         nodes: int | str = count or (numbers[nnodes] if ran and node_list in NO_NODES else "")
         gpus, cpus = self._gpus[tres], numbers[alloc_cpus] or numbers[ncpus]
         if not ran or cpus == "0":
             gpus, cpus, names = gpus if ran else "", "", names if ran else ""
-        known, excluded = of_submit_line(submit_line)
-        run_key = self.private.run_key(_one_line(name), _one_line(work_dir)) or ""
+        exclusions_known, excluded = parse_submit_line(submit_line)
+        run_key = self.private.run_key(_join_lines(name), _join_lines(work_dir)) or ""
         head = (
-            f"{cluster}\t{db_index}\t{job_id}\t{array}\t{task}\t{numbers[restarts]}\t{word}\t{code}\t{signal}\t"
-            f"{submitted}\t{'' if able is None else able}\t{began_text}\t{ended_text}\t{nodes}\t{gpus}\t{cpus}\t"
+            f"{cluster}\t{db_index}\t{job_id}\t{array}\t{task}\t{numbers[restarts]}\t{state_word}\t{code}\t{signal}\t"
+            f"{submitted}\t{'' if eligible_time is None else eligible_time}\t{began_text}\t{ended_text}\t{nodes}\t{gpus}\t{cpus}\t"
             f"{nodes_text}\t{texts[partition]}\t{texts[account]}\t{texts[qos]}\t{_number(priority)}\t"
             f"{self._users[user]}\t{run_key}\t{texts[reservation]}\t"
             f"{self._limits[limit_raw or limit]}\t{self._durations[suspended]}"
         )
         began = submitted if began is None else began
-        batch = not known and bool(submit_line)
+        batch = not exclusions_known and bool(submit_line)
         tail = f"{self.source}\t{names}"
-        return Row(head, tail, known, cluster, db_index, job_id, submitted, began, ended, excluded, batch)
+        return JobRow(head, tail, exclusions_known, cluster, db_index, job_id, submitted, began, ended, excluded, batch)
 
     def _seconds(self, text: str) -> int | None:
         if len(text) == 10 and is_decimal(text) and text <= _LATEST:
             return int(text)
         if len(text) == 19:
-            tens, tail = self._tens[text[:15]], self._tails[text[15:]]
+            tens, tail = self._ten_minute_cache[text[:15]], self._tails[text[15:]]
             if tens is not None and tail is not None:
                 return tens + tail
-        return times.seconds(text, self.zone)
+        return times.parse_seconds(text, self.zone)
 
-    def _ten_minutes(self, text: str) -> int | None:
+    def _parse_ten_minutes(self, text: str) -> int | None:
         """Return the start of the ten minutes of "2026-11-22T12:1", or None if they are ambiguous."""
         try:
-            first, last = (times.seconds(text + rest, self.zone) for rest in ("0:00", "9:59"))
+            first, last = (times.parse_seconds(text + suffix, self.zone) for suffix in ("0:00", "9:59"))
         except times.TimeError:
             return None
         return first if first is not None and last is not None and last - first == 599 else None
 
 
-def hashed(cluster: str, job_id: str, submit_time: int) -> int:
+def hashed_db_index(cluster: str, job_id: str, submit_time: int) -> int:
     """Return 62 bits in place of a missing DBIndex.
 
     A job's id and submit time identify one row of Slurm: `unique index (id_job, time_submit)`,
@@ -222,30 +226,30 @@ def _or_none(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _tail(text: str) -> int | None:
+def _tail_seconds(text: str) -> int | None:
     """Return the seconds of "3:45"."""
     if len(text) == 4 and text[1] == ":" and is_decimal(text[0] + text[2:]) and text[2] < "6":
         return int(text[0]) * 60 + int(text[2:])
     return None
 
 
-def _ids(raw: str, shown: str) -> tuple[str, str, str]:
+def _job_ids(raw_id: str, displayed_id: str) -> tuple[str, str, str]:
     """Return the job's raw id, its array's id and its index in the array.
 
     JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component of a heterogeneous job).
     """
-    if raw and not (is_decimal(raw) and len(raw) <= 10):
-        raise ValueError(f"JobIDRaw: not a number: {described(raw)}")
-    if raw == shown or not shown:
-        if not raw:
+    if raw_id and not (is_decimal(raw_id) and len(raw_id) <= 10):
+        raise ValueError(f"JobIDRaw: not a number: {redacted(raw_id)}")
+    if raw_id == displayed_id or not displayed_id:
+        if not raw_id:
             raise ValueError("JobID: missing")
-        return raw, "", ""
-    found = _JOB_ID.fullmatch(shown)
+        return raw_id, "", ""
+    found = _JOB_ID.fullmatch(displayed_id)
     if found is None:
-        raise ValueError(f"JobID: not a job id: {described(shown)}")
-    if not raw and found[0] != found[1]:
-        raise ValueError(f"JobIDRaw: missing, and JobID {described(shown)} does not contain it")
-    return (raw or found[1]), (found[1] if "_" in shown else ""), (found[2] or "")
+        raise ValueError(f"JobID: not a job id: {redacted(displayed_id)}")
+    if not raw_id and found[0] != found[1]:
+        raise ValueError(f"JobIDRaw: missing, and JobID {redacted(displayed_id)} does not contain it")
+    return (raw_id or found[1]), (found[1] if "_" in displayed_id else ""), (found[2] or "")
 
 
 def _db_index(text: str) -> int:
@@ -253,7 +257,7 @@ def _db_index(text: str) -> int:
     if text in ("", "0"):
         return 0
     if not is_decimal(text) or len(text) > 20 or int(text) >= 1 << 64:
-        raise ValueError(f"DBIndex: not a 64-bit number: {described(text)}")
+        raise ValueError(f"DBIndex: not a 64-bit number: {redacted(text)}")
     number = int(text)
     return number - (1 << 64) if number >= 1 << 63 else number
 
@@ -261,7 +265,7 @@ def _db_index(text: str) -> int:
 def _state(text: str) -> str:
     found = _STATE.fullmatch(text)
     if found is None:
-        raise ValueError(f"State: not a job state: {described(text)}")
+        raise ValueError(f"State: not a job state: {redacted(text)}")
     return found[1]
 
 
@@ -270,7 +274,7 @@ def _exit(text: str) -> tuple[str, str]:
         return "", ""
     found = _EXIT.fullmatch(text)
     if found is None:
-        raise ValueError(f"ExitCode: not of the form 0:0: {described(text)}")
+        raise ValueError(f"ExitCode: not of the form 0:0: {redacted(text)}")
     return found[1], found[2]
 
 
@@ -279,7 +283,7 @@ def _gpus(text: str) -> str:
     if not text:
         return ""
     if not _TRES.fullmatch(text):
-        raise ValueError(f"AllocTRES: not of the form cpu=1,gres/gpu=8: {described(text)}")
+        raise ValueError(f"AllocTRES: not of the form cpu=1,gres/gpu=8: {redacted(text)}")
     all_types, total = 0, None
     for entry in text.split(","):
         if found := _GPU.fullmatch(entry):
@@ -288,8 +292,8 @@ def _gpus(text: str) -> str:
                 total = count
             else:
                 all_types += count
-        elif _OF_GPUS.fullmatch(entry):
-            raise ValueError(f"AllocTRES: not a number of GPUs: {described(entry.rpartition('=')[2])}")
+        elif _GPU_TRES.fullmatch(entry):
+            raise ValueError(f"AllocTRES: not a number of GPUs: {redacted(entry.rpartition('=')[2])}")
     return str(all_types if total is None else total)
 
 
@@ -305,24 +309,24 @@ def _text(text: str) -> str:
     return clean(text or None)
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Join lines as sacct's text output does, so that JSON gives the same text."""
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
 def _number(text: str) -> str:
     if text and not (is_decimal(text) and len(text) <= 18):
-        raise ValueError(f"not a number: {described(text)}")
+        raise ValueError(f"not a number: {redacted(text)}")
     return "" if text in _NO_VALUES else text
 
 
 def _duration(text: str) -> str:
     """Return seconds as text. Slurm prints INVALID for a negative time (its bug: secs2time_str() in parse_time.c)."""
-    return "" if text in ("", "INVALID", "UNLIMITED") else str(times.duration(text))
+    return "" if text in ("", "INVALID", "UNLIMITED") else str(times.parse_duration(text))
 
 
 def _limit(text: str) -> str:
     """Parse TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
     if text == "INVALID":
         return ""
-    return _or_none(times.duration(text) if ":" in text else times.limit(text))
+    return _or_none(times.parse_duration(text) if ":" in text else times.parse_limit(text))

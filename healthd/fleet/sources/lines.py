@@ -15,28 +15,28 @@ from typing import BinaryIO, cast
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
-MOST_BYTES = 1 << 20  # per line
+MAX_LINE_BYTES = 1 << 20  # per line
 _PIECE = 1 << 16
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass
-class Place:
+class Position:
     """Position in a file after the last complete line: bytes, lines."""
 
-    position: int = 0
-    number: int = 0
+    offset: int = 0
+    line_number: int = 0
 
 
-def lines_of(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
+def read_lines(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
     """Yield (number, line without its end) of a file, plain or gzip. Raises IngestError if it cannot be read."""
-    with opened(path) as file:
-        yield from lines_in(file, reading)
+    with open_unpacked(path) as file:
+        yield from iterate_lines(file, reading)
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def open_unpacked(path: str) -> Iterator[BinaryIO]:
     """Open a file and decompress it. Raises IngestError if it cannot be opened, or read further within the block."""
     try:
         with open(path, "rb") as file:
@@ -57,27 +57,27 @@ def is_gzip(path: str) -> bool:
         return file.read(2) == _GZIP
 
 
-def lines_in(
-    file: BinaryIO, reading: Reading, place: Place | None = None, live: bool = False
+def iterate_lines(
+    file: BinaryIO, reading: Reading, position: Position | None = None, is_growing: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yield (number, line) and advance `position`. is_growing: a last line without an end is still being written, and
     is skipped.
     """
-    place = place or Place()
+    position = position or Position()
     try:
-        while line := file.readline(MOST_BYTES + 1):
-            number, size = place.number + 1, len(line)
-            whole = line.endswith(b"\n")
-            if not whole and size > MOST_BYTES:
-                more, whole = _to_its_end(file)
-                size += more
-            if not whole and live:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number, size = position.line_number + 1, len(line)
+            is_complete = line.endswith(b"\n")
+            if not is_complete and size > MAX_LINE_BYTES:
+                skipped_bytes, is_complete = _skip_line(file)
+                size += skipped_bytes
+            if not is_complete and is_growing:
                 return
-            place.number, place.position = number, place.position + size
-            if not whole:
+            position.line_number, position.offset = number, position.offset + size
+            if not is_complete:
                 reading.unread(number, "the file ends within this line, which may be cut")
-            elif size > MOST_BYTES + 1:
-                reading.unread(number, f"the line is longer than {MOST_BYTES} bytes")
+            elif size > MAX_LINE_BYTES + 1:
+                reading.unread(number, f"the line is longer than {MAX_LINE_BYTES} bytes")
             else:
                 text = _text(line, number, reading)
                 if text is not None:
@@ -98,7 +98,7 @@ def _text(line: bytes, number: int, reading: Reading) -> str | None:
     return text.rstrip("\r\n")
 
 
-def _to_its_end(file: BinaryIO) -> tuple[int, bool]:
+def _skip_line(file: BinaryIO) -> tuple[int, bool]:
     """Skip the rest of a line. Return its number of bytes, and whether it has a line end."""
     size = 0
     while piece := file.readline(_PIECE):

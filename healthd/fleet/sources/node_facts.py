@@ -12,11 +12,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from healthd.common.slurm.hostlist import expand
-from healthd.common.text import described, is_decimal, regex
+from healthd.common.text import is_decimal, redacted, regex
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.lines import lines_of
-from healthd.fleet.sources.pieces import Lines, called, of_here, read_whole, watched
+from healthd.fleet.sources.common import Lines, check_and_track, command_lines, ingest_file, local_reading
+from healthd.fleet.sources.lines import read_lines
 from healthd.fleet.sources.reading import Reading
 
 if TYPE_CHECKING:
@@ -34,31 +34,31 @@ class Facts:
     rack: str | None = None
 
 
-ON_SWITCH = ""  # instead of a node's name: the facts apply to all nodes on that switch
+ALL_NODES_OF_SWITCH = ""  # instead of a node's name: the facts apply to all nodes on that switch
 
 
-def merged(known: Mapping[str, Facts], told: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
+def merge_facts(recorded: Mapping[str, Facts], received: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
     """Return the merged facts of the nodes in `received`: node -> facts."""
     after: dict[str, Facts] = {}
-    for name, facts in told:
+    for name, facts in received:
         nodes = [name]
-        if name == ON_SWITCH:
-            nodes = [node for node, before in {**known, **after}.items() if before.switch == facts.switch]
-        news = {f.name: value for f in fields(Facts) if (value := getattr(facts, f.name)) is not None}
+        if name == ALL_NODES_OF_SWITCH:
+            nodes = [node for node, before in {**recorded, **after}.items() if before.switch == facts.switch]
+        new_values = {f.name: value for f in fields(Facts) if (value := getattr(facts, f.name)) is not None}
         for node in nodes:
-            after[node] = replace(after.get(node) or known.get(node, Facts()), **news)
+            after[node] = replace(after.get(node) or recorded.get(node, Facts()), **new_values)
     return after
 
 
 TABLE = Columns(("node",), ("gpu_model", "gpus", "partitions", "switch", "rack"))
 
 
-def of_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+def parse_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Parse CSV: node (a host list), gpu_model, gpus, partitions (separated by commas or blanks), switch, rack."""
     for number, row in rows(lines, TABLE, reading):
         gpus = row.get("gpus", "")
         if gpus and not (is_decimal(gpus) and len(gpus) <= 4):
-            reading.unread(number, f"gpus: not a number of GPUs: {described(gpus)}")
+            reading.unread(number, f"gpus: not a number of GPUs: {redacted(gpus)}")
             continue
         try:
             nodes = expand(row["node"])
@@ -82,7 +82,7 @@ def of_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tup
 SWITCHES = Columns(("switch", "rack"))
 
 
-def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Parse CSV: switch (a host list), rack: the rack of the nodes on a leaf switch."""
     for number, row in rows(lines, SWITCHES, reading):
         try:
@@ -94,7 +94,7 @@ def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
             reading.unread(number, "no switch or no rack is named")
             continue
         reading.read(1)
-        yield from ((ON_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)
+        yield from ((ALL_NODES_OF_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)
 
 
 def command() -> list[str]:
@@ -112,7 +112,7 @@ _GPU = regex(r"gpu(?::([A-Za-z][^:,()]*))?(?::([0-9]{1,4}))?(?:\([^()]*\))?")
 _ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
 
 
-def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+def parse_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Parse `scontrol show node`, also without -o: a record extends to the next line that begins with NodeName=."""
     for number, record in _records(lines):
         name = _NAME.match(record)
@@ -125,16 +125,16 @@ def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
             reading.unread(number, f"the node {name[1]} has {'several' if gres else 'no'} Gres=")
             continue
         reading.read(1)
-        model, gpus = gpus_of(gres.pop())
+        model, gpus = parse_gres(gres.pop())
         yield name[1], Facts(gpu_model=model, gpus=gpus, partitions=partitions[1] if partitions else None)
 
 
 SINFO = Columns(("nodelist", "gres"), ("partition",), {"hostnames": "nodelist", "partition_name": "partition"})
 
 
-def of_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition; a line for each kind of node of a partition."""
-    told: dict[str, Facts] = {}
+    facts_by_node: dict[str, Facts] = {}
     partitions: dict[str, dict[str, None]] = {}
     for number, row in rows(lines, SINFO, reading, "|"):
         try:
@@ -143,16 +143,16 @@ def of_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tup
             reading.unread(number, str(error))
             continue
         reading.read(1)
-        model, gpus = gpus_of(row["gres"])
+        model, gpus = parse_gres(row["gres"])
         for node in nodes:
-            told[node] = Facts(gpu_model=model, gpus=gpus)
+            facts_by_node[node] = Facts(gpu_model=model, gpus=gpus)
             if partition := row.get("partition", "").rstrip("*"):
                 partitions.setdefault(node, {})[partition] = None
-    for node, facts in told.items():
+    for node, facts in facts_by_node.items():
         yield node, replace(facts, partitions=",".join(partitions.get(node, {})) or None)
 
 
-def gpus_of(gres: str) -> tuple[str | None, int | None]:
+def parse_gres(gres: str) -> tuple[str | None, int | None]:
     """Return (model, number) of "gpu:h100:8(S:0-1),shard:32".
 
     The model is None if there are several, or none is named. The number is None if no GPU is listed: a node that lost
@@ -185,55 +185,55 @@ def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         yield first, " ".join(parts)
 
 
-Told: TypeAlias = "Iterable[tuple[str, Facts]]"
+NodeFacts: TypeAlias = "Iterable[tuple[str, Facts]]"
 
 
-def read_files(run: Run, files: Sequence[str], parse: Callable[[Lines, Reading], Told]) -> None:
+def ingest_files(run: Run, files: Sequence[str], parse: Callable[[Lines, Reading], NodeFacts]) -> None:
     def stage(step: Step, reading: Reading) -> None:
-        join(step, reading, parse(lines_of(reading.name, reading), reading))
+        stage_facts(step, reading, parse(read_lines(reading.name, reading), reading))
 
-    for path in watched(run, files):
+    for path in check_and_track(run, files):
         with run.guard():
-            read_whole(run, path, stage)
+            ingest_file(run, path, stage)
 
 
-def join(step: Step, reading: Reading, told: Told) -> None:
+def stage_facts(step: Step, reading: Reading, received: NodeFacts) -> None:
     """Stage the facts of nodes, merged with those in the store."""
-    cluster = reading.cluster_of()
+    cluster = reading.resolve_cluster()
     names = ", ".join(field.name for field in fields(Facts))
     live = step.execute(f"SELECT node, {names} FROM {step.live('nodes')} WHERE cluster = ?", [cluster]).fetchall()
-    known = {node: Facts(*values) for node, *values in live}
-    step.stage("nodes", ((cluster, node, *astuple(facts)) for node, facts in merged(known, told).items()))
+    recorded = {node: Facts(*values) for node, *values in live}
+    step.stage("nodes", ((cluster, node, *astuple(facts)) for node, facts in merge_facts(recorded, received).items()))
 
 
-def called_here(run: Run, argv: list[str], parse: Callable[[Lines, Reading], Told]) -> None:
+def ingest_command(run: Run, argv: list[str], parse: Callable[[Lines, Reading], NodeFacts]) -> None:
     """Ingest the facts that a local command prints."""
-    reading = of_here(run, " ".join(argv))
+    reading = local_reading(run, " ".join(argv))
     with run.step(reading.name, run.now, run.now, reading.cluster) as step:
-        join(step, reading, parse(called(argv, reading), reading))
+        stage_facts(step, reading, parse(command_lines(argv, reading), reading))
 
 
-def any_of(lines: Lines, reading: Reading) -> Iterator[tuple[str, Facts]]:
+def parse_any(lines: Lines, reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Parse a file in the format that its first line shows."""
-    ahead = iter(lines)
-    first = next(((number, line) for number, line in ahead if line.strip()), None)
+    remaining = iter(lines)
+    first = next(((number, line) for number, line in remaining if line.strip()), None)
     if first is None:
         return iter(())
-    return _kind(first[1].upper())(chain([first], ahead), reading)
+    return _parser_for(first[1].upper())(chain([first], remaining), reading)
 
 
-def _kind(first: str) -> Callable[[Lines, Reading], Iterator[tuple[str, Facts]]]:
+def _parser_for(first: str) -> Callable[[Lines, Reading], Iterator[tuple[str, Facts]]]:
     if first.startswith("NODENAME="):
-        return of_scontrol
+        return parse_scontrol
     if "NODELIST|" in first:
-        return of_sinfo
-    return of_table if "NODE" in first or "RACK" not in first else of_switches
+        return parse_sinfo
+    return parse_table if "NODE" in first or "RACK" not in first else parse_switches
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    read_files(run, files, any_of)
+    ingest_files(run, files, parse_any)
     if not files:
-        called_here(run, command(), of_scontrol)
+        ingest_command(run, command(), parse_scontrol)
 
 
 SOURCE = Source(
@@ -243,5 +243,5 @@ SOURCE = Source(
     "node models: CSV node,gpu_model,gpus,partitions,switch,rack; or output of `scontrol show node`, which is run "
     "here without FILE, or `sinfo -a -o '%N|%G|%R'`",
     ingest,
-    runs=True,
+    runs_without_files=True,
 )

@@ -32,20 +32,20 @@ from typing import BinaryIO, TypeAlias
 
 from healthd.common.text import regex
 from healthd.fleet.ingest import IngestError, Run, Source
-from healthd.fleet.sources.lines import Place, is_gzip, lines_in, opened
-from healthd.fleet.sources.pieces import same_zone
+from healthd.fleet.sources.common import require_same_zone
+from healthd.fleet.sources.lines import Position, is_gzip, iterate_lines, open_unpacked
 from healthd.fleet.sources.reading import Reading
 
 _JOB = (
     r"JobId=(?:(?P<{0}id>[0-9]{{1,10}})|(?P<{0}of>[0-9]{{1,10}})"
     r"(?:_(?P<{0}task>[0-9]{{1,10}}|\*)|\+[0-9]{{1,10}})(?:\((?P<{0}raw>[0-9]{{1,10}})\))?)"
 )
-_TAKEN, _TOLD, _TAKER = _JOB.format("a"), _JOB.format("g"), _JOB.format("b")
+_PREEMPTED, _GRACED, _PREEMPTOR = _JOB.format("a"), _JOB.format("g"), _JOB.format("b")
 _MESSAGE = regex(
     r"(?:[\w.-]+: +){0,3}"  # "debug:  sched: ", the name of a function
-    rf"(?:preempted {_TAKEN} (?:has been (?P<did>requeued|killed|checkpointed)|(?P<gang>suspended) by gang scheduler|"
-    rf"(?P<had>had to be killed))|setting [0-9]+ sec preemption (?P<grace>grace time) for {_TOLD})"
-    rf"(?: to reclaim resources for {_TAKER})?\s*"
+    rf"(?:preempted {_PREEMPTED} (?:has been (?P<did>requeued|killed|checkpointed)|(?P<gang>suspended) by gang scheduler|"
+    rf"(?P<had>had to be killed))|setting [0-9]+ sec preemption (?P<grace>grace time) for {_GRACED})"
+    rf"(?: to reclaim resources for {_PREEMPTOR})?\s*"
 )
 _MODES = {"killed": "cancelled"}
 
@@ -68,12 +68,12 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) ->
     for number, line in lines:
         if "preempt" not in line:
             continue
-        time, message = _parts(line)
+        time, message = _split_line(line)
         found = _MESSAGE.fullmatch(message)
         if not found:
             continue
         parts = found.groupdict()
-        job = _raw(parts, "g" if parts["grace"] else "a")
+        job = _raw_job_id(parts, "g" if parts["grace"] else "a")
         mode = parts["did"] or parts["gang"] or ("signalled" if parts["grace"] else "killed")
         task = parts["btask"]
         try:
@@ -85,29 +85,29 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) ->
             reading.unread(number, "the pre-empted job has no id of its own")
             continue
         reading.read(1)
-        if not reading.wants(seconds, seconds):
+        if not reading.is_in_period(seconds, seconds):
             continue
-        by, by_task = _raw(parts, "b"), int(task) if task and task != "*" else None
-        yield reading.cluster_of(), seconds, job, by, _MODES.get(mode, mode), by_task
+        by, by_task = _raw_job_id(parts, "b"), int(task) if task and task != "*" else None
+        yield reading.resolve_cluster(), seconds, job, by, _MODES.get(mode, mode), by_task
 
 
-def _parts(line: str) -> tuple[str, str]:
+def _split_line(line: str) -> tuple[str, str]:
     """Return (time as text, message)."""
     if line.startswith("{"):
-        return _of_json(line)
+        return _parse_json(line)
     for prefix in _PREFIXES:
         if found := prefix.match(line):
             return found["time"], line[found.end() :]
     return "", line
 
 
-def _raw(parts: dict[str, str | None], side: str) -> int | None:
+def _raw_job_id(parts: dict[str, str | None], side: str) -> int | None:
     """Return the job's own id; for an array that waits as a whole, the array's id."""
     text = parts[f"{side}raw"] or parts[f"{side}id"] or (parts[f"{side}of"] if parts[f"{side}task"] == "*" else None)
     return int(text) if text else None
 
 
-def _of_json(line: str) -> tuple[str, str]:
+def _parse_json(line: str) -> tuple[str, str]:
     """Parse slurmctld's JSON log format (log.c, LOG_FILE_FMT_JSON): {"log":"...","stream":"stdout","time":"..."}."""
     try:
         record = json.loads(line)
@@ -143,45 +143,49 @@ def _with_year(short: str, changed: float) -> str:
 
 def ingest(run: Run, files: list[str]) -> None:
     """Read the new part of each log. A log is identified by its beginning, whatever its name is now."""
-    for path in run.watch(files):
-        with run.guard(), opened(path) as file:
-            _log(run, path, file)
+    for path in run.track(files):
+        with run.guard(), open_unpacked(path) as file:
+            _ingest_log(run, path, file)
 
 
-def _log(run: Run, path: str, file: BinaryIO) -> None:
+def _ingest_log(run: Run, path: str, file: BinaryIO) -> None:
     head = file.read(_HEAD)
     cursor = f"log {hashlib.blake2b(head, digest_size=16).hexdigest()}"
-    how = f"{run.cluster} {run.zone} {run.from_time} {run.to_time}"
-    same_zone(run, path, run.cursor(cursor))
-    position, _, rest = (run.cursor(cursor) or "0 0 ").partition(" ")
-    number, _, before = rest.partition(" ")
-    live = not is_gzip(path)
-    place = Place(int(position), int(number)) if before == how else Place()
-    about = os.stat(path)
-    if live and about.st_size < place.position:
-        place = Place()
-    begin = place.position
+    options = f"{run.cluster} {run.zone} {run.from_time} {run.to_time}"
+    require_same_zone(run, path, run.cursor(cursor))
+    position, _, cursor_rest = (run.cursor(cursor) or "0 0 ").partition(" ")
+    number, _, before = cursor_rest.partition(" ")
+    is_growing = not is_gzip(path)
+    read_position = Position(int(position), int(number)) if before == options else Position()
+    status = os.stat(path)
+    if is_growing and status.st_size < read_position.offset:
+        read_position = Position()
+    begin = read_position.offset
     file.seek(begin)
     unread: list[tuple[int, str]] = []
     read: list[int] = []
-    reading = replace(Reading.of(run, path), unread=lambda line, why: unread.append((line, why)), read=read.append)
+    reading = replace(
+        Reading.from_run(run, path), unread=lambda line, why: unread.append((line, why)), read=read.append
+    )
     ends: list[str] = []
-    rows = list(parse(_noting(lines_in(file, reading, place, live), ends), reading, about.st_mtime))
-    if place.position == begin and begin:
+    rows = list(
+        parse(_recording_ends(iterate_lines(file, reading, read_position, is_growing), ends), reading, status.st_mtime)
+    )
+    if read_position.offset == begin and begin:
         return
-    if not (begin or rows or unread) and ends and not any(_begins_with_a_time(line, about.st_mtime) for line in ends):
+    if not (begin or rows or unread) and ends and not any(_begins_with_time(line, status.st_mtime) for line in ends):
         raise IngestError(f"{path}: neither its first nor its last line begins with a time, unlike a log of slurmctld")
-    times = [_seconds(line, reading, about.st_mtime) for line in ends]
+    times = [_seconds(line, reading, status.st_mtime) for line in ends]
     with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
         step.stage("preemptions", rows)
         run.read(len(read))
         for line, why in unread:
             run.unread(path, line, why)
         if len(head) == _HEAD:
-            step.cursor(cursor, f"{place.position} {place.number} {how}")
+            step.cursor(cursor, f"{read_position.offset} {read_position.line_number} {options}")
 
 
-def _noting(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
+def _recording_ends(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the lines, and append the first and last one to `ends`, for the log's time span."""
     line = ""
     for number, line in lines:
@@ -194,13 +198,13 @@ def _noting(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple
 
 def _seconds(line: str, reading: Reading, changed: float) -> int | None:
     with suppress(ValueError):
-        return reading.seconds(_iso(_parts(line)[0], changed))
+        return reading.seconds(_iso(_split_line(line)[0], changed))
     return None
 
 
-def _begins_with_a_time(line: str, changed: float) -> bool:
+def _begins_with_time(line: str, changed: float) -> bool:
     with suppress(ValueError):
-        return bool(_iso(_parts(line)[0], changed))
+        return bool(_iso(_split_line(line)[0], changed))
     return False
 
 

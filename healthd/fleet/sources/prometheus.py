@@ -25,11 +25,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from healthd.common import toml
-from healthd.common.codec import ConvertError, nearest
+from healthd.common.codec import ConvertError, spelling_hint
 from healthd.fleet.ingest import IngestError, Run, Source
-from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask, until_of
-from healthd.fleet.sources.pieces import tell_unknown
-from healthd.fleet.sources.prometheus_server import Server, ServerError, TooMuch, ask, server
+from healthd.fleet.sources.common import report_unknown_nodes
+from healthd.fleet.sources.covered_times import format_spans, latest_end, parse_spans, uncovered_spans, without_future
+from healthd.fleet.sources.prometheus_server import ResponseTooLarge, Server, ServerError, parse_server, query_server
 from healthd.fleet.sources.reading import Reading
 from healthd.fleet.tables import SCRAPED_CONDITIONS
 
@@ -42,7 +42,7 @@ QUERY = (
     " + 4 * healthd_condition_enforced{%s} + healthd_condition_severity{%s}"
 )
 SEVERITIES = ("info", "warning", "degraded", "critical")
-MOST_POINTS = 11_000
+MAX_POINTS = 11_000
 STEP_SECONDS = 60  # Prometheus' default scrape_interval is a minute
 # Newer samples may still arrive, and VictoriaMetrics repeats an older value there (-search.latencyOffset, 30 s).
 SETTLED_SECONDS = 60
@@ -50,11 +50,11 @@ NODE_LABELS = ("node", "nodename", "instance")
 
 Row: TypeAlias = "tuple[str, str, str, str, str, str, int, int, int, str, int, bool]"
 Series: TypeAlias = "tuple[str, str, str, str, str]"  # cluster, node, check, code, subject
-Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
+QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ConditionSpan:
     """A condition from the first scrape that showed it to the last.
 
     last_point      the last point of a query that had it
@@ -66,7 +66,7 @@ class Span:
 
     first: int
     last: int
-    looked: int
+    last_point: int
     severity: int
     first_severity: int
     worst: int
@@ -86,29 +86,29 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Scraped:
+class ReadState:
     """How far a server was read. open_spans: conditions that were open at the last point."""
 
     until: int
-    standing: dict[Series, Span] = field(default_factory=dict)
+    open_spans: dict[Series, ConditionSpan] = field(default_factory=dict)
 
-    def text(self, stretches: str) -> str:
-        standing = [[*series, *astuple(span)] for series, span in self.standing.items()]
-        return json.dumps([self.until, standing, stretches])
+    def to_text(self, stretches: str) -> str:
+        rows = [[*series, *astuple(span)] for series, span in self.open_spans.items()]
+        return json.dumps([self.until, rows, stretches])
 
     @staticmethod
-    def of_text(text: str) -> tuple[Scraped, str]:
+    def from_text(text: str) -> tuple[ReadState, str]:
         """Return the state, and the text of the spans that were read."""
         until, standing, stretches = json.loads(text)
-        return Scraped(until, dict(map(_span_of, standing))), stretches
+        return ReadState(until, dict(map(_parse_span, standing))), stretches
 
 
-def _span_of(row: list[Any]) -> tuple[Series, Span]:
+def _parse_span(row: list[Any]) -> tuple[Series, ConditionSpan]:
     cluster, node, check, code, subject, *more = row
-    return (cluster, node, check, code, subject), Span(*more)
+    return (cluster, node, check, code, subject), ConditionSpan(*more)
 
 
-def pieces(from_time: int, to_time: int, step: int, points: int = MOST_POINTS) -> Iterator[tuple[int, int]]:
+def query_ranges(from_time: int, to_time: int, step: int, points: int = MAX_POINTS) -> Iterator[tuple[int, int]]:
     """Yield (first, last) point of each query: all points from_time..to_time, `step` seconds apart, each once."""
     first = from_time
     while first <= to_time:
@@ -118,112 +118,112 @@ def pieces(from_time: int, to_time: int, step: int, points: int = MOST_POINTS) -
 
 
 def read(
-    ask: Ask,
-    before: Scraped | None,
+    query_function: QueryFunction,
+    previous: ReadState | None,
     from_time: int,
     to_time: int,
     reading: Reading,
     step: int = STEP_SECONDS,
     matchers: str = "",
-) -> Iterator[tuple[list[Row], Scraped]]:
+) -> Iterator[tuple[list[Row], ReadState]]:
     """Yield rows, piece by piece, and how far they were read. `query_function`: (path, parameters) -> data.
 
     matchers: 'job="healthd"' selects only these series. A condition that is still open at the end has a row too, which
     a later read replaces, since its first_time is the same. Raises ServerError.
     """
-    state = before or Scraped(from_time - step)
+    state = previous or ReadState(from_time - step)
     query = QUERY.replace("%s", matchers)
-    points = MOST_POINTS
+    points = MAX_POINTS
     while state.until + step <= to_time:
-        first, last = next(pieces(state.until + step, to_time, step, points))
+        first, last = next(query_ranges(state.until + step, to_time, step, points))
         parameters = {"query": query, "start": str(first), "end": str(last), "step": str(step), "nocache": "1"}
         try:
-            data = ask("query_range", parameters)
-        except TooMuch:
+            data = query_function("query_range", parameters)
+        except ResponseTooLarge:
             if last == first:
                 raise
             points = max(1, ((last - first) // step + 1) // 2)
             continue
-        rows, standing = spans(_matrix(data), state.standing, last, step, reading)
-        state = Scraped(last, standing)
+        rows, open_spans = merge_points(_matrix(data), state.open_spans, last, step, reading)
+        state = ReadState(last, open_spans)
         yield rows, state
 
 
-def spans(
+def merge_points(
     matrix: Sequence[Any],
-    standing: Mapping[Series, Span],
+    open_spans: Mapping[Series, ConditionSpan],
     last_point: int,
     step: int,
     reading: Reading,
-) -> tuple[list[Row], dict[Series, Span]]:
+) -> tuple[list[Row], dict[Series, ConditionSpan]]:
     """Return all spans that a piece extends, and those that are still open at its last point.
 
     A span ends at a point of the query without it. Series of one condition (it became worse, another job scraped it)
     are joined.
     """
-    seen: dict[Series, dict[int, Point]] = {}
-    for number, one in enumerate(matrix, 1):
+    points_by_series: dict[Series, dict[int, Point]] = {}
+    for number, result in enumerate(matrix, 1):
         try:
-            labels, values = one["metric"], one["values"]
-            series = series_of(labels, reading)
-            told = {_whole(at): _point(_whole(value)) for at, value in values}
+            labels, values = result["metric"], result["values"]
+            series = parse_series(labels, reading)
+            new_points = {_whole_seconds(at): _point(_whole_seconds(value)) for at, value in values}
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             reading.unread(number, f"an invalid series: {str(error)[:100]}")
             continue
-        points = seen.setdefault(series, {})
-        for at, point in told.items():
-            points[at] = _worse(point, points.get(at, point))
+        points = points_by_series.setdefault(series, {})
+        for at, point in new_points.items():
+            points[at] = _merge_points(point, points.get(at, point))
     rows: list[Row] = []
-    after: dict[Series, Span] = {}
-    for series, points in seen.items():
-        span = standing.get(series)
+    still_open: dict[Series, ConditionSpan] = {}
+    for series, points in points_by_series.items():
+        span = open_spans.get(series)
         for at in sorted(points):
             point = points[at]
             scrape = min(point.scrape, at)
-            if span is not None and at - span.looked <= step:
+            if span is not None and at - span.last_point <= step:
                 is_worse = point.severity > span.severity
-                span = Span(
+                span = ConditionSpan(
                     first=span.first,
                     last=max(span.last, scrape),
-                    looked=at,
+                    last_point=at,
                     severity=max(span.severity, point.severity),
                     first_severity=span.first_severity,
                     worst=max(span.last, scrape) if is_worse else span.worst,
                     observed=span.observed and point.observed,
                 )
                 continue
-            if span is not None and span is not standing.get(series):
+            if span is not None and span is not open_spans.get(series):
                 rows.append(span.row(series, step))
-            span = Span(scrape, scrape, at, point.severity, point.severity, scrape, point.observed)
+            span = ConditionSpan(scrape, scrape, at, point.severity, point.severity, scrape, point.observed)
         if span is not None:
             rows.append(span.row(series, step))
-            if span.looked == last_point:
-                after[series] = span
-    return rows, after
+            if span.last_point == last_point:
+                still_open[series] = span
+    return rows, still_open
 
 
-def series_of(labels: Mapping[str, str], reading: Reading) -> Series:
+def parse_series(labels: Mapping[str, str], reading: Reading) -> Series:
     """Return the identity of a series. Raises ValueError if a label is missing."""
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
         raise ValueError("its labels are not text")
     name = next((labels[label] for label in NODE_LABELS if labels.get(label)), "")
-    node = node_of(name)
+    node = node_name(name)
     if not node or not labels.get("code"):
         raise ValueError("it has no node or no code")
     check, subject = labels.get("check", ""), labels.get("subject", "")
-    return reading.cluster_of(labels.get("cluster")), node, check, labels["code"], subject
+    return reading.resolve_cluster(labels.get("cluster")), node, check, labels["code"], subject
 
 
 def _point(value: int) -> Point:
     return Point(value // 8, value % 4, value % 8 < 4)
 
 
-def _worse(one: Point, other: Point) -> Point:
-    observed = one.observed and other.observed
-    return Point(max(one.scrape, other.scrape), max(one.severity, other.severity), observed)
+def _merge_points(point: Point, other: Point) -> Point:
+    observed = point.observed and other.observed
+    return Point(max(point.scrape, other.scrape), max(point.severity, other.severity), observed)
 
 
-def node_of(instance: str) -> str:
+def node_name(instance: str) -> str:
     """Return the Slurm name of "gpu-1:9100" or "gpu-1.example.org:9100". An IP address is kept."""
     host = urllib.parse.urlsplit(f"//{instance}").hostname or ""
     try:
@@ -240,7 +240,7 @@ def _matrix(data: Any) -> Sequence[Any]:
     return result
 
 
-def _whole(value: Any) -> int:
+def _whole_seconds(value: Any) -> int:
     """Return a time in whole seconds."""
     number = float(value)
     if not math.isfinite(number):
@@ -251,33 +251,33 @@ def _whole(value: Any) -> int:
 SETTINGS = ("url", "tenant", "token_file", "basic_file", "ca_file", "step_seconds", "matchers")
 
 
-def settings(named: str) -> tuple[Server, int, str]:
+def load_settings(address: str) -> tuple[Server, int, str]:
     """Return (server, step, matchers) for "http://HOST:PORT" or a TOML file with SETTINGS. Raises IngestError."""
-    if "://" in named:
-        return server(named), STEP_SECONDS, ""
+    if "://" in address:
+        return parse_server(address), STEP_SECONDS, ""
     try:
-        with open(named, "rb") as file:
-            told = toml.parse(file.read())
+        with open(address, "rb") as file:
+            values = toml.parse(file.read())
     except OSError as error:
-        raise IngestError(f"{named}: cannot be read: {error.strerror or error}") from None
+        raise IngestError(f"{address}: cannot be read: {error.strerror or error}") from None
     except ConvertError as error:
-        raise IngestError(f"{named}: {error}") from None
-    for name in told:
+        raise IngestError(f"{address}: {error}") from None
+    for name in values:
         if name not in SETTINGS:
-            raise IngestError(f"{named}: unknown setting {name}{nearest(name, SETTINGS)}")
-    step = told.pop("step_seconds", STEP_SECONDS)
+            raise IngestError(f"{address}: unknown setting {name}{spelling_hint(name, SETTINGS)}")
+    step = values.pop("step_seconds", STEP_SECONDS)
     if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= 86_400:
-        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to 86400, got {step!r}")
-    for name, value in told.items():
+        raise IngestError(f"{address}: step_seconds must be whole seconds from 1 to 86400, got {step!r}")
+    for name, value in values.items():
         if not isinstance(value, str):
-            raise IngestError(f"{named}: {name} must be text")
-    if "url" not in told:
-        raise IngestError(f"{named}: url is missing")
-    matchers = told.pop("matchers", "")
+            raise IngestError(f"{address}: {name} must be text")
+    if "url" not in values:
+        raise IngestError(f"{address}: url is missing")
+    matchers = values.pop("matchers", "")
     try:
-        return server(**told), step, matchers
+        return parse_server(**values), step, matchers
     except ServerError as error:
-        raise IngestError(f"{named}: {error}") from None
+        raise IngestError(f"{address}: {error}") from None
 
 
 def ingest(run: Run, files: list[str]) -> None:
@@ -285,55 +285,55 @@ def ingest(run: Run, files: list[str]) -> None:
     for named in files:
         with run.guard():
             try:
-                at, step, matchers = settings(named)
+                at, step, matchers = load_settings(named)
             except ServerError as error:
                 raise IngestError(f"{named}: {error}") from None
             try:
-                _server(run, at, step, matchers)
+                _ingest_server(run, at, step, matchers)
             except ServerError as error:
                 raise IngestError(f"{at.url}: {error}") from None
 
 
-def _server(run: Run, at: Server, step: int, matchers: str) -> None:
+def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -> None:
     """Query all uncovered spans (covered_times.py). A span counts from its first point to one step after its last."""
-    reading, asked = Reading.of(run, at.url), partial(ask, at)
-    cursor = f"{at.url} {matchers} {step}"
-    if tenant := at.headers.get("X-Scope-OrgID"):
+    reading, query_function = Reading.from_run(run, server_address.url), partial(query_server, server_address)
+    cursor = f"{server_address.url} {matchers} {step}"
+    if tenant := server_address.headers.get("X-Scope-OrgID"):
         cursor += f" {tenant}"
     text = run.cursor(cursor)
-    newest, stretches = Scraped.of_text(text) if text else (None, "")
-    was_read = not_ahead(run, of_text(stretches), at.url)
-    if until_of(was_read) is None and run.from_time is None:
-        raise IngestError(f"{at.url}: the start of the period is missing: add --from")
+    newest, stretches = ReadState.from_text(text) if text else (None, "")
+    was_read = without_future(run, parse_spans(stretches), server_address.url)
+    if latest_end(was_read) is None and run.from_time is None:
+        raise IngestError(f"{server_address.url}: the start of the period is missing: add --from")
     until = run.now - max(step, SETTLED_SECONDS)
     until = until if run.to_time is None else min(run.to_time, until)
-    for begin, end in to_ask(was_read, run.from_time, until + 1, 0, 0):
-        goes_on = newest is not None and begin == newest.until + step
-        is_newest = begin >= (until_of(was_read) or 0)
-        answers = read(asked, newest if goes_on else None, begin, end - 1, reading, step, matchers)
+    for begin, end in uncovered_spans(was_read, run.from_time, until + 1, 0, 0):
+        continues = newest is not None and begin == newest.until + step
+        is_newest = begin >= (latest_end(was_read) or 0)
+        answers = read(query_function, newest if continues else None, begin, end - 1, reading, step, matchers)
         since = begin
-        for rows, state in run.watch(answers, unit="queries"):
-            with run.step(f"{at.url} {since}", since, state.until) as one:
-                one.stage("scraped_conditions", rows)
-                _keep_longer(one)
-                tell_unknown(run, one, "scraped_conditions")
+        for rows, state in run.track(answers, unit="queries"):
+            with run.step(f"{server_address.url} {since}", since, state.until) as ingest_step:
+                ingest_step.stage("scraped_conditions", rows)
+                _drop_shorter_spans(ingest_step)
+                report_unknown_nodes(run, ingest_step, "scraped_conditions")
                 run.read(len(rows))
                 if is_newest:
                     newest = state
                 if is_newest or state.until + step >= end:  # an older span counts once it is complete
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
-                one.cursor(cursor, newest.text(text_of(was_read)))
+                ingest_step.cursor(cursor, newest.to_text(format_spans(was_read)))
             since = state.until + step
 
 
-def _keep_longer(step: Step) -> None:
+def _drop_shorter_spans(step: Step) -> None:
     """Delete staged rows of conditions for which the store has a longer span.
 
     A span that ends where another one begins contains only the first scrape of the other span's conditions.
     """
     table = SCRAPED_CONDITIONS
-    same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.replace_by)
+    same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)
     step.execute(
         f"DELETE FROM {step.staged(table.name)} WHERE EXISTS (SELECT 1 FROM {step.live(table.name)} AS live "
         f"WHERE {same} AND live.last_time > {step.staged(table.name)}.last_time)"

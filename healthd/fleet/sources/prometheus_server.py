@@ -22,15 +22,15 @@ from typing import Any
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 
-MOST_BYTES = 16 << 20  # per response; the parsed data takes six times that
-SECONDS = 120.0  # per response
+MAX_RESPONSE_BYTES = 16 << 20  # per response; the parsed data takes six times that
+DEFAULT_TIMEOUT_SECONDS = 120.0  # per response
 
 
 class ServerError(HealthdError):
     """A server cannot be queried. The message follows its address."""
 
 
-class TooMuch(ServerError):
+class ResponseTooLarge(ServerError):
     """The response is too large, here or for the server. A shorter period may work."""
 
 
@@ -48,7 +48,7 @@ class Server:
     ca_file: str = ""
 
 
-def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
+def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
     """Check the address and load the credentials. Raises ServerError if the address or a file is wrong.
 
     token_file: a bearer token. basic_file: "user:password".
@@ -82,9 +82,9 @@ def _secret(path: str) -> str:
         raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
 
 
-def _header(text: str, what: str) -> str:
+def _header(text: str, description: str) -> str:
     if not text or not text.isascii() or not text.isprintable():
-        raise ServerError(f"{what} is empty, or has characters that are invalid in an HTTP header")
+        raise ServerError(f"{description} is empty, or has characters that are invalid in an HTTP header")
     return text
 
 
@@ -95,62 +95,62 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float | None = None) -> Any:
+def query_server(server: Server, path: str, parameters: Mapping[str, str], timeout_seconds: float | None = None) -> Any:
     """Return the `data` of a response of /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
-    seconds = SECONDS if seconds is None else seconds
+    timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
     try:
         context = ssl.create_default_context(cafile=server.ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise ServerError(f"the certificates in {server.ca_file} cannot be read: {_why(error)}") from None
+        raise ServerError(f"the certificates in {server.ca_file} cannot be read: {_error_text(error)}") from None
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect()
     )
     url = f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     request = urllib.request.Request(url, headers={"Accept": "application/json", **server.headers})
     try:
-        with opener.open(request, timeout=seconds) as response:
-            body = _bounded(response, seconds)
+        with opener.open(request, timeout=timeout_seconds) as response:
+            body = _read_body(response, timeout_seconds)
     except urllib.error.HTTPError as error:
         with error:
-            raise _refused(error) from None
+            raise _http_error(error) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, TimeoutError):
-            raise ServerError(f"did not answer within {seconds:g} s") from None
-        raise ServerError(f"cannot be reached: {_why(reason)}") from None
+            raise ServerError(f"did not answer within {timeout_seconds:g} s") from None
+        raise ServerError(f"cannot be reached: {_error_text(reason)}") from None
     except ValueError as error:  # a redirect to an invalid address
-        raise ServerError(f"cannot be queried: it redirects to an invalid address: {_why(error)}") from None
-    return _data(body)
+        raise ServerError(f"cannot be queried: it redirects to an invalid address: {_error_text(error)}") from None
+    return _parse_data(body)
 
 
-def _bounded(response: Any, seconds: float) -> bytes:
+def _read_body(response: Any, seconds: float) -> bytes:
     deadline, parts, size = time.monotonic() + seconds, [], 0
     while part := response.read(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
-            raise TooMuch(f"returns more than {MOST_BYTES >> 20} MiB")
+        if size > MAX_RESPONSE_BYTES:
+            raise ResponseTooLarge(f"returns more than {MAX_RESPONSE_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
             raise ServerError(f"did not answer completely within {seconds:g} s")
     return b"".join(parts)
 
 
-def _refused(error: urllib.error.HTTPError) -> ServerError:
+def _http_error(error: urllib.error.HTTPError) -> ServerError:
     if 300 <= error.code < 400:
         where = printable(str(error.headers.get("Location", "elsewhere")))[:200]
         return ServerError(f"redirects to {where}, which was not followed; use that address if it is right")
     try:
-        said = json.loads(error.read(1 << 16)).get("error", "")
+        server_message = json.loads(error.read(1 << 16)).get("error", "")
     except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
-        said = ""
-    words = printable(str(said))[:300]
+        server_message = ""
+    message = printable(str(server_message))[:300]
     # All three servers answer 422, Prometheus 503 for a query that takes too long; proxies answer 413, 502 or 504.
-    too_much = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in words)
-    kind = TooMuch if too_much else ServerError
-    return kind(f"answers with status {error.code}" + (f": {words}" if words else ""))
+    is_too_large = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in message)
+    kind = ResponseTooLarge if is_too_large else ServerError
+    return kind(f"answers with status {error.code}" + (f": {message}" if message else ""))
 
 
-def _data(body: bytes) -> Any:
+def _parse_data(body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
@@ -160,5 +160,5 @@ def _data(body: bytes) -> Any:
     return answer["data"]
 
 
-def _why(error: object) -> str:
+def _error_text(error: object) -> str:
     return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]

@@ -36,7 +36,7 @@ class Reading:
     cut: Callable[[str], None] = lambda why: None
 
     @staticmethod
-    def of(run: Run, name: str) -> Reading:
+    def from_run(run: Run, name: str) -> Reading:
         def unread(line: int, why: str) -> None:
             run.unread(name, line, why)
 
@@ -45,13 +45,13 @@ class Reading:
 
         return Reading(
             *(name, run.cluster, run.zone, run.from_time, run.to_time),
-            user=run.private.user,
+            user=run.privacy.user,
             unread=unread,
             read=run.read,
             cut=cut,
         )
 
-    def cluster_of(self, named: str | None = None) -> str:
+    def resolve_cluster(self, named: str | None = None) -> str:
         """Return the cluster of a row. Raises IngestError if neither the row nor --cluster names one."""
         if not (named or self.cluster):
             raise IngestError(f"{self.name}: does not name the cluster: add --cluster NAME")
@@ -59,16 +59,16 @@ class Reading:
 
     def seconds(self, text: str) -> int:
         """Parse a time, epoch or ISO. Raises ValueError if it is invalid or missing."""
-        found = self.maybe_seconds(text)
+        found = self.optional_seconds(text)
         if found is None:
             raise ValueError("a time is missing")
         return found
 
-    def maybe_seconds(self, text: str) -> int | None:
+    def optional_seconds(self, text: str) -> int | None:
         """Parse a time; None if the text means that there is no such time yet."""
-        return times.seconds(text, self.zone)
+        return times.parse_seconds(text, self.zone)
 
-    def wants(self, begin: int, end: int | None) -> bool:
+    def is_in_period(self, begin: int, end: int | None) -> bool:
         """Return True if the time overlaps the requested period. end: None = not over."""
-        late = self.end is not None and begin >= self.end
-        return not late and (self.begin is None or end is None or end >= self.begin)
+        is_after = self.end is not None and begin >= self.end
+        return not is_after and (self.begin is None or end is None or end >= self.begin)

@@ -32,22 +32,22 @@ from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.sources import sacct_json
-from healthd.fleet.sources.calls import EPOCH, output
-from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
-from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, CutOff, JobRows, NotReadable, Row
-from healthd.fleet.sources.lines import opened
-from healthd.fleet.sources.pieces import read_together
+from healthd.fleet.sources.common import ingest_in_batches
+from healthd.fleet.sources.covered_times import format_spans, parse_spans, uncovered_spans, without_future
+from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, JobRow, JobRowReader, TruncatedSource, UnreadableSource
+from healthd.fleet.sources.lines import open_unpacked
 from healthd.fleet.sources.reading import Reading
-from healthd.fleet.sources.records import records
-from healthd.fleet.sources.sacct_json import jobs_of, json_rows
-from healthd.fleet.staging_text import field as clean
+from healthd.fleet.sources.records import read_records
+from healthd.fleet.sources.sacct_json import json_rows, read_jobs
+from healthd.fleet.sources.slurm_commands import EPOCH_TIMES, command_output
+from healthd.fleet.staging_text import clean_field as clean
 from healthd.fleet.tables import JOBS
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
 NAME = "sacct"
-LINES = 10_000  # of jobs, kept before they are written
+MAX_BUFFERED_LINES = 10_000  # of jobs, kept before they are written
 
 # The form of each field, to recognise columns: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
@@ -75,7 +75,7 @@ _FORMS = {
     "MaxVMSizeNode MaxVMSizeTask MinCPUNode MinCPUTask ReqMem SLUID OriginalSLUID",
     "": "",  # after the last delimiter of --parsable
 }
-_FORM_OF = {name.lower(): regex(form) for form, names in _FORMS.items() for name in names.split() or [""]}
+_FORMS_BY_NAME = {name.lower(): regex(form) for form, names in _FORMS.items() for name in names.split() or [""]}
 _FIELD = {name.lower(): name for name in FIELDS}
 _NEEDED = ("State", "Submit")
 
@@ -87,28 +87,28 @@ class SacctText:
         lower = {name.lower() for name in names}
         return bool({"jobid", "jobidraw"} & lower) and (is_first or {name.lower() for name in _NEEDED} <= lower)
 
-    def free(self, name: str) -> bool:
-        return name.lower() not in _FORM_OF
+    def is_free_text(self, name: str) -> bool:
+        return name.lower() not in _FORMS_BY_NAME
 
-    def wanted(self, name: str) -> bool:
+    def is_used(self, name: str) -> bool:
         return name.lower() in _FIELD
 
     def fits(self, name: str, text: str) -> bool:
-        return _FORM_OF[name.lower()].fullmatch(text) is not None
+        return _FORMS_BY_NAME[name.lower()].fullmatch(text) is not None
 
 
 def text_rows(
-    file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None], delimiter: str = ""
-) -> Iterator[Row | None]:
+    file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None], delimiter: str = ""
+) -> Iterator[JobRow | None]:
     """Yield the jobs of a text, and None for each row that is not stored (a step).
 
     Raises UnreadableSource if a column is missing.
     """
     header: tuple[str, ...] | None = None
     pick: Callable[[list[str]], tuple[str, ...]] = tuple
-    for batch in records(file, SacctText(), unread, delimiter):
+    for batch in read_records(file, SacctText(), unread, delimiter):
         if batch.header is not header:
-            header, pick = batch.header, _picked(batch.header)
+            header, pick = batch.header, _field_selector(batch.header)
         for line, fields in batch.rows:
             fields.append("")
             try:
@@ -117,28 +117,28 @@ def text_rows(
                 unread(line, str(error))
 
 
-def _picked(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
+def _field_selector(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
     """Return a function that selects the fields to read from a row. The row has an additional "" at its end."""
-    place = {name.lower(): at for at, name in enumerate(header)}
+    positions = {name.lower(): position for position, name in enumerate(header)}
     for name in _NEEDED:
-        if name.lower() not in place:
-            raise NotReadable(f"has no column {name}: run sacct with --format={','.join(FIELDS[:10])},...")
-    return itemgetter(*(place.get(name.lower(), len(header)) for name in FIELDS))
+        if name.lower() not in positions:
+            raise UnreadableSource(f"has no column {name}: run sacct with --format={','.join(FIELDS[:10])},...")
+    return itemgetter(*(positions.get(name.lower(), len(header)) for name in FIELDS))
 
 
 # --- calls of sacct
 
 DAY = 86_400
 FIRST_DAYS = 365  # for a first run without --from
-LATE_DAYS = 2
+OVERLAP_DAYS = 2
 AHEAD_DAYS = 366
-ASKED_AT_ONCE = 200  # ids in one call
-MOST_ASKED = 5_000
+IDS_PER_CALL = 200  # ids in one call
+MAX_REQUESTED_IDS = 5_000
 
-LAST = "DBIndex"
-_NOT_ASKED = ("NCPUS", "Timelimit", LAST)  # AllocCPUS and TimelimitRaw have the same content
-COLUMNS = (*(name for name in FIELDS if name not in _NOT_ASKED), LAST)
-NEWER = frozenset({"Restarts"})  # from 24.11
+LAST_COLUMN = "DBIndex"
+_UNREQUESTED_FIELDS = ("NCPUS", "Timelimit", LAST_COLUMN)  # AllocCPUS and TimelimitRaw have the same content
+COLUMNS = (*(name for name in FIELDS if name not in _UNREQUESTED_FIELDS), LAST_COLUMN)
+NEWER_COLUMNS = frozenset({"Restarts"})  # from 24.11
 _NO_FIELD = regex(r"Invalid field requested: \"(\w+)\"")
 
 
@@ -153,108 +153,108 @@ def arguments(columns: Sequence[str], delimiter: str, cluster: str) -> list[str]
 
 def _ingest_calls(run: Run) -> None:
     """Ingest the days that are new, one step for each day, then the jobs that have no end yet."""
-    asking = _Asking(run)
-    days = days_of(run.now, asking.was_read, run.from_time, run.to_time)
-    for begin in run.watch(days, unit="days"):
-        asking.day(begin)
+    calls = _SacctCalls(run)
+    days = missing_days(run.now, calls.covered, run.from_time, run.to_time)
+    for begin in run.track(days, unit="days"):
+        calls.request_day(begin)
     if days and days[-1] + DAY > run.now:
-        asking.open_jobs()
+        calls.request_open_jobs()
 
 
-def days_of(now: int, was_read: Runs, from_time: int | None, to_time: int | None) -> list[int]:
+def missing_days(current_time: int, was_read: Runs, from_time: int | None, to_time: int | None) -> list[int]:
     """Return the start of each day (UTC) that is to be requested."""
-    end = now + 1 if to_time is None else min(to_time, now + 1)
-    asked = to_ask(was_read, from_time, end, LATE_DAYS * DAY, now - FIRST_DAYS * DAY)
-    return sorted({day for begin, until in asked for day in range(begin - begin % DAY, until, DAY)})
+    end = current_time + 1 if to_time is None else min(to_time, current_time + 1)
+    spans = uncovered_spans(was_read, from_time, end, OVERLAP_DAYS * DAY, current_time - FIRST_DAYS * DAY)
+    return sorted({day for begin, until in spans for day in range(begin - begin % DAY, until, DAY)})
 
 
-class _Asking:
+class _SacctCalls:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.columns: tuple[str, ...] = COLUMNS
-        self.open: set[str] = set()  # ids of the jobs that had no end on the last day
-        about = _config()
-        self.cluster = run.cluster or about.get("ClusterName", "")
+        self.unfinished: set[str] = set()  # ids of the jobs that had no end on the last day
+        settings = _config()
+        self.cluster = run.cluster or settings.get("ClusterName", "")
         # Without --cluster it is the cluster of the local Slurm commands.
         self.cursor = f"days of {self.cluster}"
-        self.was_read = not_ahead(run, of_text(run.cursor(self.cursor) or ""), self.cursor)
+        self.covered = without_future(run, parse_spans(run.cursor(self.cursor) or ""), self.cursor)
         # True if slurmdbd stores the scripts: slurm.conf(5).
-        self.scripts = "job_script" in about.get("AccountingStoreFlags", "").lower()
+        self.has_scripts = "job_script" in settings.get("AccountingStoreFlags", "").lower()
 
-    def day(self, begin: int) -> None:
+    def request_day(self, begin: int) -> None:
         run = self.run
         until = min(begin + DAY, run.now)
         name = f"day {datetime.fromtimestamp(begin, timezone.utc):%Y-%m-%d}"
         with run.step(name, begin, until, self.cluster or None) as step, staged_jobs(step) as jobs:
             is_today = begin + DAY > run.now
             end = begin + (AHEAD_DAYS if is_today else 1) * DAY
-            rows = self._asked(name, f"--starttime=uts{begin}", f"--endtime=uts{end}")
-            self.open = {row.job_id for row in rows if row.end_time is None}
+            rows = self._call_sacct(name, f"--starttime=uts{begin}", f"--endtime=uts{end}")
+            self.unfinished = {row.job_id for row in rows if row.end_time is None}
             for row in self._with_scripts(rows):
                 jobs.add(row)
-            step.covers(begin, until, *jobs.clusters)
+            step.set_coverage(begin, until, *jobs.clusters)
             if len(jobs.clusters) == 1:
                 (self.cluster,) = jobs.clusters
-            self.was_read.add(begin, until - 1)
-            step.cursor(self.cursor, text_of(self.was_read))
+            self.covered.add(begin, until - 1)
+            step.cursor(self.cursor, format_spans(self.covered))
 
-    def open_jobs(self) -> None:
+    def request_open_jobs(self) -> None:
         """Request the jobs that have no end in the store and that the last day did not print."""
         run = self.run
         with run.step("open jobs", None, run.now, self.cluster or None) as step:
-            ids = self._stale(step)
+            ids = self._open_job_ids(step)
             with staged_jobs(step) as jobs:
-                for at in range(0, len(ids), ASKED_AT_ONCE):
-                    asked = ",".join(ids[at : at + ASKED_AT_ONCE])
-                    for row in self._asked("open jobs", f"--jobs={asked}"):
+                for at in range(0, len(ids), IDS_PER_CALL):
+                    id_list = ",".join(ids[at : at + IDS_PER_CALL])
+                    for row in self._call_sacct("open jobs", f"--jobs={id_list}"):
                         jobs.add(row)
 
-    def _stale(self, step: Step) -> list[str]:
+    def _open_job_ids(self, step: Step) -> list[str]:
         found = step.execute(
             f"SELECT DISTINCT job_id FROM {step.live('jobs')} WHERE end_time IS NULL AND source = ? AND cluster = ? "
             "ORDER BY job_id",
             (self.run.source.name, self.cluster),
         ).fetchall()
-        return [str(job) for (job,) in found if str(job) not in self.open][:MOST_ASKED]
+        return [str(job) for (job,) in found if str(job) not in self.unfinished][:MAX_REQUESTED_IDS]
 
-    def _asked(self, name: str, *which: str) -> list[Row]:
+    def _call_sacct(self, name: str, *selection: str) -> list[JobRow]:
         """Return the jobs that sacct prints. An older sacct is called again without the columns it does not have."""
         run = self.run
         while True:
             delimiter = f"\x1f{secrets.token_hex(6)}\x1f"
-            argv = [*arguments(self.columns, delimiter, run.cluster), *which]
+            argv = [*arguments(self.columns, delimiter, run.cluster), *selection]
             unread: list[tuple[int, str]] = []
-            rows = JobRows(run.private, timezone.utc, run.cluster, run.source.name)
+            rows = JobRowReader(run.privacy, timezone.utc, run.cluster, run.source.name)
             try:
-                with output(argv, EPOCH) as out:
+                with command_output(argv, EPOCH_TIMES) as out:
                     found = text_rows(out, rows, lambda line, why: unread.append((line, why)), delimiter)  # noqa: B023
-                    told = [row for row in found if row is not None]
-            except NotReadable as error:
+                    job_rows = [row for row in found if row is not None]
+            except UnreadableSource as error:
                 raise IngestError(f"{name}: {error}") from None
             except IngestError as error:
                 unknown = _NO_FIELD.search(str(error))
-                if unknown is None or unknown[1] not in NEWER.intersection(self.columns):
+                if unknown is None or unknown[1] not in NEWER_COLUMNS.intersection(self.columns):
                     raise
                 self.columns = tuple(column for column in self.columns if column != unknown[1])
                 continue
             for line, why in unread:
                 run.unread(f"sacct, {name}", line, why)
-            run.read(len(told))
-            return told
+            run.read(len(job_rows))
+            return job_rows
 
-    def _with_scripts(self, rows: list[Row]) -> Iterator[Row]:
+    def _with_scripts(self, rows: list[JobRow]) -> Iterator[JobRow]:
         """Yield these jobs; batch jobs with the nodes that their scripts exclude, if the site stores scripts."""
-        batch = [row.job_id for row in rows if row.batch]
+        batch = [row.job_id for row in rows if row.may_have_script]
         scripts: dict[tuple[str, int], str] = {}
-        if batch and self.scripts:
+        if batch and self.has_scripts:
             ids = sorted(set(batch))
-            for at in range(0, len(ids), ASKED_AT_ONCE):
-                scripts |= self._asked_scripts(ids[at : at + ASKED_AT_ONCE])
+            for at in range(0, len(ids), IDS_PER_CALL):
+                scripts |= self._request_scripts(ids[at : at + IDS_PER_CALL])
         for row in rows:
             script = scripts.get((row.job_id, row.submit_time), "")
             yield row.with_script(script) if script else row
 
-    def _asked_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
+    def _request_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return the scripts of these jobs by (job id, submit time).
 
         They are requested as JSON: in the text of --batch-script a script could imitate the header of the next one.
@@ -263,28 +263,28 @@ class _Asking:
         cluster = [f"--clusters={self.run.cluster}"] if self.run.cluster else []
         found: dict[tuple[str, int], str] = {}
         try:
-            with output([*argv, *cluster, f"--jobs={','.join(ids)}"]) as out:
-                for _, job in jobs_of(out, lambda line, why: None):
-                    script, submitted = job.get("script"), _submitted(job)
+            with command_output([*argv, *cluster, f"--jobs={','.join(ids)}"]) as out:
+                for _, job in read_jobs(out, lambda line, why: None):
+                    script, submitted = job.get("script"), _submit_time(job)
                     if isinstance(script, str) and script and submitted is not None:
                         found[str(job.get("job_id")), submitted] = script
-        except (IngestError, NotReadable) as error:  # keep the jobs without their scripts
-            self.scripts = False
-            self.run.say(f"sacct: the exclusions in job scripts are not read: {error}")
+        except (IngestError, UnreadableSource) as error:  # keep the jobs without their scripts
+            self.has_scripts = False
+            self.run.log(f"sacct: the exclusions in job scripts are not read: {error}")
         return found
 
 
 def _config() -> dict[str, str]:
     """Return slurmctld's settings, or {} if it does not answer: sacct may work without it."""
     try:
-        with output(["scontrol", "show", "config"]) as out:
+        with command_output(["scontrol", "show", "config"]) as out:
             lines = out.read(1 << 20).decode("utf-8", "replace").split("\n")
     except IngestError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
 
-def _submitted(job: Mapping[str, Any]) -> int | None:
+def _submit_time(job: Mapping[str, Any]) -> int | None:
     times = job.get("time")
     found = times.get("submission") if isinstance(times, dict) else None
     return found if isinstance(found, int) else None
@@ -299,32 +299,32 @@ def ingest(run: Run, files: list[str]) -> None:
 
     def stage(step: Step, reading: Reading) -> None:
         with staged_jobs(step) as jobs:
-            for row in _rows_of_file(run, reading):
+            for row in _file_rows(run, reading):
                 jobs.add(row)
-        step.covers(jobs.first, jobs.last, *jobs.clusters)
+        step.set_coverage(jobs.first, jobs.last, *jobs.clusters)
 
-    read_together(run, files, stage)
+    ingest_in_batches(run, files, stage)
 
 
-def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
+def _file_rows(run: Run, reading: Reading) -> Iterator[JobRow]:
     """Yield the jobs in the requested time; all jobs count as read. Raises IngestError."""
     count = 0
-    with opened(reading.name) as file:
+    with open_unpacked(reading.name) as file:
         try:
             first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             file.seek(0)
-            of, name = (json_rows, sacct_json.NAME) if first == b"{" else (text_rows, NAME)
-            rows = JobRows(run.private, run.zone, run.cluster, name)
-            for row in of(file, rows, reading.unread):
+            read_rows, name = (json_rows, sacct_json.NAME) if first == b"{" else (text_rows, NAME)
+            rows = JobRowReader(run.privacy, run.zone, run.cluster, name)
+            for row in read_rows(file, rows, reading.unread):
                 if row is not None:
                     count += 1
-                    if reading.wants(row.first_time, row.end_time):
+                    if reading.is_in_period(row.first_time, row.end_time):
                         yield row
-            if rows.nameless and not rows.named:
-                raise NotReadable(NO_CLUSTER)
-        except CutOff as error:
+            if rows.without_cluster and not rows.has_cluster:
+                raise UnreadableSource(NO_CLUSTER)
+        except TruncatedSource as error:
             reading.cut(str(error))
-        except NotReadable as error:
+        except UnreadableSource as error:
             raise IngestError(f"{reading.name}: {error}") from None
         except (EOFError, zlib.error) as error:
             reading.cut(f"the compressed file is cut: {error}")
@@ -348,10 +348,10 @@ class StagedJobs:
         self._exclusions = exclusions
         self._lines: list[str] = []
 
-    def add(self, row: Row) -> None:
-        self._lines.append(f"{row.head}\t{'true' if row.known else 'false'}\t{row.tail}")
+    def add(self, row: JobRow) -> None:
+        self._lines.append(f"{row.head}\t{'true' if row.exclusions_known else 'false'}\t{row.tail}")
         self.count += 1
-        if len(self._lines) >= LINES:
+        if len(self._lines) >= MAX_BUFFERED_LINES:
             self.flush()
         if self.first is None or row.submit_time < self.first:
             self.first = row.submit_time
@@ -361,8 +361,8 @@ class StagedJobs:
         self.clusters.add(row.cluster)
         self.excluded += len(row.excluded)
         for node in row.excluded:
-            about = (row.cluster, row.db_index, row.submit_time, clean(node), row.source, row.job_id)
-            self._exclusions.write("\t".join(map(str, about)) + "\n")
+            values = (row.cluster, row.db_index, row.submit_time, clean(node), row.source, row.job_id)
+            self._exclusions.write("\t".join(map(str, values)) + "\n")
 
     def flush(self) -> None:
         if self._lines:
@@ -383,7 +383,7 @@ def staged_jobs(step: Step) -> Iterator[StagedJobs]:
             yield jobs
             jobs.flush()
         if jobs.count:
-            _stage(step, paths[0])
+            _stage_jobs(step, paths[0])
         if jobs.excluded:
             step.stage_text("exclusions", paths[1])
     except OSError as error:
@@ -394,7 +394,7 @@ def staged_jobs(step: Step) -> Iterator[StagedJobs]:
                 os.unlink(path)
 
 
-def _stage(step: Step, path: str) -> None:
+def _stage_jobs(step: Step, path: str) -> None:
     from healthd.fleet.store import literal, quoted
 
     columns = {**JOBS.columns, "names": "VARCHAR"}
@@ -417,5 +417,5 @@ SOURCE = Source(
     "FILE",
     "jobs, as printed by sacct --parsable2 or --json; without FILE sacct is run here, one call per day",
     ingest,
-    runs=True,
+    runs_without_files=True,
 )

@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from healthd.common.text import printable, regex
-from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
+from healthd.fleet.sources.job_row import FIELDS, JobRow, JobRowReader, TruncatedSource, UnreadableSource
 
 NAME = "sacct_json"
-MOST_CHARACTERS = 16 << 20  # per job with its steps
+MAX_JOB_CHARACTERS = 16 << 20  # per job with its steps
 CHUNK = 1 << 20
 NO_VAL = 0xFFFFFFFE  # INFINITE is the next number: slurm.h
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _BLANK = regex(r"[ \t\r\n,]*")
 _SLUID = regex(r"[sS][0-9A-HJ-NP-TV-Za-hj-np-tv-z]{13}")
-_BASE = frozenset(
+_BASE_STATES = frozenset(
     (
         *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
         *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
@@ -37,11 +37,11 @@ _BASE = frozenset(
 )
 
 
-def json_rows(file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None]) -> Iterator[Row | None]:
+def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None]) -> Iterator[JobRow | None]:
     """Yield the jobs of a document. Raises UnreadableSource if it is not sacct's."""
-    for line, job in jobs_of(file, unread):
+    for line, job in read_jobs(file, unread):
         try:
-            row = rows.read(fields_of(job))
+            row = rows.read(sacct_fields(job))
             script = _text(job.get("script"))
         except ValueError as error:
             unread(line, str(error))
@@ -49,35 +49,35 @@ def json_rows(file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None])
             yield row.with_script(script) if row and script else row
 
 
-class _Text:
+class _JsonStream:
     """JSON text that is read in pieces; consumed text is dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.text = ""
-        self.at = 0
+        self.position = 0
         self.line = 1
-        self.over = False
+        self.is_exhausted = False
 
-    def more(self) -> bool:
+    def read_more(self) -> bool:
         """Read another piece. Return False at the end."""
-        if self.over:
+        if self.is_exhausted:
             return False
-        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))  # doubled: one large value takes linear time
-        self.over = not chunk
-        self.line += self.text.count("\n", 0, self.at)
-        self.text = self.text[self.at :] + self.decoder.decode(chunk, final=self.over)
-        self.at = 0
-        return not self.over
+        chunk = self.file.read(max(CHUNK, len(self.text) - self.position))  # doubled: one large value takes linear time
+        self.is_exhausted = not chunk
+        self.line += self.text.count("\n", 0, self.position)
+        self.text = self.text[self.position :] + self.decoder.decode(chunk, final=self.is_exhausted)
+        self.position = 0
+        return not self.is_exhausted
 
     def peek(self) -> str:
         """Return the next character that is neither blank nor a comma, or "" at the end."""
         while True:
-            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]  # it also matches ""
-            if self.at < len(self.text):
-                return self.text[self.at]
-            if not self.more():
+            self.position = _BLANK.match(self.text, self.position).end()  # type: ignore[union-attr]  # it also matches ""
+            if self.position < len(self.text):
+                return self.text[self.position]
+            if not self.read_more():
                 return ""
 
     def value(self) -> Any:
@@ -85,105 +85,105 @@ class _Text:
         self.peek()
         while True:
             try:
-                found, end = _DECODER.raw_decode(self.text, self.at)
+                found, end = _DECODER.raw_decode(self.text, self.position)
             except (ValueError, RecursionError) as error:
-                if len(self.text) - self.at > MOST_CHARACTERS:
-                    raise ValueError(f"more than {MOST_CHARACTERS} characters") from None
-                if not self.more():
+                if len(self.text) - self.position > MAX_JOB_CHARACTERS:
+                    raise ValueError(f"more than {MAX_JOB_CHARACTERS} characters") from None
+                if not self.read_more():
                     raise ValueError(f"not JSON: {error}") from None
                 continue
             if end == len(self.text):  # a number may continue
-                end -= self.at
-                if self.more():
+                end -= self.position
+                if self.read_more():
                     continue
-            self.at = end
+            self.position = end
             return found
 
     @property
-    def line_here(self) -> int:
-        return self.line + self.text.count("\n", 0, self.at)
+    def current_line(self) -> int:
+        return self.line + self.text.count("\n", 0, self.position)
 
 
 _DECODER = json.JSONDecoder(strict=False)
 
 
-def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def read_jobs(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield (line, job) of the list `jobs`.
 
     Raises UnreadableSource if there is no such list, or it is empty and sacct reported an error. Raises TruncatedSource
     if the list has no end, or if sacct reported an error and may have left out jobs.
     """
-    text = _Text(file)
-    text.more()
+    text = _JsonStream(file)
+    text.read_more()
     text.text = text.text.removeprefix("\ufeff")
     if text.peek() != "{":
-        raise NotReadable("is not a JSON object of sacct --json")
-    text.at += 1
-    seen, told, count = False, "", 0
+        raise UnreadableSource("is not a JSON object of sacct --json")
+    text.position += 1
+    found_jobs, error_text, count = False, "", 0
     while text.peek() == '"':
         try:
             key = text.value()
             if text.peek() != ":":
                 raise ValueError("a name without a value")
-            text.at += 1
+            text.position += 1
             if key != "jobs" or text.peek() != "[":
                 value = text.value()
                 if key == "errors" and isinstance(value, list):
-                    told = "".join(f": {_short(error)}" for error in value[:3])
+                    error_text = "".join(f": {_error_description(error)}" for error in value[:3])
                 continue
         except ValueError as error:
-            if not seen:
-                raise NotReadable(f"line {text.line_here}: {error}") from None
-            raise CutOff(f"line {text.line_here}: {error}") from None
-        text.at += 1
-        seen = True
+            if not found_jobs:
+                raise UnreadableSource(f"line {text.current_line}: {error}") from None
+            raise TruncatedSource(f"line {text.current_line}: {error}") from None
+        text.position += 1
+        found_jobs = True
         while (character := text.peek()) not in ("]", ""):
-            line = text.line_here if character == "{" else text.line
+            line = text.current_line if character == "{" else text.line
             try:
                 job = text.value()
             except ValueError as error:
-                raise CutOff(f"the document is cut at line {line}: {error}") from None
+                raise TruncatedSource(f"the document is cut at line {line}: {error}") from None
             count += 1
             if isinstance(job, dict):
                 yield line, job
             else:
                 unread(line, "a job that is not an object")
         if not character:
-            raise CutOff(f"the document ends within its jobs, at line {text.line_here}")
-        text.at += 1
-    if seen and told and not count:
-        raise NotReadable(f"has no jobs, and sacct reported an error{told}")
-    if seen and told:
-        raise CutOff(f"sacct reported an error, so jobs may be missing{told}")
-    if not seen:
-        raise NotReadable(f'has no list "jobs" of sacct --json{told}')
+            raise TruncatedSource(f"the document ends within its jobs, at line {text.current_line}")
+        text.position += 1
+    if found_jobs and error_text and not count:
+        raise UnreadableSource(f"has no jobs, and sacct reported an error{error_text}")
+    if found_jobs and error_text:
+        raise TruncatedSource(f"sacct reported an error, so jobs may be missing{error_text}")
+    if not found_jobs:
+        raise UnreadableSource(f'has no list "jobs" of sacct --json{error_text}')
 
 
-def _short(error: Any) -> str:
-    words = error.get("description", error) if isinstance(error, dict) else error
-    return printable(str(words)[:200])
+def _error_description(error: Any) -> str:
+    description = error.get("description", error) if isinstance(error, dict) else error
+    return printable(str(description)[:200])
 
 
-def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
+def sacct_fields(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the texts that sacct would print for FIELDS. Raises ValueError for another shape."""
-    times, array, het = (_table(job, name) for name in ("time", "array", "het"))
-    allocated = _tres(_table(job, "tres").get("allocated"))
+    times, array, het = (_object(job, name) for name in ("time", "array", "het"))
+    allocated = _tres(_object(job, "tres").get("allocated"))
     job_id = _number(job.get("job_id"))
     task, array_id = _number(array.get("task_id")), _number(array.get("job_id"))
-    shown = job_id
+    displayed_id = job_id
     if array_id not in ("", "0"):
-        shown = f"{array_id}_{task}" if task else f"{array_id}_[]"
+        displayed_id = f"{array_id}_{task}" if task else f"{array_id}_[]"
     elif (leader := _number(het.get("job_id"))) not in ("", "0"):
-        shown = f"{leader}+{_number(het.get('job_offset')) or 0}"
-    state = _state(_table(job, "state").get("current"))
-    reservation = _table(job, "reservation").get("name")
+        displayed_id = f"{leader}+{_number(het.get('job_offset')) or 0}"
+    state = _state(_object(job, "state").get("current"))
+    reservation = _object(job, "reservation").get("name")
     values = {
         "JobIDRaw": job_id,
-        "JobID": shown,
+        "JobID": displayed_id,
         "DBIndex": _sluid(job.get("sluid")),
         "Cluster": _text(job.get("cluster")),
         "State": state,
-        "ExitCode": _exit_code(_table(job, "exit_code"), state),
+        "ExitCode": _exit_code(_object(job, "exit_code"), state),
         "Submit": _number(times.get("submission")),
         "Eligible": _number(times.get("eligible")),
         "Start": _number(times.get("start")),
@@ -208,8 +208,8 @@ def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(values.get(name, "") for name in FIELDS)
 
 
-def _table(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = of.get(name) or {}
+def _object(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = parent.get(name) or {}
     if not isinstance(value, dict):
         raise ValueError(f"{name}: not an object")
     return value
@@ -242,15 +242,15 @@ def _state(value: Any) -> str:
     """Return one word: a flag takes precedence over the state it is set on, as in job_state_string() of
     slurm_protocol_defs.c.
     """
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+    states = [value] if isinstance(value, str) else value
+    if not isinstance(states, list) or not states or not all(isinstance(state, str) for state in states):
         raise ValueError("state: not a job state")
-    return str(next((word for word in words if word not in _BASE), words[0]))
+    return str(next((state for state in states if state not in _BASE_STATES), states[0]))
 
 
 def _exit_code(value: Mapping[str, Any], state: str) -> str:
     status = value.get("status")
-    signal = _table(value, "signal")
+    signal = _object(value, "signal")
     number = _number(signal.get("id", signal.get("signal_id")))
     if number not in ("", "0"):
         return f"0:{number}"

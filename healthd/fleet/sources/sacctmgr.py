@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from healthd.common.slurm.builtin_reasons import is_slurms_own
+from healthd.common.slurm.builtin_reasons import is_set_by_slurm
 from healthd.common.slurm.hostlist import expand
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.pieces import configured, since_last_time, whole_files
+from healthd.fleet.sources.common import ingest_files, ingest_new_period, slurm_settings
 from healthd.fleet.sources.reading import Reading
 
 SACCTMGR = ("sacctmgr", "--readonly", "--parsable2", "show")
@@ -65,17 +65,17 @@ def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None
         return None
     if not user or (user == slurm_user and user != ROOT):
         return SLURM
-    return SLURM if user == ROOT and is_slurms_own(reason) else PERSON
+    return SLURM if user == ROOT and is_set_by_slurm(reason) else PERSON
 
 
 def slurm_user(cluster: str) -> str:
     """Return SlurmUser if slurmctld of this cluster answers on this machine, else "slurm"."""
     try:
-        here = configured("ClusterName", "SlurmUser")
+        local_settings = slurm_settings("ClusterName", "SlurmUser")
     except IngestError:  # slurmdbd's machine need not have a slurmctld; its states can be read nevertheless
         return SLURM
-    user = here.get("SlurmUser", "").partition("(")[0]
-    return user if user and here.get("ClusterName") == cluster else SLURM
+    user = local_settings.get("SlurmUser", "").partition("(")[0]
+    return user if user and local_settings.get("ClusterName") == cluster else SLURM
 
 
 def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
@@ -85,7 +85,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
         if not node:
             continue
         try:
-            start, end = reading.seconds(row["timestart"]), reading.maybe_seconds(row["timeend"])
+            start, end = reading.seconds(row["timestart"]), reading.optional_seconds(row["timeend"])
         except ValueError as error:
             reading.unread(number, str(error))
             continue
@@ -93,23 +93,23 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
             reading.unread(number, f"the state of {node} ends before it starts")
             continue
         reading.read(1)
-        if not reading.wants(start, end):
+        if not reading.is_in_period(start, end):
             continue
         user, reason = row.get("user"), row.get("reason", "")
         user = None if user is None else user.partition("(")[0]
-        cluster = reading.cluster_of(row.get("cluster"))
-        kept = reading.user(user) if user else None
-        yield cluster, node, start, end, row["state"], reason or None, kept, set_by(user, reason, slurm_user)
+        cluster = reading.resolve_cluster(row.get("cluster"))
+        stored_user = reading.user(user) if user else None
+        yield cluster, node, start, end, row["state"], reason or None, stored_user, set_by(user, reason, slurm_user)
 
 
 def _ingest_states(run: Run, files: list[str]) -> None:
     """Without files, query from an hour before the last time on, so that states that ended meanwhile get their end."""
-    whole_files(run, files, "node_states", states)
+    ingest_files(run, files, "node_states", states)
     if not files:
-        since_last_time(run, "sacctmgr show event", "node_states", states_command, _states_here)
+        ingest_new_period(run, "sacctmgr show event", "node_states", states_command, _local_states)
 
 
-def _states_here(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[State]:
+def _local_states(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[State]:
     return states(lines, reading, slurm_user(reading.cluster))
 
 
@@ -119,7 +119,7 @@ NODE_STATES = Source(
     "FILE",
     "output of `sacctmgr show event`; without FILE it is run here",
     _ingest_states,
-    runs=True,
+    runs_without_files=True,
 )
 
 # --- reservations
@@ -140,7 +140,7 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
     """Yield (cluster, name, node, start, end, flags, is maintenance). The node of a reservation of licenses is None."""
     for number, row in rows(lines, RESERVATION_COLUMNS, reading, "|"):
         try:
-            start, end = reading.seconds(row["timestart"]), reading.maybe_seconds(row["timeend"])
+            start, end = reading.seconds(row["timestart"]), reading.optional_seconds(row["timeend"])
             nodes = expand(row["nodename"]) if row["nodename"] else (None,)
         except ValueError as error:
             reading.unread(number, str(error))
@@ -150,17 +150,17 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
             continue
         maintenance = MAINTENANCE in row["flags"].split(",")
         reading.read(1)
-        for node in nodes if reading.wants(start, end) else ():
-            yield reading.cluster_of(row.get("cluster")), row["name"], node, start, end, row["flags"], maintenance
+        for node in nodes if reading.is_in_period(start, end) else ():
+            yield reading.resolve_cluster(row.get("cluster")), row["name"], node, start, end, row["flags"], maintenance
 
 
 def _ingest_reservations(run: Run, files: list[str]) -> None:
     """Without files, query from an hour before the last time on, so that reservations that ended meanwhile get their
     end.
     """
-    whole_files(run, files, "reservations", reservations)
+    ingest_files(run, files, "reservations", reservations)
     if not files:
-        since_last_time(run, "sacctmgr show reservation", "reservations", reservations_command, reservations)
+        ingest_new_period(run, "sacctmgr show reservation", "reservations", reservations_command, reservations)
 
 
 RESERVATIONS = Source(
@@ -169,5 +169,5 @@ RESERVATIONS = Source(
     "FILE",
     "output of `sacctmgr show reservation`; without FILE it is run here",
     _ingest_reservations,
-    runs=True,
+    runs_without_files=True,
 )

@@ -17,8 +17,8 @@ from healthd.common.slurm.hostlist import expand
 from healthd.common.text import is_decimal
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.lines import lines_of, opened
-from healthd.fleet.sources.pieces import covers_staged, read_whole, watched, whole_files
+from healthd.fleet.sources.common import check_and_track, ingest_file, ingest_files, set_coverage
+from healthd.fleet.sources.lines import open_unpacked, read_lines
 from healthd.fleet.sources.reading import Reading
 from healthd.fleet.tables import JOBS
 
@@ -36,7 +36,7 @@ JOB_COLUMNS = Columns(
 )
 NAME = "jobs_file"
 NO_NODES = ("none assigned", "(null)", "none", "n/a")  # printed by Slurm's commands for no nodes
-_MOST = 2**62
+_DB_INDEX_LIMIT = 2**62
 _SUBMIT, _END = (list(JOBS.columns).index(name) for name in ("submit_time", "end_time"))
 _PARQUET = b"PAR1"
 
@@ -49,7 +49,7 @@ def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Tick
     """Yield (cluster, node, opened, closed, text). A ticket without `closed` is still open."""
     for number, row in rows(lines, TICKET_COLUMNS, reading):
         try:
-            opened, closed = reading.seconds(row["opened"]), reading.maybe_seconds(row.get("closed", ""))
+            opened, closed = reading.seconds(row["opened"]), reading.optional_seconds(row.get("closed", ""))
             nodes = expand(row["node"])
         except ValueError as error:
             reading.unread(number, str(error))
@@ -60,8 +60,8 @@ def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Tick
             reading.unread(number, "the ticket is closed before it is opened")
         else:
             reading.read(1)
-            for node in nodes if reading.wants(opened, closed) else ():
-                yield reading.cluster_of(row.get("cluster")), node, opened, closed, row.get("text") or None
+            for node in nodes if reading.is_in_period(opened, closed) else ():
+                yield reading.resolve_cluster(row.get("cluster")), node, opened, closed, row.get("text") or None
 
 
 def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Failure]:
@@ -76,8 +76,8 @@ def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Fai
             reading.unread(number, "no node is named")
             continue
         reading.read(1)
-        for node in nodes if reading.wants(time, time) else ():
-            yield reading.cluster_of(row.get("cluster")), node, time, row["kind"]
+        for node in nodes if reading.is_in_period(time, time) else ():
+            yield reading.resolve_cluster(row.get("cluster")), node, time, row["kind"]
 
 
 # --- a history of jobs
@@ -85,15 +85,15 @@ def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Fai
 
 def is_parquet(path: str) -> bool:
     """Return True for a Parquet file. Raises IngestError if it cannot be opened."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         return file.read(4) == _PARQUET
 
 
-def of_csv(reading: Reading) -> Iterator[Row]:
-    return _rows(rows(lines_of(reading.name, reading), JOB_COLUMNS, reading), reading)
+def csv_jobs(reading: Reading) -> Iterator[Row]:
+    return _rows(rows(read_lines(reading.name, reading), JOB_COLUMNS, reading), reading)
 
 
-def of_parquet(reading: Reading) -> Iterator[Row]:
+def parquet_jobs(reading: Reading) -> Iterator[Row]:
     """Yield the jobs of a Parquet file.
 
     Times may be numbers, text or timestamps; without a zone they are read in the given zone. Lists of names are host
@@ -108,21 +108,21 @@ def of_parquet(reading: Reading) -> Iterator[Row]:
         ):
             # Not by its name: DuckDB treats "jobs[1].parquet" as a pattern and reads jobs1.parquet.
             file = [f"/proc/self/fd/{opened_file.fileno()}"]
-            about = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
-            names = JOB_COLUMNS.named([name for name, *_ in about])
+            described = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
+            names = JOB_COLUMNS.named([name for name, *_ in described])
             JOB_COLUMNS.check(names, reading.name)
-            wanted = [
+            used_columns = [
                 (name, _as_text(column, kind))
-                for name, (column, kind, *_) in zip(names, about, strict=True)
-                if name in (*JOB_COLUMNS.wanted, *JOB_COLUMNS.optional)
+                for name, (column, kind, *_) in zip(names, described, strict=True)
+                if name in (*JOB_COLUMNS.required, *JOB_COLUMNS.optional)
             ]
-            columns = [name for name, _ in wanted]
-            table = connection.execute(f"SELECT {', '.join(sql for _, sql in wanted)} FROM read_parquet(?)", file)
+            columns = [name for name, _ in used_columns]
+            table = connection.execute(f"SELECT {', '.join(sql for _, sql in used_columns)} FROM read_parquet(?)", file)
             number = 0
-            while some := table.fetchmany(10_000):
-                told = [dict(zip(columns, (value or "" for value in row), strict=True)) for row in some]
-                yield from _rows(enumerate(told, number + 1), reading)
-                number += len(some)
+            while batch := table.fetchmany(10_000):
+                batch_rows = [dict(zip(columns, (value or "" for value in row), strict=True)) for row in batch]
+                yield from _rows(enumerate(batch_rows, number + 1), reading)
+                number += len(batch)
     except duckdb.Error as error:
         raise IngestError(f"{reading.name}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from None
 
@@ -147,17 +147,17 @@ def _rows(table: Iterable[tuple[int, dict[str, str]]], reading: Reading) -> Iter
             reading.unread(number, str(error))
             continue
         reading.read(1)
-        if reading.wants(job[_SUBMIT], job[_END]):
+        if reading.is_in_period(job[_SUBMIT], job[_END]):
             yield job
 
 
 def _row(row: dict[str, str], reading: Reading) -> Row:
     """Convert a row. Raises ValueError if it cannot be read."""
-    cluster = reading.cluster_of(row.get("cluster"))
+    cluster = reading.resolve_cluster(row.get("cluster"))
     job, restarts = _count(row, "job_id"), _count(row, "restarts")
     if job is None:
         raise ValueError("no job_id")
-    submit, start, end = (reading.maybe_seconds(row[name]) for name in ("submit", "start", "end"))
+    submit, start, end = (reading.optional_seconds(row[name]) for name in ("submit", "start", "end"))
     if submit is None:
         raise ValueError("no submit time")
     if start is not None and end is not None and end < start:
@@ -166,7 +166,7 @@ def _row(row: dict[str, str], reading: Reading) -> Row:
         raise ValueError(f"job {job} has no state")
     node_list = "" if row["nodes"].lower() in NO_NODES else row["nodes"]
     names = expand(node_list)
-    known = {
+    values = {
         "cluster": cluster,
         "db_index": db_index(cluster, job, submit, restarts or 0),
         "job_id": job,
@@ -183,7 +183,7 @@ def _row(row: dict[str, str], reading: Reading) -> Row:
         "source": NAME,
         **{name: row[name] for name in ("partition", "account", "qos") if row.get(name)},
     }
-    return tuple(map(known.get, JOBS.columns))
+    return tuple(map(values.get, JOBS.columns))
 
 
 def _count(row: dict[str, str], name: str) -> int | None:
@@ -198,26 +198,26 @@ def _count(row: dict[str, str], name: str) -> int | None:
 def db_index(cluster: str, job: int, submit: int, restarts: int) -> int:
     """Return a number below 2**62 (a BIGINT) that identifies the row."""
     text = "\0".join((NAME, cluster, str(job), str(submit), str(restarts)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % _MOST
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % _DB_INDEX_LIMIT
 
 
 def _ingest_jobs(run: Run, files: list[str]) -> None:
     def stage(step: Step, reading: Reading) -> None:
-        step.stage("jobs", (of_parquet if is_parquet(reading.name) else of_csv)(reading))
+        step.stage("jobs", (parquet_jobs if is_parquet(reading.name) else csv_jobs)(reading))
         step.stage("job_nodes", _job_nodes(step))
-        covers_staged(run, step, "jobs")
+        set_coverage(run, step, "jobs")
 
-    for path in watched(run, files):
+    for path in check_and_track(run, files):
         with run.guard():
-            read_whole(run, path, stage)
+            ingest_file(run, path, stage)
 
 
 def _job_nodes(step: Step) -> Iterator[Row]:
     """Yield the nodes of the staged jobs."""
     columns = "cluster, db_index, node_list, submit_time, start_time, end_time, gpus"
     jobs = step.execute(f"SELECT {columns} FROM {step.staged('jobs')} WHERE node_list IS NOT NULL")
-    while some := jobs.fetchmany(10_000):
-        for cluster, index, node_list, submit, start, end, gpus in some:
+    while batch := jobs.fetchmany(10_000):
+        for cluster, index, node_list, submit, start, end, gpus in batch:
             nodes = expand(node_list)
             for node in nodes:
                 yield cluster, index, node, submit, start, end, None if gpus is None else gpus / len(nodes)
@@ -228,14 +228,14 @@ TICKETS = Source(
     "--tickets",
     "FILE",
     "repair tickets, CSV: node,opened,closed,text",
-    lambda run, files: whole_files(run, files, "tickets", tickets),
+    lambda run, files: ingest_files(run, files, "tickets", tickets),
 )
 FAILURES = Source(
     "failures",
     "--failures",
     "FILE",
     "failures of nodes from another tool, CSV: node,time,kind",
-    lambda run, files: whole_files(run, files, "failures", failures),
+    lambda run, files: ingest_files(run, files, "failures", failures),
 )
 JOBS_FILE = Source(
     NAME,

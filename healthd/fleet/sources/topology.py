@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from healthd.common.slurm.hostlist import expand
 from healthd.common.text import regex
 from healthd.fleet.ingest import Run, Source
-from healthd.fleet.sources.node_facts import Facts, called_here, read_files
+from healthd.fleet.sources.node_facts import Facts, ingest_command, ingest_files
 from healthd.fleet.sources.reading import Reading
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")
 # Lines without nodes: sizes, blocks of blocks, the line between topologies, other settings.
-_OTHERS = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
+_LINES_WITHOUT_LEAF = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
 
 
 def command() -> list[str]:
@@ -37,16 +37,16 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[
     (topology_tree.c).
     """
     for number, line in _joined(lines):
-        words = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}
-        leaf = next((words[name] for name in _LEAVES if name in words), "")
+        parameters = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}
+        leaf = next((parameters[name] for name in _LEAVES if name in parameters), "")
         if not leaf:
-            if line.strip() and not any(name in words for name in _OTHERS):
+            if line.strip() and not any(name in parameters for name in _LINES_WITHOUT_LEAF):
                 reading.unread(number, "has no SwitchName=, BlockName= or RingName=")
             continue
-        if words.get("level", "0") != "0" or "nodes" not in words:
+        if parameters.get("level", "0") != "0" or "nodes" not in parameters:
             continue
         try:
-            nodes = expand(words["nodes"])
+            nodes = expand(parameters["nodes"])
         except ValueError as error:
             reading.unread(number, str(error))
             continue
@@ -68,9 +68,9 @@ def _joined(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    read_files(run, files, parse)
+    ingest_files(run, files, parse)
     if not files:
-        called_here(run, command(), parse)
+        ingest_command(run, command(), parse)
 
 
 SOURCE = Source(
@@ -79,5 +79,5 @@ SOURCE = Source(
     "FILE",
     "topology.conf, or `scontrol show topology`, which is run without FILE",
     ingest,
-    runs=True,
+    runs_without_files=True,
 )

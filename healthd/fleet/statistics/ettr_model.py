@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 DAY = 86400
 # Attempts that a simulation draws (one or two seconds). With fewer intervals than the second the result is a guess.
-ATTEMPTS, LEAST_INTERVALS = 1_000_000, 100
+ATTEMPTS, MIN_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-NEVER = 1e-12  # expected failures: fewer than this vanish in the arithmetic
+MIN_EXPECTED_FAILURES = 1e-12  # expected failures: fewer than this vanish in the arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulation:
     """Result of a simulation.
 
     ettr                      the mean of the runs; 0 if almost no interval ends without a failure
@@ -70,7 +70,7 @@ class Simulated:
     productive_seconds: float
 
 
-def expected(job: Job) -> float:
+def analytic(job: Job) -> float:
     """Return E[ETTR] by definition: R / (wait + run), or its limit for a job without end.
 
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
@@ -79,14 +79,14 @@ def expected(job: Job) -> float:
     0 from lam L = 1 on, where the job loses more than it makes. Derived by healthd: the paper (HPCA 2025) has readable
     definitions and an unreadable formula. With w = q = 0 the limit is that of its version 2, `closed_form`.
     """
-    left = 1 - job.lost_share
-    if left <= 0:
+    productive_share = 1 - job.lost_share
+    if productive_share <= 0:
         return 0.0
     writing = 1 + job.write_seconds / job.checkpoint_seconds
     waiting = 1 + job.failures_per_second * job.queue_seconds
     if job.productive_seconds is None:
-        return left / (writing * waiting)
-    running = (job.productive_seconds * writing + job.restart_seconds) / left
+        return productive_share / (writing * waiting)
+    running = (job.productive_seconds * writing + job.restart_seconds) / productive_share
     return job.productive_seconds / (running * waiting + job.queue_seconds)
 
 
@@ -106,16 +106,20 @@ def exact(job: Job) -> float:
     Source: equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval", Future Generation
     Computer Systems 22 (2006). The wait, the start and the end are healthd's.
     """
-    lengths = _intervals(job)
+    intervals = _intervals(job)
     if job.productive_seconds is None:
-        return job.checkpoint_seconds / _time_of(job, job.checkpoint_seconds + job.write_seconds, job.restart_seconds)
-    whole, last = lengths
+        return job.checkpoint_seconds / _expected_seconds(
+            job, job.checkpoint_seconds + job.write_seconds, job.restart_seconds
+        )
+    full_intervals, last = intervals
     full = job.checkpoint_seconds + job.write_seconds
-    first = full if whole else last
-    time = job.queue_seconds + _time_of(job, job.restart_seconds + first, 0.0)
-    if whole:
-        time += (whole - 1) * _time_of(job, full, job.restart_seconds) + _time_of(job, last, job.restart_seconds)
-    return min(1.0, job.productive_seconds / time)  # sums of intervals are rounded
+    first = full if full_intervals else last
+    seconds = job.queue_seconds + _expected_seconds(job, job.restart_seconds + first, 0.0)
+    if full_intervals:
+        seconds += (full_intervals - 1) * _expected_seconds(job, full, job.restart_seconds) + _expected_seconds(
+            job, last, job.restart_seconds
+        )
+    return min(1.0, job.productive_seconds / seconds)  # sums of intervals are rounded
 
 
 def daly_young_seconds(job: Job) -> float | None:
@@ -139,38 +143,38 @@ def writes_too_long(job: Job) -> bool:
     return job.write_seconds * job.failures_per_second > 0.5
 
 
-def at_interval(job: Job, checkpoint_seconds: float) -> Job:
+def with_interval(job: Job, checkpoint_seconds: float) -> Job:
     return replace(job, checkpoint_seconds=checkpoint_seconds)
 
 
-def simulate(job: Job, seed: int) -> Simulated:
+def simulate(job: Job, seed: int) -> Simulation:
     """Run the job many times with random failures: a Monte Carlo check of the formulas. Deterministic for a seed."""
     random = np.random.default_rng(seed)
     full = job.checkpoint_seconds + job.write_seconds
-    tries = math.exp(min(job.failures_per_second * (job.restart_seconds + full), 50.0))
-    fitting = int(ATTEMPTS / tries)  # intervals
-    if fitting < LEAST_INTERVALS:
-        return Simulated(0.0, 0.0, None, None, 0, 0.0)
+    attempts_per_interval = math.exp(min(job.failures_per_second * (job.restart_seconds + full), 50.0))
+    interval_budget = int(ATTEMPTS / attempts_per_interval)  # intervals
+    if interval_budget < MIN_INTERVALS:
+        return Simulation(0.0, 0.0, None, None, 0, 0.0)
     if job.productive_seconds is not None:
-        whole, last = _intervals(job)
-        runs = min(RUNS, fitting // (whole + 1))
+        full_intervals, last = _intervals(job)
+        runs = min(RUNS, interval_budget // (full_intervals + 1))
         if runs >= BATCHES:
-            lengths = np.full((runs, whole + 1), full, dtype=float)
+            lengths = np.full((runs, full_intervals + 1), full, dtype=float)
             lengths[:, -1] = last
-            first = np.zeros((runs, whole + 1), dtype=bool)
+            first = np.zeros((runs, full_intervals + 1), dtype=bool)
             first[:, 0] = True
-            times = job.queue_seconds + _times(job, lengths, first, random).sum(axis=1)
+            times = job.queue_seconds + _simulated_seconds(job, lengths, first, random).sum(axis=1)
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
-            return Simulated(*_mean(ratios), low, high, runs, job.productive_seconds)
+            return Simulation(*_mean(ratios), low, high, runs, job.productive_seconds)
     # A job without end, or one so long that its start is negligible: simulate parts of it.
-    batches = min(BATCHES, fitting // 10)
-    lengths = np.full((batches, fitting // batches), full, dtype=float)
-    times = _times(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
+    batches = min(BATCHES, interval_budget // 10)
+    lengths = np.full((batches, interval_budget // batches), full, dtype=float)
+    times = _simulated_seconds(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
     progress = job.checkpoint_seconds * lengths.shape[1]
     mean = min(1.0, float(progress * batches / times.sum()))
     error = float(np.std(progress / times, ddof=1) / math.sqrt(batches))
-    return Simulated(mean, error, None, None, batches, progress)
+    return Simulation(mean, error, None, None, batches, progress)
 
 
 def _mean(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -182,17 +186,17 @@ def _intervals(job: Job) -> tuple[int, float]:
     """Return the number of full intervals of a job, and the length of its last one, which is more than 0."""
     if job.productive_seconds is None:
         return 0, job.checkpoint_seconds
-    whole = max(0, math.ceil(job.productive_seconds / job.checkpoint_seconds) - 1)
-    return whole, job.productive_seconds - whole * job.checkpoint_seconds
+    full_intervals = max(0, math.ceil(job.productive_seconds / job.checkpoint_seconds) - 1)
+    return full_intervals, job.productive_seconds - full_intervals * job.checkpoint_seconds
 
 
-def _time_of(job: Job, length: float, restart: float) -> float:
+def _expected_seconds(job: Job, length: float, restart: float) -> float:
     """Return the expected time of a piece of work of `length`, which starts again after each failure.
 
     The first attempt has no restart. The `restart` of later attempts is added to the length, or already included (0).
     """
     lam = job.failures_per_second
-    if lam * (length + restart + job.queue_seconds) < NEVER:
+    if lam * (length + restart + job.queue_seconds) < MIN_EXPECTED_FAILURES:
         return length
     try:
         return (1 / lam + job.queue_seconds) * math.exp(lam * restart) * math.expm1(lam * length)
@@ -200,27 +204,27 @@ def _time_of(job: Job, length: float, restart: float) -> float:
         return math.inf
 
 
-def _times(
+def _simulated_seconds(
     job: Job, lengths: NDArray[np.float64], first: NDArray[np.bool_], random: np.random.Generator
 ) -> NDArray[np.float64]:
     """Return the time of each interval. Failures are random, so intervals are independent and are computed at once.
 
     first: intervals that begin with a start.
     """
-    needed: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
-    times: NDArray[np.float64] = needed.copy()
+    required: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
+    times: NDArray[np.float64] = required.copy()
     lam = job.failures_per_second
-    if lam * float(times.max()) < NEVER:
+    if lam * float(times.max()) < MIN_EXPECTED_FAILURES:
         return np.reshape(times, lengths.shape)
-    again = lengths.ravel() + job.restart_seconds
+    retry_lengths = lengths.ravel() + job.restart_seconds
     times[:] = 0.0
-    left = np.arange(len(needed))
-    while len(left):
-        until = random.exponential(1 / lam, len(left))
-        done = until >= needed[left]
-        times[left[done]] += needed[left[done]]
-        failed = left[~done]
-        times[failed] += until[~done] + job.queue_seconds
-        needed[failed] = again[failed]
-        left = failed
+    pending = np.arange(len(required))
+    while len(pending):
+        time_to_failure = random.exponential(1 / lam, len(pending))
+        succeeded = time_to_failure >= required[pending]
+        times[pending[succeeded]] += required[pending[succeeded]]
+        failed = pending[~succeeded]
+        times[failed] += time_to_failure[~succeeded] + job.queue_seconds
+        required[failed] = retry_lengths[failed]
+        pending = failed
     return np.reshape(times, lengths.shape)

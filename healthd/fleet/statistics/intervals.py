@@ -21,12 +21,12 @@ Interval = tuple[float, float]
 LEVEL = 0.95
 SEED = 13  # of all draws here: equal counts have equal intervals
 BOOTSTRAPS, TESTS = 2000, 999
-DRAWN_AT_ONCE = 4_000_000  # numbers: 32 MB
+MAX_DRAWN_NUMBERS = 4_000_000  # numbers: 32 MB
 # The test decides at 20 %, not at 5 %: bootstrapping independent counts costs 2 % of width, treating dependent counts
 # as independent costs a third of the coverage.
-DISPERSED_BELOW = 0.2
+DISPERSION_P_VALUE = 0.2
 # Mean size of the incidents without a known node, weighted by failures: from this value on they are not chance.
-LOOP_SIZE = 1.2
+MIN_LOOP_SIZE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class Spread:
 
     counts: Sequence[int]
     exposures: Sequence[float]
-    loose: Sequence[int] = ()
-    loose_exposure: float = 0.0
+    unplaced: Sequence[int] = ()
+    unplaced_exposure: float = 0.0
 
     @property
     def count(self) -> int:
-        return sum(self.counts) + sum(self.loose)
+        return sum(self.counts) + sum(self.unplaced)
 
     @property
     def exposure(self) -> float:
-        return math.fsum(self.exposures) + self.loose_exposure
+        return math.fsum(self.exposures) + self.unplaced_exposure
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Estimate:
     method: str
     dispersion: float | None
     p_value: float | None
-    why: str
+    explanation: str
 
 
 def poisson_interval(count: float, exposure: float, level: float = LEVEL) -> Interval | None:
@@ -107,10 +107,10 @@ def rate_ratio_interval(
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return None
-    of, base = count / max(dispersion, 1.0), base_count / max(dispersion, 1.0)
+    scaled_count, base = count / max(dispersion, 1.0), base_count / max(dispersion, 1.0)
     tail = (1 - level) / 2
-    low = float(stats.beta.ppf(tail, of, base + 1)) if of > 0 else 0.0
-    high = float(stats.beta.ppf(1 - tail, of + 1, base)) if base > 0 else 1.0
+    low = float(stats.beta.ppf(tail, scaled_count, base + 1)) if scaled_count > 0 else 0.0
+    high = float(stats.beta.ppf(1 - tail, scaled_count + 1, base)) if base > 0 else 1.0
     scale = base_exposure / exposure
     return scale * low / (1 - low), scale * high / (1 - high) if high < 1 else None
 
@@ -124,15 +124,15 @@ def rate_ratio_p_value(
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return 1.0
-    of, base = count / max(dispersion, 1.0), base_count / max(dispersion, 1.0)
+    scaled_count, base = count / max(dispersion, 1.0), base_count / max(dispersion, 1.0)
     expected = exposure / (exposure + base_exposure)
-    as_many = float(stats.beta.cdf(expected, of, base + 1)) if of > 0 else 1.0
-    as_few = float(stats.beta.sf(expected, of + 1, base)) if base > 0 else 1.0
-    return min(1.0, 2 * min(as_many, as_few))
+    upper_tail = float(stats.beta.cdf(expected, scaled_count, base + 1)) if scaled_count > 0 else 1.0
+    lower_tail = float(stats.beta.sf(expected, scaled_count + 1, base)) if base > 0 else 1.0
+    return min(1.0, 2 * min(upper_tail, lower_tail))
 
 
 def share_ratio_interval(
-    found: float, of: float, base_found: float, base_of: float, effect: float = 1.0, level: float = LEVEL
+    found: float, total: float, base_found: float, base_total: float, effect: float = 1.0, level: float = LEVEL
 ) -> tuple[float, float | None] | None:
     """Return the interval of (found / of) / (base_found / base_of), two shares of at most 1 each.
 
@@ -149,52 +149,56 @@ def share_ratio_interval(
     Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Its use in place of
     Fisher's own tail, which fractional counts do not have, is healthd's.
     """
-    if not _differ(found, of, base_found, base_of):
+    if not _can_differ(found, total, base_found, base_total):
         return None
-    rarer = found + base_found <= (of + base_of) / 2
-    count, base_count = (found, base_found) if rarer else (max(0.0, of - found), max(0.0, base_of - base_found))
-    variance = _variance(count + base_count, of + base_of, effect)
-    tail, both = (1 - level) / 2, count + base_count
+    rarer = found + base_found <= (total + base_total) / 2
+    count, base_count = (found, base_found) if rarer else (max(0.0, total - found), max(0.0, base_total - base_found))
+    variance = _relative_variance(count + base_count, total + base_total, effect)
+    tail, found_total = (1 - level) / 2, count + base_count
     low = float(stats.beta.ppf(tail, count / variance, base_count / variance + 1)) if count > 0 else 0.0
     high = float(stats.beta.ppf(1 - tail, count / variance + 1, base_count / variance)) if base_count > 0 else 1.0
     ends = []
-    for part in (low, high):
-        shares = [min(1.0, part * both / of), min(1.0, (1 - part) * both / base_of)]
+    for fraction in (low, high):
+        shares = [min(1.0, fraction * found_total / total), min(1.0, (1 - fraction) * found_total / base_total)]
         if not rarer:
-            shares = [1 - one for one in shares]
+            shares = [1 - value for value in shares]
         ends.append(shares[0] / shares[1] if shares[1] > 0 else None)
     if not rarer:
         ends.reverse()
     return ends[0] or 0.0, ends[1]
 
 
-def share_ratio_p_value(found: float, of: float, base_found: float, base_of: float, effect: float = 1.0) -> float:
+def share_ratio_p_value(found: float, total: float, base_found: float, base_total: float, effect: float = 1.0) -> float:
     """Return the two-sided p-value for equal shares, or 1 if undecidable.
 
     It is below 1 - level if `share_ratio_interval` excludes 1. Source: the same; the smaller tail, doubled.
     """
-    if not _differ(found, of, base_found, base_of):
+    if not _can_differ(found, total, base_found, base_total):
         return 1.0
-    rarer = found + base_found <= (of + base_of) / 2
-    count, base_count = (found, base_found) if rarer else (max(0.0, of - found), max(0.0, base_of - base_found))
-    variance = _variance(count + base_count, of + base_of, effect)
-    return rate_ratio_p_value(count / variance, of, base_count / variance, base_of)
+    rarer = found + base_found <= (total + base_total) / 2
+    count, base_count = (found, base_found) if rarer else (max(0.0, total - found), max(0.0, base_total - base_found))
+    variance = _relative_variance(count + base_count, total + base_total, effect)
+    return rate_ratio_p_value(count / variance, total, base_count / variance, base_total)
 
 
-def _differ(found: float, of: float, base_found: float, base_of: float) -> bool:
+def _can_differ(found: float, total: float, base_found: float, base_total: float) -> bool:
     """Return True if two shares can differ at all."""
-    return of > 0 and base_of > 0 and 0 < found + base_found < of + base_of
+    return total > 0 and base_total > 0 and 0 < found + base_found < total + base_total
 
 
-def _variance(count: float, of: float, effect: float) -> float:
+def _relative_variance(count: float, total: float, effect: float) -> float:
     """Return the variance of the split of `count` cases in `total` between two sides, relative to the binomial
     variance.
 
     With fewer than two independent cases it is not reduced.
     """
     effect = max(effect, 1.0)
-    k, cases = count / effect, of / effect
-    return effect * min(1.0, (cases - k) / (cases - 1)) if cases > 1 else effect
+    effective_count, effective_total = count / effect, total / effect
+    return (
+        effect * min(1.0, (effective_total - effective_count) / (effective_total - 1))
+        if effective_total > 1
+        else effect
+    )
 
 
 def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tuple[Interval | None, float]:
@@ -215,9 +219,9 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
     count, exposure = spread.count, spread.exposure
     if not count or not exposure > 0:
         return poisson_interval(count, exposure, level), 1.0
-    rates = _resampled(spread, seed)
+    rates = _bootstrapped_rates(spread, seed)
     dispersion = max(1.0, float(np.var(rates, ddof=1)) * exposure**2 / count)
-    failed = sum(1 for one in spread.counts if one) + len(spread.loose)
+    failed = sum(1 for unit_count in spread.counts if unit_count) + len(spread.unplaced)
     quantile = (1 + level) / 2
     widened = float(stats.t.ppf(quantile, failed) / stats.norm.ppf(quantile)) ** 2
     effective = dispersion * widened
@@ -228,24 +232,26 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
     """Return the interval of a rate: exact if the failures are as even as independent ones, else bootstrapped."""
     count, exposure = spread.count, spread.exposure
     if count < 2 or not exposure > 0:
-        few = "no failure" if not count else "one failure"
+        count_text = "no failure" if not count else "one failure"
         return Estimate(
             poisson_interval(count, exposure, level),
             *("poisson", None, None),
-            f"exact Poisson: of {few} no dependence can be told",
+            f"exact Poisson: of {count_text} no dependence can be told",
         )
     p_value = dispersion_p_value(spread.counts, spread.exposures, seed)
-    loops = size_as_seen(spread.loose)
-    uneven = p_value is not None and p_value < DISPERSED_BELOW
-    if not uneven and loops < LOOP_SIZE:
-        even = (
+    loops = mean_incident_size(spread.unplaced)
+    uneven = p_value is not None and p_value < DISPERSION_P_VALUE
+    if not uneven and loops < MIN_LOOP_SIZE:
+        evenness = (
             "of no failure the node is known" if p_value is None else f"nodes are as even as by chance, p {p_value:.2g}"
         )
-        return Estimate(poisson_interval(count, exposure, level), "poisson", None, p_value, f"exact Poisson: {even}")
+        return Estimate(
+            poisson_interval(count, exposure, level), "poisson", None, p_value, f"exact Poisson: {evenness}"
+        )
     interval, dispersion = bootstrap_rate(spread, level, seed)
-    which = f"a few nodes have many, p {p_value:.2g}" if uneven else "failures came in loops"
-    why = f"bootstrap by node: {which}; the variance is {dispersion:.2g} times the mean"
-    return Estimate(interval, "bootstrap", dispersion, p_value, why)
+    reason = f"a few nodes have many, p {p_value:.2g}" if uneven else "failures came in loops"
+    explanation = f"bootstrap by node: {reason}; the variance is {dispersion:.2g} times the mean"
+    return Estimate(interval, "bootstrap", dispersion, p_value, explanation)
 
 
 def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: int = SEED) -> float | None:
@@ -258,25 +264,25 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
     Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture; by draws
     as Barnard, J. R. Statist. Soc. B 25 (1963), since the chi2 form is wrong where most units have no failure.
     """
-    have = np.asarray(counts, dtype=np.int64)
+    observed = np.asarray(counts, dtype=np.int64)
     shares = np.asarray(exposures, dtype=np.float64)
-    count, whole = int(have.sum()), float(shares.sum())
-    if count < 2 or not whole > 0 or np.any((shares <= 0) & (have > 0)):
+    count, total_exposure = int(observed.sum()), float(shares.sum())
+    if count < 2 or not total_exposure > 0 or np.any((shares <= 0) & (observed > 0)):
         return None
-    units = len(have)
-    pairs = int((have * (have - 1)).sum())
-    until = np.cumsum(shares) / whole
+    units = len(observed)
+    pairs = int((observed * (observed - 1)).sum())
+    boundaries = np.cumsum(shares) / total_exposure
     random = np.random.default_rng(seed)
-    as_uneven = 1
-    for size in _pieces(TESTS, max(units, count)):
-        fell = np.minimum(np.searchsorted(until, random.random((size, count)), side="right"), units - 1)
-        drawn = np.bincount((fell + units * np.arange(size)[:, None]).ravel(), minlength=size * units)
+    exceeding = 1
+    for size in _batches(TESTS, max(units, count)):
+        drawn_units = np.minimum(np.searchsorted(boundaries, random.random((size, count)), side="right"), units - 1)
+        drawn = np.bincount((drawn_units + units * np.arange(size)[:, None]).ravel(), minlength=size * units)
         drawn = drawn.reshape(size, units)
-        as_uneven += int(((drawn * (drawn - 1)).sum(axis=1) >= pairs).sum())
-    return as_uneven / (TESTS + 1)
+        exceeding += int(((drawn * (drawn - 1)).sum(axis=1) >= pairs).sum())
+    return exceeding / (TESTS + 1)
 
 
-def size_as_seen(incidents: Sequence[int]) -> float:
+def mean_incident_size(incidents: Sequence[int]) -> float:
     """Return the mean size of the incident of a failure, averaged over failures: 1 if all are single, or there is none.
 
     It equals variance / mean of a sum of independent incidents (compound Poisson).
@@ -285,27 +291,27 @@ def size_as_seen(incidents: Sequence[int]) -> float:
     return sum(size * size for size in incidents) / failures if failures else 1.0
 
 
-def _resampled(spread: Spread, seed: int) -> NDArray[np.float64]:
+def _bootstrapped_rates(spread: Spread, seed: int) -> NDArray[np.float64]:
     """Return the rate of each draw. Draws without exposure are skipped."""
     random = np.random.default_rng(seed)
     counts = np.asarray(spread.counts, dtype=np.float64)
     exposures = np.asarray(spread.exposures, dtype=np.float64)
-    loose = np.asarray(spread.loose, dtype=np.float64)
+    unplaced = np.asarray(spread.unplaced, dtype=np.float64)
     units = len(counts)
     rates = []
-    for size in _pieces(BOOTSTRAPS, units + len(loose)):
-        failures, exposure = np.zeros(size), np.full(size, spread.loose_exposure)
+    for size in _batches(BOOTSTRAPS, units + len(unplaced)):
+        failures, exposure = np.zeros(size), np.full(size, spread.unplaced_exposure)
         if units:
             drawn = random.integers(0, units, (size, units))
             failures += counts[drawn].sum(axis=1)
             exposure += exposures[drawn].sum(axis=1)
-        if len(loose):
-            failures += random.poisson(1.0, (size, len(loose))).astype(np.float64) @ loose
+        if len(unplaced):
+            failures += random.poisson(1.0, (size, len(unplaced))).astype(np.float64) @ unplaced
         rates.append(failures[exposure > 0] / exposure[exposure > 0])
     return np.concatenate(rates)
 
 
-def _pieces(draws: int, units: int) -> list[int]:
+def _batches(draws: int, units: int) -> list[int]:
     """Split the draws into batches that fit into memory."""
-    each = max(1, min(draws, DRAWN_AT_ONCE // max(units, 1)))
-    return [each] * (draws // each) + ([draws % each] if draws % each else [])
+    batch = max(1, min(draws, MAX_DRAWN_NUMBERS // max(units, 1)))
+    return [batch] * (draws // batch) + ([draws % batch] if draws % batch else [])

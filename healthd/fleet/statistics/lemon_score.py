@@ -24,25 +24,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from healthd.fleet.statistics.weeks import at_least
+from healthd.fleet.statistics.weeks import poisson_tail
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 # A failure this soon after another one is the same unrepaired fault, or a second record of it.
-GAP_SECONDS, AFTER_SECONDS = DAY // 2, 3600
-HISTORY, MEMORY_DAYS = 0.5, 365.0
+GAP_SECONDS, GAP_AFTER_END_SECONDS = DAY // 2, 3600
+HISTORY_WEIGHT, MEMORY_DAYS = 0.5, 365.0
 # Possible rates of a node over the fleet's mean, in steps of 12 %.
-RATES = tuple(0.1 * 1.12**step for step in range(58))
+RATE_FACTORS = tuple(0.1 * 1.12**step for step in range(58))
 # In other fleets most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
-KNOWN_NODES, USUAL, UNUSUAL, LEMONS = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
-MOST_EVENTS = 1 << 20  # of one node
-ROUNDS, ENOUGH = 500, 1e-7  # EM: maximum rounds, and the change of the shares at which it stops
+PRIOR_NODES, USUAL_RATES, LEMON_RATES, PRIOR_LEMON_SHARE = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
+MAX_EVENTS = 1 << 20  # of one node
+EM_ROUNDS, EM_TOLERANCE = 500, 1e-7  # EM: maximum rounds, and the change of the shares at which it stops
 
 Spell = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Observation:
     """Something seen on a node between start_time and end_time (epoch seconds; equal for a moment).
 
     weight: 0 to 1, probability that it is the node's own failure.
@@ -71,7 +71,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class DiscountedCounts:
     """Discounted history of a node.
 
     failures  sum of the discounted weights
@@ -83,7 +83,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetPrior:
     """Prior of the fleet. rate: mean failures per node-day. shares: share of the nodes with each of RATE_FACTORS times
     it.
     """
@@ -92,7 +92,7 @@ class Fleet:
     shares: tuple[float, ...]
 
 
-def incidents(signs: Iterable[Sign]) -> list[Incident]:
+def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
     """Join observations of one event into incidents.
 
     An observation belongs to an earlier one if it begins at most GAP_SECONDS after its beginning, or
@@ -100,27 +100,33 @@ def incidents(signs: Iterable[Sign]) -> list[Incident]:
     """
     found: list[Incident] = []
     until = 0
-    for sign in sorted(signs, key=lambda sign: (sign.start_time, sign.end_time, sign.weight)):
-        end = max(sign.start_time, sign.end_time)
-        if found and sign.start_time <= until:
+    for observation in sorted(
+        observations, key=lambda observation: (observation.start_time, observation.end_time, observation.weight)
+    ):
+        end = max(observation.start_time, observation.end_time)
+        if found and observation.start_time <= until:
             last = found[-1]
-            found[-1] = Incident(last.start_time, max(last.end_time, end), max(last.weight, sign.weight))
+            found[-1] = Incident(last.start_time, max(last.end_time, end), max(last.weight, observation.weight))
         else:
-            found.append(Incident(sign.start_time, end, sign.weight))
-        until = max(sign.start_time + GAP_SECONDS, found[-1].end_time + AFTER_SECONDS)
+            found.append(Incident(observation.start_time, end, observation.weight))
+        until = max(observation.start_time + GAP_SECONDS, found[-1].end_time + GAP_AFTER_END_SECONDS)
     return found
 
 
-def counted(record: Record, window: Spell) -> Counted:
+def discounted_counts(record: Record, window: Spell) -> DiscountedCounts:
     """Return the discounted history of a node at the end of the window [from, to). Later events are ignored."""
     begin, end = window
-    failures = [one.weight * _discount(begin - one.start_time) for one in record.incidents if one.start_time < end]
+    failures = [
+        incident.weight * _discount(begin - incident.start_time)
+        for incident in record.incidents
+        if incident.start_time < end
+    ]
     days = [_discounted_days(start, min(until, end), begin) for start, until in record.in_service if start < end]
-    return Counted(math.fsum(sorted(failures)), math.fsum(sorted(days)))
+    return DiscountedCounts(math.fsum(sorted(failures)), math.fsum(sorted(days)))
 
 
 def _discount(seconds_before: float) -> float:
-    return 1.0 if seconds_before <= 0 else HISTORY * math.exp(-seconds_before / DAY / MEMORY_DAYS)
+    return 1.0 if seconds_before <= 0 else HISTORY_WEIGHT * math.exp(-seconds_before / DAY / MEMORY_DAYS)
 
 
 def _discounted_days(start: int, until: int, begin: int) -> float:
@@ -129,49 +135,53 @@ def _discounted_days(start: int, until: int, begin: int) -> float:
     oldest, newest = (begin - start) / DAY, max(begin - until, 0) / DAY
     if oldest <= newest:
         return within
-    return within + HISTORY * MEMORY_DAYS * (math.exp(-newest / MEMORY_DAYS) - math.exp(-oldest / MEMORY_DAYS))
+    return within + HISTORY_WEIGHT * MEMORY_DAYS * (math.exp(-newest / MEMORY_DAYS) - math.exp(-oldest / MEMORY_DAYS))
 
 
-def fleet_of(nodes: Iterable[Counted]) -> Fleet | None:
+def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
     """Fit the prior: the mean rate, and the most likely shares of RATE_FACTORS, here and in other fleets.
 
     None if no node failed or none was in service.
     """
-    known = sorted((one.failures, one.days) for one in nodes if one.days > 0)
-    failures, days = math.fsum(count for count, _ in known), math.fsum(time for _, time in known)
+    counts_and_days = sorted((item.failures, item.days) for item in nodes if item.days > 0)
+    failures, days = math.fsum(count for count, _ in counts_and_days), math.fsum(time for _, time in counts_and_days)
     if not failures or not days:
         return None
     rate = failures / days
-    likely = _likelihoods([Counted(*one) for one in known], rate)
-    others = KNOWN_NODES * ((1 - LEMONS) * _evenly(USUAL) + LEMONS * _evenly(UNUSUAL))
-    shares = np.full(len(RATES), 1 / len(RATES))  # all positive: EM never changes a 0
-    for _ in range(ROUNDS):
-        of_nodes = likely * shares
-        sums = (of_nodes / of_nodes.sum(axis=1, keepdims=True)).sum(axis=0) + others
+    likely = _likelihoods([DiscountedCounts(*item) for item in counts_and_days], rate)
+    prior_counts = PRIOR_NODES * (
+        (1 - PRIOR_LEMON_SHARE) * _uniform_shares(USUAL_RATES) + PRIOR_LEMON_SHARE * _uniform_shares(LEMON_RATES)
+    )
+    shares = np.full(len(RATE_FACTORS), 1 / len(RATE_FACTORS))  # all positive: EM never changes a 0
+    for _ in range(EM_ROUNDS):
+        posteriors = likely * shares
+        sums = (posteriors / posteriors.sum(axis=1, keepdims=True)).sum(axis=0) + prior_counts
         before, shares = shares, sums / sums.sum()
-        if np.abs(shares - before).max() < ENOUGH:
+        if np.abs(shares - before).max() < EM_TOLERANCE:
             break
-    return Fleet(rate, tuple(float(share) for share in shares))
+    return FleetPrior(rate, tuple(float(share) for share in shares))
 
 
-def _evenly(between: tuple[float, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _uniform_shares(bounds: tuple[float, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return equal shares for the factors between the bounds, 0 for all others."""
-    least, most = between
-    there = (np.array(RATES) > least) & (np.array(RATES) <= most)
-    return np.asarray(there / there.sum())
+    low, high = bounds
+    selected = (np.array(RATE_FACTORS) > low) & (np.array(RATE_FACTORS) <= high)
+    return np.asarray(selected / selected.sum())
 
 
-def score(node: Counted, fleet: Fleet) -> float:
+def score(node: DiscountedCounts, fleet: FleetPrior) -> float:
     """Return the node's expected rate over the fleet's mean: the mean of the posterior."""
-    return float(_posterior(node, fleet) @ np.array(RATES))
+    return float(_posterior(node, fleet) @ np.array(RATE_FACTORS))
 
 
-def probability(node: Counted, fleet: Fleet, times: float) -> float:
+def probability(node: DiscountedCounts, fleet: FleetPrior, factor: float) -> float:
     """Return the posterior probability that the node's rate is more than `factor` the fleet's mean."""
-    return float(_posterior(node, fleet)[np.array(RATES) > times].sum())
+    return float(_posterior(node, fleet)[np.array(RATE_FACTORS) > factor].sum())
 
 
-def share_named(nodes: Sequence[Counted], fleet: Fleet, window_days: float, times: float, least: float) -> float:
+def share_named(
+    nodes: Sequence[DiscountedCounts], fleet: FleetPrior, window_days: float, times: float, min_probability: float
+) -> float:
     """Return the share of lemons that this fleet is expected to name, 0 to 1.
 
     A lemon is in service for as long as the median node, its rate is one of the lemon rates, and its events are
@@ -179,35 +189,35 @@ def share_named(nodes: Sequence[Counted], fleet: Fleet, window_days: float, time
     """
     days = statistics.median(node.days for node in nodes)
     within = min(window_days, days)
-    needed = _events_needed(days, fleet, times, least)
-    lemons = [(part, rate * fleet.rate) for part, rate in zip(_evenly(UNUSUAL), RATES, strict=True)]
+    needed = _events_needed(days, fleet, times, min_probability)
+    lemons = [(part, rate * fleet.rate) for part, rate in zip(_uniform_shares(LEMON_RATES), RATE_FACTORS, strict=True)]
     return math.fsum(
         float(part)
-        * (at_least(needed, rate * days) - math.exp(-rate * within) * at_least(needed, rate * (days - within)))
+        * (poisson_tail(needed, rate * days) - math.exp(-rate * within) * poisson_tail(needed, rate * (days - within)))
         for part, rate in lemons
     )
 
 
-def _events_needed(days: float, fleet: Fleet, times: float, least: float) -> int:
+def _events_needed(days: float, fleet: FleetPrior, times: float, min_probability: float) -> int:
     """Return the fewest events with which a node exceeds `times` with a probability of `min_probability`."""
 
     def enough(events: int) -> bool:
-        return probability(Counted(float(events), days), fleet, times) >= least
+        return probability(DiscountedCounts(float(events), days), fleet, times) >= min_probability
 
-    most = 1
-    while not enough(most) and most < MOST_EVENTS:
-        most *= 2
-    return bisect.bisect_left(range(most), True, key=enough)
+    upper = 1
+    while not enough(upper) and upper < MAX_EVENTS:
+        upper *= 2
+    return bisect.bisect_left(range(upper), True, key=enough)
 
 
-def _posterior(node: Counted, fleet: Fleet) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _posterior(node: DiscountedCounts, fleet: FleetPrior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     weights = _likelihoods([node], fleet.rate)[0] * np.array(fleet.shares)
     return np.asarray(weights / weights.sum())
 
 
-def _likelihoods(nodes: Sequence[Counted], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _likelihoods(nodes: Sequence[DiscountedCounts], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return [node, rate factor] -> Poisson likelihood of the counts, relative to the largest."""
-    counts = np.array([one.failures for one in nodes])[:, None]
-    means = np.array([one.days for one in nodes])[:, None] * rate * np.array(RATES)[None, :]
-    logs = counts * np.log(np.array(RATES))[None, :] - means
+    counts = np.array([node.failures for node in nodes])[:, None]
+    means = np.array([node.days for node in nodes])[:, None] * rate * np.array(RATE_FACTORS)[None, :]
+    logs = counts * np.log(np.array(RATE_FACTORS))[None, :] - means
     return np.asarray(np.exp(logs - logs.max(axis=1, keepdims=True)))

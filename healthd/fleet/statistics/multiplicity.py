@@ -13,9 +13,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     tests, largest = len(p_values), 0.0
     adjusted = [1.0] * tests
-    for place, at in enumerate(sorted(range(tests), key=lambda at: (p_values[at], at))):
-        largest = max(largest, min(1.0, (tests - place) * p_values[at]))
-        adjusted[at] = largest
+    for rank, index in enumerate(sorted(range(tests), key=lambda index: (p_values[index], index))):
+        largest = max(largest, min(1.0, (tests - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted
 
 
@@ -25,11 +25,11 @@ def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> l
     tests: total number of tests, if those left out had p = 1. Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57
     (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of Statistics 29, 2001).
     """
-    of = max(len(p_values), tests or 0)
+    total = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0
-    order = sorted(range(len(p_values)), key=lambda at: (p_values[at], at))
-    for place in range(len(order), 0, -1):
-        at = order[place - 1]
-        smallest = min(smallest, p_values[at] * of / place)
-        adjusted[at] = smallest
+    order = sorted(range(len(p_values)), key=lambda index: (p_values[index], index))
+    for rank in range(len(order), 0, -1):
+        index = order[rank - 1]
+        smallest = min(smallest, p_values[index] * total / rank)
+        adjusted[index] = smallest
     return adjusted

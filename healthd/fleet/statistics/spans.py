@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 Span = tuple[int, int]
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
+def merge(spans: Iterable[Span]) -> list[Span]:
     """Return the union of these spans, which may be in any order. Spans that end before they begin are ignored."""
     found: list[Span] = []
     for begin, end in sorted(spans):
@@ -20,35 +20,35 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def within(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+def intersect(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """Return the intersection of both lists."""
-    found, at = [], 0
+    found, first_other = [], 0
     for begin, end in spans:
-        while at < len(others) and others[at][1] <= begin:
-            at += 1
-        here = at
-        while here < len(others) and others[here][0] < end:
-            found.append((max(begin, others[here][0]), min(end, others[here][1])))
-            here += 1
+        while first_other < len(others) and others[first_other][1] <= begin:
+            first_other += 1
+        other_index = first_other
+        while other_index < len(others) and others[other_index][0] < end:
+            found.append((max(begin, others[other_index][0]), min(end, others[other_index][1])))
+            other_index += 1
     return found
 
 
-def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+def subtract(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """Return the time in `spans` that is not in `others`."""
-    found, at = [], 0
+    found, first_other = [], 0
     for begin, end in spans:
-        while at < len(others) and others[at][1] <= begin:
-            at += 1
-        here = at
-        while here < len(others) and others[here][0] < end:
-            if begin < others[here][0]:
-                found.append((begin, others[here][0]))
-            begin = max(begin, others[here][1])
-            here += 1
+        while first_other < len(others) and others[first_other][1] <= begin:
+            first_other += 1
+        other_index = first_other
+        while other_index < len(others) and others[other_index][0] < end:
+            if begin < others[other_index][0]:
+                found.append((begin, others[other_index][0]))
+            begin = max(begin, others[other_index][1])
+            other_index += 1
         if begin < end:
             found.append((begin, end))
     return found
 
 
-def seconds(spans: Iterable[Span]) -> int:
+def total_seconds(spans: Iterable[Span]) -> int:
     return sum(end - begin for begin, end in spans)

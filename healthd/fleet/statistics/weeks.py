@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WEEK = 7 * 86400
-MONDAY = 4 * 86400  # the epoch began on a Thursday
+FIRST_MONDAY = 4 * 86400  # the epoch began on a Thursday
 # Jobs that one fault ended one after another: the window of the attribution.
-ONE_INCIDENT_SECONDS = 900
+INCIDENT_GAP_SECONDS = 900
 # A week stands out with at least this many incidents, this many times the number expected from all other weeks, and a
 # chance probability below one in a thousand: a year has 52 weeks, each with a dozen causes.
-LEAST, RISE, UNLIKELY = 5, 2.0, 0.001
+MIN_INCIDENTS, MIN_RISE, MAX_CHANCE = 5, 2.0, 0.001
 # A few nodes are responsible if at most this many nodes have half of the incidents, with at least four incidents of
 # the week for each of these nodes. Both are healthd's.
-FEW, HALF, TIMES = 5, 0.5, 4
+MAX_SPIKE_NODES, SPIKE_NODES_SHARE, MIN_INCIDENTS_PER_NODE = 5, 0.5, 4
 
 
 class Incident(NamedTuple):
@@ -50,66 +50,66 @@ class Spike:
     nodes: tuple[tuple[str, str, int], ...]
 
 
-def week_of(time: int) -> int:
+def week_start(time: int) -> int:
     """Return the Monday, 00:00 UTC, at or before a time; epoch seconds."""
-    return (time - MONDAY) // WEEK * WEEK + MONDAY
+    return (time - FIRST_MONDAY) // WEEK * WEEK + FIRST_MONDAY
 
 
-def incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
+def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
     """Join failures (cluster, node, cause, time) into incidents, sorted by time.
 
     Failures of one cause on one node, each within 15 minutes of the previous one, are one incident. The order of the
     failures does not matter.
     """
-    of_node: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    times_by_node: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for cluster, node, cause, time in failures:
-        of_node[cluster, node, cause].append(time)
+        times_by_node[cluster, node, cause].append(time)
     found = []
-    for (cluster, node, cause), times in of_node.items():
+    for (cluster, node, cause), times in times_by_node.items():
         first = last = min(times)
         jobs = 0
         for time in sorted(times):
-            if time - last > ONE_INCIDENT_SECONDS:
+            if time - last > INCIDENT_GAP_SECONDS:
                 found.append(Incident(cluster, node, cause, first, jobs))
                 first, jobs = time, 0
             last = time
             jobs += 1
         found.append(Incident(cluster, node, cause, first, jobs))
-    return sorted(found, key=lambda one: (one.time, one.cluster, one.node, one.cause))
+    return sorted(found, key=lambda incident: (incident.time, incident.cluster, incident.node, incident.cause))
 
 
-def spikes(happened: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
+def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
     """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: of each week."""
     by_cause: dict[str, dict[int, list[Incident]]] = defaultdict(lambda: defaultdict(list))
-    for one in happened:
-        by_cause[one.cause][week_of(one.time)].append(one)
-    whole = sum(gpu_hours.values())
+    for incident in all_incidents:
+        by_cause[incident.cause][week_start(incident.time)].append(incident)
+    total_gpu_hours = sum(gpu_hours.values())
     found = []
     for cause, weeks in sorted(by_cause.items()):
-        total = sum(len(some) for some in weeks.values())
-        for week, some in sorted(weeks.items()):
-            elsewhere = whole - gpu_hours.get(week, 0.0)
-            if len(some) < LEAST or elsewhere <= 0:
+        total = sum(len(week_incidents) for week_incidents in weeks.values())
+        for week, week_incidents in sorted(weeks.items()):
+            other_gpu_hours = total_gpu_hours - gpu_hours.get(week, 0.0)
+            if len(week_incidents) < MIN_INCIDENTS or other_gpu_hours <= 0:
                 continue
-            expected = (total - len(some)) / elsewhere * gpu_hours.get(week, 0.0)
-            if len(some) >= RISE * expected and at_least(len(some), expected) < UNLIKELY:
-                found.append(Spike(cause, week, len(some), expected, few(some)))
+            expected = (total - len(week_incidents)) / other_gpu_hours * gpu_hours.get(week, 0.0)
+            if len(week_incidents) >= MIN_RISE * expected and poisson_tail(len(week_incidents), expected) < MAX_CHANCE:
+                found.append(Spike(cause, week, len(week_incidents), expected, concentrated_nodes(week_incidents)))
     return found
 
 
-def few(some: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
+def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
     """Return the fewest nodes with half of these incidents, worst first; empty if they are not few."""
-    counts = Counter((one.cluster, one.node) for one in some)
-    held, nodes = 0, []
-    for (cluster, node), count in sorted(counts.items(), key=lambda it: (-it[1], it[0])):
-        if held >= HALF * len(some):
+    counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
+    covered, nodes = 0, []
+    for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= SPIKE_NODES_SHARE * len(week_incidents):
             break
-        held += count
+        covered += count
         nodes.append((cluster, node, count))
-    return tuple(nodes) if len(nodes) <= min(FEW, len(some) / TIMES) else ()
+    return tuple(nodes) if len(nodes) <= min(MAX_SPIKE_NODES, len(week_incidents) / MIN_INCIDENTS_PER_NODE) else ()
 
 
-def at_least(count: int, expected: float) -> float:
+def poisson_tail(count: int, expected: float) -> float:
     """Return P(X >= count) of a Poisson distribution with mean `expected`: 1 minus the sum of its first terms."""
     if count <= 0:
         return 1.0

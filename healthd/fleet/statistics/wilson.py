@@ -6,24 +6,24 @@ import math
 from statistics import NormalDist
 
 
-def wilson(found: float, of: float, effect: float = 1.0, level: float = 0.95) -> tuple[float, float] | None:
+def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95) -> tuple[float, float] | None:
     """Return Wilson's score interval of the share found / of (1927, J. Am. Stat. Assoc. 22), or None for no cases.
 
     effect: variance relative to independent cases, at least 1: `design_effect` of Kish, "Survey Sampling" (1965). Both
     numbers are divided by it, so that a hundred jobs that saw one alarm count as about one case.
     """
-    if of <= 0:
+    if total <= 0:
         return None
-    n, z = of / max(effect, 1.0), NormalDist().inv_cdf((1 + level) / 2)
-    share, z2 = found / of, z * z
+    n, z = total / max(effect, 1.0), NormalDist().inv_cdf((1 + level) / 2)
+    share, z2 = found / total, z * z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     # At 0 and 1 the end is exact, regardless of rounding.
     low = 0.0 if found <= 0 else max(0.0, middle - half)
-    return low, 1.0 if found >= of else min(1.0, middle + half)
+    return low, 1.0 if found >= total else min(1.0, middle + half)
 
 
-def clumping(total: float, squares: float) -> float:
+def design_effect(total: float, squares: float) -> float:
     """Return the design effect of cases in clumps of k each: sum(k * k) / sum(k), or 1 without cases.
 
     It is the variance of a compound Poisson number relative to a Poisson one (Feller, "An Introduction to Probability

@@ -9,14 +9,14 @@ from typing import Any
 from healthd.common.text import regex
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
-OURS = ("healthd", "unrecorded_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
+HEALTHD_OWNERS = ("healthd", "unrecorded_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
 _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
     """Group of a node, the most urgent first. Each node is in one group."""
 
-    HELD = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
+    DRAIN_WAITING = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
     BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, mostly because it is acknowledged
@@ -26,8 +26,8 @@ class Group(enum.Enum):
     HEALTHY = "healthy"
 
 
-STATUS_OF = {  # the exit status
-    Group.HELD: 2,
+EXIT_STATUS = {  # the exit status
+    Group.DRAIN_WAITING: 2,
     Group.NOT_SEEN: 2,
     Group.DRAINED: 2,
     Group.BROKEN: 2,
@@ -39,7 +39,7 @@ STATUS_OF = {  # the exit status
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OpenCondition:
     """An open condition. severity: 0 to 3, an index of SEVERITIES. since: epoch seconds, 0 = unknown."""
 
     check: str
@@ -52,13 +52,13 @@ class Standing:
     since: float = 0.0
 
     @property
-    def acts(self) -> bool:
+    def is_enforced(self) -> bool:
         """True if it counts: confirmed, not acknowledged, and not from a log that users can write."""
         return self.open and self.enforced and not self.acknowledged
 
 
 @dataclass(frozen=True, slots=True)
-class NodeNow:
+class NodeStatus:
     """Current state of a node.
 
     node                         its name in Slurm, or the host of its address
@@ -90,16 +90,16 @@ class NodeNow:
     waiting_since: float = 0.0
     limit_partition: str = ""
     stale_seconds: float = 0.0
-    conditions: tuple[Standing, ...] = ()
+    conditions: tuple[OpenCondition, ...] = ()
 
     @property
     def group(self) -> Group:
         if not self.seen:
             return Group.NOT_SEEN
-        if self.drained_by in OURS:
+        if self.drained_by in HEALTHD_OWNERS:
             return Group.DRAINED
         if self.drain_desired and not self.drained_by:
-            return Group.HELD
+            return Group.DRAIN_WAITING
         if self.drained_by:
             return Group.DRAINED_BY_OTHERS
         if self.health in ("degraded", "unhealthy"):
@@ -111,8 +111,8 @@ class NodeNow:
     @property
     def acknowledged(self) -> bool:
         """True if every severe condition is acknowledged."""
-        bad = [c for c in self.conditions if c.severity >= SEVERITIES.index("degraded")]
-        return any(c.acknowledged for c in bad) and not any(c.acts for c in bad)
+        severe = [c for c in self.conditions if c.severity >= SEVERITIES.index("degraded")]
+        return any(c.acknowledged for c in severe) and not any(c.is_enforced for c in severe)
 
     @property
     def since(self) -> float:
@@ -126,15 +126,15 @@ class NodeNow:
     @property
     def delayed_by(self) -> tuple[str, ...]:
         """Reasons why a desired drain is not set."""
-        if self.group is not Group.HELD:
+        if self.group is not Group.DRAIN_WAITING:
             return ()
-        holds = {
+        causes = {
             "observe": self.mode == "observe",
             "pause": bool(self.paused_until),
             "limit": bool(self.limit_partition or self.waiting_since),
             "slurm": self.slurm_problem,
         }
-        return tuple(name for name, it_does in holds.items() if it_does)
+        return tuple(name for name, is_active in causes.items() if is_active)
 
     @property
     def name_order(self) -> tuple[Any, ...]:

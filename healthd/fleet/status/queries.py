@@ -17,21 +17,21 @@ from typing import Any, TypeAlias
 
 from healthd.common.text import regex
 from healthd.fleet.sources.prometheus_server import ServerError
-from healthd.fleet.status.node import NodeNow, Standing
+from healthd.fleet.status.node import NodeStatus, OpenCondition
 
-Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
+QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
 Labels: TypeAlias = "Mapping[str, str]"
-Where: TypeAlias = "tuple[str, str, str]"  # cluster, job, instance: one healthd
+Target: TypeAlias = "tuple[str, str, str]"  # cluster, job, instance: one healthd
 
 OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
-LOOKS_MINUTES = 5  # resolution of the search for the last sample, except for its newest part
-AT_ONCE = 250  # targets per query for the last sample
+LAST_SEEN_STEP_MINUTES = 5  # resolution of the search for the last sample, except for its newest part
+TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-EARLIEST = 1e9  # epoch seconds, 2001: an earlier time, or one far ahead, is invalid and counts as unknown
-FARTHEST_SECONDS = 36500 * DAY_SECONDS
+MIN_TIME = 1e9  # epoch seconds, 2001: an earlier time, or one far ahead, is invalid and counts as unknown
+MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
-NAMED = {
+LABEL_QUERIES = {
     "node": "healthd_node_info",
     "version": "healthd_build_info",
     "mode": "healthd_mode_info",
@@ -40,8 +40,8 @@ NAMED = {
     "drain": "healthd_slurm_drain_info",
     "held": "healthd_fleet_limit_drain_waiting == 1",
 }
-STARTED = "healthd_start_timestamp_seconds"
-VALUES = {
+START_QUERY = "healthd_start_timestamp_seconds"
+VALUE_QUERIES = {
     "drained_since": "healthd_slurm_drained_since_timestamp_seconds",
     "drain_desired": "healthd_slurm_drain_desired == 1",
     "slurm_problem": "healthd_slurm_problem == 1",
@@ -50,7 +50,7 @@ VALUES = {
     # Three rounds late and 10 minutes: as the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
     "stale_seconds": "time() - healthd_round_started_timestamp_seconds > 3 * healthd_round_interval_seconds + 600",
 }
-CONDITIONS = {
+CONDITION_QUERIES = {
     "severity": "healthd_condition_severity",
     "suspected": "healthd_condition_open == 0",
     "acknowledged": "healthd_condition_acknowledged == 1",
@@ -64,20 +64,20 @@ class Fleet:
     """time: the server's, in epoch seconds. notes: what could not be read, as sentences."""
 
     time: float
-    nodes: tuple[NodeNow, ...]
+    nodes: tuple[NodeStatus, ...]
     notes: tuple[str, ...] = ()
 
 
 class _Queries:
     """Queries at one moment. job: only series of this job; "" = all. unread: number of invalid series."""
 
-    def __init__(self, ask: Ask, job: str) -> None:
-        self._ask = ask
+    def __init__(self, query_server: QueryFunction, job: str) -> None:
+        self._query_server = query_server
         self.job = job
         self.unread = 0
-        scalar = _result(ask("query", {"query": "time()"}), "scalar")
+        scalar = _result(query_server("query", {"query": "time()"}), "scalar")
         time = _number(scalar[1]) if len(scalar) == 2 else None
-        if time is None or not EARLIEST <= time <= EARLIEST + FARTHEST_SECONDS:
+        if time is None or not MIN_TIME <= time <= MIN_TIME + MAX_AHEAD_SECONDS:
             raise ServerError(f"has an invalid time: {json.dumps(scalar)[:60]}")
         self.time = time
 
@@ -85,66 +85,73 @@ class _Queries:
         """Run a query. Raises ServerError."""
         if self.job and "{" not in query:
             query = _METRIC.sub(lambda metric: f"{metric[0]}{{job={json.dumps(self.job)}}}", query)
-        data = self._ask("query", {"query": query, "time": f"{self.time:.3f}"})
-        for one in _result(data, "vector"):
+        data = self._query_server("query", {"query": query, "time": f"{self.time:.3f}"})
+        for sample in _result(data, "vector"):
             try:
-                labels, value = one["metric"], _number(one["value"][1])
-                texts = all(isinstance(text, str) for text in labels.values())
+                labels, value = sample["metric"], _number(sample["value"][1])
+                is_valid = all(isinstance(text, str) for text in labels.values())
             except (TypeError, KeyError, IndexError, AttributeError):
-                texts = False
-            if texts and value is not None:
+                is_valid = False
+            if is_valid and value is not None:
                 yield labels, value
             else:
                 self.unread += 1
 
-    def by_node(self, query: str) -> dict[Where, tuple[Labels, float]]:
-        return {_where(labels): (labels, value) for labels, value in self.vector(query)}
+    def by_node(self, query: str) -> dict[Target, tuple[Labels, float]]:
+        return {_target(labels): (labels, value) for labels, value in self.vector(query)}
 
-    def moment(self, value: float, ahead: float = DAY_SECONDS) -> float:
+    def valid_time(self, value: float, ahead: float = DAY_SECONDS) -> float:
         """Return epoch seconds, or 0 (unknown) for an invalid time. ahead: how far it may be in the future."""
-        if EARLIEST <= value <= self.time + ahead:
+        if MIN_TIME <= value <= self.time + ahead:
             return value
         self.unread += bool(value)
         return 0.0
 
 
-def read(ask: Ask, job: str = "") -> Fleet:
+def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     """Return all nodes, each once.
 
     job: only its series; "" = those of healthd's own job and, for nodes it does not have, those of any other job with
     healthd's metrics. Raises ServerError if the server cannot be queried, or has no node.
     """
-    queries = _Queries(ask, job)
+    queries = _Queries(query_server, job)
     own = job or OWN_JOB
     targets = queries.by_node(f"up{{job={json.dumps(own)}}}")
-    named = {name: queries.by_node(query) for name, query in NAMED.items()}
-    there = {**named["health"], **targets, **named["node"]}
-    if not there:
+    labels_by_query = {name: queries.by_node(query) for name, query in LABEL_QUERIES.items()}
+    all_targets = {**labels_by_query["health"], **targets, **labels_by_query["node"]}
+    if not all_targets:
         raise ServerError(f'has no target of the job "{own}", and no metric of healthd: name the job with --job')
-    down = [at for at, (_, up) in targets.items() if not up and at not in named["node"] and at not in named["health"]]
-    last, notes = _last_seen(queries, down, own)
-    values = {name: {at: value for at, (_, value) in queries.by_node(query).items()} for name, query in VALUES.items()}
-    started = {at: value for at, (_, value) in queries.by_node(STARTED).items()}
+    down = [
+        node_target
+        for node_target, (_, up) in targets.items()
+        if not up and node_target not in labels_by_query["node"] and node_target not in labels_by_query["health"]
+    ]
+    last_seen_by_target, notes = _last_seen(queries, down, own)
+    values = {
+        name: {node_target: value for node_target, (_, value) in queries.by_node(query).items()}
+        for name, query in VALUE_QUERIES.items()
+    }
+    started = {node_target: value for node_target, (_, value) in queries.by_node(START_QUERY).items()}
     conditions = _conditions(queries)
-    names = _names_of_hosts(named["node"])
+    names = _host_names(labels_by_query["node"])
     nodes = {}
-    for at, (target, _) in there.items():
+    for node_target, (target, _) in all_targets.items():
 
-        def label(name: str, label: str = "", at: Where = at) -> str:
-            labels, _ = named[name].get(at, ({}, 0.0))
+        def label(name: str, label: str = "", node_target: Target = node_target) -> str:
+            labels, _ = labels_by_query[name].get(node_target, ({}, 0.0))
             return labels.get(label or name, "")
 
-        def moment(name: str, ahead: float = DAY_SECONDS, at: Where = at) -> float:
-            return queries.moment(values[name].get(at, 0.0), ahead)
+        def moment(name: str, ahead: float = DAY_SECONDS, node_target: Target = node_target) -> float:
+            return queries.valid_time(values[name].get(node_target, 0.0), ahead)
 
-        known, last_seen = last.get(at, ("", 0.0))
+        last_name, last_seen = last_seen_by_target.get(node_target, ("", 0.0))
         owner = label("owner") or label("drain", "owner")
-        name = label("node") or known or target.get("node")
-        nodes[at] = NodeNow(
-            node=name or _name_of_host(names, at) or host_of(at[2]),
-            instance=at[2],
-            cluster=at[0],
-            seen=at not in down,
+        name = label("node") or last_name or target.get("node")
+        nodes[node_target] = NodeStatus(
+            node=name or _name_in_other_job(names, node_target) or host_name(node_target[2]),
+            instance=node_target[2],
+            cluster=node_target[0],
+            seen=node_target not in down,
             last_seen=last_seen,
             health=label("health", "state"),
             mode=label("mode"),
@@ -152,15 +159,17 @@ def read(ask: Ask, job: str = "") -> Fleet:
             drained_by=owner,
             reason=label("drain", "reason"),
             drained_since=moment("drained_since") if owner else 0.0,
-            drain_desired=at in values["drain_desired"],
-            slurm_problem=at in values["slurm_problem"],
-            paused_until=moment("paused_until", FARTHEST_SECONDS),
+            drain_desired=node_target in values["drain_desired"],
+            slurm_problem=node_target in values["slurm_problem"],
+            paused_until=moment("paused_until", MAX_AHEAD_SECONDS),
             waiting_since=moment("waiting_since"),
             limit_partition=label("held", "partition"),
-            stale_seconds=min(max(values["stale_seconds"].get(at, 0.0), 0.0), queries.time),
-            conditions=tuple(sorted(conditions.get(at, ()), key=lambda c: (not c.acts, -c.severity, c.code))),
+            stale_seconds=min(max(values["stale_seconds"].get(node_target, 0.0), 0.0), queries.time),
+            conditions=tuple(
+                sorted(conditions.get(node_target, ()), key=lambda c: (not c.is_enforced, -c.severity, c.code))
+            ),
         )
-    once, doubled = _once(nodes, started, own)
+    once, doubled = _unique_nodes(nodes, started, own)
     if doubled:
         notes.append(
             f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
@@ -171,50 +180,53 @@ def read(ask: Ask, job: str = "") -> Fleet:
     return Fleet(queries.time, once, tuple(notes))
 
 
-def _once(
-    nodes: Mapping[Where, NodeNow], started: Mapping[Where, float], own: str
-) -> tuple[tuple[NodeNow, ...], list[str]]:
+def _unique_nodes(
+    nodes: Mapping[Target, NodeStatus], started: Mapping[Target, float], own: str
+) -> tuple[tuple[NodeStatus, ...], list[str]]:
     """Return one row for each (cluster, node), and the names that several targets of one job have.
 
     Those targets are all kept: they may belong to two clusters. Of several jobs healthd's own counts, even if it does
     not answer, since a textfile outlives its healthd; else the one started last. Within a job, targets with the same
     start time are the same healthd under two addresses.
     """
-    alike: dict[tuple[str, str], list[Where]] = defaultdict(list)
-    for at, node in nodes.items():
-        alike[node.cluster, node.node].append(at)
-    chosen: list[NodeNow] = []
-    doubled = []
-    for (_, name), places in alike.items():
-        best = min(places, key=lambda at: (at[1] != own, -started.get(at, 0.0), at))
-        of_job = sorted(at for at in places if at[1] == best[1])
-        healthds = {started.get(at) or at: at for at in reversed(of_job)}
-        chosen += [nodes[at] for at in of_job if at in healthds.values()]
-        doubled += [name] if len(healthds) > 1 else []
-    return tuple(chosen), doubled
+    targets_by_name: dict[tuple[str, str], list[Target]] = defaultdict(list)
+    for target, node in nodes.items():
+        targets_by_name[node.cluster, node.node].append(target)
+    chosen: list[NodeStatus] = []
+    duplicates = []
+    for (_, name), targets in targets_by_name.items():
+        best = min(targets, key=lambda target: (target[1] != own, -started.get(target, 0.0), target))
+        targets_of_job = sorted(target for target in targets if target[1] == best[1])
+        target_by_start = {started.get(target) or target: target for target in reversed(targets_of_job)}
+        chosen += [nodes[target] for target in targets_of_job if target in target_by_start.values()]
+        duplicates += [name] if len(target_by_start) > 1 else []
+    return tuple(chosen), duplicates
 
 
-def _names_of_hosts(infos: Mapping[Where, tuple[Labels, float]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
+def _host_names(infos: Mapping[Target, tuple[Labels, float]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
     """Return (job, node) for each (cluster, host) that has a node name."""
     names = defaultdict(set)
-    for at, (labels, _) in infos.items():
-        names[at[0], host_of(at[2])].add((at[1], labels.get("node", "")))
+    for target, (labels, _) in infos.items():
+        names[target[0], host_name(target[2])].add((target[1], labels.get("node", "")))
     return names
 
 
-def _name_of_host(names: Mapping[tuple[str, str], set[tuple[str, str]]], at: Where) -> str:
+def _name_in_other_job(names: Mapping[tuple[str, str], set[tuple[str, str]]], target: Target) -> str:
     """Return the node name of the same host in another job, if it is unique."""
-    cluster, job, instance = at
-    told = {node for other, node in names.get((cluster, host_of(instance)), ()) if other != job}
-    return told.pop() if len(told) == 1 else ""
+    cluster, job, instance = target
+    node_names = {node for other_job, node in names.get((cluster, host_name(instance)), ()) if other_job != job}
+    return node_names.pop() if len(node_names) == 1 else ""
 
 
-def _conditions(queries: _Queries) -> dict[Where, list[Standing]]:
-    found = {name: {_condition(labels): value for labels, value in queries.vector(q)} for name, q in CONDITIONS.items()}
-    conditions: dict[Where, list[Standing]] = {}
+def _conditions(queries: _Queries) -> dict[Target, list[OpenCondition]]:
+    found = {
+        name: {_condition(labels): value for labels, value in queries.vector(q)}
+        for name, q in CONDITION_QUERIES.items()
+    }
+    conditions: dict[Target, list[OpenCondition]] = {}
     for key, severity in found["severity"].items():
-        at, check, code, subject = key
-        standing = Standing(
+        target, check, code, subject = key
+        condition = OpenCondition(
             check,
             code,
             subject,
@@ -222,51 +234,56 @@ def _conditions(queries: _Queries) -> dict[Where, list[Standing]]:
             open=key not in found["suspected"],
             acknowledged=key in found["acknowledged"],
             enforced=key not in found["forgeable"],
-            since=queries.moment(found["since"].get(key, 0.0)),
+            since=queries.valid_time(found["since"].get(key, 0.0)),
         )
-        conditions.setdefault(at, []).append(standing)
+        conditions.setdefault(target, []).append(condition)
     return conditions
 
 
-def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict[Where, tuple[str, float]], list[str]]:
+def _last_seen(
+    queries: _Queries, down: Sequence[Target], job: str
+) -> tuple[dict[Target, tuple[str, float]], list[str]]:
     """Return (name in Slurm, epoch seconds) of unreachable targets, and notes.
 
     Only these targets are queried: a week of all targets would be too much.
     """
-    found: dict[Where, tuple[str, float]] = {}
-    for first in range(0, len(down), AT_ONCE):
-        instances = json.dumps("|".join(re.escape(at[2]) for at in down[first : first + AT_ONCE]))
+    found: dict[Target, tuple[str, float]] = {}
+    for first in range(0, len(down), TARGETS_PER_QUERY):
+        instances = json.dumps("|".join(re.escape(target[2]) for target in down[first : first + TARGETS_PER_QUERY]))
         series = f"healthd_node_info{{job={json.dumps(job)},instance=~{instances}}}"
-        week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{LOOKS_MINUTES}m])"
-        query = f"max_over_time(timestamp({series})[{LOOKS_MINUTES}m:1s]) or {week}"
+        week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{LAST_SEEN_STEP_MINUTES}m])"
+        query = f"max_over_time(timestamp({series})[{LAST_SEEN_STEP_MINUTES}m:1s]) or {week}"
         try:
             for labels, value in queries.vector(query):
-                at = _where(labels)
-                name, seen = found.get(at, ("", 0.0))
-                newer = value >= seen
+                target = _target(labels)
+                name, previous_time = found.get(target, ("", 0.0))
+                newer = value >= previous_time
                 node = labels.get("node", "")
-                found[at] = ((node or name) if newer else (name or node), max(queries.moment(value), seen))
+                found[target] = (
+                    (node or name) if newer else (name or node),
+                    max(queries.valid_time(value), previous_time),
+                )
         except ServerError as error:
             return found, [f"the time when nodes were last seen is not known: the server {error}"]
     return found, []
 
 
-def host_of(instance: str) -> str:
+def host_name(instance: str) -> str:
     """Return "gpu-1" for "gpu-1:9478" and "gpu-1.example.org:9478", and "10.0.0.1" for "10.0.0.1:9478"."""
-    from healthd.fleet.sources.prometheus import node_of
+    from healthd.fleet.sources.prometheus import node_name
 
     try:
-        return node_of(instance) or instance
+        return node_name(instance) or instance
     except ValueError:  # not an address
         return instance
 
 
-def _where(labels: Labels) -> Where:
+def _target(labels: Labels) -> Target:
     return labels.get("cluster", ""), labels.get("job", ""), labels.get("instance", "")
 
 
-def _condition(labels: Labels) -> tuple[Where, str, str, str]:
-    return _where(labels), labels.get("check", ""), labels.get("code", ""), labels.get("subject", "")
+def _condition(labels: Labels) -> tuple[Target, str, str, str]:
+    return _target(labels), labels.get("check", ""), labels.get("code", ""), labels.get("subject", "")
 
 
 def _number(text: Any) -> float | None:

@@ -13,26 +13,26 @@ from healthd.fleet.figures import (
     bars,
     intervals,
     layer,
+    make_records,
     mark_at,
     quantity,
-    records,
     week,
 )
-from healthd.fleet.view import COUNT, Column, Form, Table, View, described, interval
+from healthd.fleet.view import COUNT, Column, Form, Table, View, describe, interval
 
 
-def fine(value: float | None) -> str:
+def format_small_share(value: float | None) -> str:
     """Format a share that may be far below 1 %, with two significant digits."""
     return "-" if value is None else f"{number(100 * value, 2)} %"
 
 
-FINE = Form(fine)
+SMALL_SHARE = Form(format_small_share)
 COLUMNS = (
     Column("check", "name"),
     Column("code", "code"),
     Column("jobs", "jobs", COUNT),
-    Column("share", "share", FINE),
-    Column("95 % interval", "interval", interval(FINE)),
+    Column("share", "share", SMALL_SHARE),
+    Column("95 % interval", "interval", interval(SMALL_SHARE)),
     Column("conditions", "alarms", COUNT),
     Column("stood already", "already_open_jobs", COUNT),
     Column("warned", "warned_jobs", COUNT),
@@ -43,16 +43,16 @@ SHARE = quantity("share", "share of the completed jobs", ".2~%")
 
 
 def view(alarms: Document) -> View:
-    return described(
+    return describe(
         alarms,
         "Completed jobs that saw a failing check",
         _sentences(alarms),
-        [Table("By check and code", COLUMNS, _rows(alarms))],
+        [Table("By check and code", COLUMNS, _table_rows(alarms))],
         [_by_check(alarms), _by_week(alarms)],
     )
 
 
-def _rows(alarms: Document) -> list[dict[str, Any]]:
+def _table_rows(alarms: Document) -> list[dict[str, Any]]:
     """Return a row for each check, and for each of its codes if it has several."""
     rows = []
     for check in alarms["checks"]:
@@ -67,44 +67,44 @@ def _rows(alarms: Document) -> list[dict[str, Any]]:
 def _sentences(alarms: Document) -> list[str]:
     if not alarms["placed_jobs"]:
         return ["No job completed in this period."]
-    found = [
+    lines = [
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
-        f"one of their nodes: {fine(alarms['share'])} ({interval(FINE).write(alarms['interval'])}; the paper's aim is "
+        f"one of their nodes: {format_small_share(alarms['share'])} ({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is "
         f"less than 1 %). Another {alarms['already_open_jobs']:,} ran beside one that stood already, and "
         f"{alarms['warned_jobs']:,} saw only warnings."
     ]
     above = [row for row in alarms["checks"] if row["above"]]
     if above:
-        which = ", ".join(
-            f"{row['check']} ({fine(row['share'])}{'' if row['significantly_above'] else ', not significantly'})"
+        checks_above = ", ".join(
+            f"{row['check']} ({format_small_share(row['share'])}{'' if row['significantly_above'] else ', not significantly'})"
             for row in above
         )
-        found.append(f"Above {percent(alarms['limit'])}: {which}.")
+        lines.append(f"Above {percent(alarms['limit'])}: {checks_above}.")
     else:
-        found.append(f"No check is above {percent(alarms['limit'])}.")
-    seen = alarms["observed"]
-    if seen["jobs"] < alarms["placed_jobs"]:
-        found.append(
-            f"Among the {seen['jobs']:,} jobs whose nodes were observed on every day it is {fine(seen['share'])}."
+        lines.append(f"No check is above {percent(alarms['limit'])}.")
+    observed = alarms["observed"]
+    if observed["jobs"] < alarms["placed_jobs"]:
+        lines.append(
+            f"Among the {observed['jobs']:,} jobs whose nodes were observed on every day it is {format_small_share(observed['share'])}."
         )
-    return found
+    return lines
 
 
 def _by_check(alarms: Document) -> Figure | None:
     failing = [row for row in alarms["checks"] if row["jobs"]]
     if not failing:
         return None
-    drawn = records(failing, {"check": "check", "share": "share", "low": "interval.0", "high": "interval.1"})
-    words = "; ".join(f"{row['check']} {percent(row['share'])}" for row in failing[:5])
+    points = make_records(failing, {"check": "check", "share": "share", "low": "interval.0", "high": "interval.1"})
+    description = "; ".join(f"{row['check']} {percent(row['share'])}" for row in failing[:5])
     limit = mark_at("limit", alarms["limit"], (6, 3))
-    return Figure("By check", words, (bars(drawn, SHARE, "check"), intervals(drawn, "check"), limit))
+    return Figure("By check", description, (bars(points, SHARE, "check"), intervals(points, "check"), limit))
 
 
 def _by_week(alarms: Document) -> Figure | None:
     weeks = [row for row in alarms["by_week"] if row["days"] >= WHOLE_WEEK]
     if len(weeks) < 2:
         return None
-    drawn = records(weeks, {"week": lambda row: row["week_time"] * 1000, "share": "share", "jobs": "jobs"})
-    line = layer("line", drawn, {"point": True, "color": COLOURS[0]}, x=week(drawn), y=SHARE)
-    words = "Share of the completed jobs that saw a failing check, by whole weeks."
-    return Figure("By week", words, (line,))
+    points = make_records(weeks, {"week": lambda row: row["week_time"] * 1000, "share": "share", "jobs": "jobs"})
+    line = layer("line", points, {"point": True, "color": COLOURS[0]}, x=week(points), y=SHARE)
+    description = "Share of the completed jobs that saw a failing check, by whole weeks."
+    return Figure("By week", description, (line,))

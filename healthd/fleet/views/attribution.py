@@ -6,35 +6,35 @@ from collections import defaultdict
 from typing import Any
 
 from healthd.common.page import plural
-from healthd.fleet.answers.causes import CAUSES, USER
-from healthd.fleet.answers.document import Document, moment, number, percent, share
+from healthd.fleet.answers.causes import CAUSES, USER_CAUSE
+from healthd.fleet.answers.document import Document, format_time, number, percent, share
 from healthd.fleet.figures import (
     COLOURS,
     WHOLE_WEEK,
+    Accessor,
     Figure,
-    Of,
     Record,
     category,
     layer,
+    make_records,
     nominal,
     quantity,
-    records,
     temporal,
     week,
 )
-from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, described
+from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, describe
 
-MOST_CAUSES = 6  # in the figure by week: more lines cannot be distinguished
-MOST_JOBS = 20
+MAX_CAUSES = 6  # in the figure by week: more lines cannot be distinguished
+MAX_JOBS = 20
 DOMAINS = {
     "hardware": "hardware",
     "system_software": "system software",
     "user_program": "user program",
     None: "unknown",
 }
-CAUSE = Form(lambda cause: CAUSES[cause].words, right=False)
+CAUSE = Form(lambda cause: CAUSES[cause].label, right_aligned=False)
 BY_CAUSE = (
-    Column("cause", lambda row: f"{row['cause']}: {CAUSES[row['cause']].words}"),
+    Column("cause", lambda row: f"{row['cause']}: {CAUSES[row['cause']].label}"),
     Column("domain", lambda row: DOMAINS[row["domain"]]),
     Column("jobs", "jobs", COUNT),
     Column("by chance", "by_chance", COUNT),
@@ -59,15 +59,15 @@ JOBS = (
     Column("node", "node"),
     Column("confidence", "confidence"),
 )
-COST: dict[str, Of] = {
-    "cause": lambda row: CAUSES[row["cause"]].words,
+COST: dict[str, Accessor] = {
+    "cause": lambda row: CAUSES[row["cause"]].label,
     "GPU-hours": lambda row: row["lost_gpu_seconds"] / 3600,
     "domain": lambda row: DOMAINS[row["domain"]],
     "jobs": "jobs",
 }
-BY_WEEK: dict[str, Of] = {
+BY_WEEK: dict[str, Accessor] = {
     "week": lambda row: row["week"] * 1000,
-    "cause": lambda row: CAUSES[row["cause"]].words,
+    "cause": lambda row: CAUSES[row["cause"]].label,
     "rate": "jobs_per_million_gpu_hours",
     "jobs": "jobs",
 }
@@ -83,26 +83,26 @@ CHECK_DATES = (
 def view(attribution: Document) -> View:
     found = attribution
     jobs = sorted(
-        (job for job in found["jobs"] if job["cause"] != USER),
+        (job for job in found["jobs"] if job["cause"] != USER_CAUSE),
         key=lambda job: (-job["lost_gpu_seconds"], job["end_time"], job["cluster"], job["db_index"]),
     )
     largest = "Largest failures, without those caused by users' programs"
-    return described(
+    return describe(
         found,
         "Causes of failed jobs",
         _sentences(found),
         [
-            Table("By cause", BY_CAUSE, _by_cost(found["causes"])),
+            Table("By cause", BY_CAUSE, _sorted_by_cost(found["causes"])),
             Table("Co-occurrence", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
-            Table(largest, JOBS, jobs, MOST_JOBS),
-            Table("Checks enabled, disabled or changed", CHECK_DATES, found["check_dates"], MOST_JOBS),
+            Table(largest, JOBS, jobs, MAX_JOBS),
+            Table("Checks enabled, disabled or changed", CHECK_DATES, found["check_dates"], MAX_JOBS),
         ],
-        [_costs(found), _weeks(found)],
+        [_cost_figure(found), _week_figure(found)],
     )
 
 
-def _by_cost(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(causes, key=lambda one: (-one["lost_gpu_seconds"], -one["jobs"], one["cause"]))
+def _sorted_by_cost(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(causes, key=lambda row: (-row["lost_gpu_seconds"], -row["jobs"], row["cause"]))
 
 
 # --- sentences
@@ -112,72 +112,76 @@ def _sentences(found: Document) -> list[str]:
     if not found["failures"]:
         return ["No job failed in this period."]
     because = found["unattributed_because"]
-    have, none, lists = (
+    have, have_none, have_no_list = (
         "has" if count == 1 else "have"
         for count in (found["attributed"], found["unattributed"], because["no_node_list"])
     )
-    said = [
+    sentences = [
         f"Of {plural(found['failures'], 'job')} that failed or lost a node, {found['attributed']:,} {have} a most "
         "likely cause: "
         f"{found['by_domain']['hardware']:,} hardware, {found['by_domain']['system_software']:,} system software, "
         f"{found['by_domain']['user_program']:,} the user's program.",
-        f"{found['unattributed']:,} {none} none: the nodes of {because['observed']:,} had no condition that ends "
+        f"{found['unattributed']:,} {have_none} none: the nodes of {because['observed']:,} had no condition that ends "
         f"jobs, the nodes of {because['not_observed']:,} were not observed all the time, "
-        f"{because['no_node_list']:,} {lists} no node list.",
+        f"{because['no_node_list']:,} {have_no_list} no node list.",
         f"By chance alone {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule, applied one "
         "hour before each failure, finds that number.",
     ]
     if found["unattributed_node_fails"]:
-        said.append(
+        sentences.append(
             f"{found['unattributed_node_fails']:,} of the jobs without a cause ended NODE_FAIL: Slurm lost a node, and "
             "it had no condition that ends jobs."
         )
-    others = [cause for cause in found["causes"] if cause["cause"] != USER]
-    if others:
-        worst = max(others, key=lambda one: (one["lost_gpu_seconds"], one["cause"]))
-        part = share(worst["lost_gpu_seconds"], sum(one["lost_gpu_seconds"] for one in others))
-        said.append(
-            f"Apart from users' programs, {CAUSES[worst['cause']].words} cost most: "
+    infrastructure_causes = [cause for cause in found["causes"] if cause["cause"] != USER_CAUSE]
+    if infrastructure_causes:
+        worst = max(infrastructure_causes, key=lambda cause_row: (cause_row["lost_gpu_seconds"], cause_row["cause"]))
+        part = share(
+            worst["lost_gpu_seconds"], sum(cause_row["lost_gpu_seconds"] for cause_row in infrastructure_causes)
+        )
+        sentences.append(
+            f"Apart from users' programs, {CAUSES[worst['cause']].label} cost most: "
             f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of the cost of these causes."
         )
-    return [*said, *map(_spike, found["spikes"])]
+    return [*sentences, *map(_spike_sentence, found["spikes"])]
 
 
-def _spike(one: Row) -> str:
-    words = (
-        f"In the week of {moment(one['week'])[:10]} there were {plural(one['incidents'], 'incident')} of "
-        f"{CAUSES[one['cause']].words}; the rate of the other weeks gives {number(one['expected'])}"
+def _spike_sentence(spike: Row) -> str:
+    sentence = (
+        f"In the week of {format_time(spike['week'])[:10]} there were {plural(spike['incidents'], 'incident')} of "
+        f"{CAUSES[spike['cause']].label}; the rate of the other weeks gives {number(spike['expected'])}"
     )
-    if not one["nodes"]:
-        return f"{words}. They are spread over many nodes."
-    names = ", ".join(f"{node['node']} ({node['incidents']})" for node in one["nodes"])
-    return f"{words}. {percent(one['share_of_nodes'])} were on {plural(len(one['nodes']), 'node')}: {names}."
+    if not spike["nodes"]:
+        return f"{sentence}. They are spread over many nodes."
+    names = ", ".join(f"{node['node']} ({node['incidents']})" for node in spike["nodes"])
+    return f"{sentence}. {percent(spike['share_of_nodes'])} were on {plural(len(spike['nodes']), 'node')}: {names}."
 
 
 # --- figures
 
 
-def _costs(found: Document) -> Figure | None:
-    costs = [one for one in _by_cost(found["causes"]) if one["jobs"]]
+def _cost_figure(found: Document) -> Figure | None:
+    costs = [cost for cost in _sorted_by_cost(found["causes"]) if cost["jobs"]]
     if not costs:
         return None
-    drawn = records(costs, COST)
-    place = {"x": quantity("GPU-hours", "GPU-hours lost"), "y": category("cause")}
+    points = make_records(costs, COST)
+    channels = {"x": quantity("GPU-hours", "GPU-hours lost"), "y": category("cause")}
     names = {"domain": list(DOMAINS.values()), "range": list(COLOURS[:4])}
     domain = nominal("domain", scale=names, legend=None)
     tooltip = [nominal("cause"), nominal("domain"), quantity("jobs"), quantity("GPU-hours", format=",.0f")]
-    most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in drawn[:5])
-    bars = layer("bar", drawn, **place, color=domain, tooltip=tooltip)
-    labels = layer("text", drawn, {"align": "left", "dx": 4}, **place, text=nominal("domain"))
-    return Figure("GPU time lost by cause (at most half an hour per job)", most, (bars, labels))
+    summary = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in points[:5])
+    bars = layer("bar", points, **channels, color=domain, tooltip=tooltip)
+    labels = layer("text", points, {"align": "left", "dx": 4}, **channels, text=nominal("domain"))
+    return Figure("GPU time lost by cause (at most half an hour per job)", summary, (bars, labels))
 
 
-def _weeks(found: Document) -> Figure | None:
+def _week_figure(found: Document) -> Figure | None:
     """Draw the largest causes except the user's program, and the dates at which checks were enabled or changed."""
     jobs: dict[str, int] = defaultdict(int)
     for row in found["weeks"]:
         jobs[row["cause"]] += row["jobs"]
-    largest = sorted((cause for cause in jobs if cause != USER), key=lambda cause: (-jobs[cause], cause))[:MOST_CAUSES]
+    largest = sorted((cause for cause in jobs if cause != USER_CAUSE), key=lambda cause: (-jobs[cause], cause))[
+        :MAX_CAUSES
+    ]
     weeks = [
         row
         for row in found["weeks"]
@@ -185,29 +189,31 @@ def _weeks(found: Document) -> Figure | None:
     ]
     if len({row["week"] for row in weeks}) < 2:
         return None
-    drawn = records(weeks, BY_WEEK)
-    names = [CAUSES[cause].words for cause in largest]
+    points = make_records(weeks, BY_WEEK)
+    names = [CAUSES[cause].label for cause in largest]
     lines = layer(
         "line",
-        drawn,
-        x=week(drawn),
+        points,
+        x=week(points),
         y=quantity("rate", "failed jobs per million GPU-hours"),
-        color=nominal("cause", scale={"domain": names, "range": list(COLOURS[:MOST_CAUSES])}, title=None),
+        color=nominal("cause", scale={"domain": names, "range": list(COLOURS[:MAX_CAUSES])}, title=None),
         strokeDash=nominal("cause", scale={"domain": names}, title=None),
         tooltip=[temporal("week"), nominal("cause"), quantity("jobs"), quantity("rate", format=".3")],
     )
-    words = "Failed jobs by cause, in each whole week: " + ", ".join(
-        f"{CAUSES[cause].words} {jobs[cause]:,}" for cause in largest
+    description = "Failed jobs by cause, in each whole week: " + ", ".join(
+        f"{CAUSES[cause].label} {jobs[cause]:,}" for cause in largest
     )
     dates = _dates(found)
     if not dates:
-        return Figure("Causes by week", words, (lines,))
+        return Figure("Causes by week", description, (lines,))
     dashes = {"color": "#555555", "strokeDash": [2, 2]}
     rules = layer("rule", dates, dashes, x=temporal("time"), tooltip=nominal("words"))
-    beside = {"align": "right", "baseline": "bottom", "angle": 270, "dy": -2, "color": "#333333"}
-    labels = layer("text", dates, beside, x=temporal("time"), y={"value": 2}, text=nominal("words"))
-    words += ". Checks: " + "; ".join(f"{moment(date['time'] // 1000)[:10]} {date['words']}" for date in dates)
-    return Figure("Causes by week, and dates of check changes", words, (lines, rules, labels))
+    label_style = {"align": "right", "baseline": "bottom", "angle": 270, "dy": -2, "color": "#333333"}
+    labels = layer("text", dates, label_style, x=temporal("time"), y={"value": 2}, text=nominal("words"))
+    description += ". Checks: " + "; ".join(
+        f"{format_time(date['time'] // 1000)[:10]} {date['words']}" for date in dates
+    )
+    return Figure("Causes by week, and dates of check changes", description, (lines, rules, labels))
 
 
 def _dates(found: Document) -> list[Record]:

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from healthd.common.page import plural
-from healthd.fleet.answers.availability import PLANNED, SHARES
-from healthd.fleet.answers.document import Document, listed, moment, number, percent, span
+from healthd.fleet.answers.availability import PLANNED_KINDS, SHARE_KINDS
+from healthd.fleet.answers.document import Document, format_duration, format_time, join_limited, number, percent
 from healthd.fleet.figures import COLOURS, Figure, Record, category, grouped_bars, layer, quantity
-from healthd.fleet.view import COUNT, PERCENT, SPAN, YES, Column, Form, Row, Table, View, described
+from healthd.fleet.view import COUNT, DURATION, PERCENT, YES_NO, Column, Form, Row, Table, View, describe
 
-WORST_SHOWN, NAMED_SHOWN, RACKS_SHOWN = 10, 5, 20
+MAX_WORST_SHOWN, MAX_NAMED_SHOWN, MAX_RACKS_SHOWN = 10, 5, 20
 REASONS = {
     "drained_healthd": "drained by healthd",
     "drained_people": "drained by people",
@@ -23,7 +23,7 @@ REASONS = {
 SHORT_REASONS = ("up", "healthd", "people", "slurm", "unknown", "down", "not observed")
 
 
-def precise(value: float | None) -> str:
+def format_availability(value: float | None) -> str:
     """Format an availability as "99.53 %", rounded down so that less than 100 % never appears as 100 %."""
     return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
 
@@ -31,15 +31,15 @@ def precise(value: float | None) -> str:
 FLEET = (
     Column("", "name"),
     Column("nodes", "nodes", COUNT),
-    Column("available", "availability", Form(precise)),
-    *(Column(title, f"shares.{kind}", PERCENT) for title, kind in zip(SHORT_REASONS, SHARES, strict=True)),
+    Column("available", "availability", Form(format_availability)),
+    *(Column(title, f"shares.{kind}", PERCENT) for title, kind in zip(SHORT_REASONS, SHARE_KINDS, strict=True)),
 )
 WORST = (
     Column("node", "node"),
     Column("available", "availability", PERCENT),
     Column("out", lambda row: row["repair"]["ended"] + row["repair"]["still_out"], Form(lambda n: plural(n, "time"))),
-    Column("still out", "repair.still_out", YES),
-    Column("mean time out", "repair.mean_seconds", SPAN),
+    Column("still out", "repair.still_out", YES_NO),
+    Column("mean time out", "repair.mean_seconds", DURATION),
     Column("not observed", "shares.not_observed", PERCENT),
 )
 
@@ -47,8 +47,8 @@ WORST = (
 def view(availability: Document) -> View:
     title, fleet = "Availability of the nodes", availability["fleet"]
     if not availability["nodes"]:
-        return described(availability, title, ["No node is known."])
-    return described(
+        return describe(availability, title, ["No node is known."])
+    return describe(
         availability,
         title,
         [
@@ -58,14 +58,14 @@ def view(availability: Document) -> View:
             *_planned(availability["planned"]),
         ],
         [
-            Table("Where the time went", FLEET, _named(availability, "fleet", "model not known")),
-            Table("Nodes with the lowest availability", WORST, _worst(availability["nodes"])),
+            Table("Where the time went", FLEET, _fleet_and_models(availability, "fleet", "model not known")),
+            Table("Nodes with the lowest availability", WORST, _worst_nodes(availability["nodes"])),
         ],
-        [_out(availability), _racks(availability)],
+        [_outage_figure(availability), _rack_figure(availability)],
     )
 
 
-def _named(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
+def _fleet_and_models(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
     """Return the row of the fleet, and those of its models if there are several."""
     models = availability["by_model"] if len(availability["by_model"]) > 1 else []
     return [
@@ -74,9 +74,9 @@ def _named(availability: Document, fleet: str, unknown: str) -> list[dict[str, A
     ]
 
 
-def _worst(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    known = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
-    return sorted(known, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:WORST_SHOWN]
+def _worst_nodes(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rated = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
+    return sorted(rated, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:MAX_WORST_SHOWN]
 
 
 # --- sentences
@@ -87,7 +87,7 @@ def _availability(fleet: Row) -> list[str]:
         return ["The availability of the nodes is not known."]
     return [
         f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
-        f"{precise(fleet['availability'])} of the known time."
+        f"{format_availability(fleet['availability'])} of the known time."
     ]
 
 
@@ -100,20 +100,24 @@ def _repairs(fleet: Row) -> list[str]:
     whole = f"Nodes were out {plural(times, 'time')}{still}."
     if not repair["ended"]:
         return [whole]
-    took = f"mean {span(repair['mean_seconds'])}, median {span(repair['median_seconds'])}"
-    return [whole, f"Time to repair (MTTR): {took}, 90th percentile {span(repair['p90_seconds'])}."]
+    took = f"mean {format_duration(repair['mean_seconds'])}, median {format_duration(repair['median_seconds'])}"
+    return [whole, f"Time to repair (MTTR): {took}, 90th percentile {format_duration(repair['p90_seconds'])}."]
 
 
 def _planned(planned: list[dict[str, Any]]) -> list[str]:
     """Return a sentence for each kind of excluded time."""
     found = []
-    for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
-        some = [row for row in planned if row["what"] == what]
-        if some:
-            days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
-            named = listed([f"{row['name']} from {moment(row['start_time'])}" for row in some], NAMED_SHOWN, "; ")
-            reservations = plural(len(some), "reservation")
-            found.append(f"{words}, not counted: {days} node-days in {reservations} ({named}).")
+    for planned_kind, label in zip(PLANNED_KINDS, ("Maintenance", "Other reservations"), strict=True):
+        reservations_of_kind = [row for row in planned if row["what"] == planned_kind]
+        if reservations_of_kind:
+            days = number(sum(row["node_seconds"] for row in reservations_of_kind) / 86400, 2)
+            named = join_limited(
+                [f"{row['name']} from {format_time(row['start_time'])}" for row in reservations_of_kind],
+                MAX_NAMED_SHOWN,
+                "; ",
+            )
+            reservations = plural(len(reservations_of_kind), "reservation")
+            found.append(f"{label}, not counted: {days} node-days in {reservations} ({named}).")
     return found
 
 
@@ -122,49 +126,49 @@ def _sla(sla: Row) -> list[str]:
     if not sla["below"]:
         return [f"Nothing is below {limit}."]
     names = [
-        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
+        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({format_availability(row['availability'])})"
         for row in sla["below"]
     ]
-    return [f"Below {limit}: {listed(names, 2 * WORST_SHOWN)}."]
+    return [f"Below {limit}: {join_limited(names, 2 * MAX_WORST_SHOWN)}."]
 
 
 # --- figures
 
 
-def _out(availability: Document) -> Figure:
+def _outage_figure(availability: Document) -> Figure:
     """Draw the time that nodes were not up, by model. Including the time up would leave no room for the rest."""
-    named = _named(availability, "fleet", "not known")
+    rows = _fleet_and_models(availability, "fleet", "not known")
     records: list[Record] = [
-        {"of": row["name"], "what": words, "share": row["shares"][kind] or 0.0}
-        for row in named
-        for kind, words in REASONS.items()
+        {"of": row["name"], "what": description, "share": row["shares"][kind] or 0.0}
+        for row in rows
+        for kind, description in REASONS.items()
     ]
     share = quantity("share", "share of the time", ".1%")
-    legend: dict[str, Any] | None = {} if len(named) > 1 else None
+    legend: dict[str, Any] | None = {} if len(rows) > 1 else None
     shares = availability["fleet"]["shares"]
-    words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in REASONS.items())
+    description = "; ".join(f"{label} {percent(shares[kind])}" for kind, label in REASONS.items())
     return Figure(
         "Reasons why nodes were not up",
-        f"Share of the fleet's time without planned maintenance: {words}.",
+        f"Share of the fleet's time without planned maintenance: {description}.",
         (grouped_bars(records, share, "what", "of", COLOURS, legend=legend),),
     )
 
 
-def _racks(availability: Document) -> Figure | None:
-    known = [row for row in availability["by_rack"] if row["rack"] and row["availability"] is not None]
-    if len(known) < 2:
+def _rack_figure(availability: Document) -> Figure | None:
+    rated = [row for row in availability["by_rack"] if row["rack"] and row["availability"] is not None]
+    if len(rated) < 2:
         return None
-    several = len({row["cluster"] for row in known}) > 1
-    least = sorted(known, key=lambda row: (row["availability"], row["cluster"], row["rack"]))[:RACKS_SHOWN]
-    drawn = [
+    several = len({row["cluster"] for row in rated}) > 1
+    worst = sorted(rated, key=lambda row: (row["availability"], row["cluster"], row["rack"]))[:MAX_RACKS_SHOWN]
+    points_data = [
         {"rack": f"{row['cluster']} {row['rack']}" if several else row["rack"], "share": row["availability"]}
-        for row in least
+        for row in worst
     ]
     share = quantity("share", "availability", ".1%", scale={"zero": False})
-    look = {"filled": True, "size": 70, "color": COLOURS[0]}
-    layers = [layer("point", drawn, look, x=share, y=category("rack"))]
+    point_style = {"filled": True, "size": 70, "color": COLOURS[0]}
+    layers = [layer("point", points_data, point_style, x=share, y=category("rack"))]
     if availability["sla"]:
-        aim = [{"sla": availability["sla"]["percent"] / 100}]
-        layers.append(layer("rule", aim, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    words = f"The lowest of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
-    return Figure("Racks with the lowest availability", words, tuple(layers))
+        sla_line = [{"sla": availability["sla"]["percent"] / 100}]
+        layers.append(layer("rule", sla_line, {"strokeDash": [6, 4]}, x=quantity("sla")))
+    description = f"The lowest of {len(rated):,} racks is {points_data[0]['rack']} with {format_availability(points_data[0]['share'])}."
+    return Figure("Racks with the lowest availability", description, tuple(layers))

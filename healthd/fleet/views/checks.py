@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from healthd.common.page import plural
 from healthd.fleet.answers.checks import PERCENTILES
-from healthd.fleet.answers.document import Document, percent, span
+from healthd.fleet.answers.document import Document, format_duration, percent
 from healthd.fleet.figures import COLOURS, Figure, category, layer, nominal, points, quantity
-from healthd.fleet.view import COUNT, DAY, PERCENT, SPAN, Column, Form, Row, Table, View, described, interval
+from healthd.fleet.view import COUNT, DAY, DURATION, PERCENT, Column, Form, Row, Table, View, describe, interval
 
 CHECKS = (
     Column("check", "check"),
@@ -27,14 +27,14 @@ DRAINS = (
     Column("drains", "which"),
     Column("how many", "drains", COUNT),
     Column("evidence", "with_evidence", COUNT),
-    *(Column(f"{p} %", f"p{p}_seconds", SPAN) for p in PERCENTILES),
+    *(Column(f"{p} %", f"p{p}_seconds", DURATION) for p in PERCENTILES),
     Column("nothing seen", "nothing_seen", COUNT),
     Column("not observed", "not_observed", COUNT),
 )
 
 
 def view(checks: Document) -> View:
-    return described(
+    return describe(
         checks,
         "First evidence by check, and time until the drain",
         _sentences(checks),
@@ -44,7 +44,7 @@ def view(checks: Document) -> View:
             ),
             Table("From the first evidence to the drain", DRAINS, _drains(checks)),
         ],
-        [_first(checks), _delays(checks)],
+        [_order_figure(checks), _delay_figure(checks)],
     )
 
 
@@ -70,14 +70,14 @@ def _sentences(checks: Document) -> list[str]:
             f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
             f"was {first['check']} most often ({percent(first['share_first'])}).",
             f"After {after['drained']:,} incidents the node was out of service within "
-            f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
+            f"{format_duration(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
             f"{after['already_out']:,} began while it was already out.",
         ]
     drains = checks["drains"]["all"]
     if drains["with_evidence"]:
         found.append(
-            f"From the first evidence to the drain: half within {span(drains['p50_seconds'])}, 90 % within "
-            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])} "
+            f"From the first evidence to the drain: half within {format_duration(drains['p50_seconds'])}, 90 % within "
+            f"{format_duration(drains['p90_seconds'])}, 99 % within {format_duration(drains['p99_seconds'])} "
             f"({drains['with_evidence']:,} of {drains['drains']:,} drains had evidence). Before "
             f"{drains['nothing_seen']:,} drains no check failed, and before {drains['not_observed']:,} the node was "
             "not observed."
@@ -92,56 +92,56 @@ def _sentences(checks: Document) -> list[str]:
 # --- figures
 
 
-PLACES: dict[str, Callable[[Row], int]] = {
+ORDER_COUNTS: dict[str, Callable[[Row], int]] = {
     "first and alone": lambda row: row["alone"],
     "first of several": lambda row: row["first"] - row["alone"],
     "after another": lambda row: row["incidents"] - row["first"],
 }
 
 
-def _first(checks: Document) -> Figure | None:
-    drawn = [
-        {"check": row["check"], "what": what, "incidents": count(row), "place": place}
+def _order_figure(checks: Document) -> Figure | None:
+    bars_data = [
+        {"check": row["check"], "what": position, "incidents": count(row), "place": order}
         for row in checks["checks"]
         if row["incidents"]
-        for place, (what, count) in enumerate(PLACES.items())
+        for order, (position, count) in enumerate(ORDER_COUNTS.items())
     ]
-    if not drawn:
+    if not bars_data:
         return None
     first = checks["checks"][0]
     bars = layer(
         "bar",
-        drawn,
+        bars_data,
         {"stroke": "black", "strokeWidth": 0.5},
         x=quantity("incidents", "incidents"),
         y=category("check"),
         color=category("what", scale={"range": [COLOURS[0], COLOURS[4], "#DDDDDD"]}),
         order={"field": "place", "type": "ordinal"},
     )
-    words = (
+    description = (
         f"{first['check']} was the first evidence of {first['first']:,} of {plural(checks['incidents'], 'incident')}."
     )
-    return Figure("Order of the checks within incidents", words, (bars,))
+    return Figure("Order of the checks within incidents", description, (bars,))
 
 
 _TICKS = {0: "0 s", 1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 864_000: "10 d"}
 _TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.items()})})[datum.value]"
 
 
-def _ticks(longest: float) -> list[int]:
+def _ticks(maximum: float) -> list[int]:
     """Return the ticks of an axis of durations, up to the first one that is at least `maximum`."""
     ticks = list(_TICKS)
-    return ticks[: bisect.bisect_left(ticks, longest) + 1]
+    return ticks[: bisect.bisect_left(ticks, maximum) + 1]
 
 
-def _delays(checks: Document) -> Figure | None:
-    drawn = [
+def _delay_figure(checks: Document) -> Figure | None:
+    points_data = [
         {"check": row["check"], "within": f"{p} %", "seconds": row[f"p{p}_seconds"]}
         for row in checks["drains"]["by_check"]
         for p in PERCENTILES
         if row["with_evidence"]
     ]
-    if not drawn:
+    if not points_data:
         return None
     drains = checks["drains"]["all"]
     # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a plain logarithm cannot show.
@@ -149,19 +149,19 @@ def _delays(checks: Document) -> Figure | None:
         "seconds",
         "from the first evidence to the drain",
         scale={"type": "symlog", "domainMin": 0},
-        axis={"values": _ticks(max(row["seconds"] for row in drawn)), "labelExpr": _TICK_NAMES},
+        axis={"values": _ticks(max(row["seconds"] for row in points_data)), "labelExpr": _TICK_NAMES},
     )
     within = nominal("within", title="share of the drains")
     delays = points(
-        drawn,
+        points_data,
         80,
         x=seconds,
         y=nominal("check", title=None),
         shape=within,
         color={**within, "scale": {"range": list(COLOURS[:3])}},
     )
-    words = (
-        f"All: half within {span(drains['p50_seconds'])}, 99 % within {span(drains['p99_seconds'])}; "
+    description = (
+        f"All: half within {format_duration(drains['p50_seconds'])}, 99 % within {format_duration(drains['p99_seconds'])}; "
         f"{percent(drains['share_observed'])} of the drained nodes were observed."
     )
-    return Figure("Time to the drain, by the first check", words, (delays,))
+    return Figure("Time to the drain, by the first check", description, (delays,))

@@ -6,18 +6,29 @@ from collections.abc import Sequence
 
 from healthd.common.page import plural
 from healthd.fleet.answers.document import Document, number, percent
-from healthd.fleet.figures import COLOURS, Figure, Of, category, intervals, mark_at, nominal, points, quantity, records
-from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
+from healthd.fleet.figures import (
+    COLOURS,
+    Accessor,
+    Figure,
+    category,
+    intervals,
+    make_records,
+    mark_at,
+    nominal,
+    points,
+    quantity,
+)
+from healthd.fleet.view import TWO_DIGITS, Column, Form, Row, Table, View, describe
 
-ANY_FACTOR = 1000  # a larger ratio is written "any"
-WIDEST = 20.0  # intervals beyond this factor, in either direction, are cut in the figure
+MAX_WRITTEN_FACTOR = 1000  # a larger ratio is written "any"
+MAX_DRAWN_FACTOR = 20.0  # intervals beyond this factor, in either direction, are cut in the figure
 
 
-def _between(interval: Sequence[float | None] | None) -> str:
+def _format_interval(interval: Sequence[float | None] | None) -> str:
     if interval is None:
         return "-"
     low, high = interval
-    return f"{number(low, 2)} to {'any' if high is None or high > ANY_FACTOR else number(high, 2)}"
+    return f"{number(low, 2)} to {'any' if high is None or high > MAX_WRITTEN_FACTOR else number(high, 2)}"
 
 
 def _rate(row: Row, side: str) -> str:
@@ -31,34 +42,36 @@ COLUMNS = (
     Column("unit", "unit"),
     Column("A", lambda row: _rate(row, "a"), RATE),
     Column("B", lambda row: _rate(row, "b"), RATE),
-    Column("B / A", "ratio", SHORT),
-    Column("95 % interval", "interval", Form(_between)),
-    Column("p, adjusted", "adjusted", SHORT),
-    Column("differs", "differs", Form(lambda differs: "yes" if differs else "", right=False)),
+    Column("B / A", "ratio", TWO_DIGITS),
+    Column("95 % interval", "interval", Form(_format_interval)),
+    Column("p, adjusted", "adjusted", TWO_DIGITS),
+    Column("differs", "differs", Form(lambda differs: "yes" if differs else "", right_aligned=False)),
 )
 
 
 def view(compare: Document) -> View:
-    return described(
+    return describe(
         compare,
         f"{compare['b']['name']} compared with {compare['a']['name']}",
         sentences(compare),
         [Table("Measures", COLUMNS, compare["measures"])],
-        [_ratios(compare)],
+        [_ratio_figure(compare)],
     )
 
 
 def sentences(compare: Document) -> list[str]:
     differing = [row for row in compare["measures"] if row["differs"]]
     found = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
-    tried = sum(row["adjusted"] is not None for row in compare["measures"])
-    if not tried:
+    tested = sum(row["adjusted"] is not None for row in compare["measures"])
+    if not tested:
         return [*found, "No measure is available on both sides."]
     if not differing:
-        found.append(f"None of {plural(tried, 'measure')} differs by more than chance.")
+        found.append(f"None of {plural(tested, 'measure')} differs by more than chance.")
     for row in differing:
         more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
-        times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({_between(row['interval'])})"
+        times = (
+            "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({_format_interval(row['interval'])})"
+        )
         found.append(
             f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {_rate(row, 'b')}, "
             f"{more} than A's {_rate(row, 'a')}{times}."
@@ -66,29 +79,29 @@ def sentences(compare: Document) -> list[str]:
     return found
 
 
-def short(title: str) -> str:
+def shorten_title(title: str) -> str:
     """Shorten the title of a measure for an axis; the table has it in full."""
     return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to node failures")
 
 
-def _cut(ratio: float) -> float:
-    return min(max(ratio, 1 / WIDEST), WIDEST)
+def _clamp(ratio: float) -> float:
+    return min(max(ratio, 1 / MAX_DRAWN_FACTOR), MAX_DRAWN_FACTOR)
 
 
-RATIO: dict[str, Of] = {
-    "what": lambda row: short(row["title"]),
-    "ratio": lambda row: _cut(row["ratio"]),
-    "low": lambda row: _cut(row["interval"][0]),
-    "high": lambda row: _cut(row["interval"][1] or WIDEST),
+RATIO: dict[str, Accessor] = {
+    "what": lambda row: shorten_title(row["title"]),
+    "ratio": lambda row: _clamp(row["ratio"]),
+    "low": lambda row: _clamp(row["interval"][0]),
+    "high": lambda row: _clamp(row["interval"][1] or MAX_DRAWN_FACTOR),
     "differs": lambda row: "yes" if row["differs"] else "no",
 }
 
 
-def _ratios(compare: Document) -> Figure | None:
+def _ratio_figure(compare: Document) -> Figure | None:
     measures = [row for row in compare["measures"] if row["ratio"] and row["interval"] is not None]
     if not measures:
         return None
-    drawn = records(measures, RATIO)
+    drawn = make_records(measures, RATIO)
     log, domain = {"type": "log"}, ["no", "yes"]
     ratios = points(
         drawn,

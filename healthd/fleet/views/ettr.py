@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from healthd.common.page import plural
-from healthd.fleet.answers.document import Document, number, span
-from healthd.fleet.answers.ettr import FORMULA_TOO_LOW, OF_EACH_RUN
-from healthd.fleet.figures import COLOURS, Figure, Of, Record, category, layer, nominal, points, quantity, records
-from healthd.fleet.view import COUNT, HUNDREDTHS, Column, Form, Table, View, described, interval
+from healthd.fleet.answers.document import Document, format_duration, number
+from healthd.fleet.answers.ettr import LOWER_BOUND_NOTE, RUN_MEAN_NOTE
+from healthd.fleet.figures import (
+    COLOURS,
+    Accessor,
+    Figure,
+    Record,
+    category,
+    layer,
+    make_records,
+    nominal,
+    points,
+    quantity,
+)
+from healthd.fleet.view import COUNT, HUNDREDTHS, Column, Form, Table, View, describe, interval
 
 FORMS = (Column("form", "form"), Column("ETTR", "ettr", Form(lambda ettr: f"{ettr:.3f}")))
 KEYS = {
@@ -28,8 +39,8 @@ RUNS = (
 
 
 def view(ettr: Document) -> View:
-    forms = [{"form": words, "ettr": ettr[key]} for key, words in KEYS.items()]
-    return described(
+    forms = [{"form": label, "ettr": ettr[key]} for key, label in KEYS.items()]
+    return describe(
         ettr,
         "Effective training time ratio (ETTR) of a large job",
         _sentences(ettr),
@@ -38,7 +49,11 @@ def view(ettr: Document) -> View:
             _by_checkpoint(ettr),
             Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
         ],
-        [_grid(ettr, "by_checkpoint", "checkpoint_seconds"), _grid(ettr, "by_rate", "rate"), _runs(ettr)],
+        [
+            _grid_figure(ettr, "by_checkpoint", "checkpoint_seconds"),
+            _grid_figure(ettr, "by_rate", "rate"),
+            _run_figure(ettr),
+        ],
     )
 
 
@@ -46,7 +61,7 @@ def _by_checkpoint(ettr: Document) -> Table:
     """Return the ETTR with a row per number of GPUs and a column per checkpoint interval."""
     cells = ettr["grid"]["by_checkpoint"]
     times = list(dict.fromkeys(cell["checkpoint_seconds"] for cell in cells))
-    columns = [Column("GPUs", "gpus", COUNT), *(Column(span(time), str(time), HUNDREDTHS) for time in times)]
+    columns = [Column("GPUs", "gpus", COUNT), *(Column(format_duration(time), str(time), HUNDREDTHS) for time in times)]
     rows: dict[int, dict[str, Any]] = {}
     for cell in cells:
         rows.setdefault(cell["gpus"], {"gpus": cell["gpus"]})[str(cell["checkpoint_seconds"])] = cell["ettr"]
@@ -54,78 +69,80 @@ def _by_checkpoint(ettr: Document) -> Table:
 
 
 def _sentences(ettr: Document) -> list[str]:
-    given, ends, of_rate = ettr["parameters"], ettr["interval"], ettr["rate_interval"]
-    lasts = given["productive_seconds"]
-    two = interval(HUNDREDTHS)
+    parameters, ends, rate_interval = ettr["parameters"], ettr["interval"], ettr["rate_interval"]
+    lasts = parameters["productive_seconds"]
+    interval_form = interval(HUNDREDTHS)
     found = [
         f"ETTR {ettr['exact']:.2f}"
-        + (f" (95 %: {two.write(ends)})" if ends else "")
-        + f": the share of its waiting and running time in which a job of {given['gpus']:,} GPUs makes progress"
-        + (" (unlimited job)." if lasts is None else f" (a job that needs {span(lasts)} of progress)."),
-        f"{_failures(ettr['mttf_seconds'])} (r_f {number(given['rate'])} per 1000 node-days"
-        + (f", 95 %: {number(of_rate[0])} to {number(of_rate[1])}" if of_rate else "")
-        + f"), a checkpoint every {span(given['checkpoint_seconds'])}, written in {span(given['write_seconds'])}; "
-        f"restart {span(given['restart_seconds'])}, queue {span(given['queue_seconds'])}.",
+        + (f" (95 %: {interval_form.write(ends)})" if ends else "")
+        + f": the share of its waiting and running time in which a job of {parameters['gpus']:,} GPUs makes progress"
+        + (" (unlimited job)." if lasts is None else f" (a job that needs {format_duration(lasts)} of progress)."),
+        f"{_failure_interval(ettr['mttf_seconds'])} (r_f {number(parameters['rate'])} per 1000 node-days"
+        + (f", 95 %: {number(rate_interval[0])} to {number(rate_interval[1])}" if rate_interval else "")
+        + f"), a checkpoint every {format_duration(parameters['checkpoint_seconds'])}, written in {format_duration(parameters['write_seconds'])}; "
+        f"restart {format_duration(parameters['restart_seconds'])}, queue {format_duration(parameters['queue_seconds'])}.",
     ]
-    often = [one for one in ettr["grid"]["by_checkpoint"] if one["checkpoint_seconds"] == 300]
-    other = next((one for one in often if one["gpus"] == given["gpus"]), None)
-    if other is not None and given["checkpoint_seconds"] > 300:
-        found.append(f"With a checkpoint every 5 min it would be {other['ettr']:.2f}.")
+    every_5_min = [cell for cell in ettr["grid"]["by_checkpoint"] if cell["checkpoint_seconds"] == 300]
+    with_5_min = next((cell for cell in every_5_min if cell["gpus"] == parameters["gpus"]), None)
+    if with_5_min is not None and parameters["checkpoint_seconds"] > 300:
+        found.append(f"With a checkpoint every 5 min it would be {with_5_min['ettr']:.2f}.")
     best = ettr["daly_young_seconds"]
     if best is not None:
-        found.append(f"Daly and Young's interval is {span(best)}: ETTR {ettr['exact_at_daly_young']:.2f}.")
-    found += [f"Warning: {one}." for one in ettr["warnings"]]
+        found.append(f"Daly and Young's interval is {format_duration(best)}: ETTR {ettr['exact_at_daly_young']:.2f}.")
+    found += [f"Warning: {cell}." for cell in ettr["warnings"]]
     simulation = ettr["simulation"]
     found.append(
-        f"The simulation has {simulation['runs']:,} runs of {span(simulation['productive_seconds'])}; its standard "
+        f"The simulation has {simulation['runs']:,} runs of {format_duration(simulation['productive_seconds'])}; its standard "
         f"error is {simulation['standard_error']:.2g}."
     )
-    return [*found, FORMULA_TOO_LOW, *([] if simulation["low"] is None else [OF_EACH_RUN])]
+    return [*found, LOWER_BOUND_NOTE, *([] if simulation["low"] is None else [RUN_MEAN_NOTE])]
 
 
-def _failures(mttf_seconds: float | None) -> str:
-    return "No failures" if mttf_seconds is None else f"A failure every {span(mttf_seconds)}"
+def _failure_interval(mttf_seconds: float | None) -> str:
+    return "No failures" if mttf_seconds is None else f"A failure every {format_duration(mttf_seconds)}"
 
 
 # --- figures
 
 
-def _grid(ettr: Document, name: str, key: str) -> Figure:
+def _grid_figure(ettr: Document, name: str, key: str) -> Figure:
     """Draw GPUs over intervals or rates. Each cell has its number, so that colour is not needed."""
     is_interval = key == "checkpoint_seconds"
-    fields: dict[str, Of] = {
-        "GPUs": lambda one: f"{one['gpus'] // 1024}k",
-        "other": lambda one: span(one[key]) if is_interval else number(float(one[key])),
+    fields: dict[str, Accessor] = {
+        "GPUs": lambda cell: f"{cell['gpus'] // 1024}k",
+        "other": lambda cell: format_duration(cell[key]) if is_interval else number(float(cell[key])),
         "ETTR": "ettr",
-        "dark": lambda one: one["ettr"] < 0.5,
+        "dark": lambda cell: cell["ettr"] < 0.5,
     }
-    drawn = records(ettr["grid"][name], fields)
+    drawn = make_records(ettr["grid"][name], fields)
     title = "a checkpoint every" if is_interval else "failures per 1000 node-days"
-    place = {"x": category("GPUs", "GPUs", axis={"labelAngle": 0}), "y": category("other", title)}
+    channels = {"x": category("GPUs", "GPUs", axis={"labelAngle": 0}), "y": category("other", title)}
     shade = quantity("ETTR", legend=None, scale={"domain": [0, 1], "scheme": "viridis"})
     light = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#111111"}
-    some = [one for one in ettr["grid"][name] if one["gpus"] in (4096, 16_384, 131_072)]
-    words = "; ".join(f"{one['gpus']:,} GPUs, {title} {number(float(one[key]))}: {one['ettr']:.2f}" for one in some)
+    described_cells = [cell for cell in ettr["grid"][name] if cell["gpus"] in (4096, 16_384, 131_072)]
+    description = "; ".join(
+        f"{cell['gpus']:,} GPUs, {title} {number(float(cell[key]))}: {cell['ettr']:.2f}" for cell in described_cells
+    )
     return Figure(
         f"ETTR by size and {'the interval between checkpoints' if is_interval else 'the rate of failures'}",
-        words,
+        description,
         (
-            layer("rect", drawn, **place, color=shade),
-            layer("text", drawn, {"fontSize": 11}, **place, text=quantity("ETTR", format=".2f"), color=light),
+            layer("rect", drawn, **channels, color=shade),
+            layer("text", drawn, {"fontSize": 11}, **channels, text=quantity("ETTR", format=".2f"), color=light),
         ),
     )
 
 
-def _runs(ettr: Document) -> Figure | None:
+def _run_figure(ettr: Document) -> Figure | None:
     """Draw the mean of the runs of each size with the range of 8 of 10, and the model's expectation."""
     rows = ettr["measured"]
     if not rows:
         return None
     ranges: list[Record] = [{"size": f"{row['gpus_up_to']:,}", "low": row["low"], "high": row["high"]} for row in rows]
     means: list[Record] = [
-        {"size": f"{row['gpus_up_to']:,}", "what": what, "ETTR": row[key]}
+        {"size": f"{row['gpus_up_to']:,}", "what": series, "ETTR": row[key]}
         for row in rows
-        for what, key in (("measured", "mean"), ("expected", "expected"))
+        for series, key in (("measured", "mean"), ("expected", "expected"))
         if row[key] is not None
     ]
     x = category("size", "GPUs, up to", axis={"labelAngle": 0})
@@ -133,10 +150,10 @@ def _runs(ettr: Document) -> Figure | None:
     y = {name: quantity(name, "ETTR", scale={"zero": False}) for name in ("low", "ETTR")}
     colour = nominal("what", title=None, scale={"domain": kinds, "range": [COLOURS[5], COLOURS[0]]})
     shape = nominal("what", title=None, scale={"domain": kinds, "range": ["circle", "diamond"]})
-    words = "; ".join(f"up to {plural(row['gpus_up_to'], 'GPU')} {row['mean']:.2f}" for row in rows)
+    description = "; ".join(f"up to {plural(row['gpus_up_to'], 'GPU')} {row['mean']:.2f}" for row in rows)
     return Figure(
         "Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and the expected one",
-        words,
+        description,
         (
             layer("rule", ranges, {"color": "#666666"}, x=x, y=y["low"], y2={"field": "high"}),
             points(means, x=x, y=y["ETTR"], color=colour, shape=shape),

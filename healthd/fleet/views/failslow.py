@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.common.page import plural
-from healthd.fleet.answers.document import Document, listed, number, percent, share, span
-from healthd.fleet.answers.failslow import FAILED
+from healthd.fleet.answers.document import Document, format_duration, join_limited, number, percent, share
+from healthd.fleet.answers.failslow import FAILED_CODE
 from healthd.fleet.figures import Figure, Record, bars, quantity
-from healthd.fleet.view import COUNT, SPAN, Column, Form, Table, View, described
+from healthd.fleet.view import COUNT, DURATION, Column, Form, Table, View, describe
 
-NODES_SHOWN, BARS_SHOWN = 20, 20
-SECONDS = Form(lambda seconds: span(seconds) if seconds else "-")
+MAX_NODES_SHOWN, MAX_BARS_SHOWN = 20, 20
+SECONDS = Form(lambda seconds: format_duration(seconds) if seconds else "-")
 NODES = (
     Column("node", "node"),
     Column("slow", "slow_seconds", SECONDS),
@@ -25,10 +25,10 @@ NODES = (
 REACTION = (
     Column("", "what"),
     Column("times", "episodes", COUNT),
-    Column("median", "median_seconds", SPAN),
-    Column("90 %", "p90_seconds", SPAN),
+    Column("median", "median_seconds", DURATION),
+    Column("90 %", "p90_seconds", DURATION),
 )
-TOOK = {
+DURATION_LABELS = {
     "reported": "onset to report",
     "acted": "report to reaction",
     "lasted": "onset to end",
@@ -36,65 +36,68 @@ TOOK = {
 
 
 def view(failslow: Document) -> View:
-    took = [{**failslow["reaction"][key], "what": words} for key, words in TOOK.items()]
-    return described(
+    durations = [{**failslow["reaction"][key], "what": label} for key, label in DURATION_LABELS.items()]
+    return describe(
         failslow,
         "Slow jobs and their cost",
         sentences(failslow),
         [
-            Table("Nodes with the largest loss", NODES, failslow["nodes"], NODES_SHOWN),
-            Table("Times to report and reaction", REACTION, [row for row in took if row["episodes"]]),
+            Table("Nodes with the largest loss", NODES, failslow["nodes"], MAX_NODES_SHOWN),
+            Table("Times to report and reaction", REACTION, [row for row in durations if row["episodes"]]),
         ],
-        [_nodes(failslow)],
+        [_node_figure(failslow)],
     )
 
 
 def sentences(failslow: Document) -> list[str]:
     nodes = [row for row in failslow["nodes"] if row["slow_seconds"]]
-    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
+    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED_CODE]
     found = []
     if not nodes:
         found.append("No node reported a slow job.")
     else:
-        of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
-        whole = f", {percent(of)} of the jobs' GPU time" if of is not None else ""
+        lost_share = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
+        share_text = f", {percent(lost_share)} of the jobs' GPU time" if lost_share is not None else ""
         found.append(
             f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
-            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as known."
+            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{share_text}, as far as known."
         )
-        took = failslow["reaction"]
-        if took["reported"]["episodes"]:
+        reaction = failslow["reaction"]
+        if reaction["reported"]["episodes"]:
             found.append(
-                f"The median time from onset to report was {span(took['reported']['median_seconds'])} in "
-                f"{plural(took['episodes'], 'episode')}. {took['acted']['episodes']:,} had a reaction"
-                f"{_by(took['acted']['by'])}; {took['ongoing']:,} are not over."
+                f"The median time from onset to report was {format_duration(reaction['reported']['median_seconds'])} in "
+                f"{plural(reaction['episodes'], 'episode')}. {reaction['acted']['episodes']:,} had a reaction"
+                f"{_acts_text(reaction['acted']['by'])}; {reaction['ongoing']:,} are not over."
             )
     if failed:
-        found.append(f"A validation failed on {plural(len(failed), 'node')}: {listed(failed, NODES_SHOWN)}.")
+        found.append(f"A validation failed on {plural(len(failed), 'node')}: {join_limited(failed, MAX_NODES_SHOWN)}.")
     return found
 
 
-def _by(acts: Mapping[str, int]) -> str:
-    words = {"acknowledged": "acknowledged", "unknown": "drained by unknown"}
-    some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
-    return f" ({', '.join(some)})" if some else ""
+def _acts_text(acts: Mapping[str, int]) -> str:
+    labels = {"acknowledged": "acknowledged", "unknown": "drained by unknown"}
+    texts = [f"{labels.get(actor, f'drained by {actor}')} {count:,}" for actor, count in sorted(acts.items())]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
-def _hours(of_seconds: float) -> str:
-    return number(of_seconds / 3600)
+def _hours(duration_seconds: float) -> str:
+    return number(duration_seconds / 3600)
 
 
-def _nodes(failslow: Document) -> Figure | None:
+def _node_figure(failslow: Document) -> Figure | None:
     several = len({row["cluster"] for row in failslow["nodes"]}) > 1
     records: list[Record] = [
         {
             "node": f"{row['cluster']} {row['node']}" if several else row["node"],
             "hours": row["lost_gpu_seconds"] / 3600,
         }
-        for row in failslow["nodes"][:BARS_SHOWN]
+        for row in failslow["nodes"][:MAX_BARS_SHOWN]
         if row["lost_gpu_seconds"]
     ]
     if not records:
         return None
-    words = "; ".join(f"{one['node']} {number(one['hours'])}" for one in records[:5]) + " GPU-hours lost to slow jobs."
-    return Figure("Loss by node", words, (bars(records, quantity("hours", "GPU-hours lost"), "node"),))
+    description = (
+        "; ".join(f"{record['node']} {number(record['hours'])}" for record in records[:5])
+        + " GPU-hours lost to slow jobs."
+    )
+    return Figure("Loss by node", description, (bars(records, quantity("hours", "GPU-hours lost"), "node"),))

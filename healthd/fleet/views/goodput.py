@@ -7,11 +7,11 @@ from typing import Any
 from healthd.common.page import plural
 from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import Figure, Record, grouped_bars, quantity
-from healthd.fleet.statistics.job_sizes import gpus_named, size_named
-from healthd.fleet.view import COUNT, NUMBER, TEXT, TIME, Column, Form, Table, View, described
+from healthd.fleet.statistics.job_sizes import format_gpus, format_size
+from healthd.fleet.view import COUNT, NUMBER, TEXT, TIME, Column, Form, Table, View, describe
 
-LOOPS_SHOWN = 10
-WORDS = {
+MAX_LOOPS_SHOWN = 10
+LABELS = {
     "node_fail": "- NODE_FAIL",
     "failed": "- FAILED with a failing check",
     "requeued": "- REQUEUED by healthd",
@@ -21,7 +21,7 @@ WORDS = {
 LOST = (Column("lost", "what"), Column("jobs", "jobs", COUNT), Column("GPU-hours", "gpu_hours", NUMBER))
 COST = Column("cost", "cost", Form(lambda cost: f"{cost:,.0f}"))
 SIZES = (
-    Column("GPUs", "gpus_up_to", Form(size_named)),
+    Column("GPUs", "gpus_up_to", Form(format_size)),
     Column("ended by nodes", "first_order.jobs", COUNT),
     Column("GPU-hours lost", "first_order.gpu_hours", NUMBER),
     Column("pre-empted", "second_order.jobs", COUNT),
@@ -42,27 +42,27 @@ LOOPS = (
 
 def view(goodput: Document) -> View:
     cost = () if goodput["price_per_gpu_hour"] is None else (COST,)
-    return described(
+    return describe(
         goodput,
         "Work lost to node failures",
         _sentences(goodput),
         [
-            Table("Losses", (*LOST, *cost), _orders(goodput)),
+            Table("Losses", (*LOST, *cost), _loss_rows(goodput)),
             Table("By size", SIZES, goodput["by_size"]),
-            Table("Requeue loops", LOOPS, goodput["requeue_loops"], LOOPS_SHOWN),
+            Table("Requeue loops", LOOPS, goodput["requeue_loops"], MAX_LOOPS_SHOWN),
         ],
         [_by_size(goodput["by_size"])],
     )
 
 
-def _orders(goodput: Document) -> list[dict[str, Any]]:
+def _loss_rows(goodput: Document) -> list[dict[str, Any]]:
     """Return first and second order, each with its parts."""
     first, second = goodput["first_order"], goodput["second_order"]
     return [
         {**first, "what": "ended by nodes (first order)"},
-        *({**row, "what": WORDS[row["ended"]]} for row in first["by_end"]),
+        *({**row, "what": LABELS[row["ended"]]} for row in first["by_end"]),
         {**second, "what": "pre-empted by them (second order)"},
-        *({**row, "what": WORDS[row["how"]]} for row in second["by_how"]),
+        *({**row, "what": LABELS[row["how"]]} for row in second["by_how"]),
     ]
 
 
@@ -95,14 +95,14 @@ def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
     if not rows:
         return None
     records: list[Record] = [
-        {"size": gpus_named(row["gpus_up_to"]), "order": words, "gpu_hours": row[key]["gpu_hours"]}
+        {"size": format_gpus(row["gpus_up_to"]), "order": label, "gpu_hours": row[key]["gpu_hours"]}
         for row in rows
-        for key, words in (("first_order", "ended by nodes"), ("second_order", "pre-empted by them"))
+        for key, label in (("first_order", "ended by nodes"), ("second_order", "pre-empted by them"))
     ]
-    most = max(rows, key=lambda row: row["first_order"]["gpu_hours"] + row["second_order"]["gpu_hours"])
-    lost = number(most["first_order"]["gpu_hours"] + most["second_order"]["gpu_hours"])
+    largest = max(rows, key=lambda row: row["first_order"]["gpu_hours"] + row["second_order"]["gpu_hours"])
+    lost = number(largest["first_order"]["gpu_hours"] + largest["second_order"]["gpu_hours"])
     return Figure(
         "Lost work by size",
-        f"Jobs of {gpus_named(most['gpus_up_to'])} lost most: {lost} GPU-hours.",
+        f"Jobs of {format_gpus(largest['gpus_up_to'])} lost most: {lost} GPU-hours.",
         (grouped_bars(records, quantity("gpu_hours", "GPU-hours lost"), "size", "order"),),
     )

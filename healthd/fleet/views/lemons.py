@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from healthd.common.page import plural
-from healthd.fleet.answers.document import Document, moment, number, percent
-from healthd.fleet.answers.lemons import LITTLE_OBSERVED, MANY_TIMES, NOT_DRAINED, lasting
+from healthd.fleet.answers.document import Document, format_time, number, percent
+from healthd.fleet.answers.lemons import LEMON_RATE_FACTOR, MIN_OBSERVED_SHARE, NOT_DRAINED_NOTE, format_days
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
-from healthd.fleet.view import PERCENT, SHORT, TIME, Column, Detail, Row, Table, View, described
+from healthd.fleet.view import PERCENT, TIME, TWO_DIGITS, Column, Detail, Row, Table, View, describe
 
 SIGNALS = {
     "excl_jobid_count": "jobs that excluded it",
@@ -21,7 +21,7 @@ SIGNALS = {
 }
 NODES = (
     Column("node", "node"),
-    Column("times the fleet's rate", "score", SHORT),
+    Column("times the fleet's rate", "score", TWO_DIGITS),
     Column("probability", "probability", PERCENT),
     Column("evidence", "text"),
     Column("out of service since", "out_since", TIME),
@@ -30,15 +30,15 @@ NODES = (
 
 def view(lemons: Document) -> View:
     clusters = {fleet["cluster"]: fleet["median_incidents"] for fleet in lemons["fleets"]}
-    applied = [f"{one['node']}: {one['text']}" for one in lemons.get("applied") or ()]
-    return described(
+    applied = [f"{row['node']}: {row['text']}" for row in lemons.get("applied") or ()]
+    return describe(
         lemons,
         "Nodes that keep failing",
         _sentences(lemons),
         [Table("Nodes to take out", NODES, lemons["nodes"])],
-        [_curves(lemons)],
+        [_signal_figure(lemons)],
         [
-            *(_node(one, clusters) for one in lemons["nodes"]),
+            *(_node_detail(row, clusters) for row in lemons["nodes"]),
             *([Detail("Drains", tuple(applied))] if applied else ()),
         ],
     )
@@ -47,57 +47,59 @@ def view(lemons: Document) -> View:
 def _sentences(lemons: Document) -> list[str]:
     found, days = lemons["nodes"], lemons["window"]["days"]
     nodes = sum(fleet["nodes"] for fleet in lemons["fleets"])
-    said = []
-    if lemons.get("old") and any(one["command"] for one in found):
-        said.append(
-            f"The store ends at {moment(lemons['window']['known_until'])} UTC, more than a day from now: check whether "
+    sentences = []
+    if lemons.get("old") and any(row["command"] for row in found):
+        sentences.append(
+            f"The store ends at {format_time(lemons['window']['known_until'])} UTC, more than a day from now: check whether "
             "a node was repaired since then before you drain it."
         )
     if found:
         fails = "fails" if len(found) == 1 else "fail"
-        said.append(
-            f"{len(found)} of {plural(nodes, 'node')} {fails} far more often than the others in {lasting(days)}."
+        sentences.append(
+            f"{len(found)} of {plural(nodes, 'node')} {fails} far more often than the others in {format_days(days)}."
         )
     else:
-        said.append(f"None of {plural(nodes, 'node')} fails far more often than the others in {lasting(days)}.")
-    return [*said, *(_gain(gain) for gain in lemons["gain"] if gain["by_lemons"])]
+        sentences.append(
+            f"None of {plural(nodes, 'node')} fails far more often than the others in {format_days(days)}."
+        )
+    return [*sentences, *(_gain_sentence(gain) for gain in lemons["gain"] if gain["by_lemons"])]
 
 
-def _gain(gain: Row) -> str:
-    failing = f"{_shared(gain['failures'])} of {plural(gain['jobs'], 'job')}"
-    without = f"{_shared(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
+def _gain_sentence(gain: Row) -> str:
+    failing = f"{_format_shared_count(gain['failures'])} of {plural(gain['jobs'], 'job')}"
+    without = f"{_format_shared_count(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
     return (
         f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs ({percent(gain['share_failing'])}); with "
         f"average nodes instead it would be {without}."
     )
 
 
-def _shared(count: float) -> str:
+def _format_shared_count(count: float) -> str:
     """Format a count to which each node adds a share: "5", "3.1"."""
     return f"{count:,.1f}".removesuffix(".0")
 
 
-def _node(one: Row, medians: dict[str, float]) -> Detail:
+def _node_detail(row: Row, medians: dict[str, float]) -> Detail:
     """Return a lemon with the command that drains it and the failures that count."""
-    name = one["node"] if len(medians) == 1 else f"{one['cluster']}/{one['node']}"
-    if one["out_since"] is not None:
-        command = f"already out of service since {moment(one['out_since'])} UTC"
+    name = row["node"] if len(medians) == 1 else f"{row['cluster']}/{row['node']}"
+    if row["out_since"] is not None:
+        command = f"already out of service since {format_time(row['out_since'])} UTC"
     else:
-        command = one["command"] or "not a valid Slurm node name: no command is shown"
+        command = row["command"] or "not a valid Slurm node name: no command is shown"
     lines = [
         command,
-        f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of "
-        f"{percent(one['probability'])}",
+        f"{number(row['score'], 2)} times the fleet's rate; more than {LEMON_RATE_FACTOR:g} times with a probability of "
+        f"{percent(row['probability'])}",
     ]
-    if not one["certain"]:
-        lines.append(NOT_DRAINED)
-    if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
-        lines.append(f"healthd observed {percent(one['observed_share'])} of the time: there may be more events")
-    items = tuple(f"{moment(incident['time'])}: {incident['text']}" for incident in one["evidence"])
-    return Detail(f"{name}: {one['text']}; fleet median {number(medians[one['cluster']])}", tuple(lines), items)
+    if not row["certain"]:
+        lines.append(NOT_DRAINED_NOTE)
+    if row["observed_share"] is not None and row["observed_share"] < MIN_OBSERVED_SHARE:
+        lines.append(f"healthd observed {percent(row['observed_share'])} of the time: there may be more events")
+    items = tuple(f"{format_time(incident['time'])}: {incident['text']}" for incident in row["evidence"])
+    return Detail(f"{name}: {row['text']}; fleet median {number(medians[row['cluster']])}", tuple(lines), items)
 
 
-def _curves(lemons: Document) -> Figure | None:
+def _signal_figure(lemons: Document) -> Figure | None:
     """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
     greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
     signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
@@ -108,30 +110,30 @@ def _curves(lemons: Document) -> Figure | None:
     for signal in signals:
         steps = lemons["cdfs"][signal]
         lines += [
-            {"signal": SIGNALS[signal], "part": value / greatest[signal], "nodes": below, "value": value}
-            for value, below in ([[0.0, 0.0], *steps] if steps[0][0] > 0 else steps)
+            {"signal": SIGNALS[signal], "part": value / greatest[signal], "nodes": fraction, "value": value}
+            for value, fraction in ([[0.0, 0.0], *steps] if steps[0][0] > 0 else steps)
         ]
         marked += [
             {
                 "signal": SIGNALS[signal],
-                "part": (one["signals"][signal] or 0.0) / greatest[signal],
-                "nodes": next(below for value, below in steps if value >= (one["signals"][signal] or 0.0)),
-                "node": one["node"],
+                "part": (row["signals"][signal] or 0.0) / greatest[signal],
+                "nodes": next(fraction for value, fraction in steps if value >= (row["signals"][signal] or 0.0)),
+                "node": row["node"],
             }
-            for one in lemons["nodes"]
+            for row in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
     # One legend, below the figure: next to it, two legends ran off the page and over the heading of a narrow page.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
-    look: dict[str, Any] = {"title": None, "legend": legend}
-    place: dict[str, Any] = {
+    channel_style: dict[str, Any] = {"title": None, "legend": legend}
+    channels: dict[str, Any] = {
         "x": quantity("part", "value, as a share of the largest", "%"),
         "y": quantity("nodes", "nodes with this value or less", "%", scale={"zero": False}),
-        "color": nominal("signal", scale={"domain": names, "range": list(COLOURS)}, **look),
+        "color": nominal("signal", scale={"domain": names, "range": list(COLOURS)}, **channel_style),
     }
-    dash = nominal("signal", scale={"domain": names}, **look)
+    dash = nominal("signal", scale={"domain": names}, **channel_style)
     spread = "; ".join(
-        f"{SIGNALS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
+        f"{SIGNALS[signal]}: {percent(next(fraction for _, fraction in lemons['cdfs'][signal]))} of the nodes have "
         f"{number(lemons['cdfs'][signal][0][0])}, the maximum is {number(greatest[signal])}"
         for signal in signals
     )
@@ -139,7 +141,7 @@ def _curves(lemons: Document) -> Figure | None:
         "Distribution of the signals over the nodes; points are lemons",
         spread,
         (
-            layer("line", lines, {"interpolate": "step-after"}, **place, strokeDash=dash),
-            points(marked, 60, **place, tooltip=[nominal("node"), nominal("signal")]),
+            layer("line", lines, {"interpolate": "step-after"}, **channels, strokeDash=dash),
+            points(marked, 60, **channels, tooltip=[nominal("node"), nominal("signal")]),
         ),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from healthd.common.page import plural
-from healthd.fleet.answers.document import Document, moment, number, percent
-from healthd.fleet.figures import COLOURS, Figure, Of, bars, intervals, nominal, points, quantity, records
-from healthd.fleet.view import COUNT, NUMBER, SHORT, TEXT, WORDS, Column, Row, Table, View, described, interval
+from healthd.fleet.answers.document import Document, format_time, number, percent
+from healthd.fleet.figures import COLOURS, Accessor, Figure, bars, intervals, make_records, nominal, points, quantity
+from healthd.fleet.view import COUNT, NUMBER, SPACED, TEXT, TWO_DIGITS, Column, Row, Table, View, describe, interval
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 KINDS = (
-    Column("kind", "kind", WORDS),
+    Column("kind", "kind", SPACED),
     Column("episodes", "episodes", COUNT),
     Column("ports", "ports", COUNT),
     Column("nodes", "nodes", COUNT),
@@ -18,35 +18,35 @@ KINDS = (
 )
 PORTS = (
     Column("port", lambda row: f"{row['node']} {row['port']}".rstrip()),
-    Column("kind", "kind", WORDS),
+    Column("kind", "kind", SPACED),
     Column("episodes", "episodes", COUNT),
-    Column("expected", "expected", SHORT),
-    Column("p, adjusted", "adjusted", SHORT),
+    Column("expected", "expected", TWO_DIGITS),
+    Column("p, adjusted", "adjusted", TWO_DIGITS),
     Column("switch", "switch", TEXT),
 )
 SWITCHES = (
     Column("switch", "switch"),
-    Column("kind", "kind", WORDS),
+    Column("kind", "kind", SPACED),
     Column("nodes hit", "nodes_hit", COUNT),
     Column("of", "nodes", COUNT),
     Column("episodes", "episodes", COUNT),
-    Column("expected", "expected", SHORT),
-    Column("p, adjusted", "adjusted", SHORT),
+    Column("expected", "expected", TWO_DIGITS),
+    Column("p, adjusted", "adjusted", TWO_DIGITS),
 )
 
 
 def view(links: Document) -> View:
     ports, switches = ([row for row in links[key] if row["outlier"]] for key in ("ports", "switches"))
-    return described(
+    return describe(
         links,
         "Links: flaps, errors and lost speed, by port and switch",
         _sentences(links, ports, switches),
         [
             Table("All links", KINDS, links["kinds"]),
-            Table("Ports that stand out", PORTS, ports, MOST_ROWS),
-            Table("Switches that stand out", SWITCHES, switches, MOST_ROWS),
+            Table("Ports that stand out", PORTS, ports, MAX_ROWS),
+            Table("Switches that stand out", SWITCHES, switches, MAX_ROWS),
         ],
-        [_rates(links), _switches(links)],
+        [_rate_figure(links), _switch_figure(links)],
     )
 
 
@@ -70,7 +70,7 @@ def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[s
         last = links["together"][-1]
         found.append(
             f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: check the switch."
+            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {format_time(last['time'])}: check the switch."
         )
     return found
 
@@ -79,24 +79,26 @@ def _kind(row: Row) -> str:
     return str(row["kind"]).replace("_", " ")
 
 
-def _rates(links: Document) -> Figure | None:
+def _rate_figure(links: Document) -> Figure | None:
     kinds = [row for row in links["kinds"] if row["interval"] is not None and row["episodes"]]
     if not kinds:
         return None
-    drawn = records(kinds, {"kind": _kind, "rate": "per_1000_port_days", "low": "interval.0", "high": "interval.1"})
+    drawn = make_records(
+        kinds, {"kind": _kind, "rate": "per_1000_port_days", "low": "interval.0", "high": "interval.1"}
+    )
     rate = quantity("rate", "episodes per 1000 port-days")
-    words = "; ".join(f"{one['kind']} {number(one['rate'])}" for one in drawn) + ", per 1000 port-days"
+    description = "; ".join(f"{record['kind']} {number(record['rate'])}" for record in drawn) + ", per 1000 port-days"
     layers = (bars(drawn, rate, "kind"), intervals(drawn, "kind"))
-    return Figure("Rate of link problems", words, layers)
+    return Figure("Rate of link problems", description, layers)
 
 
-def _switches(links: Document) -> Figure | None:
+def _switch_figure(links: Document) -> Figure | None:
     if not links["switches"]:
         return None
-    fields: dict[str, Of] = {name: name for name in ("switch", "kind", "expected", "episodes")}
-    drawn = records(links["switches"], {**fields, "stands out": lambda row: "yes" if row["outlier"] else "no"})
+    fields: dict[str, Accessor] = {name: name for name in ("switch", "kind", "expected", "episodes")}
+    drawn = make_records(links["switches"], {**fields, "stands out": lambda row: "yes" if row["outlier"] else "no"})
     worst = ", ".join(row["switch"] for row in links["switches"] if row["outlier"])
-    beside = points(
+    marks = points(
         drawn,
         x=quantity("expected", "expected episodes"),
         y=quantity("episodes", "episodes"),
@@ -104,5 +106,7 @@ def _switches(links: Document) -> Figure | None:
         color=nominal("kind", scale={"range": list(COLOURS)}, title=None),
         tooltip=[nominal("switch"), nominal("kind"), quantity("episodes"), quantity("expected")],
     )
-    words = f"Episodes of each switch's nodes over the number expected by chance; standing out: {worst or 'none'}."
-    return Figure("Switches", words, (beside,))
+    description = (
+        f"Episodes of each switch's nodes over the number expected by chance; standing out: {worst or 'none'}."
+    )
+    return Figure("Switches", description, (marks,))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from healthd.fleet.answers.document import Document
-from healthd.fleet.answers.nccl import MOST_NAMED, found, ranges, ranks_of
+from healthd.fleet.answers.nccl import MAX_NAMED, format_ranges, format_ranks, has_findings
 from healthd.fleet.answers.nccl_transport import (
     FAILURE_KINDS,
-    MOST_SHOWN,
+    MAX_SHOWN,
     failure_sentence,
     failures_advice,
     failures_verdict,
@@ -18,15 +18,15 @@ from healthd.fleet.answers.nccl_transport import (
     hangs_verdict,
 )
 from healthd.fleet.figures import Figure, Record, category, colours, nominal, points
-from healthd.fleet.view import Column, Form, Table, View, described
+from healthd.fleet.view import Column, Form, Table, View, describe
 
-MOST_GROUPS, MOST_SUSPECTS = 12, 16
-MOST_DRAWN = 256  # ranks; with more, the square of one rank is too small to see
-STANDS = ("entered", "waits in it", "left it", "missing", "not known")
-RANKS = Form(lambda ranks: ranges(ranks) or "-", right=False)
+MAX_GROUPS, MAX_SUSPECTS = 12, 16
+MAX_DRAWN_RANKS = 256  # ranks; with more, the square of one rank is too small to see
+RANK_STATES = ("entered", "waits in it", "left it", "missing", "not known")
+RANKS = Form(lambda ranks: format_ranges(ranks) or "-", right_aligned=False)
 GROUPS = (
     Column("group", lambda row: " ".join(filter(None, (row["group"], row["description"])))),
-    Column("collective", lambda row: operation(row)),
+    Column("collective", lambda row: format_operation(row)),
     Column("entered", "entered", RANKS),
     Column("missing", "missing", RANKS),
     Column("left it", "left", RANKS),
@@ -34,38 +34,38 @@ GROUPS = (
 
 
 def view(nccl: Document) -> View:
-    return described(
+    return describe(
         nccl,
         "Cause of a stuck job",
         _sentences(nccl),
-        [Table("First collective of each group that only some ranks entered", GROUPS, nccl["groups"], MOST_GROUPS)],
-        [_ranks(nccl)],
+        [Table("First collective of each group that only some ranks entered", GROUPS, nccl["groups"], MAX_GROUPS)],
+        [_rank_figure(nccl)],
     )
 
 
 def _sentences(nccl: Document) -> list[str]:
-    reasons = [*map(reason, nccl["reasons"][:MOST_SUSPECTS])]
-    if len(nccl["reasons"]) > MOST_SUSPECTS:
-        reasons.append(f"and {len(nccl['reasons']) - MOST_SUSPECTS:,} more ranks")
-    details = [f"{one[:1].upper()}{one[1:]}" for one in (*reasons, *more_sentences(nccl))]
-    return [one for one in (verdict(nccl), *details, advice(nccl)) if one]
+    reasons = [*map(reason_sentence, nccl["reasons"][:MAX_SUSPECTS])]
+    if len(nccl["reasons"]) > MAX_SUSPECTS:
+        reasons.append(f"and {len(nccl['reasons']) - MAX_SUSPECTS:,} more ranks")
+    details = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in (*reasons, *request_sentences(nccl))]
+    return [sentence for sentence in (verdict_sentence(nccl), *details, advice_sentence(nccl)) if sentence]
 
 
-def _ranks(nccl: Document) -> Figure | None:
+def _rank_figure(nccl: Document) -> Figure | None:
     """Draw the state of each rank in the first groups, unless the job is too large."""
-    if nccl["ranks"] > MOST_DRAWN:
+    if nccl["ranks"] > MAX_DRAWN_RANKS:
         return None
     records: list[Record] = []
-    for row in nccl["groups"][:MOST_GROUPS]:
-        stands = {
+    for row in nccl["groups"][:MAX_GROUPS]:
+        states = {
             **dict.fromkeys(row["unknown"], "not known"),
             **dict.fromkeys(row["entered"], "entered"),
             **dict.fromkeys(row["waiting"], "waits in it"),
             **dict.fromkeys(row["left"], "left it"),
             **dict.fromkeys(row["missing"], "missing"),
         }
-        group = " ".join(filter(None, (row["group"], row["description"], operation(row))))
-        records += [{"rank": rank, "group": group, "stands": stand} for rank, stand in sorted(stands.items())]
+        group = " ".join(filter(None, (row["group"], row["description"], format_operation(row))))
+        records += [{"rank": rank, "group": group, "stands": state} for rank, state in sorted(states.items())]
     if not records:
         return None
     squares = points(
@@ -73,59 +73,61 @@ def _ranks(nccl: Document) -> Figure | None:
         60,
         x={"field": "rank", "type": "ordinal", "title": "rank"},
         y=category("group"),
-        color=colours("stands", STANDS),
-        shape=nominal("stands", scale={"domain": list(STANDS)}, title=None),
+        color=colours("stands", RANK_STATES),
+        shape=nominal("stands", scale={"domain": list(RANK_STATES)}, title=None),
     )
-    return Figure("State of the ranks", verdict(nccl), (squares,))
+    return Figure("State of the ranks", verdict_sentence(nccl), (squares,))
 
 
 # --- sentences
 
 
-def named(group: Mapping[str, Any]) -> str:
+def format_group(group: Mapping[str, Any]) -> str:
     """Return "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
     name, description = group["group"], group["description"]
     return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
 
 
-def operation(row: Mapping[str, Any]) -> str:
+def format_operation(row: Mapping[str, Any]) -> str:
     """Return "all_to_all 20537" or "send 11981 of rank 0 to rank 12"."""
     between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
 
 
-def verdict(nccl: Document) -> str:
+def verdict_sentence(nccl: Document) -> str:
     """Return the answer in one or two sentences."""
     suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
     if kind == "mismatch":
-        wrong = nccl["mismatch"]
-        if wrong["ring"]:
+        mismatch = nccl["mismatch"]
+        if mismatch["ring"]:
             return (
-                f"An error of the program, not of a node: {ranks_of(wrong['ring'])} wait for each other in a ring, "
+                f"An error of the program, not of a node: {format_ranks(mismatch['ring'])} wait for each other in a ring, "
                 "each in a collective of another group, so they entered them in different orders."
             )
-        said = "; ".join(f"{ranks_of(one['ranks'])}: {one['message']}" for one in wrong["calls"][:MOST_NAMED])
+        call_texts = "; ".join(
+            f"{format_ranks(item['ranks'])}: {item['message']}" for item in mismatch["calls"][:MAX_NAMED]
+        )
         return (
-            f"An error of the program, not of a node: as collective {wrong['sequence']} of {named(wrong)} the ranks "
-            f"entered different ones ({said})."
+            f"An error of the program, not of a node: as collective {mismatch['sequence']} of {format_group(mismatch)} the ranks "
+            f"entered different ones ({call_texts})."
         )
     if kind == "missing":
-        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
-        where = f" (on {', '.join(hosts[:MOST_NAMED])}{', ...' if len(hosts) > MOST_NAMED else ''})" if hosts else ""
-        holds = "holds" if len(suspects) == 1 else "hold"
-        begin = ranks_of(suspects)
-        if all(one["why"] == "no_dump" for one in nccl["reasons"]):
-            they, hold = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
+        hosts = sorted({item["host"] for item in nccl["reasons"] if item["host"]})
+        where = f" (on {', '.join(hosts[:MAX_NAMED])}{', ...' if len(hosts) > MAX_NAMED else ''})" if hosts else ""
+        verb = "holds" if len(suspects) == 1 else "hold"
+        suspects_text = format_ranks(suspects)
+        if all(item["why"] == "no_dump" for item in nccl["reasons"]):
+            pronoun, verb_plural = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
             return (
-                f"{begin[0].upper()}{begin[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in "
-                f"operations that all others entered: most likely {they} died and {hold} up the job. It is not known "
-                f"whether {they} waited for other ranks."
+                f"{suspects_text[0].upper()}{suspects_text[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in "
+                f"operations that all others entered: most likely {pronoun} died and {verb_plural} up the job. It is not known "
+                f"whether {pronoun} waited for other ranks."
             )
-        sure = ", as far as is known" if any(one["why"] == "no_dump" for one in nccl["reasons"]) else ""
+        qualifier = ", as far as is known" if any(item["why"] == "no_dump" for item in nccl["reasons"]) else ""
         return (
-            f"{begin[0].upper()}{begin[1:]}{where} {holds} up the job: {nccl['held_up']:,} of {count:,} ranks wait for "
+            f"{suspects_text[0].upper()}{suspects_text[1:]}{where} {verb} up the job: {nccl['held_up']:,} of {count:,} ranks wait for "
             f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
-            f"no other rank{sure}."
+            f"no other rank{qualifier}."
         )
     if nccl["failures"] and kind in FAILURE_KINDS:
         return failures_verdict(nccl)
@@ -134,45 +136,45 @@ def verdict(nccl: Document) -> str:
     if kind == "network":
         row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
         return (
-            f"The network between the ranks: all {len(row['entered'])} ranks of {named(row)} entered {operation(row)}, "
+            f"The network between the ranks: all {len(row['entered'])} ranks of {format_group(row)} entered {format_operation(row)}, "
             "and none left it."
         )
-    if found(nccl):
-        without = nccl["ranks_without_dump_count"]
-        lacks = (
-            f": {without:,} of {count:,} ranks have no dump, so the folder is not complete"
-            if without * 2 > count
+    if has_findings(nccl):
+        ranks_without_dump = nccl["ranks_without_dump_count"]
+        missing_note = (
+            f": {ranks_without_dump:,} of {count:,} ranks have no dump, so the folder is not complete"
+            if ranks_without_dump * 2 > count
             else ""
         )
-        return f"Ranks wait, but the records do not show for which rank{lacks}."
+        return f"Ranks wait, but the records do not show for which rank{missing_note}."
     return "No rank waits in a collective that another one misses."
 
 
-def reason(one: dict[str, Any]) -> str:
+def reason_sentence(row: dict[str, Any]) -> str:
     """Return why a rank is a suspect, as a sentence."""
-    who = f"rank {one['rank']}{' on ' + one['host'] if one['host'] else ''}"
-    place = f"{one['collective'] or 'collective'} {one['sequence']} of {named(one)}"
-    waiting = f", in which {ranks_of(one['waiting'])} {'waits' if len(one['waiting']) == 1 else 'wait'}"
-    waiting = waiting if one["waiting"] else ""
-    if one["why"] == "missing":
-        return f"{who} never entered {place}{waiting}. It waits for no rank: its GPU, its host or its program stopped."
-    if one["why"] == "behind":
+    rank_text = f"rank {row['rank']}{' on ' + row['host'] if row['host'] else ''}"
+    operation_text = f"{row['collective'] or 'collective'} {row['sequence']} of {format_group(row)}"
+    waiting = f", in which {format_ranks(row['waiting'])} {'waits' if len(row['waiting']) == 1 else 'wait'}"
+    waiting = waiting if row["waiting"] else ""
+    if row["why"] == "missing":
+        return f"{rank_text} never entered {operation_text}{waiting}. It waits for no rank: its GPU, its host or its program stopped."
+    if row["why"] == "behind":
         return (
-            f"{who} entered {place}{waiting}, but unlike theirs its GPU did not reach it: it is in an earlier kernel, "
+            f"{rank_text} entered {operation_text}{waiting}, but unlike theirs its GPU did not reach it: it is in an earlier kernel, "
             "or it stopped."
         )
-    if one["why"] == "stayed":
+    if row["why"] == "stayed":
         return (
-            f"{who} did not leave {place}, which all ranks entered and others left: its GPU stopped, or the process "
+            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its GPU stopped, or the process "
             "that monitors it."
         )
-    return f"{who} wrote no dump, and {place}{waiting}, needs it: all other ranks of the group with a dump entered it."
+    return f"{rank_text} wrote no dump, and {operation_text}{waiting}, needs it: all other ranks of the group with a dump entered it."
 
 
-def advice(nccl: Document) -> str:
+def advice_sentence(nccl: Document) -> str:
     """Return what to do next."""
     if nccl["kind"] == "missing":
-        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
+        hosts = sorted({row["host"] for row in nccl["reasons"] if row["host"]})
         if hosts:
             return (
                 f"Next: check {hosts[0]} at that time: `healthd fleet attribution` for the job, `healthd scan` of its "
@@ -193,10 +195,10 @@ def advice(nccl: Document) -> str:
     return "Next: collect the missing dumps of the other ranks." if nccl["ranks_without_dump"] else ""
 
 
-def more_sentences(nccl: Document) -> list[str]:
+def request_sentences(nccl: Document) -> list[str]:
     """Return the first failed requests and hanging ranks as sentences."""
     found = []
     for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
-        found += [sentence(row) for row in rows[:MOST_SHOWN]]
-        found += [f"and {len(rows) - MOST_SHOWN:,} more: --json has them"] if len(rows) > MOST_SHOWN else []
+        found += [sentence(row) for row in rows[:MAX_SHOWN]]
+        found += [f"and {len(rows) - MAX_SHOWN:,} more: --json has them"] if len(rows) > MAX_SHOWN else []
     return found

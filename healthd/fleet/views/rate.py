@@ -7,86 +7,88 @@ from typing import Any
 
 from healthd.common.page import plural
 from healthd.fleet.answers import hardware_ends
-from healthd.fleet.answers.document import Document, number, span
+from healthd.fleet.answers.document import Document, format_duration, number
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
 from healthd.fleet.statistics.intervals import LEVEL
-from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Row, Table, View, described
+from healthd.fleet.view import COUNT, DURATION, NUMBER, Column, Form, Row, Table, View, describe
 
 HOUR = 3600
 
 
-def _ends(interval: Sequence[float | None] | None) -> str:
+def _format_duration_interval(interval: Sequence[float | None] | None) -> str:
     """Format an interval of durations as "1.6 h to 2.0 h", or "over 1.6 h" if its end is unknown."""
     if interval is None:
         return "-"
     low, high = interval
-    return f"{span(low)} to {span(high)}" if high is not None else f"over {span(low)}"
+    return f"{format_duration(low)} to {format_duration(high)}" if high is not None else f"over {format_duration(low)}"
 
 
-ENDS = Form(_ends)
+DURATION_INTERVAL = Form(_format_duration_interval)
 MEASURED = (
     Column("GPUs up to", "gpus_up_to", COUNT),
     Column("jobs", "jobs", COUNT),
     Column("failures", "failures", COUNT),
     Column("node-days", "node_days", NUMBER),
     Column("r_f", "r_f", NUMBER),
-    Column("MTTF", "mttf_seconds", SPAN),
-    Column("95 %", "mttf_interval_seconds", ENDS),
-    Column("by r_f", "projected_mttf_seconds", SPAN),
+    Column("MTTF", "mttf_seconds", DURATION),
+    Column("95 %", "mttf_interval_seconds", DURATION_INTERVAL),
+    Column("by r_f", "projected_mttf_seconds", DURATION),
 )
 PROJECTED = (
     Column("GPUs", "gpus", COUNT),
-    Column("MTTF", "mttf_seconds", SPAN),
-    Column("95 %", "interval_seconds", ENDS),
+    Column("MTTF", "mttf_seconds", DURATION),
+    Column("95 %", "interval_seconds", DURATION_INTERVAL),
 )
 
 
 def view(rate: Document) -> View:
-    known = rate["r_f"] is not None
-    return described(
+    has_rate = rate["r_f"] is not None
+    return describe(
         rate,
         "Failure rate of large jobs by their nodes",
         _sentences(rate),
         [
             Table("Measured, by size", MEASURED, rate["by_size"]),
-            Table("Projected: MTTF = 1 / (N r_f)", PROJECTED, rate["projection"] if known else []),
+            Table("Projected: MTTF = 1 / (N r_f)", PROJECTED, rate["projection"] if has_rate else []),
         ],
-        [_mttf(rate)],
+        [_mttf_figure(rate)],
     )
 
 
 def _sentences(rate: Document) -> list[str]:
-    of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
-    none = [] if rate["by_size"] else ["No job with GPUs ran in this period."]
+    jobs_text = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
+    no_jobs = [] if rate["by_size"] else ["No job with GPUs ran in this period."]
     if rate["r_f"] is None:
-        return [f"r_f is not known: no job {of} ran.", *none]
+        return [f"r_f is not known: no job {jobs_text} ran.", *no_jobs]
     found = [
-        f"r_f {number(rate['r_f'])} failures per 1000 node-days{between(rate['interval'], number)}: "
-        f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {of}."
+        f"r_f {number(rate['r_f'])} failures per 1000 node-days{format_confidence_interval(rate['interval'], number)}: "
+        f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {jobs_text}."
     ]
     if rate["failures"]:
-        ended = ", ".join(f"{rate['by_end'][how]:,} {words}" for how, words in hardware_ends.WORDS.items())
+        ended = ", ".join(
+            f"{rate['by_end'][end_kind]:,} {label}" for end_kind, label in hardware_ends.END_LABELS.items()
+        )
         found.append(f"{ended}. {plural(rate['incidents'], 'incident')}; {rate['why']}.")
     large = next(row for row in rate["projection"] if row["gpus"] == 16_384)
     if large["mttf_seconds"] is not None:
         found.append(
-            f"At this rate a job of 16,384 GPUs fails every {span(large['mttf_seconds'])}"
-            f" (95 %: {_ends(large['interval_seconds'])})."
+            f"At this rate a job of 16,384 GPUs fails every {format_duration(large['mttf_seconds'])}"
+            f" (95 %: {_format_duration_interval(large['interval_seconds'])})."
         )
     if rate["method"] == "bootstrap":
         found.append(
             f"These are {rate['incidents']:,} incidents, concentrated on a few nodes: the interval is wider than for "
             "independent failures."
         )
-    return [*found, *none]
+    return [*found, *no_jobs]
 
 
-def between(interval: Sequence[float] | None, shown: Callable[[float], str]) -> str:
+def format_confidence_interval(interval: Sequence[float] | None, write: Callable[[float], str]) -> str:
     """Format an interval as " (95 %: 5.9 to 7.2)", or "" for None."""
-    return "" if interval is None else f" ({100 * LEVEL:.0f} %: {shown(interval[0])} to {shown(interval[1])})"
+    return "" if interval is None else f" ({100 * LEVEL:.0f} %: {write(interval[0])} to {write(interval[1])})"
 
 
-def _mttf(rate: Document) -> Figure | None:
+def _mttf_figure(rate: Document) -> Figure | None:
     """Draw hours over GPUs, both logarithmic: the projection with its interval, and the measured value of each size."""
     if rate["r_f"] is None or not rate["failures"]:
         return None
@@ -103,23 +105,25 @@ def _mttf(rate: Document) -> Figure | None:
     x = quantity("gpus", "GPUs", "~s", scale=log)
     y = quantity("hours", "mean time to failure (hours)", scale=log)
     scale = {"domain": ["projected", "measured"], "range": [COLOURS[0], COLOURS[5]]}
-    what = nominal("what", scale=scale, title=None)
+    series = nominal("what", scale=scale, title=None)
     high = {"field": "high"}
-    words = "; ".join(f"{row['gpus']:,} GPUs {span(row['mttf_seconds'])}" for row in rate["projection"][::3])
+    description = "; ".join(
+        f"{row['gpus']:,} GPUs {format_duration(row['mttf_seconds'])}" for row in rate["projection"][::3]
+    )
     return Figure(
         "Mean time to failure by size: the line is projected, points are measured, with 95 %",
-        words,
+        description,
         (
-            layer("area", line, {"opacity": 0.2}, x=x, y=quantity("low", scale=log), y2=high, color=what),
-            layer("line", line, x=x, y=y, color=what),
-            layer("rule", measured, x=x, y=quantity("low"), y2=high, color=what),
-            points(measured, 60, x=x, y=y, color=what),
+            layer("area", line, {"opacity": 0.2}, x=x, y=quantity("low", scale=log), y2=high, color=series),
+            layer("line", line, x=x, y=y, color=series),
+            layer("rule", measured, x=x, y=quantity("low"), y2=high, color=series),
+            points(measured, 60, x=x, y=y, color=series),
         ),
     )
 
 
-def _point(gpus: int, what: str, row: Row, interval: str) -> Record:
-    return {"gpus": gpus, "what": what, "hours": row["mttf_seconds"] / HOUR, **_hours(row[interval])}
+def _point(gpus: int, series: str, row: Row, interval: str) -> Record:
+    return {"gpus": gpus, "what": series, "hours": row["mttf_seconds"] / HOUR, **_hours(row[interval])}
 
 
 def _hours(interval: list[float | None] | None) -> dict[str, Any]:

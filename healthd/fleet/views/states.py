@@ -6,10 +6,20 @@ from typing import Any
 
 from healthd.common.page import plural
 from healthd.fleet.answers import hardware_ends
-from healthd.fleet.answers.document import Document, moment, number, percent, share
-from healthd.fleet.figures import COLOURS, Figure, category, grouped_bars, layer, nominal, points, quantity, records
-from healthd.fleet.statistics.job_sizes import gpus_named, size_named
-from healthd.fleet.view import COUNT, GPU_HOURS, PERCENT, Column, Form, Row, Table, View, described
+from healthd.fleet.answers.document import Document, format_time, number, percent, share
+from healthd.fleet.figures import (
+    COLOURS,
+    Figure,
+    category,
+    grouped_bars,
+    layer,
+    make_records,
+    nominal,
+    points,
+    quantity,
+)
+from healthd.fleet.statistics.job_sizes import format_gpus, format_size
+from healthd.fleet.view import COUNT, GPU_HOURS, PERCENT, Column, Form, Row, Table, View, describe
 
 SHARES = (
     Column("jobs", "jobs", COUNT),
@@ -19,7 +29,7 @@ SHARES = (
 )
 STATES = (Column("state", lambda row: row["state"] or "not known"), *SHARES)
 SIZES = (
-    Column("GPUs", "gpus_up_to", Form(size_named)),
+    Column("GPUs", "gpus_up_to", Form(format_size)),
     *SHARES,
     Column("completed", lambda row: _completed(row), PERCENT),
     Column("ended by nodes", lambda row: share(row["by_hardware"]["jobs"], row["jobs"]), PERCENT),
@@ -30,18 +40,18 @@ SIZES = (
 def view(states: Document) -> View:
     title, rows, split = "Outcome of the jobs", states["by_state"], states["split"]
     if not rows:
-        return described(states, title, ["No job ended in this period."])
-    return described(
+        return describe(states, title, ["No job ended in this period."])
+    return describe(
         states,
         title,
         [*_sentences(states), *(_split_sentences(split) if split else ())],
         [Table("By state", STATES, rows), Table("By size", SIZES, states["by_size"])],
-        [_by_state(rows), _by_size(states["by_size"]), _split(split)],
+        [_by_state(rows), _by_size(states["by_size"]), _split_figure(split)],
     )
 
 
 def _completed(row: Row) -> float:
-    return next((one["share_of_jobs"] for one in row["by_state"] if one["state"] == "COMPLETED"), 0.0)
+    return next((state_row["share_of_jobs"] for state_row in row["by_state"] if state_row["state"] == "COMPLETED"), 0.0)
 
 
 def _sentences(states: Document) -> list[str]:
@@ -49,7 +59,7 @@ def _sentences(states: Document) -> list[str]:
     ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
     jobs = sum(row["jobs"] for row in states["by_state"])
     gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600
-    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.WORDS[row['ended']]}" for row in ended["by_end"])
+    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.END_LABELS[row['ended']]}" for row in ended["by_end"])
     found = [
         f"{plural(jobs, 'job')} ended, after {gpu_hours:,.0f} GPU-hours.",
         f"Nodes ended {percent(ended['share_of_jobs'])} of the jobs, which had {percent(ended['share_of_runtime'])} of "
@@ -74,13 +84,13 @@ def _sentences(states: Document) -> list[str]:
 def _split_sentences(split: Row) -> list[str]:
     large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
     found = [
-        f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
+        f"Jobs of {large} GPUs and more that ended before {format_time(split['at'])} UTC: {before['jobs']:,}; since then: "
         f"{after['jobs']:,}."
     ]
-    for key, words in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
+    for key, label in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
         if split["change"][key]["difference"] is not None:
             found.append(
-                f"{words}: {_interval(before[key])} before, {_interval(after[key])} after; "
+                f"{label}: {_interval(before[key])} before, {_interval(after[key])} after; "
                 f"{_points(split['change'][key])}."
             )
     found.append(
@@ -104,38 +114,38 @@ def _points(change: Row) -> str:
 
 
 def _by_state(rows: list[dict[str, Any]]) -> Figure:
-    words = "; ".join(f"{row['state']} {percent(row['share_of_gpu_time'])} of the GPU time" for row in rows[:5])
-    return _shares("Jobs and GPU time by state", words, [(row["state"] or "not known", row) for row in rows])
+    description = "; ".join(f"{row['state']} {percent(row['share_of_gpu_time'])} of the GPU time" for row in rows[:5])
+    return _shares("Jobs and GPU time by state", description, [(row["state"] or "not known", row) for row in rows])
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Figure:
-    named = [(gpus_named(row["gpus_up_to"]), row) for row in rows]
-    most = max(named, key=lambda one: one[1]["gpu_seconds"])
-    words = f"Jobs of {most[0]} used most GPU time: {percent(most[1]['share_of_gpu_time'])}."
-    return _shares("Jobs and GPU time by size", words, named)
+    named = [(format_gpus(row["gpus_up_to"]), row) for row in rows]
+    largest = max(named, key=lambda entry: entry[1]["gpu_seconds"])
+    description = f"Jobs of {largest[0]} used most GPU time: {percent(largest[1]['share_of_gpu_time'])}."
+    return _shares("Jobs and GPU time by size", description, named)
 
 
-def _shares(title: str, words: str, named: list[tuple[str, dict[str, Any]]]) -> Figure:
+def _shares(title: str, description: str, named: list[tuple[str, dict[str, Any]]]) -> Figure:
     drawn = [
-        {"name": name, "of": of, "share": row[key] or 0.0}
+        {"name": name, "of": measure, "share": row[key] or 0.0}
         for name, row in named
-        for of, key in (("jobs", "share_of_jobs"), ("GPU time", "share_of_gpu_time"))
+        for measure, key in (("jobs", "share_of_jobs"), ("GPU time", "share_of_gpu_time"))
     ]
-    return Figure(title, words, (grouped_bars(drawn, quantity("share", "share", "%"), "name", "of"),))
+    return Figure(title, description, (grouped_bars(drawn, quantity("share", "share", "%"), "name", "of"),))
 
 
-def _split(split: dict[str, Any] | None) -> Figure | None:
+def _split_figure(split: dict[str, Any] | None) -> Figure | None:
     if not split or not split["before"]["jobs"] or not split["after"]["jobs"]:
         return None
     large = f"jobs of {split['large_gpus']:,} GPUs and more"
     outcomes = [
-        {**split[side][key], "outcome": words, "when": f"{side} {moment(split['at'])}"}
-        for key, words in (("completed", "completed"), ("by_hardware", "ended by nodes"))
+        {**split[side][key], "outcome": label, "when": f"{side} {format_time(split['at'])}"}
+        for key, label in (("completed", "completed"), ("by_hardware", "ended by nodes"))
         for side in ("before", "after")
     ]
     fields = {"outcome": "outcome", "when": "when", "share": "share", "low": "interval.0", "high": "interval.1"}
-    drawn = records(outcomes, fields)
-    place = {"y": category("outcome"), "yOffset": nominal("when", sort=None)}
+    drawn = make_records(outcomes, fields)
+    channels = {"y": category("outcome"), "yOffset": nominal("when", sort=None)}
     when = category("when", scale={"range": list(COLOURS[:2])})
     low = quantity("low", f"share of {large}", "%")
     change = _points(split["change"]["completed"])
@@ -143,7 +153,7 @@ def _split(split: dict[str, Any] | None) -> Figure | None:
         "Large jobs before and after",
         f"The share of {large} that completed changed by {change}; the lines are 95 % intervals.",
         (
-            layer("rule", drawn, **place, x=low, x2={"field": "high"}, color=when),
-            points(drawn, 90, **place, x=quantity("share"), color=when, shape=category("when")),
+            layer("rule", drawn, **channels, x=low, x2={"field": "high"}, color=when),
+            points(drawn, 90, **channels, x=quantity("share"), color=when, shape=category("when")),
         ),
     )

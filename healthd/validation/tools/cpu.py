@@ -19,14 +19,16 @@ def command(python: str, program: str, seconds: float) -> tuple[str, ...]:
 def parse(text: str) -> list[Measurement]:
     """Parse the single output line. Raises NotUnderstood."""
     try:
-        told = json.loads(text)
-        value, source = float(told["value"]), printable(str(told["source"]))[:40]
-        wrong, size = int(told["wrong"]), int(told["size"])
+        record = json.loads(text)
+        value, source = float(record["value"]), printable(str(record["source"]))[:40]
+        wrong_numbers, size = int(record["wrong"]), int(record["size"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise NotUnderstood("the matrix product on the CPU printed unknown output") from None
     if not math.isfinite(value) or value <= 0:
         raise NotUnderstood(f"the matrix product on the CPU took no time: {value}")
-    if wrong:
-        message = f"{wrong} of {size * size} numbers of a matrix product on the CPU changed when it was repeated"
+    if wrong_numbers:
+        message = (
+            f"{wrong_numbers} of {size * size} numbers of a matrix product on the CPU changed when it was repeated"
+        )
         return [Measurement("cpu_gemm", "cpu", value, UNIT, "failed", message, source)]
     return [Measurement("cpu_gemm", "cpu", value, UNIT, "measured", "", source)]

@@ -15,37 +15,37 @@ from typing import Any
 NUMPY_SIZE, PLAIN_SIZE = 1024, 64  # of the square matrices
 
 
-def by_numpy(np: Any, seconds: float) -> dict[str, Any]:
+def with_numpy(np: Any, seconds: float) -> dict[str, Any]:
     """Multiply float32 matrices. Each product must equal the first one bit by bit: same machine, library and order."""
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((NUMPY_SIZE, NUMPY_SIZE), dtype=np.float32) for _ in range(2))
     first = a @ b
-    began, runs, wrong = time.perf_counter(), 0, 0
+    began, runs, wrong_numbers = time.perf_counter(), 0, 0
     while runs == 0 or time.perf_counter() - began < seconds:
         product = a @ b
         runs += 1
     took = time.perf_counter() - began
     if not np.allclose(product, first, rtol=1e-4, atol=1e-2):
-        wrong = int((~np.isclose(product, first, rtol=1e-4, atol=1e-2)).sum())
+        wrong_numbers = int((~np.isclose(product, first, rtol=1e-4, atol=1e-2)).sum())
     flop = 2.0 * NUMPY_SIZE**3 * runs
-    return {"value": flop / took / 1e9, "source": f"numpy {np.__version__}", "wrong": wrong, "size": NUMPY_SIZE}
+    return {"value": flop / took / 1e9, "source": f"numpy {np.__version__}", "wrong": wrong_numbers, "size": NUMPY_SIZE}
 
 
-def in_plain_python(seconds: float) -> dict[str, Any]:
+def with_plain_python(seconds: float) -> dict[str, Any]:
     """Multiply matrices of whole numbers, so that the result is known exactly."""
     n = PLAIN_SIZE
     a = [array("d", [float((row * n + column) % 7) for column in range(n)]) for row in range(n)]
     columns = [array("d", [float((row + column) % 5) for row in range(n)]) for column in range(n)]
-    began, runs, wrong = time.perf_counter(), 0, 0
+    began, runs, wrong_numbers = time.perf_counter(), 0, 0
     first: list[float] | None = None
     while runs == 0 or time.perf_counter() - began < seconds:
         product = [sum(x * y for x, y in zip(row, column)) for row in a for column in columns]  # noqa: B905
         first = first or product
-        wrong += sum(one != other for one, other in zip(product, first))  # noqa: B905
+        wrong_numbers += sum(value != expected for value, expected in zip(product, first))  # noqa: B905
         runs += 1
     took = time.perf_counter() - began
     version = ".".join(map(str, sys.version_info[:3]))
-    return {"value": 2.0 * n**3 * runs / took / 1e9, "source": f"Python {version}", "wrong": wrong, "size": n}
+    return {"value": 2.0 * n**3 * runs / took / 1e9, "source": f"Python {version}", "wrong": wrong_numbers, "size": n}
 
 
 def main() -> None:
@@ -53,10 +53,10 @@ def main() -> None:
     try:
         import numpy
     except ImportError:
-        told = in_plain_python(seconds)
+        result = with_plain_python(seconds)
     else:
-        told = by_numpy(numpy, seconds)
-    print(json.dumps(told), flush=True)
+        result = with_numpy(numpy, seconds)
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from healthd.validation.measurement import Measurement, NotUnderstood
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4, and before
 # Time limit of each level: NVIDIA gives seconds, 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
 SECONDS = {1: 60.0, 2: 600.0, 3: 3600.0, 4: 3 * 3600.0}
-MOST_RESULTS = 4096
-SOMEBODY_ELSE = ("busy or unavailable", "out of memory")  # the GPU or its memory is in use: proves nothing about it
+MAX_RESULTS = 4096
+GPU_IN_USE = ("busy or unavailable", "out of memory")  # the GPU or its memory is in use: proves nothing about it
 _SIMPLE = regex(r"[^a-z0-9]+")
 
 
@@ -30,15 +30,15 @@ def command(program: str, level: int) -> tuple[str, ...]:
 
 def parse(text: str) -> list[Measurement]:
     """Parse the output. Raises NotUnderstood. Text around the JSON is skipped: dcgmi prints warnings there."""
-    told = _document(text)
-    root = next((told[key] for key in ROOTS if isinstance(told.get(key), dict)), None)
+    document = _document(text)
+    root = next((document[key] for key in ROOTS if isinstance(document.get(key), dict)), None)
     if root is None:
         raise NotUnderstood("not the JSON of dcgmi diag")
-    source = f"DCGM {_version(told, root)}".strip()
+    source = f"DCGM {_version(document, root)}".strip()
     found: list[Measurement] = []
-    for one in _results(root):
-        found.append(_measurement(*one, source))
-        if len(found) >= MOST_RESULTS:
+    for entry in _results(root):
+        found.append(_measurement(*entry, source))
+        if len(found) >= MAX_RESULTS:
             break
     if not found:
         error = root.get("runtime_error") or root.get("Warning") or "dcgmi diag has no results"
@@ -51,17 +51,17 @@ def _document(text: str) -> dict[str, Any]:
     decoder, at, tries = json.JSONDecoder(), text.find("{"), 0
     while at >= 0 and tries < 20:
         try:
-            told, _ = decoder.raw_decode(text, at)
+            document, _ = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            told = None
-        if isinstance(told, dict) and any(key in told for key in ROOTS):
-            return told
+            document = None
+        if isinstance(document, dict) and any(key in document for key in ROOTS):
+            return document
         at, tries = text.find("{", at + 1), tries + 1
     raise NotUnderstood("not the JSON of dcgmi diag")
 
 
-def _version(told: dict[str, Any], root: dict[str, Any]) -> str:
-    metadata = told.get("metadata")
+def _version(document: dict[str, Any], root: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
     version = (metadata.get("version") if isinstance(metadata, dict) else None) or root.get("version") or ""
     return printable(str(version))[:16]
 
@@ -75,38 +75,40 @@ def _results(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _measurement(category: str, test: str, result: dict[str, Any], source: str) -> Measurement:
     name = "dcgm_" + _SIMPLE.sub("_", test.lower()).strip("_")[:40]
     status = str(result.get("status", "")).strip().lower()
-    words = _words(result)
+    text = _details(result)
     is_setup = category.lower() == "deployment" or name == "dcgm_software"
     if status == "pass":
-        return Measurement(name, _part(result), None, "", "passed", words or "passed", source)
-    if status == "fail" and not is_setup and not any(one in words.lower() for one in SOMEBODY_ELSE):
-        return Measurement(name, _part(result), None, "", "failed", words or "failed", source)
-    about = f"DCGM reports {status or 'nothing'}"
-    about += ", about the node's configuration" if is_setup and status in ("fail", "warn") else ""
-    return Measurement(name, _part(result), None, "", "not_measured", f"{about}{f': {words}' if words else ''}", source)
+        return Measurement(name, _part(result), None, "", "passed", text or "passed", source)
+    if status == "fail" and not is_setup and not any(phrase in text.lower() for phrase in GPU_IN_USE):
+        return Measurement(name, _part(result), None, "", "failed", text or "failed", source)
+    status_text = f"DCGM reports {status or 'nothing'}"
+    status_text += ", about the node's configuration" if is_setup and status in ("fail", "warn") else ""
+    return Measurement(
+        name, _part(result), None, "", "not_measured", f"{status_text}{f': {text}' if text else ''}", source
+    )
 
 
 def _part(result: dict[str, Any]) -> str:
     """Return DCGM's own number of a GPU, whose PCI address is not reported. "" = several, or the node."""
     for key in ("gpu_id", "gpu_ids"):
         if key in result:
-            told = str(result[key])
-            return f"DCGM {printable(told)[:8]}" if "," not in told and told else ""
+            gpu_number = str(result[key])
+            return f"DCGM {printable(gpu_number)[:8]}" if "," not in gpu_number and gpu_number else ""
     group, number = result.get("entity_group"), result.get("entity_id")
     if group is None or number is None:
         return ""
     return f"DCGM {printable(str(number))[:8]}" if group == "GPU" else f"DCGM {printable(f'{group} {number}')[:24]}"
 
 
-def _words(result: dict[str, Any]) -> str:
+def _details(result: dict[str, Any]) -> str:
     """Return the details: warnings are texts, or since DCGM 3 objects with "warning"."""
-    told = result.get("warnings") or result.get("info") or []
-    some = told if isinstance(told, list) else [told]
-    texts = [str(one.get("warning", "")) if isinstance(one, dict) else str(one) for one in some[:3]]
+    warnings = result.get("warnings") or result.get("info") or []
+    items = warnings if isinstance(warnings, list) else [warnings]
+    texts = [str(item.get("warning", "")) if isinstance(item, dict) else str(item) for item in items[:3]]
     return printable(" ".join(" ".join(texts).split()))[:300]

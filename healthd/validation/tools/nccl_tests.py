@@ -11,7 +11,7 @@ from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
 
 SIZE = "8G"  # of one message: reaches the limit of every link (AzNHC: 8G for A100 with 40 GB, 16G for larger ones)
-MOST_LINES = 100_000
+MAX_LINES = 100_000
 _NUMBER = regex(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _BOUNDS = regex(r"Out of bounds values\s*:\s*([0-9]{1,12}) (OK|FAILED)")
 _FAILURE = regex(r"[^\n]{0,200}(?:Test (?:NCCL|CUDA) failure|NCCL failure)[^\n]{0,300}")
@@ -27,26 +27,26 @@ def command(program: str, gpus: int) -> tuple[str, ...]:
 def parse(text: str, test: str) -> list[Measurement]:
     """Parse the output. test: nccl_all_reduce or nccl_sendrecv. Raises NotUnderstood."""
     found = _VERSION.search(text)
-    own = _OWN_VERSION.search(text)
-    source = f"nccl-tests {own[1]}" if own else "nccl-tests"
+    tool_version = _OWN_VERSION.search(text)
+    source = f"nccl-tests {tool_version[1]}" if tool_version else "nccl-tests"
     source += f", NCCL {found[1].rstrip('.')}" if found else ""
     if failure := _FAILURE.search(text):
         message = printable(" ".join(failure[0].split()))[:300]
         # Newer versions print NCCL's last error after it ("/ Cuda failure 2 'out of memory'"), maybe on the next line.
         state = "not_measured" if is_excused(text[failure.start() : failure.end() + 300]) else "failed"
         return [Measurement(test, "", None, "GB/s", state, message, source)]
-    best, largest, wrong = None, -1, 0
-    for line in text.splitlines()[:MOST_LINES]:
+    best, largest, wrong_results = None, -1, 0
+    for line in text.splitlines()[:MAX_LINES]:
         row = _row(line)
         if row is None:
             continue
-        size, bandwidth, bad = row
-        wrong += bad
+        size, bandwidth, wrong_in_row = row
+        wrong_results += wrong_in_row
         if size >= largest:
             best, largest = (max(bandwidth, best or 0.0) if size == largest else bandwidth), size
     bounds = _BOUNDS.search(text)
-    if (bounds and bounds[2] == "FAILED") or wrong:
-        count = bounds[1] if bounds and bounds[2] == "FAILED" else str(wrong)
+    if (bounds and bounds[2] == "FAILED") or wrong_results:
+        count = bounds[1] if bounds and bounds[2] == "FAILED" else str(wrong_results)
         message = "1 result was wrong" if count == "1" else f"{count} results were wrong"
         return [Measurement(test, "", best or None, "GB/s", "failed", message, source)]
     if best is None:
@@ -60,11 +60,11 @@ def parse(text: str, test: str) -> list[Measurement]:
 
 def _row(line: str) -> tuple[int, float, int] | None:
     """Return size in bytes, the better bus bandwidth in GB/s, and the number of wrong results; None for other lines."""
-    words = line.split()
-    if len(words) not in (11, 12, 13) or not is_decimal(words[0]) or len(words[0]) > 15:
+    columns = line.split()
+    if len(columns) not in (11, 12, 13) or not is_decimal(columns[0]) or len(columns[0]) > 15:
         return None
-    rates = [words[-6], words[-2]]
-    if not all(_NUMBER.fullmatch(word) for word in [*rates, words[-8], words[-4]]):
+    rates = [columns[-6], columns[-2]]
+    if not all(_NUMBER.fullmatch(word) for word in [*rates, columns[-8], columns[-4]]):
         return None
-    bad = sum(int(word) for word in (words[-5], words[-1]) if is_decimal(word) and len(word) <= 12)
-    return int(words[0]), max(map(float, rates)), bad
+    wrong_results = sum(int(word) for word in (columns[-5], columns[-1]) if is_decimal(word) and len(word) <= 12)
+    return int(columns[0]), max(map(float, rates)), wrong_results

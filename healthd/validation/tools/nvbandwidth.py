@@ -25,7 +25,7 @@ TESTS = {
     "device_to_device_memcpy_read_ce": "p2p",
     "device_local_copy": "memory",
 }
-MOST_DEVICES = 256
+MAX_DEVICES = 256
 _VERSION = regex(r"nvbandwidth Version: v?([0-9][0-9.]{0,15})")
 _DEVICE = regex(r"Device ([0-9]{1,3}): [^\n]{0,200}\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
 _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -41,7 +41,7 @@ def parse(text: str) -> list[Measurement]:
     """Parse the output. Raises NotUnderstood."""
     found = list(_measurements(text))
     if not found:
-        raise NotUnderstood(_trouble(text) or "not the output of nvbandwidth")
+        raise NotUnderstood(_problem(text) or "not the output of nvbandwidth")
     return found
 
 
@@ -61,7 +61,7 @@ def _measurements(text: str) -> Iterator[Measurement]:
         if rows:
             yield from _measured(case, rows, names, source)
         else:
-            problem = _trouble(block)
+            problem = _problem(block)
             state = "failed" if problem and not is_excused(problem) else "not_measured"
             yield Measurement(TESTS[case], "", None, "GB/s", state, problem or "nvbandwidth printed no number", source)
 
@@ -71,17 +71,17 @@ def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
     line."""
     columns: int | None = None
     for line in lines:
-        words = line.split()
-        if not words:
+        fields = line.split()
+        if not fields:
             if columns is not None:
                 return
             continue
         if columns is None:
-            if all(map(is_decimal, words)) and len(words) <= MOST_DEVICES:
-                columns = len(words)
+            if all(map(is_decimal, fields)) and len(fields) <= MAX_DEVICES:
+                columns = len(fields)
             continue
-        values = [_value(word) for word in words[1:]]
-        if not _NUMBER.fullmatch(words[0]) or len(values) > MOST_DEVICES or any(value is False for value in values):
+        values = [_value(word) for word in fields[1:]]
+        if not _NUMBER.fullmatch(fields[0]) or len(values) > MAX_DEVICES or any(value is False for value in values):
             return
         yield [value if isinstance(value, float) else None for value in values]
 
@@ -93,7 +93,7 @@ def _value(word: str) -> float | bool | None:
     return float(word) if _NUMBER.fullmatch(word) else False
 
 
-def _trouble(text: str) -> str:
+def _problem(text: str) -> str:
     """Return the tool's line about a wrong copy or an error of CUDA, "" if there is none."""
     for line in text.splitlines():
         if "CUDA_ERROR" in line or "Invalid value when checking" in line or line.startswith("ASSERT"):

@@ -17,13 +17,13 @@ _ROW = regex(
 )
 # "Couldn't connect to ...", "Unable to init the socket connection", "Completion with error at client", "Failed
 # status 12:"
-_TROUBLE = regex(
+_PROBLEM = regex(
     r"[^\n]{0,80}(?:Couldn't|Unable to|Completion with error|Failed status|Failed to|No such device|not found)"
     r"[^\n]{0,160}"
 )
 # Messages of a server that cannot listen: its own, and those of bind(2).
 PORT_IS_TAKEN = regex(r"Couldn't listen to port|Unable to open file descriptor for socket|Address already in use")
-_OF_LINK = regex(r"Completion with error|Failed status")
+_LINK_ERROR = regex(r"Completion with error|Failed status")
 TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
 
 
@@ -45,8 +45,8 @@ def parse(text: str, port: str) -> list[Measurement]:
             best = max(best or (0, 0.0), (int(row[1]), float(row[2]) * TO_GBITS[heading[1]]))
     if best is not None and best[1] > 0:
         return [Measurement("ib_loopback", port, best[1], "Gb/s", "measured", "", "perftest")]
-    if problem := _TROUBLE.search(text):
+    if problem := _PROBLEM.search(text):
         message = printable(" ".join(problem[0].split()))[:300]
-        state = "failed" if _OF_LINK.search(text) else "not_measured"
+        state = "failed" if _LINK_ERROR.search(text) else "not_measured"
         return [Measurement("ib_loopback", port, None, "Gb/s", state, message, "perftest")]
     raise NotUnderstood("not the output of ib_write_bw")

@@ -12,34 +12,34 @@ from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood
 from healthd.validation.passes import ring
 
 MEASURES = ("gemm", "memory", "pcie", "p2p")
-MOST_GPUS = 16  # visible to one node's PyTorch
-MOST_LINES = 20_000
+MAX_GPUS = 16  # visible to one node's PyTorch
+MAX_LINES = 20_000
 _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 
 
 def command(python: str, program: str, families: Sequence[str], seconds: float) -> tuple[str, ...]:
     """Return the command. python: one with torch; program: path of pytorch_program.py; seconds: for each test."""
-    wanted = {
+    request = {
         "families": [family for family in families if family in MEASURES],
         "seconds": seconds,
-        "passes": {str(count): ring(count) for count in range(2, MOST_GPUS + 1)},
+        "passes": {str(count): ring(count) for count in range(2, MAX_GPUS + 1)},
     }
-    return (python, "-I", program, json.dumps(wanted))
+    return (python, "-I", program, json.dumps(request))
 
 
 def parse(text: str) -> list[Measurement]:
     """Parse all complete lines. Raises NotUnderstood if there is none, or no torch, or no GPU."""
     source, found, missing = "PyTorch", [], ""
-    for line in text.splitlines()[:MOST_LINES]:
-        told = _object(line)
-        if told is None:
+    for line in text.splitlines()[:MAX_LINES]:
+        record = _object(line)
+        if record is None:
             continue
-        if isinstance(told.get("source"), str):
-            source = printable(told["source"])[:60]
-        elif isinstance(told.get("missing"), str):
-            missing = printable(told["missing"])[:200]
-        elif str(told.get("test")) in _TESTS and isinstance(told.get("part"), str):
-            found.append(_measurement(told, source))
+        if isinstance(record.get("source"), str):
+            source = printable(record["source"])[:60]
+        elif isinstance(record.get("missing"), str):
+            missing = printable(record["missing"])[:200]
+        elif str(record.get("test")) in _TESTS and isinstance(record.get("part"), str):
+            found.append(_measurement(record, source))
     if not found:
         raise NotUnderstood(missing or "PyTorch's program measured nothing")
     return found
@@ -47,20 +47,20 @@ def parse(text: str) -> list[Measurement]:
 
 def _object(line: str) -> dict[str, Any] | None:
     try:
-        told = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return record if isinstance(record, dict) else None
 
 
-def _measurement(told: dict[str, Any], source: str) -> Measurement:
-    test, part, unit = told["test"], printable(told["part"])[:60], "TFLOPS" if "gemm" in told["test"] else "GB/s"
+def _measurement(record: dict[str, Any], source: str) -> Measurement:
+    test, part, unit = record["test"], printable(record["part"])[:60], "TFLOPS" if "gemm" in record["test"] else "GB/s"
     for key, state in (("error", "failed"), ("skipped", "not_measured")):
-        if key in told:
-            return Measurement(test, part, None, unit, state, printable(str(told[key]))[:300], source)
-    value = told.get("value")
+        if key in record:
+            return Measurement(test, part, None, unit, state, printable(str(record[key]))[:300], source)
+    value = record.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         return Measurement(test, part, None, unit, "not_measured", "PyTorch's program reported no number", source)
-    if "wrong" in told:
-        return Measurement(test, part, float(value), unit, "failed", printable(str(told["wrong"]))[:300], source)
+    if "wrong" in record:
+        return Measurement(test, part, float(value), unit, "failed", printable(str(record["wrong"]))[:300], source)
     return Measurement(test, part, float(value), unit, "measured", "", source)

@@ -25,7 +25,7 @@ SIZE = 8192  # of the square matrices: large enough to reach the limit of every 
 MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
 P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
 POLL_SECONDS = 0.001
-WARM_UP, MOST_QUEUED = 3, 400  # CUDA queues about a thousand kernels; with more the caller waits for the GPU
+WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; with more the caller waits for the GPU
 LIMIT_SECONDS = 20.0  # for work of about a second
 # An error of CUDA is the GPU's fault, except: no memory, the GPU is in use, this PyTorch does not support it.
 EXCUSED = (
@@ -34,8 +34,8 @@ EXCUSED = (
 )
 
 
-def say(**told: Any) -> None:
-    print(json.dumps(told), flush=True)
+def report(**record: Any) -> None:
+    print(json.dumps(record), flush=True)
 
 
 def addresses(count: int) -> list[str]:
@@ -47,8 +47,10 @@ def addresses(count: int) -> list[str]:
         device, text = ctypes.c_int(), ctypes.create_string_buffer(64)
         driver.cuDeviceGet(ctypes.byref(device), number)
         driver.cuDeviceGetPCIBusId(text, 64, device)
-        words = text.value.decode("ascii", "replace").lower().split(":")
-        found.append(":".join([words[0][-4:], *words[1:]]) if len(words) == 3 else f"gpu {number}")
+        address_parts = text.value.decode("ascii", "replace").lower().split(":")
+        found.append(
+            ":".join([address_parts[0][-4:], *address_parts[1:]]) if len(address_parts) == 3 else f"gpu {number}"
+        )
     return found
 
 
@@ -85,25 +87,29 @@ def side_by_side(
     def begun(number: int, times: int) -> Any:
         return tried(test, parts[number], functools.partial(Timed, torch, number, works[number], times))
 
-    def ended(number: int, one: Timed | None) -> float | None:
-        return None if one is None else over(test, parts[number], one)
+    def ended(number: int, timed: Timed | None) -> float | None:
+        return None if timed is None else wait_for(test, parts[number], timed)
 
-    few = {number: begun(number, WARM_UP) for number in works}
-    few_took = {number: ended(number, one) for number, one in few.items()}
-    again = {number: begun(number, WARM_UP) for number, took in few_took.items() if took}
-    took = {number: ended(number, one) for number, one in again.items()}
-    times = {number: max(WARM_UP, min(MOST_QUEUED, int(seconds / one))) for number, one in took.items() if one}
+    warm_up = {number: begun(number, WARM_UP) for number in works}
+    warm_up_seconds = {number: ended(number, value) for number, value in warm_up.items()}
+    second_warm_up = {
+        number: begun(number, WARM_UP) for number, work_seconds in warm_up_seconds.items() if work_seconds
+    }
+    work_seconds = {number: ended(number, value) for number, value in second_warm_up.items()}
+    times = {
+        number: max(WARM_UP, min(MAX_QUEUED, int(seconds / value))) for number, value in work_seconds.items() if value
+    }
     queued = {number: begun(number, count) for number, count in times.items()}
-    measured = {number: ended(number, one) for number, one in queued.items()}
-    return {number: one for number, one in measured.items() if one}
+    measured = {number: ended(number, value) for number, value in queued.items()}
+    return {number: value for number, value in measured.items() if value}
 
 
-def over(test: str, part: str, one: Timed) -> float | None:
+def wait_for(test: str, part: str, timed: Timed) -> float | None:
     """Return its seconds; None if it hangs or failed, which is reported."""
-    took = tried(test, part, functools.partial(one.seconds, LIMIT_SECONDS))
-    if took == ():
-        say(test=test, part=part, error=f"it did not end within {LIMIT_SECONDS:.0f} s")
-    return took[0] if took else None
+    seconds = tried(test, part, functools.partial(timed.seconds, LIMIT_SECONDS))
+    if seconds == ():
+        report(test=test, part=part, error=f"it did not end within {LIMIT_SECONDS:.0f} s")
+    return seconds[0] if seconds else None
 
 
 def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
@@ -111,7 +117,7 @@ def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
     try:
         return act()
     except Exception as error:
-        _error(test, part, error)
+        _report_error(test, part, error)
         return None
 
 
@@ -122,18 +128,22 @@ def gemm(torch: Any, parts: Sequence[str], seconds: float) -> None:
         checks: dict[int, Callable[[], int]] = {}
         for number, part in enumerate(parts):
             if dtype is None and torch.cuda.get_device_capability(number) < (8, 9):
-                say(test=test, part=part, skipped="this GPU has no FP8")
+                report(test=test, part=part, skipped="this GPU has no FP8")
                 continue
             made = tried(test, part, functools.partial(_product, torch, number, dtype))
             if made is not None:
                 works[number], checks[number] = made
         for number, took in side_by_side(torch, test, parts, works, seconds).items():
             value = 2.0 * SIZE**3 / took / 1e12
-            wrong = tried(test, parts[number], checks[number])
-            if wrong is None:
+            wrong_count = tried(test, parts[number], checks[number])
+            if wrong_count is None:
                 continue
-            more = {"wrong": f"{wrong} of {SIZE * SIZE} numbers changed when a product was repeated"} if wrong else {}
-            say(test=test, part=parts[number], value=value, unit="TFLOPS", **more)
+            extra = (
+                {"wrong": f"{wrong_count} of {SIZE * SIZE} numbers changed when a product was repeated"}
+                if wrong_count
+                else {}
+            )
+            report(test=test, part=parts[number], value=value, unit="TFLOPS", **extra)
         del works, checks
         torch.cuda.empty_cache()
 
@@ -149,10 +159,10 @@ def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object],
     a, b = (torch.randn(SIZE, SIZE, device=device, dtype=torch.float32, generator=generator) for _ in range(2))
     if dtype is None:
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
-        one = torch.ones((), device=device, dtype=torch.float32)
+        scale = torch.ones((), device=device, dtype=torch.float32)
 
         def work() -> Any:
-            return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     else:
         a, b = a.to(dtype), b.to(dtype)
 
@@ -177,7 +187,7 @@ def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
         if work is not None:
             works[number] = work
     for number, took in side_by_side(torch, "memory", parts, works, seconds).items():
-        say(test="memory", part=parts[number], value=2 * MEMORY_BYTES / took / 1e9, unit="GB/s")
+        report(test="memory", part=parts[number], value=2 * MEMORY_BYTES / took / 1e9, unit="GB/s")
 
 
 def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
@@ -197,7 +207,7 @@ def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
                     break
                 tries.append(took[number])
             else:
-                say(test=test, part=part, value=PCIE_BYTES / min(tries) / 1e9, unit="GB/s")
+                report(test=test, part=part, value=PCIE_BYTES / min(tries) / 1e9, unit="GB/s")
     run_on(everywhere)
 
 
@@ -208,10 +218,10 @@ def run_on(cpus: set[int]) -> None:
 
 
 def _transfer(torch: Any, number: int, to_gpu: bool) -> Callable[[], object]:
-    host = torch.empty(PCIE_BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
-    there = torch.empty(PCIE_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
-    to, of = (there, host) if to_gpu else (host, there)
-    return functools.partial(to.copy_, of, non_blocking=True)
+    host_buffer = torch.empty(PCIE_BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
+    device_buffer = torch.empty(PCIE_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
+    target, source = (device_buffer, host_buffer) if to_gpu else (host_buffer, device_buffer)
+    return functools.partial(target.copy_, source, non_blocking=True)
 
 
 def near(part: str) -> set[int]:
@@ -236,35 +246,35 @@ def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int
             for sender, receiver in pairs:
                 part, test = f"{parts[sender]}>{parts[receiver]}", f"p2p_{megabytes}mb"
                 if not torch.cuda.can_device_access_peer(sender, receiver):
-                    say(test=test, part=part, skipped="the driver allows no copy between these two")
+                    report(test=test, part=part, skipped="the driver allows no copy between these two")
                     continue
                 work = tried(test, part, functools.partial(_copy, torch, sender, receiver, size))
                 if work is not None:
                     works[sender, receiver] = work
-            took: dict[tuple[int, int], list[float]] = {pair: [] for pair in works}
+            pair_seconds: dict[tuple[int, int], list[float]] = {pair: [] for pair in works}
             broken: set[tuple[int, int]] = set()
             for _ in range(REPEATS + 1):  # the first one enables peer access
                 queued: dict[tuple[int, int], Timed] = {}
                 for pair, work in works.items():
                     part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"
-                    one = None
+                    timed = None
                     if pair not in broken:
-                        one = tried(test, part, functools.partial(Timed, torch, pair[0], work, 8))
-                    if one is None:
+                        timed = tried(test, part, functools.partial(Timed, torch, pair[0], work, 8))
+                    if timed is None:
                         broken.add(pair)
                     else:
-                        queued[pair] = one
-                for pair, one in queued.items():
+                        queued[pair] = timed
+                for pair, timed in queued.items():
                     part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"
-                    seconds = over(test, part, one)
+                    seconds = wait_for(test, part, timed)
                     if seconds is None:
                         broken.add(pair)
                     else:
-                        took[pair].append(seconds)
-            for (sender, receiver), all_of in took.items():
+                        pair_seconds[pair].append(seconds)
+            for (sender, receiver), durations in pair_seconds.items():
                 part, test = f"{parts[sender]}>{parts[receiver]}", f"p2p_{megabytes}mb"
                 if (sender, receiver) not in broken:
-                    say(test=test, part=part, value=size / statistics.median(all_of[1:]) / 1e9, unit="GB/s")
+                    report(test=test, part=part, value=size / statistics.median(durations[1:]) / 1e9, unit="GB/s")
 
 
 def _copy(torch: Any, sender: int, receiver: int, size: int) -> Callable[[], object]:
@@ -273,35 +283,35 @@ def _copy(torch: Any, sender: int, receiver: int, size: int) -> Callable[[], obj
     return functools.partial(b.copy_, a, non_blocking=True)
 
 
-def _error(test: str, part: str, error: Exception) -> None:
+def _report_error(test: str, part: str, error: Exception) -> None:
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    of_cuda = "CUDA error" in text or "CUBLAS_STATUS" in text
-    if of_cuda and not any(words in text for words in EXCUSED):
-        say(test=test, part=part, error=text)
+    is_cuda_error = "CUDA error" in text or "CUBLAS_STATUS" in text
+    if is_cuda_error and not any(phrase in text for phrase in EXCUSED):
+        report(test=test, part=part, error=text)
     else:
-        say(test=test, part=part, skipped=text)
+        report(test=test, part=part, skipped=text)
 
 
 def main() -> None:
-    wanted = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     try:
         import torch
     except ImportError as error:
-        say(missing=f"{error}")
+        report(missing=f"{error}")
         return
-    say(source=f"PyTorch {torch.__version__}")
+    report(source=f"PyTorch {torch.__version__}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        say(missing="PyTorch sees no GPU here")
+        report(missing="PyTorch sees no GPU here")
         return
     parts = addresses(count)
-    say(gpus=parts)
-    seconds = float(wanted["seconds"])
+    report(gpus=parts)
+    seconds = float(request["seconds"])
     for family, measure in (("gemm", gemm), ("memory", memory), ("pcie", pcie)):
-        if family in wanted["families"]:
+        if family in request["families"]:
             measure(torch, parts, seconds)
-    if "p2p" in wanted["families"] and count > 1:
-        p2p(torch, parts, wanted["passes"].get(str(count), []))
+    if "p2p" in request["families"] and count > 1:
+        p2p(torch, parts, request["passes"].get(str(count), []))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from healthd.common.model import (
     ConditionState,
     Ending,
     Finding,
-    Found,
+    FoundSeverity,
     Health,
     KernelEvent,
     Outcome,
@@ -129,8 +129,10 @@ def test_enforce_false_caps_everything_at_warning() -> None:
 
 def test_a_severity_that_the_site_sets_is_final() -> None:
     config = CheckConfig(severity={"gpu_access/hang": Severity.INFO, "gpu_count/missing": Severity.CRITICAL})
-    found = Found(HANG.severity, HANG.worsens)
-    assert absorb.as_configured(HANG, config) == replace(HANG, severity=Severity.INFO, worsens=None, found=found)
+    found = FoundSeverity(HANG.severity, HANG.worsens)
+    assert absorb.as_configured(HANG, config) == replace(
+        HANG, severity=Severity.INFO, worsens=None, found_severity=found
+    )
     capped = absorb.as_configured(GONE, replace(config, enforce=False))
     assert capped.severity is Severity.WARNING, "enforce = false wins"
 
@@ -372,8 +374,8 @@ class Listening(Node):
             events=self.events,
             next_sequence=len(self.events) + 1,
         )
-        heard = intake.heard(known, [replace(event, last_time=self.now)], LISTENERS, self.now)
-        assert not heard.mistakes
+        heard = intake.take_kernel_events(known, [replace(event, last_time=self.now)], LISTENERS, self.now)
+        assert not heard.failures
         self.conditions, self.cleared = heard.ledger.by_key(), list(heard.ledger.cleared)
         self.events = heard.ledger.events
         return self
@@ -465,7 +467,7 @@ def test_a_harmless_line_of_the_same_code_does_not_undo_a_fault_that_waits_for_a
     (fault,) = conditions.values()
     assert (fault.severity, fault.clears, fault.message, fault.count) == (Severity.CRITICAL, Clears.REBOOT, "fatal", 2)
     now = 400_000.0
-    conditions = endings.after_quiet(conditions, 90_000.0, loaded=True, now=now)
+    conditions = endings.after_quiet_time(conditions, 90_000.0, under_load=True, now=now)
     conditions = endings.after_repairs(conditions, [Repair(Clears.GPU_RESET, fault.subject, "reset", now)], now)
     assert [c.state for c in conditions.values()] == [ConditionState.OPEN]
     assert [c.state for c in endings.after_boot(conditions, "b2", now).values()] == [ConditionState.CLEARED]
@@ -540,7 +542,7 @@ def test_history_stays_history_whatever_the_site_makes_of_its_code() -> None:
 
 SLOW = Finding(Severity.DEGRADED, "disk/slow", "sda", "slow", Clears.WINDOW, window_seconds=DAY)
 SILENT = Finding(Severity.WARNING, "filesystem/no_answer", "nas1", "does not answer", Clears.WINDOW, window_seconds=DAY)
-ANSWERS = replace(SILENT, severity=Severity.INFO, message="the log says: it answers again", over=True)
+ANSWERS = replace(SILENT, severity=Severity.INFO, message="the log says: it answers again", recovered=True)
 
 
 def test_what_the_log_itself_takes_back_is_over_at_once_and_comes_back_with_the_next_line() -> None:
@@ -580,7 +582,7 @@ def test_what_ended_while_the_daemon_was_down_is_over_when_it_reads_on() -> None
 def test_what_waits_for_a_reboot_is_not_taken_back_by_a_line_of_the_log() -> None:
     node = Node()
     node.event(GONE)
-    node.event(replace(GONE, over=True))
+    node.event(replace(GONE, recovered=True))
     assert [c.state for c in node.conditions.values()] == [OPEN]
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.conditions import durable_file
-from healthd.agent.conditions.durable_file import ROOM_BYTES, read_whole, rewrite_file
+from healthd.agent.conditions.durable_file import SIZE_STEP_BYTES, read_whole, rewrite_file
 
 
 def rooms(folder: Path) -> dict[str, tuple[int, int]]:
@@ -29,8 +29,8 @@ def test_two_files_take_turns_and_neither_gives_its_room_away(tmp_path: Path) ->
     rewrite_file(str(path), b"one")
     first = rooms(tmp_path)
     assert first.keys() == {"ledger.json", "ledger.json.spare"}
-    assert all(room >= ROOM_BYTES for _, room in first.values()), "also the one that was not written yet"
-    for text in ("two", "x" * (ROOM_BYTES * 3 // 4), "y", "caf\u00e9"):
+    assert all(room >= SIZE_STEP_BYTES for _, room in first.values()), "also the one that was not written yet"
+    for text in ("two", "x" * (SIZE_STEP_BYTES * 3 // 4), "y", "caf\u00e9"):
         rewrite_file(str(path), text.encode())
         assert path.read_text(encoding="utf-8").rstrip(" ") == text
     assert rooms(tmp_path) == first, "after four turns each has its name again"
@@ -41,19 +41,19 @@ def test_a_file_without_room_gets_it_at_the_first_save(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text("{}")
     rewrite_file(str(path), b"{}")
-    assert all(room >= ROOM_BYTES for _, room in rooms(tmp_path).values())
+    assert all(room >= SIZE_STEP_BYTES for _, room in rooms(tmp_path).values())
 
 
 def test_room_grows_in_steps_before_it_is_needed_and_is_given_back_when_far_too_large(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    steps = ((ROOM_BYTES * 3 // 4, 1), (ROOM_BYTES * 3 // 4 + 1, 2), (3 * ROOM_BYTES, 4), (0, 4), (0, 4))
+    steps = ((SIZE_STEP_BYTES * 3 // 4, 1), (SIZE_STEP_BYTES * 3 // 4 + 1, 2), (3 * SIZE_STEP_BYTES, 4), (0, 4), (0, 4))
     for size, expected in steps:
         rewrite_file(str(path), b"x" * size)
-        assert path.stat().st_size == expected * ROOM_BYTES
-    rewrite_file(str(path), b"x" * (40 * ROOM_BYTES))
+        assert path.stat().st_size == expected * SIZE_STEP_BYTES
+    rewrite_file(str(path), b"x" * (40 * SIZE_STEP_BYTES))
     for _ in range(2):
         rewrite_file(str(path), b"small")
-    assert path.stat().st_size == ROOM_BYTES
+    assert path.stat().st_size == SIZE_STEP_BYTES
 
 
 def test_where_names_cannot_be_exchanged_the_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_where_names_cannot_be_exchanged_the_file_is_replaced(tmp_path: Path, mo
     for text in ("one", "two", "three"):
         rewrite_file(str(path), text.encode())
         assert path.read_text().rstrip() == text
-    assert all(room >= ROOM_BYTES for _, room in rooms(tmp_path).values())
+    assert all(room >= SIZE_STEP_BYTES for _, room in rooms(tmp_path).values())
 
 
 def test_a_link_in_the_place_of_the_spare_file_is_not_followed(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_evidence_of_a_reset_clears_nothing_that_the_log_told_while_the_earlier_
 def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_is_seen_again() -> None:
     node = Node().run(GONE)
     resumed = node.now + 100.0 - RUN_SECONDS / 2
-    node.take(endings.resumed_by_operator(node.conditions, node.now, resumed))
+    node.take(endings.acknowledge_resumed(node.conditions, node.now, resumed))
     assert node.run(GONE, after=100.0).judge().causes == ()
     assert node.run(GONE).judge().causes == (node.only,)
 
@@ -179,7 +179,7 @@ def test_resumed_by_operator_leaves_open_what_opened_after_the_operator_saw_the_
     node = Node().run(GONE)
     seen = node.now
     node.event(XID)
-    node.take(endings.resumed_by_operator(node.conditions, seen, node.now + 10.0))
+    node.take(endings.acknowledge_resumed(node.conditions, seen, node.now + 10.0))
     assert {c.code: c.state for c in node.conditions.values()} == {GONE.code: ACKNOWLEDGED, XID.code: OPEN}
     assert [c.code for c in node.judge().causes] == [XID.code]
 
@@ -235,7 +235,7 @@ def test_the_time_before_the_news_is_not_quiet() -> None:
     node = Node()
     node.event(replace(RATE, clears=Clears.GPU_RESET))
     node.now += 5
-    node.take(endings.after_quiet(node.conditions, 300.0, True, node.now))
+    node.take(endings.after_quiet_time(node.conditions, 300.0, True, node.now))
     assert node.only.quiet_seconds == 5
 
 

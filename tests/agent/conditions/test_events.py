@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, events, store
-from healthd.agent.conditions.ledger import KEEP_CLEARED
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.ledger import MAX_CLEARED
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control import commands
 from healthd.common import guard
 from healthd.common.model import (
@@ -24,12 +24,12 @@ from healthd.common.model import (
     Condition,
     ConditionState,
     Drain,
+    DrainRecord,
     Leave,
     Mode,
     RunName,
     Severity,
     Slowness,
-    SlurmMemory,
 )
 from healthd.events.schema import EVENTS, Event
 
@@ -74,8 +74,8 @@ class Node:
         self.start()
 
     def start(self, disk: Callable[[], dict[str, str | None]] = dict, boot_id: str = "b1", alive: float = 0.0) -> None:
-        self.memory = Memory(str(self.directory), lambda: self.now, lambda: self.now - NOW + 100, "n1", "c1")
-        self.memory.recall(disk, boot_id, Mode.ACT, alive)
+        self.memory = ConditionStore(str(self.directory), lambda: self.now, lambda: self.now - NOW + 100, "n1", "c1")
+        self.memory.load(disk, boot_id, Mode.ACT, alive)
 
     def has(self, *conditions: Condition) -> None:
         self.memory.set_conditions({c.key: c for c in conditions})
@@ -84,7 +84,7 @@ class Node:
         """What is new since the last call, as a worker acknowledges it."""
         new = self.memory.ledger.outbox.lines
         self.lines += new
-        self.memory.stream.written(new)
+        self.memory.stream.mark_written(new)
         return list(map(json.loads, new))
 
     def names(self) -> list[str]:
@@ -128,7 +128,7 @@ def test_a_condition_that_opens_is_told_with_all_that_is_known(node: Node) -> No
         ["4711", "4712"],
     )
     assert (event["first"], event["last"]) == ("2026-11-22T12:10:20.000Z", "2026-11-22T12:11:20.000Z")
-    assert set(EVENTS["opened"].always) <= set(event)
+    assert set(EVENTS["opened"].required) <= set(event)
 
 
 def test_a_slowness_is_told_with_how_slow_since_when_and_whose_it_is_and_nothing_else_has_such_a_field(
@@ -201,7 +201,7 @@ def test_what_is_counted_among_others_is_over_by_its_own_name(node: Node) -> Non
     assert (event["event"], event["code"], event["cleared_by"]) == ("cleared", "mount/missing", "others")
 
 
-@pytest.mark.parametrize("many", [KEEP_CLEARED, KEEP_CLEARED + 1, 300])
+@pytest.mark.parametrize("many", [MAX_CLEARED, MAX_CLEARED + 1, 300])
 def test_of_many_that_end_at_once_each_says_why_also_those_that_the_history_does_not_keep(
     node: Node, caplog: pytest.LogCaptureFixture, many: int
 ) -> None:
@@ -209,12 +209,12 @@ def test_of_many_that_end_at_once_each_says_why_also_those_that_the_history_does
     node.told()
     caplog.clear()
     with caplog.at_level("INFO"):
-        node.memory.forget({MOUNT.run}, "no longer configured")
+        node.memory.clear_runs({MOUNT.run}, "no longer configured")
     told = node.told()
     assert {(event["event"], event["cleared_by"]) for event in told} == {("cleared", "no longer configured")}
     assert len({event["subject"] for event in told}) == len(told) == many
     assert len([text for text in caplog.messages if text.endswith("cleared: no longer configured")]) == many
-    assert len(node.memory.ledger.cleared) == KEEP_CLEARED
+    assert len(node.memory.ledger.cleared) == MAX_CLEARED
 
 
 def test_an_acknowledgement_says_who_why_and_until_when(node: Node) -> None:
@@ -235,7 +235,7 @@ def test_an_acknowledgement_says_who_why_and_until_when(node: Node) -> None:
 def test_a_resume_in_slurm_acknowledges_by_an_operator(node: Node) -> None:
     node.has(MOUNT)
     node.told()
-    node.memory.set_conditions(endings.resumed_by_operator(node.memory.conditions, NOW, NOW))
+    node.memory.set_conditions(endings.acknowledge_resumed(node.memory.conditions, NOW, NOW))
     (event,) = node.told()
     assert (event["event"], event["who"]) == ("acknowledged", "an operator")
     assert "until" not in event
@@ -288,7 +288,7 @@ def test_what_gets_its_name_with_the_first_inventory_is_told_once_with_it(node: 
     before = node.memory.ledger
     node.has(replace(XID, message="GPU 3 fell off the bus"), MOUNT)
     for told in (["GPU 3 fell off the bus"], []):
-        node.memory.stream.emit(*events.named(before, node.memory.ledger, node.now))
+        node.memory.stream.emit(*events.renamed_part_events(before, node.memory.ledger, node.now))
         assert [event["message"] for event in node.told() if event["event"] == "seen_again"] == told
         before = node.memory.ledger
 
@@ -304,7 +304,7 @@ def test_what_only_stands_is_not_seen(node: Node) -> None:
 def test_a_clock_that_is_set_moves_the_hour_between_two_lines_with_it(node: Node, step: float) -> None:
     node.has(MOUNT)
     node.told()
-    node.memory.set_clock(step)
+    node.memory.apply_clock_step(step)
     assert node.names() == []
     node.now += step + 60
     node.has(seen(MOUNT, 2, node.now))
@@ -321,13 +321,13 @@ def test_a_clock_that_is_set_after_a_jobs_end_neither_hastens_nor_repeats_what_i
     node.has(MOUNT)
     node.memory.stream.emit_job_end()
     node.told()
-    node.memory.set_clock(step)
+    node.memory.apply_clock_step(step)
     node.now += step + 60
     node.memory.stream.flush_after_job()
-    assert node.memory.ledger.told.job_ended == NOW + step
+    assert node.memory.ledger.emitted.job_ended == NOW + step
     node.now += 300
     node.memory.stream.flush_after_job()
-    assert (node.memory.ledger.told.job_ended, node.names()) == (0.0, []), "its only sight has its line"
+    assert (node.memory.ledger.emitted.job_ended, node.names()) == (0.0, []), "its only sight has its line"
 
 
 # --- a job's end
@@ -356,7 +356,7 @@ def test_what_was_seen_ten_minutes_before_the_end_is_told_and_a_moment_earlier_i
     node.has(MOUNT, XID)
     node.told()
     node.has(seen(MOUNT, 2, NOW), seen(XID, 2, NOW - 1))
-    node.now = NOW + events.JOBS_LAST_SECONDS
+    node.now = NOW + events.BEFORE_JOB_END_SECONDS
     node.memory.stream.emit_job_end()
     node.now += events.FLUSH_SECONDS
     node.memory.stream.flush_after_job()
@@ -375,12 +375,12 @@ def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_
     node.start()
     node.told()
     for at, count in ((NOW, 3), (NOW + 200, 4)):
-        assert events.flush_at(node.memory.ledger.told) == at + events.FLUSH_SECONDS
+        assert events.flush_time(node.memory.ledger.emitted) == at + events.FLUSH_SECONDS
         node.now = at + events.FLUSH_SECONDS
         node.has(seen(MOUNT, count, node.now))
         node.memory.stream.flush_after_job()
         assert node.names() == ["seen_again"]
-    assert events.flush_at(node.memory.ledger.told) == float("inf")
+    assert events.flush_time(node.memory.ledger.emitted) == float("inf")
 
 
 # --- Slurm, people
@@ -388,11 +388,11 @@ def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_
 
 def test_our_drain_is_told_when_slurm_shows_it_and_not_at_each_look(node: Node) -> None:
     for slurm in (
-        SlurmMemory(writing="healthd: a", written_at=NOW),
-        SlurmMemory(reason="healthd: a", confirmed_at=NOW),
-        SlurmMemory(reason="healthd: a", confirmed_at=NOW + 1),
-        SlurmMemory(reason="healthd: b", confirmed_at=NOW + 2),
-        SlurmMemory(),
+        DrainRecord(pending_reason="healthd: a", pending_since=NOW),
+        DrainRecord(reason="healthd: a", confirmed_at=NOW),
+        DrainRecord(reason="healthd: a", confirmed_at=NOW + 1),
+        DrainRecord(reason="healthd: b", confirmed_at=NOW + 2),
+        DrainRecord(),
     ):
         node.memory.change(slurm=slurm)
     assert [(e["event"], e["stage"], e["reason"]) for e in node.told()] == [
@@ -475,7 +475,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
 def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: Node) -> None:
     node.has(MOUNT, replace(XID, state=ConditionState.PENDING))
     (opened,) = node.told()
-    node.memory.stream.emit_alive(["mount", "gpu_xid"], anyway=True)
+    node.memory.stream.emit_alive(["mount", "gpu_xid"], force=True)
     (alive,) = node.told()
     assert alive["checks"] == ["gpu_xid", "mount"]
     assert alive["conditions"] == [
@@ -491,10 +491,10 @@ def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: N
     ]
     for seconds, told in ((86399, []), (86400, ["alive"]), (86401, []), (2 * 86400, ["alive"])):
         node.now = NOW + seconds
-        node.memory.stream.emit_alive([], anyway=False)
+        node.memory.stream.emit_alive([], force=False)
         assert node.names() == told, seconds
     node.now = NOW
-    node.memory.stream.emit_alive([], anyway=False)
+    node.memory.stream.emit_alive([], force=False)
     assert node.names() == ["alive"], "the clock was set back"
 
 
@@ -518,27 +518,27 @@ def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node)
 
 
 def test_a_cluster_that_no_setting_names_is_that_of_slurms_settings(tmp_path: Path) -> None:
-    memory = Memory(str(tmp_path), lambda: NOW)
-    memory.recall(dict, "b1", Mode.ACT)
+    memory = ConditionStore(str(tmp_path), lambda: NOW)
+    memory.load(dict, "b1", Mode.ACT)
     memory.stream.set_cluster("")
     memory.stream.set_cluster("tux")
     memory.stream.emit_stopped("requested")
     memory.save()
-    again = Memory(str(tmp_path), lambda: NOW)
-    again.recall(dict, "b1", Mode.ACT)
+    again = ConditionStore(str(tmp_path), lambda: NOW)
+    again.load(dict, "b1", Mode.ACT)
     assert [json.loads(line)["cluster"] for line in again.ledger.outbox.lines] == ["", "tux", "tux"]
 
 
 def test_a_mistake_in_telling_costs_the_change_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "dropped", guard.Counter())
-    monkeypatch.setattr(events, "changes", lambda *_: 1 / 0)
+    monkeypatch.setattr(events, "change_events", lambda *_: 1 / 0)
     node.has(MOUNT)
     assert MOUNT.key in node.memory.conditions
     assert guard.dropped["stream"] == 1
 
 
 def test_what_did_not_fit_is_counted_since_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthd.events.outbox.MOST_LINES", 3)
+    monkeypatch.setattr("healthd.events.outbox.MAX_LINES", 3)
     for number in range(5):
         node.has(replace(MOUNT, subject=f"/{number}"))
     assert (node.memory.stream.dropped, node.memory.ledger.outbox.dropped) == (6, 6)
@@ -607,7 +607,7 @@ def test_whatever_changes_the_events_say_what_stands(
             conditions = {each: cleared(c, "reboot", node.now) for each, c in conditions.items()}
         node.memory.set_conditions(conditions)
         if step == "clock":
-            node.memory.set_clock(float(seconds - 2500))
+            node.memory.apply_clock_step(float(seconds - 2500))
             node.now += seconds - 2500
         if step in ("restart", "boot"):
             node.memory.save()
@@ -641,7 +641,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
             node.start(alive=node.now)
             node.memory.stream.emit_checks(dict.fromkeys(names, (f"1.{day}.0", "0123abcd")))
             node.memory.stream.emit([events.decision(Leave("nothing to do"), "nothing to do")])
-        node.memory.stream.emit_alive([name.check for name in names], anyway=day % 30 == 0)
+        node.memory.stream.emit_alive([name.check for name in names], force=day % 30 == 0)
         quiet += size()
         if day % 36 == 5:
             broken = replace(XID, first_seen=node.now, opened_at=node.now, last_seen=node.now)
@@ -649,7 +649,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
             reason = "healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus"
             node.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
             node.memory.stream.emit([Event("drain", {"stage": "sent", "reason": reason})])
-            node.memory.change(slurm=SlurmMemory(reason=reason))
+            node.memory.change(slurm=DrainRecord(reason=reason))
             node.memory.stream.emit(
                 [Event("requeue", {"stage": stage, "job": "4711"}) for stage in ("sent", "confirmed")]
             )
@@ -657,7 +657,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
             commands.repaired(node.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", node.now)
             node.memory.stream.emit([Event("resume", {"stage": "sent"})])
             node.memory.stream.emit([Event("resume", {"stage": "confirmed", "reason": reason})])
-            node.memory.change(slurm=SlurmMemory())
+            node.memory.change(slurm=DrainRecord())
             fault += size()
         if 100 <= day < 130:
             for number in range(288):

@@ -24,14 +24,14 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions import store
 from healthd.agent.conditions.ledger import (
-    KEEP_CLEARED,
-    KEEP_CLEARED_SECONDS,
+    CLEARED_RETENTION_SECONDS,
+    MAX_CLEARED,
     Ledger,
     Pause,
     after_clock_step,
+    trim_history,
     with_conditions,
-    with_none_in_the_future,
-    with_short_history,
+    without_future_times,
 )
 from healthd.agent.conditions.state_files import LedgerError, read_text, set_aside
 from healthd.agent.conditions.store import decode, decode_past
@@ -45,17 +45,17 @@ from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
+    DrainRecord,
+    EndedDrain,
     FleetCount,
     Gpu,
     Inventory,
     KernelEvent,
-    Lifted,
     PartitionCount,
-    Requeued,
+    SentRequeue,
     Severity,
     Slowness,
-    SlurmMemory,
-    Unsaved,
+    UnsavedChange,
     Worsens,
 )
 from healthd.common.moments import MOMENT
@@ -132,16 +132,16 @@ FULL = Ledger(
     events=(KernelEvent("xid", "79", "0000:1b:00.0", T0, pid=12, fields=(("link", "28"),), last_time=T0, sequence=7),),
     next_sequence=8,
     cursors={"kmsg": {"sequence": 12, "boot_id": "b"}},
-    slurm=SlurmMemory(
+    slurm=DrainRecord(
         "healthd: gpu_xid/79",
         confirmed_at=T0,
-        resumed_at=T0,
-        requeued=(Requeued("12", 0, T0),),
-        lifted=Lifted("healthd: a", "healthd: a", 5.0, T0, controller="1 ctl1"),
-        unsaved=Unsaved(T0, "1 ctl1"),
-        counted=FleetCount(T0, (PartitionCount("gpu", 8, 1),)),
-        uncounted_since=T0,
-        uncounted_at=T0,
+        resume_sent_at=T0,
+        sent_requeues=(SentRequeue("12", 0, T0),),
+        ended_drain=EndedDrain("healthd: a", "healthd: a", 5.0, T0, controller="1 ctl1"),
+        unsaved_change=UnsavedChange(T0, "1 ctl1"),
+        stored_count=FleetCount(T0, (PartitionCount("gpu", 8, 1),)),
+        count_failing_since=T0,
+        count_failed_at=T0,
     ),
     pause=Pause(T0, "driver upgrade", "root", T0 - 60),
     inventory=Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1", "H100"),)),
@@ -200,7 +200,7 @@ def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
 
 
 def test_ledger_keeps_a_reason_of_slurm_that_is_not_utf8() -> None:
-    ledger = Ledger(slurm=SlurmMemory(overruled=b"L\xfcfter".decode("utf-8", "surrogateescape")))
+    ledger = Ledger(slurm=DrainRecord(overriding_reason=b"L\xfcfter".decode("utf-8", "surrogateescape")))
     assert decode(encode(ledger), "x") == ledger
 
 
@@ -276,25 +276,25 @@ def test_unchanged_conditions_are_the_same_ledger() -> None:
 
 
 def test_the_history_is_bounded_in_number_and_the_newest_stay() -> None:
-    gone = [cleared(str(number), T0 + number) for number in range(KEEP_CLEARED + 1)]
+    gone = [cleared(str(number), T0 + number) for number in range(MAX_CLEARED + 1)]
     whole = with_conditions(Ledger(), {c.key: c for c in gone[1:]})
-    assert with_short_history(whole, T0) is whole
+    assert trim_history(whole, T0) is whole
     more = with_conditions(Ledger(), {c.key: c for c in gone})
     assert more.cleared == tuple(gone), "whoever tells of them sees them all"
-    assert with_short_history(more, T0).cleared == tuple(gone[1:])
+    assert trim_history(more, T0).cleared == tuple(gone[1:])
 
 
 def test_the_history_is_bounded_in_time() -> None:
-    old, new = cleared("old", T0), cleared("new", T0 + KEEP_CLEARED_SECONDS)
+    old, new = cleared("old", T0), cleared("new", T0 + CLEARED_RETENTION_SECONDS)
     ledger = replace(Ledger(), cleared=(old, new))
-    assert with_short_history(ledger, T0 + KEEP_CLEARED_SECONDS - 1) is ledger
-    assert with_short_history(ledger, T0 + KEEP_CLEARED_SECONDS).cleared == (new,)
+    assert trim_history(ledger, T0 + CLEARED_RETENTION_SECONDS - 1) is ledger
+    assert trim_history(ledger, T0 + CLEARED_RETENTION_SECONDS).cleared == (new,)
 
 
 def test_a_relapse_is_still_known_after_a_week() -> None:
     from healthd.agent.conditions.absorb import RELAPSE_SECONDS
 
-    assert KEEP_CLEARED_SECONDS > RELAPSE_SECONDS
+    assert CLEARED_RETENTION_SECONDS > RELAPSE_SECONDS
 
 
 # --- the clock
@@ -360,16 +360,16 @@ def test_past_moments_are_now_at_the_latest_and_other_moments_stay() -> None:
         trusted_since=ahead,
         conditions=(condition_ahead,),
         cleared=(condition_ahead,),
-        slurm=SlurmMemory(written_at=ahead, drained_at=ahead, earlier=(Lifted("a", "a", ahead, ahead),)),
+        slurm=DrainRecord(pending_since=ahead, drained_at=ahead, earlier_drains=(EndedDrain("a", "a", ahead, ahead),)),
     )
-    found = with_none_in_the_future(ledger, T0)
+    found = without_future_times(ledger, T0)
     assert (found.born, found.trusted_since, found.cleared) == (ahead, T0, ledger.cleared)
     (known,) = found.conditions
     assert (known.acknowledged_at, known.last_event) == (T0, ahead)
     assert known.ack is not None
-    assert (known.ack.given, known.ack.until) == (T0, T0 + 60)
-    assert (found.slurm.written_at, found.slurm.drained_at) == (ahead, T0)
-    assert [(old.stamp, old.time) for old in found.slurm.earlier] == [(ahead, T0)]
+    assert (known.ack.requested_at, known.ack.until) == (T0, T0 + 60)
+    assert (found.slurm.pending_since, found.slurm.drained_at) == (ahead, T0)
+    assert [(old.reason_time, old.ended_at) for old in found.slurm.earlier_drains] == [(ahead, T0)]
 
 
 def test_a_clock_step_gives_no_time_to_what_never_was() -> None:
@@ -377,9 +377,9 @@ def test_a_clock_step_gives_no_time_to_what_never_was() -> None:
 
 
 def test_a_wait_for_a_count_that_began_in_the_future_begins_now() -> None:
-    slurm = SlurmMemory(uncounted_since=T0 + 9e6, unsaved=Unsaved(T0 + 9e6, "1 ctl1"))
-    found = with_none_in_the_future(Ledger(slurm=slurm), T0).slurm
-    assert (found.uncounted_since, found.unsaved) == (T0, Unsaved(T0, "1 ctl1"))
+    slurm = DrainRecord(count_failing_since=T0 + 9e6, unsaved_change=UnsavedChange(T0 + 9e6, "1 ctl1"))
+    found = without_future_times(Ledger(slurm=slurm), T0).slurm
+    assert (found.count_failing_since, found.unsaved_change) == (T0, UnsavedChange(T0, "1 ctl1"))
 
 
 # --- as files

@@ -15,18 +15,18 @@ from kernel_lines import event
 from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
-from healthd.agent.conditions.bounds import MOST
+from healthd.agent.conditions.bounds import MAX_CONDITIONS
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.store import decode
 from healthd.agent.daemon import Daemon
-from healthd.agent.kernel_log.journal import line_of
-from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.journal import parse_entry
+from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.metrics.families import render
 from healthd.agent.reporting.status import status_json
 from healthd.agent.settings import registry
-from healthd.agent.settings.config import only_observes_kernel_log
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.config import is_kernel_log_forgeable
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.model import (
     CheckResult,
@@ -45,7 +45,7 @@ from healthd.common.values import encode
 GPU = "0000:61:00.0"
 XID_79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=7, name=x, GPU has fallen off the bus."
 XID_48 = "NVRM: Xid (PCI:0000:61:00): 48, pid=7, name=x, DBE (double bit error) detected"
-LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 EMPTY = Ledger(boot_id=BOOT)
 
 
@@ -59,8 +59,8 @@ def forged(line: str, at: float = NOW) -> KernelEvent:
 
 
 def heard(ledger: Ledger, *events: KernelEvent, now: float = NOW) -> Ledger:
-    found = intake.heard(ledger, events, LISTENERS, now)
-    assert not found.mistakes
+    found = intake.take_kernel_events(ledger, events, LISTENERS, now)
+    assert not found.failures
     return found.ledger
 
 
@@ -89,14 +89,14 @@ def judged(ledger: Ledger) -> verdict.Verdict:
 def test_a_file_is_observed_unless_it_is_trusted_or_a_drills_flag(
     table: dict[str, Any], flags: dict[str, tuple[str, Any]], observed: bool
 ) -> None:
-    loaded = settle({"kernel_log": table}, "/etc/healthd/healthd.toml", flags, registry.built_in())
-    assert only_observes_kernel_log(loaded) is observed
+    loaded = resolve_settings({"kernel_log": table}, "/etc/healthd/healthd.toml", flags, registry.built_in_checks())
+    assert is_kernel_log_forgeable(loaded) is observed
 
 
 @pytest.mark.parametrize("observed", [True, False])
 def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: Path, observed: bool) -> None:
     log = tmp_path / "kern.log"
-    listener = Listener(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
+    listener = KernelLogReader(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
     listener.open()
     assert listener.status.problem == f"{log} is not there yet"
     log.write_text(f"{XID_79}\n")
@@ -120,7 +120,7 @@ def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transpo
         "__CURSOR": "s=1",
         **({"_TRANSPORT": transport} if transport else {}),
     }
-    line = line_of(entry, accept_injected=False)
+    line = parse_entry(entry, accept_injected=False)
     assert (line is not None) is (transport == "kernel")
     assert line is None or (line.text, line.usec, line.time) == (XID_79, 12_500_000, NOW)
 
@@ -183,7 +183,7 @@ def test_a_level_check_that_sees_the_fault_proves_it() -> None:
     (known,) = ledger.conditions
     finding = Finding(Severity.DEGRADED, known.code, known.subject, "it is gone", Clears.PASS, confirm_seconds=0.0)
     result = CheckResult(known.check, "", Outcome.COMPLETED, NOW + 5, 0.1, (finding,))
-    after = intake.looked(ledger, result, LISTENERS[0][1], NOW + 5).ledger
+    after = intake.take_result(ledger, result, LISTENERS[0][1], NOW + 5).ledger
     (condition,) = after.conditions
     assert (condition.observed, condition.severity, condition.clears, condition.message) == (
         False,
@@ -204,7 +204,7 @@ def test_a_forged_fault_that_was_repaired_makes_a_true_one_no_relapse() -> None:
 def test_any_number_of_forged_parts_folds_no_proven_fault_away() -> None:
     parts = [forged(f"NVRM: Xid (PCI:{n:04x}:01:00): 79, pid=7, name=x, GPU has fallen") for n in range(1, 300)]
     ledger = heard(EMPTY, *parts, said(XID_48.replace("48", "79"), NOW + 1), *parts)
-    assert len(ledger.conditions) == MOST
+    assert len(ledger.conditions) == MAX_CONDITIONS
     assert [cause.subject for cause in judged(ledger).causes] == [GPU]
 
 
@@ -219,7 +219,7 @@ def test_it_is_kept_across_a_restart() -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     log = tmp_path / "kern.log"
     log.touch()
     table = {
@@ -232,13 +232,13 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
         "kernel_log": {"source": str(log), **request.param},
         "checks": {name: {"enabled": False} for name in checks if name != "gpu_xid" and not checks[name].per},
     }
-    made = Daemon(lambda _running: (settle(table, "test", {}, checks), checks))
+    made = Daemon(lambda _running: (resolve_settings(table, "test", {}, checks), checks))
     made.start()
-    made.memory.change(trusted_since=0.0)
-    made.hearing.listen()
+    made.store.change(trusted_since=0.0)
+    made.kernel_events.read_log()
     with open(log, "a") as file:
         file.write(f"{XID_79}\n")
-    made.hearing.listen()
+    made.kernel_events.read_log()
     made.judge()
     yield made
     made.shut_down()

@@ -16,8 +16,8 @@ from healthd.agent.conditions.durable_file import read_whole
 from healthd.agent.conditions.store import FILE, PAST_FILE
 from healthd.agent.daemon import Daemon
 from healthd.agent.settings import registry
-from healthd.agent.settings.effective import settle
-from healthd.common.model import SlurmMemory
+from healthd.agent.settings.effective import resolve_settings
+from healthd.common.model import DrainRecord
 from healthd.common.slurm.commands import Command
 from tests.agent.test_daemon_guards import go as worker_answers
 
@@ -61,7 +61,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
         (checks_dir / f"{name}.py").write_text(check)
 
     def settings(_running: str | None) -> Any:
-        checks = registry.find(str(checks_dir))
+        checks = registry.find_checks(str(checks_dir))
         table = {
             **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
             "profile": "none",
@@ -73,7 +73,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
             "checks": {name: {"enabled": False} for name, check in checks.items() if name not in ("first", "second")},
         }
         table["checks"] = {name: off for name, off in table["checks"].items() if not checks[name].per}
-        return settle(table, "test", {}, checks), checks
+        return resolve_settings(table, "test", {}, checks), checks
 
     made = Daemon(settings)
     made.start()
@@ -81,7 +81,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
 
     def noted(path: str, text: Any) -> None:
         real(path, text)
-        writes.append((Path(path).name, made.scheduler.queue.running))
+        writes.append((Path(path).name, made.scheduler.queue.is_running))
 
     monkeypatch.setattr(store, "rewrite_file", noted)
     yield made
@@ -100,13 +100,13 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
 def rounds(daemon: Daemon, number: int) -> None:
     """So many more of them, to the end."""
     last = daemon.scheduler.queue.status.number + number
-    go(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.running)
+    go(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.is_running)
 
 
 def at_rest(daemon: Daemon, writes: Writes) -> None:
     """All that a start has to tell is told, and written."""
     rounds(daemon, 3)
-    go(daemon, lambda: not daemon.memory.ledger.outbox.lines)
+    go(daemon, lambda: not daemon.store.ledger.outbox.lines)
     rounds(daemon, 1)
     writes.clear()
 
@@ -130,7 +130,7 @@ def test_conditions_that_are_only_seen_again_are_saved_once_a_round(
     rounds(daemon, 3)
     assert writes == [(FILE, False), (PAST_FILE, False)] * 3
     assert [c["count"] for c in json.loads(saved(daemon, FILE))["conditions"]] == [
-        c.count for c in daemon.memory.ledger.conditions
+        c.count for c in daemon.store.ledger.conditions
     ]
 
 
@@ -140,10 +140,10 @@ def test_a_condition_that_opens_is_saved_before_the_next_check_is_over(
     at_rest(daemon, writes)
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").write_text("broken")
-    go(daemon, lambda: bool(daemon.memory.ledger.conditions))
-    assert daemon.scheduler.queue.running
+    go(daemon, lambda: bool(daemon.store.ledger.conditions))
+    assert daemon.scheduler.queue.is_running
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
-    assert json.loads(saved(daemon, PAST_FILE))["first"] == daemon.memory.past["first"]
+    assert json.loads(saved(daemon, PAST_FILE))["first"] == daemon.store.past["first"]
     assert [c["code"] for c in json.loads(saved(daemon, FILE))["conditions"]] == ["first/bad"]
 
 
@@ -154,14 +154,14 @@ def test_one_that_becomes_another_and_one_that_ends_are_saved_at_once(
     at_rest(daemon, writes)
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").write_text("broken worse")
-    go(daemon, lambda: daemon.memory.ledger.conditions[0].message == "broken worse")
+    go(daemon, lambda: daemon.store.ledger.conditions[0].message == "broken worse")
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     (tmp_path / "held").unlink()
     rounds(daemon, 0)
     writes.clear()
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").unlink()
-    go(daemon, lambda: not daemon.memory.ledger.conditions)
+    go(daemon, lambda: not daemon.store.ledger.conditions)
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     assert [c["code"] for c in json.loads(saved(daemon, FILE))["cleared"]] == ["first/bad"]
 
@@ -171,13 +171,15 @@ def test_what_will_be_done_in_slurm_is_saved_before_its_command_with_the_conditi
 ) -> None:
     at_rest(daemon, writes)
     (tmp_path / "first").write_text("broken")
-    worker_answers(daemon, lambda: bool(daemon.memory.ledger.conditions))
+    worker_answers(daemon, lambda: bool(daemon.store.ledger.conditions))
     assert "first/bad" not in saved(daemon, FILE)
-    daemon.hand._remember(SlurmMemory(reason="healthd: first"))
+    daemon.controller._save_record(DrainRecord(reason="healthd: first"))
     ledger = json.loads(saved(daemon, FILE))
     assert (ledger["slurm"]["reason"], [c["code"] for c in ledger["conditions"]]) == ("healthd: first", ["first/bad"])
-    seq = daemon.memory.ledger.outbox.next_seq
-    daemon.hand._tell_command(Command(("scontrol", "update", "NodeName=n1", "State=DRAIN"), 20.0, changes=True), None)
+    seq = daemon.store.ledger.outbox.next_seq
+    daemon.controller._log_command(
+        Command(("scontrol", "update", "NodeName=n1", "State=DRAIN"), 20.0, changes=True), None
+    )
     assert f'\\"seq\\":{seq}' in saved(daemon, FILE)
 
 
@@ -187,16 +189,16 @@ def test_what_a_person_says_is_saved_at_once_with_the_past_that_it_changes(
     (tmp_path / "first").write_text("broken")
     at_rest(daemon, writes)
     (tmp_path / "held").write_text("the second check")
-    go(daemon, lambda: daemon.scheduler.queue.running)
+    go(daemon, lambda: daemon.scheduler.queue.is_running)
     writes.clear()
-    daemon.carry_out("repaired", {"code": "first/bad", "subject": "part"}, "root")
+    daemon.run_command("repaired", {"code": "first/bad", "subject": "part"}, "root")
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
 
 
 def test_a_past_that_runs_left_is_saved_at_the_end_of_the_daemon(daemon: Daemon, writes: Writes) -> None:
     at_rest(daemon, writes)
-    daemon.memory.set_past("first", daemon.memory.past["first"].replace("1", "7", 1))
-    daemon.memory.save()
+    daemon.store.set_past("first", daemon.store.past["first"].replace("1", "7", 1))
+    daemon.store.save()
     assert writes == []
     daemon.shut_down()
     assert (PAST_FILE, False) in writes

@@ -13,26 +13,26 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.conditions import log_lines, store
-from healthd.agent.conditions.condition import acknowledged, acts
+from healthd.agent.conditions.condition import acknowledged, may_drain
 from healthd.agent.conditions.durable_file import rewrite_file
 from healthd.agent.conditions.ledger import Ledger, Pause
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.common import guard, history, values
 from healthd.common.model import (
-    LONGEST_HOLD_SECONDS,
+    MAX_HOLD_SECONDS,
     Ack,
     Clears,
     Condition,
     ConditionState,
+    DrainRecord,
     Ending,
     FleetHold,
     Mode,
     Observation,
     ObservationKind,
     Severity,
-    SlurmMemory,
 )
-from healthd.events.emitted import Told
+from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
 
 NOW = 1_800_000_000.0
@@ -76,15 +76,15 @@ def recalled(
     boot_id: str = "b1",
     mode: Mode = Mode.ACT,
     now: Callable[[], float] = lambda: NOW,
-) -> Memory:
-    memory = Memory(str(directory), now)
-    memory.recall(disk or Disk(), boot_id, mode)
+) -> ConditionStore:
+    memory = ConditionStore(str(directory), now)
+    memory.load(disk or Disk(), boot_id, mode)
     return memory
 
 
-def remembered(memory: Memory) -> Ledger:
+def remembered(memory: ConditionStore) -> Ledger:
     """What is remembered, but for the stream."""
-    return replace(memory.ledger, outbox=Outbox(), told=Told())
+    return replace(memory.ledger, outbox=Outbox(), emitted=Emitted())
 
 
 def write(directory: Path, ledger: Ledger) -> None:
@@ -102,7 +102,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 
 
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
-    before = Memory(str(tmp_path), lambda: NOW)
+    before = ConditionStore(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
     disk = Disk(ledger=values.encode(LIVE).decode(), past=values.encode(before.past).decode())
     memory = recalled(tmp_path, disk)
@@ -187,7 +187,7 @@ def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) 
     home = replace(data, instance="/home", subject="/home")
     write(tmp_path, replace(LIVE, conditions=(STANDING, data, home)))
     memory = recalled(tmp_path)
-    memory.keep_only({("gpu_xid", ""), ("mount", "/data")})
+    memory.clear_unconfigured({("gpu_xid", ""), ("mount", "/data")})
     assert [c.subject for c in memory.ledger.conditions] == ["0000:61:00.0", "/data"]
     assert [(c.subject, c.ending, c.cleared_by) for c in memory.ledger.cleared] == [
         ("/home", Ending.UNCHECKED, "no longer configured")
@@ -199,7 +199,7 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     write(tmp_path, replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
     memory = recalled(tmp_path)
     memory.set_past("pcie_aer", STORE)
-    memory.set_clock(3600.0)
+    memory.apply_clock_step(3600.0)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == STANDING.last_event + 3600
     assert condition.acknowledged_at == 0.0, "what never was stays so"
@@ -207,7 +207,7 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     assert memory.ledger.trusted_since == NOW - 5 + 3600
     (moved,) = history.decode(memory.past["pcie_aer"]).values()
     assert (moved.time, moved.value) == (NOW + 3600, READING.value)
-    memory.set_clock(-3600.0)
+    memory.apply_clock_step(-3600.0)
     assert memory.ledger.conditions == LIVE.conditions
 
 
@@ -219,20 +219,20 @@ def test_what_was_said_while_the_clock_stood_years_ahead_lasts_as_long_as_was_sa
     known = replace(STANDING, ack=ack)
     hold = FleetHold(ahead, ahead + 300, times=1)
     pause = Pause(ahead + 1800, "driver upgrade", "root", ahead)
-    write(tmp_path, replace(LIVE, conditions=(known,), pause=pause, slurm=SlurmMemory(hold=hold)))
+    write(tmp_path, replace(LIVE, conditions=(known,), pause=pause, slurm=DrainRecord(hold=hold)))
     ledger = recalled(tmp_path).ledger
-    assert ledger.pause == replace(pause, until=NOW + 1800, given=NOW)
-    assert ledger.conditions[0].ack == replace(ack, until=NOW + 7200, given=NOW)
+    assert ledger.pause == replace(pause, until=NOW + 1800, requested_at=NOW)
+    assert ledger.conditions[0].ack == replace(ack, until=NOW + 7200, requested_at=NOW)
     assert ledger.slurm.hold == FleetHold(NOW, NOW + 300, times=1)
 
     again = FleetHold(NOW - 60, ahead + 300, times=2)
-    write(tmp_path, replace(LIVE, slurm=SlurmMemory(hold=again)))
-    assert recalled(tmp_path).ledger.slurm.hold == replace(again, until=NOW + 2 * LONGEST_HOLD_SECONDS)
+    write(tmp_path, replace(LIVE, slurm=DrainRecord(hold=again)))
+    assert recalled(tmp_path).ledger.slurm.hold == replace(again, until=NOW + 2 * MAX_HOLD_SECONDS)
 
 
 def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(tmp_path: Path) -> None:
     known = replace(STANDING, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
-    slurm = SlurmMemory(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
+    slurm = DrainRecord(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
     said = replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
     write(tmp_path, said)
     assert remembered(recalled(tmp_path)) == said
@@ -247,12 +247,12 @@ def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switche
     write(tmp_path, replace(LIVE, trusted_since=NOW - 300, pause=pause))
     memory = recalled(tmp_path, now=lambda: clock[-1])
     clock.append(NOW + 30 + step)
-    memory.set_clock(step, since=NOW, until=NOW + 30)
+    memory.apply_clock_step(step, since=NOW, until=NOW + 30)
     assert memory.ledger.trusted_since == clock[-1]
-    assert memory.ledger.pause == replace(pause, until=pause.until + step, given=clock[-1])
+    assert memory.ledger.pause == replace(pause, until=pause.until + step, requested_at=clock[-1])
     (condition,) = memory.ledger.conditions
     found = replace(condition, last_event=clock[-1] + 1)
-    assert acts(found, memory.ledger.trusted_since)
+    assert may_drain(found, memory.ledger.trusted_since)
 
 
 def test_what_an_operator_resumed_while_the_clock_stood_ahead_drains_again_when_it_is_seen_now(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_what_an_operator_resumed_while_the_clock_stood_ahead_drains_again_when_
     memory = recalled(tmp_path)
     (condition,) = memory.ledger.conditions
     seen = replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
-    assert acts(seen, memory.ledger.trusted_since)
+    assert may_drain(seen, memory.ledger.trusted_since)
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_se
     assert memory.ledger.trusted_since == year_2000
     born = memory.ledger.born
     memory.change(conditions=(replace(STANDING, last_event=year_2000 + 30),))
-    memory.set_clock(NOW - year_2000, since=year_2000, until=year_2000 + 60)
+    memory.apply_clock_step(NOW - year_2000, since=year_2000, until=year_2000 + 60)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == NOW + 30
     assert memory.ledger.trusted_since == NOW
@@ -279,9 +279,9 @@ def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_se
 
 
 def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
-    memory = Memory(str(tmp_path), lambda: NOW)
-    memory.recall(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
-    assert memory.copy_unread
+    memory = ConditionStore(str(tmp_path), lambda: NOW)
+    memory.load(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
+    assert memory.copy_unreadable
 
 
 def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,10 +310,10 @@ def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp
     write(tmp_path, replace(LIVE, conditions=(windowed,)))
     memory = recalled(tmp_path)
     memory.save()
-    memory.pass_quiet_time(60.0, loaded=True)
+    memory.count_quiet_time(60.0, under_load=True)
     assert memory.ledger.conditions[0].quiet_seconds == 60.0
     assert not memory.unsaved
-    memory.pass_quiet_time(60.0, loaded=True)
+    memory.count_quiet_time(60.0, under_load=True)
     assert memory.ledger.conditions == ()
     assert memory.unsaved
 
@@ -324,7 +324,7 @@ def test_windows_count_time_by_the_second_and_lose_none_of_it(tmp_path: Path) ->
     memory = recalled(tmp_path)
     counted = []
     for _ in range(8):
-        memory.pass_quiet_time(0.25, loaded=True)
+        memory.count_quiet_time(0.25, under_load=True)
         counted.append(memory.ledger.conditions[0].quiet_seconds)
     assert counted == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0]
 
@@ -347,7 +347,7 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.set_conditions({(STANDING.code, STANDING.subject): STANDING})
     memory.set_past("pcie_aer", STORE)
-    memory.save(round_over=True)
+    memory.save(round_ended=True)
     assert not memory.unsaved
     assert memory.uncopied, "a copy on disk is another matter"
     again = recalled(tmp_path)
@@ -372,7 +372,7 @@ def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: 
     memory.save()
     for file in tmp_path.iterdir():
         file.unlink()
-    memory.save_anew()
+    memory.save_all()
     again = recalled(tmp_path)
     assert (remembered(again), again.past) == (remembered(memory), memory.past)
 
@@ -443,9 +443,9 @@ def test_a_mistake_in_the_words_of_the_log_costs_no_condition(tmp_path: Path, mo
     def raises(*_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(log_lines, "_words", raises)
-    memory = Memory(str(tmp_path), lambda: NOW)
-    memory.recall(dict, "b1", Mode.ACT)
+    monkeypatch.setattr(log_lines, "_condition_text", raises)
+    memory = ConditionStore(str(tmp_path), lambda: NOW)
+    memory.load(dict, "b1", Mode.ACT)
     memory.set_conditions({STANDING.key: STANDING})
     assert memory.ledger.conditions == (STANDING,)
     assert dict(guard.dropped) == {"log": 1}

@@ -142,27 +142,27 @@ def test_a_degraded_fault_has_no_victims() -> None:
 
 def test_a_pending_fault_is_looked_at_when_its_confirm_time_ends() -> None:
     node = Node().run(LINK)
-    assert verdict.next_look(node.conditions) == {("ib_link", ""): node.now + 60}
-    assert verdict.next_look(node.run(LINK, after=60).conditions) == {}
+    assert verdict.early_run_times(node.conditions) == {("ib_link", ""): node.now + 60}
+    assert verdict.early_run_times(node.run(LINK, after=60).conditions) == {}
 
 
 def test_a_fault_that_worsens_is_looked_at_when_it_would() -> None:
     node = Node().run(replace(LINK, confirm_seconds=0.0, worsens=Worsens(240.0, Severity.CRITICAL)))
-    assert verdict.next_look(node.conditions) == {("ib_link", ""): node.now + 240}
+    assert verdict.early_run_times(node.conditions) == {("ib_link", ""): node.now + 240}
 
 
 def test_the_earliest_reason_to_look_counts() -> None:
     both = replace(LINK, worsens=Worsens(30.0, Severity.CRITICAL))
     node = Node().run(both, replace(LINK, subject="mlx5_1/1"))
-    assert verdict.next_look(node.conditions) == {("ib_link", ""): node.now + 30}
+    assert verdict.early_run_times(node.conditions) == {("ib_link", ""): node.now + 30}
 
 
 def test_what_only_the_log_said_or_a_clean_run_followed_is_not_looked_at_early() -> None:
     node = Node()
     node.event(XID)
-    assert verdict.next_look(node.conditions) == {}
+    assert verdict.early_run_times(node.conditions) == {}
     node = Node().run(replace(LINK, confirm_seconds=0.0, worsens=Worsens(240.0, Severity.CRITICAL))).run()
-    assert verdict.next_look(node.conditions) == {}
+    assert verdict.early_run_times(node.conditions) == {}
 
 
 # --- whatever happens

@@ -12,35 +12,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS, acts
+from healthd.agent.conditions.condition import MAX_SUPPRESSION_SECONDS, may_drain
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.conditions.store import Memory
-from healthd.agent.control.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused
+from healthd.agent.conditions.store import ConditionStore
+from healthd.agent.control.commands import COMMANDS, FAILSLOW_COMMANDS, MAX_REASON_LENGTH, CommandRefused
 from healthd.agent.slurm import flapping
 from healthd.common import history
-from healthd.common.model import Condition, ConditionState, Mode, Resumed, Severity, SlurmMemory
+from healthd.common.model import Condition, ConditionState, DrainRecord, Mode, ResumedDrain, Severity
 from tests.agent.conditions.test_store import NOW, STANDING
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
+def memory(tmp_path: Path) -> ConditionStore:
     """Two GPUs with the same fault."""
     other = replace(STANDING, subject="0000:1b:00.0")
-    made = Memory(str(tmp_path), lambda: NOW)
-    made.recall(dict, "b1", Mode.ACT)
+    made = ConditionStore(str(tmp_path), lambda: NOW)
+    made.load(dict, "b1", Mode.ACT)
     hold(made, STANDING, other)
     return made
 
 
-def hold(memory: Memory, *conditions: Condition) -> None:
+def hold(memory: ConditionStore, *conditions: Condition) -> None:
     memory.set_conditions({(c.code, c.subject): c for c in conditions})
 
 
-def told(memory: Memory, command: str, **request: Any) -> str:
+def told(memory: ConditionStore, command: str, **request: Any) -> str:
     return COMMANDS[command](memory, {"command": command, **request}, "ann (uid 1000)", NOW + 10)
 
 
-def refused(memory: Memory, command: str, **request: Any) -> str:
+def refused(memory: ConditionStore, command: str, **request: Any) -> str:
     before = memory.ledger
     with pytest.raises(CommandRefused) as why:
         told(memory, command, **request)
@@ -49,7 +49,7 @@ def refused(memory: Memory, command: str, **request: Any) -> str:
     return str(why.value)
 
 
-def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None:
+def test_a_repaired_part_ends_its_condition_and_no_other(memory: ConditionStore) -> None:
     said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
     assert said == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
     assert [c.subject for c in memory.ledger.conditions] == ["0000:1b:00.0"]
@@ -57,33 +57,33 @@ def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None
     assert ended.cleared_by == "repaired by ann (uid 1000)"
 
 
-def test_who_repaired_it_and_how_stays_known(memory: Memory) -> None:
+def test_who_repaired_it_and_how_stays_known(memory: ConditionStore) -> None:
     said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0", why="reseated, ticket 12")
     assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks run now"
     assert memory.ledger.cleared[0].cleared_by == "repaired by ann (uid 1000): reseated, ticket 12"
 
 
-def test_what_the_counters_of_a_repaired_part_did_before_is_forgotten(memory: Memory) -> None:
+def test_what_the_counters_of_a_repaired_part_did_before_is_forgotten(memory: ConditionStore) -> None:
     series = history.Series(3.0, NOW, "b1", ((NOW, 3.0),))
     keys = ("lost_total{pci=0000:61:00.0}", "lost_total{pci=0000:1b:00.0}")
     memory.set_past("gpu_xid", history.encode(dict.fromkeys(keys, series)))
     memory.set_past("ib_flap", history.encode(dict.fromkeys(keys, series)))
     told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
-    assert [len(each.grown) for each in history.decode(memory.past["gpu_xid"]).values()] == [0, 1]
-    assert [len(each.grown) for each in history.decode(memory.past["ib_flap"]).values()] == [1, 1]
+    assert [len(each.increments) for each in history.decode(memory.past["gpu_xid"]).values()] == [0, 1]
+    assert [len(each.increments) for each in history.decode(memory.past["ib_flap"]).values()] == [1, 1]
 
 
-def test_without_a_part_every_condition_with_that_code_ends(memory: Memory) -> None:
+def test_without_a_part_every_condition_with_that_code_ends(memory: ConditionStore) -> None:
     assert told(memory, "repaired", code="gpu_xid/79").count("gpu_xid/79") == 2
     assert memory.ledger.conditions == ()
 
 
-def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory: Memory) -> None:
+def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory: ConditionStore) -> None:
     hold(memory, replace(STANDING, evidence="failure flag 1", last_level_seen=NOW))
     told(memory, "repaired", code="gpu_xid/79")
     (condition,) = memory.ledger.conditions
     assert (condition.state, condition.acknowledged_at) == (ConditionState.ACKNOWLEDGED, NOW + 10)
-    assert not acts(condition, 0.0)
+    assert not may_drain(condition, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory
 )
 @pytest.mark.parametrize("command", ["repaired", "ack"])
 def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
-    memory: Memory, command: str, request_: dict[str, Any]
+    memory: ConditionStore, command: str, request_: dict[str, Any]
 ) -> None:
     why = refused(memory, command, **{"seconds": 60, "why": "because", **request_})
     assert why.startswith("no condition ")
     assert "gpu_xid/79 0000:61:00.0" in why
 
 
-def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
+def test_where_nothing_stands_the_refusal_says_so(memory: ConditionStore) -> None:
     told(memory, "repaired", code="gpu_xid/79")
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
-ONCE = Resumed(NOW - 60, NOW - 50, True)
-TWICE = SlurmMemory(reason="healthd: gpu_xid/79 0000:61:00.0: it fell off", drained_at=NOW, resumed=(ONCE, ONCE))
+ONCE = ResumedDrain(NOW - 60, NOW - 50, True)
+TWICE = DrainRecord(reason="healthd: gpu_xid/79 0000:61:00.0: it fell off", drained_at=NOW, resumed_drains=(ONCE, ONCE))
 
 
-def over(memory: Memory, when: float, **changes: Any) -> None:
+def over(memory: ConditionStore, when: float, **changes: Any) -> None:
     """Nothing stands; our drain does, since it was not the first one."""
     gone = replace(STANDING, state=ConditionState.CLEARED, cleared_at=when, cleared_by="pass", **changes)
     memory.change(conditions=(), cleared=(gone,), slurm=TWICE)
@@ -115,18 +115,18 @@ def over(memory: Memory, when: float, **changes: Any) -> None:
 
 @pytest.mark.parametrize("severity", [Severity.CRITICAL, Severity.WARNING])
 def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_the_node(
-    memory: Memory, severity: Severity
+    memory: ConditionStore, severity: Severity
 ) -> None:
     """Also where it was no more than a warning in the end: the Reason names it."""
     over(memory, NOW + 5, severity=severity)
-    said = flapping.why_waits(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
+    said = flapping.wait_reason(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
     assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
     assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
-    assert memory.ledger.slurm == replace(TWICE, resumed=())
+    assert memory.ledger.slurm == replace(TWICE, resumed_drains=())
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
-def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Memory) -> None:
+def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: ConditionStore) -> None:
     over(memory, NOW - 1)
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
     over(memory, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
@@ -136,24 +136,24 @@ def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Me
     assert why.endswith("conditions on this node: none")
 
 
-def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: Memory) -> None:
+def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: ConditionStore) -> None:
     warns = replace(STANDING, code="gpu_xid/13", severity=Severity.WARNING)
     hold(memory, warns, STANDING)
     memory.change(slurm=TWICE)
     told(memory, "repaired", code="gpu_xid/13")
-    assert memory.ledger.slurm.resumed == (ONCE, ONCE)
+    assert memory.ledger.slurm.resumed_drains == (ONCE, ONCE)
     told(memory, "repaired", code="gpu_xid/79")
-    assert memory.ledger.slurm.resumed == ()
+    assert memory.ledger.slurm.resumed_drains == ()
 
 
-def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: Memory) -> None:
+def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: ConditionStore) -> None:
     assert told(memory, "pause", seconds=1800, why=" driver upgrade ") == (
         "paused for 30 min by ann (uid 1000): driver upgrade"
     )
     assert memory.ledger.pause == Pause(NOW + 1810, "driver upgrade", "ann (uid 1000)", NOW + 10)
 
 
-def test_a_second_pause_takes_the_place_of_the_first(memory: Memory) -> None:
+def test_a_second_pause_takes_the_place_of_the_first(memory: ConditionStore) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
     told(memory, "pause", seconds=60, why="almost done")
     assert memory.ledger.pause == Pause(NOW + 70, "almost done", "ann (uid 1000)", NOW + 10)
@@ -163,35 +163,39 @@ WISHES = pytest.mark.parametrize("command", ["pause", "ack"])
 
 
 @WISHES
-@pytest.mark.parametrize("seconds", [0, -1, None, True, "1800", LONGEST_WISH_SECONDS + 1, float("nan"), float("inf")])
-def test_a_pause_or_an_ack_of_no_time_or_of_for_ever_is_refused(memory: Memory, command: str, seconds: Any) -> None:
+@pytest.mark.parametrize(
+    "seconds", [0, -1, None, True, "1800", MAX_SUPPRESSION_SECONDS + 1, float("nan"), float("inf")]
+)
+def test_a_pause_or_an_ack_of_no_time_or_of_for_ever_is_refused(
+    memory: ConditionStore, command: str, seconds: Any
+) -> None:
     assert " must last at most 7d" in refused(memory, command, code="gpu_xid/79", seconds=seconds, why="because")
 
 
 @WISHES
 @pytest.mark.parametrize("why", [None, "", "  "])
-def test_a_pause_or_an_ack_without_a_reason_is_refused(memory: Memory, command: str, why: Any) -> None:
+def test_a_pause_or_an_ack_without_a_reason_is_refused(memory: ConditionStore, command: str, why: Any) -> None:
     assert "needs a reason" in refused(memory, command, code="gpu_xid/79", seconds=60, why=why)
 
 
 @pytest.mark.parametrize("command", ["pause", "ack", "repaired"])
-def test_a_reason_is_one_printable_line_of_bounded_length(memory: Memory, command: str) -> None:
+def test_a_reason_is_one_printable_line_of_bounded_length(memory: ConditionStore, command: str) -> None:
     request: dict[str, Any] = {"code": "gpu_xid/79", "part": "0000:61:00.0", "seconds": 60}
-    assert "at most 500 characters" in refused(memory, command, **request, why="x" * (MAX_WHY + 1))
-    said = told(memory, command, **request, why=f"ticket\n12 \x1b[2J{'x' * (MAX_WHY - 14)}")
+    assert "at most 500 characters" in refused(memory, command, **request, why="x" * (MAX_REASON_LENGTH + 1))
+    said = told(memory, command, **request, why=f"ticket\n12 \x1b[2J{'x' * (MAX_REASON_LENGTH - 14)}")
     assert "ticket 12 ?[2J" in said
     assert said.isprintable()
 
 
-def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
+def test_after_a_pause_only_what_is_seen_again_acts(memory: ConditionStore) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
-    assert acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
+    assert may_drain(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
     told(memory, "unpause")
     assert memory.ledger.pause is None
-    assert not acts(memory.ledger.conditions[0], memory.ledger.trusted_since)
+    assert not may_drain(memory.ledger.conditions[0], memory.ledger.trusted_since)
 
 
-def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:
+def test_without_a_pause_there_is_none_to_end(memory: ConditionStore) -> None:
     assert refused(memory, "unpause") == "healthd is not paused"
 
 
@@ -201,24 +205,26 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 @given(st.sampled_from(sorted(COMMANDS)), st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("code", "part", "seconds", "why"), JSON)))  # fmt: skip
 @settings(suppress_health_check=also(HealthCheck.function_scoped_fixture), deadline=None)
-def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: str, request_: dict[str, Any]) -> None:
+def test_whatever_a_request_says_it_is_done_or_refused(
+    memory: ConditionStore, command: str, request_: dict[str, Any]
+) -> None:
     with suppress(CommandRefused):
         assert told(memory, command, **request_)
     memory.save()
 
 
-@given(st.sampled_from(sorted(OF_DETECTION)), st.fixed_dictionaries({}, optional=dict.fromkeys(
+@given(st.sampled_from(sorted(FAILSLOW_COMMANDS)), st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("seconds", "why"), JSON)))  # fmt: skip
 @settings(suppress_health_check=also(HealthCheck.function_scoped_fixture), deadline=None)
 def test_whatever_a_request_on_detection_says_it_is_done_or_refused(
     tmp_path: Path, command: str, request_: dict[str, Any]
 ) -> None:
     with suppress(CommandRefused):
-        assert OF_DETECTION[command](str(tmp_path), request_, "ann (uid 1000)", NOW)
+        assert FAILSLOW_COMMANDS[command](str(tmp_path), request_, "ann (uid 1000)", NOW)
 
 
 def test_without_a_runtime_directory_nothing_is_paused_and_that_is_told(tmp_path: Path) -> None:
     wish = {"seconds": 60, "why": "x"}
-    for command in OF_DETECTION:
+    for command in FAILSLOW_COMMANDS:
         with pytest.raises(CommandRefused, match="No such file or directory"):
-            OF_DETECTION[command](str(tmp_path / "none"), wish, "ann (uid 1000)", NOW)
+            FAILSLOW_COMMANDS[command](str(tmp_path / "none"), wish, "ann (uid 1000)", NOW)

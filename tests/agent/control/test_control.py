@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 from healthd.common.paths import SOCKET
 
 heard: list[bytes] = []  # requests, as they came
@@ -42,9 +42,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             thread.join(120)
 
 
-def sentence(runtime_dir: str, kind: type[Exception] = NoAnswer, patience: float = 60.0) -> str:
+def sentence(runtime_dir: str, kind: type[Exception] = DaemonUnreachable, patience: float = 60.0) -> str:
     with pytest.raises(kind) as raised:
-        ask(runtime_dir, {"command": "status"}, patience)
+        send_request(runtime_dir, {"command": "status"}, patience)
     return str(raised.value)
 
 
@@ -53,7 +53,7 @@ def test_an_answer_is_given_back(serve):
         stream.sendall(b'{"done": ')
         stream.sendall(b'"yes"}\n')
 
-    assert ask(serve(talk), {"command": "x"}, 60.0) == {"done": "yes"}
+    assert send_request(serve(talk), {"command": "x"}, 60.0) == {"done": "yes"}
     assert heard.pop() == b'{"command": "x"}\n'
 
 

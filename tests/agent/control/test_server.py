@@ -20,14 +20,14 @@ import pytest
 from other_user import NOBODY, as_user, crowd, only_root, told_by
 
 from healthd.agent.control import server as control_server
-from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 from healthd.agent.control.server import (
+    ACCEPT_PAUSE_SECONDS,
+    CLIENT_TIMEOUT_SECONDS,
     MAX_CLIENTS,
-    MAX_OF_ONE_USER,
-    MAX_OF_USERS,
+    MAX_CLIENTS_PER_USER,
     MAX_REQUEST_BYTES,
-    PATIENCE_SECONDS,
-    REST_SECONDS,
+    MAX_UNPRIVILEGED_CLIENTS,
     ControlServer,
 )
 from healthd.common import guard
@@ -151,11 +151,11 @@ def test_who_was_turned_away_and_then_hears_nothing_says_why_he_was(tmp_path: Pa
     with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor(1) as threads:
         listening.bind(str(tmp_path / "healthd.sock"))
         listening.listen()
-        said = threads.submit(ask, str(tmp_path), {"command": "status"}, 5.0)
+        said = threads.submit(send_request, str(tmp_path), {"command": "status"}, 5.0)
         stream, _ = listening.accept()
         with stream:
             stream.recv(1 << 16)
-            stream.send(control_server.TURNED_AWAY)
+            stream.send(control_server.TOO_MANY_CONNECTIONS)
         with pytest.raises(RefusedByDaemon, match="too many connections"):  # of its second try it hears nothing
             said.result(120)
 
@@ -163,8 +163,8 @@ def test_who_was_turned_away_and_then_hears_nothing_says_why_he_was(tmp_path: Pa
 def test_half_a_line_is_let_go_after_a_while(served: Served) -> None:
     stream = served.client(b'{"command"')
     served.until(lambda: len(served.server._clients) == 1)
-    assert served.server.deadline <= served.monotonic() + PATIENCE_SECONDS
-    served.ahead = PATIENCE_SECONDS + 0.1
+    assert served.server.deadline <= served.monotonic() + CLIENT_TIMEOUT_SECONDS
+    served.ahead = CLIENT_TIMEOUT_SECONDS + 0.1
     assert served.said_to(stream) is None
     assert served.server.deadline == float("inf")
 
@@ -207,7 +207,7 @@ def test_a_client_that_does_not_read_is_waited_for_without_a_busy_loop_and_then_
     quiet_until = time.monotonic() + 0.3
     assert served.until(lambda: time.monotonic() > quiet_until) < 50
     assert served.said_to(served.client(b"{}\n")) == served.answer, "the others are served"
-    served.ahead = PATIENCE_SECONDS + 0.1
+    served.ahead = CLIENT_TIMEOUT_SECONDS + 0.1
     served.until(lambda: not served.server._clients)
     stream.close()
 
@@ -225,7 +225,7 @@ def test_clients_that_say_nothing_hold_the_socket_for_a_while_only(served: Serve
     silent = [served.client() for _ in range(MAX_CLIENTS)]
     served.until(lambda: len(served.server._clients) == MAX_CLIENTS)
     late = served.client(b"{}\n")
-    served.ahead = PATIENCE_SECONDS + 0.1
+    served.ahead = CLIENT_TIMEOUT_SECONDS + 0.1
     assert served.said_to(late) == {"done": "yes"}
     for stream in silent:
         stream.close()
@@ -244,7 +244,7 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> Non
 def asked_by_root(served: Served, request: dict[str, Any]) -> dict[str, Any]:
     """What the real client gets, while the server does its work."""
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(ask, os.path.dirname(served.path), request, 60.0)
+        answer = threads.submit(send_request, os.path.dirname(served.path), request, 60.0)
         served.until(answer.done)
         return answer.result()
 
@@ -254,8 +254,8 @@ def client_of(uid: int, path: str, patience_seconds: float) -> int:
 
     def tell(writing: int) -> None:
         try:
-            said = str(ask(os.path.dirname(path), {"command": "status"}, patience_seconds))
-        except (NoAnswer, RefusedByDaemon) as error:
+            said = str(send_request(os.path.dirname(path), {"command": "status"}, patience_seconds))
+        except (DaemonUnreachable, RefusedByDaemon) as error:
             said = f"{type(error).__name__}: {error}"
         os.write(writing, said.encode())
 
@@ -274,7 +274,7 @@ def told_by_the_client(served: Served, uid: int, patience_seconds: float) -> str
 def patient(monkeypatch: pytest.MonkeyPatch) -> float:
     """No crowd's time is over before the test is, however busy the machine."""
     seconds = 500.0
-    monkeypatch.setattr(control_server, "PATIENCE_SECONDS", seconds)
+    monkeypatch.setattr(control_server, "CLIENT_TIMEOUT_SECONDS", seconds)
     return seconds
 
 
@@ -297,7 +297,7 @@ def test_eighty_connections_of_nobody_do_not_lock_root_out(patient: float, serve
         began = time.monotonic()
         assert asked_by_root(served, {"command": command}) == {"done": "yes"}
         assert time.monotonic() - began < patient, "nobody's patience had to run out for that"
-        assert users_of(served) == {NOBODY: MAX_OF_ONE_USER}
+        assert users_of(served) == {NOBODY: MAX_CLIENTS_PER_USER}
 
 
 @only_root
@@ -306,8 +306,8 @@ def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told
 ) -> None:
     with ExitStack() as crowds:
         for uid in range(2000, 2005):
-            crowds.enter_context(crowd(uid, served.path, MAX_OF_ONE_USER))
-        served.until(lambda: len(served.server._clients) == MAX_OF_USERS)
+            crowds.enter_context(crowd(uid, served.path, MAX_CLIENTS_PER_USER))
+        served.until(lambda: len(served.server._clients) == MAX_UNPRIVILEGED_CLIENTS)
         answer = as_user(NOBODY, served.path, b"{}\n")
         served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
         assert json.loads(os.read(answer, 4096)) == {
@@ -315,9 +315,9 @@ def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told
             "again": True,
         }
         os.close(answer)
-        streams = [served.client() for _ in range(MAX_CLIENTS - MAX_OF_USERS)]
+        streams = [served.client() for _ in range(MAX_CLIENTS - MAX_UNPRIVILEGED_CLIENTS)]
         served.until(lambda: len(served.server._clients) == MAX_CLIENTS)
-        assert max((count, uid) for uid, count in users_of(served).items() if uid)[0] == MAX_OF_ONE_USER
+        assert max((count, uid) for uid, count in users_of(served).items() if uid)[0] == MAX_CLIENTS_PER_USER
         for stream in streams:
             stream.close()
 
@@ -325,8 +325,8 @@ def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told
 @only_root
 def test_who_has_no_place_is_told_why_and_gets_in_when_one_is_free(patient: float, served: Served) -> None:
     """With the real client, as that user, many times: sometimes it has sent its request when it is turned away."""
-    with crowd(NOBODY, served.path, MAX_OF_ONE_USER):
-        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER)
+    with crowd(NOBODY, served.path, MAX_CLIENTS_PER_USER):
+        served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER)
         for _ in range(4):
             said = told_by_the_client(served, NOBODY, patience_seconds=3.0)
             assert said == "RefusedByDaemon: too many connections of this user are open"
@@ -339,23 +339,23 @@ def test_who_has_no_place_is_told_why_and_gets_in_when_one_is_free(patient: floa
 
 @only_root
 def test_one_user_more_or_less_at_his_limit(patient: float, served: Served) -> None:
-    with crowd(NOBODY, served.path, MAX_OF_ONE_USER - 1):
-        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER - 1)
+    with crowd(NOBODY, served.path, MAX_CLIENTS_PER_USER - 1):
+        served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER - 1)
         answer = as_user(NOBODY, served.path, b"{}\n")
         served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
         assert json.loads(os.read(answer, 4096)) == {"done": "yes"}, "the last place is his"
         os.close(answer)
         with crowd(NOBODY, served.path, 2), crowd(2000, served.path, 1):
-            served.until(lambda: users_of(served) == {NOBODY: MAX_OF_ONE_USER, 2000: 1})
+            served.until(lambda: users_of(served) == {NOBODY: MAX_CLIENTS_PER_USER, 2000: 1})
 
 
 @only_root
 def test_who_connects_in_a_loop_does_not_keep_the_daemon_busy(served: Served) -> None:
     with crowd(NOBODY, served.path, 100_000):
-        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER)
+        served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER)
         end = time.monotonic() + 1.0
         wakes = served.until(lambda: time.monotonic() > end)
-        assert wakes < 1.0 / REST_SECONDS * (MAX_OF_ONE_USER + 4), "each that has a place may wake it"
+        assert wakes < 1.0 / ACCEPT_PAUSE_SECONDS * (MAX_CLIENTS_PER_USER + 4), "each that has a place may wake it"
         assert asked_by_root(served, {"command": "status"}) == {"done": "yes"}
 
 
@@ -366,7 +366,7 @@ def test_the_client_waits_for_a_place_in_a_full_queue() -> None:
         listener.listen(0)
         first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         first.connect(f"{directory}/healthd.sock")
-        answer = threads.submit(ask, directory, {"command": "status"}, 60.0)
+        answer = threads.submit(send_request, directory, {"command": "status"}, 60.0)
         time.sleep(0.2)
         assert not answer.done(), "the queue is full, and it tries again"
         for said in (b"", b'{"done": "yes"}\n'):
@@ -385,8 +385,8 @@ def test_the_client_gives_up_on_a_queue_that_stays_full(tmp_path: Path) -> None:
         listener.listen(0)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
             first.connect(str(tmp_path / "healthd.sock"))
-            with pytest.raises(NoAnswer, match=r"no connection within 0.1 s"):
-                ask(str(tmp_path), {"command": "status"}, 0.1)
+            with pytest.raises(DaemonUnreachable, match=r"no connection within 0.1 s"):
+                send_request(str(tmp_path), {"command": "status"}, 0.1)
 
 
 @only_root

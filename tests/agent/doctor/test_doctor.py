@@ -17,7 +17,17 @@ from slurm_text import columns
 from status_daemon import StatusDaemon
 
 from healthd.agent.doctor import parallel, service, slurm, visibility
-from healthd.agent.doctor.result import Line, State, absent, fails, limited, line_json, status, text, works
+from healthd.agent.doctor.result import (
+    Line,
+    State,
+    absent_line,
+    failed_line,
+    limited_line,
+    line_json,
+    ok_line,
+    status,
+    text,
+)
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import MetricsConfig, Settings
 from healthd.cli import flags
@@ -32,9 +42,9 @@ from healthd.common.slurm.commands import CommandResult
 
 def test_the_status_is_that_of_the_worst_line() -> None:
     assert status([]) == 0
-    assert status([works("a", ""), absent("b", "")]) == 0
-    assert status([works("a", ""), limited("b", "")]) == 1
-    assert status([limited("a", ""), fails("b", "")]) == 2
+    assert status([ok_line("a", ""), absent_line("b", "")]) == 0
+    assert status([ok_line("a", ""), limited_line("b", "")]) == 1
+    assert status([limited_line("a", ""), failed_line("b", "")]) == 2
 
 
 def document(*lines: Line) -> dict[str, object]:
@@ -43,19 +53,19 @@ def document(*lines: Line) -> dict[str, object]:
 
 
 def test_what_needs_somebody_comes_first_with_what_mends_it() -> None:
-    said = text(document(works("GPUs", "8"), fails("munge", "it is dead", "systemctl restart munge")), Page(80))
+    said = text(document(ok_line("GPUs", "8"), failed_line("munge", "it is dead", "systemctl restart munge")), Page(80))
     assert said.index("munge") < said.index("GPUs")
     assert "-> systemctl restart munge" in said
     assert said.startswith("n1: healthd 1 as root, mode act: 1 thing does not work\n")
 
 
 def test_where_all_works_it_says_so() -> None:
-    assert "all works" in text(document(works("GPUs", "8 GPUs"), absent("IPMI", "none")), Page(80))
+    assert "all works" in text(document(ok_line("GPUs", "8 GPUs"), absent_line("IPMI", "none")), Page(80))
 
 
 @given(st.text(), st.text(), st.text(), st.integers(40, 200))
 def test_no_text_of_others_steers_the_terminal(node: str, message: str, fix: str, width: int) -> None:
-    said = text({**document(fails("x", message, fix)), "node": node}, Page(width))
+    said = text({**document(failed_line("x", message, fix)), "node": node}, Page(width))
     assert all(character.isprintable() or character == "\n" for character in said)
 
 
@@ -63,7 +73,7 @@ def test_no_text_of_others_steers_the_terminal(node: str, message: str, fix: str
 
 
 def one(look: Callable[[], Sequence[Line]], seconds: float = 60.0) -> Line:
-    (line,) = parallel.ask([("area", seconds, look)])
+    (line,) = parallel.run_areas([("area", seconds, look)])
     return line
 
 
@@ -72,8 +82,8 @@ def test_an_area_that_hangs_is_a_line_and_the_others_answer() -> None:
         time.sleep(1000)
         return []
 
-    lines = parallel.ask([("first", 0.2, hangs), ("second", 60.0, lambda: [works("second", "fine")])])
-    assert [(line.topic, line.state) for line in lines] == [("first", State.FAILS), ("second", State.WORKS)]
+    lines = parallel.run_areas([("first", 0.2, hangs), ("second", 60.0, lambda: [ok_line("second", "fine")])])
+    assert [(line.topic, line.state) for line in lines] == [("first", State.FAILED), ("second", State.OK)]
     assert "no answer within 0.2 s" in lines[0].message
 
 
@@ -81,8 +91,8 @@ def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
     def stumbles() -> Sequence[Line]:
         raise RuntimeError("what is this")
 
-    assert one(stumbles) == fails("area", "could not be tested: what is this")
-    assert one(lambda: os._exit(9)) == fails("area", "the test process died")
+    assert one(stumbles) == failed_line("area", "could not be tested: what is this")
+    assert one(lambda: os._exit(9)) == failed_line("area", "the test process died")
 
 
 @pytest.mark.parametrize(
@@ -102,35 +112,35 @@ def test_a_check_that_cannot_look_is_told_without_the_name_of_a_class(error: str
 
 
 def test_a_long_answer_comes_whole() -> None:
-    assert one(lambda: [works("area", "x" * 1_000_000)]).message == "x" * 1_000_000
+    assert one(lambda: [ok_line("area", "x" * 1_000_000)]).message == "x" * 1_000_000
 
 
 def test_a_look_may_give_any_value_back() -> None:
-    assert parallel.values([(60.0, lambda: {"a": [1]}), (60.0, lambda: 1 / 0), (60.0, lambda: lambda: 0)])[0] == {
+    assert parallel.call_all([(60.0, lambda: {"a": [1]}), (60.0, lambda: 1 / 0), (60.0, lambda: lambda: 0)])[0] == {
         "a": [1]
     }
-    unpicklable, raised = parallel.values([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
+    unpicklable, raised = parallel.call_all([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
     assert "could not be tested" in unpicklable.why
     assert raised.why == "could not be tested: ZeroDivisionError: division by zero"
 
 
 # --- what the checks can see
 
-ROOT = visibility.Around(ipmi_device=True, ipmitool=True, is_root=True)
+ROOT = visibility.Environment(ipmi_device=True, ipmitool=True, is_root=True)
 
 
 def result(check: str, outcome: Outcome = Outcome.COMPLETED, **more: object) -> CheckResult:
     return CheckResult(check=check, outcome=outcome, started=0.0, duration_seconds=0.1, **{"instance": "", **more})  # type: ignore[arg-type]
 
 
-def seen(around: visibility.Around, *results: CheckResult) -> dict[str, Line]:
+def seen(around: visibility.Environment, *results: CheckResult) -> dict[str, Line]:
     return {line.topic: line for line in visibility.lines(results, around)}
 
 
 def test_gpus_that_answer_are_counted_with_their_driver() -> None:
     driver = Observation("gpu_driver_info", 1, labels=(("version", "580.105.08"),))
     said = seen(ROOT, result("gpu_access", observations=(Observation("gpus", 8), driver)))
-    assert said["GPUs"] == works("GPUs", "NVML answers: driver 580.105.08, 8 GPUs")
+    assert said["GPUs"] == ok_line("GPUs", "NVML answers: driver 580.105.08, 8 GPUs")
 
 
 def test_a_machine_without_gpus_needs_none() -> None:
@@ -140,23 +150,23 @@ def test_a_machine_without_gpus_needs_none() -> None:
 def test_a_driver_that_is_not_loaded_fails_and_explain_says_more() -> None:
     finding = Finding(Severity.DEGRADED, "gpu_access/driver_not_loaded", "", "the NVIDIA driver is not loaded")
     said = seen(ROOT, result("gpu_access", findings=(finding,)))["GPUs"]
-    assert (said.state, said.fix) == (State.FAILS, ("healthd explain gpu_access/driver_not_loaded",))
+    assert (said.state, said.fix) == (State.FAILED, ("healthd explain gpu_access/driver_not_loaded",))
 
 
 def test_nvml_that_hangs_fails() -> None:
     said = seen(ROOT, result("gpu_access", Outcome.TIMED_OUT, error="no answer within 10 s"))["GPUs"]
-    assert (said.state, said.message) == (State.FAILS, "NVML hangs: no answer within 10 s")
+    assert (said.state, said.message) == (State.FAILED, "NVML hangs: no answer within 10 s")
 
 
 @pytest.mark.parametrize(
     ("around", "state"),
     [
-        (visibility.Around(ipmi_device=False, ipmitool=False, is_root=True), State.ABSENT),
-        (visibility.Around(ipmi_device=True, ipmitool=False, is_root=True), State.LIMITED),
-        (visibility.Around(ipmi_device=True, ipmitool=True, is_root=True), State.WORKS),
+        (visibility.Environment(ipmi_device=False, ipmitool=False, is_root=True), State.ABSENT),
+        (visibility.Environment(ipmi_device=True, ipmitool=False, is_root=True), State.LIMITED),
+        (visibility.Environment(ipmi_device=True, ipmitool=True, is_root=True), State.OK),
     ],
 )
-def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: visibility.Around, state: State) -> None:
+def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: visibility.Environment, state: State) -> None:
     line = seen(around, result("ipmi_sel"))["IPMI"]
     assert line.state is state
     assert not any(manager in str(line) for manager in ("apt", "dnf", "yum"))
@@ -167,7 +177,7 @@ def test_mounts_that_nobody_named_are_asked_for() -> None:
     assert "healthd baseline --write" in seen(ROOT)["mounts"].fix
     hung = result("mount", Outcome.TIMED_OUT, instance="/data", error="no answer within 10 s")
     assert "/data: no answer within 10 s" in seen(ROOT, hung, result("mount", instance="/home"))["mounts"].message
-    assert seen(ROOT, result("mount", instance="/home"))["mounts"] == works("mounts", "1 monitored: /home")
+    assert seen(ROOT, result("mount", instance="/home"))["mounts"] == ok_line("mounts", "1 monitored: /home")
 
 
 def test_checks_that_cannot_look_are_named_and_one_reason_for_all_is_told_once() -> None:
@@ -224,14 +234,14 @@ def slurm_lines(
 def test_a_slurm_that_is_well_works_in_each_part() -> None:
     said = slurm_lines()
     assert {topic: line.state for topic, line in said.items()} == dict.fromkeys(
-        ("munge", "Slurm node", "Slurm rights", "Slurm hooks"), State.WORKS
+        ("munge", "Slurm node", "Slurm rights", "Slurm hooks"), State.OK
     )
     assert said["Slurm node"].message == "n1 is idle"
     assert "Prolog=/etc/slurm/prolog" in said["Slurm hooks"].message
 
 
 @pytest.mark.parametrize(
-    ("mode", "state"), [(Mode.ACT, State.FAILS), (Mode.DRAIN, State.FAILS), (Mode.OBSERVE, State.LIMITED)]
+    ("mode", "state"), [(Mode.ACT, State.FAILED), (Mode.DRAIN, State.FAILED), (Mode.OBSERVE, State.LIMITED)]
 )
 def test_a_missing_right_fails_where_healthd_would_use_it(mode: Mode, state: State) -> None:
     assert slurm_lines(mode, update=CommandResult(1, b"", NOBODY))["Slurm rights"].state is state
@@ -239,7 +249,7 @@ def test_a_missing_right_fails_where_healthd_would_use_it(mode: Mode, state: Sta
 
 def test_without_slurm_mode_observe_needs_none_and_mode_act_fails() -> None:
     assert slurm_lines(Mode.OBSERVE, which=lambda _: None)["Slurm"].state is State.ABSENT
-    assert slurm_lines(Mode.ACT, which=lambda _: None)["Slurm"].state is State.FAILS
+    assert slurm_lines(Mode.ACT, which=lambda _: None)["Slurm"].state is State.FAILED
 
 
 def test_a_slurmctld_that_is_away_a_dead_munge_and_an_unknown_node_are_told() -> None:
@@ -248,8 +258,8 @@ def test_a_slurmctld_that_is_away_a_dead_munge_and_an_unknown_node_are_told() ->
     )
     assert "Unable to contact slurm controller" in away["Slurm"].message
     assert "more" not in away["Slurm"].message
-    assert slurm_lines(config=TimeoutError("scontrol: did not end within 10 s"))["Slurm"].state is State.FAILS
-    assert slurm_lines(munge=CommandResult(1, b"", "munge: Error: Failed to access"))["munge"].state is State.FAILS
+    assert slurm_lines(config=TimeoutError("scontrol: did not end within 10 s"))["Slurm"].state is State.FAILED
+    assert slurm_lines(munge=CommandResult(1, b"", "munge: Error: Failed to access"))["munge"].state is State.FAILED
     assert slurm_lines(sinfo=CommandResult(0, b"", ""))["Slurm node"].fix[1] == 'node_name = "..." in healthd.toml'
 
 
@@ -276,9 +286,9 @@ def test_whatever_slurm_prints_is_a_line(config: bytes, sinfo: bytes, update: st
 
 def test_a_daemon_that_does_not_answer_fails_and_one_in_another_mode_than_the_settings_is_limited() -> None:
     (silent,) = service.daemon(Settings(), None, "nobody listens", [])
-    assert (silent.state, silent.message) == (State.FAILS, "nobody listens")
+    assert (silent.state, silent.message) == (State.FAILED, "nobody listens")
     told = {"started": time.time() - 200, "mode": "observe", "version": "1", "problems": []}
-    assert [line.state for line in service.daemon(Settings(), told, "", [])] == [State.WORKS]
+    assert [line.state for line in service.daemon(Settings(), told, "", [])] == [State.OK]
     (other,) = service.daemon(Settings(mode=Mode.ACT), told, "", [])
     assert "but the mode in the settings is act" in other.message
     (troubled,) = service.daemon(Settings(), {**told, "problems": ["the page has no port"]}, "", [])
@@ -322,7 +332,7 @@ def test_a_node_without_a_baseline_is_asked_for_one(tmp_path: Path) -> None:
     assert line.state is State.LIMITED
     path.write_text("")
     (line,) = service.baseline(Settings(baseline_file=str(path)), time.time())
-    assert line.state is State.WORKS
+    assert line.state is State.OK
 
 
 def test_settings_that_anybody_can_write_fail_with_what_mends_them(tmp_path: Path) -> None:
@@ -397,7 +407,7 @@ def test_a_default_baseline_that_is_wrong_is_a_line(
 ) -> None:
     file = tmp_path / "baseline.toml"
     file.write_text("mode = \n")
-    monkeypatch.setattr(layers, "checks_of", lambda _path, real=layers.checks_of: real(str(file)))
+    monkeypatch.setattr(layers, "baseline_tables", lambda _path, real=layers.baseline_tables: real(str(file)))
     assert main(["doctor", "--runtime-dir", str(tmp_path), "--json"]) == 2
     lines = {line["topic"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
     assert f"{file}: not TOML" in lines["settings"]["message"]

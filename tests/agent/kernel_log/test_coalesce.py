@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_lines import DATA, events
 from msgspec.structs import replace
 
-from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, is_detail, newest_of_each, varying_fields
+from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, is_detail, limit_events, varying_fields
 from healthd.agent.kernel_log.parse import RULES
 from healthd.common.model import KernelEvent
 
@@ -177,7 +177,7 @@ def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
     for hour in range(20):
         storm = [xid(at=hour * 600 + n * 6.0) for n in range(100)]
         recent, _, following = coalesce_events(recent, storm, following)
-        recent = newest_of_each(recent, 50)
+        recent = limit_events(recent, 50)
     assert len(recent) == 50
     assert recent[0].code == "79"
     assert [event.sequence for event in recent[1:]] == list(range(following - 49, following))
@@ -209,7 +209,7 @@ def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
     assert sum(event.lines for event in recent) == len(incoming)
     assert [event.sequence for event in recent] == list(range(1, following))
     assert set(touched) == set(range(1, following))
-    kept = newest_of_each(recent, most)
+    kept = limit_events(recent, most)
     assert len(kept) == len(recent) if len(recent) <= most else len(kept) <= most
     if most >= 3:
         assert {event.code for event in kept} == {event.code for event in recent}
@@ -219,8 +219,8 @@ def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
 def test_newest_of_each_keeps_the_events_behind_a_drain_first():
     burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(9))]
     recent, _, _ = coalesce_events((), burst, 1)
-    assert [event.sequence for event in newest_of_each(recent, 3)] == [8, 9, 10]
-    assert [event.sequence for event in newest_of_each(recent, 3, behind={1})] == [1, 9, 10]
+    assert [event.sequence for event in limit_events(recent, 3)] == [8, 9, 10]
+    assert [event.sequence for event in limit_events(recent, 3, protected={1})] == [1, 9, 10]
 
 
 @pytest.mark.parametrize("others", [1, 500, 1280, 5000])

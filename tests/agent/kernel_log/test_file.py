@@ -12,9 +12,9 @@ from story import Story
 
 from healthd.agent.kernel_log import prefix
 from healthd.agent.kernel_log.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
-from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.open_source import open_source
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.checks import gpu_xid
 from healthd.common import guard
 from healthd.common.model import Clears, Severity
@@ -77,7 +77,7 @@ def test_a_line_on_whose_prefix_healthd_stumbles_is_shown_as_unread_and_costs_no
     source = sources(log)
     monkeypatch.setattr(prefix, "_strip_date", stumbling)
     append(log, "NVRM: Xid (PCI:0000:3b:00): 13, x\nkernel: NVRM: four\nNVRM: Xid (PCI:0000:3b:00): 79, y\n")
-    events = [event_of(line, "b") for line in source.read()]
+    events = [make_event(line, "b") for line in source.read()]
     assert [(event.kind, event.code) for event in events] == [("xid", "13"), ("unread", ""), ("xid", "79")]
     assert events[1].text == "kernel: NVRM: four"
     assert dict(guard.dropped) == {"kernel_log": 1}
@@ -164,7 +164,7 @@ def test_an_unread_fault_of_the_boot_before_is_known_and_drains_nothing(log, tmp
     (root / "proc/sys/kernel/random/boot_id").write_text("b2\n")
     cursor = read_in_boot(log, "b1")
     append(log, OF_LAST_BOOT)
-    listener = Listener(str(log), str(root), "b2", False, time.time, time.monotonic)
+    listener = KernelLogReader(str(log), str(root), "b2", False, time.time, time.monotonic)
     listener.open(cursor)
     (event,) = listener.read()
     listener.close()
@@ -174,7 +174,7 @@ def test_an_unread_fault_of_the_boot_before_is_known_and_drains_nothing(log, tmp
 
 
 def test_the_unread_rest_of_a_repaired_fault_is_no_relapse_and_its_next_line_is():
-    unread = replace(event_of(RawLine(0.0, OF_LAST_BOOT.partition("kernel: ")[2].strip()), "b"), history=True)
+    unread = replace(make_event(RawLine(0.0, OF_LAST_BOOT.partition("kernel: ")[2].strip()), "b"), history=True)
     story = Story(gpu_xid).hear(replace(unread, history=False))
     assert story.drained
     story.reboot().hear(unread)

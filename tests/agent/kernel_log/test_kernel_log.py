@@ -11,7 +11,7 @@ import pytest
 
 from healthd.agent.kernel_log.kmsg import Kmsg
 from healthd.agent.kernel_log.open_source import open_source
-from healthd.agent.kernel_log.source import Gap, RawLine, event_of
+from healthd.agent.kernel_log.source import Gap, RawLine, make_event
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus."
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -179,7 +179,7 @@ def test_a_gap_is_remembered_over_a_restart_until_it_is_filled(ring, open_kmsg):
     source.read()
     again = open_kmsg(stored(source))
     assert again.gaps == (Gap(10, 50, history=True),)
-    again.filled(Gap(10, 50, history=True))
+    again.fill_gap(Gap(10, 50, history=True))
     assert again.gaps == ()
     assert open_kmsg(stored(again)).gaps == ()
 
@@ -221,7 +221,7 @@ def test_a_gap_that_an_earlier_version_stored_is_read(ring, open_kmsg):
 def test_of_a_gap_that_is_filled_in_part_the_rest_stays(ring, open_kmsg):
     cursor = {"boot_id": BOOT, "sequence": 3, "usec": 50, "gaps": [[10, 50, True], [60, 70, False]]}
     source = open_kmsg(cursor)
-    source.filled(Gap(10, 50, True), Gap(30, 50, True))
+    source.fill_gap(Gap(10, 50, True), Gap(30, 50, True))
     assert source.gaps == (Gap(30, 50, True), Gap(60, 70))
 
 
@@ -317,35 +317,35 @@ def readers(monkeypatch):
 def test_kmsg_accepts_a_reader_that_receives_each_record(readers, lines):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
     for _ in range(3):
-        source.listen_in()
+        source.check_delivery()
         readers.write(*["a line"] * lines)
-        source.listen_in()
+        source.check_delivery()
         assert len(source.read(limit=1000)) == min(lines, 100)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 99, 101, 1000])
 def test_kmsg_reports_a_reader_that_receives_nothing(readers, lines):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
-    source.listen_in()
+    source.check_delivery()
     readers.deaf.add(source.fileno())
     readers.write(*["a line"] * lines)
     assert source.read() == []
-    source.listen_in()
+    source.check_delivery()
     with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
 
 
 def test_kmsg_compares_only_the_first_record_of_each_check(readers):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
-    source.listen_in()
+    source.check_delivery()
     readers.write("one")
     assert texts(source) == ["one"]
     readers.deaf.add(source.fileno())
     readers.write("two")
-    source.listen_in()
+    source.check_delivery()
     assert texts(source) == []
     readers.write("three")
-    source.listen_in()
+    source.check_delivery()
     with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
 
@@ -363,7 +363,7 @@ def test_a_kmsg_that_cannot_be_opened_is_an_error(tmp_path):
 
 
 def test_a_line_becomes_an_event_of_its_time_and_boot():
-    event = event_of(RawLine(1234.5, XID), BOOT)
+    event = make_event(RawLine(1234.5, XID), BOOT)
     assert event is not None
     assert (event.code, event.time, event.last_time, event.boot_id) == ("79", 1234.5, 1234.5, BOOT)
-    assert event_of(RawLine(1234.5, "usb 1-1: new device"), BOOT) is None
+    assert make_event(RawLine(1234.5, "usb 1-1: new device"), BOOT) is None

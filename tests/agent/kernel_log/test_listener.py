@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.kernel_log.listener import GAP_TRIES, LINES_AT_ONCE, RETRY_SECONDS, Listener
+from healthd.agent.kernel_log.log_reader import GAP_TRIES, MAX_LINES_PER_READ, RETRY_SECONDS, KernelLogReader
 from healthd.agent.kernel_log.parse import LITERALS
 from healthd.agent.kernel_log.rules.rule import Rule
 from healthd.agent.kernel_log.source import Gap, RawLine
@@ -28,8 +28,8 @@ class Clock:
         return self.now
 
 
-def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> Listener:
-    made = Listener(spec, root, "b1", False, time.time, clock or Clock())
+def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> KernelLogReader:
+    made = KernelLogReader(spec, root, "b1", False, time.time, clock or Clock())
     made.open(cursor)
     return made
 
@@ -156,12 +156,12 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
 def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "kern.log"
     log = listener(str(path))
-    path.write_text("".join(f"usb 1-1: new device {number}\n" for number in range(2 * LINES_AT_ONCE + 500)))
+    path.write_text("".join(f"usb 1-1: new device {number}\n" for number in range(2 * MAX_LINES_PER_READ + 500)))
     reads = 0
     while reads == 0 or log.deadline == 0.0:
         log.read()
         reads += 1
-    assert (reads, log.status.lines_total, log.deadline) == (3, 2 * LINES_AT_ONCE + 500, float("inf"))
+    assert (reads, log.status.lines_total, log.deadline) == (3, 2 * MAX_LINES_PER_READ + 500, float("inf"))
     log.close()
 
 
@@ -256,7 +256,7 @@ def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
 # --- what the ring buffer lost
 
 
-def listener_with_a_gap(root: Path, history: bool = False) -> Listener:
+def listener_with_a_gap(root: Path, history: bool = False) -> KernelLogReader:
     fake_kmsg(root, "/dev/null")
     boot_id = root / "proc/sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True)
@@ -272,7 +272,7 @@ def line(usec: int) -> RawLine:
 def test_what_the_journal_has_of_a_gap_becomes_events_and_the_gap_is_gone(tmp_path: Path) -> None:
     log = listener_with_a_gap(tmp_path)
     assert log.gap() == Gap(100, 500)
-    (event,) = log.filled(Gap(100, 500), [line(200)], 10)
+    (event,) = log.fill_gap(Gap(100, 500), [line(200)], 10)
     assert (event.code, event.boot_id, event.history) == ("79", "b1", False)
     assert log.gap() == Gap(600, 700)
     log.close()
@@ -280,16 +280,16 @@ def test_what_the_journal_has_of_a_gap_becomes_events_and_the_gap_is_gone(tmp_pa
 
 def test_what_fills_a_gap_from_before_the_first_start_is_history(tmp_path: Path) -> None:
     log = listener_with_a_gap(tmp_path, history=True)
-    (event,) = log.filled(Gap(100, 500, True), [line(200)], 10)
+    (event,) = log.fill_gap(Gap(100, 500, True), [line(200)], 10)
     assert event.history
     log.close()
 
 
 def test_as_many_lines_as_were_asked_for_are_not_the_whole_gap(tmp_path: Path) -> None:
     log = listener_with_a_gap(tmp_path, history=True)
-    assert sum(event.lines for event in log.filled(Gap(100, 500, True), [line(200), line(300)], 2)) == 2
+    assert sum(event.lines for event in log.fill_gap(Gap(100, 500, True), [line(200), line(300)], 2)) == 2
     assert log.gap() == Gap(300, 500, True)
-    assert log.filled(Gap(300, 500, True), [], 2) == []
+    assert log.fill_gap(Gap(300, 500, True), [], 2) == []
     assert log.gap() == Gap(600, 700)
     log.close()
 
@@ -300,13 +300,13 @@ def test_a_journal_that_cannot_be_read_is_asked_again_once_a_round_and_then_give
     log = listener_with_a_gap(tmp_path)
     for _ in range(GAP_TRIES):
         assert log.gap() == Gap(100, 500)
-        log.not_filled(Gap(100, 500), "the disk hangs")
+        log.gap_failed(Gap(100, 500), "the disk hangs")
         if log.gap() is None:
-            log.round_is_over()
+            log.end_round()
     assert log.gap() == Gap(600, 700)
     assert "kernel lines remain lost: the disk hangs" in caplog.text
-    log.not_filled(Gap(600, 700), "the disk hangs")
+    log.gap_failed(Gap(600, 700), "the disk hangs")
     assert log.gap() is None
-    log.round_is_over()
+    log.end_round()
     assert log.gap() == Gap(600, 700)
     log.close()

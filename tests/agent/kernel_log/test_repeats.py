@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthd.agent.kernel_log.coalesce import key
+from healthd.agent.kernel_log.coalesce import fault_key
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.repeats import coalesced, head
-from healthd.agent.kernel_log.source import RawLine, unrepeated
+from healthd.agent.kernel_log.repeats import count_repeats, fault_head
+from healthd.agent.kernel_log.source import RawLine, merge_repeats
 from healthd.nvidia import codes
 
 CORPUS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/kernel_lines.jsonl").read_text().splitlines()]
@@ -34,16 +34,16 @@ def test_lines_with_the_same_head_are_one_fault_to_the_parser(number: int) -> No
     """With every further text that a public line of any Xid has."""
     lines = [f"NVRM: Xid (PCI:0000:3b:00): {number},{message}" for message in MESSAGES]
     assert len(lines) > 50
-    parsed = {line: parse(line) for line in lines if head(line)}
+    parsed = {line: parse(line) for line in lines if fault_head(line)}
     events = [event for event in parsed.values() if event is not None]
     assert len(events) == len(parsed)
     # "gpu" is the driver's number for what the address names already.
     known = [replace(event, fields=tuple(item for item in event.fields if item[0] != "gpu")) for event in events]
-    assert len({key(event) for event in known}) <= 1
+    assert len({fault_key(event) for event in known}) <= 1
 
 
 def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
-    assert [number for number in range(1, 400) if not head(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1")] == [
+    assert [number for number in range(1, 400) if not fault_head(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1")] == [
         *(74, 144, 145, 146, 147, 148, 149, 150, 154)
     ]
 
@@ -60,9 +60,9 @@ def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
     ],
 )
 def test_a_program_that_quotes_an_xid_is_no_repeat(line: str) -> None:
-    assert coalesced(f"{line}\n".encode() * 3).first == []
+    assert count_repeats(f"{line}\n".encode() * 3).first == []
     kernels = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
-    first, rest = coalesced(f"{line}\n".encode() * 2 + kernels * 3)
+    first, rest = count_repeats(f"{line}\n".encode() * 2 + kernels * 3)
     assert first == [(kernels[:-1], 3)], "also where it quotes the very one that repeats"
     assert rest == f"{line}\n".encode() * 2
 
@@ -89,7 +89,7 @@ LINES = st.one_of(
 
 @given(st.lists(LINES, max_size=60))
 def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_wrote_it(lines: list[bytes]) -> None:
-    first, rest = coalesced(b"".join(line + b"\n" for line in lines))
+    first, rest = count_repeats(b"".join(line + b"\n" for line in lines))
     others = rest.split(b"\n")[:-1]
     assert sum(count for _, count in first) + len(others) == len(lines)
     for line, count in first:
@@ -109,19 +109,19 @@ def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_w
 def test_what_has_no_head_is_counted_where_it_says_the_same(text: str) -> None:
     lines = b"".join(f"Nov  1 15:00:00 n1 kernel: [  12.{place:06}] {text}\n".encode() for place in range(1000))
     other = f"Nov  1 15:00:00 n1 kernel: [  13.000000] {text}, and more\n".encode()
-    first, rest = coalesced(other + lines)
+    first, rest = count_repeats(other + lines)
     assert [(message(line), count) for line, count in first] == [(f"{text}, and more", 1), (text, 1000)]
     assert rest == b""
 
 
 def test_what_is_a_state_is_read_in_its_order() -> None:
     states = [b"mlx5_core 0000:1b:00.0 ib0: Link down\n", b"mlx5_core 0000:1b:00.0 ib0: Link up\n"]
-    assert coalesced(b"".join(states * 100)).first == []
+    assert count_repeats(b"".join(states * 100)).first == []
 
 
 def said(line: bytes) -> str:
     text = message(line)
-    return head(text) or text
+    return fault_head(text) or text
 
 
 def message(line: bytes) -> str:
@@ -132,9 +132,11 @@ def message(line: bytes) -> str:
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from((13, 31, 149)), st.floats(0, 20)), max_size=40))
 def test_counting_repeats_first_leaves_the_number_of_lines_of_each_fault(found: list[tuple[int, int, float]]) -> None:
     lines = [RawLine(when, XID % (gpu, number, 7, 1, number)) for gpu, number, when in found]
-    kept = unrepeated(lines)
+    kept = merge_repeats(lines)
     assert sum(line.lines for line in kept) == len(lines)
-    assert {head(line.text) or line.text for line in kept} == {head(line.text) or line.text for line in lines}
+    assert {fault_head(line.text) or line.text for line in kept} == {
+        fault_head(line.text) or line.text for line in lines
+    }
     for line in kept:
         assert line.last_time - line.time <= 1.0
 
@@ -142,4 +144,4 @@ def test_counting_repeats_first_leaves_the_number_of_lines_of_each_fault(found: 
 def test_of_a_state_that_changes_and_changes_back_the_last_word_is_last() -> None:
     down, up = "nfs: server 10.0.0.5 not responding, still trying", "nfs: server 10.0.0.5 OK"
     lines = [RawLine(1.0, text) for text in (down, down, up, down)]
-    assert [(line.text, line.lines) for line in unrepeated(lines)] == [(down, 2), (up, 1), (down, 1)]
+    assert [(line.text, line.lines) for line in merge_repeats(lines)] == [(down, 2), (up, 1), (down, 1)]

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
-from healthd.agent.metrics.exposition import END, TOTAL, Metric, Written, deflated, gzipped, text
+from healthd.agent.metrics.exposition import END, TOTAL, Metric, TextCache, deflated, gzipped, text
 
 NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: name != "healthd__total")
 LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))
@@ -56,7 +56,7 @@ def test_the_text_is_that_of_prometheus_client(metrics: list[Metric]) -> None:
 @given(st.lists(FAMILIES, max_size=4), st.booleans())
 @settings(deadline=None)
 def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]], openmetrics: bool) -> None:
-    kept: Written = {}
+    kept: TextCache = {}
     for metrics in pages:
         assert text(metrics, openmetrics, kept) == text(metrics, openmetrics)
         assert kept.keys() == {metric.name for metric in metrics}
@@ -65,7 +65,7 @@ def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]
 @given(FAMILIES, st.booleans(), st.data())
 @settings(deadline=None)
 def test_nor_does_it_where_only_values_changed(metrics: list[Metric], openmetrics: bool, data: st.DataObject) -> None:
-    kept: Written = {}
+    kept: TextCache = {}
     text(metrics, openmetrics, kept)
     for _ in range(2):
         changed = [metric._replace(series={of: data.draw(VALUES) for of in metric.series}) for metric in metrics]

@@ -103,8 +103,8 @@ def healthy(tmp_path: Path) -> Snapshot:
     plain_machine(tmp_path / "tree")
     host = scenarios(tmp_path)(profile="dgx-h100", root=str(tmp_path / "tree"))
     results = []
-    for name, check in registry.built_in().items():
-        if check.runs and not check.per:
+    for name, check in registry.built_in_checks().items():
+        if check.has_run and not check.per:
             given_items = run_check(check.module, host)
             results.append(
                 CheckResult(
@@ -372,7 +372,7 @@ def test_an_observation_that_cannot_be_shown_is_left_out_and_counted(wrong: Obse
     snapshot = replace(PLAIN, results=(result(Observation("good", 1), wrong),))
     assert value(snapshot, "good") == 1
     assert value(snapshot, "check_observations_refused", check="gpu_ecc") == 1
-    too_many = replace(PLAIN, results=(replace(result(Observation("good", 1), wrong), left_out=10),))
+    too_many = replace(PLAIN, results=(replace(result(Observation("good", 1), wrong), dropped_observations=10),))
     assert value(too_many, "check_observations_refused", check="gpu_ecc") == 11
     assert promtool(render(snapshot)) == "0"
 

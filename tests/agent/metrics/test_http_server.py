@@ -331,7 +331,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "families", counted)
         patch.setattr(metrics, "processes", read)
-        patch.setattr(http_server, "PAGE_SECONDS", float("inf"))
+        patch.setattr(http_server, "CACHE_SECONDS", float("inf"))
         port, stop = serve(("127.0.0.1", 0), Pages(lambda: shown[0]))
         page = f"http://127.0.0.1:{port}/metrics"
         for _ in range(5):
@@ -340,7 +340,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
         shown[0] = replace(PLAIN, node_name="n2", mode="act")
         get(page)
         assert (made, asked) == ([PLAIN, shown[0]], [PLAIN, shown[0]])
-        patch.setattr(http_server, "PAGE_SECONDS", 0.0)
+        patch.setattr(http_server, "CACHE_SECONDS", 0.0)
         for _ in range(3):
             get(page)
         stop()
@@ -364,7 +364,7 @@ def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, 
     shown = [PLAIN]
     pages = Pages(lambda: shown[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_server, "PAGE_SECONDS", 0.0)
+        patch.setattr(http_server, "CACHE_SECONDS", 0.0)
         for snapshot, openmetrics, zipped in (twice for each in asked for twice in (each, each)):
             shown[0] = snapshot
             answer = pages.answer("/metrics", http_server.OPENMETRICS if openmetrics else "", zipped)
@@ -380,7 +380,7 @@ def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, 
 def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_server, "PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(http_server, "CACHE_SECONDS", 0.0)
     snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),)})
     pages = Pages(lambda: snapshot)
 

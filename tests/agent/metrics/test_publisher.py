@@ -40,7 +40,7 @@ def test_what_is_shown_is_the_last_also_where_the_verdict_is_not_written_anew(pu
     publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
     later = replace(PLAIN, now=NOW + 5)
     assert not publisher.publish(later, drain=False, until=NOW, round_ended=False)
-    assert publisher.shown is later
+    assert publisher.snapshot is later
 
 
 def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
@@ -48,10 +48,10 @@ def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
 ) -> None:
     (tmp_path / VERDICT_FILE).mkdir()
     assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
-    assert publisher.verdict_trouble in caplog.text
+    assert publisher.verdict_problem in caplog.text
     (tmp_path / VERDICT_FILE).rmdir()
     assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=False), "it is tried again at once"
-    assert not publisher.verdict_trouble
+    assert not publisher.verdict_problem
 
 
 @pytest.mark.parametrize(("before", "after"), [("ok", "drain"), ("drain", "ok")])
@@ -67,7 +67,7 @@ def test_verdict_is_overwritten_when_no_new_file_can_be_made(
     publisher.publish(PLAIN, drain=after == "drain", until=NOW + 20, round_ended=True)
     word, expires, *_ = verdict(publisher).splitlines()[0].split()
     assert (word, int(expires)) == (after, int(NOW) + 20)
-    assert not publisher.verdict_trouble
+    assert not publisher.verdict_problem
 
 
 @pytest.mark.parametrize(("before", "stays"), [("ok", False), ("drain", True)])
@@ -83,13 +83,13 @@ def test_verdict_that_admits_jobs_is_removed_when_it_cannot_be_written(
     monkeypatch.setattr("healthd.agent.metrics.publisher.overwrite_file", broken)
     publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=True)
     assert (Path(publisher.settings.runtime_dir) / VERDICT_FILE).exists() == stays
-    assert publisher.verdict_trouble
+    assert publisher.verdict_problem
 
 
 def test_news_is_what_the_shown_rests_on_and_has_changed(publisher: Publisher) -> None:
-    assert publisher.has_news(("healthy", 1))
-    assert not publisher.has_news(("healthy", 1))
-    assert publisher.has_news(("healthy", 2))
+    assert publisher.has_changed(("healthy", 1))
+    assert not publisher.has_changed(("healthy", 1))
+    assert publisher.has_changed(("healthy", 2))
 
 
 def test_metrics_that_nobody_wants_are_not_served(tmp_path: Path) -> None:
@@ -97,5 +97,5 @@ def test_metrics_that_nobody_wants_are_not_served(tmp_path: Path) -> None:
     quiet = replace(quiet, metrics=replace(quiet.metrics, listen="off"))
     publisher = Publisher(quiet)
     publisher.serve_metrics()
-    assert (publisher._pages, publisher.metrics_troubles) == (None, ())
+    assert (publisher._pages, publisher.metrics_problems) == (None, ())
     publisher.close()

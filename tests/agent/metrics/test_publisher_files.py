@@ -31,7 +31,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "_stamp", hang)
-        patch.setattr(publisher, "FILES_SECONDS", 0.1)
+        patch.setattr(publisher, "FILES_TIMEOUT_SECONDS", 0.1)
         patch.setattr(certificates, "HUNG_SECONDS", 0.1)
         yield
         back.set()
@@ -41,7 +41,7 @@ def publishing(tmp_path: Path, listen: str) -> Publisher:
     path = tmp_path / "web.yml"
     path.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
     found = Publisher(Settings(metrics=MetricsConfig(listen=listen, web_config=str(path))))
-    found.shown = PLAIN
+    found.snapshot = PLAIN
     return found
 
 
@@ -52,12 +52,12 @@ def test_at_the_start_a_hung_mount_holds_up_the_page_and_not_the_daemon(
     with hung(monkeypatch):
         for _ in range(3):
             shown.serve_metrics()
-            assert "web.yml: no answer; the file" in shown.web_trouble
+            assert "web.yml: no answer; the file" in shown.web_problem
         assert sum(thread.name == "metrics files" for thread in threading.enumerate()) == 1
 
     def served() -> bool:
         shown.serve_metrics()
-        return shown.web_trouble == "" and bool(shown._stop_metrics)
+        return shown.web_problem == "" and bool(shown._stop_metrics)
 
     until(served, "it is back", 60)
     shown.close()
@@ -69,17 +69,17 @@ def test_later_it_holds_up_neither_and_is_a_trouble(
     shown = publishing(tmp_path, "127.0.0.1:0")
     with caplog.at_level(logging.INFO):
         shown.serve_metrics()
-    assert shown.web_trouble == ""
+    assert shown.web_problem == ""
     url = caplog.messages[-1].removeprefix("metrics on ").replace("/metrics", "/-/healthy")
     with hung(monkeypatch):
         shown.serve_metrics()
-        assert "no answer" in shown.web_trouble
+        assert "no answer" in shown.web_problem
         with urllib.request.urlopen(url, timeout=240) as answer:
             assert answer.status == 200
 
     def is_over() -> bool:
         shown.serve_metrics()
-        return shown.web_trouble == ""
+        return shown.web_problem == ""
 
     until(is_over, "it is back", 60)
     shown.close()

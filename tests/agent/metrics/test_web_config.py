@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requirements import require_programs
 
-from healthd.agent.metrics.certificates import SOON_SECONDS, WebFiles
+from healthd.agent.metrics.certificates import EXPIRY_WARNING_SECONDS, WebFiles
 from healthd.agent.metrics.web_config import WebConfig, WebConfigError, parse
 from healthd.cli.main import main
 
@@ -131,7 +131,7 @@ def refused(path: Path) -> str:
 
 
 def test_a_certificate_is_a_trouble_from_a_week_before_it_expires(tmp_path: Path) -> None:
-    path, now = certified(tmp_path), [ENDS - SOON_SECONDS - 1]
+    path, now = certified(tmp_path), [ENDS - EXPIRY_WARNING_SECONDS - 1]
     files = WebFiles(str(path), lambda: now[0])
     assert files.web().expires == ENDS
     assert files.problem() == ""

@@ -41,20 +41,20 @@ from healthd.agent.recording.recording import (
     Notes,
     NotRecorded,
     Player,
+    RecordedRun,
     Recorder,
     Recording,
     RecordingError,
-    Run,
 )
 from healthd.agent.scheduler import one_round
 from healthd.agent.settings import registry
-from healthd.agent.settings.effective import settle
-from healthd.agent.worker.client import Runner
+from healthd.agent.settings.effective import resolve_settings
+from healthd.agent.worker.client import WorkerClient
 from healthd.agent.worker.process import Setup
 from healthd.cli import replay
 from healthd.common.model import Outcome
 from healthd.host.host import Host
-from healthd.host.program import Ran
+from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat, FileSystem, KernelClock
 from healthd.nvidia.fake_nvml import library
 from healthd.nvidia.nvml import Nvml, NvmlError
@@ -74,14 +74,14 @@ MOST_ON_ONE_PYTHON = (
 )
 
 
-def recorded(*runs: Run, **fields: Any) -> Recording:
+def recorded(*runs: RecordedRun, **fields: Any) -> Recording:
     whole = {"healthd": "0", "node": "n1", "time": 1.0, "kernel": "", "boot_id": "b", "root": "/", "fake_nvml": False}
     return Recording(**{**whole, "checks": (), "runs": runs, **fields})
 
 
-def a_run(asked: dict[str, list[Any]], check: str = "a", **fields: Any) -> Run:
+def a_run(asked: dict[str, list[Any]], check: str = "a", **fields: Any) -> RecordedRun:
     whole = {"instance": "", "outcome": Outcome.COMPLETED, "error": "", "ended": 9.0, "seconds": 1.0}
-    return Run(check, **{**whole, "silent_seconds": 0.0, "answered": True, "asked": asked, **fields})
+    return RecordedRun(check, **{**whole, "silent_seconds": 0.0, "answered": True, "asked": asked, **fields})
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def taped(tmp_path: Path) -> Iterator[Callable[[Callable[[Recorder], Any]], Play
         recorder.begin("a", "")
         look(recorder)
         notes = recording.read_notes(str(place))
-        whole = recorded(a_run(notes["a", ""].asked))
+        whole = recorded(a_run(notes["a", ""].answers))
         player = Player(recording.decode(recording.encode(whole), "file"))
         player.begin("a", "")
         return player
@@ -121,7 +121,7 @@ ERRORS = st.builds(OSError, st.sampled_from([2, 5, 13, 19, 110]), st.text(), st.
 NAMED = (
     st.builds(FileStat, *[st.integers()] * 3, st.tuples(st.integers(), st.integers()))
     | st.builds(FileSystem, *[st.integers()] * 4)
-    | st.builds(Ran, st.integers(), st.text(), st.text())
+    | st.builds(ProgramResult, st.integers(), st.text(), st.text())
     | st.builds(KernelClock, st.booleans(), st.floats(allow_nan=False), st.floats(allow_nan=False))
 )
 ANSWERS = st.recursive(
@@ -163,7 +163,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_an_answer_that_was_tampered_with_is_a_value_error_or_harmless(data):
     player = Player(recorded(a_run({"q": [data]})))
-    others = ReplayedLibrary(player)._others
+    others = ReplayedLibrary(player)._unpackers
     for kinds in (None, others):
         with suppress(ValueError):
             recording.unpack(data, kinds)
@@ -261,7 +261,7 @@ def everything(host: Host) -> list[tuple[Any, str]]:
             host.now,
             host.pci_functions,
             lambda: [gpu.name for gpu in host.gpus()],
-            host.driver_is_held,
+            host.is_driver_in_use,
             host.has_nvidia_hardware,
         )
     ]
@@ -292,7 +292,7 @@ def test_a_recording_names_no_environment_and_no_deadline(taped):
     player = taped(look)
     assert "s3cret" not in str(player._any)
     host = replaying_host(recorded(), player)
-    assert host.run(["/bin/true"], 7.0, {"TOKEN": "other"}, anywhere=True) == Ran(0, "", "")
+    assert host.run(["/bin/true"], 7.0, {"TOKEN": "other"}, anywhere=True) == ProgramResult(0, "", "")
 
 
 def test_whether_the_driver_is_held_is_asked_of_a_machine_that_is_recorded(tmp_path, taped):
@@ -302,8 +302,8 @@ def test_whether_the_driver_is_held_is_asked_of_a_machine_that_is_recorded(tmp_p
     (files / "refcnt").write_text("3\n")
     root = str(tmp_path / "tree")
     held: list[Any] = []
-    taped(lambda recorder: held.append(recording_host(root, "", recorder).driver_is_held()))
-    taped(lambda recorder: held.append(recording_host("/", "dgx-h100", recorder).driver_is_held()))
+    taped(lambda recorder: held.append(recording_host(root, "", recorder).is_driver_in_use()))
+    taped(lambda recorder: held.append(recording_host("/", "dgx-h100", recorder).is_driver_in_use()))
     assert held == [True, None]
 
 
@@ -476,9 +476,9 @@ def test_the_library_that_is_recorded_is_the_fake_as_it_is():
 def test_a_worker_that_is_killed_has_noted_all_but_the_answer_it_waits_for(tmp_path):
     recorder = Recorder(str(tmp_path))
     recorder.begin("mount", "/data")
-    recorder.ask("read /a", lambda: b"1")
+    recorder.record("read /a", lambda: b"1")
     with pytest.raises(KeyboardInterrupt):
-        recorder.ask("statvfs /data", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+        recorder.record("statvfs /data", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
     (file,) = tmp_path.iterdir()
     with file.open("ab") as notes:
         notes.write(b'["read /b",')  # while it writes
@@ -491,17 +491,17 @@ def test_a_run_that_another_worker_did_again_is_that_ones(tmp_path):
     for answer in (1, 2):
         recorder = Recorder(str(tmp_path))
         recorder.begin("a", "")
-        recorder.ask("q", lambda answer=answer: answer)
-    assert recording.read_notes(str(tmp_path))["a", ""].asked == {"q": [2]}
+        recorder.record("q", lambda answer=answer: answer)
+    assert recording.read_notes(str(tmp_path))["a", ""].answers == {"q": [2]}
 
 
 def test_what_does_not_fit_is_left_out_and_what_does_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "MAX_BYTES", 2000)
     recorder = Recorder(str(tmp_path))
     recorder.begin("a", "")
-    recorder.ask("large", lambda: b"x" * 3000)
-    recorder.ask("small", lambda: b"y")
-    assert recording.read_notes(str(tmp_path))["a", ""].asked == {"small": [{"bytes": "y"}]}
+    recorder.record("large", lambda: b"x" * 3000)
+    recorder.record("small", lambda: b"y")
+    assert recording.read_notes(str(tmp_path))["a", ""].answers == {"small": [{"bytes": "y"}]}
 
 
 def test_a_full_disk_is_no_answer_of_the_node(tmp_path):
@@ -511,10 +511,10 @@ def test_a_full_disk_is_no_answer_of_the_node(tmp_path):
     os.dup2(full, recorder._file)
     os.close(full)
     with pytest.raises(RuntimeError, match="cannot write the recording: No space left on device"):
-        recorder.ask("read /x", lambda: b"1")
+        recorder.record("read /x", lambda: b"1")
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes() + b'["read /x", {"byt\n["q",1]\n')
-    assert recording.read_notes(str(tmp_path))["a", ""].asked == {"q": [1]}
+    assert recording.read_notes(str(tmp_path))["a", ""].answers == {"q": [1]}
 
 
 def test_an_answer_of_a_kind_that_cannot_be_kept_is_unknown_at_the_replay(taped):
@@ -607,11 +607,11 @@ def test_a_file_is_for_its_owner_and_replaces_whole_or_not_at_all(tmp_path):
 
 
 def test_the_settings_of_then_are_kept_with_their_defaults(tmp_path):
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     config = checks["gpu_count"].config()
     table = replay._all_settings(config)
     assert table["timeout_seconds"] == 10.0
-    loaded, lost = replay.settings_of(recorded(checks=(("gpu_count", "", table),), node="n7"), checks)
+    loaded, lost = replay.recorded_settings(recorded(checks=(("gpu_count", "", table),), node="n7"), checks)
     assert (loaded.checks, lost, loaded.settings.node_name) == ({("gpu_count", ""): config}, [], "n7")
 
 
@@ -624,24 +624,24 @@ def test_the_settings_of_then_are_kept_with_their_defaults(tmp_path):
     ],
 )
 def test_a_check_that_cannot_be_judged_here_is_a_failed_run(check, table, why):
-    loaded, (result,) = replay.settings_of(recorded(checks=((check, "", table),)), registry.built_in())
+    loaded, (result,) = replay.recorded_settings(recorded(checks=((check, "", table),)), registry.built_in_checks())
     assert loaded.checks == {}
     assert (result.check, result.outcome) == (check, Outcome.FAILED)
     assert result.error.startswith(why)
 
 
 def test_the_kernel_log_is_read_again_or_fails_again():
-    assert replay.kernel_log_of(recorded()) is None
-    log = replay.kernel_log_of(recorded(kernel_lines=(KernelLine(5.0, "NVRM: x", True),)))
+    assert replay.recorded_kernel_log(recorded()) is None
+    log = replay.recorded_kernel_log(recorded(kernel_lines=(KernelLine(5.0, "NVRM: x", True),)))
     assert log is not None
     assert log() == [RawLine(5.0, "NVRM: x", True)]
     refused = PermissionError(errno.EPERM, "Operation not permitted", "/dev/kmsg")
-    log = replay.kernel_log_of(recorded(kernel_error=recording.pack(refused)))
+    log = replay.recorded_kernel_log(recorded(kernel_error=recording.pack(refused)))
     assert log is not None
     with pytest.raises(PermissionError, match="/dev/kmsg"):
         log()
     with pytest.raises(RecordingError, match="kernel log"):
-        replay.kernel_log_of(recorded(kernel_error={"error": ["ValueError", "x"]}))
+        replay.recorded_kernel_log(recorded(kernel_error={"error": ["ValueError", "x"]}))
 
 
 # --- the commands
@@ -868,10 +868,10 @@ def test_a_check_of_a_site_that_is_not_here_is_unknown_with_a_sentence(tree_of_n
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 
 
-def look_with(setup: Setup, *arguments: Any) -> one_round.Look:
-    runner = Runner(setup, "", time.monotonic)
+def look_with(setup: Setup, *arguments: Any) -> one_round.RoundResult:
+    runner = WorkerClient(setup, "", time.monotonic)
     try:
-        return one_round.look(*arguments[:2], runner, *arguments[2:])
+        return one_round.run_round(*arguments[:2], runner, *arguments[2:])
     finally:
         runner.close(1.0)
 
@@ -881,18 +881,18 @@ def test_the_document_of_a_replay_is_that_of_the_round_to_the_last_digit(node, t
     scenario, notes, file = tmp_path / "lost.toml", tmp_path / "notes", str(tmp_path / "a.rec")
     scenario.write_text(FAULTS["lost"])
     notes.mkdir()
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     table = {"root": str(node), "nvml": {"fake": str(scenario)}, "checks": {"mount": {"/data": {}, "/none": {}}}}
-    loaded = settle(table, "file", {}, checks)
+    loaded = resolve_settings(table, "file", {}, checks)
     lines = [RawLine(1000.0, XID, True), RawLine(2000.5, XID, False)]
     setup = Setup(str(node), str(scenario), record=str(notes))
     then = look_with(setup, loaded, checks, lambda: lines)
     recording.write(file, replay.record(loaded, then, recording.read_notes(str(notes))))
 
     whole = recording.read(file)
-    of_then, lost = replay.settings_of(whole, checks)
-    again = look_with(Setup(replay=file), of_then, checks, replay.kernel_log_of(whole), whole, lost)
-    assert one_round.look_json(again) == one_round.look_json(then)
+    of_then, lost = replay.recorded_settings(whole, checks)
+    again = look_with(Setup(replay=file), of_then, checks, replay.recorded_kernel_log(whole), whole, lost)
+    assert one_round.round_json(again) == one_round.round_json(then)
     assert {"gpu_xid", "gpu_access", "mount"} <= {c.check for c in again.verdict.conditions}
 
 

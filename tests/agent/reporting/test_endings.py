@@ -12,11 +12,11 @@ from fakes import ENDS_VARY
 from msgspec.structs import replace
 
 from healthd.agent.conditions.absorb import absorb_events, absorb_result
-from healthd.agent.conditions.endings import after_quiet
+from healthd.agent.conditions.endings import after_quiet_time
 from healthd.agent.reporting import explanation, render
-from healthd.agent.reporting.endings import ends, remedy_of
-from healthd.agent.reporting.explanation import Here, ends_of
-from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.reporting.endings import condition_remedy, ending_text
+from healthd.agent.reporting.explanation import NodeContext, finding_ending
+from healthd.agent.reporting.fault_timeline import possible_findings
 from healthd.agent.reporting.next_steps import next_steps
 from healthd.agent.reporting.status import condition_json
 from healthd.agent.settings import registry
@@ -40,7 +40,7 @@ import runbooks  # noqa: E402
 
 pytestmark = pytest.mark.one_python
 
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 TEXTS = registry.explained(CHECKS)
 DESTROYS = re.compile(r"systemctl (reboot|poweroff)|nvidia-smi --gpu-reset")
 POWER = re.compile(r"[Pp]ower the node off|[Pp]ower-cycle|with the power off")
@@ -52,7 +52,7 @@ def check_of(code):
 
 
 def worst_of(code):
-    return replace(findings_of(code, TEXTS[code], check_of(code).config())[0], subject=PCI)
+    return replace(possible_findings(code, TEXTS[code], check_of(code).config())[0], subject=PCI)
 
 
 def condition_of(code, finding):
@@ -75,7 +75,7 @@ def status_document(code):
 
 
 def explained(code):
-    return explanation.of_code(f"{code} {PCI}", code, PCI, TEXTS[code], check_of(code), Here(None))
+    return explanation.code_document(f"{code} {PCI}", code, PCI, TEXTS[code], check_of(code), NodeContext(None))
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def pages():
 @pytest.mark.parametrize("code", sorted(TEXTS))
 def test_every_text_prints_the_same_ending(code, listed, pages):
     document = status_document(code)
-    general = ends_of(worst_of(code))
-    part = ends(document["clears"], document["window_seconds"], repaired=f"healthd repaired {code} {PCI}")
+    general = finding_ending(worst_of(code))
+    part = ending_text(document["clears"], document["window_seconds"], repaired=f"healthd repaired {code} {PCI}")
     assert listed[code]["ends"] == general
     assert f"| `{code}` |" in pages["checks"]
     (row,) = (line for line in pages["checks"].splitlines() if line.startswith(f"| `{code}` |"))
@@ -105,13 +105,13 @@ def test_every_text_prints_the_same_ending(code, listed, pages):
     told = explained(code)["ends"]
     clear_after = check_of(code).config().clear_after
     command = f"healthd repaired {code} {PCI}"
-    ending = ends_of(worst_of(code), clear_after, command)
+    ending = finding_ending(worst_of(code), clear_after, command)
     stop = "" if ending.endswith(command) else "."
     assert told.split("\n")[0] == f"Clears after {ending}{stop}"
-    story = render._story({**document, "since": 0.0, "last_seen": 0.0}, 1.0)
+    story = render._condition_text({**document, "since": 0.0, "last_seen": 0.0}, 1.0)
     assert story.endswith(f"clears after: {part}")
     book = " ".join(pages["runbooks"][code].replace("\\", "").split())
-    assert ends_of(worst_of(code), clear_after, f"healthd repaired {code} PART") in book
+    assert finding_ending(worst_of(code), clear_after, f"healthd repaired {code} PART") in book
 
 
 @pytest.mark.one_python
@@ -139,7 +139,9 @@ def test_status_explain_and_runbook_offer_the_same_commands(code, pages):
 @pytest.mark.parametrize("code", sorted(TEXTS))
 def test_the_advice_in_words_is_that_of_the_commands(code):
     text = TEXTS[code]
-    remedy = remedy_of(text.clears.name.lower(), text.severity.name.lower(), text.remedy.value if text.remedy else "")
+    remedy = condition_remedy(
+        text.clears.name.lower(), text.severity.name.lower(), text.remedy.value if text.remedy else ""
+    )
     todo = explained(code)["todo"]
     if remedy == "power_cycle" or text.remedy is Remedy.POWER_CYCLE:
         assert POWER.search(todo), todo
@@ -158,9 +160,9 @@ def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
     event = KernelEvent("sxid", "12028", "0000:05:00.0", 1.0, "", last_time=1.0, sequence=1, boot_id="b")
     ((finding,),) = (CHECKS["sxid"].correlate([event], Inventory(), CHECKS["sxid"].config())[0],)
     standing = absorb_events({}, "sxid", [finding], {1: event}, frozenset({1}), "b", ())
-    standing = after_quiet(standing, 24 * 3600.0 - 1, True, 24 * 3600.0)
+    standing = after_quiet_time(standing, 24 * 3600.0 - 1, True, 24 * 3600.0)
     assert [c.state for c in standing.values()] == [ConditionState.OPEN]
-    (over,) = after_quiet(standing, 2.0, True, 24 * 3600.0 + 2).values()
+    (over,) = after_quiet_time(standing, 2.0, True, 24 * 3600.0 + 2).values()
     assert (over.state, over.cleared_by) == (ConditionState.CLEARED, "window")
     assert main(["explain", "--json", "sxid/12028"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -182,14 +184,14 @@ def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
     ],
 )
 def test_ends_names_the_time_and_the_cause(clears, window, clear_after, expected):
-    assert ends(clears, window, clear_after) == expected
+    assert ending_text(clears, window, clear_after) == expected
 
 
 def test_every_ending_and_remedy_has_words():
     for clears in Clears:
-        assert ends(clears.name.lower())
+        assert ending_text(clears.name.lower())
         for severity in Severity:
-            assert remedy_of(clears.name.lower(), severity.name.lower()) in {remedy.value for remedy in Remedy}
+            assert condition_remedy(clears.name.lower(), severity.name.lower()) in {remedy.value for remedy in Remedy}
 
 
 def test_codes_whose_lines_decide_what_ends_them_exist():

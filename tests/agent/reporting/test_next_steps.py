@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.reporting.next_steps import next_steps, repaired
+from healthd.agent.reporting.next_steps import next_steps, repaired_command
 from healthd.cli.control import COMMANDS
 from healthd.cli.flags import Parser
 
@@ -68,8 +68,8 @@ def test_the_explanation_comes_first():
 
 def test_of_several_with_one_code_the_one_of_the_whole_node_is_named_as_such():
     node, part = condition(subject="", clears="operator"), condition(clears="operator")
-    assert repaired(node, [node]) == "healthd repaired gpu_xid/79"
-    assert repaired(node, [node, part]) == "healthd repaired gpu_xid/79 ''"
+    assert repaired_command(node, [node]) == "healthd repaired gpu_xid/79"
+    assert repaired_command(node, [node, part]) == "healthd repaired gpu_xid/79 ''"
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -82,7 +82,7 @@ def test_no_text_of_a_condition_becomes_a_command_or_another_argument(code, subj
     assert [command for _, command in next_steps(reset, [reset], ())][-1].startswith("nvidia-smi --gpu-reset")
     parser = Parser("repaired", "", "")
     COMMANDS["repaired"].flags(parser)
-    typed = parser.parse_args(shlex.split(repaired(c))[2:])
+    typed = parser.parse_args(shlex.split(repaired_command(c))[2:])
     told = "".join(x if x.isprintable() else "?" for x in subject)
     assert (typed.part or "") == told
     assert typed.code == "a/" + "".join(x if x.isprintable() else "?" for x in code)
@@ -93,7 +93,7 @@ def test_no_text_of_a_condition_becomes_a_command_or_another_argument(code, subj
 )
 def test_a_shell_gets_the_part_as_one_word(subject, tmp_path):
     c = condition(subject=subject, clears="operator")
-    script = "healthd() { printf '%s\\n' \"$@\"; }\n" + repaired(c)
+    script = "healthd() { printf '%s\\n' \"$@\"; }\n" + repaired_command(c)
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.stdout.splitlines()[-1] == subject.replace("\n", "?")
     assert list(tmp_path.iterdir()) == []

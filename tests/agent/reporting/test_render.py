@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.reporting import render
-from healthd.agent.reporting.render import MOST_SHOWN
+from healthd.agent.reporting.render import MAX_SHOWN
 from healthd.common.duration import duration
 from healthd.common.model import Clears, Health, Outcome, Severity
-from healthd.common.page import Page, ago, ahead, plain
+from healthd.common.page import Page, ago, plain, time_ahead
 
 NOW = 1_800_000_000.0
 PAGE = Page(100)
@@ -136,7 +136,7 @@ def test_what_is_older_than_a_day_has_a_date_in_local_time():
 
 @pytest.mark.parametrize(("seconds", "words"), [(-5, "now"), (0.3, "now"), (5.5, "in 5 s"), (1800, "in 30 min")])
 def test_how_long_until(seconds, words):
-    assert ahead(NOW + seconds, NOW) == words
+    assert time_ahead(NOW + seconds, NOW) == words
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_durations_have_one_unit(seconds, words):
 @given(st.floats(0, 4e9), st.floats(0, 4e9))
 def test_any_two_times_have_words(then, now):
     assert ago(then, now)
-    assert ahead(then, now)
+    assert time_ahead(then, now)
 
 
 # --- check
@@ -163,8 +163,8 @@ def test_a_run_has_one_row_with_its_worst_finding():
 
 
 def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_row():
-    quiet = [result(check=f"quiet{n}") for n in range(render.FEW)]
-    assert check(results=quiet).count("completed") == render.FEW
+    quiet = [result(check=f"quiet{n}") for n in range(render.MAX_ROWS)]
+    assert check(results=quiet).count("completed") == render.MAX_ROWS
     more = [*quiet, result(check="mount", instance="/data"), result(finding()), result(check="cpu", outcome="failed")]
     text = check(results=more)
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["check", "gpu_ecc", "cpu"]
@@ -180,7 +180,7 @@ def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
         {"reason": "no baseline", "fix": "healthd baseline --write"},
     )
     results = [
-        *(result(check=f"gpu_{n}", nothing_to_check=gpu) for n in range(render.FEW)),
+        *(result(check=f"gpu_{n}", nothing_to_check=gpu) for n in range(render.MAX_ROWS)),
         result(check="cpu", nothing_to_check=baseline),
         result(check="clock"),
     ]
@@ -435,7 +435,7 @@ def test_a_kernel_log_that_is_not_read_is_told_with_why():
 # --- the page
 
 
-@pytest.mark.parametrize("drain", [0, 1, MOST_SHOWN, 64])
+@pytest.mark.parametrize("drain", [0, 1, MAX_SHOWN, 64])
 def test_a_storm_of_conditions_shows_what_drains_and_the_worst_in_full_and_counts_the_rest(drain):
     def row(number: int, severity: str, **more: Any) -> dict[str, Any]:
         return condition(subject=f"part{number:03}", severity=severity, **more)
@@ -447,18 +447,18 @@ def test_a_storm_of_conditions_shows_what_drains_and_the_worst_in_full_and_count
     ]
     shown = status(conditions=[*others[:5], *bad, *others[5:]])
     parts = [line.split()[2] for line in shown.splitlines() if line.split()[1:2] == ["gpu_xid/79"]]
-    room = max(MOST_SHOWN - drain, 0)
+    room = max(MAX_SHOWN - drain, 0)
     assert sorted(parts) == sorted(c["subject"] for c in [*bad, *others[:room]])
     assert f"  and {128 - room} more: healthd status --json\n" in shown
-    few = status(conditions=others[:MOST_SHOWN])
+    few = status(conditions=others[:MAX_SHOWN])
     assert "more: healthd status" not in few
 
 
 def test_an_incident_of_hundreds_names_the_first_of_them():
-    then = [f"gpu_xid/31 part{number:03}" for number in range(MOST_SHOWN + 7)]
+    then = [f"gpu_xid/31 part{number:03}" for number in range(MAX_SHOWN + 7)]
     told = " ".join(status(incidents=[{"first": "gpu_xid/79", "then": then}]).split())
-    assert f"{then[MOST_SHOWN - 1]} and 7 more" in told
-    assert then[MOST_SHOWN] not in told
+    assert f"{then[MAX_SHOWN - 1]} and 7 more" in told
+    assert then[MAX_SHOWN] not in told
 
 
 def test_paragraphs_are_wrapped_and_long_words_stay_whole():

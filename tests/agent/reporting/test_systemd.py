@@ -84,21 +84,21 @@ def fill_the_queue() -> None:
 def test_a_service_manager_that_does_not_read_is_never_waited_for(
     manager: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 120.0)
     fill_the_queue()
     began = time.monotonic()
     systemd.watchdog()
     systemd.status("healthy")
-    assert time.monotonic() - began < systemd.PATIENCE_SECONDS
+    assert time.monotonic() - began < systemd.SEND_TIMEOUT_SECONDS
     assert "cannot notify the service manager" in caplog.text
-    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 0.5)
     began = time.monotonic()
     systemd.ready()
     assert time.monotonic() - began < 120
 
 
 def test_ready_waits_a_moment_for_a_full_queue(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 120.0)
     fill_the_queue()
     told = threading.Thread(target=systemd.ready)
     told.start()

@@ -11,12 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from healthd.agent.scheduler.before_resume import ENDING_SECONDS, LOOK_SECONDS, BeforeResume, Sight, Stage, after, keeps
+from healthd.agent.scheduler.before_resume import (
+    CHECK_WAIT_SECONDS,
+    TERMINATE_SECONDS,
+    BeforeResume,
+    NodeView,
+    Stage,
+    delays_resume,
+    next_stage,
+)
 from healthd.common.model import CheckResult, Outcome, Program, RunName
 
 RUN = RunName("validation")
 PROGRAM = Program(("validate",), 60.0)
-WELL = Sight(drained=True, idle=True, causes=False, clean=True, failed=False)
+WELL = NodeView(is_drained=True, is_idle=True, has_other_causes=False, is_clean=True, has_failed=False)
 UP, ENDS, FAILS, ILL = "print('up', flush=True); import time; time.sleep(600)", "", "raise SystemExit(2)", "1/0"
 
 
@@ -34,10 +42,10 @@ class Node:
         self.started.append(arguments)
         return (sys.executable, "-c", self.code)
 
-    def step(self, sight: Sight = WELL, program: Program | None = PROGRAM) -> str:
+    def step(self, sight: NodeView = WELL, program: Program | None = PROGRAM) -> str:
         ended = self.before.step({RUN: program} if program else {}, sight, self.results)
         self.looks += [ended] if ended else []
-        return self.before.waits_for
+        return self.before.waiting_reason
 
     def step_until(self, stage: Stage) -> None:
         until(lambda: (self.step(), self.before.stage is stage)[1], f"{stage} is reached")
@@ -52,7 +60,7 @@ def nodes() -> Iterator[list[Node]]:
     made: list[Node] = []
     yield made
     for node in made:
-        node.before.drop()
+        node.before.cancel()
 
 
 def node_of(nodes: list[Node], code: str) -> Node:
@@ -66,7 +74,7 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
     assert node.step() == "the validation has ended (60 s at most)"
     assert (node.started, node.looks) == ([("validate",)], [])
     node.time += 1
-    node.step_until(Stage.LOOKING)
+    node.step_until(Stage.CHECKING)
     assert node.looks == [RUN]
     assert node.step() != "", "what the check saw before is old"
     node.looked()
@@ -81,19 +89,19 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
 @pytest.mark.parametrize(
     "sight",
     [
-        WELL._replace(idle=False),  # a job is still here
-        WELL._replace(clean=False),  # a check has not completed clean
+        WELL._replace(is_idle=False),  # a job is still here
+        WELL._replace(is_clean=False),  # a check has not completed clean
     ],
 )
-def test_it_waits_for_an_idle_node_on_which_all_else_is_clean(nodes: list[Node], sight: Sight) -> None:
+def test_it_waits_for_an_idle_node_on_which_all_else_is_clean(nodes: list[Node], sight: NodeView) -> None:
     node = node_of(nodes, ENDS)
     assert node.step(sight).startswith("the node is idle and every check")
     assert node.started == []
 
 
-@pytest.mark.parametrize("sight", [WELL._replace(drained=False), WELL._replace(causes=True)])
+@pytest.mark.parametrize("sight", [WELL._replace(is_drained=False), WELL._replace(has_other_causes=True)])
 def test_a_job_that_may_come_or_a_new_fault_ends_what_runs_and_it_begins_anew_later(
-    nodes: list[Node], sight: Sight
+    nodes: list[Node], sight: NodeView
 ) -> None:
     node = node_of(nodes, UP)
     node.step()
@@ -120,13 +128,13 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
     child = node.before._child
     assert child is not None
     until(lambda: (node.step(), b"up" in child.output()[0])[1], "it hears no SIGTERM")
-    assert node.before.deadline == node.time + PROGRAM.seconds - ENDING_SECONDS
+    assert node.before.deadline == node.time + PROGRAM.seconds - TERMINATE_SECONDS
     node.time = node.before.deadline
     node.step()
     assert node.before.stage is Stage.RUNNING
     node.time = node.before.deadline
     node.step()
-    assert node.before.stage is Stage.LOOKING
+    assert node.before.stage is Stage.CHECKING
     assert node.before.problem == "healthd validate did not end within 60 s"
     node.looked()
     assert node.step() == ""
@@ -135,8 +143,8 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
 def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> None:
     node = node_of(nodes, ENDS)
     node.step()
-    node.step_until(Stage.LOOKING)
-    assert node.before.deadline == node.time + LOOK_SECONDS
+    node.step_until(Stage.CHECKING)
+    assert node.before.deadline == node.time + CHECK_WAIT_SECONDS
     node.time = node.before.deadline
     assert node.step() == ""
 
@@ -151,15 +159,15 @@ def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> N
 def test_one_that_told_nothing_is_told(nodes: list[Node], code: str, problem: str) -> None:
     node = node_of(nodes, code if code != ILL else "raise SystemExit(3)")
     node.step()
-    node.step_until(Stage.LOOKING)
+    node.step_until(Stage.CHECKING)
     assert node.before.problem == (problem and "healthd validate gave no result (status 3): ")
 
 
 def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node]) -> None:
     node = node_of(nodes, ENDS)
-    node.before._argv_of = lambda arguments: ("/nowhere/healthd",)
+    node.before._make_command = lambda arguments: ("/nowhere/healthd",)
     node.step()
-    node.step_until(Stage.LOOKING)
+    node.step_until(Stage.CHECKING)
     node.looked()
     assert node.step() == ""
     assert node.before.problem != ""
@@ -180,7 +188,7 @@ def test_another_ones_validation_is_waited_for_but_no_longer_than_ours_would_tak
 
 def test_what_failed_in_this_drain_is_not_tried_again_by_itself(nodes: list[Node]) -> None:
     node = node_of(nodes, ENDS)
-    assert node.step(WELL._replace(failed=True)) == ""
+    assert node.step(WELL._replace(has_failed=True)) == ""
     assert node.step() == ""
     assert node.started == []
 
@@ -196,8 +204,8 @@ def test_a_reload_that_wants_it_no_more_ends_it(nodes: list[Node]) -> None:
 def test_a_resume_waits_only_in_a_drain_without_a_fault_and_not_when_all_is_over(
     stage: Stage, drained: bool, idle: bool, causes: bool, clean: bool, failed: bool
 ) -> None:
-    sight = Sight(drained, idle, causes, clean, failed)
-    now = after(stage, sight)
-    assert now in (stage, Stage.BEFORE, Stage.OVER)
-    assert keeps(now, sight) is (drained and not causes and now is not Stage.OVER)
-    assert after(now, sight) is now
+    sight = NodeView(drained, idle, causes, clean, failed)
+    now = next_stage(stage, sight)
+    assert now in (stage, Stage.BEFORE, Stage.DONE)
+    assert delays_resume(now, sight) is (drained and not causes and now is not Stage.DONE)
+    assert next_stage(now, sight) is now

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.scheduler.due import ScheduledRun, again, due, due_at, next_due, phase
+from healthd.agent.scheduler.due import ScheduledRun, due_at, due_runs, next_due, phase, with_repeats
 from healthd.common.model import RunName
 
 NODES = st.text(min_size=1, max_size=12)
@@ -63,35 +63,35 @@ def test_checks_of_the_driver_come_first_and_otherwise_the_order_holds():
         a_run("exec"),
         a_run("gpu_count", "nvml"),
     ]
-    assert [j.check for j in due(scheduled, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
+    assert [j.check for j in due_runs(scheduled, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
 
 
 def test_what_ran_is_not_due_before_its_round():
     one = a_run("mount")
     at = due_at(one, 1000.0, "n")
-    assert due([one], {one.name: 1000.0}, {}, "n", at - 1) == []
-    assert due([one], {one.name: 1000.0}, {}, "n", at) == [one]
+    assert due_runs([one], {one.name: 1000.0}, {}, "n", at - 1) == []
+    assert due_runs([one], {one.name: 1000.0}, {}, "n", at) == [one]
 
 
 def test_what_is_wanted_early_is_due_then():
     one = a_run("mount")
-    assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1009.0) == []
-    assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1010.0) == [one]
+    assert due_runs([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1009.0) == []
+    assert due_runs([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1010.0) == [one]
 
 
 def test_a_wish_for_later_does_not_put_off_the_round():
     one = a_run("mount")
     at = due_at(one, 1000.0, "n")
-    assert due([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
+    assert due_runs([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
 
 
 def test_what_is_wanted_once_more_comes_with_its_like_and_never_twice():
     a, b, first, second = a_run("a"), a_run("b"), a_run("gpu_1", "nvml"), a_run("gpu_2", "nvml")
     every = [a, b, first, second]
-    assert again([second, a], every, {first.name}) == [second, first, a]
-    assert again([first, second, a], every, {first.name}) == [first, second, a]
-    assert again([], every, {b.name, first.name}) == [first, b]
-    assert again([a], every, set()) == [a]
+    assert with_repeats([second, a], every, {first.name}) == [second, first, a]
+    assert with_repeats([first, second, a], every, {first.name}) == [first, second, a]
+    assert with_repeats([], every, {b.name, first.name}) == [first, b]
+    assert with_repeats([a], every, set()) == [a]
 
 
 def test_with_nothing_to_run_nothing_is_ever_due():
@@ -110,5 +110,5 @@ def test_something_is_due_when_next_due_says_so_and_not_before(runs, node):
     if at == float("inf"):
         assert scheduled == []
     else:
-        assert due(scheduled, last, early, node, at)
-        assert not due(scheduled, last, early, node, at - 1e-3 - abs(at) * 1e-9)
+        assert due_runs(scheduled, last, early, node, at)
+        assert not due_runs(scheduled, last, early, node, at - 1e-3 - abs(at) * 1e-9)

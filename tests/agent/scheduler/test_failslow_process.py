@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.agent.scheduler.failslow_process import HUNG_SECONDS, LONGEST_AGAIN_SECONDS, Watching
+from healthd.agent.scheduler.failslow_process import HUNG_SECONDS, MAX_RETRY_SECONDS, FailslowProcess
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import Loaded, Settings
 from healthd.agent.settings.configured import Configured
@@ -19,7 +19,7 @@ from healthd.common.codec import dump
 from healthd.common.model import RunName
 from healthd.host.wakeup import FOREVER
 
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 RUN = RunName("failslow")
 
 
@@ -46,14 +46,19 @@ def clock():
 
 @pytest.fixture
 def watching(tmp_path, clock):
-    made = Watching(configured(tmp_path, client=True), clock)
+    made = FailslowProcess(configured(tmp_path, client=True), clock)
     yield made
     made.close()
 
 
-def runs(watching: Watching) -> int:
+def runs(watching: FailslowProcess) -> int:
     """The pid of one that has said that it lives."""
-    until(lambda: watching.step() or (watching.pids and not watching.problem and watching._spoke > watching._began - 1))
+    until(
+        lambda: (
+            watching.step()
+            or (watching.pids and not watching.problem and watching._last_message_at > watching._started_at - 1)
+        )
+    )
     return watching.pids[0]
 
 
@@ -79,7 +84,7 @@ def has_ended(pid: int) -> bool:
 
 
 def test_nothing_runs_where_nothing_is_watched(tmp_path, clock):
-    watching = Watching(configured(tmp_path), clock)
+    watching = FailslowProcess(configured(tmp_path), clock)
     assert not watching.step()
     assert (watching.pids, watching.deadline, watching.problem, list(watching.waits())) == ((), FOREVER, "", [])
     assert not (tmp_path / "run/failslow.sock").exists()
@@ -88,7 +93,7 @@ def test_nothing_runs_where_nothing_is_watched(tmp_path, clock):
 def test_what_is_off_is_not_even_imported():
     program = """
 import sys, healthd.agent.settings.registry, healthd.agent.daemon
-healthd.agent.settings.registry.built_in()
+healthd.agent.settings.registry.built_in_checks()
 print(*sorted(name for name in sys.modules if name.startswith(("healthd.failslow.live", "healthd.failslow",
 "healthd.client"))))
 """
@@ -112,7 +117,7 @@ def test_one_that_was_killed_is_started_again_later_each_time(watching, clock, t
         assert watching.pids == ()
         clock.now = watching.deadline
     assert waited[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert waited[-1] == LONGEST_AGAIN_SECONDS
+    assert waited[-1] == MAX_RETRY_SECONDS
     runs(watching)
 
 
@@ -135,7 +140,7 @@ def test_one_that_hangs_is_ended(watching, clock, tmp_path):
 
 
 def test_one_that_takes_too_much_memory_is_ended(tmp_path, clock):
-    watching = Watching(configured(tmp_path, client=True), clock, most_memory_bytes=1 << 20)
+    watching = FailslowProcess(configured(tmp_path, client=True), clock, max_memory_bytes=1 << 20)
     until(lambda: watching.step() or watching.problem)
     assert "MiB of memory" in watching.problem
     watching.close()
@@ -153,7 +158,7 @@ def test_one_that_not_even_sigkill_ends_is_left_and_nobody_takes_its_place(watch
     clock.now = watching.deadline
     watching.step()
     assert watching.pids == ()
-    assert watching.deadline == clock.now + LONGEST_AGAIN_SECONDS
+    assert watching.deadline == clock.now + MAX_RETRY_SECONDS
     os.kill(pid, signal.SIGCONT)  # its channel is closed: it ends by itself
     until(lambda: has_ended(pid) or watching._left.poll() is not None)
     clock.now = watching.deadline

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.conditions.store import Memory
-from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.conditions.store import ConditionStore
+from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.source import Gap
-from healthd.agent.scheduler.kernel_events import Hearing
+from healthd.agent.scheduler.kernel_events import KernelEventIntake
 from healthd.agent.settings.configured import Configured
-from healthd.agent.slurm.event_jobs import JobAtSource
+from healthd.agent.slurm.event_jobs import EventJobFinder
 from healthd.agent.worker.client import Reply, Request
 from healthd.agent.worker.requests import JournalLines, ReadJournal
 from healthd.common import guard
@@ -29,12 +29,12 @@ class Ears:
     def __init__(self, folder: Path) -> None:
         self.log, self.folder = folder / "kern.log", folder
         self.log.touch()
-        self.memory = Memory(str(folder), time.time)
-        self.memory.recall(dict, "b", Mode.OBSERVE)
-        kernel = Listener(str(self.log), "/", "b", False, time.time, time.monotonic)
+        self.memory = ConditionStore(str(folder), time.time)
+        self.memory.load(dict, "b", Mode.OBSERVE)
+        kernel = KernelLogReader(str(self.log), "/", "b", False, time.time, time.monotonic)
         kernel.open(self.memory.ledger.cursors.get(str(self.log)))
-        jobs = JobAtSource("/nonexistent", "n1", time.monotonic)
-        self.hearing = Hearing(Configured(*settings(folder)), self.memory, kernel, jobs, time.time)
+        jobs = EventJobFinder("/nonexistent", "n1", time.monotonic)
+        self.hearing = KernelEventIntake(Configured(*settings(folder)), self.memory, kernel, jobs, time.time)
 
     def say(self, *lines: str) -> None:
         with open(self.log, "a") as file:
@@ -47,32 +47,32 @@ class Ears:
 @pytest.fixture
 def ears(tmp_path: Path) -> Iterator[Ears]:
     made = Ears(tmp_path)
-    made.hearing.listen()
+    made.hearing.read_log()
     yield made
-    made.hearing.kernel.close()
+    made.hearing.listener.close()
 
 
 def test_what_was_heard_is_a_condition_saved_and_returned_as_news(ears: Ears) -> None:
-    assert ears.hearing.listen() == ()
+    assert ears.hearing.read_log() == ()
     ears.say(XID.format(79), XID.format(48), "usb 1-1: new device", "EXT4-fs error (device sda1): bad block")
-    assert ears.hearing.listen() == ("xid", "fs")
+    assert ears.hearing.read_log() == ("xid", "fs")
     assert "gpu_xid/79" in ears.codes()
     assert not ears.memory.unsaved
-    assert ears.hearing.listen() == (), "news once"
+    assert ears.hearing.read_log() == (), "news once"
 
 
 def test_a_line_is_heard_once_also_by_the_next_daemon(ears: Ears) -> None:
     ears.say(XID.format(79))
-    ears.hearing.listen()
+    ears.hearing.read_log()
     again = Ears(ears.folder)
-    assert again.hearing.listen() == ()
+    assert again.hearing.read_log() == ()
     (condition,) = again.memory.ledger.conditions
     assert condition.count == 1
-    again.hearing.kernel.close()
+    again.hearing.listener.close()
 
 
 def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ears.hearing.take_in
+    real = ears.hearing.apply_events
 
     def fails(events: list[object]) -> tuple[str, ...]:
         if any(getattr(event, "code", "") == "48" for event in events):
@@ -81,9 +81,9 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
 
     monkeypatch.setattr(ears.hearing, "take_in", fails)
     ears.say(XID.format(48))
-    assert ears.hearing.listen() == ()
+    assert ears.hearing.read_log() == ()
     ears.say(XID.format(48), XID.format(79))
-    assert ears.hearing.listen() == ("xid",)
+    assert ears.hearing.read_log() == ("xid",)
     assert ears.codes() == ["gpu_xid/79", "kernel/rule_failed"]
     assert dict(guard.dropped) == {"kernel_log": 2}
 
@@ -95,27 +95,27 @@ def of_the_journal(outcome: Outcome, lines: JournalLines | None = None) -> Reply
 
 def test_what_the_journal_has_for_a_gap_is_heard_as_any_other_line(ears: Ears) -> None:
     lines = ((time.time(), XID.format(79), 5, "cursor"),)
-    assert ears.hearing.hear_from_journal(of_the_journal(Outcome.COMPLETED, lines=lines)) == ("xid",)
+    assert ears.hearing.take_journal_reply(of_the_journal(Outcome.COMPLETED, lines=lines)) == ("xid",)
     assert ears.codes() == ["gpu_xid/79"]
 
 
 def test_a_journal_that_cannot_be_read_leaves_the_gap_and_says_why(ears: Ears) -> None:
-    assert ears.hearing.hear_from_journal(of_the_journal(Outcome.FAILED)) == ()
-    assert (ears.hearing.kernel.journal.up, ears.hearing.kernel.journal.problem) == (False, "no journal here")
+    assert ears.hearing.take_journal_reply(of_the_journal(Outcome.FAILED)) == ()
+    assert (ears.hearing.listener.journal.up, ears.hearing.listener.journal.problem) == (False, "no journal here")
 
 
 def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ears.hearing.journal_request() is None
-    monkeypatch.setattr(ears.hearing.kernel, "gap", lambda: Gap(1, 10, False))
+    monkeypatch.setattr(ears.hearing.listener, "gap", lambda: Gap(1, 10, False))
     request = ears.hearing.journal_request()
     assert request is not None
-    assert isinstance(request.asked, ReadJournal)
-    assert (request.asked.boot_id, request.asked.history) == ("b", False)
+    assert isinstance(request.operation, ReadJournal)
+    assert (request.operation.boot_id, request.operation.history) == ("b", False)
 
 
 def test_what_was_heard_before_the_gpus_were_known_is_named_once_they_are(ears: Ears) -> None:
     ears.say(XID.format(79))
-    ears.hearing.listen()
-    ears.hearing.know(Inventory(gpus=(Gpu("0000:61:00.0", 3, "GPU-1"),)))
+    ears.hearing.read_log()
+    ears.hearing.take_inventory(Inventory(gpus=(Gpu("0000:61:00.0", 3, "GPU-1"),)))
     (condition,) = ears.memory.ledger.conditions
     assert "GPU 3 (GPU-1" in condition.message

@@ -14,12 +14,12 @@ from healthd.agent.kernel_log.source import RawLine
 from healthd.agent.scheduler import one_round
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import KernelLogConfig, Settings
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.registry import Check
-from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import Run
-from healthd.agent.worker.results import began, result_of
+from healthd.agent.worker.results import make_result, run_started_at
 from healthd.common.model import (
     Clears,
     Finding,
@@ -37,14 +37,14 @@ def lines(*numbers: int, history: bool = True) -> list[RawLine]:
 
 
 def look(
-    kernel_log: one_round.KernelLog | None, tables: dict[str, Any] | None = None, **checks: Check
-) -> one_round.Look:
+    kernel_log: one_round.KernelLogReader | None, tables: dict[str, Any] | None = None, **checks: Check
+) -> one_round.RoundResult:
     """A round of gpu_xid alone (or of `checks`): no worker is needed for it."""
-    known = checks or {"gpu_xid": registry.built_in()["gpu_xid"]}
-    loaded = settle({"checks": tables or {}}, "file", {}, known)
-    runner = Runner(Setup(), "", time.monotonic)
+    known = checks or {"gpu_xid": registry.built_in_checks()["gpu_xid"]}
+    loaded = resolve_settings({"checks": tables or {}}, "file", {}, known)
+    runner = WorkerClient(Setup(), "", time.monotonic)
     try:
-        return one_round.look(loaded, known, runner, kernel_log)
+        return one_round.run_round(loaded, known, runner, kernel_log)
     finally:
         runner.close(1.0)
 
@@ -72,7 +72,7 @@ UNCORRECTED = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#
 
 @pytest.mark.parametrize(("history", "severity"), [(True, Severity.INFO), (False, Severity.CRITICAL)])
 def test_a_check_that_looks_and_listens_tells_both(history, severity):
-    check = {"memory_edac": registry.built_in()["memory_edac"]}
+    check = {"memory_edac": registry.built_in_checks()["memory_edac"]}
     found = look(lambda: [RawLine(1000.0, UNCORRECTED, history)], **check)
     (result,) = found.results
     assert (result.outcome, len(found.runs)) == (Outcome.COMPLETED, 1)
@@ -84,7 +84,7 @@ def test_a_log_that_cannot_be_read_takes_nothing_from_what_such_a_check_looked_a
     def refused() -> list[RawLine]:
         raise PermissionError(1, "Operation not permitted", "/dev/kmsg")
 
-    found = look(refused, memory_edac=registry.built_in()["memory_edac"])
+    found = look(refused, memory_edac=registry.built_in_checks()["memory_edac"])
     assert [result.outcome for result in found.results] == [Outcome.COMPLETED]
 
 
@@ -118,7 +118,7 @@ def test_without_a_log_nothing_is_said_of_it():
     ],
 )
 def test_the_kernel_log_is_that_of_this_machine_or_none(settings, read):
-    assert (one_round.kernel_log_of(settings) is not None) is read
+    assert (one_round.kernel_log_reader(settings) is not None) is read
 
 
 # --- runs in a worker
@@ -139,12 +139,16 @@ def site(folder: Path, **texts: str) -> dict[str, Check]:
     return {name: registry.load_site(str(folder / f"{name}.py")) for name in texts}
 
 
-def look_at_site(folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str) -> one_round.Look:
+def look_at_site(
+    folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str
+) -> one_round.RoundResult:
     known = site(folder, **texts)
-    loaded = settle({"checks": tables or {}, **({"round_timeout_seconds": 1.5} if more else {})}, "file", {}, known)
-    runner = Runner(Setup(checks_dir=str(folder)), "", time.monotonic)
+    loaded = resolve_settings(
+        {"checks": tables or {}, **({"round_timeout_seconds": 1.5} if more else {})}, "file", {}, known
+    )
+    runner = WorkerClient(Setup(checks_dir=str(folder)), "", time.monotonic)
     try:
-        return one_round.look(loaded, known, runner, None)
+        return one_round.run_round(loaded, known, runner, None)
     finally:
         runner.close(1.0)
 
@@ -155,7 +159,7 @@ WARNS = "yield Finding(Severity.DEGRADED, 'fan/slow', 'fan1', 'fan1 turns slowly
 def test_a_finding_that_would_have_to_last_counts_at_once(tmp_path):
     found = look_at_site(tmp_path, fan=WARNS)
     assert found.verdict.health is Health.DEGRADED
-    document = one_round.look_json(found)
+    document = one_round.round_json(found)
     assert document["conditions"][0]["state"] == "open"
     assert document["results"][0]["findings"][0]["confirm_seconds"] == 60.0
 
@@ -200,7 +204,7 @@ def reply(outcome: Outcome, seconds: float = 1.0) -> Reply:
 @pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.STUCK])
 def test_what_silence_means_is_the_checks_to_say(outcome):
     check = silent_check()
-    result = result_of(check, check.config(), reply(outcome), started=99.0, silent_seconds=30.0)
+    result = make_result(check, check.config(), reply(outcome), started=99.0, silent_seconds=30.0)
     assert [finding.message for finding in result.findings] == ["silent for 30 s"]
     assert (result.started, result.duration_seconds) == (99.0, 1.0)
 
@@ -208,23 +212,23 @@ def test_what_silence_means_is_the_checks_to_say(outcome):
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
 def test_who_answers_is_not_silent(outcome):
     check = silent_check()
-    assert result_of(check, check.config(), reply(outcome), 100.0, 30.0).findings == ()
+    assert make_result(check, check.config(), reply(outcome), 100.0, 30.0).findings == ()
 
 
 def test_a_check_without_its_turn_was_not_silent():
     check = silent_check()
-    assert result_of(check, check.config(), reply(Outcome.TIMED_OUT, 0.0), 100.0, 0.0).findings == ()
+    assert make_result(check, check.config(), reply(Outcome.TIMED_OUT, 0.0), 100.0, 0.0).findings == ()
 
 
 def test_a_run_that_answered_began_at_the_moment_that_its_check_was_told_to_the_last_bit():
-    assert began(ran(told=NOW + 0.1), ended=NOW + 1.3) == NOW + 0.1
-    assert began(ran(told=NOW + 0.1, outcome=Outcome.FAILED), ended=NOW + 1.3) == NOW + 0.1
+    assert run_started_at(ran(told=NOW + 0.1), ended=NOW + 1.3) == NOW + 0.1
+    assert run_started_at(ran(told=NOW + 0.1, outcome=Outcome.FAILED), ended=NOW + 1.3) == NOW + 0.1
 
 
 def test_a_run_without_an_answer_began_by_the_clock_of_now():
-    assert began(ran(told=None, outcome=Outcome.TIMED_OUT), ended=NOW + 1.0) == NOW
+    assert run_started_at(ran(told=None, outcome=Outcome.TIMED_OUT), ended=NOW + 1.0) == NOW
 
 
 def ran(told: float | None, outcome: Outcome = Outcome.COMPLETED) -> Reply:
     """One second long."""
-    return Reply(Request("fan", 10.0, Run("fan", "", {})), outcome, 1.0, answered=told is not None, told=told)
+    return Reply(Request("fan", 10.0, Run("fan", "", {})), outcome, 1.0, answered=told is not None, message_time=told)

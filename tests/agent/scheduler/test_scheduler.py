@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.replies import Received, ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.settings.configured import Configured
-from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
-from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.slurm.event_jobs import CGROUP_INTERVAL_SECONDS
+from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import ReadJournal, Run, RunAnswer, TakeInventory
 from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
@@ -33,9 +33,9 @@ class Parts:
         self.root, self.ahead = folder / "root", 0.0
         loaded, checks = settings(folder)
         loaded = replace(loaded, settings=replace(loaded.settings, root=str(self.root)))
-        self.memory = Memory(str(folder), self.of(time.time))
-        self.memory.recall(dict, "b", Mode.OBSERVE)
-        client = Runner(Setup(), "", self.of(time.monotonic))
+        self.memory = ConditionStore(str(folder), self.of(time.time))
+        self.memory.load(dict, "b", Mode.OBSERVE)
+        client = WorkerClient(Setup(), "", self.of(time.monotonic))
         clocks = self.of(time.time), self.of(time.monotonic)
         self.presence = JobPresence(str(self.root), self.of(time.monotonic))
         self.scheduler = Scheduler(Configured(loaded, checks), self.memory, client, self.presence, *clocks)
@@ -46,7 +46,7 @@ class Parts:
 
     def read_jobs(self) -> None:
         self.presence.step()
-        self.replies.forget_unless_idle()
+        self.replies.drop_unless_idle()
 
     def jobs(self, *jobs: int) -> None:
         """These have a process here."""
@@ -61,7 +61,9 @@ class Parts:
         request = Request(check, 1.0, Run(check, "", {}))
         answer = RunAnswer(findings=findings, past="{}")
         told = time.time() + self.ahead
-        return self.replies.handle(Reply(request, outcome, 0.1, answered=True, answer=answer, told=told), Received())
+        return self.replies.handle(
+            Reply(request, outcome, 0.1, answered=True, answer=answer, message_time=told), Received()
+        )
 
     def codes(self) -> list[str]:
         return [c.code for c in self.memory.ledger.conditions]
@@ -107,7 +109,7 @@ def test_a_job_that_comes_ends_what_was_found_while_there_was_none_within_a_seco
     parts.jobs(8)
     parts.read_jobs()
     assert parts.codes() == ["gpu_processes/leftover"], "the cgroups are not walked in each turn"
-    parts.ahead = LOOK_AGAIN_SECONDS + 0.1
+    parts.ahead = CGROUP_INTERVAL_SECONDS + 0.1
     parts.read_jobs()
     assert (parts.codes(), parts.replies.results, parts.presence.is_idle) == ([], {}, False)
 
@@ -116,10 +118,10 @@ def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(part
     parts.jobs(7)
     parts.presence.is_drained = True
     parts.ran("gpu_processes", LEFTOVER)
-    parts.replies.forget_unless_idle()
+    parts.replies.drop_unless_idle()
     assert parts.codes() == ["gpu_processes/leftover"]
     parts.presence.is_drained = False
-    parts.replies.forget_unless_idle()
+    parts.replies.drop_unless_idle()
     assert parts.codes() == []
 
 
@@ -137,7 +139,7 @@ def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
 def test_an_event_has_the_checks_look_at_once_that_want_to(parts: Parts) -> None:
     now = time.monotonic()
     parts.scheduler.queue._last_runs = {run.name: now for run in parts.scheduler.scheduled()}
-    parts.scheduler.queue._due_of = []
+    parts.scheduler.queue._due_at_runs = []
     later = parts.scheduler.queue._next_due()
     parts.scheduler.run_after(["nothing_of_note"])
     assert parts.scheduler.queue._next_due() == later

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from healthd.agent.scheduler.due import ScheduledRun
-from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, WorkerQueue
-from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.scheduler.worker_queue import MIN_REPEAT_SECONDS, WorkerQueue
+from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import LoadCopy, Run, TakeInventory, WriteFile, op_of
+from healthd.agent.worker.requests import LoadCopy, Run, TakeInventory, WriteFile, operation_name
 from healthd.common.model import Outcome, RunName
 
 CHECK = """
@@ -63,7 +63,7 @@ class Node:
         self.scheduled = list(scheduled)
         fake = directory / "scenario.toml"
         fake.write_text(f'profile = "dgx-h100"\n{scenario}')
-        self.runner = Runner(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
+        self.runner = WorkerClient(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
         self.rounds = WorkerQueue(
             self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_for, time.time, self.monotonic, after
         )
@@ -118,13 +118,13 @@ class Node:
 
     def round(self) -> list[Reply]:
         """One round to its end, with the tasks after it."""
-        ended = self.go(lambda: self.round_ended and not self.runner.busy)
+        ended = self.go(lambda: self.round_ended and not self.runner.is_busy)
         self.round_ended = False
         return ended
 
 
 def name_of(request: Request) -> str:
-    return request.asked.check if isinstance(request.asked, Run) else op_of(request.kind)
+    return request.operation.check if isinstance(request.operation, Run) else operation_name(request.kind)
 
 
 def words(replies: list[Reply]) -> list[str]:
@@ -164,7 +164,7 @@ def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node
 
 
 def once_more(reply: Reply) -> list[RunName]:
-    return [GPU_1.name] if reply.nvml_trouble else []
+    return [GPU_1.name] if reply.has_nvml_problem else []
 
 
 def test_when_a_gpu_check_meets_a_lost_gpu_others_look_once_more_in_that_round(node: Callable[..., Node]) -> None:
@@ -207,7 +207,7 @@ def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) ->
     one = node(A)
     one.round()
     one.rounds.add_task(INVENTORY)
-    assert words(one.go(lambda: not one.runner.busy)) == ["inventory", "close_nvml"]
+    assert words(one.go(lambda: not one.runner.is_busy)) == ["inventory", "close_nvml"]
 
 
 def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[
     task = Request("state_dir", 60.0, LoadCopy(str(tmp_path), ()))
     one.rounds.add_task(task)
     one.rounds.add_task(task)
-    assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["a", "b", "load_copy"]
+    assert words(one.go(lambda: one.round_ended and not one.runner.is_busy)) == ["a", "b", "load_copy"]
 
 
 def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[..., Node]) -> None:
@@ -245,7 +245,7 @@ def test_repeated_commands_share_a_round(node: Callable[..., Node]) -> None:
     for _ in range(50):
         one.rounds.run_after_command()
     assert one.rounds.deadline > one.monotonic(), "the next commands wait"
-    one.ahead = EARLY_AGAIN_SECONDS + 1
+    one.ahead = MIN_REPEAT_SECONDS + 1
     assert words(one.round()) == ["a"]
     assert one.rounds.status.number == 3
     assert one.rounds.deadline > one.monotonic()
@@ -256,7 +256,7 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
 ) -> None:
     one = node(A, B)
     one.round()
-    one.ahead = EARLY_AGAIN_SECONDS + 1
+    one.ahead = MIN_REPEAT_SECONDS + 1
     one.rounds.run_after_event([A.name])
     before = one.monotonic()
     assert words(one.round()) == ["a"]
@@ -264,8 +264,8 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
     for _ in range(1000):
         one.rounds.run_after_event([A.name])
         assert one.step() == []
-    assert before + EARLY_AGAIN_SECONDS <= one.rounds.deadline <= last + EARLY_AGAIN_SECONDS
-    one.ahead += EARLY_AGAIN_SECONDS
+    assert before + MIN_REPEAT_SECONDS <= one.rounds.deadline <= last + MIN_REPEAT_SECONDS
+    one.ahead += MIN_REPEAT_SECONDS
     assert words(one.round()) == ["a"]
     assert one.rounds.deadline > one.monotonic() + 100, "all those events together asked for one look"
 
@@ -332,7 +332,7 @@ def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., N
     path = tmp_path / "healthd.prom"
     for number in range(100):
         one.rounds.add_task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
-    assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["slow", "write_file"]
+    assert words(one.go(lambda: one.round_ended and not one.runner.is_busy)) == ["slow", "write_file"]
     assert path.read_text() == "up 99"
 
 
@@ -364,7 +364,7 @@ def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[...,
     assert one.step() == []
     one.rounds.run_early(A.name, one.monotonic())
     one.scheduled = [a_run("slow"), B]
-    one.rounds.keep_only([("slow", ""), ("b", "")])
+    one.rounds.drop_unconfigured([("slow", ""), ("b", "")])
     assert words(one.round()) == ["slow", "b"]
 
 

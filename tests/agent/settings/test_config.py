@@ -21,19 +21,19 @@ from healthd.agent.settings.config import (
     SlurmConfig,
     listen_addresses,
 )
-from healthd.agent.settings.effective import effective, require_what_is_named, settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import require_named_files, resolve_settings, setting_rows
+from healthd.agent.settings.registry import built_in_checks
 from healthd.agent.settings.settings_file import read_file
 from healthd.common.codec import ConvertError, fields_of
 from healthd.common.model import Mode, Severity
 from healthd.common.paths import RUNTIME_DIR
 
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = built_in()
+KNOWN = built_in_checks()
 
 
 def settled(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> Loaded:
-    return settle(tomllib().loads(text), FILE, flags or {}, KNOWN)
+    return resolve_settings(tomllib().loads(text), FILE, flags or {}, KNOWN)
 
 
 def tomllib() -> Any:
@@ -209,12 +209,12 @@ def test_an_unreadable_file_is_named():
 def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     given = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
     with pytest.raises(ConfigError, match=r"^--root: root: directory "):
-        require_what_is_named(settled("", given))
+        require_named_files(settled("", given))
     given["root"] = ("--root", str(tmp_path))
     with pytest.raises(ConfigError, match=r'no profile or file is called "dgx-h10"; did you mean "dgx-h100"'):
-        require_what_is_named(settled("", given))
+        require_named_files(settled("", given))
     given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
-    require_what_is_named(settled("", given))
+    require_named_files(settled("", given))
 
 
 # --- what holds
@@ -224,13 +224,13 @@ def test_without_a_file_everything_is_at_its_default():
     loaded = settled("")
     assert replace(loaded.settings, node_name="") == Settings()
     assert loaded.settings.node_name == os.uname().nodename.partition(".")[0]
-    assert {origin for _, _, origin in effective(loaded)} == {"default"}
+    assert {origin for _, _, origin in setting_rows(loaded)} == {"default"}
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default():
     loaded = settled('mode = "drain"\ninterval_seconds = 60', {"mode": ("--mode", "act")})
     assert (loaded.settings.mode, loaded.settings.interval_seconds) == (Mode.ACT, 60)
-    origins = {name: origin for name, _, origin in effective(loaded)}
+    origins = {name: origin for name, _, origin in setting_rows(loaded)}
     assert (origins["mode"], origins["interval_seconds"], origins["state_dir"]) == ("--mode", FILE, "default")
 
 
@@ -238,7 +238,7 @@ def test_named_tables_inherit_what_stands_beside_them():
     loaded = settled('[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n[checks.mount."/home"]\nfstype = "xfs"')
     mounts = {instance: c.fstype for (check, instance), c in loaded.checks.items() if check == "mount"}  # type: ignore[attr-defined]
     assert mounts == {"/data": "nfs", "/home": "xfs"}
-    origins = {name: origin for name, _, origin in effective(loaded)}
+    origins = {name: origin for name, _, origin in setting_rows(loaded)}
     assert origins['checks.mount."/data".fstype'] == FILE
     assert origins['checks.mount."/data".read_only'] == "default"
 
@@ -247,7 +247,7 @@ def test_a_check_that_is_switched_off_does_not_run_and_is_shown():
     loaded = settled("[checks.gpu_ecc]\nenabled = false")
     assert ("gpu_ecc", "") not in loaded.checks
     assert ("gpu_ecc", "") not in loaded.tables
-    assert ("checks.gpu_ecc.enabled", False, FILE) in effective(loaded)
+    assert ("checks.gpu_ecc.enabled", False, FILE) in setting_rows(loaded)
 
 
 def test_a_severity_may_be_chosen_for_one_code():
@@ -301,9 +301,9 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
-    assert config.directory({"runtime_dir": "/run/h", "mode": 3}, FILE, "runtime_dir") == "/run/h"
+    assert config.read_directory({"runtime_dir": "/run/h", "mode": 3}, FILE, "runtime_dir") == "/run/h"
     with pytest.raises(ConfigError, match=f"^{FILE}: runtime_dir: must be text, got 3$"):
-        config.directory({"runtime_dir": 3}, FILE, "runtime_dir")
+        config.read_directory({"runtime_dir": 3}, FILE, "runtime_dir")
 
 
 def test_what_a_client_knows_without_the_settings_is_what_they_say():
@@ -336,11 +336,11 @@ VALUES = st.recursive(
 def refusal(table: dict[str, Any]) -> str:
     """What is said of a table, "" if it can be used."""
     try:
-        loaded = settle(table, FILE, {}, KNOWN)
+        loaded = resolve_settings(table, FILE, {}, KNOWN)
     except ConfigError as error:
         return str(error)
-    assert settle(table, FILE, {}, KNOWN) == loaded
-    assert effective(loaded)
+    assert resolve_settings(table, FILE, {}, KNOWN) == loaded
+    assert setting_rows(loaded)
     return ""
 
 
@@ -401,9 +401,9 @@ def test_the_sites_checks_are_not_looked_for_where_the_settings_cannot_mean_it(t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checks").mkdir()
     directory(tmp_path / "checks", "fan.py", "raise RuntimeError('imported')")
-    known = registry.find(config.checks_dir({"checks_dir": name}))
+    known = registry.find_checks(config.checks_dir({"checks_dir": name}))
     with pytest.raises(ConfigError, match=f"^{FILE}: checks_dir: must be "):
-        settle({"checks_dir": name}, FILE, {}, known)
+        resolve_settings({"checks_dir": name}, FILE, {}, known)
 
 
 # --- the site's own checks
@@ -413,8 +413,8 @@ def test_a_sites_check_is_found_configured_and_named(tmp_path):
     from healthd.agent.settings import registry
 
     directory(tmp_path, "site_fan.py", "def run(host, config, past):\n    yield from ()\n")
-    checks = registry.find(str(tmp_path))
-    assert ("site_fan", "") in settle({}, FILE, {}, checks).checks
+    checks = registry.find_checks(str(tmp_path))
+    assert ("site_fan", "") in resolve_settings({}, FILE, {}, checks).checks
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, senten
 
     directory(tmp_path, name, text)
     with pytest.raises(ConfigError) as raised:
-        registry.find(str(tmp_path))
+        registry.find_checks(str(tmp_path))
     assert str(raised.value) == f"{tmp_path}/{name}: {sentence}"
 
 
@@ -441,12 +441,12 @@ def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
     file = directory(tmp_path, "fan.py", "def run(host, config, past): ...")
     file.chmod(0o666)
     with pytest.raises(ConfigError) as raised:
-        registry.find(str(tmp_path))
+        registry.find_checks(str(tmp_path))
     assert str(raised.value) == f"{file} (checks_dir): refused: {file} is writable by all users (mode 666)"
     file.chmod(0o644)
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError) as raised:
-        registry.find(str(tmp_path))
+        registry.find_checks(str(tmp_path))
     assert str(raised.value) == f"{tmp_path} (checks_dir): refused: {tmp_path} is writable by all users (mode 777)"
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.settings import registry
-from healthd.agent.settings.contract import NAMES, Contract, declared
+from healthd.agent.settings.contract import NAMES, Contract, read_contract
 
 ROOT = Path(__file__).parents[3]
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 
 
 def says_nothing(source: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_each_name_has_its_line_of_meaning():
 
 
 def test_a_module_that_declares_nothing_has_the_defaults():
-    assert declared(ast) == Contract()
+    assert read_contract(ast) == Contract()
 
 
 # --- types
@@ -130,14 +130,14 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_a_check_that_is_built_in_comes_round_always_or_on_an_idle_node(name):
     assert CHECKS[name].when in ("", "idle")
-    assert CHECKS[name].runs or CHECKS[name].listens
+    assert CHECKS[name].has_run or CHECKS[name].reads_kernel_log
 
 
 def test_a_check_that_knows_repairs_listens() -> None:
     """Intake asks those that judge events: one with repairs alone would never be asked."""
-    repairing = [check for check in registry.built_in().values() if check.declares.repairs]
+    repairing = [check for check in registry.built_in_checks().values() if check.declares.repairs]
     assert repairing
-    assert all(check.listens for check in repairing)
+    assert all(check.reads_kernel_log for check in repairing)
 
 
 def observed(source: str) -> set[str]:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.settings.config import CheckConfig, ConfigError, Settings
-from healthd.agent.settings.effective import settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import resolve_settings
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import Rule, fields_of, load
 
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = built_in()
+KNOWN = built_in_checks()
 COMMON = frozenset(field.name for field in fields_of(CheckConfig))
 
 
@@ -77,7 +77,7 @@ EACH = pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ".".join(nu
 
 def refusal(number: Number, value: float) -> str:
     with pytest.raises(ConfigError) as raised:
-        settle(number.settings(value), FILE, {}, KNOWN)
+        resolve_settings(number.settings(value), FILE, {}, KNOWN)
     return str(raised.value)
 
 
@@ -90,13 +90,13 @@ def test_all_numbers_of_the_settings_are_found():
 
 @EACH
 def test_every_number_has_a_least_and_a_most(number: Number):
-    assert [(rule.least is None, rule.most is None) for rule in number.rules] == [(False, False)]
+    assert [(rule.minimum is None, rule.maximum is None) for rule in number.rules] == [(False, False)]
 
 
 @EACH
 def test_the_bounds_themselves_are_allowed(number: Number):
     (rule,) = number.rules
-    for edge in (rule.least, rule.most):
+    for edge in (rule.minimum, rule.maximum):
         assert edge is not None
         assert load(number.cls, {number.name: number.held(number.kind(edge))}) is not None
 
@@ -104,10 +104,10 @@ def test_the_bounds_themselves_are_allowed(number: Number):
 @EACH
 def test_what_lies_beyond_is_one_sentence_with_the_file_and_the_setting(number: Number):
     (rule,) = number.rules
-    assert rule.least is not None
-    assert rule.most is not None
-    below: float = int(rule.least) - 1 if number.kind is int else math.nextafter(rule.least, -math.inf)
-    above: float = int(rule.most) + 1 if number.kind is int else math.nextafter(rule.most, math.inf)
+    assert rule.minimum is not None
+    assert rule.maximum is not None
+    below: float = int(rule.minimum) - 1 if number.kind is int else math.nextafter(rule.minimum, -math.inf)
+    above: float = int(rule.maximum) + 1 if number.kind is int else math.nextafter(rule.maximum, math.inf)
     for value in (below, above, number.kind(-(10**15)), number.kind(10**17)):
         sentence = refusal(number, value)
         assert sentence.startswith(f"{FILE}: ")
@@ -130,7 +130,7 @@ def test_what_is_no_such_number_at_all_is_one_sentence_too(number: Number):
 def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number, value: float):
     (rule,) = number.rules
     try:
-        settle(number.settings(value), FILE, {}, KNOWN)
+        resolve_settings(number.settings(value), FILE, {}, KNOWN)
         sentence = ""
     except ConfigError as error:
         sentence = str(error)
@@ -143,8 +143,8 @@ def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number,
 
 def test_a_slip_of_the_finger_is_told_with_what_is_plausible():
     with pytest.raises(ConfigError) as raised:
-        settle({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, KNOWN)
+        resolve_settings({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, KNOWN)
     assert str(raised.value) == f"{FILE}: checks.gpu_count.expected: must be 0 to 255 GPUs, got 100000"
     with pytest.raises(ConfigError) as raised:
-        settle({"interval_seconds": 0.001}, FILE, {}, KNOWN)
+        resolve_settings({"interval_seconds": 0.001}, FILE, {}, KNOWN)
     assert str(raised.value) == f"{FILE}: interval_seconds: must be 0.1 to 604800 seconds (a week), got 0.001"

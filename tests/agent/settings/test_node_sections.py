@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from healthd.agent.settings import node_sections
 from healthd.agent.settings.config import ConfigError
-from healthd.agent.settings.effective import effective, mistakes, settle
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import find_mistakes, resolve_settings, setting_rows
+from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import ConvertError
 from healthd.common.model import Mode
 from healthd.common.toml import parse
 
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = built_in()
+KNOWN = built_in_checks()
 TEXT = """
 interval_seconds = 200
 [slurm]
@@ -48,8 +48,8 @@ fstype = "nfs"
 
 
 def values(node: str, text: str = TEXT) -> dict[str, tuple[Any, str]]:
-    loaded = settle(parse(text), FILE, {"node_name": ("--node-name", node)}, KNOWN)
-    return {setting: (value, source) for setting, value, source in effective(loaded)}
+    loaded = resolve_settings(parse(text), FILE, {"node_name": ("--node-name", node)}, KNOWN)
+    return {setting: (value, source) for setting, value, source in setting_rows(loaded)}
 
 
 def section(*match: str, **table: Any) -> node_sections.Section:
@@ -84,26 +84,26 @@ def test_other_settings_of_the_kernel_log_may_be_in_a_section():
 
 def test_a_flag_goes_before_a_section():
     flags = {"node_name": ("--node-name", "gpu-001"), "mode": ("--mode", "observe")}
-    assert settle(parse(TEXT), FILE, flags, KNOWN).settings.mode is Mode.OBSERVE
+    assert resolve_settings(parse(TEXT), FILE, flags, KNOWN).settings.mode is Mode.OBSERVE
 
 
 def test_the_name_of_the_node_is_the_files_or_the_hosts():
     text = '[[node]]\nmatch = ["{}"]\nmode = "act"\n'
     host = os.uname().nodename.partition(".")[0]
-    assert settle(parse(text.format(host)), FILE, {}, KNOWN).settings.mode is Mode.ACT
+    assert resolve_settings(parse(text.format(host)), FILE, {}, KNOWN).settings.mode is Mode.ACT
     named = 'node_name = "gpu-1"\n' + text.format("gpu-1")
-    assert settle(parse(named), FILE, {}, KNOWN).settings.mode is Mode.ACT
+    assert resolve_settings(parse(named), FILE, {}, KNOWN).settings.mode is Mode.ACT
 
 
 def test_lists_of_excluded_nodes_alone_hold_for_all_others():
-    assert node_sections.holds_for(section("!gpu-[1-3]"), "gpu-4")
-    assert not node_sections.holds_for(section("!gpu-[1-3]"), "gpu-2")
+    assert node_sections.applies_to(section("!gpu-[1-3]"), "gpu-4")
+    assert not node_sections.applies_to(section("!gpu-[1-3]"), "gpu-2")
 
 
 @given(st.permutations(["gpu-[1-9]", "!gpu-[2-3]", "cpu-1"]), st.integers(1, 12))
 def test_the_order_of_the_host_lists_does_not_matter(match, number):
     name = f"gpu-{number}"
-    assert node_sections.holds_for(section(*match), name) == (number in (1, 4, 5, 6, 7, 8, 9))
+    assert node_sections.applies_to(section(*match), name) == (number in (1, 4, 5, 6, 7, 8, 9))
 
 
 @given(st.lists(st.text(max_size=12), max_size=3), st.text(max_size=8))
@@ -116,7 +116,7 @@ def test_any_match_is_taken_or_refused_in_a_sentence(match, name):
     assert (
         problem.startswith("[[node]] 1: match: ")
         if found is None
-        else node_sections.holds_for(found, name) in (True, False)
+        else node_sections.applies_to(found, name) in (True, False)
     )
 
 
@@ -150,7 +150,7 @@ def test_a_wrong_section_is_refused_on_every_node(text, words):
         values("another", text)
     assert str(raised.value).startswith(f"{FILE}: ")
     assert words in str(raised.value)
-    assert any(words in mistake for mistake in mistakes(parse(text), FILE, KNOWN))
+    assert any(words in mistake for mistake in find_mistakes(parse(text), FILE, KNOWN))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_wrong_setting_in_a_section_is_named_with_the_section(lines, words):
         values("gpu-1", text)
     assert str(raised.value).startswith(f"{FILE} [[node]] 1: ")
     assert words in str(raised.value)
-    (mistake,) = mistakes(parse(text), FILE, KNOWN)
+    (mistake,) = find_mistakes(parse(text), FILE, KNOWN)
     assert mistake.startswith(f"{FILE} [[node]] 1: ")
     assert words in mistake
 
@@ -226,7 +226,7 @@ def test_a_section_may_change_one_setting_of_a_check(outside, inside, setting, v
     text = f'{outside}\n[[node]]\nmatch = ["gpu-1"]\n{inside}\n'
     assert values("gpu-1", text)[setting] == (value, f"{FILE} [[node]] 1")
     assert values("gpu-2", text)[setting] != (value, f"{FILE} [[node]] 1")
-    assert mistakes(parse(text), FILE, KNOWN) == []
+    assert find_mistakes(parse(text), FILE, KNOWN) == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_checks_that_are_wrong_over_those_of_the_file_are_refused(inside):
     text = f'[checks.disk_space]\nwarning_percent = 20\n[[node]]\nmatch = ["gpu-1"]\n{inside}\n'
     with pytest.raises(ConfigError):
         values("gpu-1", text)
-    assert [f"{FILE} [[node]] 1: " in mistake for mistake in mistakes(parse(text), FILE, KNOWN)] == [True]
+    assert [f"{FILE} [[node]] 1: " in mistake for mistake in find_mistakes(parse(text), FILE, KNOWN)] == [True]
 
 
 def test_every_mistake_of_named_tables_and_of_the_checks_of_a_section_is_found():
@@ -269,7 +269,7 @@ comand = []
 [node.checks.match.x]
 file = 5
 """
-    found = mistakes(parse(text), FILE, KNOWN)
+    found = find_mistakes(parse(text), FILE, KNOWN)
     places = [mistake.removeprefix(FILE).split(": ")[1].split(".")[1] for mistake in found]
     assert places == ["match", "match", "bogus", "gpu_count", "exec"]  # match of the section: over wrong ones
     assert [f"{FILE} [[node]] 1: " in mistake for mistake in found] == [False, False, True, True, True]
@@ -279,12 +279,12 @@ def test_a_wrong_setting_beside_named_tables_is_named_once():
     text = '[checks.exec]\ntimeout_seconds = "x"\n' + "".join(
         f'[checks.exec.n{n}]\ncommand = ["/bin/true"]\n' for n in range(3)
     )
-    (mistake,) = mistakes(parse(text), FILE, KNOWN)
+    (mistake,) = find_mistakes(parse(text), FILE, KNOWN)
     assert "timeout_seconds" in mistake
 
 
 def test_checks_that_are_no_table_are_named_with_the_file_and_hide_no_other_mistake():
-    found = mistakes({"checks": 5, "mod": "act"}, FILE, KNOWN)
+    found = find_mistakes({"checks": 5, "mod": "act"}, FILE, KNOWN)
     assert [mistake.startswith(f"{FILE}: ") for mistake in found] == [True, True]
 
 
@@ -303,7 +303,7 @@ intervall_seconds = 5
 [node.checks.gpu_count]
 expected = "8"
 """
-    found = mistakes(parse(text), FILE, KNOWN)
+    found = find_mistakes(parse(text), FILE, KNOWN)
     places = [mistake.removeprefix(FILE).strip(": ").split(": ")[:2] for mistake in found]
     assert [(name.strip(), place.partition(";")[0]) for name, place in places] == [
         ("[[node]] 1", "match"),

@@ -18,9 +18,9 @@ from trees import pci_device, write
 from healthd.agent.reporting import render
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import ConfigError, Layer, Loaded, Settings
-from healthd.agent.settings.effective import effective, settle
-from healthd.agent.settings.layers import Match, below
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.effective import resolve_settings, setting_rows
+from healthd.agent.settings.layers import Match, lower_layers
+from healthd.agent.settings.registry import built_in_checks
 from healthd.checks import gpu_count, ib_link, mount, services
 from healthd.cli import flags
 from healthd.cli.main import main
@@ -33,7 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-KNOWN = built_in()
+KNOWN = built_in_checks()
 FILE = "/etc/healthd/healthd.toml"
 ADDRESSES = [f"0000:{number:02x}:00.0" for number in range(0x1B, 0x1B + 8)]
 MACHINES = {  # product name, the GPUs' PCI id, how many -> the profile
@@ -55,46 +55,46 @@ def machine(root: Path, product: str, device: str, count: int) -> str:
 
 
 def chosen(root: str) -> str:
-    return next((layer.source for layer in below(Settings(root=root)) if layer.guessed), "")
+    return next((layer.source for layer in lower_layers(Settings(root=root)) if layer.guessed), "")
 
 
 def laid(*tables: tuple[str, str, bool], top: str = "") -> Loaded:
     """Settings of (source, TOML, guessed) layers below a healthd.toml."""
     lower = [Layer(source, tomllib.loads(text).get("checks", {}), guessed) for source, text, guessed in tables]
-    return settle(tomllib.loads(top), FILE, {}, KNOWN, lambda _settings: lower)
+    return resolve_settings(tomllib.loads(top), FILE, {}, KNOWN, lambda _settings: lower)
 
 
 def origins(loaded: Loaded) -> dict[str, tuple[Any, str]]:
-    return {name: (value, origin) for name, value, origin in effective(loaded)}
+    return {name: (value, origin) for name, value, origin in setting_rows(loaded)}
 
 
 # --- the profiles that come with healthd
 
 
 def test_there_is_a_machine_for_every_profile():
-    assert sorted(MACHINES) == layers.names()
+    assert sorted(MACHINES) == layers.profile_names()
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_a_profile_holds_settings_that_exist(name):
-    loaded = settle({"profile": name, "baseline_file": ""}, FILE, {}, KNOWN, below)
+    loaded = resolve_settings({"profile": name, "baseline_file": ""}, FILE, {}, KNOWN, lower_layers)
     assert loaded.profile == f"profile {name}"
     assert loaded.checks["gpu_count", ""].guessed == ("expected",)
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_a_profile_says_where_its_numbers_are_from(name):
     text = Path(layers.PROFILES, f"{name}.toml").read_text("utf-8")
     assert "# Sources: " in text
     assert "pci.ids" in text
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_a_machine_gets_its_profile(tmp_path, name):
     assert chosen(machine(tmp_path, *MACHINES[name])) == f"profile {name}"
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_it_keeps_it_when_a_gpu_is_lost(tmp_path, name):
     product, device, count = MACHINES[name]
     assert chosen(machine(tmp_path, product, device, count - 1)) == f"profile {name}"
@@ -119,7 +119,7 @@ def healthy(folder: Path, name: str) -> tuple[Machine, Loaded]:
     for number in range(PORTS):
         node.port(number)
         node.count(number, **dict.fromkeys(KERNEL_COUNTERS, 0))
-    loaded = settle({"root": str(node.root), "baseline_file": ""}, FILE, {}, KNOWN, below)
+    loaded = resolve_settings({"root": str(node.root), "baseline_file": ""}, FILE, {}, KNOWN, lower_layers)
     assert loaded.profile == f"profile {name}"
     config: Any = loaded.checks["services", ""]
     node.units = dict.fromkeys((*config.required, *config.wanted), "active running")
@@ -130,7 +130,7 @@ def all_checks(loaded: Loaded) -> Node:
     return Node(Story(KNOWN[check].module, config) for (check, _), config in loaded.checks.items())
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_a_healthy_machine_of_the_type_gives_nothing_above_info(tmp_path, name):
     node, loaded = healthy(tmp_path, name)
     checks = all_checks(loaded).looks(node.now(), 4)
@@ -141,7 +141,7 @@ def test_a_healthy_machine_of_the_type_gives_nothing_above_info(tmp_path, name):
     assert {KNOWN[result.check].name for result in results} >= {"device_nodes", "kernel_modules", "services"}
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_what_it_lost_is_found_on_the_same_machine_and_drains_nothing_that_is_only_guessed(tmp_path, name):
     """Else a profile that says nothing would pass the test above."""
     node, loaded = healthy(tmp_path, name)
@@ -189,7 +189,7 @@ def test_virtual_functions_are_not_counted(tmp_path):
     assert chosen(root) == ""
 
 
-@pytest.mark.parametrize("name", layers.names())
+@pytest.mark.parametrize("name", layers.profile_names())
 def test_a_profile_asks_for_a_product_or_for_gpus(name):
     """So none fits a machine that tells neither, and none is read there."""
     match = load(Match, tomllib.loads(Path(layers.PROFILES, f"{name}.toml").read_text())["match"])
@@ -350,7 +350,7 @@ def loaded_from(tmp_path: Path, *words: str, top: str = "") -> Loaded:
     file = tmp_path / "healthd.toml"
     file.write_text(top)
     parser = flags.Parser("check", "", "")
-    flags.look(parser)
+    flags.add_target_flags(parser)
     args: argparse.Namespace = parser.parse_args(["--config", str(file), *words])
     return flags.load_settings(args)[0]
 
@@ -409,10 +409,10 @@ def test_a_sites_own_profile_is_a_guess_too(tmp_path):
 
 def test_the_baseline_of_this_machine_is_not_that_of_a_tree(tmp_path):
     default = Settings().baseline_file
-    assert [layer.source for layer in below(Settings(profile="none"))] == [default]
-    assert below(Settings(profile="none", root=str(tmp_path))) == []
+    assert [layer.source for layer in lower_layers(Settings(profile="none"))] == [default]
+    assert lower_layers(Settings(profile="none", root=str(tmp_path))) == []
     named = str(tmp_path / "b.toml")
-    (settings,) = below(Settings(profile="none", root=str(tmp_path), baseline_file=named))
+    (settings,) = lower_layers(Settings(profile="none", root=str(tmp_path), baseline_file=named))
     assert settings.source == named
 
 
@@ -438,6 +438,6 @@ def test_config_show_tells_which_profile_was_chosen_and_where_each_setting_is_fr
 
 def test_without_a_profile_nothing_is_guessed(tmp_path):
     root = machine(tmp_path, *MACHINES["dgx-h100"])
-    loaded = settle({"profile": "none", "root": root}, FILE, {}, KNOWN, below)
-    assert {origin for _, _, origin in effective(loaded)} == {"default", FILE}
-    assert render.settings(effective(loaded), render.Page())
+    loaded = resolve_settings({"profile": "none", "root": root}, FILE, {}, KNOWN, lower_layers)
+    assert {origin for _, _, origin in setting_rows(loaded)} == {"default", FILE}
+    assert render.settings(setting_rows(loaded), render.Page())

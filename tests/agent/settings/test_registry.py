@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.reporting.fault_course import Does, course, findings_of
+from healthd.agent.reporting.fault_timeline import Effect, possible_findings, timeline
 from healthd.agent.settings import registry, site_config, trial
 from healthd.agent.settings.config import (
     CheckConfig,
@@ -31,7 +31,7 @@ from healthd.agent.settings.config import (
     Settings,
     SlurmConfig,
 )
-from healthd.agent.settings.effective import effective, settle
+from healthd.agent.settings.effective import resolve_settings, setting_rows
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.policy import Policy
 from healthd.common.codec import fields_of
@@ -61,7 +61,7 @@ def config_of(*fields: str) -> str:
 def site(folder: Path, text: str) -> Check:
     (folder / "fan.py").write_text(f"from healthd.api import *\n{RUN}{text}\n")
     (folder / "fan.py").chmod(0o644)
-    return registry.find(str(folder))["fan"]
+    return registry.find_checks(str(folder))["fan"]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_whatever_a_file_raises_when_it_is_imported_is_one_sentence(folder, rais
 def test_a_link_that_points_nowhere_is_one_sentence(folder):
     (folder / "fan.py").symlink_to(folder / "gone.py")
     with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: No such file or directory"):
-        registry.find(str(folder))
+        registry.find_checks(str(folder))
 
 
 def test_what_is_no_file_is_refused_before_it_is_opened(folder):
     os.mkfifo(folder / "fan.py", 0o600)
     with pytest.raises(ConfigError, match=r"fan\.py: is not a file"):
-        registry.find(str(folder))
+        registry.find_checks(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence)
 def test_a_validate_that_raises_refuses_the_settings_in_a_sentence(folder, stop, words):
     check = site(folder, f"def validate(config):\n    {stop}")
     with pytest.raises(ConfigError) as refused:
-        settle({}, "file", {}, {"fan": check})
+        resolve_settings({}, "file", {}, {"fan": check})
     assert str(refused.value) == f"file: checks.fan: its validate() raised {words} ({folder}/fan.py)"
 
 
@@ -130,9 +130,11 @@ def test_a_mistake_of_a_check_is_told_of_the_file_that_has_settings_for_it(folde
     check = site(folder, "def validate(config):\n    1 / 0")
     for layers in ([], [Layer("profile x", {})], [Layer("profile x", {}), Layer("baseline.toml", {})]):
         with pytest.raises(ConfigError, match=r"^healthd\.toml: checks\.fan: "):
-            settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
+            resolve_settings({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
     with pytest.raises(ConfigError, match=r"^baseline\.toml: checks\.fan: "):
-        settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings: [Layer("baseline.toml", {"fan": {}})])
+        resolve_settings(
+            {}, "healthd.toml", {}, {"fan": check}, lambda _settings: [Layer("baseline.toml", {"fan": {}})]
+        )
 
 
 def test_a_name_that_is_almost_one_of_the_contract_is_warned_of_and_refuses_nothing(folder, caplog):
@@ -198,12 +200,12 @@ def test_a_sites_check_does_not_listen_to_the_kernel_log(folder):
 
 
 def test_a_built_in_check_does():
-    check = registry.built_in()["gpu_xid"]
+    check = registry.built_in_checks()["gpu_xid"]
     assert check.correlate((), Inventory(), check.config()) == ([], ())
 
 
 def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
-    assert {registry._misdeclared(check) for check in registry.built_in().values() if check.runs} == {""}
+    assert {registry._misdeclared(check) for check in registry.built_in_checks().values() if check.has_run} == {""}
 
 
 # --- files that hang or crash when they are imported
@@ -222,7 +224,7 @@ def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
 def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(folder, monkeypatch, text, line):
     path = folder / "fan.py"
     monkeypatch.setattr(trial.require_loadable, "__defaults__", (1.0,))
-    monkeypatch.setattr(trial, "STARTS_SECONDS", 60.0)
+    monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
         site(folder, text)
     assert str(refused.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
@@ -261,11 +263,11 @@ def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_l
     folder, monkeypatch, text
 ):
     known = {"fan": site(folder, text)}
-    assert settle({}, "x.toml", {}, known).checks[RunName("fan")].limit == 3
-    monkeypatch.setattr(trial.require_judged, "__defaults__", (1.0,))
-    monkeypatch.setattr(trial, "STARTS_SECONDS", 60.0)
+    assert resolve_settings({}, "x.toml", {}, known).checks[RunName("fan")].limit == 3
+    monkeypatch.setattr(trial.require_validated, "__defaults__", (1.0,))
+    monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
-        settle({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
+        resolve_settings({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
     said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
     assert str(refused.value).startswith(said)
 
@@ -273,24 +275,24 @@ def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_l
 def test_a_validation_that_ends_the_process_is_refused_and_one_that_only_refuses_is_heard(folder):
     text = config_of("limit: int = 3") + "def validate(config):\n    import os\n    return os._exit(config.limit)\n"
     with pytest.raises(ConfigError, match="refused: its validation ends the process with status 3"):
-        settle({}, "x.toml", {}, {"fan": site(folder, text)})
+        resolve_settings({}, "x.toml", {}, {"fan": site(folder, text)})
     text = config_of("limit: int = 3") + "def validate(config):\n    return 'limit: no'\n"
     with pytest.raises(ConfigError, match=r"x\.toml: checks\.fan: limit: no"):
-        settle({}, "x.toml", {}, {"fan": site(folder, text)})
+        resolve_settings({}, "x.toml", {}, {"fan": site(folder, text)})
 
 
 def test_what_a_file_prints_or_leaves_running_is_no_matter(folder):
     check = site(
         folder, "import threading, time\nprint('x' * 100)\nthreading.Thread(target=time.sleep, args=(3,)).start()"
     )
-    assert check.runs
+    assert check.has_run
 
 
 def test_a_file_that_was_imported_once_is_not_tried_again_until_it_changes(folder, monkeypatch):
     site(folder, "")
     tried = []
     monkeypatch.setattr(trial, "run_program", lambda *args: tried.append(args))
-    registry.find(str(folder))
+    registry.find_checks(str(folder))
     assert tried == []
     with pytest.raises(AttributeError):  # the stand-in gives nothing
         site(folder, "# changed")
@@ -324,7 +326,7 @@ class Config(CheckConfig):
 """
     check = site(folder, text)
     with pytest.raises(ConfigError) as refused:
-        settle({"checks": {"fan": {"fans": 2}}}, "healthd.toml", {}, {"fan": check})
+        resolve_settings({"checks": {"fan": {"fans": 2}}}, "healthd.toml", {}, {"fan": check})
     sentence = str(refused.value)
     assert sentence.startswith("healthd.toml: checks.fan: its Config raised ")
     assert "\n" not in sentence
@@ -342,12 +344,12 @@ OURS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, Metrics
 def test_a_setting_of_a_sites_check_is_not_judged_by_its_name(folder, kind, value):
     names = {f.name for of in OURS for f in fields_of(of)} - {f.name for f in fields_of(CheckConfig)}
     check = site(folder, config_of(*(f"{name}: {kind} = {value}" for name in sorted(names))))
-    assert settle({}, "file", {}, {"fan": check}).checks["fan", ""] == check.config()
+    assert resolve_settings({}, "file", {}, {"fan": check}).checks["fan", ""] == check.config()
 
 
 def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it(folder):
     check = site(folder, config_of("offset_seconds: float = 0.0"))
-    loaded = settle({"checks": {"fan": {"offset_seconds": -2}}}, "file", {}, {"fan": check})
+    loaded = resolve_settings({"checks": {"fan": {"offset_seconds": -2}}}, "file", {}, {"fan": check})
     assert loaded.tables["fan", ""] == {"name": "", "offset_seconds": -2.0}
 
 
@@ -372,7 +374,7 @@ def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it
 def test_what_every_check_can_be_told_is_judged_also_where_a_site_declares_it_anew(folder, field, value, sentence):
     check = site(folder, config_of(field))
     with pytest.raises(ConfigError) as refused:
-        settle({"checks": {"fan": {field.partition(":")[0]: value}}}, "healthd.toml", {}, {"fan": check})
+        resolve_settings({"checks": {"fan": {field.partition(":")[0]: value}}}, "healthd.toml", {}, {"fan": check})
     assert str(refused.value).startswith(f"healthd.toml: checks.fan.{sentence}")
 
 
@@ -390,7 +392,7 @@ def test_a_setting_that_the_worker_could_not_be_told_is_one_sentence_that_names_
 ):
     check = site(folder, config_of(own))
     with pytest.raises(ConfigError) as refused:
-        settle({"checks": {"fan": {setting: value}}}, "healthd.toml", {}, {"fan": check})
+        resolve_settings({"checks": {"fan": {setting: value}}}, "healthd.toml", {}, {"fan": check})
     assert str(refused.value).startswith(f"healthd.toml: {place}: its Config raised ")
     assert str(refused.value).endswith(f" ({folder}/fan.py)")
 
@@ -403,7 +405,7 @@ def test_a_config_that_raises_once_it_is_set_up_is_one_sentence(folder):
         [Layer("profile x", {"fan": {"fans": 2}})],
     ):
         with pytest.raises(ConfigError) as refused:
-            settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
+            resolve_settings({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
         assert str(refused.value).endswith(f"checks.fan: its Config raised LookupError: a?b ({folder}/fan.py)")
 
 
@@ -455,14 +457,14 @@ def test_whatever_a_sites_config_declares_settings_are_made_or_refused_in_one_se
     assert isinstance(registry._misdeclared(check), str)
     sentence, loaded = "", None
     try:
-        loaded = settle({"checks": {"fan": table}}, "healthd.toml", {}, {"fan": check})
+        loaded = resolve_settings({"checks": {"fan": table}}, "healthd.toml", {}, {"fan": check})
     except ConfigError as error:
         sentence = str(error)
     if loaded is None:
         assert sentence.startswith("healthd.toml: checks.fan")
         assert sentence.isprintable()
         return
-    effective(loaded)
+    setting_rows(loaded)
     for name, config in loaded.checks.items():
         assert json.loads(json.dumps(loaded.tables[name]))["name"] == name[1]
         assert 0 < config.timeout_seconds <= 7 * 86400
@@ -537,16 +539,16 @@ def test_a_check_that_fails_on_several_events_together_has_judged_each_and_says_
 
 
 def test_a_check_whose_codes_only_warn_holds_no_resume_unless_the_site_lets_one_drain() -> None:
-    checks = registry.built_in()
+    checks = registry.built_in_checks()
     clock, access = checks["clock"], checks["gpu_access"]
-    assert not clock.holds_resume(clock.config())
+    assert not clock.may_block_resume(clock.config())
     for severity, holds in ((Severity.WARNING, False), (Severity.DEGRADED, True)):
         config = clock.config(severity={"clock/offset": severity})
-        assert clock.holds_resume(config) is holds
-    assert access.holds_resume(access.config())
-    assert not access.holds_resume(access.config(enforce=False))
+        assert clock.may_block_resume(config) is holds
+    assert access.may_block_resume(access.config())
+    assert not access.may_block_resume(access.config(enforce=False))
     harmless = dict.fromkeys(access.codes(), Severity.INFO)
-    assert not access.holds_resume(access.config(severity=harmless)), "the site takes all of them back"
+    assert not access.may_block_resume(access.config(severity=harmless)), "the site takes all of them back"
 
 
 EXEC = {"command": ("/x",)}
@@ -569,23 +571,27 @@ EXEC = {"command": ("/x",)}
     ],
 )
 def test_what_a_check_can_find_under_the_sites_settings_says_whether_it_holds_a_resume(name, settings, holds) -> None:
-    check = registry.built_in()[name]
-    assert check.holds_resume(check.config(**settings)) is holds
+    check = registry.built_in_checks()[name]
+    assert check.may_block_resume(check.config(**settings)) is holds
 
 
 DRAINING = Policy(Mode.ACT)
 
 
-@pytest.mark.parametrize("name", sorted(registry.built_in()))
+@pytest.mark.parametrize("name", sorted(registry.built_in_checks()))
 @pytest.mark.parametrize(
     "settings", [{}, {"enforce": False}, {"guessed": ("name",)}], ids=["default", "warns", "guess"]
 )
 def test_a_check_holds_a_resume_where_the_daemon_would_drain_for_something_that_it_finds(name, settings) -> None:
-    check = registry.built_in()[name]
+    check = registry.built_in_checks()[name]
     config = check.config(**settings)
-    found = [one for code in check.codes() for one in findings_of(code, check.explain(code), config)]
-    drains = any(step.would in (Does.DRAINS, Does.REQUEUES) for one in found for step in course(one, config, DRAINING))
-    assert check.holds_resume(config) is (drains and check.declares.HOLDS_RESUME)
+    found = [one for code in check.codes() for one in possible_findings(code, check.explain(code), config)]
+    drains = any(
+        step.effect_in_act in (Effect.DRAINS, Effect.REQUEUES)
+        for one in found
+        for step in timeline(one, config, DRAINING)
+    )
+    assert check.may_block_resume(config) is (drains and check.declares.HOLDS_RESUME)
 
 
 def test_a_sites_check_that_explains_nothing_may_drain_for_anything(tmp_path: Path) -> None:
@@ -593,6 +599,6 @@ def test_a_sites_check_that_explains_nothing_may_drain_for_anything(tmp_path: Pa
     path.write_text("def run(host, config, past):\n    yield from ()\n")
     path.chmod(0o644)
     fan = registry.load_site(str(path))
-    assert fan.holds_resume(fan.config())
+    assert fan.may_block_resume(fan.config())
     path.write_text(path.read_text() + "HOLDS_RESUME = False\n")
-    assert not registry.load_site(str(path)).holds_resume(fan.config())
+    assert not registry.load_site(str(path)).may_block_resume(fan.config())

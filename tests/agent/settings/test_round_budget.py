@@ -11,16 +11,18 @@ import pytest
 
 from healthd.agent.settings import registry, round_budget
 from healthd.agent.settings.configured import Configured
-from healthd.agent.settings.effective import settle
+from healthd.agent.settings.effective import resolve_settings
 
-OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in() if name not in ("clock", "cpu"))
+OFF = "".join(
+    f"[checks.{name}]\nenabled = false\n" for name in registry.built_in_checks() if name not in ("clock", "cpu")
+)
 
 
 def configured(text: str) -> Configured:
     from healthd.agent.settings.settings_file import parse_toml
 
-    known = registry.built_in()
-    return Configured(settle(parse_toml(text + OFF, "file"), "file", {}, known), known)
+    known = registry.built_in_checks()
+    return Configured(resolve_settings(parse_toml(text + OFF, "file"), "file", {}, known), known)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def configured(text: str) -> Configured:
     ],
 )
 def test_a_round_takes_the_timeouts_of_its_checks_at_most(settings: str, longest: float) -> None:
-    assert round_budget.longest_round_seconds(configured(settings)) == longest
+    assert round_budget.max_round_seconds(configured(settings)) == longest
 
 
 @pytest.mark.parametrize(("interval", "warns"), [(20.0, False), (19.9, True)])
@@ -47,8 +49,8 @@ def test_the_interval_of_one_check_is_named() -> None:
 
 
 def test_the_settings_as_they_come_are_quick_enough() -> None:
-    known = registry.built_in()
-    assert round_budget.warnings(Configured(settle({}, "file", {}, known), known)) == []
+    known = registry.built_in_checks()
+    assert round_budget.warnings(Configured(resolve_settings({}, "file", {}, known), known)) == []
 
 
 def test_config_check_warns_and_accepts(tmp_path: Path) -> None:

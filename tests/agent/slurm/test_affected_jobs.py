@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.slurm.affected_jobs import (
+    ALL_JOBS,
     ANY_GPU,
-    EVERYBODY,
-    OnGpus,
-    Reach,
+    FaultReach,
+    JobGpus,
+    describe_gpus,
+    fault_reach,
+    is_certain_hit,
     is_hit,
-    is_hit_for_sure,
-    on_which,
-    reach,
 )
 from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
@@ -37,13 +37,13 @@ def cause(code: str, subject: str) -> Condition:
 @pytest.mark.parametrize(
     ("code", "subject", "whom"),
     [
-        ("gpu_xid/79", ONE, Reach(pci=ONE)),
-        ("gpu_ecc/uncorrected", OTHER, Reach(pci=OTHER)),
-        ("gpu_nvlink/down", ONE, Reach(pci=ONE)),
-        ("gpu_count/missing", OTHER, Reach(pci=OTHER)),
-        ("pcie_aer/fatal", ONE, Reach(pci=ONE)),
-        ("pcie_hotplug/link_down", ONE, Reach(pci=ONE)),
-        ("exec/site", ONE, Reach(pci=ONE)),
+        ("gpu_xid/79", ONE, FaultReach(pci=ONE)),
+        ("gpu_ecc/uncorrected", OTHER, FaultReach(pci=OTHER)),
+        ("gpu_nvlink/down", ONE, FaultReach(pci=ONE)),
+        ("gpu_count/missing", OTHER, FaultReach(pci=OTHER)),
+        ("pcie_aer/fatal", ONE, FaultReach(pci=ONE)),
+        ("pcie_hotplug/link_down", ONE, FaultReach(pci=ONE)),
+        ("exec/site", ONE, FaultReach(pci=ONE)),
         ("sxid/20034", "0000:07:00.0", ANY_GPU),
         ("sxid/20034", "", ANY_GPU),
         ("gpu_fabric/error", ONE, ANY_GPU),
@@ -53,30 +53,30 @@ def cause(code: str, subject: str) -> Condition:
         ("gpu_xid/79", "0000:aa:00.0", ANY_GPU),  # that the inventory does not know
         ("gpu_xid/79", "0000:f0:00.0", ANY_GPU),  # that NVML never showed
         ("pcie_aer/fatal", "0000:f0:00.0", ANY_GPU),
-        ("pcie_aer/fatal", "0000:5e:00.0", EVERYBODY),
-        ("pcie_aer/fatal", "0000:00:01.0", EVERYBODY),  # a port
-        ("memory_edac/uncorrected", "mc0", EVERYBODY),
-        ("mount/missing", "/data", EVERYBODY),
-        ("ib_link/down", "mlx5_0/1", EVERYBODY),
-        ("block_device/root_stopped", "/", EVERYBODY),
+        ("pcie_aer/fatal", "0000:5e:00.0", ALL_JOBS),
+        ("pcie_aer/fatal", "0000:00:01.0", ALL_JOBS),  # a port
+        ("memory_edac/uncorrected", "mc0", ALL_JOBS),
+        ("mount/missing", "/data", ALL_JOBS),
+        ("ib_link/down", "mlx5_0/1", ALL_JOBS),
+        ("block_device/root_stopped", "/", ALL_JOBS),
     ],
 )
-def test_whom_a_fault_can_hit_follows_from_the_check_and_its_part(code: str, subject: str, whom: Reach) -> None:
-    assert reach(cause(code, subject), GPUS, DEVICES) == whom
+def test_whom_a_fault_can_hit_follows_from_the_check_and_its_part(code: str, subject: str, whom: FaultReach) -> None:
+    assert fault_reach(cause(code, subject), GPUS, DEVICES) == whom
 
 
-UNKNOWN = OnGpus(all_seen=True)
-NO_GPU = OnGpus(has_given=False, given=frozenset(), all_seen=True)
-HAS_ONE = OnGpus(has_given=True, given=frozenset({ONE}), all_seen=True)
-HAS_SOME = OnGpus(has_given=True, given=None, all_seen=True)
-OF_ONE = Reach(pci=ONE)
+UNKNOWN = JobGpus(is_complete=True)
+NO_GPU = JobGpus(has_allocation=False, allocated=frozenset(), is_complete=True)
+HAS_ONE = JobGpus(has_allocation=True, allocated=frozenset({ONE}), is_complete=True)
+HAS_SOME = JobGpus(has_allocation=True, allocated=None, is_complete=True)
+OF_ONE = FaultReach(pci=ONE)
 
 
 @pytest.mark.parametrize(
     ("fault", "job", "hit"),
     [
-        (EVERYBODY, NO_GPU, True),
-        (EVERYBODY, HAS_ONE, True),
+        (ALL_JOBS, NO_GPU, True),
+        (ALL_JOBS, HAS_ONE, True),
         (ANY_GPU, UNKNOWN, True),
         (ANY_GPU, NO_GPU, False),
         (ANY_GPU, HAS_ONE, True),
@@ -84,61 +84,61 @@ OF_ONE = Reach(pci=ONE)
         (OF_ONE, UNKNOWN, True),
         (OF_ONE, NO_GPU, False),
         (OF_ONE, HAS_ONE, True),
-        (Reach(pci=OTHER), HAS_ONE, False),
+        (FaultReach(pci=OTHER), HAS_ONE, False),
         (OF_ONE, HAS_SOME, True),
         # no gres, but a GPU is open, or may be
-        (OF_ONE, replace(NO_GPU, has_open=frozenset({OTHER})), True),
-        (OF_ONE, replace(NO_GPU, all_seen=False), True),
+        (OF_ONE, replace(NO_GPU, opened=frozenset({OTHER})), True),
+        (OF_ONE, replace(NO_GPU, is_complete=False), True),
         # what is open beside its own GPUs
-        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({ONE})), False),
-        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({ONE, OTHER})), True),
-        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({THIRD})), True),
+        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE})), False),
+        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE, OTHER})), True),
+        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({THIRD})), True),
         # what is not open proves nothing
-        (OF_ONE, replace(HAS_ONE, has_open=frozenset()), True),
-        (Reach(pci=OTHER), replace(HAS_ONE, all_seen=False), False),
+        (OF_ONE, replace(HAS_ONE, opened=frozenset()), True),
+        (FaultReach(pci=OTHER), replace(HAS_ONE, is_complete=False), False),
     ],
 )
 def test_a_job_is_hit_by_what_it_was_given_or_has_open_and_by_what_is_not_known(
-    fault: Reach, job: OnGpus, hit: bool
+    fault: FaultReach, job: JobGpus, hit: bool
 ) -> None:
     assert is_hit(fault, job, 8) is hit
 
 
 def test_slurm_need_not_be_asked_where_its_answer_can_spare_nobody() -> None:
-    assert is_hit_for_sure(EVERYBODY, UNKNOWN, 8)
-    assert is_hit_for_sure(OF_ONE, UNKNOWN, 0), "a node without gres/gpu"
-    assert not is_hit_for_sure(OF_ONE, UNKNOWN, None), "an unknown number of GPUs is not none"
-    assert is_hit_for_sure(EVERYBODY, UNKNOWN, None)
-    assert is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({ONE})), 8)
-    assert not is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({OTHER})), 8)
-    assert not is_hit_for_sure(ANY_GPU, UNKNOWN, 8)
+    assert is_certain_hit(ALL_JOBS, UNKNOWN, 8)
+    assert is_certain_hit(OF_ONE, UNKNOWN, 0), "a node without gres/gpu"
+    assert not is_certain_hit(OF_ONE, UNKNOWN, None), "an unknown number of GPUs is not none"
+    assert is_certain_hit(ALL_JOBS, UNKNOWN, None)
+    assert is_certain_hit(OF_ONE, replace(UNKNOWN, opened=frozenset({ONE})), 8)
+    assert not is_certain_hit(OF_ONE, replace(UNKNOWN, opened=frozenset({OTHER})), 8)
+    assert not is_certain_hit(ANY_GPU, UNKNOWN, 8)
 
 
 @pytest.mark.parametrize(
     ("fault", "job", "hit"),
     [
-        (EVERYBODY, UNKNOWN, True),
+        (ALL_JOBS, UNKNOWN, True),
         (ANY_GPU, UNKNOWN, False),
         (ANY_GPU, NO_GPU, False),
         (ANY_GPU, HAS_SOME, True),
-        (ANY_GPU, replace(UNKNOWN, has_open=frozenset({OTHER})), True),
+        (ANY_GPU, replace(UNKNOWN, opened=frozenset({OTHER})), True),
         (OF_ONE, UNKNOWN, False),
         (OF_ONE, NO_GPU, False),
         (OF_ONE, HAS_SOME, False),
         (OF_ONE, HAS_ONE, True),
-        (Reach(pci=OTHER), HAS_ONE, False),
-        (OF_ONE, replace(HAS_SOME, has_open=frozenset({ONE})), True),
+        (FaultReach(pci=OTHER), HAS_ONE, False),
+        (OF_ONE, replace(HAS_SOME, opened=frozenset({ONE})), True),
     ],
 )
-def test_is_hit_needs_proof_if_the_number_of_gpus_is_unknown(fault: Reach, job: OnGpus, hit: bool) -> None:
+def test_is_hit_needs_proof_if_the_number_of_gpus_is_unknown(fault: FaultReach, job: JobGpus, hit: bool) -> None:
     assert is_hit(fault, job, None) is hit
 
 
 def test_why_it_is_spared_names_its_gpus() -> None:
-    assert on_which(NO_GPU) == "has no GPU"
-    assert on_which(HAS_ONE) == f"has GPU {ONE}, which the fault did not hit"
-    two = replace(HAS_ONE, given=frozenset({OTHER, ONE}))
-    assert on_which(two) == f"has GPUs {ONE}, {OTHER}, which the fault did not hit"
+    assert describe_gpus(NO_GPU) == "has no GPU"
+    assert describe_gpus(HAS_ONE) == f"has GPU {ONE}, which the fault did not hit"
+    two = replace(HAS_ONE, allocated=frozenset({OTHER, ONE}))
+    assert describe_gpus(two) == f"has GPUs {ONE}, {OTHER}, which the fault did not hit"
 
 
 # --- the GPUs of a job
@@ -149,35 +149,35 @@ def ascending(_: int) -> bool:
 
 
 def test_what_the_prolog_wrote_of_an_earlier_run_of_the_job_does_not_count() -> None:
-    gpus = NodeGpus(told=lambda job: (f"{job} 1 \n", 100.0))
-    assert gpus.given("12", 102.0) == ("1",)
-    assert gpus.given("12", 102.1) is None
+    gpus = NodeGpus(read_prolog=lambda job: (f"{job} 1 \n", 100.0))
+    assert gpus.allocation("12", 102.0) == ("1",)
+    assert gpus.allocation("12", 102.1) is None
 
 
 def test_numbers_count_as_they_did_when_no_gpu_was_missing() -> None:
     lost = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # counted anew
     gpus = NodeGpus(Inventory(gpus=lost), GPUS)
-    assert gpus.with_given(UNKNOWN, ("1",), 3, ascending).given == {OTHER}
-    assert gpus.with_given(UNKNOWN, ("1",), 2, ascending).given == {THIRD}, "Slurm has only what is left"
-    assert gpus.with_given(UNKNOWN, ("1",), 4, ascending).given is None
-    assert gpus.with_given(UNKNOWN, ("1",), 3, lambda n: n != 3).given is None, "not in gres.conf's order"
-    assert gpus.with_given(UNKNOWN, ("1",), None, ascending).given is None, "of several types"
-    assert gpus.with_given(UNKNOWN, ("GPU-0",), None, lambda _: False).given == {ONE}
-    assert gpus.with_given(UNKNOWN, ("GPU-0",), 4, ascending).given == {ONE}, "a UUID needs no order"
-    assert gpus.with_given(UNKNOWN, (), 4, ascending).has_given is False
-    assert gpus.with_given(UNKNOWN, None, 3, ascending) is UNKNOWN
-    assert [gpu.pci for gpu in gpus.known] == [OTHER, THIRD, ONE]
+    assert gpus.with_allocation(UNKNOWN, ("1",), 3, ascending).allocated == {OTHER}
+    assert gpus.with_allocation(UNKNOWN, ("1",), 2, ascending).allocated == {THIRD}, "Slurm has only what is left"
+    assert gpus.with_allocation(UNKNOWN, ("1",), 4, ascending).allocated is None
+    assert gpus.with_allocation(UNKNOWN, ("1",), 3, lambda n: n != 3).allocated is None, "not in gres.conf's order"
+    assert gpus.with_allocation(UNKNOWN, ("1",), None, ascending).allocated is None, "of several types"
+    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), None, lambda _: False).allocated == {ONE}
+    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), 4, ascending).allocated == {ONE}, "a UUID needs no order"
+    assert gpus.with_allocation(UNKNOWN, (), 4, ascending).has_allocation is False
+    assert gpus.with_allocation(UNKNOWN, None, 3, ascending) is UNKNOWN
+    assert [gpu.pci for gpu in gpus.all_gpus] == [OTHER, THIRD, ONE]
 
 
 def test_an_open_device_is_the_gpu_that_has_this_number_now() -> None:
     lost = tuple(replace(gpu, minor=gpu.index - 1) for gpu in GPUS[1:])
-    seen = NodeGpus(Inventory(gpus=lost), GPUS, have_open=lambda _: ({"12": frozenset({0, 7})}, True))
-    assert seen.open_by({5: "12"})("12").has_open == {OTHER, "/dev/nvidia7"}
-    still = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, have_open=lambda _: ({"12": frozenset({0})}, True))
-    assert still.open_by({5: "12"})("12").has_open == {ONE}, "the lost one"
+    seen = NodeGpus(Inventory(gpus=lost), GPUS, find_open=lambda _: ({"12": frozenset({0, 7})}, True))
+    assert seen.opened_by({5: "12"})("12").opened == {OTHER, "/dev/nvidia7"}
+    still = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, find_open=lambda _: ({"12": frozenset({0})}, True))
+    assert still.opened_by({5: "12"})("12").opened == {ONE}, "the lost one"
 
 
 def test_of_a_job_whose_processes_are_not_known_nothing_is_seen() -> None:
-    seen = NodeGpus(have_open=lambda _: ({"12": frozenset()}, True)).open_by({5: "12"})
-    assert seen("12").all_seen
-    assert not seen("13").all_seen
+    seen = NodeGpus(find_open=lambda _: ({"12": frozenset()}, True)).opened_by({5: "12"})
+    assert seen("12").is_complete
+    assert not seen("13").is_complete

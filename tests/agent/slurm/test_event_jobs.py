@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.kernel_log.coalesce import with_jobs
-from healthd.agent.slurm.event_jobs import ASK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS, JobAtSource
+from healthd.agent.slurm.event_jobs import CGROUP_INTERVAL_SECONDS, QUERY_INTERVAL_SECONDS, EventJobFinder
 from healthd.common.model import Gpu, KernelEvent
 from tests.host.test_job_processes import V1, V2_STEP, cgroups, holds
 
@@ -43,12 +43,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def source(root: Path, clock: Clock) -> JobAtSource:
-    return JobAtSource(str(root), "n1", clock)
+def source(root: Path, clock: Clock) -> EventJobFinder:
+    return EventJobFinder(str(root), "n1", clock)
 
 
-def named(source: JobAtSource, *events: KernelEvent, gpus: Sequence[Gpu] = GPUS, now: float = NOW + 1) -> list[str]:
-    found = source.name(events, {event.sequence for event in events}, gpus, now)
+def named(source: EventJobFinder, *events: KernelEvent, gpus: Sequence[Gpu] = GPUS, now: float = NOW + 1) -> list[str]:
+    found = source.add_jobs(events, {event.sequence for event in events}, gpus, now)
     return [dict(event.fields).get("job", "") for event in found]
 
 
@@ -60,11 +60,11 @@ def process(root: Path, pid: int, cgroup: str, *links: str) -> None:
 def test_an_event_gets_the_job_of_its_process_while_that_is_there(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 42, V1)
     made = source(tmp_path, clock)
-    (found,) = made.name([event()], {1}, GPUS, NOW + 1)
+    (found,) = made.add_jobs([event()], {1}, GPUS, NOW + 1)
     assert found.fields == (("unit", "x"), ("job", "4711"))
-    assert made.name([found], {1}, GPUS, NOW + 2) == (found,)
+    assert made.add_jobs([found], {1}, GPUS, NOW + 2) == (found,)
     assert named(made, event(pid=43), event(pid=None), event(history=True), event(at=900.0)) == ["", "", "", ""]
-    assert made.name([event()], (), GPUS, NOW + 1) == (event(),), "not touched"
+    assert made.add_jobs([event()], (), GPUS, NOW + 1) == (event(),), "not touched"
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_storm_does_not_walk_the_cgroups_in_a_storm(shared: Path, clock: Clock
     assert named(made, event(pid=None)) == ["12,13"]
     (shared / "proc/102/fd/0").unlink()
     assert named(made, event(pid=None)) == ["12,13"]
-    clock.now += LOOK_AGAIN_SECONDS
+    clock.now += CGROUP_INTERVAL_SECONDS
     assert named(made, event(pid=None)) == ["12"]
 
 
@@ -133,7 +133,7 @@ PID      JOBID    STEPID   LOCALID GLOBALID
 
 
 def answered(
-    made: JobAtSource, events: Sequence[KernelEvent], now: float = NOW + 1, may_ask: bool = True
+    made: EventJobFinder, events: Sequence[KernelEvent], now: float = NOW + 1, may_ask: bool = True
 ) -> dict[int, str]:
     end = time.monotonic() + 120
     while time.monotonic() < end:
@@ -150,7 +150,7 @@ def test_where_slurm_uses_no_cgroups_listpids_tells_the_jobs_a_moment_later(scon
     for pid in (100, 101, 102, 50):
         process(scontrol, pid, "0::/user.slice\n", *(["/dev/nvidia5"] if pid in (101, 102, 50) else []))
     events = (event(pid=None), event(pid=100, sequence=2), event(pid=50, sequence=3), event(pid=99, sequence=4))
-    made = JobAtSource(str(scontrol), "n1", time.monotonic)
+    made = EventJobFinder(str(scontrol), "n1", time.monotonic)
     assert named(made, *events) == ["", "", "", ""]
     jobs = answered(made, events)
     assert jobs == {1: "12,14", 2: "12", 4: "12,14"}
@@ -162,7 +162,7 @@ def test_where_slurm_uses_no_cgroups_listpids_tells_the_jobs_a_moment_later(scon
 def test_slurm_is_asked_again_only_after_a_while_and_then_for_all_that_waits(scontrol: Path) -> None:
     (scontrol / "listed").write_text(LISTED)
     process(scontrol, 100, "0::/\n")
-    made = JobAtSource(str(scontrol), "n1", time.monotonic)
+    made = EventJobFinder(str(scontrol), "n1", time.monotonic)
     began = time.monotonic()
     named(made, event(pid=7))
     assert answered(made, [event(pid=7)]) == {}
@@ -170,7 +170,7 @@ def test_slurm_is_asked_again_only_after_a_while_and_then_for_all_that_waits(sco
     named(made, second)
     assert made.step([second], GPUS, NOW + 1, True) == {}
     assert not list(made.waits())
-    assert began + ASK_AGAIN_SECONDS <= made.deadline <= time.monotonic() + ASK_AGAIN_SECONDS
+    assert began + QUERY_INTERVAL_SECONDS <= made.deadline <= time.monotonic() + QUERY_INTERVAL_SECONDS
     time.sleep(max(0.0, made.deadline - time.monotonic()) + 0.01)
     assert answered(made, [second]) == {2: "12"}
     assert (scontrol / "asked").read_text().count("listpids") == 2
@@ -178,7 +178,7 @@ def test_slurm_is_asked_again_only_after_a_while_and_then_for_all_that_waits(sco
 
 def test_an_event_that_waited_too_long_is_not_asked_about(scontrol: Path) -> None:
     (scontrol / "listed").write_text(LISTED)
-    made = JobAtSource(str(scontrol), "n1", time.monotonic)
+    made = EventJobFinder(str(scontrol), "n1", time.monotonic)
     named(made, event(pid=7))
     assert made.step([event(pid=7)], GPUS, NOW + 60, True) == {}
     assert not list(made.waits())
@@ -195,13 +195,13 @@ def test_in_mode_observe_slurm_is_not_asked(scontrol: Path, clock: Clock) -> Non
 @pytest.mark.parametrize("said", ["", "No job steps exist on this node.\n", "\x00\n1 2 3\n", "PID JOBID\n5\n"])
 def test_whatever_scontrol_prints_accuses_nobody(scontrol: Path, said: str) -> None:
     (scontrol / "listed").write_text(said)
-    made = JobAtSource(str(scontrol), "n1", time.monotonic)
+    made = EventJobFinder(str(scontrol), "n1", time.monotonic)
     named(made, event(pid=7), event(pid=None, sequence=2))
     assert answered(made, [event(pid=7), event(pid=None, sequence=2)]) == {}
 
 
 def test_a_node_without_slurm_has_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    made = JobAtSource(str(tmp_path), "n1", time.monotonic)
+    made = EventJobFinder(str(tmp_path), "n1", time.monotonic)
     assert named(made, replace(event(), pid=7)) == [""]
     assert answered(made, [event(pid=7)]) == {}

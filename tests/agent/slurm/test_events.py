@@ -23,8 +23,8 @@ def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tup
     [
         (DRAIN, "drain", {"reason": "healthd: gpu_xid/79: it fell off the bus"}),
         (commands.undrain("n1"), "resume", {}),
-        (commands.requeue("12_3", held=False), "requeue", {"job": "12_3"}),
-        (commands.requeue("12", held=True), "requeue", {"job": "12"}),
+        (commands.requeue("12_3", hold=False), "requeue", {"job": "12_3"}),
+        (commands.requeue("12", hold=True), "requeue", {"job": "12"}),
     ],
 )
 def test_a_command_is_told_before_it_begins_and_again_only_where_it_is_refused(argv, event, about):

@@ -5,21 +5,29 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthd.agent.conditions.ledger import Ledger, after_clock_step, with_none_in_the_future
+from healthd.agent.conditions.ledger import Ledger, after_clock_step, without_future_times
 from healthd.agent.conditions.store import decode
 from healthd.agent.slurm import flapping
-from healthd.agent.slurm.flapping import Flapping, answered_for, lifted, noted, wait_seconds, waits_until, why_waits
-from healthd.agent.slurm.policy import Owner, decide, forget, owner, taken_back
+from healthd.agent.slurm.flapping import (
+    Flapping,
+    after_reading,
+    after_resume,
+    reset_count,
+    wait_reason,
+    wait_seconds,
+    waits_until,
+)
+from healthd.agent.slurm.policy import Owner, after_drain_ended, after_restored_drain, decide, drain_owner
 from healthd.common.model import (
     ConditionState,
     Drain,
+    DrainRecord,
+    EndedDrain,
     Health,
     Leave,
-    Lifted,
     Resume,
-    Resumed,
+    ResumedDrain,
     Severity,
-    SlurmMemory,
     Verdict,
 )
 from healthd.common.slurm.drain_reason import MAX_CHARACTERS, reason
@@ -42,20 +50,20 @@ class Node:
 
     def __init__(self, shared: bool, limits: Flapping = LIMITS) -> None:
         self.shared, self.policy, self.now = shared, replace(ACT, flapping=limits), NOW
-        self.memory = SlurmMemory()
+        self.memory = DrainRecord()
 
     def breaks(self) -> Node:
         assert isinstance(decide(verdict(self.shared), node("IDLE"), self.memory, self.policy, self.now), Drain)
-        self.memory = noted(replace(self.memory, reason=XID), verdict(self.shared), self.now)
+        self.memory = after_reading(replace(self.memory, reason=XID), verdict(self.shared), self.now)
         return self
 
     def mends(self) -> Resume | Leave:
         """All is clean: what is decided now."""
-        self.memory = noted(self.memory, CLEAN, self.now)
+        self.memory = after_reading(self.memory, CLEAN, self.now)
         decided = decide(CLEAN, STANDS, self.memory, self.policy, self.now)
         assert isinstance(decided, Resume | Leave)
         if isinstance(decided, Resume):
-            self.memory = lifted(forget(self.memory, STANDS, self.now), self.memory, self.now)
+            self.memory = after_resume(after_drain_ended(self.memory, STANDS, self.now), self.memory, self.now)
         return decided
 
     def waits(self) -> float:
@@ -97,7 +105,7 @@ def test_a_person_who_answers_for_the_node_lets_the_count_begin_anew() -> None:
     for _ in range(2):
         faulty.breaks().mends()
     assert isinstance(faulty.breaks().mends(), Leave)
-    faulty.memory = answered_for(faulty.memory)
+    faulty.memory = reset_count(faulty.memory)
     assert isinstance(faulty.mends(), Resume)
 
 
@@ -115,7 +123,7 @@ def test_for_a_shared_cause_the_wait_doubles_up_to_four_hours_and_then_goes_by_i
         faulty.now += 5 * MINUTE
     assert waited == [0, 10, 20, 40, 80, 160, 240, 240, 240]
     assert all(later <= 240 for later in (faulty.breaks().waits() / MINUTE for _ in range(40)))
-    assert len(faulty.memory.resumed) == flapping.KEPT
+    assert len(faulty.memory.resumed_drains) == flapping.MAX_RESUMED
 
 
 def test_a_shared_cause_that_rests_for_an_hour_begins_anew() -> None:
@@ -133,7 +141,7 @@ def test_the_time_counts_in_which_all_was_clean_and_begins_anew_where_it_was_not
     faulty.breaks()
     assert faulty.mends() == Leave("clean, but drained 2 times in a row: resumed after 10 min")
     faulty.now += 9 * MINUTE
-    faulty.memory = noted(faulty.memory, verdict(shared=True), faulty.now)
+    faulty.memory = after_reading(faulty.memory, verdict(shared=True), faulty.now)
     assert isinstance(faulty.mends(), Leave)
     faulty.now += 9 * MINUTE
     assert isinstance(faulty.mends(), Leave)
@@ -154,7 +162,7 @@ def test_what_is_not_known_is_not_clean_and_lets_no_wait_begin_anew(unclear: Ver
         assert isinstance(faulty.mends(), Leave)
         faulty.now += MINUTE
         assert isinstance(faulty.mends(), Leave)
-        faulty.memory = noted(faulty.memory, unclear, faulty.now)
+        faulty.memory = after_reading(faulty.memory, unclear, faulty.now)
         assert faulty.memory.clean_since == 0.0
         assert waits_until(faulty.memory, LIMITS, faulty.now) == 0.0
         faulty.now += HOUR
@@ -168,7 +176,7 @@ def test_a_restart_lets_no_wait_begin_anew() -> None:
     faulty.now += 4 * MINUTE
     faulty.mends()
     faulty.memory = decode(encode(Ledger(slurm=faulty.memory)), "here").slurm
-    faulty.memory = noted(faulty.memory, UNKNOWN, faulty.now + HOUR)  # no check has looked yet
+    faulty.memory = after_reading(faulty.memory, UNKNOWN, faulty.now + HOUR)  # no check has looked yet
     faulty.now += HOUR + MINUTE
     assert faulty.waits() == 6 * MINUTE
 
@@ -179,24 +187,24 @@ def test_a_condition_that_stands_lets_the_wait_begin_anew_though_it_may_not_drai
     faulty.breaks().mends()
     faulty.now += 9 * MINUTE
     untrusted = Verdict(Health.DEGRADED, (replace(cause(Severity.DEGRADED), state=ConditionState.OPEN),))
-    faulty.memory = noted(faulty.memory, untrusted, faulty.now)
+    faulty.memory = after_reading(faulty.memory, untrusted, faulty.now)
     assert faulty.waits() == 10 * MINUTE
 
 
 def test_the_reason_says_at_the_third_time_that_a_person_must_end_it_and_is_still_known_as_ours() -> None:
     faulty = Node(shared=False)
     for _ in range(2):
-        drain = decide(verdict(False), node("IDLE"), noted(faulty.memory, verdict(False), NOW), ACT, NOW)
+        drain = decide(verdict(False), node("IDLE"), after_reading(faulty.memory, verdict(False), NOW), ACT, NOW)
         assert isinstance(drain, Drain)
         assert "person" not in drain.reason
         faulty.breaks().mends()
-    memory = noted(faulty.memory, verdict(False), NOW)
+    memory = after_reading(faulty.memory, verdict(False), NOW)
     drain = decide(verdict(False), node("IDLE"), memory, ACT, NOW)
     assert isinstance(drain, Drain)
     assert drain.reason.endswith(" (3 times in an hour: an operator must resume it)")
     ours, stands = replace(memory, reason=drain.reason), node("IDLE+DRAIN", drain.reason)
-    assert owner(stands, ours) is Owner.OURS
-    assert owner(stands, SlurmMemory()) is Owner.FOREIGN_HEALTHD, "as every drain of ours that is not known"
+    assert drain_owner(stands, ours) is Owner.HEALTHD
+    assert drain_owner(stands, DrainRecord()) is Owner.UNRECORDED_HEALTHD, "as every drain of ours that is not known"
     assert decide(verdict(False), stands, ours, ACT, NOW) == drain, "no second update"
 
 
@@ -209,7 +217,7 @@ def test_the_words_of_its_end_stay_in_a_reason_that_is_too_long() -> None:
 
 def test_one_own_fault_among_shared_causes_makes_the_drain_one_for_own_hardware() -> None:
     both = Verdict(Health.DEGRADED, causes=(*verdict(True).causes, *verdict(False).causes))
-    memory = noted(noted(SlurmMemory(reason=XID), both, NOW), verdict(True), NOW + 60)
+    memory = after_reading(after_reading(DrainRecord(reason=XID), both, NOW), verdict(True), NOW + 60)
     assert memory.own_hardware
     assert memory.drained_at == NOW
 
@@ -219,45 +227,51 @@ def test_a_restart_forgets_nothing_of_it_and_an_old_ledger_has_nothing() -> None
     faulty.breaks().mends()
     kept = decode(encode(Ledger(slurm=faulty.breaks().memory)), "here").slurm
     assert kept == faulty.memory
-    assert kept.resumed == (Resumed(NOW, NOW, True),)
+    assert kept.resumed_drains == (ResumedDrain(NOW, NOW, True),)
     assert wait_seconds(OURS, LIMITS) == 0.0
 
 
 def test_a_clock_that_is_set_moves_its_moments() -> None:
-    memory = SlurmMemory(reason=XID, drained_at=NOW, clean_since=NOW + 1, resumed=(Resumed(NOW - 9, NOW - 8, False),))
+    memory = DrainRecord(
+        reason=XID, drained_at=NOW, clean_since=NOW + 1, resumed_drains=(ResumedDrain(NOW - 9, NOW - 8, False),)
+    )
     moved = after_clock_step(Ledger(slurm=memory), 100.0).slurm
     assert (moved.drained_at, moved.clean_since) == (NOW + 100, NOW + 101)
-    assert moved.resumed == (Resumed(NOW + 91, NOW + 92, False),)
+    assert moved.resumed_drains == (ResumedDrain(NOW + 91, NOW + 92, False),)
     ahead = replace(memory, clean_since=NOW + 30 * HOUR)
-    back = noted(ahead, CLEAN, NOW)
+    back = after_reading(ahead, CLEAN, NOW)
     assert (back.clean_since, back.clean_seconds) == (NOW, 0.0), "a clock that was ahead holds no drain"
     assert waits_until(ahead, LIMITS, NOW) <= NOW + 10 * MINUTE
 
 
 def test_what_a_clock_wrote_that_stood_ahead_is_in_a_row_with_nothing() -> None:
     later = NOW + 300 * HOUR
-    past, ahead, between = Resumed(NOW - 9, NOW - 8, True), Resumed(later, later + 9, True), Resumed(NOW, later, False)
-    old = Lifted(XID, XID, 7.0, later)
-    memory = SlurmMemory(
+    past, ahead, between = (
+        ResumedDrain(NOW - 9, NOW - 8, True),
+        ResumedDrain(later, later + 9, True),
+        ResumedDrain(NOW, later, False),
+    )
+    old = EndedDrain(XID, XID, 7.0, later)
+    memory = DrainRecord(
         reason=XID,
         drained_at=later,
         clean_since=later,
-        resumed=(past, ahead, between),
-        lifted=old,
-        earlier=(replace(old, time=NOW - 1), old),
+        resumed_drains=(past, ahead, between),
+        ended_drain=old,
+        earlier_drains=(replace(old, ended_at=NOW - 1), old),
     )
-    told = with_none_in_the_future(Ledger(slurm=memory), NOW).slurm
-    assert (told.drained_at, told.clean_since, told.resumed) == (NOW, NOW, (past,))
-    assert told.lifted == replace(old, time=NOW)
-    assert [each.time for each in told.earlier] == [NOW - 1, NOW]
-    right = replace(told, lifted=None)
-    assert with_none_in_the_future(Ledger(slurm=right), NOW).slurm == right
+    told = without_future_times(Ledger(slurm=memory), NOW).slurm
+    assert (told.drained_at, told.clean_since, told.resumed_drains) == (NOW, NOW, (past,))
+    assert told.ended_drain == replace(old, ended_at=NOW)
+    assert [each.ended_at for each in told.earlier_drains] == [NOW - 1, NOW]
+    right = replace(told, ended_drain=None)
+    assert without_future_times(Ledger(slurm=right), NOW).slurm == right
 
 
 def test_a_resume_that_slurmctld_lost_is_none() -> None:
     faulty = Node(shared=True)
     faulty.breaks().mends()
-    lifted = Lifted(XID, XID, 0.0, NOW)
-    back = taken_back(replace(faulty.memory, lifted=lifted), lifted, NOW)
-    assert (back.reason, back.resumed, back.drained_at) == (XID, (), NOW)
-    assert why_waits(back, LIMITS, NOW) == ""
+    lifted = EndedDrain(XID, XID, 0.0, NOW)
+    back = after_restored_drain(replace(faulty.memory, ended_drain=lifted), lifted, NOW)
+    assert (back.reason, back.resumed_drains, back.drained_at) == (XID, (), NOW)
+    assert wait_reason(back, LIMITS, NOW) == ""

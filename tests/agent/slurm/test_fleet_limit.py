@@ -13,33 +13,33 @@ from msgspec.structs import replace
 from healthd.agent.settings.config import FleetLimits
 from healthd.agent.slurm.fleet_limit import (
     LATE_SECONDS,
-    SECONDS_A_NODE,
-    SHORTEST_HOLD_SECONDS,
-    allowed,
-    chance,
+    MIN_HOLD_SECONDS,
+    SECONDS_PER_NODE,
+    backoff,
+    describe,
     first_wait,
     has_room,
-    held,
-    is_beyond,
+    is_exceeded,
     is_late,
     is_own_hardware,
     is_withheld,
+    limit_for,
     must_wait,
-    spread_anew,
-    strictest,
+    pseudo_random,
+    spread_again,
+    spread_seconds,
+    tightest,
     uncounted_drain_at,
-    why,
-    window,
 )
 from healthd.common.model import (
-    LONGEST_HOLD_SECONDS,
+    MAX_HOLD_SECONDS,
     Clears,
     Condition,
     ConditionState,
+    DrainRecord,
     FleetHold,
     PartitionCount,
     Severity,
-    SlurmMemory,
 )
 
 NOW = 1_795_207_900.0
@@ -73,11 +73,11 @@ def cause(shared: bool) -> Condition:
     [(1, 2, 5), (3, 2, 5), (10, 2, 5), (29, 2, 8), (30, 3, 9), (100, 10, 30), (10_000, 1000, 3000)],
 )
 def test_ten_and_thirty_percent_but_at_least_two_and_five(nodes: int, shared: int, own: int) -> None:
-    assert (allowed(nodes, LIMITS, SHARED), allowed(nodes, LIMITS, OWN)) == (shared, own)
+    assert (limit_for(nodes, LIMITS, SHARED), limit_for(nodes, LIMITS, OWN)) == (shared, own)
 
 
 def test_a_percent_that_is_no_binary_fraction_is_not_rounded_down() -> None:
-    assert allowed(1000, replace(LIMITS, limit_percent=0.7), SHARED) == 7
+    assert limit_for(1000, replace(LIMITS, limit_percent=0.7), SHARED) == 7
 
 
 def test_one_cause_of_the_nodes_own_decides() -> None:
@@ -87,11 +87,11 @@ def test_one_cause_of_the_nodes_own_decides() -> None:
 
 def test_of_several_partitions_the_one_with_the_least_room_counts() -> None:
     big, small, full = PartitionCount("big", 1000, 90), PartitionCount("small", 20, 0), PartitionCount("full", 40, 4)
-    assert strictest([big, small], LIMITS, SHARED) == small
-    assert strictest([big, small, full], LIMITS, SHARED) == full
+    assert tightest([big, small], LIMITS, SHARED) == small
+    assert tightest([big, small, full], LIMITS, SHARED) == full
     assert not has_room(full, LIMITS, SHARED)
-    assert not is_beyond(full, LIMITS, SHARED)
-    assert is_beyond(replace(full, drained=5), LIMITS, SHARED)
+    assert not is_exceeded(full, LIMITS, SHARED)
+    assert is_exceeded(replace(full, drained=5), LIMITS, SHARED)
 
 
 # --- how long
@@ -101,7 +101,7 @@ def test_a_thousand_nodes_spread_their_first_count_over_the_window() -> None:
     names = [f"gpu{i:05d}" for i in range(10_000)]
     waits = [first_wait(name, 10_000, LIMITS, NOW).until - NOW for name in names]
     assert min(waits) >= 0
-    assert window(10_000, LIMITS) == 1800.0
+    assert spread_seconds(10_000, LIMITS) == 1800.0
     assert max(waits) <= 1800
     minutes = Counter(int(wait // 60) for wait in waits)
     assert len(minutes) == 30
@@ -109,8 +109,8 @@ def test_a_thousand_nodes_spread_their_first_count_over_the_window() -> None:
 
 
 def test_a_small_partition_waits_shorter() -> None:
-    assert window(100, LIMITS) == pytest.approx(100 * SECONDS_A_NODE)
-    assert window(100, replace(LIMITS, jitter_seconds=5.0)) == 5.0
+    assert spread_seconds(100, LIMITS) == pytest.approx(100 * SECONDS_PER_NODE)
+    assert spread_seconds(100, replace(LIMITS, jitter_seconds=5.0)) == 5.0
 
 
 def test_a_fault_of_the_nodes_own_does_not_wait_for_what_a_shared_cause_waits_for() -> None:
@@ -137,13 +137,13 @@ SETTINGS = st.builds(
 def test_holds_grow_up_to_an_hour_or_the_window_and_each_ends(
     name: str, count: PartitionCount, limits: FleetLimits, own: bool, now: float
 ) -> None:
-    hold, begun, longest = None, now, max(LONGEST_HOLD_SECONDS, window(count.nodes, limits))
+    hold, begun, longest = None, now, max(MAX_HOLD_SECONDS, spread_seconds(count.nodes, limits))
     middles = []
     for times in range(1, 30):
-        hold = held(hold, count, limits, own, name, now)
+        hold = backoff(hold, count, limits, own, name, now)
         wait = hold.until - now
         assert (hold.since, hold.times) == (begun, times)
-        assert 0.8 * SHORTEST_HOLD_SECONDS - 0.01 <= wait <= 1.2 * longest + 0.01
+        assert 0.8 * MIN_HOLD_SECONDS - 0.01 <= wait <= 1.2 * longest + 0.01
         middles.append(wait)
         assert must_wait(hold, own, now)
         now = hold.until
@@ -157,42 +157,42 @@ def test_a_wait_that_nobody_could_end_in_time_is_spread_anew() -> None:
     assert not is_late(hold, hold.until + LATE_SECONDS)
     late = hold.until + LATE_SECONDS + 1
     assert is_late(hold, late)
-    again = spread_anew(hold, "n1", LIMITS, late)
+    again = spread_again(hold, "n1", LIMITS, late)
     assert late <= again.until <= late + 1800
     assert again.since == hold.since
 
 
 def test_chance_differs_from_node_to_node_and_from_time_to_time() -> None:
-    assert len({chance(f"n{i}", NOW) for i in range(100)}) == 100
-    assert chance("n1", NOW) != chance("n1", NOW + 1)
-    assert all(0 <= chance(f"n{i}", NOW + i) < 1 for i in range(1000))
+    assert len({pseudo_random(f"n{i}", NOW) for i in range(100)}) == 100
+    assert pseudo_random("n1", NOW) != pseudo_random("n1", NOW + 1)
+    assert all(0 <= pseudo_random(f"n{i}", NOW + i) < 1 for i in range(1000))
 
 
 # --- whether the prolog may refuse jobs
 
 
-def withheld(causes: list[Condition], memory: SlurmMemory, now: float = NOW) -> bool:
+def withheld(causes: list[Condition], memory: DrainRecord, now: float = NOW) -> bool:
     return is_withheld(causes, memory, "n1", LIMITS, now)
 
 
 def test_a_shared_cause_keeps_jobs_away_only_where_a_counted_drain_stands() -> None:
     causes = [cause(shared=True)]
-    assert withheld(causes, SlurmMemory())
-    assert withheld(causes, SlurmMemory(reason="healthd: ...", uncounted=True))
-    assert not withheld(causes, SlurmMemory(reason="healthd: ..."))
-    assert not withheld(causes, SlurmMemory(overruled="mine"))
+    assert withheld(causes, DrainRecord())
+    assert withheld(causes, DrainRecord(reason="healthd: ...", awaits_count=True))
+    assert not withheld(causes, DrainRecord(reason="healthd: ..."))
+    assert not withheld(causes, DrainRecord(overriding_reason="mine"))
 
 
 def test_a_fault_of_the_nodes_own_keeps_jobs_away_at_once_but_for_its_own_limit() -> None:
     causes = [cause(shared=True), cause(shared=False)]
-    assert not withheld(causes, SlurmMemory())
-    assert not withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1)))
-    assert withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1, own_hardware=True)))
+    assert not withheld(causes, DrainRecord())
+    assert not withheld(causes, DrainRecord(hold=FleetHold(NOW, NOW + 60, times=1)))
+    assert withheld(causes, DrainRecord(hold=FleetHold(NOW, NOW + 60, times=1, own_hardware=True)))
 
 
 def test_a_critical_fault_keeps_jobs_away_once_its_drain_without_a_count_is_due() -> None:
     critical, degraded = [replace(cause(shared=False), severity=Severity.CRITICAL)], [cause(shared=False)]
-    memory = SlurmMemory(uncounted_since=NOW, uncounted_at=NOW)
+    memory = DrainRecord(count_failing_since=NOW, count_failed_at=NOW)
     due = uncounted_drain_at(memory, "n1", LIMITS)
     assert NOW + LIMITS.uncounted_drain_after_seconds <= due <= NOW + 2 * LIMITS.uncounted_drain_after_seconds
     assert withheld(critical, memory, due - 1)
@@ -202,7 +202,7 @@ def test_a_critical_fault_keeps_jobs_away_once_its_drain_without_a_count_is_due(
 
 def test_the_words_say_which_limit_holds() -> None:
     count = PartitionCount("gpu", 100, 10)
-    said = why(held(None, count, LIMITS, SHARED, "n1", NOW))
+    said = describe(backoff(None, count, LIMITS, SHARED, "n1", NOW))
     assert said.startswith("delayed by the fleet limit: healthd keeps 10 of 100 nodes in partition gpu drained; ")
     assert said.endswith("drained; the limit for shared causes is 10")
-    assert "waiting before the first fleet count" in why(first_wait("n1", 100, LIMITS, NOW))
+    assert "waiting before the first fleet count" in describe(first_wait("n1", 100, LIMITS, NOW))

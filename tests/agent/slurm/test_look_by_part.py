@@ -9,20 +9,20 @@ from slurm_text import NOW, XID, listpids, sinfo, squeue
 
 from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.agent.slurm.policy import Policy
-from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
 from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
     Drain,
+    DrainRecord,
     Gpu,
     Health,
     Inventory,
     Mode,
     Requeue,
     Severity,
-    SlurmMemory,
-    Spared,
+    UnaffectedJob,
     Verdict,
 )
 from healthd.common.slurm.commands import Command, CommandResult
@@ -30,7 +30,7 @@ from healthd.common.slurm.commands import Command, CommandResult
 PCI = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0")
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate(PCI))
 ACT = Policy(mode=Mode.ACT, admin_comment=False)
-OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+OURS = DrainRecord(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 GRES = "gpu:h100:3"
 GRES_CONF = "NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[0-2]\n"
 
@@ -49,7 +49,7 @@ def verdict(*causes: Condition) -> Verdict:
 
 def gpus(**told: str) -> NodeGpus:
     """`told`: what the prolog wrote, job12="0"."""
-    return NodeGpus(Inventory(gpus=GPUS), GPUS, told=lambda job: (f"{job} {told.get(f'job{job}', '')}\n", NOW))
+    return NodeGpus(Inventory(gpus=GPUS), GPUS, read_prolog=lambda job: (f"{job} {told.get(f'job{job}', '')}\n", NOW))
 
 
 def asked(job: str, given: str) -> CommandResult:
@@ -62,7 +62,7 @@ def look(
     wanted: Verdict,
     jobs: Mapping[str, CommandResult],
     node_gpus: NodeGpus,
-    memory: SlurmMemory = OURS,
+    memory: DrainRecord = OURS,
     policy: Policy = ACT,
     gres: str = GRES,
     answers: Mapping[str, CommandResult] | None = None,
@@ -73,11 +73,11 @@ def look(
     ran, requeued, answer = [], set(), None
     while True:
         try:
-            step: Command | Remember = steps.send(answer)
+            step: Command | SaveRecord = steps.send(answer)
         except StopIteration as end:
             return end.value, ran
         answer = None
-        if isinstance(step, Remember):
+        if isinstance(step, SaveRecord):
             continue
         words = " ".join(step.argv)
         if step.argv[0] == "sinfo":
@@ -106,16 +106,20 @@ def test_what_the_prolog_told_spares_without_a_question_and_is_remembered() -> N
     assert ran == ["squeue 12", "scontrol requeue incomplete 12", "squeue 12", "squeue 13"]
     assert report.requeued == ("12",)
     assert report.decision == Drain(XID, True, (("13", why),))
-    assert report.memory.spared == (Spared("13", "13", NOW - 100, ("1",), why),)
-    again, ran = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), report.memory)
-    assert (ran, again.spared, again.memory.spared) == ([], (("13", why),), report.memory.spared)
+    assert report.record.unaffected_jobs == (UnaffectedJob("13", "13", NOW - 100, ("1",), why),)
+    again, ran = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), report.record)
+    assert (ran, again.not_requeued, again.record.unaffected_jobs) == (
+        [],
+        (("13", why),),
+        report.record.unaffected_jobs,
+    )
 
 
 def test_where_gres_conf_does_not_tell_the_order_all_jobs_with_numbers_are_hit() -> None:
     reversed_ = "Name=gpu File=/dev/nvidia[2,1,0]\n"
     for conf in ("", reversed_, CommandResult(1, GRES_CONF), CommandResult(None, GRES_CONF)):
         report, _ = look(verdict(fault(0)), TWO, gpus(job12="0", job13="1"), gres_conf=conf)
-        assert (report.requeued, report.spared) == (("12", "13"), ())
+        assert (report.requeued, report.not_requeued) == (("12", "13"), ())
     report, _ = look(verdict(fault(0)), TWO, gpus(job12="0 GPU-0", job13="1 GPU-1"), gres_conf="")
     assert report.requeued == ("12",), "UUIDs need no order"
 
@@ -123,19 +127,19 @@ def test_where_gres_conf_does_not_tell_the_order_all_jobs_with_numbers_are_hit()
 def test_on_a_node_of_two_types_numbers_count_for_nothing() -> None:
     told = gpus(job12="0", job13="1")
     report, _ = look(verdict(fault(0)), TWO, told, gres="gpu:a:2,gpu:b:1", gres_conf="AutoDetect=nvml\n")
-    assert (report.requeued, report.spared) == (("12", "13"), ())
+    assert (report.requeued, report.not_requeued) == (("12", "13"), ())
     report, _ = look(verdict(fault(0)), TWO, gpus(job12="0 GPU-0", job13="1 GPU-1"), gres="gpu:a:2,gpu:b:1")
     assert report.requeued == ("12",)
 
 
 def test_a_run_that_was_spared_is_hit_where_gres_conf_has_another_order_now() -> None:
-    known = replace(OURS, spared=(Spared("13", "13", NOW - 100, ("1",), "has another"),))
+    known = replace(OURS, unaffected_jobs=(UnaffectedJob("13", "13", NOW - 100, ("1",), "has another"),))
     report, _ = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), known, gres_conf="")
     assert report.requeued == ("13",)
 
 
 def test_a_run_that_was_spared_is_hit_by_the_next_fault_on_its_gpu() -> None:
-    known = replace(OURS, spared=(Spared("13", "13", NOW - 100, ("1",), "has another"),))
+    known = replace(OURS, unaffected_jobs=(UnaffectedJob("13", "13", NOW - 100, ("1",), "has another"),))
     report, ran = look(verdict(fault(0), fault(1)), {"13": TWO["13"]}, gpus(), known)
     assert report.requeued == ("13",)
     assert ran == ["squeue 13", "scontrol requeue incomplete 13", "squeue 13"], "its GPUs are not asked for again"
@@ -177,7 +181,7 @@ def test_a_job_is_a_victim_of_the_faults_that_were_seen_since_it_started() -> No
     late = {"13": squeue("13", start=NOW - 5)}
     report, _ = look(verdict(fault(1, at=NOW - 10), fault(0, at=NOW - 1)), late, gpus(job13="1"))
     assert report.requeued == ()
-    assert [job for job, _ in report.spared] == ["13"]
+    assert [job for job, _ in report.not_requeued] == ["13"]
 
 
 def test_who_held_the_gpu_when_the_line_came_is_hit_whatever_slurm_gave_it() -> None:
@@ -188,11 +192,11 @@ def test_who_held_the_gpu_when_the_line_came_is_hit_whatever_slurm_gave_it() -> 
 def test_a_heterogeneous_job_of_which_one_part_is_hit_is_not_told_as_spared() -> None:
     parts = {"12": squeue("12", name="12+0"), "13": squeue("13", name="12+1")}
     report, _ = look(verdict(fault(1)), parts, gpus(job12="0", job13="1"))
-    assert report.spared == ()
+    assert report.not_requeued == ()
 
 
 def test_where_nothing_is_to_be_requeued_nobody_is_spared() -> None:
-    known = replace(OURS, spared=(Spared("13", "13", NOW - 100, ("1",), "has another"),))
+    known = replace(OURS, unaffected_jobs=(UnaffectedJob("13", "13", NOW - 100, ("1",), "has another"),))
     degraded = Verdict(Health.DEGRADED, causes=(replace(fault(0), severity=Severity.DEGRADED),))
     report, _ = look(degraded, TWO, gpus(), known)
-    assert report.memory.spared == ()
+    assert report.record.unaffected_jobs == ()

@@ -12,10 +12,10 @@ from fakes import standing
 from trees import write
 
 from healthd.agent.slurm.node_gpus import NodeGpus
-from healthd.agent.slurm.prolog_files import FILE, FILES, LINES, of_this_node, refusal_times
+from healthd.agent.slurm.prolog_files import FILE, FILES, LINES, read_node_gpus, refusal_times
 from healthd.common.model import Gpu, Inventory
-from healthd.host.inventory import when_whole
-from healthd.host.job_processes import open_gpus
+from healthd.host.inventory import complete_gpus
+from healthd.host.job_processes import gpus_open_by_job
 
 PROLOG = Path(__file__).resolve().parents[3] / "packaging/slurm/prolog"
 
@@ -31,7 +31,7 @@ def prolog(run: Path, tmp_path: Path, **environment: str) -> subprocess.Complete
 
 
 def gpus(run: Path) -> NodeGpus:
-    return of_this_node(Inventory(), (), str(run), "/")
+    return read_node_gpus(Inventory(), (), str(run), "/")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_prolog_notes_the_gpus_of_a_job_and_says_nothing(run: Path, tmp_path
     ):
         done = prolog(run, tmp_path, **environment)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert gpus(run).given(job, 0.0) == given
+        assert gpus(run).allocation(job, 0.0) == given
     assert sorted(path.name for path in (run / "jobs").iterdir()) == ["1023", "12", "13"]
 
 
@@ -57,8 +57,8 @@ def test_the_files_are_as_few_as_their_numbers_and_the_later_job_counts(run: Pat
     for job in ("5", str(5 + FILES)):
         prolog(run, tmp_path, SLURM_JOB_ID=job, SLURM_JOB_GPUS="2")
     assert len(list((run / "jobs").iterdir())) == 1
-    assert gpus(run).given("5", 0.0) is None
-    assert gpus(run).given(str(5 + FILES), 0.0) == ("2",)
+    assert gpus(run).allocation("5", 0.0) is None
+    assert gpus(run).allocation(str(5 + FILES), 0.0) == ("2",)
 
 
 def test_a_prolog_that_cannot_note_anything_lets_the_job_run(run: Path, tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_a_prolog_that_cannot_note_anything_lets_the_job_run(run: Path, tmp_path
     for place, job in ((run, "12"), (run / "none", "12"), (run, "x; rm -r /"), (run, "")):
         done = prolog(place, tmp_path, SLURM_JOB_ID=job, SLURM_JOB_GPUS="1")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert gpus(run).given("12", 0.0) is None
+    assert gpus(run).allocation("12", 0.0) is None
 
 
 def test_what_was_written_before_this_run_of_the_job_does_not_count(run: Path) -> None:
     write(run, {"/jobs/12": "12 1 \n"})
     os.utime(run / "jobs/12", (1000.0, 1000.0))
-    assert gpus(run).given("12", 1001.0) == ("1",)
-    assert gpus(run).given("12", 1003.0) is None
+    assert gpus(run).allocation("12", 1001.0) == ("1",)
+    assert gpus(run).allocation("12", 1003.0) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -83,7 +83,7 @@ def test_a_file_that_somebody_else_wrote_or_linked_does_not_count(run: Path, tmp
         os.chown(path, 65534, 65534)
     (run / "jobs/13").symlink_to(run / "theirs")
     os.mkfifo(run / "jobs/14")
-    assert [gpus(run).given(job, 0.0) for job in ("12", "13", "14")] == [None] * 3
+    assert [gpus(run).allocation(job, 0.0) for job in ("12", "13", "14")] == [None] * 3
 
 
 # --- open devices
@@ -104,19 +104,19 @@ def test_what_a_job_has_open_is_told_for_all_its_processes(tmp_path: Path) -> No
         {"5": "/dev/nvidia0 (deleted)", "6": "/container/dev/nvidia12", "7": "/dev/nvidia-caps/nvidia-cap3"},
         {"5": "/dev/null"},
     )
-    found = open_gpus({100: "12", 101: "12", 102: "13", 103: "13"}, str(tmp_path), standing)
+    found = gpus_open_by_job({100: "12", 101: "12", 102: "13", 103: "13"}, str(tmp_path), standing)
     assert found == ({"12": frozenset({0, 3, 12}), "13": frozenset()}, True)
 
 
 def test_numbers_that_no_device_has_are_none(tmp_path: Path) -> None:
     processes(tmp_path, {"5": "/dev/nvidia\u0663", "6": "/dev/nvidia" + "9" * 200, "7": "/dev/nvidia"})
-    assert open_gpus({100: "12"}, str(tmp_path), standing) == ({"12": frozenset()}, True)
+    assert gpus_open_by_job({100: "12"}, str(tmp_path), standing) == ({"12": frozenset()}, True)
 
 
 def test_where_time_is_too_short_it_says_so(tmp_path: Path) -> None:
     processes(tmp_path, {"5": "/dev/nvidia3"}, {"5": "/dev/nvidia4"})
     clock = count()
-    found, all_seen = open_gpus({100: "12", 101: "13"}, str(tmp_path), lambda: next(clock) * 0.06)
+    found, all_seen = gpus_open_by_job({100: "12", 101: "13"}, str(tmp_path), lambda: next(clock) * 0.06)
     assert (found, all_seen) == ({"12": frozenset({3})}, False)
 
 
@@ -127,14 +127,14 @@ GPUS = tuple(Gpu(f"0000:{i}1:00.0", i, f"GPU-{i}", minor=i) for i in range(4))
 
 
 def test_gpus_that_are_lost_are_remembered_and_exchanged_ones_are_not() -> None:
-    assert when_whole((), GPUS) == GPUS
-    assert when_whole(GPUS, GPUS[1:]) == GPUS
-    assert when_whole(GPUS, ()) == GPUS
-    assert when_whole(GPUS[1:], GPUS) == GPUS
+    assert complete_gpus((), GPUS) == GPUS
+    assert complete_gpus(GPUS, GPUS[1:]) == GPUS
+    assert complete_gpus(GPUS, ()) == GPUS
+    assert complete_gpus(GPUS[1:], GPUS) == GPUS
     other = (*GPUS[:3], Gpu("0000:f1:00.0", 3, "GPU-9", minor=3))
-    assert when_whole(GPUS, other) == other
+    assert complete_gpus(GPUS, other) == other
     renewed = tuple(Gpu(gpu.pci, gpu.index, "GPU-new", minor=gpu.minor) for gpu in GPUS)
-    assert when_whole(GPUS, renewed) == renewed
+    assert complete_gpus(GPUS, renewed) == renewed
 
 
 def test_refusal_times_returns_the_time_of_each_line(tmp_path: Path) -> None:

@@ -13,26 +13,26 @@ from msgspec.structs import replace
 from slurm_text import ANY_BYTES, ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
 
 from healthd.agent.slurm import fleet_limit
-from healthd.agent.slurm.policy import IN_FLIGHT_SECONDS, UNKNOWN_CONTROLLER, Owner, Policy, describe, is_quiet
-from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.agent.slurm.policy import IN_FLIGHT_SECONDS, UNKNOWN_CONTROLLER, Owner, Policy, describe, needs_no_query
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
 from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
     Decision,
     Drain,
+    DrainRecord,
+    EndedDrain,
     FleetCount,
     FleetHold,
     Health,
     Leave,
-    Lifted,
     Mode,
     PartitionCount,
-    Requeued,
-    Resumed,
+    ResumedDrain,
+    SentRequeue,
     Severity,
-    SlurmMemory,
-    Unsaved,
+    UnsavedChange,
     Verdict,
 )
 from healthd.common.slurm import commands
@@ -48,9 +48,9 @@ from healthd.common.slurm.output import parse_job, parse_listpids, parse_process
 
 ACT = Policy(mode=Mode.ACT, requeue_retry_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
-OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+OURS = DrainRecord(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
-OVER = Lifted(XID, XID, NOW - 60, NOW)
+OVER = EndedDrain(XID, XID, NOW - 60, NOW)
 OVER_HERE = replace(OVER, controller=f"{NOW - 9e5:.0f} ctl1")
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 
@@ -104,7 +104,7 @@ def started(at: float, host: str = "", state: str = "UP") -> CommandResult:
 LONG_AGO = NOW - 9e5
 PRIMARY = started(LONG_AGO, "ctl1")  # answers unless a test has another
 COUNTED = FleetCount(NOW, (PartitionCount("gpu", 1000, 0),))
-UNSAVED = Unsaved(NOW, f"{LONG_AGO:.0f} ctl1")
+UNSAVED = UnsavedChange(NOW, f"{LONG_AGO:.0f} ctl1")
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Look:
     these what it asked of the fleet, and how often it read the node again right before a change."""
 
     report: ReconcileReport
-    steps: list[tuple[str, ...] | SlurmMemory] = field(default_factory=list)
+    steps: list[tuple[str, ...] | DrainRecord] = field(default_factory=list)
     asked_of_fleet: list[tuple[str, ...]] = field(default_factory=list)
     read_again: int = 0
 
@@ -127,7 +127,7 @@ class Look:
 def look(
     verdict: Verdict,
     answers: Sequence[CommandResult],
-    memory: SlurmMemory | None = None,
+    memory: DrainRecord | None = None,
     policy: Policy = ACT,
     boot_id: str = "b1",
     now: Callable[[], float] = lambda: NOW,
@@ -140,7 +140,7 @@ def look(
     """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
     without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
     before a change; without it as it was. `refusals`: when this node's prolog refused jobs."""
-    memory = memory or SlurmMemory()
+    memory = memory or DrainRecord()
     generator = reconcile(verdict, memory, policy, "n1", boot_id, now, refusals=lambda: refusals)
     left, steps, asked, others = list(answers), [], [], list(meanwhile)
     answer: CommandResult | None = None
@@ -153,8 +153,8 @@ def look(
         except StopIteration as end:
             assert not [*left, *others], f"never asked for: {left}, {others}"
             return Look(end.value, steps, asked, again)
-        if isinstance(step, Remember):
-            steps.append(step.memory)
+        if isinstance(step, SaveRecord):
+            steps.append(step.record)
             answer = None
         else:
             assert isinstance(step, Command)
@@ -196,13 +196,21 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
-    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
+    assert done.steps[1] == DrainRecord(
+        pending_reason=XID, pending_since=NOW, awaits_count=True, unsaved_change=UNSAVED, **OWN
+    )
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
-    assert done.report.memory == SlurmMemory(
-        reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
+    assert done.report.record == DrainRecord(
+        reason=XID,
+        confirmed_at=NOW,
+        boot_id="b1",
+        reason_time=NOW - 60,
+        unsaved_change=UNSAVED,
+        stored_count=COUNTED,
+        **OWN,
     )
     assert done.report.settled
-    assert done.report.owner is Owner.OURS
+    assert done.report.owner is Owner.HEALTHD
     assert done.report.decision == Drain(XID, False)
 
 
@@ -217,32 +225,32 @@ def test_an_operators_drain_while_the_fleet_is_counted_is_seen_before_ours_is_se
     verdict: Verdict, decision: Decision, jobs: list[CommandResult]
 ) -> None:
     done = look(verdict, [sinfo("idle"), *jobs], meanwhile=[sinfo("idle+drain", "fan")])
-    assert (done.changes(), done.report.decision, done.report.owner) == ([], decision, Owner.FOREIGN)
-    assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
+    assert (done.changes(), done.report.decision, done.report.owner) == ([], decision, Owner.OTHER)
+    assert (done.report.record, done.report.settled) == (DrainRecord(**OWN), True)
 
 
 def test_a_drain_of_ours_that_stands_again_when_the_fleet_was_counted_is_not_sent_again() -> None:
     """slurmctld was restarted without our drain, and then again with it."""
     answers = [sinfo("idle"), started(NOW - 30), started(NOW)]
     done = look(DEGRADED, answers, OURS, meanwhile=[sinfo("idle+drain", XID)])
-    assert (done.changes(), done.report.owner, done.report.memory.reason) == ([], Owner.OURS, XID)
+    assert (done.changes(), done.report.owner, done.report.record.reason) == ([], Owner.HEALTHD, XID)
 
 
 def test_an_operators_words_between_our_drain_and_our_reading_of_it_stand_and_ours_is_withdrawn() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", "fan")])
     assert len(done.changes()) == 1
     assert done.report.decision == Leave('drained by root: "fan"')
-    assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
+    assert (done.report.record, done.report.settled) == (DrainRecord(**OWN), True)
 
 
 def test_a_node_is_read_again_right_before_each_change() -> None:
     assert look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).read_again == 1
     assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 1
-    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
+    over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 60))
     back = [sinfo("unknown+drain", XID), started(NOW - 50)]
     assert look(REPAIRED, [*back, DONE, sinfo("idle")], over).read_again == 1
     taken = look(REPAIRED, back, over, meanwhile=[sinfo("idle+drain", "fan")])
-    assert (taken.changes(), taken.report.owner) == ([], Owner.FOREIGN)
+    assert (taken.changes(), taken.report.owner) == ([], Owner.OTHER)
 
 
 def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None:
@@ -256,9 +264,13 @@ def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None
 def test_a_drain_that_the_limit_takes_back_is_left_to_an_operator_who_took_it_over_meanwhile() -> None:
     answers = [sinfo("idle"), DONE, sinfo("idle+drain", XID)]
     theirs = sinfo("idle+drain", "fan")
-    done = look(SHARED, answers, SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 101), meanwhile=[FREE, theirs])
+    done = look(SHARED, answers, DrainRecord(hold=DUE), fleet=held_by_healthd(99, 101), meanwhile=[FREE, theirs])
     assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
-    assert (done.report.owner, done.report.memory.overruled, done.report.memory.hold) == (Owner.FOREIGN, "fan", None)
+    assert (done.report.owner, done.report.record.overriding_reason, done.report.record.hold) == (
+        Owner.OTHER,
+        "fan",
+        None,
+    )
 
 
 def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_are_drained_for_again() -> None:
@@ -266,8 +278,8 @@ def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_
     answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", "fan", NOW), DONE, sinfo("idle+drain", "fan", NOW)]
     done = look(REPAIRED, answers, OURS)
     assert done.changes()[1] == "scontrol update NodeName=n1 State=DRAIN Reason=fan"
-    assert (done.report.owner, done.report.decision) == (Owner.FOREIGN, Leave('drained by root: "fan"'))
-    assert done.report.memory.reason == ""
+    assert (done.report.owner, done.report.decision) == (Owner.OTHER, Leave('drained by root: "fan"'))
+    assert done.report.record.reason == ""
     ours = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle", f"{XID} : Not responding")], OURS)
     assert len(ours.changes()) == 1
 
@@ -287,13 +299,17 @@ def test_resume_writes_back_an_operators_reason_byte_for_byte(reason: str) -> No
     answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", reason, NOW), DONE, sinfo("idle+drain", reason, NOW)]
     done = look(REPAIRED, answers, OURS, exact_reason=reason)
     assert done.changes()[1] == f"scontrol update NodeName=n1 State=DRAIN Reason={reason}"
-    assert done.report.owner is Owner.FOREIGN
+    assert done.report.owner is Owner.OTHER
 
 
 def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", "fan", NOW)], OURS)
-    assert (done.report.owner, done.report.memory.overruled, done.report.memory.resumed_at) == (Owner.FOREIGN, "fan", 0)
-    gone = look(DEGRADED, [sinfo("idle"), PRIMARY], done.report.memory)
+    assert (done.report.owner, done.report.record.overriding_reason, done.report.record.resume_sent_at) == (
+        Owner.OTHER,
+        "fan",
+        0,
+    )
+    gone = look(DEGRADED, [sinfo("idle"), PRIMARY], done.report.record)
     assert gone.report.acknowledged, "and so is their resume"
 
 
@@ -333,16 +349,18 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
     done = look(CRITICAL, [sinfo("idle"), answer])
     assert done.report.problem == problem
     assert not done.report.settled
-    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
-    again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
+    assert done.report.record == DrainRecord(
+        pending_reason=XID, pending_since=NOW, awaits_count=True, unsaved_change=UNSAVED, **OWN
+    )
+    again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.record)
     assert again.changes() == []
-    assert again.report.owner is Owner.OURS
+    assert again.report.owner is Owner.HEALTHD
 
 
 def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
     done = look(CRITICAL, [sinfo("mixed"), DONE, sinfo("mixed")])
     assert done.report.problem.endswith("Slurm does not show the node drained")
-    assert done.report.memory.writing == XID
+    assert done.report.record.pending_reason == XID
 
 
 @pytest.mark.parametrize(
@@ -361,7 +379,7 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
 def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, problem: str) -> None:
     done = look(CRITICAL, [answer], OURS)
     assert done.report.problem == problem
-    assert done.report.memory == OURS
+    assert done.report.record == OURS
     assert done.report.node is None
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.why == "the node's state in Slurm is unknown"
@@ -381,54 +399,54 @@ def test_observing_it_reads_and_never_changes() -> None:
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.memory == SlurmMemory(lifted=OVER_HERE, resumed=(Resumed(NOW, NOW, False),))
+    assert done.report.record == DrainRecord(ended_drain=OVER_HERE, resumed_drains=(ResumedDrain(NOW, NOW, False),))
     assert done.report.settled
-    assert done.report.look_at == NOW + 60
+    assert done.report.next_read_at == NOW + 60
     assert not done.report.acknowledged
 
 
 def test_a_drain_that_is_over_is_looked_at_once_more_and_then_no_more() -> None:
-    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
+    over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 60))
     done = look(REPAIRED, [sinfo("idle")], over)
     assert done.changes() == []
-    assert (done.report.settled, done.report.look_at) == (True, 0.0)
-    early = look(REPAIRED, [sinfo("idle")], replace(over, lifted=OVER))
-    assert early.report.look_at == NOW + 60
+    assert (done.report.settled, done.report.next_read_at) == (True, 0.0)
+    early = look(REPAIRED, [sinfo("idle")], replace(over, ended_drain=OVER))
+    assert early.report.next_read_at == NOW + 60
 
 
 def test_a_drain_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> None:
-    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
+    over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 60))
     answers = [sinfo("unknown+drain", XID), started(NOW - 50), DONE, sinfo("idle")]
     done = look(REPAIRED, answers, over)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.look_at == NOW + 60
+    assert done.report.next_read_at == NOW + 60
     stands = look(DEGRADED, answers[:2], over)
-    assert (stands.changes(), stands.report.owner) == ([], Owner.OURS)
+    assert (stands.changes(), stands.report.owner) == ([], Owner.HEALTHD)
 
 
 def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> None:
-    first = Lifted(XID, XID, NOW - 300, NOW - 200)
-    over = SlurmMemory(lifted=replace(OVER, stamp=NOW - 60, time=NOW - 40), earlier=(first,))
+    first = EndedDrain(XID, XID, NOW - 300, NOW - 200)
+    over = DrainRecord(ended_drain=replace(OVER, reason_time=NOW - 60, ended_at=NOW - 40), earlier_drains=(first,))
     back = sinfo("unknown+drain", XID, NOW - 300)
     done = look(REPAIRED, [back, started(NOW - 30), DONE, sinfo("idle")], over)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
     assert done.report.adopted is None
     unread = look(REPAIRED, [back], over, controller=CONNECT_FAILURE)
-    assert (unread.changes(), unread.report.memory) == ([], over)
-    holding = SlurmMemory(reason=XID.replace("79", "48"), confirmed_at=NOW - 60, boot_id="b1", earlier=(first,))
+    assert (unread.changes(), unread.report.record) == ([], over)
+    holding = DrainRecord(reason=XID.replace("79", "48"), confirmed_at=NOW - 60, boot_id="b1", earlier_drains=(first,))
     ours = look(DEGRADED, [back, started(NOW - 30)], holding)
-    assert (ours.changes(), ours.report.owner, ours.report.memory.reason) == ([], Owner.OURS, XID)
+    assert (ours.changes(), ours.report.owner, ours.report.record.reason) == ([], Owner.HEALTHD, XID)
 
 
 def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_restarted() -> None:
-    over = SlurmMemory(lifted=replace(OVER, time=NOW - 30))
+    over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 30))
     done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), PRIMARY], over)
     assert done.changes() == []
-    assert done.report.owner is Owner.FOREIGN
+    assert done.report.owner is Owner.OTHER
     assert done.report.adopted is None
     unread = look(REPAIRED, [sinfo("idle+drain", XID)], over, controller=CONNECT_FAILURE)
     assert unread.report.problem
-    assert (unread.report.memory, unread.report.settled) == (over, False), "it is asked again"
+    assert (unread.report.record, unread.report.settled) == (over, False), "it is asked again"
 
 
 def test_a_resume_that_did_nothing_is_trouble() -> None:
@@ -438,32 +456,32 @@ def test_a_resume_that_did_nothing_is_trouble() -> None:
 
 def test_a_resume_that_failed_keeps_the_drain_as_ours() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), SOCKET_TIMEOUT], OURS)
-    assert done.report.memory.reason == XID
-    late = look(REPAIRED, [sinfo("idle")], done.report.memory)
+    assert done.report.record.reason == XID
+    late = look(REPAIRED, [sinfo("idle")], done.report.record)
     assert not late.report.acknowledged
-    assert late.report.memory.reason == ""
+    assert late.report.record.reason == ""
 
 
 @pytest.mark.parametrize("answer", [NOT_ALLOWED, CONNECT_FAILURE, CommandResult(127, stderr="no scontrol")])
 def test_a_resume_that_was_surely_refused_is_not_under_way(answer: CommandResult) -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), answer], OURS)
-    assert (done.report.memory.reason, done.report.memory.resumed_at) == (XID, 0.0)
+    assert (done.report.record.reason, done.report.record.resume_sent_at) == (XID, 0.0)
 
 
 def test_an_operators_resume_soon_after_our_own_is_theirs() -> None:
-    resumed = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
+    resumed = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.record
     broken = look(CRITICAL, [sinfo("idle"), DONE, sinfo("idle+drain", XID), listpids()], resumed, now=lambda: NOW + 5)
-    assert broken.report.owner is Owner.OURS
-    theirs = look(CRITICAL, [sinfo("idle"), PRIMARY], broken.report.memory, now=lambda: NOW + 30)
+    assert broken.report.owner is Owner.HEALTHD
+    theirs = look(CRITICAL, [sinfo("idle"), PRIMARY], broken.report.record, now=lambda: NOW + 30)
     assert (theirs.report.acknowledged, theirs.changes()) == (True, [])
 
 
 @pytest.mark.parametrize("unknown", [LATE, SOCKET_TIMEOUT])
 def test_a_resume_of_ours_that_may_come_late_is_ours_and_the_next_one_an_operators(unknown: CommandResult) -> None:
-    sent = look(REPAIRED, [sinfo("idle+drain", XID), unknown], OURS).report.memory
+    sent = look(REPAIRED, [sinfo("idle+drain", XID), unknown], OURS).report.record
     late = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], sent, now=lambda: NOW + 5)
-    assert (late.report.acknowledged, late.report.owner) == (False, Owner.OURS)
-    theirs = look(DEGRADED, [sinfo("idle"), PRIMARY], late.report.memory, now=lambda: NOW + 30)
+    assert (late.report.acknowledged, late.report.owner) == (False, Owner.HEALTHD)
+    theirs = look(DEGRADED, [sinfo("idle"), PRIMARY], late.report.record, now=lambda: NOW + 30)
     assert theirs.report.acknowledged
 
 
@@ -472,14 +490,14 @@ def test_a_resume_of_ours_whose_answer_was_lost_counts_as_one_that_was_heard(unk
     """A fault that comes and goes is damped however slow slurmctld is."""
     held = replace(OURS, drained_at=NOW - 300, own_hardware=True)
     if unknown is None:  # killed right after that was written down, as scontrol had it
-        known = replace(held, resumed_at=NOW)
+        known = replace(held, resume_sent_at=NOW)
     else:
-        known = look(REPAIRED, [sinfo("idle+drain", XID), unknown], held).report.memory
-        assert known.resumed == ()
+        known = look(REPAIRED, [sinfo("idle+drain", XID), unknown], held).report.record
+        assert known.resumed_drains == ()
     late = look(REPAIRED, [sinfo("idle")], known, now=lambda: NOW + 20)
-    assert late.report.memory.resumed == (Resumed(NOW - 300, NOW + 20, True),)
+    assert late.report.record.resumed_drains == (ResumedDrain(NOW - 300, NOW + 20, True),)
     lost = look(REPAIRED, [sinfo("idle"), started(NOW - 30)], held)
-    assert lost.report.memory.resumed == (), "slurmctld lost that drain: nobody resumed it"
+    assert lost.report.record.resumed_drains == (), "slurmctld lost that drain: nobody resumed it"
 
 
 @pytest.mark.parametrize("after", [sinfo("idle+drain", "fan"), sinfo("idle", "fan")], ids=["drained", "24.11"])
@@ -487,8 +505,8 @@ def test_a_resume_of_ours_counts_also_where_a_person_drained_the_node_right_afte
     held = replace(OURS, drained_at=NOW - 300, own_hardware=True)
     again = [DONE, sinfo("idle+drain", "fan")] if after.stdout == sinfo("idle", "fan").stdout else []
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, after, *again], held)
-    assert done.report.owner is Owner.FOREIGN
-    assert done.report.memory.resumed == (Resumed(NOW - 300, NOW, True),)
+    assert done.report.owner is Owner.OTHER
+    assert done.report.record.resumed_drains == (ResumedDrain(NOW - 300, NOW, True),)
 
 
 # drains after a refusal of our prolog
@@ -501,19 +519,21 @@ def prolog_error(since: float = NOW - 2) -> CommandResult:
 NOT_CLEAN = Verdict(Health.UNKNOWN, unknown=("site timed out",))
 
 
-@pytest.mark.parametrize("memory", [SlurmMemory(), replace(OURS, stamp=NOW - 60)], ids=["no drain", "ours was resumed"])
-def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: SlurmMemory) -> None:
+@pytest.mark.parametrize(
+    "memory", [DrainRecord(), replace(OURS, reason_time=NOW - 60)], ids=["no drain", "ours was resumed"]
+)
+def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: DrainRecord) -> None:
     answers = [prolog_error(NOW - 9), *([PRIMARY] if memory.reason else [])]
     first = look(NOT_CLEAN, answers, memory, refusals=(NOW - 10,)).report
     assert first.acknowledged is bool(memory.reason)
-    waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.memory, now=lambda: NOW + 20, refusals=(NOW - 10,))
-    assert (waits.changes(), waits.report.owner) == ([], Owner.NOBODY)
+    waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.record, now=lambda: NOW + 20, refusals=(NOW - 10,))
+    assert (waits.changes(), waits.report.owner) == ([], Owner.NONE)
     assert "healthd's prolog refused a job" in describe(waits.report.decision)
-    assert not is_quiet(REPAIRED, waits.report.memory)
-    kept = waits.report.memory
+    assert not needs_no_query(REPAIRED, waits.report.record)
+    kept = waits.report.record
     later = look(REPAIRED, [prolog_error(NOW - 9), DONE, sinfo("idle")], kept, now=lambda: NOW + 200)
     assert later.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"], "also without the prolog's note"
-    assert is_quiet(REPAIRED, replace(later.report.memory, lifted=None))
+    assert needs_no_query(REPAIRED, replace(later.report.record, ended_drain=None))
 
 
 def test_a_node_that_our_prolog_drained_is_looked_at_until_it_is_steady() -> None:
@@ -524,9 +544,9 @@ def test_a_node_that_our_prolog_drained_is_looked_at_until_it_is_steady() -> Non
 
 def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_left() -> None:
     """Our prolog refused a job 50 s before, and the drain for it was lifted 25 s before."""
-    over = SlurmMemory(lifted=replace(OVER, time=NOW - 25, saved=True))
+    over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 25, is_saved=True))
     done = look(REPAIRED, [prolog_error(NOW)], over, refusals=(NOW - 50,))
-    assert (done.changes(), done.report.owner) == ([], Owner.FOREIGN)
+    assert (done.changes(), done.report.owner) == ([], Owner.OTHER)
 
 
 # drains that are gone
@@ -535,14 +555,20 @@ def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_le
 def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
     answers = [sinfo("idle"), started(NOW - 30), DONE, sinfo("idle+drain", XID)]
     done = look(DEGRADED, answers, OURS)
-    assert done.report.owner is Owner.OURS
+    assert done.report.owner is Owner.HEALTHD
     assert not done.report.acknowledged
 
 
 def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
-    assert done.report.memory == SlurmMemory(
-        reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
+    assert done.report.record == DrainRecord(
+        reason=XID,
+        confirmed_at=NOW,
+        boot_id="b2",
+        reason_time=NOW - 60,
+        unsaved_change=UNSAVED,
+        stored_count=COUNTED,
+        **OWN,
     )
 
 
@@ -551,7 +577,7 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
     assert done.changes() == []
     assert done.report.acknowledged
     assert done.report.acknowledged_before == OURS.confirmed_at
-    assert done.report.memory == SlurmMemory(lifted=replace(OVER, stamp=0.0))
+    assert done.report.record == DrainRecord(ended_drain=replace(OVER, reason_time=0.0))
     assert not done.report.settled
 
 
@@ -559,18 +585,18 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
 def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
     done = look(CRITICAL, [sinfo("idle")], OURS, controller=answer)
     assert done.report.problem
-    assert done.report.memory == OURS
+    assert done.report.record == OURS
     assert done.changes() == []
 
 
 BACKUP = started(LONG_AGO + 5, "ctl1", "DOWN")  # it has taken over, and started days ago
-DRAINED_NOW = replace(OURS, confirmed_at=NOW - 3, unsaved=Unsaved(NOW - 3, UNSAVED.controller))
+DRAINED_NOW = replace(OURS, confirmed_at=NOW - 3, unsaved_change=UnsavedChange(NOW - 3, UNSAVED.controller))
 
 
 @pytest.mark.parametrize("other", [BACKUP, started(LONG_AGO, "ctl1", "DOWN")], ids=["another start", "same second"])
 def test_a_drain_that_a_backup_slurmctld_does_not_know_is_put_back(other: CommandResult) -> None:
     done = look(DEGRADED, [sinfo("idle"), other, DONE, sinfo("idle+drain", XID)], DRAINED_NOW)
-    assert (done.report.owner, done.report.acknowledged) == (Owner.OURS, False)
+    assert (done.report.owner, done.report.acknowledged) == (Owner.HEALTHD, False)
     assert len(done.changes()) == 1
 
 
@@ -580,72 +606,72 @@ def test_a_drain_that_vanishes_under_the_same_slurmctld_was_resumed_by_an_operat
 
 def test_an_operators_resume_after_a_failover_is_theirs_once_the_drain_is_saved() -> None:
     """The backup took over long after the drain was saved; then a person resumed the node."""
-    stands = look(DEGRADED, [sinfo("idle+drain", XID)], DRAINED_NOW, now=lambda: NOW + 20).report.memory
-    assert stands.unsaved is None
+    stands = look(DEGRADED, [sinfo("idle+drain", XID)], DRAINED_NOW, now=lambda: NOW + 20).report.record
+    assert stands.unsaved_change is None
     assert look(DEGRADED, [sinfo("idle"), BACKUP], stands, now=lambda: NOW + 300).report.acknowledged
 
 
 def test_a_drain_is_read_again_until_it_is_surely_saved() -> None:
     first = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).report
-    assert (first.settled, first.look_at) == (True, NOW + 15)
-    early = look(DEGRADED, [sinfo("idle+drain", XID)], first.memory, now=lambda: NOW + 5).report
-    assert (early.settled, early.look_at, early.memory.unsaved) == (True, NOW + 15, UNSAVED)
-    late = look(DEGRADED, [sinfo("idle+drain", XID)], early.memory, now=lambda: NOW + 15).report
-    assert (late.settled, late.look_at, late.memory.unsaved) == (True, 0.0, None)
+    assert (first.settled, first.next_read_at) == (True, NOW + 15)
+    early = look(DEGRADED, [sinfo("idle+drain", XID)], first.record, now=lambda: NOW + 5).report
+    assert (early.settled, early.next_read_at, early.record.unsaved_change) == (True, NOW + 15, UNSAVED)
+    late = look(DEGRADED, [sinfo("idle+drain", XID)], early.record, now=lambda: NOW + 15).report
+    assert (late.settled, late.next_read_at, late.record.unsaved_change) == (True, 0.0, None)
 
 
 def test_a_drain_is_not_kept_back_by_a_controller_that_cannot_be_read() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], controller=LATE)
-    assert done.report.owner is Owner.OURS
-    assert done.report.memory.unsaved == Unsaved(NOW, UNKNOWN_CONTROLLER)
+    assert done.report.owner is Owner.HEALTHD
+    assert done.report.record.unsaved_change == UnsavedChange(NOW, UNKNOWN_CONTROLLER)
 
 
 def test_a_drain_that_vanishes_before_it_is_saved_is_put_back_if_its_controller_could_not_be_read() -> None:
-    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.record
     done = look(DEGRADED, [FREE, BACKUP, DONE, TAKEN], drained, now=lambda: NOW + 3)
-    assert (done.report.owner, done.report.acknowledged, len(done.changes())) == (Owner.OURS, False, 1)
-    assert done.report.memory.unsaved == Unsaved(NOW + 3, f"{LONG_AGO + 5:.0f} ctl2")
+    assert (done.report.owner, done.report.acknowledged, len(done.changes())) == (Owner.HEALTHD, False, 1)
+    assert done.report.record.unsaved_change == UnsavedChange(NOW + 3, f"{LONG_AGO + 5:.0f} ctl2")
 
 
 def test_a_drain_whose_controller_could_not_be_read_is_put_back_if_it_was_never_read_as_saved() -> None:
     """slurmctld was away for an hour."""
-    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.record
     done = look(DEGRADED, [FREE, BACKUP, DONE, TAKEN], drained, now=lambda: NOW + 3600)
-    assert (done.report.owner, done.report.acknowledged) == (Owner.OURS, False)
+    assert (done.report.owner, done.report.acknowledged) == (Owner.HEALTHD, False)
 
 
 def test_a_drain_whose_controller_could_not_be_read_is_an_operators_to_resume_once_it_is_saved() -> None:
-    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
-    saved = look(DEGRADED, [TAKEN], drained, now=lambda: NOW + 15).report.memory
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.record
+    saved = look(DEGRADED, [TAKEN], drained, now=lambda: NOW + 15).report.record
     done = look(DEGRADED, [FREE, PRIMARY], saved, now=lambda: NOW + 20)
     assert (done.report.acknowledged, done.changes()) == (True, [])
 
 
 def test_an_operators_second_resume_stands_after_a_controller_that_could_not_be_read() -> None:
-    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
-    again = look(DEGRADED, [FREE, PRIMARY, DONE, TAKEN], drained, now=lambda: NOW + 3).report.memory
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.record
+    again = look(DEGRADED, [FREE, PRIMARY, DONE, TAKEN], drained, now=lambda: NOW + 3).report.record
     assert look(DEGRADED, [FREE, PRIMARY], again, now=lambda: NOW + 6).report.acknowledged
 
 
 def test_a_drain_that_is_back_soon_after_a_resume_whose_controller_could_not_be_read_is_lifted_again() -> None:
-    over = look(REPAIRED, [TAKEN, DONE, FREE], OURS, controller=LATE).report.memory
-    assert over.lifted is not None
-    assert over.lifted.controller == UNKNOWN_CONTROLLER
+    over = look(REPAIRED, [TAKEN, DONE, FREE], OURS, controller=LATE).report.record
+    assert over.ended_drain is not None
+    assert over.ended_drain.controller == UNKNOWN_CONTROLLER
     done = look(REPAIRED, [TAKEN, BACKUP, DONE, FREE], over, now=lambda: NOW + 20)
-    assert (done.report.lifted, done.report.acknowledged) == (True, False)
-    saved = look(REPAIRED, [FREE], over, now=lambda: NOW + 61).report.memory
+    assert (done.report.resumed, done.report.acknowledged) == (True, False)
+    saved = look(REPAIRED, [FREE], over, now=lambda: NOW + 61).report.record
     later = look(REPAIRED, [TAKEN], saved, now=lambda: NOW + 300)
-    assert (later.changes(), later.report.owner) == ([], Owner.FOREIGN), "Slurm's own drain under healthd's words"
+    assert (later.changes(), later.report.owner) == ([], Owner.OTHER), "Slurm's own drain under healthd's words"
 
 
 def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is_lifted_again() -> None:
-    over = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
+    over = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.record
     back = [sinfo("unknown+drain", XID), BACKUP, DONE, sinfo("idle")]
     done = look(REPAIRED, back, over, now=lambda: NOW + 20)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert (done.report.lifted, done.report.acknowledged) == (True, False)
+    assert (done.report.resumed, done.report.acknowledged) == (True, False)
     kept = look(REPAIRED, [sinfo("idle+drain", XID), PRIMARY], over, now=lambda: NOW + 20)
-    assert (kept.changes(), kept.report.owner) == ([], Owner.FOREIGN), "under the same slurmctld it is not healthd's"
+    assert (kept.changes(), kept.report.owner) == ([], Owner.OTHER), "under the same slurmctld it is not healthd's"
 
 
 INVALID_STATE = failed("slurm_update error: Invalid node state specified")
@@ -653,9 +679,9 @@ INVALID_STATE = failed("slurm_update error: Invalid node state specified")
 
 def test_a_resume_that_slurmctld_calls_invalid_and_does_is_healthds_own() -> None:
     done = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("idle")], OURS)
-    assert (done.report.lifted, done.report.acknowledged, done.report.problem) == (True, False, "")
+    assert (done.report.resumed, done.report.acknowledged, done.report.problem) == (True, False, "")
     refused = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("unknown+drain", XID)], OURS)
-    assert (refused.report.lifted, refused.report.owner) == (False, Owner.OURS)
+    assert (refused.report.resumed, refused.report.owner) == (False, Owner.HEALTHD)
     assert refused.report.problem == "scontrol update: slurm_update error: Invalid node state specified"
 
 
@@ -664,7 +690,7 @@ def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
     adopted = done.report.adopted
     assert adopted is not None
     assert (adopted.code, adopted.subject) == ("mount/missing", "/data")
-    assert done.report.owner is Owner.FOREIGN_HEALTHD
+    assert done.report.owner is Owner.UNRECORDED_HEALTHD
     assert done.changes() == []
 
 
@@ -677,8 +703,8 @@ DRAINED = sinfo("mixed+drain", XID)
 def test_a_victim_is_written_down_before_it_is_requeued() -> None:
     done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue(state="COMPLETING", restarts=1)], OURS)
     intent = done.steps[3]
-    assert isinstance(intent, SlurmMemory)
-    assert intent.requeued == (Requeued("12", 0, NOW),)
+    assert isinstance(intent, DrainRecord)
+    assert intent.sent_requeues == (SentRequeue("12", 0, NOW),)
     assert done.steps[4] == ("scontrol", "requeue", "incomplete", "12")
     assert done.report.requeued == ("12",)
     assert done.report.settled
@@ -694,7 +720,7 @@ def test_the_jobs_of_an_operators_drained_node_are_requeued_and_its_reason_stays
     ]
     done = look(CRITICAL, answers)
     assert done.changes() == ["scontrol requeue incomplete 12"]
-    assert done.report.owner is Owner.FOREIGN
+    assert done.report.owner is Owner.OTHER
 
 
 @pytest.mark.parametrize(
@@ -708,7 +734,7 @@ def test_the_jobs_of_an_operators_drained_node_are_requeued_and_its_reason_stays
 def test_a_running_job_that_is_no_victim_is_spared_and_named(job: CommandResult, why: str) -> None:
     done = look(CRITICAL, [DRAINED, listpids("12"), job], OURS)
     assert done.changes() == []
-    assert done.report.spared == (("12", why),)
+    assert done.report.not_requeued == (("12", why),)
     assert done.report.settled
 
 
@@ -725,7 +751,7 @@ def test_a_running_job_that_is_no_victim_is_spared_and_named(job: CommandResult,
 def test_a_job_that_no_longer_runs_is_nothing_to_requeue(job: CommandResult) -> None:
     done = look(CRITICAL, [DRAINED, listpids("12"), job], OURS)
     assert done.changes() == []
-    assert done.report.spared == ()
+    assert done.report.not_requeued == ()
 
 
 @pytest.mark.parametrize("flag", ["1", "2", "5", "65535"])
@@ -752,23 +778,23 @@ def test_one_task_of_an_array_and_the_leader_of_a_heterogeneous_job_are_named_so
 
 
 def test_a_requeue_that_may_be_under_way_is_not_sent_again() -> None:
-    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 89),))
+    sent = DrainRecord(XID, confirmed_at=NOW - 60, boot_id="b1", sent_requeues=(SentRequeue("12", 0, NOW - 89),))
     done = look(CRITICAL, [DRAINED, listpids("12"), squeue()], sent)
     assert done.changes() == []
     assert not done.report.settled
 
 
 def test_a_requeue_that_did_nothing_is_sent_again_when_it_can_no_longer_be_under_way() -> None:
-    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 91),))
+    sent = DrainRecord(XID, confirmed_at=NOW - 60, boot_id="b1", sent_requeues=(SentRequeue("12", 0, NOW - 91),))
     done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue()], sent)
     assert done.changes() == ["scontrol requeue incomplete 12"]
-    assert done.report.memory.requeued == (Requeued("12", 0, NOW),)
+    assert done.report.record.sent_requeues == (SentRequeue("12", 0, NOW),)
     assert done.report.requeued == ()
     assert not done.report.settled
 
 
 def test_a_job_that_came_back_here_and_ran_before_a_later_fault_is_requeued_again() -> None:
-    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 20),))
+    sent = DrainRecord(XID, confirmed_at=NOW - 60, boot_id="b1", sent_requeues=(SentRequeue("12", 0, NOW - 20),))
     answers = [DRAINED, listpids("12"), squeue(restarts=1), DONE, squeue(restarts=2, state="PENDING")]
     assert look(CRITICAL, answers, sent).report.requeued == ("12",)
 
@@ -786,7 +812,7 @@ def test_a_job_that_came_back_here_and_ran_before_a_later_fault_is_requeued_agai
 )
 def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(answer: CommandResult, kept: bool) -> None:
     done = look(CRITICAL, [DRAINED, listpids("12", "13"), squeue(), answer], OURS)
-    assert bool(done.report.memory.requeued) is kept
+    assert bool(done.report.record.sent_requeues) is kept
     assert done.report.problem.startswith("scontrol requeue")
     assert not done.report.settled
 
@@ -829,9 +855,9 @@ def test_a_job_that_was_restarted_too_often_is_held() -> None:
     answers = [DRAINED, listpids("12"), squeue(restarts=5), DONE, squeue(restarts=6, state="PENDING")]
     done = look(CRITICAL, answers, OURS)
     assert done.changes() == ["scontrol requeuehold incomplete 12"]
-    assert done.report.requeued == done.report.held == ("12",)
+    assert done.report.requeued == done.report.held_jobs == ("12",)
     fewer = [DRAINED, listpids("12"), squeue(restarts=4), DONE, squeue(restarts=5, state="PENDING")]
-    assert look(CRITICAL, fewer, OURS).report.held == ()
+    assert look(CRITICAL, fewer, OURS).report.held_jobs == ()
 
 
 def test_a_job_that_slurmctld_refuses_to_requeue_does_not_keep_the_others() -> None:
@@ -840,7 +866,7 @@ def test_a_job_that_slurmctld_refuses_to_requeue_does_not_keep_the_others() -> N
     done = look(CRITICAL, answers, OURS)
     assert done.report.requeued == ("13",)
     assert done.report.problem.startswith("scontrol requeue: Access/permission denied")
-    assert [r.job for r in done.report.memory.requeued] == ["12", "13"], "so that 12 is not tried each round"
+    assert [r.job for r in done.report.record.sent_requeues] == ["12", "13"], "so that 12 is not tried each round"
     assert not done.report.settled
 
 
@@ -878,9 +904,9 @@ def test_a_comment_of_others_is_kept_to_the_byte(comment: str) -> None:
 
 
 def test_old_requeues_are_forgotten() -> None:
-    old = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("1", 0, NOW - 8 * 86400),))
+    old = DrainRecord(XID, confirmed_at=NOW - 60, boot_id="b1", sent_requeues=(SentRequeue("1", 0, NOW - 8 * 86400),))
     done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")], old)
-    assert [r.job for r in done.report.memory.requeued] == ["12"]
+    assert [r.job for r in done.report.record.sent_requeues] == ["12"]
 
 
 def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
@@ -918,10 +944,12 @@ def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[Any]], An
     st.sampled_from(
         [CRITICAL, CRITICAL, DEGRADED, REPAIRED, replace(DEGRADED, causes=(replace(cause(), shared_cause=True),))]
     ),
-    st.sampled_from([SlurmMemory(), OURS, SlurmMemory(lifted=OVER, earlier=(replace(OVER, stamp=NOW - 100),))]),
+    st.sampled_from(
+        [DrainRecord(), OURS, DrainRecord(ended_drain=OVER, earlier_drains=(replace(OVER, reason_time=NOW - 100),))]
+    ),
 )
 def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
-    data: st.DataObject, verdict: Verdict, memory: SlurmMemory
+    data: st.DataObject, verdict: Verdict, memory: DrainRecord
 ) -> None:
     steps = reconcile(verdict, memory, TELL, "n1", "b1", lambda: NOW)
     answer: CommandResult | None = None
@@ -955,28 +983,28 @@ def unreadable(argv: tuple[str, ...]) -> CommandResult:
 def test_a_shared_cause_waits_before_it_counts_and_reads_no_table_for_that() -> None:
     done = look(SHARED, [FREE])
     assert [argv[0] for argv in done.asked_of_fleet] == ["scontrol"]
-    hold = done.report.memory.hold
+    hold = done.report.record.hold
     assert hold is not None
     assert NOW < hold.until <= NOW + 200
-    assert (done.report.look_at, done.report.settled) == (hold.until, False)
+    assert (done.report.next_read_at, done.report.settled) == (hold.until, False)
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would == f'drain with "{XID}"'
-    again = look(SHARED, [FREE], done.report.memory)
-    assert (again.asked_of_fleet, again.report.memory.hold) == ([], hold), "also after a restart"
+    again = look(SHARED, [FREE], done.report.record)
+    assert (again.asked_of_fleet, again.report.record.hold) == ([], hold), "also after a restart"
 
 
 def test_after_its_wait_a_shared_cause_drains_and_is_counted_again() -> None:
-    done = look(SHARED, [FREE, DONE, TAKEN], SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 100))
+    done = look(SHARED, [FREE, DONE, TAKEN], DrainRecord(hold=DUE), fleet=held_by_healthd(99, 100))
     assert done.report.decision == Drain(XID, False)
-    assert (done.report.memory.hold, done.report.memory.uncounted, done.report.settled) == (None, False, True)
+    assert (done.report.record.hold, done.report.record.awaits_count, done.report.settled) == (None, False, True)
     assert [argv[0] for argv in done.asked_of_fleet] == ["sinfo", "sinfo"]
 
 
 def test_at_the_limit_nothing_is_sent_and_each_wait_is_longer() -> None:
-    memory, now, waits = SlurmMemory(hold=DUE), NOW, []
+    memory, now, waits = DrainRecord(hold=DUE), NOW, []
     for times in range(1, 6):
         done = look(SHARED, [FREE], memory, now=lambda now=now: now, fleet=held_by_healthd(100))
-        memory, hold = done.report.memory, done.report.memory.hold
+        memory, hold = done.report.record, done.report.record.hold
         assert hold is not None
         assert (hold.times, hold.partition, hold.drained, hold.limit, hold.since) == (times, "gpu", 100, 100, DUE.since)
         waits.append(hold.until - now)
@@ -986,25 +1014,25 @@ def test_at_the_limit_nothing_is_sent_and_each_wait_is_longer() -> None:
 
 def test_a_drain_that_another_one_overtook_is_taken_back() -> None:
     answers = [FREE, DONE, TAKEN, DONE, FREE]
-    done = look(SHARED, answers, SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 101))
+    done = look(SHARED, answers, DrainRecord(hold=DUE), fleet=held_by_healthd(99, 101))
     assert [line.split()[3] for line in done.changes()] == ["State=DRAIN", "State=UNDRAIN"]
-    assert (done.report.memory.reason, done.report.memory.uncounted) == ("", False)
-    assert done.report.memory.hold is not None
+    assert (done.report.record.reason, done.report.record.awaits_count) == ("", False)
+    assert done.report.record.hold is not None
     assert isinstance(done.report.decision, Leave)
 
 
 def test_a_drain_that_was_refused_and_is_no_longer_wanted_is_looked_for_until_it_cannot_be_under_way() -> None:
-    refused = look(CRITICAL, [sinfo("idle"), NOT_ALLOWED]).report.memory
+    refused = look(CRITICAL, [sinfo("idle"), NOT_ALLOWED]).report.record
     soon = look(REPAIRED, [sinfo("idle")], refused, now=lambda: NOW + 1)
     assert not soon.report.settled
-    later = look(REPAIRED, [sinfo("idle")], soon.report.memory, now=lambda: NOW + IN_FLIGHT_SECONDS + 1)
-    assert (later.report.settled, later.report.look_at) == (True, 0.0)
+    later = look(REPAIRED, [sinfo("idle")], soon.report.record, now=lambda: NOW + IN_FLIGHT_SECONDS + 1)
+    assert (later.report.settled, later.report.next_read_at) == (True, 0.0)
 
 
 def test_a_daemon_that_died_before_it_counted_again_does_so() -> None:
-    died = SlurmMemory(writing=XID, written_at=NOW - 5, uncounted=True)
+    died = DrainRecord(pending_reason=XID, pending_since=NOW - 5, awaits_count=True)
     stays = look(SHARED, [TAKEN], died, fleet=held_by_healthd(100))
-    assert (stays.report.memory.uncounted, stays.changes()) == (False, [])
+    assert (stays.report.record.awaits_count, stays.changes()) == (False, [])
     goes = look(SHARED, [TAKEN, DONE, FREE], died, fleet=held_by_healthd(101))
     assert goes.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
 
@@ -1020,7 +1048,7 @@ def test_a_drain_that_was_lost_is_put_back_without_a_new_wait_if_there_is_still_
     assert done.report.decision == Drain(XID, False)
     held = look(SHARED, lost, OURS, fleet=held_by_healthd(100))
     assert held.changes() == []
-    assert held.report.memory.hold is not None
+    assert held.report.record.hold is not None
 
 
 def test_a_drain_of_somebody_else_needs_no_count() -> None:
@@ -1029,18 +1057,18 @@ def test_a_drain_of_somebody_else_needs_no_count() -> None:
 
 
 def test_a_shared_cause_waits_while_nobody_can_count() -> None:
-    done = look(SHARED, [FREE], SlurmMemory(hold=DUE), fleet=unreadable)
+    done = look(SHARED, [FREE], DrainRecord(hold=DUE), fleet=unreadable)
     assert (done.changes(), done.report.problem) == (
         [],
         "the nodes that healthd keeps drained cannot be counted: "
         "sinfo: slurm_update error: Socket timed out on send/recv operation",
     )
-    assert done.report.memory.hold == DUE
-    assert (done.report.look_at, done.report.settled) == (0.0, False), "with the driver's backoff"
+    assert done.report.record.hold == DUE
+    assert (done.report.next_read_at, done.report.settled) == (0.0, False), "with the driver's backoff"
 
 
 def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
-    for memory in (SlurmMemory(), SlurmMemory(hold=FleetHold(NOW, NOW + 900))):
+    for memory in (DrainRecord(), DrainRecord(hold=FleetHold(NOW, NOW + 900))):
         done = look(DEGRADED, [FREE, DONE, TAKEN], memory, fleet=held_by_healthd(100, 101))
         assert (done.report.decision, done.report.settled) == (Drain(XID, False), True)
 
@@ -1048,7 +1076,7 @@ def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
 # the fleet cannot be counted
 
 
-def withheld(verdict: Verdict, memory: SlurmMemory, now: float = NOW) -> bool:
+def withheld(verdict: Verdict, memory: DrainRecord, now: float = NOW) -> bool:
     return fleet_limit.is_withheld(verdict.causes, memory, "n1", FLEET, now)
 
 
@@ -1083,8 +1111,8 @@ def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
     assert done.report.problem.startswith(UNCOUNTED)
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would.startswith("drain with")
-    assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
-    assert withheld(verdict, done.report.memory), "the prolog lets jobs start"
+    assert (done.report.settled, done.report.record.count_failing_since) == (False, NOW)
+    assert withheld(verdict, done.report.record), "the prolog lets jobs start"
 
 
 UNREAD_NODE = [LATE, CONNECT_FAILURE, SOCKET_TIMEOUT, CommandResult(0, b"garbage\n"), CommandResult(0)]
@@ -1095,33 +1123,33 @@ UNREAD_NODE = [LATE, CONNECT_FAILURE, SOCKET_TIMEOUT, CommandResult(0, b"garbage
 def test_jobs_may_start_while_the_node_cannot_be_read(verdict: Verdict, answer: CommandResult) -> None:
     """A refusing prolog drains the node without a limit, so it must not refuse before a count."""
     done = look(verdict, [answer])
-    assert (done.changes(), done.report.settled, done.report.memory.uncounted_since) == ([], False, NOW)
-    assert withheld(verdict, done.report.memory)
+    assert (done.changes(), done.report.settled, done.report.record.count_failing_since) == ([], False, NOW)
+    assert withheld(verdict, done.report.record)
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would.startswith("drain with")
-    back = look(DEGRADED, [FREE, DONE, TAKEN], done.report.memory, fleet=held_by_healthd(100, 101), now=later(60))
-    assert (back.report.decision, back.report.memory.uncounted_since) == (Drain(XID, False), 0.0)
+    back = look(DEGRADED, [FREE, DONE, TAKEN], done.report.record, fleet=held_by_healthd(100, 101), now=later(60))
+    assert (back.report.decision, back.report.record.count_failing_since) == (Drain(XID, False), 0.0)
 
 
 @pytest.mark.parametrize("answer", UNREAD_NODE)
 def test_a_drain_that_a_count_has_allowed_keeps_jobs_out_while_slurmctld_is_away(answer: CommandResult) -> None:
-    refused = look(DEGRADED, [FREE, NOT_ALLOWED]).report.memory
-    away = look(DEGRADED, [answer], refused, now=later(60)).report.memory
+    refused = look(DEGRADED, [FREE, NOT_ALLOWED]).report.record
+    away = look(DEGRADED, [answer], refused, now=later(60)).report.record
     assert not withheld(DEGRADED, away)
 
 
 @pytest.mark.parametrize(
     ("verdict", "memory", "policy"),
     [
-        (REPAIRED, SlurmMemory(), ACT),
+        (REPAIRED, DrainRecord(), ACT),
         (DEGRADED, OURS, ACT),
-        (SHARED, SlurmMemory(), ACT),
-        (DEGRADED, SlurmMemory(), replace(ACT, paused_until=NOW + 60)),
+        (SHARED, DrainRecord(), ACT),
+        (DEGRADED, DrainRecord(), replace(ACT, paused_until=NOW + 60)),
     ],
     ids=["no fault", "drained already", "shared cause", "paused"],
 )
-def test_no_count_is_missing_where_none_is_needed(verdict: Verdict, memory: SlurmMemory, policy: Policy) -> None:
-    assert look(verdict, [LATE], memory, policy).report.memory.uncounted_since == 0.0
+def test_no_count_is_missing_where_none_is_needed(verdict: Verdict, memory: DrainRecord, policy: Policy) -> None:
+    assert look(verdict, [LATE], memory, policy).report.record.count_failing_since == 0.0
 
 
 ONE_ROW_UNREAD = CommandResult(0, FREE.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
@@ -1131,81 +1159,81 @@ def test_a_node_with_a_row_that_cannot_be_read_is_not_drained_without_its_other_
     """The other partition may be at its limit."""
     done = look(CRITICAL, [ONE_ROW_UNREAD])
     assert done.changes() == []
-    assert (done.report.node is not None, done.report.memory.uncounted_since) == (True, NOW)
+    assert (done.report.node is not None, done.report.record.count_failing_since) == (True, NOW)
     assert done.report.problem.startswith(UNCOUNTED)
 
 
 def test_a_row_that_cannot_be_read_is_reported_and_a_resume_goes_on() -> None:
     drained = CommandResult(0, TAKEN.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
     done = look(REPAIRED, [drained, DONE, ONE_ROW_UNREAD], OURS)
-    assert done.report.lifted
+    assert done.report.resumed
     assert (done.report.problem, done.report.settled) == ("1 row of sinfo could not be read", False)
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:
-    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.record
     jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
     done = look(CRITICAL, [FREE, DONE, TAKEN, *jobs], held, fleet=held_by_healthd(100, 101), now=later(60))
     assert (done.report.problem, done.report.requeued) == ("", ("12",))
-    assert done.report.memory.uncounted_since == 0.0
+    assert done.report.record.count_failing_since == 0.0
 
 
 def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadline_and_requeues_nothing() -> None:
-    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.record
     due = fleet_limit.uncounted_drain_at(held, "n1", FLEET)
     assert NOW + FLEET.uncounted_drain_after_seconds <= due < LATEST
-    still = replace(held, uncounted_at=due - 300)
+    still = replace(held, count_failed_at=due - 300)
     early = look(CRITICAL, [FREE], still, fleet=unreadable, now=lambda: due - 1)
     assert early.changes() == []
-    done = look(CRITICAL, [FREE, DONE, TAKEN], early.report.memory, fleet=unreadable, now=lambda: due)
+    done = look(CRITICAL, [FREE, DONE, TAKEN], early.report.record, fleet=unreadable, now=lambda: due)
     assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
     assert done.report.decision == Drain(XID, False)
-    assert (done.report.memory.uncounted, done.report.settled) == (True, False)
+    assert (done.report.record.awaits_count, done.report.settled) == (True, False)
     assert done.report.problem.startswith(UNCOUNTED)
-    assert not withheld(CRITICAL, done.report.memory), "drained: the prolog may refuse"
+    assert not withheld(CRITICAL, done.report.record), "drained: the prolog may refuse"
 
 
 @pytest.mark.parametrize("gap", [601.0, 3600.0, 3 * 86400.0])
 def test_the_wait_for_an_uncounted_drain_begins_again_after_a_gap_without_counts(gap: float) -> None:
     """Nobody tried to count while the node was switched off or the daemon was stopped."""
-    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.record
     done = look(CRITICAL, [FREE], held, fleet=unreadable, now=later(gap))
-    assert (done.changes(), done.report.memory.uncounted_since) == ([], NOW + gap)
+    assert (done.changes(), done.report.record.count_failing_since) == ([], NOW + gap)
 
 
 def test_an_uncounted_drain_that_a_person_takes_over_requeues_nothing_before_a_count() -> None:
-    due = SlurmMemory(uncounted_since=NOW - 1e6, uncounted_at=NOW - 60)
-    drained = look(CRITICAL, [FREE, DONE, TAKEN], due, fleet=unreadable).report.memory
-    assert drained.uncounted
+    due = DrainRecord(count_failing_since=NOW - 1e6, count_failed_at=NOW - 60)
+    drained = look(CRITICAL, [FREE, DONE, TAKEN], due, fleet=unreadable).report.record
+    assert drained.awaits_count
     theirs = sinfo("idle+drain", "fan broken, bob")
     taken_over = look(CRITICAL, [theirs], drained, fleet=unreadable, now=later(60))
     assert not any("requeue" in line for line in taken_over.sent())
-    assert taken_over.report.memory.uncounted
+    assert taken_over.report.record.awaits_count
     jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
-    counted = look(CRITICAL, [theirs, *jobs], taken_over.report.memory, fleet=held_by_healthd(7), now=later(120))
-    assert (counted.report.requeued, counted.report.memory.uncounted) == (("12",), False)
+    counted = look(CRITICAL, [theirs, *jobs], taken_over.report.record, fleet=held_by_healthd(7), now=later(120))
+    assert (counted.report.requeued, counted.report.record.awaits_count) == (("12",), False)
 
 
 @pytest.mark.parametrize("hours", [0, 1, 24 * 365])
 def test_no_deadline_ever_requeues_without_a_count(hours: int) -> None:
-    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    memory = DrainRecord(reason=XID, confirmed_at=NOW, boot_id="b1", reason_time=NOW - 60, awaits_count=True)
     done = look(CRITICAL, [TAKEN], memory, fleet=unreadable, now=later(3600.0 * hours))
-    assert (done.changes(), done.report.memory.uncounted) == ([], True)
+    assert (done.changes(), done.report.record.awaits_count) == ([], True)
     jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
-    counted = look(CRITICAL, [TAKEN, *jobs], done.report.memory, fleet=held_by_healthd(7), now=later(3600.0 * hours))
-    assert (counted.report.requeued, counted.report.memory.uncounted) == (("12",), False)
+    counted = look(CRITICAL, [TAKEN, *jobs], done.report.record, fleet=held_by_healthd(7), now=later(3600.0 * hours))
+    assert (counted.report.requeued, counted.report.record.awaits_count) == (("12",), False)
 
 
 def test_a_drain_without_a_count_is_taken_back_if_the_fleet_turns_out_to_be_beyond_the_limit() -> None:
-    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    memory = DrainRecord(reason=XID, confirmed_at=NOW, boot_id="b1", reason_time=NOW - 60, awaits_count=True)
     done = look(CRITICAL, [TAKEN, DONE, FREE], memory, fleet=held_by_healthd(301))
     assert [line.split()[3] for line in done.changes()] == ["State=UNDRAIN"]
-    assert done.report.memory.hold is not None
+    assert done.report.record.hold is not None
 
 
 @pytest.mark.parametrize("verdict", [DEGRADED, SHARED], ids=["own", "shared"])
 def test_only_critical_faults_of_own_hardware_drain_without_a_count(verdict: Verdict) -> None:
-    memory = SlurmMemory(uncounted_since=NOW - 1e6, hold=DUE if verdict is SHARED else None)
+    memory = DrainRecord(count_failing_since=NOW - 1e6, hold=DUE if verdict is SHARED else None)
     done = look(verdict, [FREE], memory, fleet=unreadable)
     assert (done.changes(), done.report.settled) == ([], False)
     assert done.report.problem.startswith(UNCOUNTED)
@@ -1213,15 +1241,15 @@ def test_only_critical_faults_of_own_hardware_drain_without_a_count(verdict: Ver
 
 def test_a_drain_whose_second_count_fails_stays_and_requeues_once_it_is_counted() -> None:
     done = look(CRITICAL, [FREE, DONE, TAKEN], fleet=counts_then_fails(10))
-    assert (done.report.decision, done.report.memory.uncounted) == (Drain(XID, False), True)
+    assert (done.report.decision, done.report.record.awaits_count) == (Drain(XID, False), True)
     assert done.report.problem.startswith(UNCOUNTED)
     assert not any("requeue" in line for line in done.sent())
 
 
 def test_a_count_that_confirmed_a_drain_stands_in_for_ten_minutes() -> None:
-    drained = look(DEGRADED, [FREE, DONE, TAKEN], fleet=held_by_healthd(100, 101)).report.memory
-    assert drained.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 101),))
-    over = look(REPAIRED, [TAKEN, DONE, FREE], drained, now=later(100)).report.memory
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], fleet=held_by_healthd(100, 101)).report.record
+    assert drained.stored_count == FleetCount(NOW, (PartitionCount("gpu", 1000, 101),))
+    over = look(REPAIRED, [TAKEN, DONE, FREE], drained, now=later(100)).report.record
     within = look(CRITICAL, [FREE, DONE, TAKEN], over, fleet=unreadable, now=later(600))
     assert within.report.decision == Drain(XID, False), "no requeue before a count"
     assert within.report.problem.startswith(UNCOUNTED)
@@ -1229,23 +1257,23 @@ def test_a_count_that_confirmed_a_drain_stands_in_for_ten_minutes() -> None:
 
 
 def test_a_count_that_gave_no_room_stands_in_too() -> None:
-    full = look(CRITICAL, [FREE], fleet=held_by_healthd(300)).report.memory
-    assert full.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 300),))
+    full = look(CRITICAL, [FREE], fleet=held_by_healthd(300)).report.record
+    assert full.stored_count == FleetCount(NOW, (PartitionCount("gpu", 1000, 300),))
     done = look(CRITICAL, [FREE], replace(full, hold=None), fleet=unreadable, now=later(300))
-    assert (done.changes(), done.report.memory.hold is not None) == ([], True)
+    assert (done.changes(), done.report.record.hold is not None) == ([], True)
 
 
 def test_a_first_count_with_room_is_not_kept_and_none_of_other_partitions_stands_in() -> None:
     """Many nodes may have seen the same room at the same moment."""
-    failed_drain = look(CRITICAL, [FREE, CONNECT_FAILURE], fleet=held_by_healthd(100)).report.memory
-    assert failed_drain.counted is None
-    other = SlurmMemory(counted=FleetCount(NOW - 10, (PartitionCount("other", 1000, 1),)))
+    failed_drain = look(CRITICAL, [FREE, CONNECT_FAILURE], fleet=held_by_healthd(100)).report.record
+    assert failed_drain.stored_count is None
+    other = DrainRecord(stored_count=FleetCount(NOW - 10, (PartitionCount("other", 1000, 1),)))
     assert look(CRITICAL, [FREE], other, fleet=unreadable).changes() == []
 
 
 def test_the_second_limit_holds_faults_of_nodes_own_hardware_and_their_requeues() -> None:
     done = look(CRITICAL, [FREE], fleet=held_by_healthd(300))
-    hold = done.report.memory.hold
+    hold = done.report.record.hold
     assert hold is not None
     assert (hold.own_hardware, hold.limit, done.changes()) == (True, 300, [])
     overtaken = look(CRITICAL, [FREE, DONE, TAKEN, DONE, FREE], fleet=held_by_healthd(299, 301))
@@ -1253,5 +1281,5 @@ def test_the_second_limit_holds_faults_of_nodes_own_hardware_and_their_requeues(
 
 
 def test_a_wait_is_over_with_its_cause() -> None:
-    done = look(REPAIRED, [FREE], SlurmMemory(hold=FleetHold(NOW, NOW + 900, times=3)))
-    assert (done.report.memory.hold, done.report.settled) == (None, True)
+    done = look(REPAIRED, [FREE], DrainRecord(hold=FleetHold(NOW, NOW + 900, times=3)))
+    assert (done.report.record.hold, done.report.settled) == (None, True)

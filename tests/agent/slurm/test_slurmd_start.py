@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.slurm.driver import LOOK_SECONDS, SlurmdStart
+from healthd.agent.slurm.driver import POLL_SECONDS, SlurmdStartDetector
 
 
 class Node:
     def __init__(self, root: Path) -> None:
         self.root, self.now = root, 100.0
         self.starts("1", "systemd")
-        self.slurmd = SlurmdStart(str(root), lambda: self.now)
+        self.slurmd = SlurmdStartDetector(str(root), lambda: self.now)
 
     def starts(self, pid: str, name: str) -> None:
         (self.root / "proc" / pid).mkdir(parents=True)
         (self.root / "proc" / pid / "comm").write_text(f"{name}\n")
 
     def later(self) -> bool:
-        self.now += LOOK_SECONDS
+        self.now += POLL_SECONDS
         return self.slurmd.step()
 
 
@@ -56,4 +56,4 @@ def test_a_process_that_is_gone_again_or_no_processes_at_all_are_nothing(node: N
     node.slurmd.watch(True)
     (tmp_path / "proc" / "9").mkdir()
     assert not node.later()
-    assert not SlurmdStart(str(tmp_path / "nowhere"), lambda: node.now).step()
+    assert not SlurmdStartDetector(str(tmp_path / "nowhere"), lambda: node.now).step()

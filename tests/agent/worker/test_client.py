@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.worker import client as work_runner
-from healthd.agent.worker.client import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
+from healthd.agent.worker.client import WORKERS_FILE, Identity, Reply, Request, WorkerClient, start_time
 from healthd.agent.worker.process import Setup, Worker
 from healthd.agent.worker.requests import (
-    BETWEEN,
+    SEPARATOR,
     CloseNvml,
     CopyAnswer,
     LoadCopy,
@@ -101,13 +101,13 @@ def checks_dir(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
-    made: list[Runner] = []
+def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., WorkerClient]]:
+    made: list[WorkerClient] = []
 
     def make(
         monotonic: Callable[[], float] = time.monotonic, now: Callable[[], float] | None = None, **setup: str
-    ) -> Runner:
-        made.append(Runner(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
+    ) -> WorkerClient:
+        made.append(WorkerClient(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
         made[-1].adopt_lost()
         return made[-1]
 
@@ -121,7 +121,7 @@ def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 
 
 @pytest.fixture
-def runner(runners: Callable[..., Runner]) -> Runner:
+def runner(runners: Callable[..., WorkerClient]) -> WorkerClient:
     return runners()
 
 
@@ -129,7 +129,7 @@ def request(check: str, resource: str = "", timeout_seconds: float = 120.0, **co
     return Request(resource or check, timeout_seconds, Run(check, "", config, boot_id="b"))
 
 
-def wait(runner: Runner, seconds: float) -> None:
+def wait(runner: WorkerClient, seconds: float) -> None:
     """What the daemon's one wait does."""
     poll = select.poll()
     for descriptor, writes in runner.waits():
@@ -137,18 +137,18 @@ def wait(runner: Runner, seconds: float) -> None:
     poll.poll(max(0.0, min(seconds, runner.deadline - time.monotonic())) * 1000 + 1)
 
 
-def ask(runner: Runner, what: Request) -> Reply:
+def ask(runner: WorkerClient, what: Request) -> Reply:
     return runner.send(what) or answered(runner)
 
 
-def answered(runner: Runner) -> Reply:
+def answered(runner: WorkerClient) -> Reply:
     """The end of the request in flight."""
     while (reply := runner.step()) is None:
         wait(runner, 30.0)
     return reply
 
 
-def until(runner: Runner, reached: Callable[[], bool], seconds: float = 120.0) -> None:
+def until(runner: WorkerClient, reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, "it did not happen"
@@ -161,7 +161,7 @@ def answer_of(reply: Reply) -> RunAnswer:
     return reply.answer
 
 
-def worker_pid(runner: Runner) -> int:
+def worker_pid(runner: WorkerClient) -> int:
     """Of the worker that has the request in flight, or had the last one."""
     return runner._worker.process.pid  # type: ignore[union-attr]
 
@@ -172,23 +172,23 @@ def signals_pending(pid: int) -> int:
     return int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
 
 
-def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
+def test_a_check_that_completes_gives_what_it_found(runner: WorkerClient) -> None:
     reply = ask(runner, request("fine"))
     assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
     assert answer_of(reply).observations == (Observation("answer", 42.0),)
 
 
-def test_run_answer_has_plain_numbers(runner: Runner) -> None:
+def test_run_answer_has_plain_numbers(runner: WorkerClient) -> None:
     reply = ask(runner, request("gives_a_derived_number"))
     assert answer_of(reply).observations == (Observation("answer", 42.0),)
 
 
-def test_run_answer_keeps_a_path_that_is_not_utf8(runner: Runner) -> None:
+def test_run_answer_keeps_a_path_that_is_not_utf8(runner: WorkerClient) -> None:
     (finding,) = answer_of(ask(runner, request("gives_a_path"))).findings
     assert os.fsencode(finding.subject) == b"/data/\xff"
 
 
-def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
+def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: WorkerClient) -> None:
     reply = ask(runner, request("raises"))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "no way")
     assert answer_of(reply).observations == (Observation("answer", 42.0),)
@@ -224,9 +224,9 @@ ENDS_THE_WORKER = ("exits", "crashes", "faults", "babbles", "pretends", "floods"
     ],
 )
 def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
+    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
 ) -> None:
-    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows a worker's own end late
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows a worker's own end late
     reply = ask(runner, request(check, resource))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
     until(runner, lambda: not runner.quarantined)  # what may be in the driver is not killed, but ends by itself
@@ -234,7 +234,7 @@ def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
     assert runner.quarantined == {}
 
 
-def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: Runner, tmp_path: Path) -> None:
+def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: WorkerClient, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     assert ask(runner, request("talks_later", name=str(go_on))).outcome is Outcome.COMPLETED
     babbler = worker_pid(runner)
@@ -244,18 +244,18 @@ def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: 
     assert worker_pid(runner) != babbler
 
 
-def test_what_a_check_prints_or_reads_harms_nobody(runner: Runner) -> None:
+def test_what_a_check_prints_or_reads_harms_nobody(runner: WorkerClient) -> None:
     assert answer_of(ask(runner, request("prints"))).observations == (Observation("answer", 42.0),)
     assert ask(runner, request("reads")).outcome is Outcome.COMPLETED
 
 
-def test_one_worker_serves_all_checks_that_behave(runner: Runner) -> None:
+def test_one_worker_serves_all_checks_that_behave(runner: WorkerClient) -> None:
     for _ in range(5):
         ask(runner, request("fine"))
     assert runner.started_total == 1
 
 
-def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: Runner) -> None:
+def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: WorkerClient) -> None:
     ask(runner, request("fine"))
     os.kill(worker_pid(runner), signal.SIGKILL)
     os.waitid(os.P_PID, worker_pid(runner), os.WEXITED | os.WNOWAIT)
@@ -263,8 +263,10 @@ def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: Runn
     assert runner.started_total == 2
 
 
-def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows its end late
+def test_a_worker_that_is_killed_at_work_fails_that_check_only(
+    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows its end late
     assert runner.send(request("hangs")) is None
     os.kill(worker_pid(runner), signal.SIGKILL)
     reply = answered(runner)
@@ -272,12 +274,12 @@ def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner, m
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
 
 
-def test_a_worker_that_hangs_up_is_killed(runner: Runner) -> None:
+def test_a_worker_that_hangs_up_is_killed(runner: WorkerClient) -> None:
     assert ask(runner, request("hangs_up")).outcome is Outcome.FAILED
     assert runner.quarantined == {}
 
 
-def test_an_unknown_check_is_one_sentence(runner: Runner) -> None:
+def test_an_unknown_check_is_one_sentence(runner: WorkerClient) -> None:
     assert ask(runner, request("nothing")).error == "KeyError: 'nothing'"
 
 
@@ -285,9 +287,9 @@ def test_an_unknown_check_is_one_sentence(runner: Runner) -> None:
 
 
 def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
+    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows its end late
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows its end late
     runner.send(request("hangs", timeout_seconds=0.5))
     hung = worker_pid(runner)
     reply = answered(runner)
@@ -298,7 +300,9 @@ def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
 
 
-def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(runner: Runner, tmp_path: Path) -> None:
+def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
+    runner: WorkerClient, tmp_path: Path
+) -> None:
     go_on = tmp_path / "go-on"
     runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
     hung = worker_pid(runner)
@@ -321,7 +325,7 @@ def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
 
 
 def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
-    runners: Callable[..., Runner], tmp_path: Path
+    runners: Callable[..., WorkerClient], tmp_path: Path
 ) -> None:
     scenario = tmp_path / "hangs.toml"
     scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20\n')
@@ -335,7 +339,7 @@ def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
     until(runner, lambda: not runner.quarantined)
 
 
-def test_abandoned_worker_ends_before_its_next_nvml_call(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_abandoned_worker_ends_before_its_next_nvml_call(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     runner = runners(fake_nvml="dgx-h100")
     runner.send(request("calls_nvml_twice", "nvml", timeout_seconds=0.5, name=str(go_on)))
@@ -349,7 +353,7 @@ def test_abandoned_worker_ends_before_its_next_nvml_call(runners: Callable[..., 
 
 
 def test_runner_replaces_a_fifo_in_the_place_of_its_workers_file(
-    runners: Callable[..., Runner], tmp_path: Path
+    runners: Callable[..., WorkerClient], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / WORKERS_FILE)
     assert ask(runners(), request("fine")).outcome is Outcome.COMPLETED
@@ -357,7 +361,7 @@ def test_runner_replaces_a_fifo_in_the_place_of_its_workers_file(
 
 
 def test_a_worker_without_a_pidfd_is_lost_all_the_same(
-    runners: Callable[..., Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runners: Callable[..., WorkerClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No descriptor is left when it is given up: its resource stays barred until it ends."""
     go_on = tmp_path / "go-on"
@@ -380,7 +384,7 @@ def no_descriptor(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     first = runners()
     first.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
@@ -396,7 +400,9 @@ def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner
     assert ask(second, request("fine", "nvml")).outcome is Outcome.COMPLETED
 
 
-def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(
+    runners: Callable[..., WorkerClient], tmp_path: Path
+) -> None:
     """The first one gets no chance to write anything down."""
     go_on = tmp_path / "go-on"
     first = runners()
@@ -406,7 +412,7 @@ def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(runners: Callable[
     go_on.touch()
 
 
-def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
     other = Identity(os.getpid(), start_time(os.getpid()) + 1, "nvml")  # type: ignore[operator]
     (tmp_path / WORKERS_FILE).write_text(json.dumps([dump(other)]))
     assert runners().quarantined == {}
@@ -414,7 +420,7 @@ def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"pid": "1"}]', "null", "\0\0"])
 def test_a_list_of_workers_that_was_cut_off_bars_nothing(
-    runners: Callable[..., Runner], tmp_path: Path, text: str
+    runners: Callable[..., WorkerClient], tmp_path: Path, text: str
 ) -> None:
     (tmp_path / WORKERS_FILE).write_text(text)
     assert runners().quarantined == {}
@@ -423,14 +429,14 @@ def test_a_list_of_workers_that_was_cut_off_bars_nothing(
 # --- the end
 
 
-def test_closing_ends_an_idle_worker(runner: Runner) -> None:
+def test_closing_ends_an_idle_worker(runner: WorkerClient) -> None:
     ask(runner, request("fine"))
     pid = worker_pid(runner)
     runner.close(120.0)
     assert start_time(pid) is None
 
 
-def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: Runner, tmp_path: Path) -> None:
+def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: WorkerClient, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     runner.send(request("waits_for_file", "nvml", name=str(go_on)))
     pid = worker_pid(runner)
@@ -445,7 +451,7 @@ def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: Runner, tmp_p
 
 
 def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_not_held(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
+    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     reply = ask(runner, request("fine", "nvml"))
@@ -457,7 +463,7 @@ def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_no
 # --- the driver
 
 
-def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners: Callable[..., Runner]) -> None:
+def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners: Callable[..., WorkerClient]) -> None:
     runner = runners(fake_nvml="dgx-h100")
     ask(runner, request("fine"))
     assert not runner.nvml_open
@@ -468,7 +474,7 @@ def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners:
     assert runner.started_total == 1
 
 
-def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner) -> None:
+def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: WorkerClient) -> None:
     ask(runner, request("unclosable", "nvml"))
     reply = ask(runner, Request("nvml", 60, CloseNvml()))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "nvmlShutdown failed")
@@ -479,7 +485,7 @@ def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner
 
 
 @pytest.fixture
-def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Path]:
+def upgraded(runners: Callable[..., WorkerClient], tmp_path: Path) -> tuple[WorkerClient, Path]:
     """A worker that has NVML loaded, and a driver of another version under it from now on."""
     scenario = tmp_path / "upgrade.toml"
     scenario.write_text('profile = "dgx-h100"\n')
@@ -490,7 +496,7 @@ def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Pa
     return runner, scenario
 
 
-def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[Runner, Path]) -> None:
+def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[WorkerClient, Path]) -> None:
     runner, _scenario = upgraded
     reply = ask(runner, request("gpu_access", "nvml"))
     assert [finding.code for finding in answer_of(reply).findings] == ["gpu_access/driver_mismatch"]
@@ -498,7 +504,7 @@ def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[Runner, P
 
 
 def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_again_later(
-    upgraded: tuple[Runner, Path], monkeypatch: pytest.MonkeyPatch
+    upgraded: tuple[WorkerClient, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, scenario = upgraded
     ask(runner, request("gpu_access", "nvml"))
@@ -511,7 +517,9 @@ def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_a
     assert runner.started_total == 3
 
 
-def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(
+    runners: Callable[..., WorkerClient], tmp_path: Path
+) -> None:
     """The old library stays loaded in the old process: it alone sees a mismatch."""
     marker = tmp_path / "checks" / "upgraded.py"
     marker.write_text(
@@ -527,16 +535,16 @@ def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[.
     assert runner.started_total == 2
 
 
-def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., Runner]) -> None:
+def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., WorkerClient]) -> None:
     runner = runners(now=lambda: 1000.25)
     reply = ask(runner, request("fine"))
     (reading,) = decode(answer_of(reply).past).values()
-    assert (reading.time, reply.told) == (1000.25, 1000.25)
+    assert (reading.time, reply.message_time) == (1000.25, 1000.25)
     runner.close(2.0)
     reply = ask(runners(), request("fine"))
     (reading,) = decode(answer_of(reply).past).values()
     assert abs(reading.time - time.time()) < 60, "none is named where no past is kept"
-    assert reply.told is None
+    assert reply.message_time is None
 
 
 UPGRADED = """
@@ -548,11 +556,11 @@ UPGRADED = """
 
 @pytest.mark.parametrize("check", ["fine", "upgraded"])
 def test_however_long_a_worker_takes_to_start_no_clock_was_set(
-    runners: Callable[..., Runner], tmp_path: Path, check: str
+    runners: Callable[..., WorkerClient], tmp_path: Path, check: str
 ) -> None:
     """Each start costs 5 s; the second answer of `upgraded` is not believed, and a fresh worker asked."""
     (tmp_path / "checks" / "upgraded.py").write_text(HEADER + UPGRADED)
-    made: list[Runner] = []
+    made: list[WorkerClient] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: clock() + sum(5.0 * one.started_total for one in made)
@@ -566,14 +574,14 @@ def test_however_long_a_worker_takes_to_start_no_clock_was_set(
     reply = ask(runner, request(check, "nvml"))
     assert (runner.started_total, reply.outcome) == (2, Outcome.COMPLETED)
     assert abs(reply.clock_step) < 1.0
-    assert reply.told is not None
-    assert reply.told >= before + 10.0, "after the second start"
+    assert reply.message_time is not None
+    assert reply.message_time >= before + 10.0, "after the second start"
     assert reply.seconds < 9.0  # its clock is 10 s late
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
 def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
-    runners: Callable[..., Runner], tmp_path: Path, step: float
+    runners: Callable[..., WorkerClient], tmp_path: Path, step: float
 ) -> None:
     steps: list[float] = []
     runner = runners(now=lambda: 1000.25 + time.monotonic() + sum(steps))
@@ -590,7 +598,7 @@ def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
 # --- what the worker does besides checks
 
 
-def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path: Path) -> None:
+def test_files_go_to_the_state_directory_and_come_back(runner: WorkerClient, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
     state, names = str(tmp_path / "state"), ("ledger.json", "past.json")
     saved = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), state, names)))
@@ -600,14 +608,14 @@ def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path:
     assert loaded.answer.texts == {"ledger.json": "{}", "past.json": None}
 
 
-def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: Runner, tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: WorkerClient, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
     reply = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), "/proc/nowhere", ("ledger.json",))))
     assert reply.outcome is Outcome.FAILED
     assert "/proc/nowhere" in reply.error
 
 
-def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Path) -> None:
+def test_a_file_for_others_is_written_by_the_worker(runner: WorkerClient, tmp_path: Path) -> None:
     path = tmp_path / "healthd.prom"
     reply = ask(runner, Request("textfile", 10, WriteFile(str(path), "up 1\n")))
     assert reply.outcome is Outcome.COMPLETED
@@ -615,7 +623,7 @@ def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Pa
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_path: Path) -> None:
+def test_an_inventory_comes_from_the_worker(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
     runner = runners(fake_nvml="dgx-h100", root=str(tmp_path))
     reply = ask(runner, Request("nvml", 60, TakeInventory(gpus=True)))
     assert isinstance(reply.answer, Inventory)
@@ -626,10 +634,10 @@ def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_
 def test_an_answer_carries_the_number_of_its_request() -> None:
     worker = Worker(Setup(), Host("/"))
     line = worker.respond(values.encode(Message(7, CloseNvml())))
-    response = values.decode(Response, line.partition(BETWEEN)[0])
+    response = values.decode(Response, line.partition(SEPARATOR)[0])
     assert (response.number, response.error, response.outdated) == (7, "", False)
 
 
-def test_a_request_longer_than_the_socket_takes_at_once_arrives_whole(runner: Runner) -> None:
+def test_a_request_longer_than_the_socket_takes_at_once_arrives_whole(runner: WorkerClient) -> None:
     reply = ask(runner, request("fine", name="x" * (2 << 20)))
     assert reply.outcome is Outcome.COMPLETED

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.worker.process import Worker
-from healthd.agent.worker.requests import ANSWERS, Asked, CloseNvml, Message, Response, WriteFile, op_of
+from healthd.agent.worker.requests import ANSWERS, CloseNvml, Message, Operation, Response, WriteFile, operation_name
 from healthd.common.values import DecodeError, decode, encode
 
 NUMBERS = st.integers(-(2**63), 2**63)
@@ -28,7 +28,7 @@ FIELDS = {
     **dict.fromkeys(("since_usec", "until_usec", "limit"), NUMBERS),
     "accept_injected": st.booleans(),
 }
-KINDS = typing.get_args(Asked)
+KINDS = typing.get_args(Operation)
 asked = st.sampled_from(KINDS).flatmap(
     lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__struct_fields__})
 )
@@ -70,9 +70,9 @@ def test_response_that_is_not_one_is_refused(line: bytes) -> None:
 
 def test_worker_has_an_operation_for_each_request_and_no_other() -> None:
     operations = {name.removeprefix("do_") for name in vars(Worker) if name.startswith("do_")}
-    assert operations == {op_of(kind) for kind in KINDS}
+    assert operations == {operation_name(kind) for kind in KINDS}
     assert set(ANSWERS) == set(KINDS)
 
 
 def test_op_of_is_the_name_of_the_request() -> None:
-    assert op_of(CloseNvml) == "close_nvml"
+    assert operation_name(CloseNvml) == "close_nvml"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.agent.slurm.foreign_reasons import known
+from healthd.agent.slurm.foreign_reasons import find_meaning
 from healthd.common.slurm.builtin_reasons import (
     APPENDED,
     Group,
-    group_of,
-    group_of_shown,
-    is_slurms_own,
+    copied_reason_group,
+    is_set_by_slurm,
+    reason_group,
     replaces_drain_reason,
-    without_appended,
+    strip_appended,
 )
 
 SLURMS = {
@@ -70,31 +70,31 @@ SITES = [
 
 @pytest.mark.parametrize(("reason", "group"), [*SLURMS.items(), *REQUESTED.items()])
 def test_group_of_matches_each_reason_of_slurms_source(reason: str, group: Group) -> None:
-    assert group_of(reason) is group
-    assert known(reason) is not None
+    assert reason_group(reason) is group
+    assert find_meaning(reason) is not None
     for words in APPENDED:
-        assert group_of(reason + words) is group
+        assert reason_group(reason + words) is group
 
 
 @pytest.mark.parametrize("reason", [reason for reason in (*SLURMS, *REQUESTED) if len(reason) > 20])
 def test_group_of_shown_recognises_what_sinfo_r_cuts(reason: str) -> None:
-    assert group_of_shown(reason[:20]) is {**SLURMS, **REQUESTED}[reason]
+    assert copied_reason_group(reason[:20]) is {**SLURMS, **REQUESTED}[reason]
 
 
 @pytest.mark.parametrize("reason", SITES)
 def test_group_of_leaves_a_sites_own_reason_alone(reason: str) -> None:
-    assert group_of(reason) is None
-    assert not is_slurms_own(reason)
+    assert reason_group(reason) is None
+    assert not is_set_by_slurm(reason)
     assert not replaces_drain_reason(reason)
 
 
 def test_is_slurms_own_is_false_for_what_a_person_requested() -> None:
-    assert [reason for reason in SLURMS if not is_slurms_own(reason)] == []
-    assert [reason for reason in REQUESTED if is_slurms_own(reason)] == []
+    assert [reason for reason in SLURMS if not is_set_by_slurm(reason)] == []
+    assert [reason for reason in REQUESTED if is_set_by_slurm(reason)] == []
 
 
 def test_every_group_has_an_explanation() -> None:
-    explained = {known(reason) for reason in (*SLURMS, *REQUESTED)}
+    explained = {find_meaning(reason) for reason in (*SLURMS, *REQUESTED)}
     assert len(explained) == len(Group)
 
 
@@ -105,4 +105,4 @@ def test_only_unkillable_tasks_and_registrations_replace_a_drains_reason() -> No
 
 
 def test_without_appended_removes_all_that_slurm_appended() -> None:
-    assert without_appended("fan : reboot issued : Not responding") == "fan"
+    assert strip_appended("fan : reboot issued : Not responding") == "fan"

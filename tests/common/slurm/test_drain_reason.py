@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.model import Clears, Condition, ConditionState, Severity
-from healthd.common.slurm.drain_reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
+from healthd.common.slurm.drain_reason import MAX_CHARACTERS, names_worst_cause, parse_reason, reason, reason_start
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)
@@ -56,7 +56,7 @@ def test_any_causes_give_one_short_ascii_line(code: str, subject: str, message: 
     assert '"' not in text
     assert text == " ".join(text.split()), "a reason that is read back has single blanks"
     assert text.endswith(f" (+{more} more)") or more == 0
-    assert still_says(text, [condition(code, subject, "in other words")])
+    assert names_worst_cause(text, [condition(code, subject, "in other words")])
 
 
 @given(code=CODES, subject=PARTS, message=ANY_TEXT)
@@ -86,16 +86,16 @@ def test_other_peoples_words_are_not_ours() -> None:
 def test_the_text_is_kept_while_it_names_one_of_the_worst_causes() -> None:
     text = reason([condition()])
     mount = condition("mount/missing", "/data")
-    assert still_says(text, [condition(message="something else"), mount])
-    assert still_says(text, [mount, condition()])
-    assert not still_says(text, [mount, condition(severity=Severity.DEGRADED)])
-    assert not still_says(text, [mount])
-    assert not still_says(text, [])
-    assert not still_says(text, [condition(subject="0000:1c:00.0")])
+    assert names_worst_cause(text, [condition(message="something else"), mount])
+    assert names_worst_cause(text, [mount, condition()])
+    assert not names_worst_cause(text, [mount, condition(severity=Severity.DEGRADED)])
+    assert not names_worst_cause(text, [mount])
+    assert not names_worst_cause(text, [])
+    assert not names_worst_cause(text, [condition(subject="0000:1c:00.0")])
 
 
 def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
-    assert not head(condition("gpu_xid/79")).startswith(head(condition("gpu_xid/7")))
+    assert not reason_start(condition("gpu_xid/79")).startswith(reason_start(condition("gpu_xid/7")))
 
 
 @pytest.mark.parametrize("part", [chr(0xD800), chr(0xDCFF), f"/data/{chr(0xDCE9)}t\u00e9", "\x00", "\U0001f600"])

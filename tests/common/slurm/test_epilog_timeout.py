@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.slurm.slurm_conf import FOREVER, epilog_timeout, parse_epilog_timeout
+from healthd.common.slurm.slurm_conf import NO_LIMIT, epilog_timeout, parse_epilog_timeout
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("", FOREVER),
+        ("", NO_LIMIT),
         ("PrologEpilogTimeout=120\n", 120),
         ("ClusterName=a prologepilogtimeout = 60 # EpilogTimeout=5\n", 60),
         ("EpilogTimeout=30\nPrologEpilogTimeout=120\nPrologTimeout=5\n", 30),
-        ("#PrologEpilogTimeout=10\nXEpilogTimeout=3\n", FOREVER),
-        ("PrologEpilogTimeout=65534\n", FOREVER),
+        ("#PrologEpilogTimeout=10\nXEpilogTimeout=3\n", NO_LIMIT),
+        ("PrologEpilogTimeout=65534\n", NO_LIMIT),
     ],
 )
 def test_the_least_that_slurm_conf_names_counts(text: str, seconds: float) -> None:
@@ -32,10 +32,10 @@ def test_any_text_names_a_time_or_none(text: str) -> None:
 
 
 def test_it_is_read_where_slurm_looks(tmp_path: Path) -> None:
-    assert epilog_timeout(str(tmp_path), {}) == FOREVER
+    assert epilog_timeout(str(tmp_path), {}) == NO_LIMIT
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm/slurm.conf").write_text("PrologEpilogTimeout=90\n")
     assert epilog_timeout(str(tmp_path), {}) == 90
     (tmp_path / "other.conf").write_text("EpilogTimeout=20\n")
     assert epilog_timeout(str(tmp_path), {"SLURM_CONF": str(tmp_path / "other.conf")}) == 20
-    assert epilog_timeout(str(tmp_path), {"SLURM_CONF": "/nowhere"}) == FOREVER
+    assert epilog_timeout(str(tmp_path), {"SLURM_CONF": "/nowhere"}) == NO_LIMIT

@@ -10,15 +10,15 @@ from slurm_text import ANY_TEXT, TYPED
 
 from healthd.common.model import Gpu
 from healthd.common.slurm.gres import (
-    MOST,
-    given_in,
-    gpus_of_node,
-    gpus_of_one_type,
-    in_slurms_order,
-    numbers_in,
-    parents,
-    pci_of,
-    told_by_prolog,
+    MAX_GPUS,
+    count_gpus,
+    count_single_type_gpus,
+    parse_job_gpus,
+    parse_numbers,
+    parse_prolog_file,
+    pci_addresses,
+    pci_by_uuid,
+    slurm_gpu_order,
 )
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
@@ -53,7 +53,7 @@ def shown(detail: str, job: str = "12", more: str = "") -> str:
     ],
 )
 def test_a_node_has_as_many_gpus_as_its_gres_says(text: str, number: int | None) -> None:
-    assert gpus_of_node(text) == number
+    assert count_gpus(text) == number
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_node_has_as_many_gpus_as_its_gres_says(text: str, number: int | None)
     ],
 )
 def test_of_several_types_it_is_not_known_which_slurm_numbers_first(text: str, number: int | None) -> None:
-    assert gpus_of_one_type(text) == number
+    assert count_single_type_gpus(text) == number
 
 
 @pytest.mark.parametrize(
@@ -99,21 +99,21 @@ def test_of_several_types_it_is_not_known_which_slurm_numbers_first(text: str, n
     ],
 )
 def test_a_job_was_given_what_its_gres_says(text: str, expected: tuple[str, ...] | None) -> None:
-    assert given_in(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1") == expected
+    assert parse_job_gpus(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1") == expected
 
 
 def test_of_a_job_over_several_nodes_this_nodes_line_counts() -> None:
     text = shown("Nodes=n[1-2,9] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:4)   Nodes=n10 CPU_IDs=0-3 Mem=8 GRES=gpu:1(IDX:0)")
-    assert given_in(text, "12", "n2") == ("4",)
-    assert given_in(text, "12", "n10") == ("0",)
-    assert given_in(text, "12", "n3") is None
+    assert parse_job_gpus(text, "12", "n2") == ("4",)
+    assert parse_job_gpus(text, "12", "n10") == ("0",)
+    assert parse_job_gpus(text, "12", "n3") is None
 
 
 @pytest.mark.parametrize("group", ["ArrayJobId", "HetJobId"])
 def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts(group: str) -> None:
     text = "".join(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", f"{10 + i} {group}=10") for i in range(3))
-    assert given_in(text, "11", "n1") == ("1",)
-    assert given_in(text, "1", "n1") is None
+    assert parse_job_gpus(text, "11", "n1") == ("1",)
+    assert parse_job_gpus(text, "1", "n1") is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts(gr
     ],
 )
 def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> None:
-    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
+    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
 
 
 FIELDS = ("JobName", "Comment", "Extra", "AdminComment", "Features", "WorkDir")
@@ -142,7 +142,7 @@ def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int
     fields = [b" " + name.encode() + b"=" + value for name, value in zip(FIELDS, typed, strict=True)]
     detail = b"   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) "
     record = b"JobId=12" + b"".join([*fields[:at], detail, *fields[at:]]) + b"\n"
-    found = given_in(record.decode("utf-8", "backslashreplace"), "12", "n1")
+    found = parse_job_gpus(record.decode("utf-8", "backslashreplace"), "12", "n1")
     assert found in (("3",), None)
     if not any(word in b"".join(typed) for word in (b"JobId=", b"GRES=")):
         assert found == ("3",)
@@ -151,7 +151,7 @@ def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int
 @pytest.mark.parametrize("name", ["\nComment=x", "\nJobId=99 JobName=y\n", "\x85\u2028\x0b", "j\u00f6b"])
 def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
     expected = None if "JobId" in name else ("0",)
-    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") == expected
+    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") == expected
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,17 @@ def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
     ],
 )
 def test_what_the_prolog_wrote_down_is_read_back(text: str, expected: tuple[str, ...] | None) -> None:
-    assert told_by_prolog(text, "12") == expected
+    assert parse_prolog_file(text, "12") == expected
 
 
 @given(ANY_TEXT | st.text("gpu:()IDX-,0123456789/[]n = ", max_size=60))
 def test_any_text_gives_an_answer(text: str) -> None:
-    numbers = gpus_of_node(text)
+    numbers = count_gpus(text)
     assert numbers is None or numbers >= 0
-    for found in (told_by_prolog(text, "12"), given_in(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")):
+    for found in (
+        parse_prolog_file(text, "12"),
+        parse_job_gpus(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1"),
+    ):
         assert found is None or all(word.isdecimal() or word.startswith(("GPU-", "MIG-")) for word in found)
 
 
@@ -189,19 +192,19 @@ def test_any_text_gives_an_answer(text: str) -> None:
 
 @given(st.text("0123456789,-[] ", max_size=12))
 def test_numbers_in_gives_small_numbers_or_none(text: str) -> None:
-    found = numbers_in(text)
-    assert found is None or (set(text) <= set("0123456789,-") and all(0 <= number < MOST for number in found))
+    found = parse_numbers(text)
+    assert found is None or (set(text) <= set("0123456789,-") and all(0 <= number < MAX_GPUS for number in found))
 
 
 @pytest.mark.parametrize("text", ["0],[1", "", "1024", "5-3", "0, 3", "0-1023,5000", "1-", "0,,1"])
 def test_numbers_in_refuses_other_texts(text: str) -> None:
-    assert numbers_in(text) is None
+    assert parse_numbers(text) is None
 
 
 def test_slurms_numbers_are_pci_order_where_all_orders_are_one() -> None:
     order = tuple(gpu.pci for gpu in EIGHT)
-    assert in_slurms_order(8, EIGHT) == in_slurms_order(8, EIGHT[::-1]) == order
-    assert pci_of(("0", "3"), order, {}) == {"0000:1b:00.0", "0000:61:00.0"}
+    assert slurm_gpu_order(8, EIGHT) == slurm_gpu_order(8, EIGHT[::-1]) == order
+    assert pci_addresses(("0", "3"), order, {}) == {"0000:1b:00.0", "0000:61:00.0"}
 
 
 def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
@@ -228,33 +231,33 @@ def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
     ],
 )
 def test_a_number_that_can_mean_several_gpus_counts_for_none(slurms: int | None, gpus: tuple[Gpu, ...]) -> None:
-    assert in_slurms_order(slurms, gpus) is None
-    assert pci_of(("0",), None, parents(gpus)) is None
+    assert slurm_gpu_order(slurms, gpus) is None
+    assert pci_addresses(("0",), None, pci_by_uuid(gpus)) is None
 
 
 def test_mig_devices_are_their_gpus() -> None:
     gpus = tuple(Gpu(f"0000:{i}1:00.0", i, f"GPU-{i}", minor=i, mig=(f"MIG-{i}a", f"MIG-{i}b")) for i in range(2))
-    order = in_slurms_order(4, gpus)
+    order = slurm_gpu_order(4, gpus)
     assert order == ("0000:01:00.0", "0000:01:00.0", "0000:11:00.0", "0000:11:00.0")
-    assert in_slurms_order(2, gpus) is None
-    by_uuid = parents(gpus)
-    assert pci_of(("1", "2"), order, by_uuid) == {"0000:01:00.0", "0000:11:00.0"}
-    assert pci_of(("MIG-1b",), None, by_uuid) == {"0000:11:00.0"}
-    assert pci_of(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "as drivers before R470 name it"
-    assert pci_of(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
+    assert slurm_gpu_order(2, gpus) is None
+    by_uuid = pci_by_uuid(gpus)
+    assert pci_addresses(("1", "2"), order, by_uuid) == {"0000:01:00.0", "0000:11:00.0"}
+    assert pci_addresses(("MIG-1b",), None, by_uuid) == {"0000:11:00.0"}
+    assert pci_addresses(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "as drivers before R470 name it"
+    assert pci_addresses(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
 
 
 def test_of_a_job_of_which_one_gpu_is_not_known_none_is() -> None:
-    order = in_slurms_order(8, EIGHT)
-    assert pci_of(("0", "8"), order, {}) is None
-    assert pci_of(("GPU-0", "GPU-new"), order, parents(EIGHT)) is None
-    assert pci_of((), order, {}) == frozenset()
+    order = slurm_gpu_order(8, EIGHT)
+    assert pci_addresses(("0", "8"), order, {}) is None
+    assert pci_addresses(("GPU-0", "GPU-new"), order, pci_by_uuid(EIGHT)) is None
+    assert pci_addresses((), order, {}) == frozenset()
 
 
 def test_other_scripts_digits_are_no_numbers() -> None:
-    assert gpus_of_node("gpu:\u0663") is None
-    assert told_by_prolog("12 \u0663\n", "12") is None
-    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:\u0663)"), "12", "n1") is None
+    assert count_gpus("gpu:\u0663") is None
+    assert parse_prolog_file("12 \u0663\n", "12") is None
+    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:\u0663)"), "12", "n1") is None
 
 
 @pytest.mark.parametrize("pump", ["[", "n[1", "[1]", "n[1-2],", "gpu:1(IDX:0),", ":", "(", " Nodes=n1", "0,", "0/4,"])
@@ -262,8 +265,8 @@ def test_long_text_of_a_jobs_owner_takes_no_time(pump: str) -> None:
     text = pump * ((64 << 10) // len(pump))
 
     def read() -> None:
-        gpus_of_node(text)
-        given_in(shown(f"Nodes={text} CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")
-        told_by_prolog(f"12 {text}", "12")
+        count_gpus(text)
+        parse_job_gpus(shown(f"Nodes={text} CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")
+        parse_prolog_file(f"12 {text}", "12")
 
     assert cpu_seconds(read, 5) < 5  # a quadratic pattern takes minutes

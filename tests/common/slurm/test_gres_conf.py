@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slurm_text import ANY_TEXT
 
 from healthd.common.slurm.commands import gres_conf
-from healthd.common.slurm.gres import GRES_CONF_BYTES, ascends
+from healthd.common.slurm.gres import GRES_CONF_BYTES, lists_gpus_in_order
 
 LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
 
@@ -38,7 +38,7 @@ LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
     ],
 )
 def test_the_usual_lists_are_in_order(text: str) -> None:
-    assert ascends(text, "n1", 8)
+    assert lists_gpus_in_order(text, "n1", 8)
 
 
 @pytest.mark.parametrize(
@@ -79,31 +79,33 @@ def test_the_usual_lists_are_in_order(text: str) -> None:
     ],
 )
 def test_another_order_and_what_is_not_understood_is_none(text: str) -> None:
-    assert not ascends(text, "n1", 8)
+    assert not lists_gpus_in_order(text, "n1", 8)
 
 
 def test_from_eleven_gpus_on_slurm_sorts_those_that_it_finds_otherwise() -> None:
-    assert ascends("AutoDetect=nvml\n", "n1", 10)
-    assert not ascends("AutoDetect=nvml\n", "n1", 11)
-    assert not ascends("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
-    assert ascends("Name=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
+    assert lists_gpus_in_order("AutoDetect=nvml\n", "n1", 10)
+    assert not lists_gpus_in_order("AutoDetect=nvml\n", "n1", 11)
+    assert not lists_gpus_in_order("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
+    assert lists_gpus_in_order("Name=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
 
 
 def test_a_file_that_may_be_cut_off_tells_nothing() -> None:
-    assert ascends(LISTED.ljust(GRES_CONF_BYTES - 1, "\n"), "n1", 8)
-    assert not ascends(LISTED.ljust(GRES_CONF_BYTES, "\n"), "n1", 8)
+    assert lists_gpus_in_order(LISTED.ljust(GRES_CONF_BYTES - 1, "\n"), "n1", 8)
+    assert not lists_gpus_in_order(LISTED.ljust(GRES_CONF_BYTES, "\n"), "n1", 8)
 
 
 @given(ANY_TEXT | st.text('NodeName=Name=gpuFile/dev/nvidia[0-7], ="\\\n#', max_size=80))
 def test_any_text_gives_an_answer(text: str) -> None:
-    assert ascends(text, "n1", 8) in (True, False)
+    assert lists_gpus_in_order(text, "n1", 8) in (True, False)
 
 
 @pytest.mark.parametrize("pump", ["[", "/a", "A=", "A=b ", " ", "/nvidia[0-7],", "n[1-2],", '"', "0,"])
 def test_a_long_line_takes_no_time(pump: str) -> None:
     text = pump * ((64 << 10) // len(pump))
     lines = (text, f"Name=gpu File={text}", f"NodeName={text} Name=gpu")
-    assert cpu_seconds(lambda: [ascends(line, "n1", 8) for line in lines], 5) < 5  # a quadratic pattern takes minutes
+    assert (
+        cpu_seconds(lambda: [lists_gpus_in_order(line, "n1", 8) for line in lines], 5) < 5
+    )  # a quadratic pattern takes minutes
 
 
 def test_gres_conf_lies_beside_slurm_conf(tmp_path: Path) -> None:

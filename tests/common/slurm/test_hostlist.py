@@ -11,7 +11,7 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.slurm.hostlist import MAX_NODES, HostListError, contains, expand, fold
+from healthd.common.slurm.hostlist import MAX_NODES, HostListError, contains, expand, to_hostlist
 
 PREFIXES = st.text("abcxyz-._", min_size=1, max_size=6)
 
@@ -124,12 +124,12 @@ def test_any_text_is_a_list_or_refused(text: str) -> None:
     ],
 )
 def test_names_become_a_host_list(names, text):
-    assert fold(names) == text
+    assert to_hostlist(names) == text
 
 
 @given(st.sets(st.from_regex(r"[a-c._-]{1,3}[0-9]{0,4}[a-c]{0,2}", fullmatch=True), max_size=60))
 def test_a_folded_list_names_the_same_nodes(names):
-    assert set(expand(fold(names))) == names
+    assert set(expand(to_hostlist(names))) == names
 
 
 # --- contains

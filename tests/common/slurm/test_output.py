@@ -11,10 +11,10 @@ from slurm_text import ANY_BYTES, NOW, TYPED, columns, listpids, sinfo
 
 from healthd.common.model import NodeState, PartitionCount
 from healthd.common.slurm.commands import (
+    DRAINED_COLUMNS,
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
-    OUT_COLUMNS,
     PARTITION_BYTES,
     REASON_COLUMNS,
     Columns,
@@ -22,8 +22,7 @@ from healthd.common.slurm.commands import (
 )
 from healthd.common.slurm.output import (
     NoSuchNode,
-    SlurmTrouble,
-    known_partitions,
+    SlurmError,
     parse_cluster_size,
     parse_controller,
     parse_fleet,
@@ -36,6 +35,7 @@ from healthd.common.slurm.output import (
     parse_whole_reason,
     readable_records,
     records,
+    require_partitions,
 )
 from healthd.validation.reservation import STATE_COLUMNS
 
@@ -48,7 +48,7 @@ def test_a_node_is_read_from_fixed_columns() -> None:
     )
     flags = frozenset({"ALLOCATED", "DRAIN"})
     assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0, GPU, 0)
-    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}), partitions=GPU, gpus=0)
+    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}), partitions=GPU, gpu_count=0)
     assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to 20.11
     assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
 
@@ -59,7 +59,7 @@ def test_a_node_is_in_the_partitions_in_which_sinfo_counts_it() -> None:
     found = parse_node(b"".join(columns(row, NODE_COLUMNS) for row in rows), "n1")
     assert (found.partitions, found.flags, found.reason) == ({"gpu", "all"}, {"IDLE", "DRAIN"}, "line one")
     for text in (b"", columns(rows[0], NODE_COLUMNS)):
-        with pytest.raises(SlurmTrouble, match=r'^Slurm has no node "n1" in any partition$'):
+        with pytest.raises(SlurmError, match=r'^Slurm has no node "n1" in any partition$'):
             parse_node(text, "n1")
 
 
@@ -82,7 +82,7 @@ def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
     assert parse_listpids(table) == ["12"]
     assert parse_processes(table) == {7: "12"}
     assert parse_cluster_size(f"PartitionName=a TotalNodes={digits * 2} X=1\nPartitionName=b TotalNodes=3 X=1\n") == 3
-    with pytest.raises(SlurmTrouble):
+    with pytest.raises(SlurmError):
         parse_slurmctld_start(f"BOOT_TIME = {digits}\n")
 
 
@@ -97,7 +97,7 @@ def test_times_beyond_all_calendars_are_none() -> None:
 
 @pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", b"1\xff", "1;x"])
 def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str | bytes) -> None:
-    with pytest.raises(SlurmTrouble, match=r"^squeue printed no job 12: "):
+    with pytest.raises(SlurmError, match=r"^squeue printed no job 12: "):
         parse_job(columns(("12", name, "RUNNING", "1", "5", "0", "1", "(null)"), JOB_COLUMNS), "12")
 
 
@@ -135,7 +135,7 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[bytes
     sentence = "fine"
     try:
         parser(data)
-    except SlurmTrouble as problem:
+    except SlurmError as problem:
         sentence = str(problem)
     assert sentence
     assert "\n" not in sentence
@@ -180,7 +180,7 @@ CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long t
     "text", [b"", b"slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
 )
 def test_a_count_that_is_none_is_trouble(text: bytes) -> None:
-    with pytest.raises(SlurmTrouble):
+    with pytest.raises(SlurmError):
         parse_fleet(text, {"gpu"}, NOW)
 
 
@@ -241,12 +241,12 @@ def test_parse_fleet_tells_partitions_apart_whose_first_50_characters_are_alike(
 def test_parse_fleet_has_no_count_for_a_partition_whose_name_may_be_cut() -> None:
     name = "p" * PARTITION_BYTES
     (partition,) = a_node(partition=name + "q").partitions
-    with pytest.raises(SlurmTrouble, match="is longer than"):
+    with pytest.raises(SlurmError, match="is longer than"):
         parse_fleet(columns((name, "idle", "Unknown", "none", "3"), FLEET_COLUMNS), [partition], NOW)
 
 
 def test_parse_fleet_has_no_count_if_one_row_has_no_number() -> None:
-    with pytest.raises(SlurmTrouble, match="no number of nodes"):
+    with pytest.raises(SlurmError, match="no number of nodes"):
         a_fleet(("other", "idle", "Unknown", "none", "many"))
 
 
@@ -254,7 +254,7 @@ def test_parse_fleet_has_no_count_if_one_row_has_no_number() -> None:
 def test_parse_fleet_has_no_count_if_the_table_was_cut(lost: int) -> None:
     rows = [("gpu", "idle+drain", "5", "bad\nfan", "1"), ("gpu", "idle", "5", "x", "12")]
     table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
-    with pytest.raises(SlurmTrouble):
+    with pytest.raises(SlurmError):
         parse_fleet(table[:-lost], {"gpu"}, NOW)
 
 
@@ -270,22 +270,22 @@ def test_parse_node_shows_line_ends_as_blanks_and_raw_bytes_escaped() -> None:
 
 @pytest.mark.parametrize("length", range(395, 402))
 def test_parse_node_reads_the_gpus_behind_a_reason_that_is_cut_within_a_character(length: int) -> None:
-    assert a_node("x" * length + "\u00fc\u0416\U0001f525" * 9).gpus == 8
+    assert a_node("x" * length + "\u00fc\u0416\U0001f525" * 9).gpu_count == 8
 
 
 @pytest.mark.parametrize("letters", range(185, 265))
 def test_parse_node_reads_the_gpus_behind_a_cyrillic_reason(letters: int) -> None:
-    assert a_node("\u0416" * letters).gpus == 8
+    assert a_node("\u0416" * letters).gpu_count == 8
 
 
 def test_parse_node_reads_a_user_with_an_umlaut() -> None:
     found = a_node("fan dead", user="m\u00fcller(1000)")
-    assert (found.reason, found.reason_user, found.gpus) == ("fan dead", "m\u00fcller", 8)
+    assert (found.reason, found.reason_user, found.gpu_count) == ("fan dead", "m\u00fcller", 8)
 
 
 @pytest.mark.parametrize("gres", ["", "gpu", "gpu:h100:8,", "gpu:" + "x" * 500 + ":8"])
 def test_parse_node_has_no_number_of_gpus_if_gres_cannot_be_read(gres: str) -> None:
-    assert (a_node(gres=gres).gpus, a_node(gres=gres).gpus_of_one_type) == (None, None)
+    assert (a_node(gres=gres).gpu_count, a_node(gres=gres).single_type_gpu_count) == (None, None)
 
 
 @given(reason=TYPED, user=TYPED, partition=TYPED.filter(lambda name: name.strip()), name=TYPED)
@@ -297,7 +297,12 @@ def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes,
     ]
     node_name = name.decode(errors="replace")
     found = parse_node(b"".join(columns(row, NODE_COLUMNS) for row in rows), node_name)
-    assert (found.flags, found.reason_time, found.gpus, found.gpus_of_one_type) == ({"IDLE", "DRAIN"}, 1790000000, 8, 8)
+    assert (found.flags, found.reason_time, found.gpu_count, found.single_type_gpu_count) == (
+        {"IDLE", "DRAIN"},
+        1790000000,
+        8,
+        8,
+    )
     assert len(found.partitions) == 1
     assert "\n" not in found.reason
     assert found.reason.isascii() or found.reason.encode()  # it can be written into a log
@@ -356,13 +361,13 @@ def test_a_reason_longer_than_its_column_is_not_whole() -> None:
 @given(names=st.lists(st.tuples(TYPED, TYPED.filter(lambda reason: not reason.startswith(b"lemon:"))), max_size=5))
 def test_no_typed_text_hides_a_lemon(names: list[tuple[bytes, bytes]]) -> None:
     rows = [*names, (b"n7", b"lemon: 3 Xids")]
-    assert parse_lemons(b"".join(columns(row, OUT_COLUMNS) for row in rows)) == {"n7"}
+    assert parse_lemons(b"".join(columns(row, DRAINED_COLUMNS) for row in rows)) == {"n7"}
 
 
 @pytest.mark.parametrize("name", ["n" * 65, "n" * 80, "", "\u0416" * 33])
 def test_parse_lemons_has_no_count_if_a_name_may_be_cut(name: str) -> None:
-    with pytest.raises(SlurmTrouble):
-        parse_lemons(columns((name, "lemon: 3 Xids"), OUT_COLUMNS))
+    with pytest.raises(SlurmError):
+        parse_lemons(columns((name, "lemon: 3 Xids"), DRAINED_COLUMNS))
 
 
 TABLES = {
@@ -370,7 +375,7 @@ TABLES = {
     "job": JOB_COLUMNS,
     "fleet": FLEET_COLUMNS,
     "reason": REASON_COLUMNS,
-    "out": OUT_COLUMNS,
+    "out": DRAINED_COLUMNS,
     "state": STATE_COLUMNS,
     # fields that healthd does not read from a table today
     "other": (("Comment", 40), ("Extra", 40), ("Features", 40), ("Name", 40), ("UserName", 12), ("NodeList", 12)),
@@ -399,7 +404,7 @@ def test_readable_records_keeps_the_rows_before_a_cut_and_counts_the_others(
     assert found == records(whole, table)[: length // size]
     assert unread == (1 if length % size else 0)
     if unread:
-        with pytest.raises(SlurmTrouble):
+        with pytest.raises(SlurmError):
             records(whole[:length], table)
 
 
@@ -429,21 +434,21 @@ def node_rows(*changed: tuple[int, int, str]) -> bytes:
 )
 def test_parse_node_skips_a_row_that_cannot_be_read_and_counts_it(table: bytes, partitions: list[str]) -> None:
     found = parse_node(table, "n1")
-    assert (found.flags, found.reason, found.gpus) == ({"IDLE", "DRAIN"}, "fan", 8)
+    assert (found.flags, found.reason, found.gpu_count) == ({"IDLE", "DRAIN"}, "fan", 8)
     assert (found.partitions, found.unread_rows) == (set(partitions), 1)
-    with pytest.raises(SlurmTrouble, match="could not be read"):
-        known_partitions(found)
+    with pytest.raises(SlurmError, match="could not be read"):
+        require_partitions(found)
 
 
 def test_known_partitions_returns_all_partitions_of_a_node_that_was_read_whole() -> None:
-    assert known_partitions(parse_node(node_rows(), "n1")) == set(PARTITIONS)
+    assert require_partitions(parse_node(node_rows(), "n1")) == set(PARTITIONS)
     elsewhere = node_rows((0, 1, "0"), (0, 2, "n/a"))
-    assert known_partitions(parse_node(elsewhere, "n1")) == {"all", "night"}
+    assert require_partitions(parse_node(elsewhere, "n1")) == {"all", "night"}
 
 
 @pytest.mark.parametrize("table", [node_rows()[:100], node_rows(*[(row, 1, "x") for row in range(3)])])
 def test_parse_node_without_a_readable_row_is_trouble_and_not_a_missing_node(table: bytes) -> None:
-    with pytest.raises(SlurmTrouble) as error:
+    with pytest.raises(SlurmError) as error:
         parse_node(table, "n1")
     assert not isinstance(error.value, NoSuchNode)
 

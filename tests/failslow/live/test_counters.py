@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trees import write
 
 from healthd.common.errors import HealthdError
-from healthd.failslow.live.counters import GpuCounters, IbPorts, NothingCounts, Total, counted, growth
+from healthd.failslow.live.counters import CounterTotal, GpuCounters, IbPorts, NoCounters, growth, parse_count
 from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import open_fake
 
@@ -51,7 +51,7 @@ def test_a_port_counts_both_ways_and_is_read_anew_through_the_same_descriptor(tm
 
 def test_no_port_that_counts_is_said_so(tmp_path: Path) -> None:
     write(tmp_path, {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
-    with pytest.raises(NothingCounts, match="no InfiniBand port"):
+    with pytest.raises(NoCounters, match="no InfiniBand port"):
         IbPorts(Host(str(tmp_path))).open()
 
 
@@ -193,7 +193,7 @@ COUNT = st.integers(0, 2**64 - 1)
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), COUNT), max_size=20))
 def test_a_total_never_falls_whatever_the_parts_do(readings: list[dict[str, int]]) -> None:
-    total, last = Total(), 0
+    total, last = CounterTotal(), 0
     for reading in readings:
         now = total.add(reading)
         if now is not None:
@@ -202,7 +202,7 @@ def test_a_total_never_falls_whatever_the_parts_do(readings: list[dict[str, int]
 
 
 def test_a_part_that_comes_or_goes_changes_the_total_by_nothing_of_its_own() -> None:
-    total = Total()
+    total = CounterTotal()
     assert total.add({"a": 10}) is None
     assert total.add({"a": 15, "b": 10**12}) == 5
     assert total.add({"a": 20, "b": 10**12 + 1}) == 11
@@ -214,4 +214,4 @@ def test_a_part_that_comes_or_goes_changes_the_total_by_nothing_of_its_own() -> 
 @given(st.binary(max_size=40))
 def test_any_text_is_a_count_or_refused(text: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert 0 <= counted(text) < 10**24
+        assert 0 <= parse_count(text) < 10**24

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from trees import Refusing, aer, pci_device, write
 
 from healthd.failslow.live import node_reading
-from healthd.failslow.live.evidence import MOST_SAID, OF_PORTS, Said, is_of_hardware
-from healthd.failslow.live.evidence import evidence as said_of
-from healthd.failslow.live.node import Readings, read
-from healthd.failslow.live.node_reading import Gpu, Link, Reading, Slow
+from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, is_hardware_fault
+from healthd.failslow.live.evidence import find_changes as said_of
+from healthd.failslow.live.node import Readings, read_node
+from healthd.failslow.live.node_reading import Gpu, Link, OperationTimes, Reading
 from healthd.failslow.model import Cause
 from healthd.host.host import Host
 from healthd.host.wakeup import FOREVER
@@ -71,7 +71,7 @@ def healthy(root: Path) -> Host:
 
 def test_all_that_a_node_shows_is_read(tmp_path: Path) -> None:
     told = {GPU: {"celsius": 60, "sm_mhz": 1980, "reasons": 0, "pcie": [5, 16]}, "other": {"celsius": "hot"}}
-    now = read(healthy(tmp_path), told)
+    now = read_node(healthy(tmp_path), told)
     assert now.gpus == {GPU: Gpu(60, 1980, 0), "other": Gpu(None, None, None)}
     assert now.links == {GPU: Link(32.0, 16), NIC: Link(32.0, 16)}
     assert now.errors == {GPU: {"correctable": 0, "nonfatal": 0}, NIC: {"correctable": 0, "nonfatal": 0}}
@@ -80,14 +80,14 @@ def test_all_that_a_node_shows_is_read(tmp_path: Path) -> None:
     assert now.waiting["cpu some"] == 1000
     assert now.waiting["io full"] == 10
     assert now.cpu == {"idle": 75, "steal": 4, "all": 110}
-    assert now.disks == {"nvme0n1": Slow(300, 450)}
-    assert now.mounts == {"/mnt/nfs/test": Slow(1298 + 2927395007, 79407 + 1953587717)}
+    assert now.disks == {"nvme0n1": OperationTimes(300, 450)}
+    assert now.mounts == {"/mnt/nfs/test": OperationTimes(1298 + 2927395007, 79407 + 1953587717)}
     assert now.memory == {"pswpin": 3, "pswpout": 4, "oom_kill": 0}
     assert now.pinned == {"0-7": 2}
 
 
 def test_a_bare_machine_is_read_too(tmp_path: Path) -> None:
-    now = read(Host(str(tmp_path), now=lambda: 5.0), {})
+    now = read_node(Host(str(tmp_path), now=lambda: 5.0), {})
     assert now == Reading(5.0)
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_missing_and_hides_nothing(tmp_path: Path, number
     healthy(tmp_path)
     refused = ("/proc/stat", "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error", "/proc/pressure/cpu")
     host = Host(str(tmp_path), system=Refusing(tmp_path, dict.fromkeys(refused, number)))
-    now = read(host, {})
+    now = read_node(host, {})
     assert now.cpu == {}
     assert now.ports == {"mlx5_0/1": {"np_cnp_sent": 70}}
     assert "cpu some" not in now.waiting
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_missing_and_hides_nothing(tmp_path: Path, number
 
 def test_an_adapter_that_takes_its_time_holds_up_no_other_reading(tmp_path: Path) -> None:
     seconds = iter(range(1000))
-    now = read(healthy(tmp_path), {}, lambda: float(next(seconds)))
+    now = read_node(healthy(tmp_path), {}, lambda: float(next(seconds)))
     assert now.ports == {}
     assert now.disks
 
@@ -124,8 +124,8 @@ def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
         {"mlx5_0/1": 400.0},
         {"cpu some": 0, "io full": 0, "memory full": 0},
         {"idle": 0, "steal": 0, "all": 0},
-        {"nvme0n1": Slow(0, 0)},
-        {"/data": Slow(0, 0)},
+        {"nvme0n1": OperationTimes(0, 0)},
+        {"/data": OperationTimes(0, 0)},
         {"pswpin": 0, "pswpout": 0, "oom_kill": 0},
         {"0-7": 8},
     )
@@ -133,10 +133,14 @@ def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
         quiet,
         time=60.0,
         cpu={"idle": 5000, "steal": 10, "all": 6000},
-        disks={"nvme0n1": Slow(600, 600)},
-        mounts={"/data": Slow(600, 1200)},
+        disks={"nvme0n1": OperationTimes(600, 600)},
+        mounts={"/data": OperationTimes(600, 1200)},
     )
-    later = {"time": 120.0, "cpu": {"idle": 10000, "steal": 20, "all": 12000}, "mounts": {"/data": Slow(1200, 2400)}}
+    later = {
+        "time": 120.0,
+        "cpu": {"idle": 10000, "steal": 20, "all": 12000},
+        "mounts": {"/data": OperationTimes(1200, 2400)},
+    }
     return [quiet, minute], [dataclasses.replace(minute, **{**later, **since})]
 
 
@@ -180,8 +184,8 @@ def test_a_quiet_node_says_nothing() -> None:
             {"cpu": {"idle": 5000, "steal": 910, "all": 12000}},
             "the hypervisor took 15% of the CPU time (steal), 0.2% before",
         ),
-        ({"disks": {"nvme0n1": Slow(1200, 60_600)}}, "disk nvme0n1: 100 ms per operation, 1.0 ms before"),
-        ({"mounts": {"/data": Slow(1200, 61_200)}}, "NFS /data: 100 ms per operation, 2.0 ms before"),
+        ({"disks": {"nvme0n1": OperationTimes(1200, 60_600)}}, "disk nvme0n1: 100 ms per operation, 1.0 ms before"),
+        ({"mounts": {"/data": OperationTimes(1200, 61_200)}}, "NFS /data: 100 ms per operation, 2.0 ms before"),
         ({"memory": {"pswpin": 60_000, "pswpout": 0, "oom_kill": 0}}, "1000 pages per second swapped in, 0 before"),
         ({"memory": {"oom_kill": 1}}, "the kernel killed a process because memory was exhausted"),
         ({"pinned": {"3": 8}}, "8 job processes are pinned to CPU 3, 0 before"),
@@ -239,7 +243,7 @@ READINGS = st.builds(
     st.dictionaries(st.just("x"), st.floats(0, 1e4)),
     st.dictionaries(st.sampled_from(["cpu some", "io full"]), st.integers(0)),
     st.fixed_dictionaries({}, optional={"steal": st.integers(0), "all": st.integers(0)}),
-    *[st.dictionaries(st.just("d"), st.builds(Slow, st.integers(0), st.integers(0)))] * 2,
+    *[st.dictionaries(st.just("d"), st.builds(OperationTimes, st.integers(0), st.integers(0)))] * 2,
     st.dictionaries(st.sampled_from(["pswpin", "oom_kill"]), st.integers(0)),
     st.dictionaries(st.sampled_from(["3", "0-7"]), st.integers(0, 300)),
 )
@@ -248,7 +252,7 @@ READINGS = st.builds(
 @given(st.lists(READINGS, max_size=3), st.lists(READINGS, max_size=3), st.sampled_from(Cause))
 def test_any_readings_give_some_sentences_or_none(before: list[Reading], since: list[Reading], cause: Cause) -> None:
     said = evidence(before, since, cause, GPU)
-    assert len(said) <= MOST_SAID
+    assert len(said) <= MAX_CHANGES
     assert all(sentence and len(sentence) < 400 for sentence in said)
 
 
@@ -286,15 +290,15 @@ def test_the_node_is_read_each_minute_while_a_job_is_watched_and_forgotten_after
         return taken[-1]
 
     readings = Readings(now)
-    readings.step(100.0, wanted=False)
+    readings.step(100.0, is_needed=False)
     assert (readings.deadline, len(taken)) == (FOREVER, 0)
-    readings.step(100.0, wanted=True)
-    readings.step(130.0, wanted=True)
-    readings.step(160.0, wanted=True)
+    readings.step(100.0, is_needed=True)
+    readings.step(130.0, is_needed=True)
+    readings.step(160.0, is_needed=True)
     assert (readings.deadline, len(taken)) == (220.0, 2)
-    readings.step(161.0, wanted=False)
+    readings.step(161.0, is_needed=False)
     assert readings.deadline == FOREVER
-    assert readings.evidence(None, Cause.UNKNOWN, "", 300.0) == ()
+    assert readings.find_changes(None, Cause.UNKNOWN, "", 300.0) == ()
 
 
 def test_jobs_that_come_and_go_and_change_their_names_have_the_node_read_no_more_often() -> None:
@@ -306,8 +310,8 @@ def test_jobs_that_come_and_go_and_change_their_names_have_the_node_read_no_more
 
     readings = Readings(now)
     for tenth in range(600):
-        readings.step(tenth / 10, wanted=tenth % 2 == 0)
-        readings.evidence(None, Cause.UNKNOWN, "", tenth / 10)
+        readings.step(tenth / 10, is_needed=tenth % 2 == 0)
+        readings.find_changes(None, Cause.UNKNOWN, "", tenth / 10)
     assert len(taken) <= 1 + 6
 
 
@@ -316,8 +320,8 @@ def test_what_is_before_the_onset_is_held_against_what_is_since() -> None:
     nodes = iter([*before, *since, dataclasses.replace(since[0], time=180.0)])
     readings = Readings(lambda: next(nodes))
     for at in range(3):
-        readings.step(60.0 * at, wanted=True)
-    (said,) = readings.evidence(100.0, Cause.UNKNOWN, "", 180.0)
+        readings.step(60.0 * at, is_needed=True)
+    (said,) = readings.find_changes(100.0, Cause.UNKNOWN, "", 180.0)
     assert said.sentence == f"GPU {GPU}: clock 1200 MHz, 1980 MHz before"
 
 
@@ -326,8 +330,8 @@ def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
     nodes = iter([*before, dataclasses.replace(since[0], time=-3600.0, gpus={GPU: Gpu(99, 100, 0x40)})])
     readings = Readings(lambda: next(nodes))
     for at in range(2):
-        readings.step(60.0 * at, wanted=True)
-    assert readings.evidence(-3600.0, Cause.UNKNOWN, "", 180.0) == ()
+        readings.step(60.0 * at, is_needed=True)
+    assert readings.find_changes(-3600.0, Cause.UNKNOWN, "", 180.0) == ()
 
 
 @pytest.mark.parametrize(
@@ -338,13 +342,13 @@ def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
     ],
 )
 def test_a_clock_that_is_held_down_is_a_fault_of_the_node_and_a_power_limit_that_is_met_is_none(since, is_fault):
-    assert any(map(is_of_hardware, said_of(*span(**since)))) is is_fault
+    assert any(map(is_hardware_fault, said_of(*span(**since)))) is is_fault
 
 
 def test_what_a_job_can_cause_is_no_fault_of_the_node():
     for family in ("cpu", "storage"):
-        assert not is_of_hardware(Said(0.9, family, "everything waited"))
+        assert not is_hardware_fault(NodeChange(0.9, family, "everything waited"))
     for name in ("rp_cnp_handled", "np_cnp_sent", "port_xmit_wait", "local_ack_timeout_err", "out_of_buffer"):
-        assert not is_of_hardware(Said(OF_PORTS[name][1], "fabric", name))
+        assert not is_hardware_fault(NodeChange(PORT_COUNTERS[name][1], "fabric", name))
     for name in ("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors"):
-        assert is_of_hardware(Said(OF_PORTS[name][1], "fabric", name))
+        assert is_hardware_fault(NodeChange(PORT_COUNTERS[name][1], "fabric", name))

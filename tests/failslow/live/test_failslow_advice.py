@@ -19,19 +19,19 @@ from other_user import NOBODY, become, only_root
 from waiting import until
 
 from healthd import client
-from healthd.failslow.live.advice_files import FOLDER, Advising, Followed, advice, follow
-from healthd.failslow.live.document import JobTold
+from healthd.failslow.live.advice_files import FOLDER, AdviceWriter, FollowedJob, advice_text, follow
+from healthd.failslow.live.document import LiveJob
 from healthd.failslow.live.receiver import SOCKET, Receiver
 from healthd.failslow.mitigation.planner import Action, Overheads
 from healthd.failslow.model import Cause
 
 ROOT = Path(__file__).parents[3]
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
-SLOW = JobTold("4711", 1, "client", True, 1000.0, 0.4, 6.0, "", "rank 3", "compute_gpu")
+SLOW = LiveJob("4711", 1, "client", True, 1000.0, 0.4, 6.0, "", "rank 3", "compute_gpu")
 
 
-def told(job: str = "4711", slow: bool = True, lost: float = 48.0, ranks: int = 8, source: str = "client") -> JobTold:
-    return JobTold(job, ranks, source, slow, 1000.0 if slow else None, 0.4, lost, "", "rank 3", "compute")
+def told(job: str = "4711", slow: bool = True, lost: float = 48.0, ranks: int = 8, source: str = "client") -> LiveJob:
+    return LiveJob(job, ranks, source, slow, 1000.0 if slow else None, 0.4, lost, "", "rank 3", "compute")
 
 
 def in_job(root: Path, pid: int, job: str = "4711") -> None:
@@ -44,31 +44,31 @@ def in_job(root: Path, pid: int, job: str = "4711") -> None:
 
 
 def test_a_job_that_never_was_slow_has_no_advice() -> None:
-    assert follow(Followed(), JobTold("4711", 1, "client"), Overheads()).number == 0
+    assert follow(FollowedJob(), LiveJob("4711", 1, "client"), Overheads()).advice_number == 0
 
 
 def test_a_job_is_advised_to_ignore_it_until_the_loss_has_reached_a_cost() -> None:
-    first = follow(Followed(), replace(SLOW, lost_seconds=3.0), Overheads())
-    assert (first.action, first.number) == (Action.IGNORE, 1)
+    first = follow(FollowedJob(), replace(SLOW, lost_seconds=3.0), Overheads())
+    assert (first.action, first.advice_number) == (Action.IGNORE, 1)
     second = follow(first, SLOW, Overheads())
-    assert (second.action, second.number) == (Action.MICRO_BATCHES, 2)
+    assert (second.action, second.advice_number) == (Action.MICRO_BATCHES, 2)
 
 
 def test_what_did_not_change_is_no_news() -> None:
-    first = follow(Followed(), SLOW, Overheads())
-    assert follow(first, SLOW, Overheads()).number == first.number
+    first = follow(FollowedJob(), SLOW, Overheads())
+    assert follow(first, SLOW, Overheads()).advice_number == first.advice_number
 
 
 def test_a_relief_is_told_and_begins_all_anew() -> None:
     followed = follow(
-        follow(Followed(), SLOW, Overheads()), JobTold("4711", 1, "client", lost_seconds=6.0), Overheads()
+        follow(FollowedJob(), SLOW, Overheads()), LiveJob("4711", 1, "client", lost_seconds=6.0), Overheads()
     )
-    assert (followed.action, followed.number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
-    assert json.loads(advice(followed, Overheads(), 5.0))["message"] == "the job is no longer slow"
+    assert (followed.action, followed.advice_number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
+    assert json.loads(advice_text(followed, Overheads(), 5.0))["message"] == "the job is no longer slow"
 
 
 def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:
-    first = follow(Followed(), replace(SLOW, lost_seconds=32.0, ranks=8), Overheads())
+    first = follow(FollowedJob(), replace(SLOW, lost_seconds=32.0, ranks=8), Overheads())
     assert (first.action, first.state.lost) == (Action.IGNORE, 4.0)
     assert follow(first, replace(SLOW, lost_seconds=32.0, ranks=1), Overheads()).state.lost == 4.0
 
@@ -76,10 +76,10 @@ def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e9), st.sampled_from(list(Cause))), max_size=60))
 def test_whatever_a_job_shows_its_advice_is_a_document(looks: list[tuple[bool, float, Cause]]) -> None:
-    followed = Followed()
+    followed = FollowedJob()
     for slow, lost, cause in looks:
         followed = follow(followed, replace(SLOW, slow=slow, lost_seconds=lost, cause=cause.value), Overheads())
-        document = json.loads(advice(followed, Overheads(), 1.5))
+        document = json.loads(advice_text(followed, Overheads(), 1.5))
         assert document["action"] in {one.value for one in Action}
         assert document["slow"] is slow
 
@@ -87,23 +87,23 @@ def test_whatever_a_job_shows_its_advice_is_a_document(looks: list[tuple[bool, f
 def test_a_restart_is_advised_when_as_much_is_lost_as_the_site_says_that_it_costs() -> None:
     """Of an unknown cause nothing else is left."""
     unknown = replace(SLOW, cause=Cause.UNKNOWN.value, lost_seconds=100.0)
-    assert follow(Followed(), unknown, Overheads()).action is Action.IGNORE
-    assert follow(Followed(), unknown, Overheads(s4=100.0)).action is Action.RESTART
+    assert follow(FollowedJob(), unknown, Overheads()).action is Action.IGNORE
+    assert follow(FollowedJob(), unknown, Overheads(s4=100.0)).action is Action.RESTART
 
 
 # --- the files
 
 
 @pytest.fixture
-def advising(tmp_path: Path) -> Advising:
-    return Advising(str(tmp_path), {"4711": os.geteuid()}.get)
+def advising(tmp_path: Path) -> AdviceWriter:
+    return AdviceWriter(str(tmp_path), {"4711": os.geteuid()}.get)
 
 
-def files(advising: Advising) -> list[str]:
+def files(advising: AdviceWriter) -> list[str]:
     return sorted(os.listdir(advising.folder))
 
 
-def test_a_slow_job_has_a_file_and_loses_it_when_it_ends(advising: Advising) -> None:
+def test_a_slow_job_has_a_file_and_loses_it_when_it_ends(advising: AdviceWriter) -> None:
     assert advising.step([told()], 5.0) is None
     document = json.loads(Path(advising.folder, "4711.json").read_text())
     assert (document["action"], document["rank"], document["lost_seconds"]) == ("s2", "rank 3", 6.0)
@@ -117,7 +117,7 @@ def test_a_slow_job_has_a_file_and_loses_it_when_it_ends(advising: Advising) -> 
 def test_what_an_earlier_process_left_is_removed_and_so_is_all_at_the_end(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "1.json").write_text("{}")
-    advising = Advising(str(tmp_path), {"4711": os.geteuid()}.get)
+    advising = AdviceWriter(str(tmp_path), {"4711": os.geteuid()}.get)
     assert files(advising) == []
     advising.step([told()], 5.0)
     advising.close()
@@ -126,17 +126,17 @@ def test_what_an_earlier_process_left_is_removed_and_so_is_all_at_the_end(tmp_pa
 
 @pytest.mark.parametrize("job", ["../../etc/passwd", "", "x", "1" * 13, "4711/../1"])
 def test_what_is_no_number_of_a_job_names_no_file(tmp_path: Path, job: str) -> None:
-    advising = Advising(str(tmp_path), lambda job: os.geteuid())
+    advising = AdviceWriter(str(tmp_path), lambda job: os.geteuid())
     assert advising.step([told(job)], 5.0) is None
     assert files(advising) == []
 
 
-def test_a_job_of_which_only_counters_tell_has_no_file(advising: Advising) -> None:
+def test_a_job_of_which_only_counters_tell_has_no_file(advising: AdviceWriter) -> None:
     assert advising.step([told(source="counters")], 5.0) is None
     assert files(advising) == []
 
 
-def test_a_job_whose_user_is_not_known_has_no_file(advising: Advising) -> None:
+def test_a_job_whose_user_is_not_known_has_no_file(advising: AdviceWriter) -> None:
     assert advising.step([told("4712")], 5.0) is None
     assert files(advising) == []
 
@@ -163,7 +163,7 @@ def test_the_jobs_user_reads_it_and_nobody_else_does(tmp_path_factory: pytest.Te
     for above in (folder, *folder.parents):  # pytest's own folders are root's alone
         if above.stat().st_uid == os.geteuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)
-    advising = Advising(str(folder), {"4711": NOBODY}.get)
+    advising = AdviceWriter(str(folder), {"4711": NOBODY}.get)
     problem = advising.step([told()], 5.0)
     if problem is not None:
         pytest.skip(f"this file system has no access lists: {problem}")
@@ -193,22 +193,22 @@ class Ranks:
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     made = Ranks(tmp_path)
     monkeypatch.setenv("HEALTHD_SOCKET", made.receiver.path)
-    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
     client._pid = 0
     client._last = None
     yield made
-    client._forget()
+    client._disconnect()
     client._pid = 0
     made.receiver.close()
 
 
 def test_owner_is_the_user_of_a_connected_rank(ranks: Ranks) -> None:
-    assert ranks.receiver.owner("4711") is None
+    assert ranks.receiver.find_user("4711") is None
     client.step()  # connects
     ranks.step()
-    assert ranks.receiver.owner("4711") == os.geteuid()
-    assert ranks.receiver.owner("1") is None
+    assert ranks.receiver.find_user("4711") == os.geteuid()
+    assert ranks.receiver.find_user("1") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff", "1" * 100_000])

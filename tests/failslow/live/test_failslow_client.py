@@ -24,8 +24,8 @@ from waiting import until
 from healthd import client
 from healthd.failslow.live import datagram, process
 from healthd.failslow.live import document as told
-from healthd.failslow.live.receiver import Heard, Left, Receiver
-from healthd.failslow.live.settings import Place, Watched
+from healthd.failslow.live.receiver import Disconnected, Received, Receiver
+from healthd.failslow.live.settings import LiveSettings, Locations
 from healthd.host import shortage
 from healthd.host.passed_descriptor import SO_PASSRIGHTS
 
@@ -40,8 +40,8 @@ class Ranks:
         self.folder = folder
         self.path = str(folder / "failslow.sock")
         self.receiver = Receiver(self.path, str(folder), jobs, ranks)
-        self.heard: list[Heard] = []
-        self.left: list[Left] = []
+        self.heard: list[Received] = []
+        self.left: list[Disconnected] = []
         self.now = 0.0
 
     def in_job(self, pid: int, job: str) -> None:
@@ -52,7 +52,7 @@ class Ranks:
     def step(self) -> Ranks:
         self.now += 1.0
         for one in self.receiver.step(self.now):
-            (self.heard if isinstance(one, Heard) else self.left).append(one)
+            (self.heard if isinstance(one, Received) else self.left).append(one)
         return self
 
     def connect(self) -> socket.socket:
@@ -68,18 +68,18 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("HEALTHD_SOCKET", made.path)
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
     client._pid = 0
     client._last = None
     yield made
     made.receiver.close()
-    client._forget()
+    client._disconnect()
     client._pid = 0
 
 
 def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int = 1) -> bytes:
-    return client.MESSAGE.pack(client.MAGIC, rank, rank, 1, steps, seconds, busy, client.NOT_TOLD)
+    return client.MESSAGE.pack(client.MAGIC, rank, rank, 1, steps, seconds, busy, client.NOT_MEASURED)
 
 
 # --- what is said
@@ -98,10 +98,10 @@ def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
 def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
     client.step()
     client.step()
-    monkeypatch.setattr(client, "TELL_SECONDS", 3600.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 3600.0)
     for _ in range(9):
         client.step()
-    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step()
     assert [one.said.steps for one in ranks.step().step().heard] == [1, 10]
 
@@ -143,10 +143,10 @@ def test_step_accepts_numpy_scalars(ranks, kind):
 def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypatch, bad):
     client.step()
     client.step(busy=0.5)
-    monkeypatch.setattr(client, "TELL_SECONDS", 3600.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 3600.0)
     client.step(busy=0.2)
     client.step(busy=bad)
-    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step(busy=0.4)
     last = [one.said for one in ranks.step().step().step().heard][-1]
     assert (last.steps, last.busy) == (3, pytest.approx(0.3))
@@ -161,7 +161,7 @@ def test_a_number_that_no_float_can_hold_raises_nothing(ranks):
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_message_or_nothing(data):
-    assert datagram.read(data) is None or isinstance(datagram.read(data), datagram.Step)
+    assert datagram.parse(data) is None or isinstance(datagram.parse(data), datagram.StepMessage)
 
 
 @given(
@@ -171,21 +171,21 @@ def test_any_bytes_are_a_message_or_nothing(data):
     *(st.floats(width=64),) * 3,
 )
 def test_what_a_message_can_hold_is_a_step_that_can_be_or_nothing(rank, local, step, steps, seconds, busy, wait):
-    said = datagram.read(client.MESSAGE.pack(client.MAGIC, rank, local, step, steps, seconds, busy, wait))
+    said = datagram.parse(client.MESSAGE.pack(client.MAGIC, rank, local, step, steps, seconds, busy, wait))
     if said is None:
         return
-    assert 0 < said.seconds <= datagram.MOST_SECONDS
+    assert 0 < said.seconds <= datagram.MAX_SECONDS
     assert (said.rank >= -1, said.steps >= 1) == (True, True)
     for part in (said.busy, said.wait):
-        assert part is None or 0 <= part <= datagram.MOST_SECONDS
+        assert part is None or 0 <= part <= datagram.MAX_SECONDS
 
 
 def test_fields_that_later_versions_add_behind_are_passed_over():
-    said = datagram.read(message() + bytes(40))
-    assert isinstance(said, datagram.Step)
+    said = datagram.parse(message() + bytes(40))
+    assert isinstance(said, datagram.StepMessage)
     assert said.seconds == 0.5
-    assert datagram.read(message() + bytes(datagram.MOST_BYTES)) is None
-    assert datagram.read(message()[:-1]) is None
+    assert datagram.parse(message() + bytes(datagram.MAX_BYTES)) is None
+    assert datagram.parse(message()[:-1]) is None
 
 
 # --- healthd is away, hung, restarted
@@ -351,7 +351,7 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
         made.in_job(inside, "99")
         # Its first connection may have come before we said that it is in a job: then it tries again.
         until(lambda: made.step().heard or time.sleep(0.05), seconds=60)
-        assert (made.heard[0].pid, made.heard[0].job, made.heard[0].said.rank) == (inside, "99", 3)
+        assert (made.heard[0].pid, made.heard[0].job, made.heard[0].step.rank) == (inside, "99", 3)
     finally:
         rank.kill()
         rank.wait()
@@ -369,7 +369,7 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stranger.send(message())
     assert ranks.heard == []
-    assert ranks.receiver.said_dropped().strangers == 1
+    assert ranks.receiver.dropped_counts().strangers == 1
 
 
 def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, monkeypatch):
@@ -377,15 +377,15 @@ def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, 
     document = tmp_path / told.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    live = process.Live(Place(str(tmp_path), str(tmp_path)), theirs)
+    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
     with ours:
         try:
-            live.reconfigure(Watched(client=True))
+            live.reconfigure(LiveSettings(client=True))
             live.step()
-            assert told.read(document.read_text()).dropped.strangers == 0
+            assert told.parse(document.read_text()).dropped.strangers == 0
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(str(tmp_path / "failslow.sock"))
-                until(lambda: live.step() or told.read(document.read_text()).dropped.strangers == 1)
+                until(lambda: live.step() or told.parse(document.read_text()).dropped.strangers == 1)
         finally:
             live.close()
 
@@ -423,7 +423,7 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
     with ranks.connect() as rank:
         rank.send(message(0.5))
         ranks.step().step()
-        dropped = ranks.receiver.said_dropped()
+        dropped = ranks.receiver.dropped_counts()
         assert (dropped.file_descriptors, dropped.series) == (2, 0)
         assert listener.calls == 2, "one try a look"
         assert ranks.step().step().heard[-1].said.seconds == 0.5
@@ -435,26 +435,26 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     with ranks.connect() as rank:
         rank.send(message(0.5))
         assert ranks.step().step().heard[-1].said.seconds == 0.5
-    assert (dict(shortages), ranks.receiver.said_dropped()) == ({}, told.Dropped())
+    assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, told.Dropped())
 
 
 def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path, shortages, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
-    monkeypatch.setattr(process, "JUDGED_SECONDS", 0.0)
+    monkeypatch.setattr(process, "EVALUATION_SECONDS", 0.0)
     document = tmp_path / told.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    live = process.Live(Place(str(tmp_path), str(tmp_path)), theirs)
+    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
     with ours:
         try:
             live.step()
             shortage.record(shortage.DESCRIPTORS)
             live.step()
-            (problem,) = told.read(document.read_text()).problems
+            (problem,) = told.parse(document.read_text()).problems
             assert "file descriptors" in problem
-            monkeypatch.setattr(shortage, "SHOWN_SECONDS", 0.0)
+            monkeypatch.setattr(shortage, "REPORT_SECONDS", 0.0)
             live.step()
-            assert told.read(document.read_text()).problems == ()
+            assert told.parse(document.read_text()).problems == ()
         finally:
             live.close()
 
@@ -466,7 +466,7 @@ def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size)
         stream.send(message())
         ranks.step().step()
         assert len(ranks.heard) == 1
-        assert ranks.receiver.said_dropped().oversized == 1
+        assert ranks.receiver.dropped_counts().oversized == 1
 
 
 def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
@@ -500,7 +500,7 @@ def test_who_sends_only_nonsense_is_hung_up_on(ranks):
             stream.send(struct.pack("<4s", b"hfs9"))
         for _ in range(60):
             ranks.step()
-        assert ranks.receiver.said_dropped().malformed == 50
+        assert ranks.receiver.dropped_counts().malformed == 50
         assert ranks.heard == []
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stream.send(message())
@@ -563,7 +563,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
         except OSError:
             stream.close()
         jobs = max(jobs, len({one.job for one in ranks.step().heard}))
-    dropped = ranks.receiver.said_dropped()
+    dropped = ranks.receiver.dropped_counts()
     assert (len(kept), jobs) == (16, 4)
     assert dropped.series + dropped.jobs == 10_000 - 16
     assert min(dropped.series, dropped.jobs) > 0

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.failslow.live.datagram import Step
-from healthd.failslow.live.document import MOST_RECENT, Told, as_text, read
-from healthd.failslow.live.jobs import MOST_LOOKS, Jobs, judge
+from healthd.failslow.live.datagram import StepMessage
+from healthd.failslow.live.document import MAX_RECENT, LiveDocument, parse, to_json
+from healthd.failslow.live.jobs import MAX_GPU_LOOKUPS, Jobs, evaluate_ranks
 from healthd.failslow.live.series import Sample
-from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.settings import LiveSettings
 from healthd.failslow.model import Kind, Point
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(16)]
@@ -26,9 +26,9 @@ class Gang:
     """Ranks of one job that wait for each other; times have some noise, the same each time."""
 
     def __init__(
-        self, ranks: int = 8, watched: Watched | None = None, tells_busy: bool = True, job: str = "4711"
+        self, ranks: int = 8, watched: LiveSettings | None = None, tells_busy: bool = True, job: str = "4711"
     ) -> None:
-        self.jobs = Jobs(watched or Watched(), gpu_of)
+        self.jobs = Jobs(watched or LiveSettings(), gpu_of)
         self.ranks, self.tells_busy, self.job = ranks, tells_busy, job
         self.now, self.at = 10_000.0, 0
 
@@ -43,14 +43,14 @@ class Gang:
             self.now += length
             for rank in range(self.ranks):
                 busy = work[rank] if self.tells_busy else None
-                said = Step(rank, rank, self.at, 1, length, busy, None)
-                self.jobs.heard(rank, 100 + rank, self.job, said, self.now)
-        self.jobs.judge(False)
+                said = StepMessage(rank, rank, self.at, 1, length, busy, None)
+                self.jobs.add_step(rank, 100 + rank, self.job, said, self.now)
+        self.jobs.evaluate(False)
         return self
 
     @property
     def told(self):
-        (job,) = self.jobs.told()
+        (job,) = self.jobs.records()
         return job
 
 
@@ -62,12 +62,12 @@ def test_the_gpu_of_a_rank_that_shows_none_is_looked_for_a_few_times_only():
         return ""
 
     gang = Gang()
-    gang.jobs = Jobs(Watched(), of_none)
+    gang.jobs = Jobs(LiveSettings(), of_none)
     gang.step(100)
-    for _ in range(4 * MOST_LOOKS):
+    for _ in range(4 * MAX_GPU_LOOKUPS):
         gang.step(10, slow=(3,))
     assert (gang.told.slow, gang.told.rank, gang.told.suspect) == (True, "rank 3", "")
-    assert looks == [103] * MOST_LOOKS
+    assert looks == [103] * MAX_GPU_LOOKUPS
 
 
 def test_a_job_that_is_as_ever_is_told_and_not_slow():
@@ -125,8 +125,8 @@ def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
     for _ in range(40):
         gang.at, gang.now = gang.at + 1, gang.now + 0.8
         for rank in range(8):
-            gang.jobs.heard(rank, rank, "4711", Step(rank, rank, gang.at, 1, 0.8, 0.4, None), gang.now)
-    gang.jobs.judge(False)
+            gang.jobs.add_step(rank, rank, "4711", StepMessage(rank, rank, gang.at, 1, 0.8, 0.4, None), gang.now)
+    gang.jobs.evaluate(False)
     assert (gang.told.slow, gang.told.rank) == (True, "")
     assert "another node" in gang.told.evidence[0]
 
@@ -139,9 +139,9 @@ def test_during_a_pause_nothing_new_is_told_and_what_was_told_ends_as_ever():
     for _ in range(40):
         other.now += 1.0
         for rank in range(8):
-            gang.jobs.heard(100 + rank, rank, "8", Step(rank, rank, 1, 1, 0.5, 0.4, None), other.now)
-    gang.jobs.judge(True)
-    assert {job.job: job.slow for job in gang.jobs.told()} == {"4711": True, "8": False}
+            gang.jobs.add_step(100 + rank, rank, "8", StepMessage(rank, rank, 1, 1, 0.5, 0.4, None), other.now)
+    gang.jobs.evaluate(True)
+    assert {job.job: job.slow for job in gang.jobs.records()} == {"4711": True, "8": False}
 
 
 def test_a_pause_hides_what_begins_in_it_until_it_is_over():
@@ -151,17 +151,19 @@ def test_a_pause_hides_what_begins_in_it_until_it_is_over():
     for _ in range(40):
         gang.now += 0.8
         for rank in range(8):
-            jobs.heard(rank, rank, "4711", Step(rank, rank, 1, 1, 0.8, 0.7 if rank == 5 else 0.4, None), gang.now)
-    assert not jobs.judge(True)
+            jobs.add_step(
+                rank, rank, "4711", StepMessage(rank, rank, 1, 1, 0.8, 0.7 if rank == 5 else 0.4, None), gang.now
+            )
+    assert not jobs.evaluate(True)
     assert not gang.told.slow
-    assert jobs.judge(False)
+    assert jobs.evaluate(False)
     assert gang.told.rank == "rank 5"
 
 
 def test_a_threshold_changes_for_jobs_that_run_without_what_they_have_shown_being_lost():
-    gang = Gang(watched=Watched(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
+    gang = Gang(watched=LiveSettings(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
     assert not gang.told.slow
-    gang.jobs.reconfigure(Watched(slow_percent=10.0))
+    gang.jobs.reconfigure(LiveSettings(slow_percent=10.0))
     told = gang.step(20, slow=(5,), by=1.5).told
     assert (told.slow, told.rank) == (True, "rank 5")
 
@@ -170,45 +172,45 @@ def test_a_job_ends_with_its_last_rank_and_only_the_last_ones_are_kept():
     gang = Gang().step(100).step(40, slow=(5,))
     lost = gang.told.lost_seconds
     for rank in range(8):
-        gang.jobs.left(rank, "4711", 20_000.0)
-    assert gang.jobs.told() == ()
+        gang.jobs.remove_connection(rank, "4711", 20_000.0)
+    assert gang.jobs.records() == ()
     (ended,) = gang.jobs.recent
     assert (ended.job, ended.ended, ended.slow) == ("4711", 20_000.0, True)
     assert ended.lost_seconds == pytest.approx(lost)
-    for number in range(3 * MOST_RECENT):
-        gang.jobs.heard(1000 + number, 1, str(number), Step(0, 0, 1, 1, 0.5, None, None), 20_000.0)
-        gang.jobs.left(1000 + number, str(number), 20_000.0)
-    assert len(gang.jobs.recent) == MOST_RECENT
+    for number in range(3 * MAX_RECENT):
+        gang.jobs.add_step(1000 + number, 1, str(number), StepMessage(0, 0, 1, 1, 0.5, None, None), 20_000.0)
+        gang.jobs.remove_connection(1000 + number, str(number), 20_000.0)
+    assert len(gang.jobs.recent) == MAX_RECENT
 
 
 def test_nobody_can_claim_to_have_lost_more_time_than_went_by():
-    jobs = Jobs(Watched(), gpu_of)
+    jobs = Jobs(LiveSettings(), gpu_of)
     for at in range(200):
         seconds = 1.0 if at < 100 else 100_000.0
-        jobs.heard(1, 1, "1", Step(0, 0, at, 10**7, seconds, None, None), 1000.0 + at)
-    jobs.judge(False)
-    (told,) = jobs.told()
+        jobs.add_step(1, 1, "1", StepMessage(0, 0, at, 10**7, seconds, None, None), 1000.0 + at)
+    jobs.evaluate(False)
+    (told,) = jobs.records()
     assert told.slow
     assert told.lost_seconds <= 200 + 60
 
 
 def test_counters_tell_that_a_job_is_slow_and_never_who():
-    jobs = Jobs(Watched(counters_percent=20.0), gpu_of)
+    jobs = Jobs(LiveSettings(counters_percent=20.0), gpu_of)
     now = 1000.0
     for at in range(200):
         value = 1.0 if at < 120 else 1.5
         now += value
-        jobs.sampled(Sample("9", "ib", now, value, Kind.ITERATION))
-    jobs.judge(False)
-    (told,) = jobs.told()
+        jobs.add_sample(Sample("9", "ib", now, value, Kind.ITERATION))
+    jobs.evaluate(False)
+    (told,) = jobs.records()
     assert (told.source, told.slow, told.suspect, told.rank) == ("counters", True, "", "")
     assert told.evidence[0].startswith("ib: iterations take 50% longer")
 
 
 def test_the_document_comes_back_as_it_was():
     gang = Gang().step(100).step(40, slow=(5,))
-    told = Told(1.0, jobs=gang.jobs.told(), recent=tuple(gang.jobs.recent))
-    assert read(as_text(told)) == told
+    told = LiveDocument(1.0, jobs=gang.jobs.records(), recent=tuple(gang.jobs.recent))
+    assert parse(to_json(told)) == told
 
 
 # --- who is to blame, for any times
@@ -228,7 +230,7 @@ ranks = st.lists(
 @settings(max_examples=300)
 @given(ranks)
 def test_any_times_are_judged_and_who_is_named_is_a_slow_minority(seen):
-    found = judge(seen)
+    found = evaluate_ranks(seen)
     assert found.slow == any(one.iteration.slow is not None for one in seen)
     if found.rank is not None:
         named = seen[found.rank]
@@ -243,6 +245,6 @@ def test_any_times_are_judged_and_who_is_named_is_a_slow_minority(seen):
 @given(st.permutations(range(8)))
 def test_the_order_of_the_ranks_changes_nothing(order):
     seen = list(Gang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values())
-    found = judge([seen[at] for at in order])
+    found = evaluate_ranks([seen[at] for at in order])
     assert found.rank is not None
     assert order[found.rank] == 5

@@ -4,61 +4,61 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.datagram import StepMessage
 from healthd.failslow.live.jobs import Jobs
 from healthd.failslow.live.series import Sample
-from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.settings import LiveSettings
 
 
 def steps(jobs: Jobs, connection: int, seconds: float, many: int, at: float) -> float:
     for _ in range(many):
         at += seconds
-        jobs.heard(connection, 100 + connection, "4711", Step(0, 0, 1, 1, seconds, None, None), at)
+        jobs.add_step(connection, 100 + connection, "4711", StepMessage(0, 0, 1, 1, seconds, None, None), at)
     return at
 
 
 def test_what_was_lost_is_summed_over_jobs_and_outlives_their_end() -> None:
-    jobs = Jobs(Watched(client=True), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(client=True), lambda pid, job, local: "")
     at = steps(jobs, 1, 1.0, 100, 1e9)
-    jobs.judge(False)
-    assert jobs.lost().client == 0.0
+    jobs.evaluate(False)
+    assert jobs.lost_seconds().client == 0.0
     at = steps(jobs, 1, 1.5, 100, at)
-    jobs.judge(False)
-    slow = jobs.lost().client
+    jobs.evaluate(False)
+    slow = jobs.lost_seconds().client
     assert 40.0 < slow <= 55.0
-    assert jobs.lost().counters == 0.0
-    jobs.left(1, "4711", at)
-    assert jobs.lost().client == slow
+    assert jobs.lost_seconds().counters == 0.0
+    jobs.remove_connection(1, "4711", at)
+    assert jobs.lost_seconds().client == slow
     at = steps(jobs, 2, 1.0, 100, at)
-    jobs.judge(False)
-    assert jobs.lost().client == slow
+    jobs.evaluate(False)
+    assert jobs.lost_seconds().client == slow
 
 
 def test_a_pause_hides_a_slowness_and_not_what_it_costs() -> None:
-    jobs = Jobs(Watched(client=True), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(client=True), lambda pid, job, local: "")
     at = steps(jobs, 1, 1.0, 100, 1e9)
     steps(jobs, 1, 1.5, 100, at)
-    jobs.judge(True)
-    assert not any(job.slow for job in jobs.told())
-    assert jobs.lost().client > 40.0
-    jobs.judge(False)
-    assert [job.slow for job in jobs.told()] == [True]
+    jobs.evaluate(True)
+    assert not any(job.slow for job in jobs.records())
+    assert jobs.lost_seconds().client > 40.0
+    jobs.evaluate(False)
+    assert [job.slow for job in jobs.records()] == [True]
 
 
 def sampled(jobs: Jobs, seconds: float, many: int, at: float, series: str = "ib") -> float:
     for _ in range(many):
         at += 10 * seconds
-        jobs.sampled(Sample("4711", series, at, seconds, steps=10))
+        jobs.add_sample(Sample("4711", series, at, seconds, steps=10))
     return at
 
 
 def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled() -> None:
-    jobs = Jobs(Watched(sample=("ib", "nvlink")), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(sample=("ib", "nvlink")), lambda pid, job, local: "")
     for series in ("ib", "nvlink"):
         at = sampled(jobs, 2.0, 60, 1e9, series)
         at = sampled(jobs, 3.0, 40, at, series)
-    jobs.judge(False)
-    (job,) = jobs.told()
+    jobs.evaluate(False)
+    (job,) = jobs.records()
     assert job.slow
     assert (job.source, job.ranks) == ("counters", 1)  # so that the loss is not divided among them
     assert job.slowdown == pytest.approx(0.5, rel=0.05)
@@ -66,27 +66,27 @@ def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled(
 
 
 def test_a_job_whose_counters_are_no_longer_sampled_is_over_and_one_in_a_pause_is_not() -> None:
-    jobs = Jobs(Watched(sample=("ib",)), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
     at = sampled(jobs, 2.0, 60, 1e9)
-    assert not jobs.forget_quiet(at + 600, "4711")
-    assert jobs.forget_quiet(at, "4712")
-    assert not jobs.watches_any
+    assert not jobs.end_quiet_jobs(at + 600, "4711")
+    assert jobs.end_quiet_jobs(at, "4712")
+    assert not jobs.has_jobs
 
 
 def test_a_job_that_never_tells_again_is_over() -> None:
-    jobs = Jobs(Watched(sample=("ib",)), lambda pid, job, local: "")
+    jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
     at = sampled(jobs, 2.0, 60, 1e9)
-    assert jobs.forget_quiet(at + 3600, "4711")
+    assert jobs.end_quiet_jobs(at + 3600, "4711")
 
 
 def test_a_new_job_is_written_and_only_a_slow_one_is_news() -> None:
-    jobs = Jobs(Watched(sample=("ib",)), lambda pid, job, local: "")
-    assert jobs.sampled(Sample("4711", "ib", 1e9, 2.0))
-    assert not jobs.sampled(Sample("4711", "ib", 1e9 + 2, 2.0))
-    assert not jobs.judge(False)
+    jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
+    assert jobs.add_sample(Sample("4711", "ib", 1e9, 2.0))
+    assert not jobs.add_sample(Sample("4711", "ib", 1e9 + 2, 2.0))
+    assert not jobs.evaluate(False)
     at = sampled(jobs, 2.0, 60, 1e9)
     at = sampled(jobs, 3.0, 40, at)
-    assert jobs.judge(False)
-    assert not jobs.judge(False)
-    jobs.forget_quiet(at, "")
-    assert jobs.judge(False)  # it ended while it was slow
+    assert jobs.evaluate(False)
+    assert not jobs.evaluate(False)
+    jobs.end_quiet_jobs(at, "")
+    assert jobs.evaluate(False)  # it ended while it was slow

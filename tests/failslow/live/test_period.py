@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.detect import Detector
-from healthd.failslow.live.iterations import LEAST, MOST, OCTAVES, WINDOW, Iteration, Iterations, acf, rhythm, seen_from
+from healthd.failslow.live.iterations import (
+    MAX_PERIOD,
+    MIN_PERIOD,
+    OCTAVES,
+    WINDOW,
+    Iteration,
+    Iterations,
+    autocorrelation,
+    detectable_periods,
+    find_rhythm,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from failslow import counters
@@ -28,7 +38,7 @@ def made(period: float, count: int = WINDOW, noise: float = 0.1, micro: int = 1,
 @pytest.mark.parametrize("period", [20.5, 23, 28.3, 34, 39.7])
 @pytest.mark.parametrize("micro", [1, 4])
 def test_the_period_is_that_of_the_iterations_to_two_percent(period: float, micro: int) -> None:
-    found = rhythm(made(period, micro=micro))
+    found = find_rhythm(made(period, micro=micro))
     assert found is not None
     assert found.period == pytest.approx(period, rel=0.02)
     assert 0.5 <= found.strength <= 1
@@ -37,45 +47,45 @@ def test_the_period_is_that_of_the_iterations_to_two_percent(period: float, micr
 @pytest.mark.parametrize("seed", range(20))
 def test_what_has_no_rhythm_has_no_period(seed: int) -> None:
     for signal in counters.no_training(random.Random(seed), WINDOW, 0.1):
-        assert rhythm(signal.rate) is None, signal.kind
+        assert find_rhythm(signal.rate) is None, signal.kind
 
 
 @pytest.mark.parametrize("period", [0.3, 0.97, 1.04, 2.1, 3.1, 5, 9.7, 12, 18])
 def test_a_rhythm_that_is_too_quick_is_told_as_none_and_not_by_its_multiple(period: float) -> None:
-    assert rhythm(made(period, noise=0.02)) is None
+    assert find_rhythm(made(period, noise=0.02)) is None
 
 
 def test_a_rhythm_that_is_too_slow_for_the_window_is_none() -> None:
-    assert rhythm(made(3 * MOST, noise=0.02)) is None
+    assert find_rhythm(made(3 * MAX_PERIOD, noise=0.02)) is None
 
 
 def test_micro_batches_that_are_all_alike_are_a_rhythm_of_their_own() -> None:
-    found = rhythm(made(24, noise=0.02))
+    found = find_rhythm(made(24, noise=0.02))
     assert found is not None
     assert found.period == pytest.approx(24, rel=0.02)
 
 
 def test_a_period_that_doubled_is_not_taken_for_the_one_before_it() -> None:
-    found = rhythm(made(42, noise=0.1), near=21)
+    found = find_rhythm(made(42, noise=0.1), near=21)
     assert found is not None
     assert found.period == pytest.approx(42, rel=0.03)
 
 
 def test_fewer_samples_than_a_window_tell_nothing() -> None:
-    assert rhythm(made(25)[:-1]) is None
+    assert find_rhythm(made(25)[:-1]) is None
 
 
 @pytest.mark.parametrize("rates", [[0.0] * WINDOW, [7e18] * WINDOW, [math.nan] * WINDOW, [math.inf] * WINDOW])
 def test_rates_that_do_not_vary_or_are_no_numbers_have_none(rates: list[float]) -> None:
-    assert rhythm(rates) is None
+    assert find_rhythm(rates) is None
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(FLOATS, min_size=WINDOW, max_size=WINDOW + 5), st.none() | st.floats(1, 100))
 def test_any_rates_have_a_period_between_the_bounds_or_none(rates: list[float], near: float | None) -> None:
-    found = rhythm(rates, near)
+    found = find_rhythm(rates, near)
     if found is not None:
-        assert LEAST - 1 <= found.period <= MOST + 1
+        assert MIN_PERIOD - 1 <= found.period <= MAX_PERIOD + 1
         assert 0 < found.strength <= 1
 
 
@@ -83,7 +93,7 @@ def test_any_rates_have_a_period_between_the_bounds_or_none(rates: list[float], 
 @given(st.floats(20.5, 40), st.floats(1e-6, 1e12), st.integers(0, 2**16))
 def test_a_rhythm_does_not_depend_on_what_is_counted(period: float, unit: float, seed: int) -> None:
     rates = made(period, noise=0.05, seed=seed)
-    one, other = rhythm(rates), rhythm([rate * unit for rate in rates])
+    one, other = find_rhythm(rates), find_rhythm([rate * unit for rate in rates])
     assert one is not None
     assert other is not None
     assert other.period == pytest.approx(one.period, rel=1e-6)
@@ -91,7 +101,7 @@ def test_a_rhythm_does_not_depend_on_what_is_counted(period: float, unit: float,
 
 def test_the_autocorrelation_does_not_shrink_with_the_lag() -> None:
     """Of a pure rhythm it is one at each multiple of the period: (L-k)/L of that with the biased rule."""
-    found = acf([math.sin(2 * math.pi * at / 32) for at in range(WINDOW)], 4 * 32)
+    found = autocorrelation([math.sin(2 * math.pi * at / 32) for at in range(WINDOW)], 4 * 32)
     assert found is not None
     assert [found[lag] for lag in (32, 64, 96, 128)] == pytest.approx([1, 1, 1, 1], abs=1e-9)
 
@@ -172,4 +182,4 @@ def test_any_readings_are_taken(readings: list[tuple[float, float]]) -> None:
 
 
 def test_what_can_be_seen_follows_from_the_distance_of_the_readings() -> None:
-    assert seen_from(0.1) == pytest.approx((2.0, 4.4 * 2 ** (OCTAVES - 1)))
+    assert detectable_periods(0.1) == pytest.approx((2.0, 4.4 * 2 ** (OCTAVES - 1)))

@@ -24,23 +24,23 @@ from failslow.counters import bursts
 
 from healthd.failslow.live.counters import Counts
 from healthd.failslow.live.iterations import STRIDE
-from healthd.failslow.live.job_gpus import Here, look
+from healthd.failslow.live.job_gpus import RunningJobs, find_jobs
 from healthd.failslow.live.sampler import Sampler
 from healthd.failslow.live.sampling import (
-    LOOK_SECONDS,
-    OVER_SECONDS,
+    BUDGET_SECONDS,
+    JOBS_SECONDS,
+    MAX_SHARE,
     SETTLED_SECONDS,
-    SHARE,
     Budget,
-    Less,
+    Reduction,
     Sampling,
     Setup,
-    less,
+    choose_reduction,
 )
 from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import open_fake
 
-JOB = Here(frozenset({"4711"}), 17)
+JOB = RunningJobs(frozenset({"4711"}), 17)
 SECONDS = 0.5
 COUNTERS = ("port_rcv_data", "port_xmit_data")
 
@@ -48,7 +48,7 @@ COUNTERS = ("port_rcv_data", "port_xmit_data")
 class Node:
     """A made node whose one port counts by `rate`, one number a sample, from a made clock."""
 
-    def __init__(self, root: Path, setup: Setup | None = None, here: Here = JOB) -> None:
+    def __init__(self, root: Path, setup: Setup | None = None, here: RunningJobs = JOB) -> None:
         self.root, self.here = root, here
         self.now, self.clock, self.cpu = 1000.0, 1.7e9, 0.0
         self.counted = 0
@@ -97,7 +97,7 @@ def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp
 
 
 def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
-    node = Node(tmp_path, here=Here(frozenset({"1", "2"})))
+    node = Node(tmp_path, here=RunningJobs(frozenset({"1", "2"})))
     node.run(made(14, 400))
     assert node.told("sample") == []
     ((what, sentence),) = node.told("problem")
@@ -113,7 +113,7 @@ def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
     node.run(made(14, 300))
     assert node.told("sample")
     node.lines.clear()
-    node.here = Here(frozenset({"4712"}), 18)
+    node.here = RunningJobs(frozenset({"4712"}), 18)
     node.run(made(21, 600, seed=2))
     jobs = {job for job, *_ in node.told("sample")}
     assert jobs == {"4712"}
@@ -121,12 +121,12 @@ def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
 
 
 def test_without_a_job_nothing_is_open_and_the_next_look_is_far(tmp_path: Path) -> None:
-    node = Node(tmp_path, here=Here(frozenset()))
+    node = Node(tmp_path, here=RunningJobs(frozenset()))
     node.run([1.0] * 200)
     assert counters_open(tmp_path) == 0
     node.now = node.sampling.deadline
     node.sampling.step(node.now, node.clock)
-    assert node.sampling.deadline - node.now >= LOOK_SECONDS / 2
+    assert node.sampling.deadline - node.now >= JOBS_SECONDS / 2
 
 
 def counters_open(root: Path) -> int:
@@ -136,9 +136,9 @@ def counters_open(root: Path) -> int:
 
 def test_a_job_must_have_been_here_for_a_minute(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    node.run([1.0] * int((SETTLED_SECONDS - LOOK_SECONDS) / SECONDS))
+    node.run([1.0] * int((SETTLED_SECONDS - JOBS_SECONDS) / SECONDS))
     assert counters_open(tmp_path) == 0
-    node.run([1.0] * int(2 * LOOK_SECONDS / SECONDS))
+    node.run([1.0] * int(2 * JOBS_SECONDS / SECONDS))
     assert counters_open(tmp_path) == 2
     node.sampling.close()
     assert counters_open(tmp_path) == 0
@@ -211,7 +211,7 @@ class Gpus:
         self.is_open = False
 
 
-def with_gpus(root: Path, here: Here, gpus: Gpus) -> Node:
+def with_gpus(root: Path, here: RunningJobs, gpus: Gpus) -> Node:
     node = Node(root, Setup(("nvlink",), SECONDS, str(root)), here)
     node.sampling._sources = {"nvml": gpus}
     node.sampling._gpus_at = float("inf")
@@ -232,7 +232,7 @@ def test_the_driver_is_open_only_while_the_job_holds_a_gpu(tmp_path: Path) -> No
     node.here = JOB
     node.run([1.0] * 40)
     assert gpus.is_open
-    node.here = Here(frozenset())
+    node.here = RunningJobs(frozenset())
     node.run([1.0] * 40)
     assert not gpus.is_open
     assert gpus.opened == 2
@@ -257,10 +257,10 @@ def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_a
 def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_one_sentence(tmp_path: Path) -> None:
     gpus = Gpus()
     node = with_gpus(tmp_path, JOB, gpus)
-    node.cpu_each = 2 * SHARE * SECONDS
+    node.cpu_each = 2 * MAX_SHARE * SECONDS
     seen = []
     for _ in range(30):
-        node.run([1.0] * int(OVER_SECONDS / SECONDS))
+        node.run([1.0] * int(BUDGET_SECONDS / SECONDS))
         seen.append((gpus.parts, node.sampling.seconds))
         if node.sampling.stopped:
             break
@@ -283,34 +283,34 @@ def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_o
 def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
     gpus = Gpus()
     node = with_gpus(tmp_path, JOB, gpus)
-    node.cpu_each = 0.9 * SHARE * SECONDS
+    node.cpu_each = 0.9 * MAX_SHARE * SECONDS
     node.run([1.0] * 2000)
     assert (gpus.parts, node.sampling.seconds) == (8, SECONDS)
     assert node.told("problem") == []
-    assert node.told("share")[-1] == pytest.approx(0.9 * SHARE)
+    assert node.told("share")[-1] == pytest.approx(0.9 * MAX_SHARE)
 
 
 @pytest.mark.parametrize(
     ("seconds", "period", "can_narrow", "what"),
     [
-        (0.5, 20.0, True, Less.SLOWER),  # 20 samples of a second: the rhythm is still seen
-        (0.5, 19.9, True, Less.FEWER),
-        (0.5, None, True, Less.FEWER),
-        (0.5, 10.0, False, Less.SLOWER),
-        (2.5, None, False, Less.SLOWER),
-        (2.6, None, False, Less.NOTHING),
-        (2.6, 104.0, False, Less.SLOWER),
+        (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of a second: the rhythm is still seen
+        (0.5, 19.9, True, Reduction.FEWER),
+        (0.5, None, True, Reduction.FEWER),
+        (0.5, 10.0, False, Reduction.SLOWER),
+        (2.5, None, False, Reduction.SLOWER),
+        (2.6, None, False, Reduction.STOP),
+        (2.6, 104.0, False, Reduction.SLOWER),
     ],
 )
-def test_what_is_left_out_first(seconds: float, period: float | None, can_narrow: bool, what: Less) -> None:
-    assert less(seconds, period, can_narrow) is what
+def test_what_is_left_out_first(seconds: float, period: float | None, can_narrow: bool, what: Reduction) -> None:
+    assert choose_reduction(seconds, period, can_narrow) is what
 
 
 def test_a_share_is_that_of_a_minute() -> None:
     budget = Budget((10.0, 1.0))
-    assert budget.share(10.0 + OVER_SECONDS - 1, 5.0) is None
-    assert budget.share(10.0 + OVER_SECONDS, 1.6) == pytest.approx(0.01)
-    assert budget.share(10.0 + 2 * OVER_SECONDS, 1.6) == 0
+    assert budget.share(10.0 + BUDGET_SECONDS - 1, 5.0) is None
+    assert budget.share(10.0 + BUDGET_SECONDS, 1.6) == pytest.approx(0.01)
+    assert budget.share(10.0 + 2 * BUDGET_SECONDS, 1.6) == 0
 
 
 # --- whose node it is
@@ -326,16 +326,16 @@ def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = No
 
 
 def test_the_job_that_is_alone_and_its_process_that_holds_a_gpu_are_seen(tmp_path: Path) -> None:
-    nobody = Here(frozenset())
-    assert look(str(tmp_path), True, nobody) == nobody
+    nobody = RunningJobs(frozenset())
+    assert find_jobs(str(tmp_path), True, nobody) == nobody
     cgroup(tmp_path, 4711, 10, 11, 12, gpus={11: "/dev/nvidia3"})
-    assert look(str(tmp_path), False, nobody) == Here(frozenset({"4711"}))
-    assert look(str(tmp_path), True, nobody) == Here(frozenset({"4711"}), 11)
-    assert look(str(tmp_path), True, Here(frozenset({"4711"}), 11)) == Here(frozenset({"4711"}), 11)
+    assert find_jobs(str(tmp_path), False, nobody) == RunningJobs(frozenset({"4711"}))
+    assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711"}), 11)
+    assert find_jobs(str(tmp_path), True, RunningJobs(frozenset({"4711"}), 11)) == RunningJobs(frozenset({"4711"}), 11)
     (tmp_path / "proc/11/fd/1").unlink()
-    assert look(str(tmp_path), True, Here(frozenset({"4711"}), 11)) == Here(frozenset({"4711"}))
+    assert find_jobs(str(tmp_path), True, RunningJobs(frozenset({"4711"}), 11)) == RunningJobs(frozenset({"4711"}))
     cgroup(tmp_path, 4712, 20)
-    assert look(str(tmp_path), True, nobody) == Here(frozenset({"4711", "4712"}))
+    assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711", "4712"}))
 
 
 # --- the other end
@@ -421,11 +421,11 @@ def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) ->
     seen = []
     for _ in range(4):
         before = len(starts.read_text()) if starts.exists() else 0
-        steps(sampler, now, lambda: sampler._process is None and sampler._left is None)
+        steps(sampler, now, lambda: sampler._process is None and sampler._hung is None)
         assert len(starts.read_text()) == before + 1
         assert sampler.problems == ("sampling ended unexpectedly and will be restarted",)
-        seen.append(sampler._again_at - now)
-        now = sampler._again_at
+        seen.append(sampler._restart_at - now)
+        now = sampler._restart_at
         assert list(sampler.step(now - 1)) == []
         assert sampler._process is None
     assert seen == [60, 120, 240, 480]
@@ -435,7 +435,7 @@ def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) ->
 def test_a_process_that_stopped_for_its_cost_stays_off(tmp_path: Path) -> None:
     line = json.dumps({"problem": ["cost", "sampling is off: it took 1% of a core"]})
     sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, f"print({line!r})\n"))
-    steps(sampler, 0.0, lambda: sampler._process is None and sampler._left is None)
+    steps(sampler, 0.0, lambda: sampler._process is None and sampler._hung is None)
     assert sampler.problems == ("sampling is off: it took 1% of a core",)
     assert list(sampler.step(1e9)) == []
     assert sampler._process is None

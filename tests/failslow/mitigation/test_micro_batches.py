@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.mitigation.micro_batches import (
-    FARTHEST_TIMES,
-    MOST_GROUPS,
-    MOST_MICRO_BATCHES,
-    WrongSplit,
+    MAX_GROUPS,
+    MAX_MICRO_BATCHES,
+    MAX_TIME_RATIO,
+    InvalidSplit,
     split,
     variance,
 )
@@ -104,7 +104,7 @@ def test_the_rest_is_even_where_one_group_is_late_whatever_they_do() -> None:
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=6), st.integers(-5, 60))
 @settings(max_examples=200, deadline=None)
 def test_whatever_the_numbers_there_is_a_split_or_a_sentence(times: list[float], micro_batches: int) -> None:
-    with suppress(WrongSplit):
+    with suppress(InvalidSplit):
         found = split(times, micro_batches)
         assert sum(found.micro_batches) == micro_batches
         assert min(found.micro_batches) >= 1
@@ -126,22 +126,22 @@ def test_the_unit_of_the_times_changes_nothing(times: list[float], micro_batches
         ((math.nan, 1.0), 4, "the time of group 1 must be a number above 0, got nan"),
         ((1.0, math.inf), 4, "the time of group 2 must be a number above 0, got inf"),
         ((1.0, 1.0, 1.0), 2, "2 micro-batches are too few for 3 groups"),
-        ((1.0,), MOST_MICRO_BATCHES + 1, "are too many"),
-        ((1.0,) * (MOST_GROUPS + 1), 20_000, "at most 10,000 can be divided"),
-        ((1.0, FARTHEST_TIMES * 1.01), 4, "one time is wrong"),
+        ((1.0,), MAX_MICRO_BATCHES + 1, "are too many"),
+        ((1.0,) * (MAX_GROUPS + 1), 20_000, "at most 10,000 can be divided"),
+        ((1.0, MAX_TIME_RATIO * 1.01), 4, "one time is wrong"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_a_sentence(
     times: tuple[float, ...], micro_batches: int, says: str
 ) -> None:
-    with pytest.raises(WrongSplit, match=says):
+    with pytest.raises(InvalidSplit, match=says):
         split(times, micro_batches)
 
 
 def test_the_bounds_themselves_are_split() -> None:
-    assert split((1.0, FARTHEST_TIMES), 2).micro_batches == (1, 1)
-    assert split((1.0,), MOST_MICRO_BATCHES).micro_batches == (MOST_MICRO_BATCHES,)
-    assert sum(split((1.0,) * MOST_GROUPS, MOST_GROUPS).micro_batches) == MOST_GROUPS
+    assert split((1.0, MAX_TIME_RATIO), 2).micro_batches == (1, 1)
+    assert split((1.0,), MAX_MICRO_BATCHES).micro_batches == (MAX_MICRO_BATCHES,)
+    assert sum(split((1.0,) * MAX_GROUPS, MAX_GROUPS).micro_batches) == MAX_GROUPS
 
 
 def test_a_thousand_groups_share_ten_thousand() -> None:

@@ -14,13 +14,13 @@ from healthd.failslow.mitigation.planner import (
     CANDIDATES,
     HEALTHY,
     Action,
-    Due,
-    Look,
+    NextAction,
+    Observation,
     Overheads,
     State,
-    due,
+    advance,
+    find_next_action,
     overhead_seconds,
-    step,
 )
 from healthd.failslow.model import Cause
 
@@ -31,15 +31,15 @@ COSTS = st.builds(Overheads, *[st.floats(0.0, 1000.0)] * 3)
 LOSSES = st.lists(st.floats(0.0, 50.0), max_size=200)
 
 
-def slow(lost: float, cause: Cause = COMPUTE, gpus: int = 8) -> Look:
-    return Look(True, lost, gpus, cause)
+def slow(lost: float, cause: Cause = COMPUTE, gpus: int = 8) -> Observation:
+    return Observation(True, lost, gpus, cause)
 
 
-def followed(looks: Iterable[Look], costs: Overheads, settles: int = 0) -> list[tuple[int, Action, float]]:
+def followed(looks: Iterable[Observation], costs: Overheads, settles: int = 0) -> list[tuple[int, Action, float]]:
     """When which remedy was applied, and what had been lost by then."""
     state, applied = HEALTHY, []
     for at, look in enumerate(looks):
-        state, action = step(state, look, costs, settles)
+        state, action = advance(state, look, costs, settles)
         if action is not None:
             applied.append((at, action, state.lost))
     return applied
@@ -56,8 +56,8 @@ def test_remedies_come_in_the_order_of_their_cost_each_when_the_loss_reached_it(
 
 def test_after_the_last_remedy_there_is_no_other() -> None:
     state = State(COMPUTE, 1e9, CANDIDATES[COMPUTE])
-    assert due(state, 8, Overheads()) is None
-    assert step(state, slow(1e6), Overheads())[1] is None
+    assert find_next_action(state, 8, Overheads()) is None
+    assert advance(state, slow(1e6), Overheads())[1] is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -73,7 +73,7 @@ def test_nothing_is_applied_before_the_loss_has_reached_its_cost(
     state, lost = HEALTHY, 0.0
     taken: list[Action] = []
     for is_slow, seconds, cause in trace:
-        state, action = step(state, Look(is_slow, seconds, gpus, cause), costs, settles)
+        state, action = advance(state, Observation(is_slow, seconds, gpus, cause), costs, settles)
         lost = max(0.0, lost + seconds * gpus) if is_slow else 0.0
         taken = taken if is_slow else []
         if action is not None:
@@ -95,7 +95,7 @@ def test_one_remedy_that_removes_the_slowness_is_at_most_twice_the_best_and_one_
     for lost in losses:
         spent += lost
         iteration = lost
-        state, action = step(state, slow(lost, Cause.UNKNOWN, 1), Overheads(s4=cost))
+        state, action = advance(state, slow(lost, Cause.UNKNOWN, 1), Overheads(s4=cost))
         if action is not None:
             assert action is Action.RESTART
             spent += cost
@@ -124,21 +124,21 @@ def test_with_several_the_bound_is_one_more_than_were_applied_times_the_best_and
     for lost in losses:
         iterations.append(lost * share)
         spent += lost * share
-        state, action = step(state, slow(lost * share, COMPUTE, 1), costs, settles)
+        state, action = advance(state, slow(lost * share, COMPUTE, 1), costs, settles)
         if action is not None:
             spent += overhead_seconds(action, costs)
             share = min(share, leaves[action])
     best = min(
         cost_of(losses, some, costs, leaves) for count in range(4) for some in combinations(CANDIDATES[COMPUTE], count)
     )
-    overshoot = max(iterations) * (1 + settles * len(state.taken))
-    assert spent <= (1 + len(state.taken)) * (best + overshoot) + 1e-6
+    overshoot = max(iterations) * (1 + settles * len(state.actions))
+    assert spent <= (1 + len(state.actions)) * (best + overshoot) + 1e-6
 
 
 def test_a_relief_begins_all_anew() -> None:
     state = State(COMPUTE, 79.0, (Action.MICRO_BATCHES,), 3)
-    assert step(state, Look(False), Overheads()) == (HEALTHY, None)
-    applied = followed([*[slow(1.0)] * 4, Look(False), *[slow(1.0)] * 5], Overheads(5, 60, 600))
+    assert advance(state, Observation(False), Overheads()) == (HEALTHY, None)
+    applied = followed([*[slow(1.0)] * 4, Observation(False), *[slow(1.0)] * 5], Overheads(5, 60, 600))
     assert [(at, action) for at, action, _ in applied] == [(9, Action.MICRO_BATCHES)]
 
 
@@ -149,7 +149,7 @@ def test_slow_communication_is_not_answered_with_micro_batches() -> None:
 
 def test_what_the_job_does_to_itself_is_ignored_whatever_it_costs() -> None:
     assert followed([slow(100.0, Cause.IMBALANCE)] * 700, Overheads()) == []
-    assert due(State(Cause.IMBALANCE), 8, Overheads()) is None
+    assert find_next_action(State(Cause.IMBALANCE), 8, Overheads()) is None
 
 
 def test_a_cause_that_is_known_later_opens_its_remedies() -> None:
@@ -158,7 +158,7 @@ def test_a_cause_that_is_known_later_opens_its_remedies() -> None:
 
 
 def test_a_cause_that_was_known_is_kept_where_a_look_does_not_say_it() -> None:
-    state, _ = step(State(COMPUTE, 1.0), slow(1.0, Cause.UNKNOWN), Overheads())
+    state, _ = advance(State(COMPUTE, 1.0), slow(1.0, Cause.UNKNOWN), Overheads())
     assert state.cause is COMPUTE
 
 
@@ -176,7 +176,7 @@ def test_the_loss_is_that_of_the_whole_gang_and_so_is_the_cost() -> None:
     for gpus in (1, 8, 16_384):
         applied = followed([slow(1.0, gpus=gpus)] * 100, Overheads(5, 60, 600))
         assert [at for at, _, _ in applied] == [4, 59]
-    assert due(State(COMPUTE), 1024, Overheads(s2=5)) == Due(Action.MICRO_BATCHES, 5120)
+    assert find_next_action(State(COMPUTE), 1024, Overheads(s2=5)) == NextAction(Action.MICRO_BATCHES, 5120)
 
 
 def test_a_site_whose_topology_is_cheaper_than_its_micro_batches_changes_that_first() -> None:

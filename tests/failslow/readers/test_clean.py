@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from healthd.failslow import times
 from healthd.failslow.readers import clean
-from healthd.failslow.readers.clean import Clean, Raw, cleaned
+from healthd.failslow.readers.clean import CleanSeries, RawSeries, clean_series
 
 
-def of(index: list[float], value: list[float] | None = None, timed: bool = False) -> tuple[Clean, Counter[str]]:
+def of(index: list[float], value: list[float] | None = None, timed: bool = False) -> tuple[CleanSeries, Counter[str]]:
     counts: Counter[str] = Counter()
     values = [1 + math.sin(place * 12.9898) / 7 for place in range(len(index))] if value is None else value
-    return cleaned(Raw(array("d", values), array("d", index), timed=timed), counts), counts
+    return clean_series(RawSeries(array("d", values), array("d", index), is_time=timed), counts), counts
 
 
 def test_what_is_in_order_stays_as_it_is():
@@ -138,15 +138,15 @@ def test_a_time_is_told_as_it_stood(when, separator, zone, digits):
         when = when.replace(year=2026, day=min(when.day, 28))
     fraction = f".{when.microsecond:06}"[: digits + 1] if digits else ""
     text = f"{when:%Y-%m-%d}{separator}{when:%H:%M:%S}{fraction}{zone}"
-    how, since = times.style(text), times.seconds(text)
+    how, since = times.detect_style(text), times.parse_seconds(text)
     assert how is not None
     assert since is not None
-    assert times.text(since, how) == text
+    assert times.format_time(since, how) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "now", "12", "2026-13-01", "2026-02-30T10:00:00", "2026-01-01T25:00:00", "2026-01-01T10:00:75"]
 )
 def test_what_is_no_time_is_none(text):
-    assert times.seconds(text) is None
-    assert times.style(text) is None
+    assert times.parse_seconds(text) is None
+    assert times.detect_style(text) is None

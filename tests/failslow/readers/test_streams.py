@@ -14,14 +14,14 @@ from streams import calls, gang, inspector_lines
 from healthd.cli.main import main
 from healthd.failslow.readers.streams import (
     is_record,
-    moment,
-    rank_of,
+    rank_from_name,
     read_hook_log,
     read_inspector,
     read_recorder,
     read_streams,
+    to_seconds,
 )
-from healthd.failslow.stream import StreamError, gathered, period_of
+from healthd.failslow.stream import StreamError, analyse_streams, find_stream_period
 
 # An entry of PyTorch 2.x, as a test of NVIDIA/nvidia-resiliency-ext (Apache-2.0) has it, without its stack.
 ENTRY = {
@@ -182,14 +182,14 @@ def test_transfer_is_what_the_last_rank_took_and_wait_what_others_took_longer():
     read = []
     for rank, made in enumerate(gang(4, 60)):
         read += read_inspector(inspector_lines(rank, 4, made).splitlines(), f"{rank}.log", [])
-    for series in gathered(read).series:
+    for series in analyse_streams(read).series:
         assert series.transfer
         assert series.wait
         assert series.busy
         assert sum(series.transfer) / len(series.transfer) == pytest.approx(5 * 0.003, rel=0.05)
         whole = [sum(parts) for parts in zip(series.busy, series.wait, series.transfer, strict=True)]
         assert whole == pytest.approx(list(series.value), rel=1e-6)
-    [alone] = gathered(read[:1]).series
+    [alone] = analyse_streams(read[:1]).series
     assert alone.transfer is None
     assert alone.wait is None
     assert alone.busy is None
@@ -199,9 +199,9 @@ def test_plain_records_of_all_ranks_tell_how_long_a_communicator_took():
     read = []
     for rank, made in enumerate(gang(4, 60)):
         read += read_inspector(inspector_lines(rank, 4, made, verbose=False).splitlines(), f"{rank}.log", [])
-    assert {one.kind_of for one in gathered(read).series} == {"communicator"}
+    assert {one.label for one in analyse_streams(read).series} == {"communicator"}
     with pytest.raises(StreamError, match="event_trace_ts"):
-        gathered(read[:3])
+        analyse_streams(read[:3])
 
 
 def test_a_rank_whose_last_operation_is_the_same_in_two_dumps_stands_still(tmp_path, capsys):
@@ -221,8 +221,8 @@ def test_a_rank_that_ended_long_before_the_others_stands_still():
     made, _ = calls(PATTERN, 100)
     read = [read_hook_log(log(made).splitlines(), f"{rank}.log", str(rank), [])[0] for rank in range(3)]
     read += read_hook_log(log(made[:300]).splitlines(), "3.log", "3", [])
-    assert [stop.series for stop in gathered(read).fail_stops] == ["3"]
-    assert gathered(read[:3]).fail_stops == ()
+    assert [stop.series for stop in analyse_streams(read).fail_stops] == ["3"]
+    assert analyse_streams(read[:3]).fail_stops == ()
 
 
 def test_operations_of_one_kind_are_told_apart_by_their_size():
@@ -231,7 +231,7 @@ def test_operations_of_one_kind_are_told_apart_by_their_size():
         ENTRY | {"profiling_name": "nccl:all_reduce", "time_created_ns": int(time * 1e9), "input_sizes": [[at % 4]]}
         for at, (_, time) in enumerate(made, 1)
     ]
-    assert period_of(read_recorder(json.dumps(entries).encode(), "a", "0")).operations == 4
+    assert find_stream_period(read_recorder(json.dumps(entries).encode(), "a", "0")).operations == 4
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,12 @@ def test_operations_of_one_kind_are_told_apart_by_their_size():
     [("nccl_trace_rank_3.pkl", "3"), ("x/_dump_12", "12"), ("gpu-7_rank5.log.gz", "5"), ("calls.log", "calls")],
 )
 def test_the_rank_is_in_the_files_name(name, rank):
-    assert rank_of(name) == rank
+    assert rank_from_name(name) == rank
 
 
 @given(st.sampled_from([1.7e9, 1.7e12, 1.7e15, 1.7e18]))
 def test_a_time_is_known_in_each_unit(time):
-    assert moment(time) == pytest.approx(1.7e9)
+    assert to_seconds(time) == pytest.approx(1.7e9)
 
 
 @given(st.lists(st.text(max_size=40), max_size=5), st.integers(0, 2), st.text(max_size=20), st.integers(0, 400))
@@ -268,7 +268,7 @@ def test_an_entry_of_others_is_read_or_told_in_one_sentence(field, value):
     with suppress(StreamError):
         stream = read_recorder(json.dumps({"entries": [ENTRY, ENTRY | {field: value}]}).encode(), "a", "0")
         with suppress(StreamError):
-            gathered([stream])
+            analyse_streams([stream])
 
 
 @given(st.sampled_from(["header", "metadata", "coll_perf"]), JSONS)

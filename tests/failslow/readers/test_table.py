@@ -17,8 +17,8 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.model import Series
 from healthd.failslow.readers import chunks
 from healthd.failslow.readers.chunks import Unreadable
-from healthd.failslow.readers.columns import Columns, chosen
-from healthd.failslow.readers.table import read
+from healthd.failslow.readers.columns import Columns, choose_columns
+from healthd.failslow.readers.table import read_table
 
 WORKER = Columns(series=("worker",), value="t")
 
@@ -30,7 +30,7 @@ def table(folder: Path, text: str | bytes, name: str = "job.csv") -> str:
 
 
 def only(path: str, asked: Columns = Columns()) -> Series:  # noqa: B008
-    found = read(path, asked).series
+    found = read_table(path, asked).series
     assert len(found) == 1
     return found[0]
 
@@ -38,7 +38,7 @@ def only(path: str, asked: Columns = Columns()) -> Series:  # noqa: B008
 def wrong(path: str, asked: Columns = Columns()) -> str:  # noqa: B008
     """The sentence, without the folder."""
     with pytest.raises(Unreadable) as caught:
-        read(path, asked)
+        read_table(path, asked)
     return str(caught.value).replace(f"{os.path.dirname(path)}/", "")
 
 
@@ -56,7 +56,7 @@ CELLS = st.lists(
 
 
 def told(path: str) -> dict[str, tuple[list[float], list[float]]]:
-    series = read(path, Columns(series=("worker",), value="t", index="at")).series
+    series = read_table(path, Columns(series=("worker",), value="t", index="at")).series
     return {one.name: (list(one.value), list(one.index)) for one in series}
 
 
@@ -125,16 +125,16 @@ def test_a_time_of_parquet_is_an_index(tmp_path):
 
 def test_blocks_of_a_long_file_are_put_together(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "BLOCK", 64)
-    monkeypatch.setattr(chunks, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
     rows = [f"{place % 3},{place + 1.5}" for place in range(500)]
     plain = table(tmp_path, "\n".join(["worker,t", *rows]))
     quoted = table(tmp_path, "\n".join(["worker,t", *rows[:9], '"0\n",3', *rows[9:]]), "quoted.csv")
     objects = [json.dumps({"worker": row.split(",")[0], "t": float(row.split(",")[1])}) for row in rows]
     as_json = table(tmp_path, "\n\n".join(objects), "job.jsonl")
-    found = {one.name: list(one.value) for one in read(plain, WORKER).series}
+    found = {one.name: list(one.value) for one in read_table(plain, WORKER).series}
     assert found == {str(worker): [place + 1.5 for place in range(worker, 500, 3)] for worker in range(3)}
-    assert {one.name: list(one.value) for one in read(as_json, WORKER).series} == found
-    assert len(read(quoted, WORKER).series[0].value) == len(found["0"]) + 1
+    assert {one.name: list(one.value) for one in read_table(as_json, WORKER).series} == found
+    assert len(read_table(quoted, WORKER).series[0].value) == len(found["0"]) + 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -152,8 +152,8 @@ def test_the_order_of_rows_of_different_series_changes_nothing(tmp_path_factory,
         if not queues[name]:
             del queues[name]
     asked = Columns(series=("worker",), value="t")
-    first = read(table(folder, "\n".join(["worker,t,at", *(line for _, line in lines)])), asked)
-    second = read(table(folder, "\n".join(["worker,t,at", *mixed]), "mixed.csv"), asked)
+    first = read_table(table(folder, "\n".join(["worker,t,at", *(line for _, line in lines)])), asked)
+    second = read_table(table(folder, "\n".join(["worker,t,at", *mixed]), "mixed.csv"), asked)
     assert first == second
 
 
@@ -174,7 +174,7 @@ HOSTILE = st.one_of(
 def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, data, packed, asked):
     path = table(tmp_path_factory.getbasetemp(), gzip.compress(data) if packed else data, "any.csv")
     try:
-        found = read(path, asked, "any.csv")
+        found = read_table(path, asked, "any.csv")
     except HealthdError as error:
         sentence = str(error)
     else:
@@ -191,7 +191,7 @@ def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, da
 def said(path: str) -> str:
     """The sentence of a file, or that there is none."""
     try:
-        read(path, Columns(value="t"), "damaged")
+        read_table(path, Columns(value="t"), "damaged")
     except HealthdError as error:
         return str(error)
     return "damaged: but it can be read"
@@ -272,8 +272,8 @@ def test_a_pipe_a_folder_and_nothing_are_one_sentence_each(tmp_path):
 
 
 def test_columns_that_are_not_named_are_found_and_told(tmp_path):
-    found = read(table(tmp_path, "step,Rank,hostname,Step Time (ms)\n0,3,n1,5\n1,3,n1,6\n"), Columns())
-    assert [(one.name, one.kind_of, one.node, list(one.value)) for one in found.series] == [
+    found = read_table(table(tmp_path, "step,Rank,hostname,Step Time (ms)\n0,3,n1,5\n1,3,n1,6\n"), Columns())
+    assert [(one.name, one.label, one.node, list(one.value)) for one in found.series] == [
         ("3", "Rank", "n1", [5.0, 6.0])
     ]
     assert found.notes[0] == "columns found by name: value Step Time (ms); series Rank; node hostname"
@@ -293,20 +293,20 @@ def test_columns_that_are_not_named_are_found_and_told(tmp_path):
 )
 def test_a_known_name_of_the_times_is_used_beside_other_numbers(tmp_path, header, value):
     text = header + "\n" + "".join(f"{at % 7 + 1},{at % 3},{at / 8 + 1},{at % 5 + 1}\n" for at in range(30))
-    found = read(table(tmp_path, text), Columns())
+    found = read_table(table(tmp_path, text), Columns())
     assert any(f"value {value};" in f"{note};" for note in found.notes)
 
 
 @given(st.permutations(["rank", "step", "stage", "loss", "tokens", "seconds"]))
 def test_the_order_of_columns_does_not_change_which_are_the_times(names):
-    found, _, problem = chosen(Columns(), names, lambda name: True)
+    found, _, problem = choose_columns(Columns(), names, lambda name: True)
     assert (found.value, found.series, problem) == ("seconds", ("rank",), "")
 
 
 def test_a_series_may_be_named_by_several_columns(tmp_path):
     text = "node,gpu,stage,t\n" + "n1,3,a,1\nn1,10,a,2\nn2,3,b,3\n" * 2
-    found = read(table(tmp_path, text), Columns(series=("node", "gpu"), value="t", group=("stage",))).series
-    assert [(one.name, one.kind_of, one.group) for one in found] == [
+    found = read_table(table(tmp_path, text), Columns(series=("node", "gpu"), value="t", group=("stage",))).series
+    assert [(one.name, one.label, one.group) for one in found] == [
         ("n1/3", "node/gpu", "a"),
         ("n1/10", "node/gpu", "a"),
         ("n2/3", "node/gpu", "b"),
@@ -319,7 +319,7 @@ def test_without_a_series_column_the_file_is_the_series(tmp_path):
 
 
 def test_rows_without_a_value_keep_their_places(tmp_path):
-    found = read(table(tmp_path, "t\n1\nnan\n\n-2\ninf\n0\nNA\n3\n"), Columns(value="t"))
+    found = read_table(table(tmp_path, "t\n1\nnan\n\n-2\ninf\n0\nNA\n3\n"), Columns(value="t"))
     one = found.series[0]
     assert (list(one.value), list(one.index), list(one.rows or ())) == ([1.0, 3.0], [0, 6], [0, 6])
     assert found.notes == [
@@ -331,8 +331,8 @@ def test_rows_without_a_value_keep_their_places(tmp_path):
 
 
 def test_a_last_line_that_breaks_off_is_left_out_and_told(tmp_path):
-    rows = read(table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
-    objects = read(table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER)
+    rows = read_table(table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
+    objects = read_table(table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER)
     assert [list(one.value) for one in (*rows.series, *objects.series)] == [[1.0, 2.0], [1.0, 2.0]]
     assert rows.notes[0] == "line 4 is incomplete and was left out"
     assert objects.notes[0] == "line 3 is incomplete and was left out"
@@ -362,7 +362,7 @@ def test_parts_and_regimes_go_with_their_samples(tmp_path):
 
 def test_standard_input_is_read_too():
     data = io.BufferedReader(io.BytesIO(b"t\n1\n2\n"))  # type: ignore[arg-type]
-    assert list(read("-", Columns(value="t"), "standard input", data).series[0].value) == [1.0, 2.0]
+    assert list(read_table("-", Columns(value="t"), "standard input", data).series[0].value) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("last", ["11", "11.5"])
@@ -374,7 +374,7 @@ def test_of_very_many_series_each_has_all_of_its_rows_in_their_order(tmp_path, l
     ]
     path = tmp_path / "many.csv"
     path.write_text("\n".join(["worker,step,seconds,batch", *lines]))
-    found = read(str(path), Columns(series=("worker",), value="seconds", index="step", regime=("batch",))).series
+    found = read_table(str(path), Columns(series=("worker",), value="seconds", index="step", regime=("batch",))).series
     assert [one.name for one in found] == [*map(str, range(9000))]
     for worker, one in enumerate(found):
         assert list(one.value) == [worker + nth + 1 for nth in range(12)]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.fleet.answers import alarms
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.study import Chosen, opened
-from healthd.fleet.statistics.weeks import WEEK, week_of
-from healthd.fleet.statistics.wilson import clumping, wilson
+from healthd.fleet.answers.study import Choice, open_study
+from healthd.fleet.statistics.weeks import WEEK, week_start
+from healthd.fleet.statistics.wilson import design_effect, wilson
 
 pytestmark = pytest.mark.one_python
 
@@ -113,9 +113,9 @@ def test_a_check_above_the_limit_is_found_and_one_at_it_is_not(tmp_path):
         made.job("a" if number == 0 else "b", AT, AT + HOUR)
     made.seen("a", "gpu_xid/79", AT + 9)
     told = asked(made, tmp_path / "one")
-    assert (told["share"], alarms.found(told)) == (0.01, False)
+    assert (told["share"], alarms.has_findings(told)) == (0.01, False)
     told = asked(made, tmp_path / "two", limit=0.0099)
-    assert (told["checks"][0]["above"], told["checks"][0]["significantly_above"], alarms.found(told)) == (
+    assert (told["checks"][0]["above"], told["checks"][0]["significantly_above"], alarms.has_findings(told)) == (
         True,
         False,
         True,
@@ -146,7 +146,7 @@ def test_a_job_without_nodes_is_named_and_a_choice_of_jobs_leaves_the_others_out
     told = asked(made, tmp_path / "all")
     assert (told["completed_jobs"], told["placed_jobs"], told["jobs"]) == (3, 2, 2)
     assert "1 completed jobs are left out: their nodes are not known." in told["notes"]
-    assert asked(made, tmp_path / "one", Chosen(account="vision"))["jobs"] == 1
+    assert asked(made, tmp_path / "one", Choice(account="vision"))["jobs"] == 1
 
 
 def test_a_job_that_ends_before_it_starts_sees_nothing(tmp_path):
@@ -190,9 +190,9 @@ def test_weeks_begin_on_monday_and_part_weeks_have_fewer_days(tmp_path):
         made.job("a", BEGIN + day * DAY, BEGIN + day * DAY + HOUR)
     made.seen("a", "gpu_xid/79", AT)
     weeks = asked(made, tmp_path)["by_week"]
-    assert all(row["week_time"] in (week_of(row["week_time"]), BEGIN) for row in weeks)
+    assert all(row["week_time"] in (week_start(row["week_time"]), BEGIN) for row in weeks)
     for row in weeks:
-        week = week_of(row["week_time"])
+        week = week_start(row["week_time"])
         assert row["days"] == pytest.approx((min(week + WEEK, END) - max(week, BEGIN)) / DAY)
     assert sum(row["completed"] for row in weeks) == len(made.history["jobs"])
 
@@ -222,7 +222,7 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
             folder = tmp_path / f"{seed}-{turn}"
             folder.mkdir()
             files = write(made, folder, parts=1 + turn, random=Random(turn))
-            with opened(files, BEGIN, END) as one:
+            with open_study(files, BEGIN, END) as one:
                 documents.append(json.dumps(alarms.alarms(one), allow_nan=False))
         assert documents[0] == documents[1]
         told = json.loads(documents[0])
@@ -246,4 +246,4 @@ def test_wilsons_interval_is_that_of_the_books():
         assert wilson(found, of) == pytest.approx((low, high), abs=6e-5)
     assert wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=6e-5)
     assert wilson(0, 0) is None
-    assert (clumping(0, 0), clumping(8, 8), clumping(8, 64)) == (1.0, 1.0, 8.0)
+    assert (design_effect(0, 0), design_effect(8, 8), design_effect(8, 64)) == (1.0, 1.0, 8.0)

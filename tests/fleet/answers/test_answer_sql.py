@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from tiny_tables import query
 
-from healthd.fleet import lint, questions
+from healthd.fleet import lint, queries
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has numpy; the marked tests run nowhere else
     from healthd.fleet.answers import alarms, availability, checks, evidence, failslow, goodput, rate, states
-    from healthd.fleet.answers.study import CHOSEN
+    from healthd.fleet.answers.study import STUDY_TABLES
 except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
 
-QUERIES = {name: one for name, one in questions.for_answers().items() if name not in questions.built_in()}
+QUERIES = {name: one for name, one in queries.answer_queries().items() if name not in queries.builtin_queries()}
 TEST = re.compile(r"^def test_query_of_(.+?)(?:__\w+)?\(", re.MULTILINE)
 NODE = {"cluster": "c", "node": "n1"}
 JOB = {"cluster": "c", "db_index": 1}
@@ -35,8 +35,8 @@ def fields(names: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
 def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
-    known = {*TABLES, "parameters", "numbers", *CHOSEN, *questions.for_answers()}
-    assert lint.refusals(QUERIES[name].sql, known) == []
+    known = {*TABLES, "parameters", "numbers", *STUDY_TABLES, *queries.answer_queries()}
+    assert lint.find_errors(QUERIES[name].sql, known) == []
     assert QUERIES[name].title
 
 
@@ -137,7 +137,7 @@ LOST = {"start_time": 0, "end_time": 1000, "gpus": 8, "gpus_up_to": 8}
 def test_query_of_goodput_first__loses_at_most_half_a_checkpoint(job: dict[str, Any], gpu_seconds: float) -> None:
     one = {**JOB, **LOST, **job}
     (found,) = query(
-        *("goodput_first", goodput.Ended, {"at_most_seconds": 500.0}),
+        *("goodput_first", goodput.EndedJob, {"at_most_seconds": 500.0}),
         hardware_ends=[{**JOB, "job_id": 7, "ended": "failed", "node": "n1", "end_time": 1000}],
         chosen_jobs=[one],
     )
@@ -151,7 +151,7 @@ def test_query_of_goodput_gave_way__sums_by_requeue_and_how() -> None:
         for index, by in ((1, 9), (2, 9), (3, 8))
     ]
     found = query(
-        *("goodput_gave_way", goodput.GaveWay, {"at_most_seconds": 10.0}),
+        *("goodput_gave_way", goodput.PreemptedJobs, {"at_most_seconds": 10.0}),
         preempted=[*preempted, {**preempted[0], "state": "CANCELLED"}],
         chosen_jobs=victims,
         hardware_requeues=[{"cluster": "c", "db_index": 9, "job_id": 70}],
@@ -193,7 +193,7 @@ def test_query_of_states_ended__sums_runtime_and_work_in_vain() -> None:
             "gpus_up_to": 8,
         },
     ]
-    found = query("states_ended", states.Ended, chosen_jobs=jobs, hardware_ends=[{**JOB, "ended": "failed"}])
+    found = query("states_ended", states.EndedJobs, chosen_jobs=jobs, hardware_ends=[{**JOB, "ended": "failed"}])
     assert found == [
         ("COMPLETED", 8, None, 1, 792, 99, 0, 0, 0),
         ("FAILED", 512, "failed", 1, 512 * 999, 999, 512 * 999, 1, 512 * 999),
@@ -219,12 +219,12 @@ def test_query_of_states_read__is_of_jobs_alone() -> None:
         {"cluster": "c", "source": source, "from_time": begin, "to_time": 9}
         for source, begin in (("sacct", 5), ("events", 1), ("jobs_file", 2), ("sacct", None))
     ]
-    assert query("states_read", states.Read, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
+    assert query("states_read", states.ReadPeriod, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
 
 
 def test_query_of_states_there__counts_nodes_without_gpus() -> None:
     nodes = [{"cluster": "c", "gpus": 8}, {"cluster": "c", "gpus": None}, {"cluster": "c", "gpus": 4}]
-    assert query("states_there", states.There, chosen_nodes=nodes) == [("c", 12, 2, 1)]
+    assert query("states_there", states.ClusterGpus, chosen_nodes=nodes) == [("c", 12, 2, 1)]
 
 
 @pytest.mark.parametrize(("alone", "gpu_seconds"), [(0, 8.0 * 50 + 4.0 * 40), (1, 8.0 * 50)])
@@ -347,14 +347,14 @@ def test_query_of_links_ports__counts_names_once_and_an_unnamed_port_as_one() ->
 def test_query_of_failslow_stretches__is_of_chosen_nodes() -> None:
     slow = {**NODE, "begin_time": 1, "end_time": 2, "slowdown": 0.5, "jobs": "7"}
     found = query(
-        *("failslow_stretches", failslow.SlowTime), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
+        *("failslow_stretches", failslow.SlowTimeRow), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
     )
     assert found == [("c", "n1", 1, 2, 0.5, "7")]
 
 
 def test_query_of_failslow_jobs__ends_a_running_job_where_the_jobs_are_known() -> None:
     found = query(
-        *("failslow_jobs", failslow.RanThere),
+        *("failslow_jobs", failslow.JobOnNode),
         job_nodes=[
             {**NODE, "db_index": 1, "start_time": 5, "end_time": None, "gpus": 8.0},
             {"cluster": "c", "node": "n2", "db_index": 1, "start_time": 5, "end_time": 6, "gpus": 8.0},
@@ -387,7 +387,7 @@ def test_query_of_failslow_lives__has_a_row_for_each_condition_that_opened() -> 
         {**line, "condition_id": "c3", "code": "mount/missing"},
         {**line, "condition_id": "c4", "observed": True},
     ]
-    found = query("failslow_lives", failslow.Life, lines=lines, chosen_nodes=[NODE])
+    found = query("failslow_lives", failslow.SlowCondition, lines=lines, chosen_nodes=[NODE])
     assert found == [("c", "n1", 10, 20, 55, 60, 40)]
 
 
@@ -455,7 +455,7 @@ PLACED = {**RAN, "gpus_up_to": 256, "ran_from": 0, "ran_to": 100}
 
 def test_query_of_rate_sums__is_by_class_and_apart_for_large_jobs() -> None:
     small = {**PLACED, "db_index": 2, "gpus": 8, "gpus_up_to": 8, "nodes": 1}
-    found = query("rate_sums", rate.Sums, rate_ran=[PLACED, small, {**small, "nodes": None}])
+    found = query("rate_sums", rate.RunSums, rate_ran=[PLACED, small, {**small, "nodes": None}])
     assert found == [(8, False, 2, 200, 100, 800), (256, True, 1, 100, 3200, 25600)]
 
 
@@ -540,7 +540,11 @@ def test_query_of_alarms_unseen__is_of_jobs_with_a_node_observed_less_than_half(
     observed = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
     completed = [{**JOB, "db_index": index} for index in (1, 2, 3)]
     found = query(
-        *("alarms_unseen", alarms.Unseen), placed_days=placed, observed=observed, completed=completed, alarmed=[SAW]
+        *("alarms_unseen", alarms.UnobservedJobs),
+        placed_days=placed,
+        observed=observed,
+        completed=completed,
+        alarmed=[SAW],
     )
     assert found == [(2, 1)]
 
@@ -553,7 +557,7 @@ def test_query_of_alarms_counted__counts_a_job_once_at_each_level() -> None:
         {**SAW, "db_index": 3, "code": "x/b", "began": False, "life": "l2"},
         {**SAW, "db_index": 4, "failing": False, "life": "l3"},
     ]
-    assert query("alarms_counted", alarms.Counted, alarmed=alarmed) == [
+    assert query("alarms_counted", alarms.AlarmCounts, alarmed=alarmed) == [
         (0, "", "", 1, 4, 2, 1, 1),
         (1, "x", "", 1, 4, 2, 1, 1),
         (2, "x", "x/a", 1, 4, 2, 0, 1),
@@ -579,25 +583,25 @@ def test_query_of_looked__has_the_first_list_of_each_day() -> None:
     later = [{**ALIVE, "time": 6, "rest": '{"checks":["c"]}'}, {**ALIVE, "time": DAY, "rest": '{"checks": ["a","b"]}'}]
     others = [{**ALIVE, "node": "n2"}, {**ALIVE, "node": "n1", "time": 3 * DAY, "rest": '{"checks":[]}'}]
     asked = {"to_time": 4 * DAY}
-    found = query("looked", evidence.Listed, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE])
+    found = query("looked", evidence.CompletedRow, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", '"a","b"', 2, 5)]
 
 
 def test_query_of_checks_sights__is_of_what_drains_in_the_time() -> None:
     sights = [ALARM, {**ALARM, "badness": 1}, {**ALARM, "time": 1000}, {**ALARM, "node": "n2"}]
-    assert query("checks_sights", checks.Sight, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
+    assert query("checks_sights", checks.Sighting, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
 
 
 def test_query_of_checks_spoke__counts_failures_warnings_and_codes() -> None:
     sights = [ALARM, {**ALARM, "badness": 3}, {**ALARM, "badness": 1, "code": "x/b"}, {**ALARM, "badness": 0}]
-    assert query("checks_spoke", checks.Spoke, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
+    assert query("checks_spoke", checks.ReportedChecks, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
 
 
 def test_query_of_checks_deployed__counts_changes_in_the_time_and_enabling_before_it() -> None:
     event = {**NODE, "check_name": "x", "event": "check_enabled", "time": 5, "since_time": 3}
     changed = {**event, "event": "check_changed", "since_time": None}
     events = [event, changed, {**changed, "time": 60}, {**event, "event": "check_disabled", "time": 70}]
-    found = query("checks_deployed", checks.Deployed, {"from_time": 50}, events=events, chosen_nodes=[NODE])
+    found = query("checks_deployed", checks.DeployedCheck, {"from_time": 50}, events=events, chosen_nodes=[NODE])
     assert found == [("x", 3, 1, 1)]
 
 
@@ -612,19 +616,21 @@ def test_query_of_checks_lives__is_of_proven_conditions_that_drain() -> None:
     life = {**NODE, "check_name": None, "code": "x/a", "severity": "critical", "observed": None, "history": None}
     life |= {"first_time": 1, "last_time": 2, "cleared_time": None}
     others = [{**life, "severity": "warning"}, {**life, "observed": True}, {**life, "history": True}]
-    found = query("checks_lives", checks.Life, conditions=[life, *others], chosen_nodes=[NODE])
+    found = query("checks_lives", checks.ConditionLife, conditions=[life, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", "x", 1, 2, None)]
 
 
 def test_query_of_checks_sent__is_of_drains_that_were_sent() -> None:
     line = {**NODE, "event": "drain", "stage": "sent", "time": 5}
-    found = query("checks_sent", checks.Sent, lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}])
+    found = query(
+        "checks_sent", checks.DrainCommand, lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}]
+    )
     assert found == [("c", "n1", 5)]
 
 
 def test_query_of_checks_unseen__is_of_days_seen_less_than_half() -> None:
     days = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
-    assert query("checks_unseen", checks.Unseen, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
+    assert query("checks_unseen", checks.UnobservedDay, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
 
 
 # --- availability
@@ -653,13 +659,13 @@ def test_query_of_availability_reserved__has_no_maintenance_where_it_is_not_know
 def test_query_of_availability_read__is_of_node_states() -> None:
     sources = (("node_states", 5), ("node_states", None), ("events", 1))
     rows = [{"cluster": "c", "source": source, "from_time": begin, "to_time": 9} for source, begin in sources]
-    assert query("availability_read", availability.Read, sources_coverage=rows) == [("c", 5, 9)]
+    assert query("availability_read", availability.ReadPeriod, sources_coverage=rows) == [("c", 5, 9)]
 
 
 def test_query_of_availability_until__is_the_latest_time_that_was_read() -> None:
     read = (("node_states", 5), ("events", 7), ("sacct", 9), ("events", None))
     rows = [{"cluster": "c", "source": source, "to_time": end} for source, end in read]
-    assert query("availability_until", availability.Until, ingests=rows) == [("c", 7)]
+    assert query("availability_until", availability.CoverageEnd, ingests=rows) == [("c", 7)]
 
 
 def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read() -> None:

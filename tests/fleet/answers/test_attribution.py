@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
-from healthd.fleet.answers.attribution import Flag, Ticket, attribution, gpu_swaps
-from healthd.fleet.answers.causes import CAUSES, meaning, of_a_node
+from healthd.fleet.answers.attribution import ClearedFlag, Ticket, attribution, gpu_swaps
+from healthd.fleet.answers.causes import CAUSES, is_node_fault, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.states import states
-from healthd.fleet.answers.study import Chosen, Study, opened
+from healthd.fleet.answers.study import Choice, Study, open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -32,13 +32,13 @@ ENDED = BEGIN + DAY  # when the jobs below ended
 
 
 @contextmanager
-def study(made: History, folder: Path, chosen: Chosen | None = None, random: Random | None = None) -> Iterator[Study]:
+def study(made: History, folder: Path, chosen: Choice | None = None, random: Random | None = None) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder, 1 if random is None else 3, random), BEGIN, END, chosen, 1, 512) as asked:
+    with open_study(write(made, folder, 1 if random is None else 3, random), BEGIN, END, chosen, 1, 512) as asked:
         yield asked
 
 
-def asked_of(made: History, chosen: Chosen | None = None, random: Random | None = None) -> Document:
+def asked_of(made: History, chosen: Choice | None = None, random: Random | None = None) -> Document:
     with TemporaryDirectory() as folder, study(made, Path(folder), chosen, random) as asked:
         return attribution(asked)
 
@@ -204,7 +204,7 @@ def test_a_choice_leaves_its_jobs_and_conditions_on_their_other_nodes_count():
     made.job(1, "n1", "n2")
     made.job(2, "n2")
     made.seen("n2", "mount/missing", ENDED)
-    told = asked_of(made.history, Chosen(model="N1"))
+    told = asked_of(made.history, Choice(model="N1"))
     assert [(job["db_index"], job["node"]) for job in told["jobs"]] == [(1, "n2")]
     assert told["failures"] == 1
     assert (
@@ -239,7 +239,7 @@ def test_the_weeks_have_each_cause_and_the_gpu_hours_of_all_jobs():
 
 
 def test_gpus_that_were_exchanged_are_known_from_tickets_and_from_flags_that_a_gpu_keeps_for_life():
-    flags = [Flag("c", node, "p", "gpu_row_remap/failure", 1500) for node in ("n1", "n2", "n2")]
+    flags = [ClearedFlag("c", node, "p", "gpu_row_remap/failure", 1500) for node in ("n1", "n2", "n2")]
     words = {
         "n1": "Replaced GPU 3",
         "n3": "swap gpus",
@@ -327,8 +327,8 @@ def test_the_text_names_each_cause_and_what_chance_gives():
 
 ENDING = sorted(
     code
-    for code in registry.explained(registry.built_in())
-    if of_a_node(code) and meaning(code).ends != EndsJob.IF_NAMED
+    for code in registry.explained(registry.built_in_checks())
+    if is_node_fault(code) and meaning(code).ends != EndsJob.IF_NAMED
 )
 
 
@@ -341,7 +341,10 @@ def test_states_and_attribution_agree_on_what_ends_a_job(state: str, nodes: tupl
         end = ENDED + number * HOUR
         made.job(number, *nodes, state=state, end=end)
         made.seen("n1", code, end - 30)
-    with TemporaryDirectory() as folder, opened(write(made.history, Path(folder)), BEGIN, ENDED + 999 * HOUR) as asked:
+    with (
+        TemporaryDirectory() as folder,
+        open_study(write(made.history, Path(folder)), BEGIN, ENDED + 999 * HOUR) as asked,
+    ):
         attributed, counted = attribution(asked), states(asked)
     assert {job["db_index"] for job in attributed["jobs"]} == set(range(1, len(ENDING) + 1))
     assert counted["infrastructure"]["jobs"] == len(ENDING)

@@ -112,7 +112,7 @@ SEEN = {
 }
 OF_JOB = {**JOB, "gpus": 8, "looked": "observed", "gpu_seconds": 40_000, "lost_gpu_seconds": 14_400}
 LINE = {"cluster": "c", "node": "n1", "stream_id": "s", "code": "gpu_xid/95", "subject": None, "time": 4900}
-Seen = namedtuple("Seen", ("by_chance", *attribution.Condition._fields))
+Seen = namedtuple("Seen", ("by_chance", *attribution.ConditionRow._fields))
 
 
 def seen(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> list[Any]:
@@ -179,13 +179,13 @@ def test_query_of_attribution_seen__numbers_the_conditions_by_job() -> None:
 
 @pytest.mark.parametrize(("chance", "after", "places"), [(0, 0, [1, 2, 2]), (0, 2, [3]), (0, 4, []), (1, 0, [1])])
 def test_query_of_attribution_page__has_whole_conditions(chance: int, after: int, places: list[int]) -> None:
-    one = dict.fromkeys(attribution.Condition._fields, 0)
+    one = dict.fromkeys(attribution.ConditionRow._fields, 0)
     rows = [
         {"by_chance": by_chance, **one, "place": place, "jobs": jobs}
         for by_chance, place, jobs in ((0, 3, ""), (0, 2, "8"), (0, 2, "7"), (0, 1, ""), (1, 1, ""))
     ]
     asked = {"chance": chance, "after_place": after, "page_rows": 2}
-    found = query("attribution_page", attribution.Condition, asked, attribution_seen=rows)
+    found = query("attribution_page", attribution.ConditionRow, asked, attribution_seen=rows)
     assert [row.place for row in found] == places
     assert [row.jobs for row in found if row.place == 2] == ["7", "8"][: places.count(2)]
 
@@ -198,7 +198,7 @@ def test_query_of_attribution_totals__sums_by_state_and_observation() -> None:
         {"state": state, "looked": looked, "lost_gpu_seconds": 5}
         for state, looked in (("FAILED", "observed"), ("FAILED", "observed"), ("NODE_FAIL", "no_node_list"))
     ]
-    found = query("attribution_totals", attribution.Total, attribution_failed=rows)
+    found = query("attribution_totals", attribution.FailureTotal, attribution_failed=rows)
     assert found == [("FAILED", "observed", 2, 10), ("NODE_FAIL", "no_node_list", 1, 5)]
 
 
@@ -206,7 +206,7 @@ def test_query_of_attribution_largest__has_the_next_places() -> None:
     rows = [{**OF_JOB, "db_index": index, "state": "FAILED", "end_time": 9, "place": 4 - index} for index in (1, 2, 3)]
     jobs = [{"cluster": "c", "db_index": index, "job_id": 70 + index} for index in (1, 2, 3)]
     asked = {"after_place": 1, "page_rows": 2}
-    found = query("attribution_largest", attribution.Failed, asked, attribution_failed=rows, jobs=jobs)
+    found = query("attribution_largest", attribution.FailedJob, asked, attribution_failed=rows, jobs=jobs)
     assert found == [("c", 70 + index, index, "FAILED", 9, 8, 14_400, "observed") for index in (2, 1)]
 
 
@@ -287,7 +287,7 @@ GONE = {**NODE, "event": "cleared", "code": "gpu_row_remap/failure", "subject": 
     ],
 )
 def test_query_of_attribution_flags_gone__is_what_a_look_did_not_find(line: dict[str, Any], counts: bool) -> None:
-    found = query("attribution_flags_gone", attribution.Flag, lines=[{**GONE, **line}], chosen_nodes=[NODE])
+    found = query("attribution_flags_gone", attribution.ClearedFlag, lines=[{**GONE, **line}], chosen_nodes=[NODE])
     assert found == [("c", "n1", "", "gpu_row_remap/failure", 5)] * counts
 
 
@@ -321,14 +321,14 @@ def test_query_of_report_sources__is_by_source_and_time() -> None:
 
 def test_query_of_chosen_places__is_all_of_them() -> None:
     nodes = [{"cluster": "c", "node": node} for node in ("b", "a")]
-    assert query("chosen_places", study.Place, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
+    assert query("chosen_places", study.ChosenNode, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
 
 
 @pytest.mark.parametrize("steps", [[], [30, 60]])
 def test_query_of_observed_share__is_of_chosen_nodes(steps: list[int]) -> None:
     observed = [{**NODE, "seconds": 10, "observed_seconds": part} for part in (4, 5)]
     found = query(
-        *("observed_share", study.Observed),
+        *("observed_share", study.ObservedShare),
         observed=[*observed, {**observed[0], "node": "n2"}],
         chosen_nodes=[NODE],
         scraped_conditions=[{"step_seconds": step} for step in steps],

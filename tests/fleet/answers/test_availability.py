@@ -16,12 +16,21 @@ from hypothesis import strategies as st
 
 from healthd.common.page import Page
 from healthd.fleet.answers import availability as its
-from healthd.fleet.answers.availability import OUT, PLANNED, SHARES, Told, divided, how_out, quantile, repaired
+from healthd.fleet.answers.availability import (
+    OUT_KINDS,
+    PLANNED_KINDS,
+    SHARE_KINDS,
+    NodeTimes,
+    divide_period,
+    outage_kind,
+    quantile,
+    repair_times,
+)
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.study import Study, opened
+from healthd.fleet.answers.study import Study, open_study
 from healthd.fleet.statistics.spans import Span
 from healthd.fleet.tables import TABLES
-from healthd.fleet.views.availability import precise
+from healthd.fleet.views.availability import format_availability
 
 pytestmark = pytest.mark.one_python
 
@@ -32,7 +41,7 @@ LENGTH = END - BEGIN
 @contextmanager
 def study(made: History, folder: Path) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder), BEGIN, END) as asked:
+    with open_study(write(made, folder), BEGIN, END) as asked:
         yield asked
 
 
@@ -73,12 +82,16 @@ def reserved(begin: int, end: int | None, maintenance: bool, name: str = "m") ->
 # --- each second is one thing
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(PLANNED, SPANS)), st.fixed_dictionaries(dict.fromkeys(OUT, SPANS)), SPANS)
+@given(
+    st.fixed_dictionaries(dict.fromkeys(PLANNED_KINDS, SPANS)),
+    st.fixed_dictionaries(dict.fromkeys(OUT_KINDS, SPANS)),
+    SPANS,
+)
 def test_each_second_of_a_node_is_counted_once(
     planned: dict[str, list[Span]], out: dict[str, list[Span]], known: list[Span]
 ) -> None:
-    parts = divided((0, 100), Told(planned, out, [], known))
-    assert set(parts) == {*PLANNED, *SHARES}
+    parts = divide_period((0, 100), NodeTimes(planned, out, [], known))
+    assert set(parts) == {*PLANNED_KINDS, *SHARE_KINDS}
     assert sum(parts.values()) == 100
     assert all(seconds >= 0 for seconds in parts.values())
 
@@ -101,8 +114,8 @@ def test_the_order_of_rows_changes_nothing(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     with (
-        opened(write(made, tmp_path / "a"), BEGIN, END) as once,
-        opened(write(made, tmp_path / "b", 3, Random(1)), BEGIN, END) as shuffled,
+        open_study(write(made, tmp_path / "a"), BEGIN, END) as once,
+        open_study(write(made, tmp_path / "b", 3, Random(1)), BEGIN, END) as shuffled,
     ):
         assert its.availability(once) == its.availability(shuffled)
 
@@ -127,7 +140,7 @@ def test_the_order_of_rows_changes_nothing(tmp_path: Path) -> None:
 def test_how_a_node_is_out_is_who_began_it_and_the_state_that_slurm_kept(
     by_whom: str, state: str | None, kind: str
 ) -> None:
-    assert how_out(by_whom, state) == kind
+    assert outage_kind(by_whom, state) == kind
 
 
 def test_a_node_without_a_word_is_up_where_slurm_was_read_and_else_not_observed(tmp_path: Path) -> None:
@@ -187,7 +200,7 @@ def test_a_node_that_was_reserved_all_the_time_has_no_availability(tmp_path: Pat
     told = asked_of(one_node(reservations=[reserved(-DAY, None, True)]), tmp_path, sla=99.5)
     assert told["fleet"]["availability"] is None
     assert told["fleet"]["shares"]["up"] is None
-    assert not its.found(told)
+    assert not its.has_findings(told)
     assert "-" in text_of(told, Page())
 
 
@@ -206,14 +219,16 @@ def test_spells_that_overlap_count_each_second_once(tmp_path: Path) -> None:
         node_state(5 * HOUR, 4 * HOUR, "DOWN*", "slurm"),
     )
     (node,) = asked_of(one_node(*states), tmp_path)["nodes"]
-    out = sum(node["shares"][kind] for kind in OUT)
+    out = sum(node["shares"][kind] for kind in OUT_KINDS)
     assert out == pytest.approx(3 * HOUR / LENGTH)
     assert node["repair"]["ended"] == 1
 
 
 def test_a_spell_counts_to_the_time_to_repair_as_a_whole_where_it_ended_in_the_time() -> None:
-    told = Told(spells=[("down", -50, 10), ("down", 20, 90), ("down", 95, 130), ("down", -9, -5), ("down", 300, None)])
-    assert repaired((0, 100), told) == [("down", 60), ("down", 70), ("down", None)]
+    told = NodeTimes(
+        outages=[("down", -50, 10), ("down", 20, 90), ("down", 95, 130), ("down", -9, -5), ("down", 300, None)]
+    )
+    assert repair_times((0, 100), told) == [("down", 60), ("down", 70), ("down", None)]
 
 
 @pytest.mark.parametrize(
@@ -235,10 +250,10 @@ def test_the_fleet_a_model_and_a_rack_below_the_sla_are_named_and_found(tmp_path
         ("model", "H100"),
         ("rack", "r1"),
     ]
-    assert its.found(told)
+    assert its.has_findings(told)
     assert "Below 97 %: the fleet (95.00 %), model H100 (90.00 %), rack r1 (90.00 %)." in text_of(told, Page())
-    assert not its.found(asked_of(made, tmp_path / "b", sla=90))
-    assert not its.found(asked_of(made, tmp_path / "c"))
+    assert not its.has_findings(asked_of(made, tmp_path / "b", sla=90))
+    assert not its.has_findings(asked_of(made, tmp_path / "c"))
 
 
 @pytest.mark.parametrize("sla", [-1.0, 0.995, 100.5, float("nan")])
@@ -261,4 +276,4 @@ def test_a_choice_that_leaves_no_node_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_an_availability_is_not_rounded_up() -> None:
-    assert precise(0.99999) == "99.99 %"
+    assert format_availability(0.99999) == "99.99 %"

@@ -16,30 +16,30 @@ from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import Severity
 from healthd.fleet.answers import causes
 from healthd.fleet.answers.causes import (
-    BELONGS_TO,
-    BETWEEN_NODES,
+    CAUSE_ORDER,
     CAUSES,
     CONFIDENCES,
     HARDWARE,
-    OF_ONE_GPU,
-    ORDER,
-    USER,
+    INTER_NODE_CAUSES,
+    PARENT_CAUSES,
+    SINGLE_GPU_CAUSES,
+    USER_CAUSE,
     Failure,
-    Seen,
-    attributed,
-    decides,
+    Sighting,
+    attribute_failure,
     is_unlikely,
+    may_have_ended,
     meaning,
 )
 from healthd.nvidia import codes
 
-CHECKS = registry.built_in()
+CHECKS = registry.built_in_checks()
 EXPLAINED = registry.explained(CHECKS)
 
 
 def test_each_code_that_a_check_can_emit_has_a_cause():
     assert EXPLAINED
-    assert [code for code in EXPLAINED if not meaning(code).known] == []
+    assert [code for code in EXPLAINED if not meaning(code).is_known] == []
     assert {meaning(code).cause for code in EXPLAINED} == set(CAUSES)
 
 
@@ -68,14 +68,14 @@ def test_causes_that_checks_declare_are_those_that_have_a_domain_and_a_rank():
     assert {cause.value for cause in FailureCause} == set(CAUSES)
 
 
-@pytest.mark.parametrize("names", [BETWEEN_NODES, OF_ONE_GPU, BELONGS_TO])
+@pytest.mark.parametrize("names", [INTER_NODE_CAUSES, SINGLE_GPU_CAUSES, PARENT_CAUSES])
 def test_a_name_of_a_cause_is_one(names):
     assert set(names) <= set(CAUSES)
 
 
 def test_what_a_cause_belongs_to_is_preferred_to_it():
-    for name, wider in BELONGS_TO.items():
-        assert all(causes.ORDER[other] < causes.ORDER[name] for other in wider)
+    for name, wider in PARENT_CAUSES.items():
+        assert all(causes.CAUSE_ORDER[other] < causes.CAUSE_ORDER[name] for other in wider)
 
 
 def test_a_code_that_ends_jobs_isolates_a_node_by_its_usual_severity_or_is_the_programs():
@@ -83,7 +83,9 @@ def test_a_code_that_ends_jobs_isolates_a_node_by_its_usual_severity_or_is_the_p
     wrong = [
         code
         for code, text in EXPLAINED.items()
-        if meaning(code).ends is EndsJob.ALWAYS and meaning(code).cause != USER and text.severity < Severity.DEGRADED
+        if meaning(code).ends is EndsJob.ALWAYS
+        and meaning(code).cause != USER_CAUSE
+        and text.severity < Severity.DEGRADED
     ]
     assert wrong == []
 
@@ -115,9 +117,9 @@ def test_a_code_that_a_check_declares_permanent_is_hardware_that_does_not_recove
         ("gpu_xid/48", "gpu_memory", EndsJob.ALWAYS),
         ("gpu_xid/74", "nvlink", EndsJob.ALWAYS),
         ("gpu_xid/119", "gsp", EndsJob.ALWAYS),
-        ("gpu_xid/13", USER, EndsJob.ALWAYS),
-        ("gpu_xid/31", USER, EndsJob.ALWAYS),
-        ("gpu_xid/45", USER, EndsJob.ALWAYS),
+        ("gpu_xid/13", USER_CAUSE, EndsJob.ALWAYS),
+        ("gpu_xid/31", USER_CAUSE, EndsJob.ALWAYS),
+        ("gpu_xid/45", USER_CAUSE, EndsJob.ALWAYS),
         ("gpu_xid/63", "gpu_memory", EndsJob.IF_ISOLATES),
         ("gpu_xid/94", "gpu_memory", EndsJob.IF_NAMED),
         ("gpu_xid/99999", "gpu", EndsJob.IF_ISOLATES),
@@ -134,7 +136,7 @@ def test_what_some_codes_mean(code, cause, ends):
 
 @pytest.mark.parametrize("code", ["", "nothing", "site_check/bad", "gpu_xid/", "gpu_xid/x", "sxid/١", "gpu_xid/others"])
 def test_a_code_that_no_table_names_is_another_cause_that_counts_as_it_was_told(code):
-    assert meaning(code) == causes.Meaning("other", EndsJob.IF_ISOLATES, None, known=False)
+    assert meaning(code) == causes.CodeMeaning("other", EndsJob.IF_ISOLATES, None, is_known=False)
 
 
 def test_every_xid_and_sxid_of_the_catalogues_is_among_them():
@@ -147,13 +149,13 @@ JOB = Failure(frozenset({"7"}), "FAILED", 1000, 4)
 CODES = sorted(EXPLAINED)
 
 
-def seen(code: str, node: str = "n1", severity: str = "critical", at: int = 5000, **more: object) -> Seen:
-    plain = Seen(node, code, "p", code.partition("/")[0], severity, "edge", at, at, True, frozenset())
+def seen(code: str, node: str = "n1", severity: str = "critical", at: int = 5000, **more: object) -> Sighting:
+    plain = Sighting(node, code, "p", code.partition("/")[0], severity, "edge", at, at, True, frozenset())
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def cause(*those: Seen, job: Failure = JOB) -> str | None:
-    found = attributed(job, those)
+def cause(*those: Sighting, job: Failure = JOB) -> str | None:
+    found = attribute_failure(job, those)
     return found and found.cause
 
 
@@ -164,13 +166,13 @@ def test_pcie_xid_79_and_the_bmcs_critical_interrupt_are_one_incident():
         seen("pcie_aer/fatal"),
         seen("gpu_access/lost", kind="level"),
     )
-    found = attributed(JOB, those)
+    found = attribute_failure(JOB, those)
     assert found is not None
-    assert (found.cause, found.seen.code, found.confidence) == ("pcie", "pcie_aer/fatal", "high")
-    assert found.deciding == {"pcie"}
-    assert not found.others
-    assert {one for one, _ in found.also} == {"pcie"}
-    assert len(found.also) == 3
+    assert (found.cause, found.sighting.code, found.confidence) == ("pcie", "pcie_aer/fatal", "high")
+    assert found.possible_causes == {"pcie"}
+    assert not found.has_competing_cause
+    assert {one for one, _ in found.other_sightings} == {"pcie"}
+    assert len(found.other_sightings) == 3
 
 
 def test_a_gpu_that_is_gone_without_a_pcie_error_is_its_own_cause():
@@ -197,15 +199,15 @@ def test_what_the_site_or_time_made_worse_counts_as_it_was_told():
 
 def test_a_programs_own_fault_comes_last_and_ends_no_node():
     mine = seen("gpu_xid/31", severity="warning", at=4000)
-    assert cause(mine) == USER
+    assert cause(mine) == USER_CAUSE
     assert cause(mine, seen("gpu_xid/95")) == "gpu_memory"
     assert cause(mine, job=replace(JOB, state="NODE_FAIL")) is None
 
 
 def test_a_programs_fault_before_the_job_began_is_another_programs():
     assert cause(seen("gpu_xid/13", severity="warning", at=999)) is None
-    assert cause(seen("gpu_xid/13", severity="warning", at=1000)) == USER
-    assert cause(seen("gpu_xid/13", severity="warning", at=999), job=replace(JOB, start_time=None)) == USER
+    assert cause(seen("gpu_xid/13", severity="warning", at=1000)) == USER_CAUSE
+    assert cause(seen("gpu_xid/13", severity="warning", at=999), job=replace(JOB, start_time=None)) == USER_CAUSE
 
 
 def test_a_fault_of_one_gpu_that_names_other_jobs_is_not_this_jobs_unless_the_node_died():
@@ -229,9 +231,9 @@ def test_a_link_between_nodes_is_the_last_cause_of_a_job_of_one_node():
     down = seen("ib_link/down", severity="degraded", kind="level")
     assert cause(down) == "ib_link"
     single = replace(JOB, nodes=1)
-    assert [attributed(JOB, [down]).confidence, attributed(single, [down]).confidence] == ["high", "low"]  # type: ignore[union-attr]
+    assert [attribute_failure(JOB, [down]).confidence, attribute_failure(single, [down]).confidence] == ["high", "low"]  # type: ignore[union-attr]
     dead = replace(single, state="NODE_FAIL")
-    assert [attributed(dead, [down]).cause, attributed(dead, [down]).confidence] == ["ib_link", "medium"]  # type: ignore[union-attr]
+    assert [attribute_failure(dead, [down]).cause, attribute_failure(dead, [down]).confidence] == ["ib_link", "medium"]  # type: ignore[union-attr]
     assert cause(down, seen("mount/missing"), job=single) == "mount"
     assert cause(down, seen("mount/missing")) == "ib_link"
 
@@ -248,37 +250,41 @@ def test_a_link_between_nodes_is_the_last_cause_of_a_job_of_one_node():
     ],
 )
 def test_a_code_that_only_its_severity_makes_a_cause_is_less_sure(code: str, severity: str, confidence: str) -> None:
-    assert attributed(JOB, [seen(code, severity=severity)]).confidence == confidence  # type: ignore[union-attr]
+    assert attribute_failure(JOB, [seen(code, severity=severity)]).confidence == confidence  # type: ignore[union-attr]
 
 
 def test_what_the_driver_asks_for_follows_from_the_xid_that_says_why():
-    found = attributed(JOB, [seen("gpu_xid/154", at=4000), seen("gpu_recovery_action/gpu_reset"), seen("gpu_xid/48")])
+    found = attribute_failure(
+        JOB, [seen("gpu_xid/154", at=4000), seen("gpu_recovery_action/gpu_reset"), seen("gpu_xid/48")]
+    )
     assert found is not None
-    assert (found.cause, found.seen.code, found.others) == ("gpu_memory", "gpu_xid/48", False)
+    assert (found.cause, found.sighting.code, found.has_competing_cause) == ("gpu_memory", "gpu_xid/48", False)
     assert cause(seen("gpu_xid/154")) == "gpu"
 
 
 def test_another_incident_that_isolates_makes_it_less_sure_and_so_does_a_scrape_alone():
     disk, mount = seen("block_device/nvme"), seen("mount/missing", node="n2")
-    assert [attributed(JOB, those).confidence for those in ([disk], [disk, mount])] == ["high", "medium"]  # type: ignore[union-attr]
-    scraped = replace(disk, told=False)
-    assert [attributed(JOB, those).confidence for those in ([scraped], [scraped, mount])] == ["medium", "low"]  # type: ignore[union-attr]
-    assert attributed(JOB, [seen("gpu_xid/31")]).confidence == "medium"  # type: ignore[union-attr]
-    assert attributed(JOB, [seen("gpu_xid/45")]).confidence == "low"  # type: ignore[union-attr]
+    assert [attribute_failure(JOB, those).confidence for those in ([disk], [disk, mount])] == ["high", "medium"]  # type: ignore[union-attr]
+    scraped = replace(disk, from_stream=False)
+    assert [attribute_failure(JOB, those).confidence for those in ([scraped], [scraped, mount])] == ["medium", "low"]  # type: ignore[union-attr]
+    assert attribute_failure(JOB, [seen("gpu_xid/31")]).confidence == "medium"  # type: ignore[union-attr]
+    assert attribute_failure(JOB, [seen("gpu_xid/45")]).confidence == "low"  # type: ignore[union-attr]
 
 
 def test_of_several_nodes_the_one_that_was_seen_first_is_told():
-    found = attributed(JOB, [seen("mount/missing", node="n1", at=5010), seen("mount/missing", node="n9", at=5000)])
+    found = attribute_failure(
+        JOB, [seen("mount/missing", node="n1", at=5010), seen("mount/missing", node="n9", at=5000)]
+    )
     assert found is not None
-    assert found.seen.node == "n9"
+    assert found.sighting.node == "n9"
 
 
 def test_nothing_seen_is_no_cause():
-    assert attributed(JOB, []) is None
+    assert attribute_failure(JOB, []) is None
 
 
 SEEN = st.builds(
-    Seen,
+    Sighting,
     node=st.sampled_from(("n1", "n2", "n3")),
     code=st.sampled_from([*CODES, "site/bad"]),
     subject=st.sampled_from(("", "a", "b")),
@@ -301,20 +307,20 @@ WHO = st.lists(SEEN, max_size=8, unique_by=lambda one: (one.node, one.code, one.
 
 
 @given(FAILURES, WHO, st.randoms(use_true_random=False))
-def test_the_order_of_what_was_seen_changes_nothing(job: Failure, those: list[Seen], random: Random):
+def test_the_order_of_what_was_seen_changes_nothing(job: Failure, those: list[Sighting], random: Random):
     mixed = random.sample(those, len(those))
-    assert attributed(job, mixed) == attributed(job, those)
+    assert attribute_failure(job, mixed) == attribute_failure(job, those)
 
 
 @given(FAILURES, WHO)
-def test_a_job_has_a_cause_where_something_decides_and_all_that_was_seen_is_told(job: Failure, those: list[Seen]):
-    found = attributed(job, those)
-    assert (found is not None) == any(decides(job, one) for one in those)
+def test_a_job_has_a_cause_where_something_decides_and_all_that_was_seen_is_told(job: Failure, those: list[Sighting]):
+    found = attribute_failure(job, those)
+    assert (found is not None) == any(may_have_ended(job, one) for one in those)
     if found is not None:
-        assert decides(job, found.seen)
+        assert may_have_ended(job, found.sighting)
         assert found.confidence in CONFIDENCES
-        assert sorted([found.seen, *(one for _, one in found.also)], key=repr) == sorted(those, key=repr)
-        assert found.cause in found.deciding
-        likely = {name for name in found.deciding if not is_unlikely(job, name)} or found.deciding
-        assert ORDER[found.cause] == min(ORDER[name] for name in likely)
-        assert ORDER[found.cause] <= ORDER[meaning(found.seen.code).cause]
+        assert sorted([found.sighting, *(one for _, one in found.other_sightings)], key=repr) == sorted(those, key=repr)
+        assert found.cause in found.possible_causes
+        likely = {name for name in found.possible_causes if not is_unlikely(job, name)} or found.possible_causes
+        assert CAUSE_ORDER[found.cause] == min(CAUSE_ORDER[name] for name in likely)
+        assert CAUSE_ORDER[found.cause] <= CAUSE_ORDER[meaning(found.sighting.code).cause]

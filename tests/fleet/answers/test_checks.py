@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.fleet.answers import checks
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.study import opened
+from healthd.fleet.answers.study import open_study
 
 pytestmark = pytest.mark.one_python
 
@@ -35,7 +35,7 @@ def of(told, check):
 
 
 def sight(node, check, time, badness=3):
-    return checks.Sight("c1", node, check, time, badness)
+    return checks.Sighting("c1", node, check, time, badness)
 
 
 def test_sights_within_the_gap_are_one_incident_and_further_apart_two():
@@ -62,7 +62,7 @@ SIGHTS = st.lists(
 @given(SIGHTS, st.randoms(), st.integers(1, 2000))
 def test_the_shares_of_being_first_sum_to_one_and_the_order_of_the_rows_says_nothing(its, random, gap):
     found = checks.incidents(its, gap)
-    told = checks.by_check(found, [], {}, {check: checks.Deployed(check) for check in "xyz"})
+    told = checks.by_check(found, [], {}, {check: checks.DeployedCheck(check) for check in "xyz"})
     assert sum(row["first"] for row in told) == len(found)
     assert all(row["alone"] <= row["first"] <= row["incidents"] for row in told)
     if found:
@@ -212,6 +212,6 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
         for turn in range(2):
             folder = tmp_path / f"{seed}-{turn}"
             folder.mkdir()
-            with opened(write(made, folder, parts=1 + turn, random=Random(turn)), BEGIN, END) as one:
+            with open_study(write(made, folder, parts=1 + turn, random=Random(turn)), BEGIN, END) as one:
                 documents.append(json.dumps(checks.checks(one), allow_nan=False))
         assert documents[0] == documents[1]

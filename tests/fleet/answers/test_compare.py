@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from healthd.cli.main import main
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
-from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.answers.study import Choice, open_study
 
 pytestmark = pytest.mark.one_python
 
@@ -53,7 +53,7 @@ COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40)
 
 @given(COUNTS)
 def test_a_side_compared_with_itself_has_the_ratio_one_and_nothing_differs(counts):
-    told = compare.compared(side("x", of_nodes(counts)), side("x", of_nodes(counts)))
+    told = compare.compare_sides(side("x", of_nodes(counts)), side("x", of_nodes(counts)))
     assert differs(told) == []
     for row in told["measures"]:
         assert row["ratio"] == (None if not sum(counts) else pytest.approx(1))
@@ -63,8 +63,8 @@ def test_a_side_compared_with_itself_has_the_ratio_one_and_nothing_differs(count
 
 @given(COUNTS, COUNTS)
 def test_the_two_sides_exchanged_give_the_inverse_ratio_and_the_same_p(a, b):
-    one = compare.ratio(of_nodes(a), of_nodes(b))
-    other = compare.ratio(of_nodes(b), of_nodes(a))
+    one = compare.ratio_row(of_nodes(a), of_nodes(b))
+    other = compare.ratio_row(of_nodes(b), of_nodes(a))
     assert one["p_value"] == pytest.approx(other["p_value"])
     if sum(a) and sum(b):
         assert one["ratio"] * other["ratio"] == pytest.approx(1)
@@ -82,7 +82,7 @@ def test_of_300_comparisons_in_which_nothing_differs_at_most_one_in_twenty_finds
     for seed in range(300):
         random = np.random.default_rng(10_000 * dispersion + seed)
         sides = [side(name, *(of_nodes(drawn(random, dispersion), f"m{n}") for n in range(7))) for name in "AB"]
-        found += bool(differs(compare.compared(*sides)))
+        found += bool(differs(compare.compare_sides(*sides)))
     assert found <= 15
 
 
@@ -94,9 +94,11 @@ def drawn(random, dispersion, mean=0.5, nodes=100):
 
 
 def test_twice_as_many_failures_of_independent_nodes_are_found_and_a_loop_of_one_node_is_not():
-    assert differs(compare.compared(side("A", of_nodes([1] * 100)), side("B", of_nodes([2] * 100)))) == ["all_codes"]
+    assert differs(compare.compare_sides(side("A", of_nodes([1] * 100)), side("B", of_nodes([2] * 100)))) == [
+        "all_codes"
+    ]
     loop = [1] * 99 + [101]
-    assert differs(compare.compared(side("A", of_nodes([1] * 100)), side("B", of_nodes(loop)))) == []
+    assert differs(compare.compare_sides(side("A", of_nodes([1] * 100)), side("B", of_nodes(loop)))) == []
 
 
 def jobs(random, share, count=3000, users=300):
@@ -108,17 +110,17 @@ def jobs(random, share, count=3000, users=300):
         for unit in np.unique(units):
             its = ok[units == unit]
             completed = int(its.sum())
-            ended = compare.Ended(str(unit), len(its), completed, len(its) - completed, 0, 0, 0, float(len(its)))
+            ended = compare.EndedJobs(str(unit), len(its), completed, len(its) - completed, 0, 0, 0, float(len(its)))
             rows.append(ended)
         by_unit.append(rows)
-    return compare.of_jobs([], 100.0, by_unit)
+    return compare.job_measures([], 100.0, by_unit)
 
 
 def test_ninety_and_ninety_three_of_a_hundred_of_3000_jobs_are_told_apart():
     found = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
-        told = compare.compared(side("A", *jobs(random, 0.90)), side("B", *jobs(random, 0.93)))
+        told = compare.compare_sides(side("A", *jobs(random, 0.90)), side("B", *jobs(random, 0.93)))
         found += "completed" in differs(told)
     assert found >= 90
 
@@ -130,7 +132,7 @@ def test_of_200_pairs_of_equal_shares_at_most_one_in_twenty_is_told_apart(a, b, 
     found = 0
     for seed in range(200):
         random = np.random.default_rng(1000 + seed)
-        told = compare.compared(side("A", *jobs(random, completed, a)), side("B", *jobs(random, completed, b)))
+        told = compare.compare_sides(side("A", *jobs(random, completed, a)), side("B", *jobs(random, completed, b)))
         found += bool(differs(told))
     assert found <= 10
 
@@ -143,7 +145,7 @@ def test_a_share_is_within_0_and_1_and_the_ratio_of_two_leaves_1_out_where_p_is_
     def measure(found, of):
         return Measure("completed", "", "of all", 1.0, float(found), float(of), (Units([found], [of]),))
 
-    row = compare.ratio(measure(*a), measure(*b))
+    row = compare.ratio_row(measure(*a), measure(*b))
     for which in "ab":
         low, high = row[which]["interval"]
         assert 0 <= low <= high <= 1
@@ -161,7 +163,7 @@ def test_a_share_is_within_0_and_1_and_the_ratio_of_two_leaves_1_out_where_p_is_
 
 def test_what_cannot_differ_is_shown_but_not_tested_and_makes_nothing_else_harder_to_tell():
     def counted(*others):
-        return compare.compared(side("A", of_nodes([1] * 100), *others), side("B", of_nodes([2] * 100), *others))
+        return compare.compare_sides(side("A", of_nodes([1] * 100), *others), side("B", of_nodes([2] * 100), *others))
 
     nothing = [of_nodes([0] * 100, f"m{number}") for number in range(9)]
     among = counted(*nothing, of_nodes([0] * 100, "unexposed", days=0.0))
@@ -175,9 +177,9 @@ def test_nodes_on_both_sides_are_named_as_what_hides_a_difference():
         return Side(chosen, BEGIN, END, {"partition": chosen}, (of_nodes([1, 2]),), (), {}, frozenset(nodes))
 
     a, b = {("c1", "n1"), ("c1", "n2")}, {("c1", "n2"), ("c1", "n3")}
-    (note,) = compare.compared(of(a, "x"), of(b, "y"))["notes"]
+    (note,) = compare.compare_sides(of(a, "x"), of(b, "y"))["notes"]
     assert note.startswith("1 of the 3 nodes are on both sides")
-    assert not compare.compared(of(a, "x"), of(b - a, "y"))["notes"]
+    assert not compare.compare_sides(of(a, "x"), of(b - a, "y"))["notes"]
 
 
 @pytest.mark.parametrize(
@@ -208,16 +210,18 @@ def test_a_check_that_looked_on_one_side_only_is_not_compared_nor_counted_in_the
 
     before = side("A", *codes(0), looked={"gpu_xid": 600})
     after = side("B", *codes(9), looked={"gpu_xid": 600, "ib_flap": 600})
-    told = compare.compared(before, after)
+    told = compare.compare_sides(before, after)
     assert differs(told) == []
     assert {row["measure"]: row["ratio"] for row in told["measures"]} == {"all_codes": 1.0, "code gpu_xid/79": 1.0}
     assert any("ib_flap" in note for note in told["notes"])
     everywhere = [side(one.name, *one.measures, looked={"gpu_xid": 600, "ib_flap": 600}) for one in (before, after)]
-    assert differs(compare.compared(*everywhere)) == ["code ib_flap/link_downed"]  # in their sum it is not found again
+    assert differs(compare.compare_sides(*everywhere)) == [
+        "code ib_flap/link_downed"
+    ]  # in their sum it is not found again
 
 
 def test_a_code_that_one_side_never_saw_is_none_of_as_long_a_time():
-    told = compare.compared(
+    told = compare.compare_sides(
         side("A", of_nodes([0] * 40)), side("B", of_nodes([1] * 40), of_nodes([1] * 40, "code mount/missing"))
     )
     (row,) = [row for row in told["measures"] if row["measure"] == "code mount/missing"]
@@ -259,7 +263,7 @@ def crashing():
 def test_a_half_in_which_the_nodes_end_jobs_differs_in_r_f_and_says_so(tmp_path):
     told = periods(crashing(), tmp_path)
     assert {"r_f", "node_fail"} <= set(differs(told))
-    assert compare.found(told)
+    assert compare.has_findings(told)
     text = text_of(told, Page())
     assert "A is first, B is second." in text
     assert "Failures of jobs > 128 GPUs (r_f), per 1000 node-days: B has" in text
@@ -308,8 +312,8 @@ def test_two_choices_of_one_time_can_be_compared_too(tmp_path):
             user_name=f"u{number}",
         )
     with (
-        study(made, tmp_path / "x", Chosen(partition="x")) as x,
-        study(made, tmp_path / "y", Chosen(partition="y")) as y,
+        study(made, tmp_path / "x", Choice(partition="x")) as x,
+        study(made, tmp_path / "y", Choice(partition="y")) as y,
     ):
         told = compare.compare(x, y, "partition:x", "partition:y")
     assert (told["filters"], told["a"]["filters"], told["b"]["filters"]) == ({}, {"partition": "x"}, {"partition": "y"})
@@ -336,9 +340,9 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
             for begin, end in ((BEGIN, BEGIN + DAY), (BEGIN + DAY, END)):
                 folder = tmp_path / f"{seed}-{turn}-{begin}"
                 folder.mkdir()
-                with opened(write(made, folder, parts=1 + turn, random=Random(turn)), begin, end) as one:
-                    sides.append(compare.measured(one, "x"))
-            documents.append(json.dumps(compare.compared(*sides), allow_nan=False))
+                with open_study(write(made, folder, parts=1 + turn, random=Random(turn)), begin, end) as one:
+                    sides.append(compare.measure_side(one, "x"))
+            documents.append(json.dumps(compare.compare_sides(*sides), allow_nan=False))
         assert documents[0] == documents[1]
 
 
@@ -358,7 +362,7 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
     ],
 )
 def test_a_period_is_a_year_a_month_a_day_or_from_to(word, begin, end):
-    assert compare.period(word) == compare.period(f"{begin}..{end}")
+    assert compare.parse_period(word) == compare.parse_period(f"{begin}..{end}")
 
 
 @pytest.mark.parametrize(
@@ -366,21 +370,21 @@ def test_a_period_is_a_year_a_month_a_day_or_from_to(word, begin, end):
 )
 def test_what_is_no_period_is_refused_with_a_sentence(word):
     with pytest.raises(WrongChoice) as refused:
-        compare.period(word)
+        compare.parse_period(word)
     assert "\n" not in str(refused.value)
 
 
 @given(st.integers(1970, 2098), st.integers(1, 12))
 def test_a_range_of_one_month_or_year_is_that_month_or_year(year: int, month: int) -> None:
     for word in (f"{year}", f"{year}-{month:02}"):
-        assert compare.period(f"{word}..{word}") == compare.period(word)
+        assert compare.parse_period(f"{word}..{word}") == compare.parse_period(word)
 
 
 @given(st.text())
 def test_any_text_is_a_period_a_choice_or_refused(word):
-    if compare.choice(word) is None:
+    if compare.parse_choice(word) is None:
         try:
-            begin, end = compare.period(word)
+            begin, end = compare.parse_period(word)
         except WrongChoice:
             return
         assert begin < end

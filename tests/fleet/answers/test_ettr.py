@@ -11,7 +11,7 @@ from fleet_views import text_of
 
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.study import opened
+from healthd.fleet.answers.study import open_study
 from healthd.fleet.tables import TABLES
 from tests.fleet.test_fleet_cli import fleet
 
@@ -74,9 +74,9 @@ def test_a_value_that_cannot_be_is_one_sentence(flag, value):
 
 
 def test_a_job_without_progress_warns_and_others_do_not():
-    assert ettr.of_rate(2048, 6.5)["warnings"] == []
-    assert ettr.of_rate(100_000, 6.5, checkpoint_seconds=420)["warnings"] == []
-    beyond = ettr.of_rate(131_072, 200)
+    assert ettr.ettr_for_rate(2048, 6.5)["warnings"] == []
+    assert ettr.ettr_for_rate(100_000, 6.5, checkpoint_seconds=420)["warnings"] == []
+    beyond = ettr.ettr_for_rate(131_072, 200)
     assert len(beyond["warnings"]) == 1
     assert beyond["exact"] == pytest.approx(0, abs=0.01)
     assert "makes no progress" in text_of(beyond, Page()).replace("\n", " ")
@@ -86,18 +86,18 @@ def test_a_job_without_progress_warns_and_others_do_not():
 def test_ettr_headline_and_interval_agree_with_the_simulation(gpus: int, r_f: float, low: float, high: float) -> None:
     """At every rate within the interval of r_f, the simulated ETTR lies within the interval of the headline."""
     job = ettr.Job(gpus / 8, r_f)
-    found = ettr.told(job, gpus, 8, ettr.SEED, (low, high))
+    found = ettr.ettr_values(job, gpus, 8, ettr.SEED, (low, high))
     error = 5 * found["simulation"]["standard_error"]
     assert found["exact"] == pytest.approx(found["simulated"], abs=error)
     for rate in (low, r_f, high):
-        simulated = ettr.of_rate(gpus, rate, seed=7)["simulated"]
+        simulated = ettr.ettr_for_rate(gpus, rate, seed=7)["simulated"]
         assert found["interval"][0] - error <= simulated <= found["interval"][1] + error
     text = text_of({**head("ettr", None, None, {}, ()), **found, "measured": []}, Page())
     assert f"ETTR {found['exact']:.2f} (95 %: {found['interval'][0]:.2f} to {found['interval'][1]:.2f})" in text
 
 
 def test_the_grid_has_each_size_beside_each_interval_and_rate():
-    found = ettr.of_rate(16_384, 6.5)["grid"]
+    found = ettr.ettr_for_rate(16_384, 6.5)["grid"]
     of_60_minutes = [one["ettr"] for one in found["by_checkpoint"] if one["checkpoint_seconds"] == 3600]
     assert of_60_minutes == sorted(of_60_minutes, reverse=True)
     assert {one["rate"] for one in found["by_rate"]} == set(ettr.GRID_RATES)
@@ -127,7 +127,7 @@ def run_of(made: History, key: str, attempts: list[tuple[float, float, str]], *,
 
 
 def told(made: History, folder: Path, **given: float) -> dict:
-    with opened(write(made, folder), BEGIN, END) as study:
+    with open_study(write(made, folder), BEGIN, END) as study:
         return ettr.ettr(study, **given)
 
 
@@ -169,8 +169,8 @@ def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
 
 def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
     for lost in (0, 50, 100):
-        run = ettr.Run("c1", 1, 8, 1, 1, 0, 100, 20, lost)
-        assert ettr.ettr_of(run) == pytest.approx((100 - lost) / 120)
+        run = ettr.JobRun("c1", 1, 8, 1, 1, 0, 100, 20, lost)
+        assert ettr.run_ettr(run) == pytest.approx((100 - lost) / 120)
 
 
 def test_a_store_without_a_failure_knows_only_the_lower_end_and_says_so(tmp_path):
@@ -190,6 +190,6 @@ def test_why_no_interval_is_advised_is_said():
 
 
 def test_ettr_explains_the_simulated_mean_for_a_job_that_ends():
-    short = text_of(ettr.of_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
-    assert ettr.OF_EACH_RUN in " ".join(short.split())
-    assert ettr.OF_EACH_RUN not in " ".join(text_of(ettr.of_rate(16_384, 6.5), Page()).split())
+    short = text_of(ettr.ettr_for_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
+    assert ettr.RUN_MEAN_NOTE in " ".join(short.split())
+    assert ettr.RUN_MEAN_NOTE not in " ".join(text_of(ettr.ettr_for_rate(16_384, 6.5), Page()).split())

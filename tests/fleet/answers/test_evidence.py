@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.model import Evidence
-from healthd.fleet.answers.evidence import CHECKS, Told, told_by
-from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.answers.evidence import CHECKS, SlowdownEvidence, slowdown_evidence
+from healthd.fleet.answers.study import Choice, open_study
 from healthd.fleet.tables import TABLES
 
 NOON = BEGIN + 12 * HOUR
@@ -54,9 +54,11 @@ def below(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def told(made: History, folder: Path, nodes: tuple[str, ...] = NODES, chosen: Chosen | None = None) -> list[Told]:
-    with opened(write(made, folder), BEGIN, END, chosen) as study:
-        return told_by(study, nodes)
+def told(
+    made: History, folder: Path, nodes: tuple[str, ...] = NODES, chosen: Choice | None = None
+) -> list[SlowdownEvidence]:
+    with open_study(write(made, folder), BEGIN, END, chosen) as study:
+        return slowdown_evidence(study, nodes)
 
 
 def test_a_level_lasts_until_it_was_cleared(tmp_path: Path) -> None:
@@ -66,25 +68,27 @@ def test_a_level_lasts_until_it_was_cleared(tmp_path: Path) -> None:
         line(2, "cleared", NOON + 900, "gpu_clocks/slowed", cleared_by="pass", observed=False),
     )
     assert told(made, tmp_path) == [
-        Told("gpu-1", NOON, NOON + 900, "gpu_clocks/slowed", "GPU 3 runs at 900 MHz for its temperature")
+        SlowdownEvidence("gpu-1", NOON, NOON + 900, "gpu_clocks/slowed", "GPU 3 runs at 900 MHz for its temperature")
     ]
 
 
 def test_a_level_that_was_not_cleared_stands(tmp_path: Path) -> None:
     made = store(line(1, "opened", NOON, "pcie_link/narrow", observed=False, subject="0000:3b:00.0"))
-    assert told(made, tmp_path) == [Told("gpu-1", NOON, None, "pcie_link/narrow", "narrow of 0000:3b:00.0")]
+    assert told(made, tmp_path) == [SlowdownEvidence("gpu-1", NOON, None, "pcie_link/narrow", "narrow of 0000:3b:00.0")]
 
 
 def test_what_happened_at_a_moment_counts_ten_minutes(tmp_path: Path) -> None:
     made = store(line(1, "opened", NOON, "gpu_xid/63", observed=False, kind="edge", message="Xid 63"))
-    assert told(made, tmp_path) == [Told("gpu-1", NOON, NOON + 600, "gpu_xid/63", "Xid 63")]
+    assert told(made, tmp_path) == [SlowdownEvidence("gpu-1", NOON, NOON + 600, "gpu_xid/63", "Xid 63")]
 
 
 def test_what_was_scraped_was_seen_until_then(tmp_path: Path) -> None:
     seen = {"check_name": "ib_errors", "code": "ib_errors/symbols", "subject": "mlx5_0", "severity": "warning"}
     times = {"first_time": NOON, "last_time": NOON + 60, "step_seconds": 60}
     made = store(scraped=(row("scraped_conditions", cluster="c1", node="gpu-1", **seen, **times),))
-    assert told(made, tmp_path) == [Told("gpu-1", NOON, NOON + 60, "ib_errors/symbols", "symbols of mlx5_0")]
+    assert told(made, tmp_path) == [
+        SlowdownEvidence("gpu-1", NOON, NOON + 60, "ib_errors/symbols", "symbols of mlx5_0")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +110,8 @@ def test_only_the_nodes_and_the_cluster_that_were_asked_for(tmp_path: Path) -> N
     made = store(line(1, "opened", NOON, "gpu_clocks/slowed", observed=False))
     made["nodes"] = [row("nodes", cluster="c2", node="gpu-2")]
     assert told(made, below(tmp_path, "other"), ("gpu-2",)) == []
-    assert told(made, below(tmp_path, "cluster"), chosen=Chosen(cluster="c2")) == []
-    assert len(told(made, below(tmp_path, "all"), chosen=Chosen(cluster="c1"))) == 1
+    assert told(made, below(tmp_path, "cluster"), chosen=Choice(cluster="c2")) == []
+    assert len(told(made, below(tmp_path, "all"), chosen=Choice(cluster="c1"))) == 1
 
 
 def test_the_checks_are_checks() -> None:
@@ -124,5 +128,5 @@ def test_of_any_history_each_is_evidence_with_an_end_after_its_beginning(
         found = Evidence(*one)
         assert found.node in NODES
         assert found.end is None or found.begin <= found.end
-        assert found.what.isprintable()
-        assert found.what
+        assert found.text.isprintable()
+        assert found.text

@@ -18,7 +18,16 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has duckdb; the marked tests run nowhere else
     from healthd.fleet.answers import failslow
-    from healthd.fleet.answers.failslow import Drain, Life, Lost, Ran, Stretch, lost, reaction, spells_of
+    from healthd.fleet.answers.failslow import (
+        Drain,
+        NodeJob,
+        NodeLoss,
+        SlowCondition,
+        SlowSpan,
+        episodes,
+        node_loss,
+        reaction,
+    )
 except ModuleNotFoundError as error:
     if error.name not in ("duckdb", "numpy", "scipy"):
         raise
@@ -104,10 +113,10 @@ def test_validations_that_failed_or_were_slow_stand_by_node_and_one_that_stands_
     made.seen("a", "validation/slow", AT, "warning", "level")
     told = asked(made, tmp_path / "over")
     assert [(row["failed_validations"], row["slow_validations"]) for row in told["nodes"]] == [(1, 1)]
-    assert not failslow.found(told)
+    assert not failslow.has_findings(told)
     assert "A validation failed on 1 node: a." in list(view_of(told).sentences)
     made.seen("b", "validation/failed", AT, "degraded", "level")
-    assert failslow.found(asked(made, tmp_path / "stands"))
+    assert failslow.has_findings(asked(made, tmp_path / "stands"))
 
 
 def test_nothing_told_is_said_as_that_and_a_store_without_streams_has_no_answer(tmp_path):
@@ -132,40 +141,42 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
         "1 node reported slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of the jobs' GPU time"
         in " ".join(text.split())
     )
-    assert failslow.found(told)
+    assert failslow.has_findings(told)
 
 
 # --- what a node lost
 
 
 def test_a_job_that_is_not_named_loses_nothing_where_another_is():
-    there = [Ran(1, 0, 100, 4.0), Ran(2, 0, 100, 2.0)]
-    assert lost([Stretch(0, 100, 1.0, frozenset({1}))], there) == Lost(100, 0, 200.0, 1.0)
+    there = [NodeJob(1, 0, 100, 4.0), NodeJob(2, 0, 100, 2.0)]
+    assert node_loss([SlowSpan(0, 100, 1.0, frozenset({1}))], there) == NodeLoss(100, 0, 200.0, 1.0)
 
 
 def test_where_no_job_is_named_it_is_the_one_that_was_there_alone_and_of_two_nobody_knows():
     nobody = frozenset[int]()
-    assert lost([Stretch(0, 100, 1.0, nobody)], [Ran(1, 0, 50, 4.0)]) == Lost(100, 50, 100.0, 1.0)
-    both = [Ran(1, 0, 100, 4.0), Ran(2, 0, 100, 2.0)]
-    assert lost([Stretch(0, 100, 1.0, nobody)], both) == Lost(100, 100, 0.0, 1.0)
+    assert node_loss([SlowSpan(0, 100, 1.0, nobody)], [NodeJob(1, 0, 50, 4.0)]) == NodeLoss(100, 50, 100.0, 1.0)
+    both = [NodeJob(1, 0, 100, 4.0), NodeJob(2, 0, 100, 2.0)]
+    assert node_loss([SlowSpan(0, 100, 1.0, nobody)], both) == NodeLoss(100, 100, 0.0, 1.0)
 
 
 def test_of_two_conditions_at_one_time_the_worse_counts_and_none_twice():
-    some = [Stretch(0, 100, 1.0, frozenset({1})), Stretch(50, 150, 3.0, frozenset({1}))]
-    assert lost(some, [Ran(1, 0, 200, 1.0)]) == Lost(150, 0, 50 * 0.5 + 100 * 0.75, 3.0)
+    some = [SlowSpan(0, 100, 1.0, frozenset({1})), SlowSpan(50, 150, 3.0, frozenset({1}))]
+    assert node_loss(some, [NodeJob(1, 0, 200, 1.0)]) == NodeLoss(150, 0, 50 * 0.5 + 100 * 0.75, 3.0)
 
 
 def test_without_a_number_it_is_time_and_no_gpu_hour():
-    assert lost([Stretch(0, 100, None, frozenset({1}))], [Ran(1, 0, 100, 8.0)]) == Lost(100, 100, 0.0, None)
+    assert node_loss([SlowSpan(0, 100, None, frozenset({1}))], [NodeJob(1, 0, 100, 8.0)]) == NodeLoss(
+        100, 100, 0.0, None
+    )
 
 
 TIMES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda some: (some[0], some[0] + some[1]))
 
 
 @given(
-    st.lists(st.builds(lambda t, s, j: Stretch(*t, s, j), TIMES, st.none() | st.floats(0, 9),
+    st.lists(st.builds(lambda t, s, j: SlowSpan(*t, s, j), TIMES, st.none() | st.floats(0, 9),
                        st.frozensets(st.integers(1, 3))), max_size=5),
-    st.lists(st.builds(lambda t, j, g: Ran(j, *t, g), TIMES, st.integers(1, 3), st.none() | st.floats(0, 8)),
+    st.lists(st.builds(lambda t, j, g: NodeJob(j, *t, g), TIMES, st.integers(1, 3), st.none() | st.floats(0, 8)),
              max_size=4),
 )  # fmt: skip
 def test_second_by_second_it_is_the_same(stretches, ran):
@@ -183,7 +194,7 @@ def test_second_by_second_it_is_the_same(stretches, ran):
             unknown += 1
         else:
             gpu_seconds += sum(job.gpus for job in hit) * max(how) / (1 + max(how))
-    told = lost(stretches, ran)
+    told = node_loss(stretches, ran)
     assert (told.slow_seconds, told.unknown_seconds) == (slow_seconds, unknown)
     assert told.gpu_seconds == pytest.approx(gpu_seconds)
 
@@ -192,20 +203,20 @@ def test_second_by_second_it_is_the_same(stretches, ran):
 
 
 def life(onset, told, last, cleared=None, known=None):
-    return Life("c1", "n1", onset, told, last, cleared, known)
+    return SlowCondition("c1", "n1", onset, told, last, cleared, known)
 
 
 def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them():
-    (one,) = spells_of([life(0, 10, 100, 120), life(50, 60, 200, None)], [])
+    (one,) = episodes([life(0, 10, 100, 120), life(50, 60, 200, None)], [])
     assert (one["onset"], one["reported"], one["end"], one["ongoing"]) == (0, 10, 200, True)
-    assert len(spells_of([life(0, 10, 100, 120), life(101, 110, 200, 220)], [])) == 2
+    assert len(episodes([life(0, 10, 100, 120), life(101, 110, 200, 220)], [])) == 2
 
 
 def test_a_drain_before_it_was_told_or_after_it_was_over_is_no_reaction():
     drains = [Drain("c1", "n1", time, "person") for time in (9, 121)]
-    (one,) = spells_of([life(0, 10, 100, 120)], drains)
+    (one,) = episodes([life(0, 10, 100, 120)], drains)
     assert (one["acted"], one["by"]) == (None, None)
-    (one,) = spells_of([life(0, 10, 100, 120)], [Drain("c1", "n1", 10, "person"), *drains])
+    (one,) = episodes([life(0, 10, 100, 120)], [Drain("c1", "n1", 10, "person"), *drains])
     assert (one["acted"], one["by"]) == (10, "person")
 
 
@@ -217,7 +228,7 @@ def test_of_no_slowness_no_time_is_told():
     ("text", "jobs"), [("4711 12", {4711, 12}), (None, set()), ("a 7 -3 9999999999999999999 ²", {7})]
 )
 def test_what_is_no_number_is_no_job(text, jobs):
-    assert failslow.jobs_of(text) == jobs
+    assert failslow.parse_job_ids(text) == jobs
 
 
 def test_the_end_of_the_time_is_no_second_more(tmp_path):

@@ -16,17 +16,17 @@ from fleet_views import text_of
 from healthd.common.page import Page
 from healthd.fleet.answers import goodput as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.study import Chosen, Study, opened
-from healthd.fleet.statistics.job_sizes import class_of, size_named
+from healthd.fleet.answers.study import Choice, Study, open_study
+from healthd.fleet.statistics.job_sizes import format_size, size_class_sql
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
 
 
 @contextmanager
-def study(made: History, folder: Path, chosen: Chosen | None = None) -> Iterator[Study]:
+def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder), BEGIN, END, chosen) as asked:
+    with open_study(write(made, folder), BEGIN, END, chosen) as asked:
         yield asked
 
 
@@ -104,7 +104,7 @@ def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_re
     assert [one["jobs"] for one in second["by_how"]] == [1, 0]
     shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
     assert shown == [(8, 0, 1), (16, 1, 0)]
-    assert not its.found(told)
+    assert not its.has_findings(told)
     assert "33.3 % of the loss is of second order" in text_of(told, Page())
 
 
@@ -199,7 +199,7 @@ def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path
     assert (loop["preemptions"], loop["preempted_gpus"]) == (1, 8)
     assert loop["first_order_gpu_seconds"] == 5 * 16 * 1800
     assert loop["second_order_gpu_seconds"] == 8 * 1800
-    assert its.found(told)
+    assert its.has_findings(told)
     assert "5 times" in text_of(told, Page())
 
 
@@ -215,7 +215,7 @@ def test_the_orders_sum_over_sizes_and_ways_to_the_whole_and_rows_may_come_in_an
                 assert sum(one[key] for one in its_own[ways]) == its_own[key]
             lost += its_own["jobs"]
         (tmp_path / f"{seed}b").mkdir()
-        with opened(write(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
+        with open_study(write(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
             assert its.goodput(shuffled) == told
     assert lost > 10
 
@@ -224,7 +224,7 @@ def test_a_choice_leaves_the_victims_that_are_it_whoever_took_their_nodes(tmp_pa
     made = after_a_node_failed().history
     for job in made["jobs"]:
         job["account"] = "speech" if job["job_id"] == 2 else "vision"
-    with study(made, tmp_path, Chosen(account="speech")) as asked:
+    with study(made, tmp_path, Choice(account="speech")) as asked:
         told = its.goodput(asked)
     assert (told["first_order"]["jobs"], told["second_order"]["jobs"]) == (0, 1)
 
@@ -259,11 +259,11 @@ def test_the_classes_of_size_are_those_of_the_question_states(tmp_path: Path) ->
     for number, gpus in enumerate([None, 0, *(2**k + d for k in range(17) for d in (-1, 0, 1))]):
         made.job(number + 1, f"S{number}", 0, 60, gpus=gpus)
     with study(made.history, tmp_path) as asked:
-        asked.need("states")
+        asked.compute_tables("states")
         theirs = asked.database.rows("SELECT state, gpus_up_to FROM states ORDER BY state")
-        ours = asked.database.rows(f"SELECT state, {class_of('gpus')} AS gpus_up_to FROM jobs ORDER BY state")
+        ours = asked.database.rows(f"SELECT state, {size_class_sql('gpus')} AS gpus_up_to FROM jobs ORDER BY state")
     assert ours == theirs
-    assert [size_named(size) for size in (None, 0, 1, 2, 4, 2048)] == [
+    assert [format_size(size) for size in (None, 0, 1, 2, 4, 2048)] == [
         *("not known", "0", "1", "2", "3-4"),
         "1,025-2,048",
     ]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.common.slurm import lemon_command
 from healthd.fleet.answers.document import Document, Unanswerable
-from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.answers.study import Choice, open_study
 from healthd.fleet.tables import TABLES
 
 try:  # only .venv has numpy; the marked tests run nowhere else
@@ -26,27 +26,27 @@ try:  # only .venv has numpy; the marked tests run nowhere else
 
     from healthd.fleet.answers import lemons
     from healthd.fleet.answers.lemon_evidence import (
+        ConditionMoment,
         Evidence,
-        Met,
-        Moment,
+        FailedJobSighting,
+        Maintenance,
         Outage,
-        Planned,
-        State,
-        came_with_failures,
-        culprits,
-        in_service,
-        outages_of,
+        OutageRow,
+        failed_job_evidence,
+        failure_shares,
+        merge_outages,
+        service_spells,
     )
     from healthd.fleet.statistics import lemon_score
     from healthd.fleet.statistics.lemon_score import (
-        AFTER_SECONDS,
+        GAP_AFTER_END_SECONDS,
         GAP_SECONDS,
-        Counted,
+        DiscountedCounts,
+        Observation,
         Record,
-        Sign,
-        counted,
-        fleet_of,
-        incidents,
+        discounted_counts,
+        fit_prior,
+        merge_incidents,
         probability,
         score,
         share_named,
@@ -61,10 +61,10 @@ FLEET, GAP_HOURS = 100, 12
 
 signs = st.deferred(
     lambda: st.lists(
-        st.builds(Sign, st.integers(0, 90 * DAY), st.integers(0, 90 * DAY), st.floats(0.1, 1.0)), max_size=20
+        st.builds(Observation, st.integers(0, 90 * DAY), st.integers(0, 90 * DAY), st.floats(0.1, 1.0)), max_size=20
     )
 )
-counts = st.deferred(lambda: st.builds(Counted, st.integers(0, 9).map(float), st.floats(1.0, 60.0)))
+counts = st.deferred(lambda: st.builds(DiscountedCounts, st.integers(0, 9).map(float), st.floats(1.0, 60.0)))
 spells = st.deferred(
     lambda: st.lists(st.builds(Outage, st.integers(0, 99), st.none() | st.integers(0, 120), *[st.just("")] * 3))
 )
@@ -137,9 +137,9 @@ def seen(made: History, node: str, at: int, code: str, severity: str = "critical
     )
 
 
-def told(made: History, folder: Path, chosen: Chosen | None = None, **given_to: Any) -> Document:
+def told(made: History, folder: Path, chosen: Choice | None = None, **given_to: Any) -> Document:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder), BEGIN - DAY, TO, chosen) as study:
+    with open_study(write(made, folder), BEGIN - DAY, TO, chosen) as study:
         return lemons.lemons(study, **given_to)
 
 
@@ -248,7 +248,7 @@ def test_apply_leaves_an_uncertain_lemon_unless_a_probability_is_given(tmp_path:
     made = fleet_with_one_uncertain_node()
     document = told(made, tmp_path, window_days=7)
     assert [one["certain"] for one in document["nodes"] if one["node"] == "g005"] == [False]
-    assert lemons.NOT_DRAINED in text_of(document, Page())
+    assert lemons.NOT_DRAINED_NOTE in text_of(document, Page())
     asked = told(made, tmp_path, window_days=7, least=0.3)
     assert [one["certain"] for one in asked["nodes"] if one["node"] == "g005"] == [True]
     assert "g005" not in names(told(made, tmp_path, window_days=7, least=1.0))
@@ -291,7 +291,7 @@ def test_no_more_than_two_percent_are_lemons_and_the_worst_of_them(tmp_path: Pat
 
 @pytest.mark.parametrize(("nodes", "most"), [(0, 0), (1, 0), (2, 1), (49, 1), (99, 1), (100, 2), (149, 2), (2000, 40)])
 def test_the_most_is_two_percent_and_one_of_a_small_fleet(nodes: int, most: int) -> None:
-    assert lemons.most_lemons(nodes) == most
+    assert lemons.max_lemons(nodes) == most
 
 
 def test_the_end_of_the_time_is_what_is_known_before_it_in_any_table(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_jobs_that_ended_long_before_the_rest_make_what_is_known_old(tmp_path: P
 def test_another_clusters_news_say_nothing_of_the_chosen_one(tmp_path: Path) -> None:
     made = fleet()
     made["failures"].append(row("failures", cluster="far", node="f1", time=TO - 1, kind="hw"))
-    document = told(made, tmp_path, Chosen(cluster="c1"))
+    document = told(made, tmp_path, Choice(cluster="c1"))
     assert document["window"]["known_until"] == max(one["end_time"] for one in made["jobs"])
 
 
@@ -321,7 +321,7 @@ def test_the_whole_cluster_is_counted_whatever_is_chosen_of_it(tmp_path: Path) -
     made = fleet()
     for number, node in enumerate(made["nodes"]):
         node["switch"] = f"leaf{number % 10}"
-    (one,) = told(made, tmp_path, Chosen(switch="leaf3"))["fleets"]
+    (one,) = told(made, tmp_path, Choice(switch="leaf3"))["fleets"]
     assert (one["nodes"], one["cluster_nodes"]) == (10, 100)
 
 
@@ -345,8 +345,8 @@ def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old
 )
 def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
     failed = Evidence("failed", 5, 5, "", 1 / nodes, job_id=10, state="NODE_FAIL", gpus=1, nodes=nodes)
-    (incident,) = incidents([failed.sign])
-    assert lemons.told_of(incident, [failed])["text"] == words
+    (incident,) = merge_incidents([failed.sign])
+    assert lemons.incident_row(incident, [failed])["text"] == words
 
 
 def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: Path) -> None:
@@ -429,11 +429,11 @@ def test_the_order_of_the_rows_changes_nothing_and_the_caps_hold(tmp_path: Path,
     for number, one in enumerate((made, shuffled)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with opened(write(one, folder), BEGIN, END) as study:
+        with open_study(write(one, folder), BEGIN, END) as study:
             documents.append(lemons.lemons(study, window_days=None))
     assert documents[0] == documents[1]
     json.dumps(documents[0], allow_nan=False)
-    assert len(documents[0]["nodes"]) <= len(CLUSTERS) * lemons.most_lemons(len(NODES))
+    assert len(documents[0]["nodes"]) <= len(CLUSTERS) * lemons.max_lemons(len(NODES))
     for steps in documents[0]["cdfs"].values():
         assert steps[-1][1] == 1.0
         assert [share for _, share in steps] == sorted(share for _, share in steps)
@@ -443,14 +443,14 @@ def test_the_order_of_the_rows_changes_nothing_and_the_caps_hold(tmp_path: Path,
 
 
 @given(signs, st.randoms(use_true_random=False))
-def test_incidents_lie_apart_and_hold_all_signs_in_any_order(of_node: list[Sign], random: Random) -> None:
-    found = incidents(of_node)
+def test_incidents_lie_apart_and_hold_all_signs_in_any_order(of_node: list[Observation], random: Random) -> None:
+    found = merge_incidents(of_node)
     again = list(of_node)
     random.shuffle(again)
-    assert incidents(again) == found
+    assert merge_incidents(again) == found
     for before, after in pairwise(found):
         assert after.start_time > before.start_time + GAP_SECONDS
-        assert after.start_time > before.end_time + AFTER_SECONDS
+        assert after.start_time > before.end_time + GAP_AFTER_END_SECONDS
     for sign in of_node:
         assert any(one.start_time <= sign.start_time <= one.end_time and one.weight >= sign.weight for one in found)
 
@@ -458,60 +458,62 @@ def test_incidents_lie_apart_and_hold_all_signs_in_any_order(of_node: list[Sign]
 @pytest.mark.parametrize(("more", "events"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize(("lasts", "until"), [(0, GAP_HOURS * HOUR), (3 * DAY, 3 * DAY + HOUR)])
 def test_two_signs_are_one_event_up_to_the_gap(lasts: int, until: int, more: int, events: int) -> None:
-    assert len(incidents([Sign(0, lasts, 1.0), Sign(until + more, until + more, 1.0)])) == events
+    assert len(merge_incidents([Observation(0, lasts, 1.0), Observation(until + more, until + more, 1.0)])) == events
 
 
 @given(st.lists(counts, min_size=2, max_size=40), st.floats(0.0, 5.0))
-def test_who_failed_more_scores_more_and_who_was_there_longer_less(nodes: list[Counted], more: float) -> None:
-    found = fleet_of(nodes)
+def test_who_failed_more_scores_more_and_who_was_there_longer_less(nodes: list[DiscountedCounts], more: float) -> None:
+    found = fit_prior(nodes)
     if found is None:
         assert not sum(node.failures for node in nodes)
         return
     assert sum(found.shares) == pytest.approx(1)
     node = nodes[0]
-    worse, longer = Counted(node.failures + more, node.days), Counted(node.failures, node.days + more)
+    worse, longer = DiscountedCounts(node.failures + more, node.days), DiscountedCounts(node.failures, node.days + more)
     assert score(worse, found) >= score(node, found) - 1e-9 >= score(longer, found) - 2e-9
     assert probability(worse, found, 3.0) >= probability(node, found, 3.0) - 1e-9
     assert 0 <= probability(node, found, 3.0) <= 1 + 1e-9
 
 
 def test_what_other_fleets_are_like_counts_in_a_small_fleet_and_little_in_one_that_says_otherwise() -> None:
-    usual = fleet_of([Counted(0.0, 28.0)] * 30 + [Counted(1.0, 28.0)] * 5)
+    usual = fit_prior([DiscountedCounts(0.0, 28.0)] * 30 + [DiscountedCounts(1.0, 28.0)] * 5)
     assert usual is not None
-    assert 24 / 2000 / 2 < probability(Counted(0.0, 0.0), usual, 3.0) < 24 / 2000 * 2
-    spread = fleet_of([Counted(0.0, 28.0)] * 1600 + [Counted(40.0, 28.0)] * 400)
+    assert 24 / 2000 / 2 < probability(DiscountedCounts(0.0, 0.0), usual, 3.0) < 24 / 2000 * 2
+    spread = fit_prior([DiscountedCounts(0.0, 28.0)] * 1600 + [DiscountedCounts(40.0, 28.0)] * 400)
     assert spread is not None
-    assert probability(Counted(0.0, 0.0), spread, 3.0) > 0.1
+    assert probability(DiscountedCounts(0.0, 0.0), spread, 3.0) > 0.1
 
 
 def test_a_fleet_that_never_failed_or_never_ran_has_no_rate() -> None:
-    assert fleet_of([]) is None
-    assert fleet_of([Counted(0.0, 28.0)] * 5) is None
-    assert fleet_of([Counted(3.0, 0.0)]) is None
+    assert fit_prior([]) is None
+    assert fit_prior([DiscountedCounts(0.0, 28.0)] * 5) is None
+    assert fit_prior([DiscountedCounts(3.0, 0.0)]) is None
 
 
 @pytest.mark.parametrize(("a_day", "days"), [(0.002, 28.0), (0.006, 28.0), (0.006, 90.0), (0.05, 28.0)])
 def test_share_named_is_the_share_of_drawn_lemons_that_are_named(a_day: float, days: float) -> None:
-    made = fleet_of([Counted(0.0, days)] * 170 + [Counted(a_day * days * 200 / 30, days)] * 30)
+    made = fit_prior([DiscountedCounts(0.0, days)] * 170 + [DiscountedCounts(a_day * days * 200 / 30, days)] * 30)
     assert made is not None
-    rates = [rate for rate in lemon_score.RATES if lemon_score.UNUSUAL[0] < rate <= lemon_score.UNUSUAL[1]]
+    rates = [
+        rate for rate in lemon_score.RATE_FACTORS if lemon_score.LEMON_RATES[0] < rate <= lemon_score.LEMON_RATES[1]
+    ]
     draw = np.random.default_rng(7)
     counts = draw.poisson(draw.choice(rates, 4000) * made.rate * days)
-    least = {int(count): probability(Counted(float(count), days), made, 3.0) for count in set(counts)}
+    least = {int(count): probability(DiscountedCounts(float(count), days), made, 3.0) for count in set(counts)}
     drawn = sum(least[int(count)] >= 1 / 3 for count in counts) / len(counts)
-    assert share_named([Counted(0.0, days)], made, days, 3.0, 1 / 3) == pytest.approx(drawn, abs=0.04)
+    assert share_named([DiscountedCounts(0.0, days)], made, days, 3.0, 1 / 3) == pytest.approx(drawn, abs=0.04)
 
 
 def test_share_named_requires_an_event_in_the_window() -> None:
-    made = fleet_of([Counted(0.0, 200.0)] * 90 + [Counted(3.0, 200.0)] * 10)
+    made = fit_prior([DiscountedCounts(0.0, 200.0)] * 90 + [DiscountedCounts(3.0, 200.0)] * 10)
     assert made is not None
-    shares = [share_named([Counted(0.0, 200.0)], made, window, 3.0, 1 / 3) for window in (1.0, 28.0, 200.0)]
+    shares = [share_named([DiscountedCounts(0.0, 200.0)], made, window, 3.0, 1 / 3) for window in (1.0, 28.0, 200.0)]
     assert 0 < shares[0] < shares[1] < shares[2] <= 1
 
 
 def test_a_window_with_few_failures_offers_a_longer_one_if_the_store_holds_it(tmp_path: Path) -> None:
     (of_short,) = told(fleet(), tmp_path / "short")["fleets"]
-    assert 0 < of_short["share_named"] < lemons.FEW_NAMED
+    assert 0 < of_short["share_named"] < lemons.MIN_NAMED_SHARE
     assert of_short["longer"] is None
     made = fleet()
     for number in range(FLEET):
@@ -534,18 +536,21 @@ def test_a_window_that_holds_enough_failures_has_no_note() -> None:
 
 
 def test_what_is_older_counts_less_and_never_more_than_half() -> None:
-    record = Record(incidents([Sign(at * DAY, at * DAY, 1.0) for at in (0, 200, 390)]), [(0, 400 * DAY)])
-    known = counted(record, (372 * DAY, 400 * DAY))
+    record = Record(merge_incidents([Observation(at * DAY, at * DAY, 1.0) for at in (0, 200, 390)]), [(0, 400 * DAY)])
+    known = discounted_counts(record, (372 * DAY, 400 * DAY))
     assert 1.0 < known.failures < 2.0
     assert 28 < known.days < 28 + 372 / 2
-    assert counted(record, (0, DAY)) == Counted(1.0, 1.0)
+    assert discounted_counts(record, (0, DAY)) == DiscountedCounts(1.0, 1.0)
 
 
 def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path: Path) -> None:
-    fails = [Met("c1", 1, 1, "NODE_FAIL", 1000, 32, 4, f"n{number}", 1000, "", "", "unknown") for number in range(4)]
-    found = culprits([fails[2]._replace(time=990, severity="down", kind="slurm")], fails)
+    fails = [
+        FailedJobSighting("c1", 1, 1, "NODE_FAIL", 1000, 32, 4, f"n{number}", 1000, "", "", "unknown")
+        for number in range(4)
+    ]
+    found = failed_job_evidence([fails[2]._replace(time=990, severity="down", kind="slurm")], fails)
     assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {"n2": [1.0]}
-    found = culprits([], fails)
+    found = failed_job_evidence([], fails)
     assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {
         f"n{number}": [0.25] for number in range(4)
     }
@@ -553,18 +558,20 @@ def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path
 
 def test_what_never_comes_with_a_failure_weighs_little() -> None:
     seen = [
-        Moment("c", f"n{number}", 100, code, "degraded", "condition", True)
+        ConditionMoment("c", f"n{number}", 100, code, "degraded", "condition", True)
         for number in range(18)
         for code in ("pcie_link/slow", "gpu_xid/79")
     ]
     met = [
-        Met("c", number, number, "FAILED", 110, 8, 1, f"n{number}", 100, "gpu_xid/79", "degraded", "condition")
+        FailedJobSighting(
+            "c", number, number, "FAILED", 110, 8, 1, f"n{number}", 100, "gpu_xid/79", "degraded", "condition"
+        )
         for number in range(18)
     ]
-    shares = came_with_failures(seen, met)
+    shares = failure_shares(seen, met)
     assert shares == {"pcie_link/slow": 1 / 20, "gpu_xid/79": 19 / 20}
     idle = [moment._replace(node=f"idle-{moment.node}", busy=False) for moment in seen]
-    assert came_with_failures([*seen, *idle], met) == shares
+    assert failure_shares([*seen, *idle], met) == shares
 
 
 def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> None:
@@ -576,8 +583,8 @@ def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> 
         made["job_nodes"][-1] |= times
     for hour in (-1, 1, 5, 11, 21, 25):
         seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
-    with opened(write(made, tmp_path), BEGIN - DAY, TO) as study:
-        moments = study.ask("lemons_moments", Moment, window_from=BEGIN - DAY, window_to=TO)
+    with open_study(write(made, tmp_path), BEGIN - DAY, TO) as study:
+        moments = study.query("lemons_moments", ConditionMoment, window_from=BEGIN - DAY, window_to=TO)
     assert [moment.busy for moment in moments] == [False, True, True, False, True, False]
 
 
@@ -590,24 +597,24 @@ def test_moments_are_busy_with_a_job_that_began_before_the_period(end: int | Non
     made["job_nodes"][-1] |= times
     for hour in (1, 3):
         seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
-    with opened(write(made, tmp_path), BEGIN, TO) as study:
-        moments = study.ask("lemons_moments", Moment, window_from=BEGIN, window_to=TO)
+    with open_study(write(made, tmp_path), BEGIN, TO) as study:
+        moments = study.query("lemons_moments", ConditionMoment, window_from=BEGIN, window_to=TO)
     assert [moment.busy for moment in moments] == [True, True]
 
 
 def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
     times = ((0, 10), (10, 20), (30, 40), (50, None))
-    rows = [State("c", "n", start, end, "DRAIN", "", "person") for start, end in times]
-    planned = [Planned("c", "n", 25, 45)]
-    assert outages_of(rows, planned) == {
+    rows = [OutageRow("c", "n", start, end, "DRAIN", "", "person") for start, end in times]
+    planned = [Maintenance("c", "n", 25, 45)]
+    assert merge_outages(rows, planned) == {
         ("c", "n"): [Outage(0, 20, "person", "person", ""), Outage(50, None, "person", "person", "")]
     }
-    assert in_service(5, 60, outages_of(rows, planned)["c", "n"]) == [(20, 50)]
+    assert service_spells(5, 60, merge_outages(rows, planned)["c", "n"]) == [(20, 50)]
 
 
 @given(spells, st.integers(0, 50))
 def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> None:
-    for start, until in in_service(first, 100, outages):
+    for start, until in service_spells(first, 100, outages):
         assert first <= start < until <= 100
         for outage in outages:
             end = 100 if outage.end_time is None else outage.end_time
@@ -616,7 +623,7 @@ def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> No
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=3))
 def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[str]) -> None:
-    line = lemon_command.line(name, ", ".join(words))
+    line = lemon_command.shell_command(name, ", ".join(words))
     if line is None:
         assert not name.isalnum() or not name.isascii() or len(name) > 64 or name.upper() in ("ALL", "NODESET")
         return
@@ -629,5 +636,5 @@ def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[
 
 def test_evidence_of_equal_times_is_told_in_one_order() -> None:
     both = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
-    (incident,) = incidents(one.sign for one in both)
-    assert lemons.told_of(incident, both)["text"].startswith("a ticket was opened; it went down, out for")
+    (incident,) = merge_incidents(one.sign for one in both)
+    assert lemons.incident_row(incident, both)["text"].startswith("a ticket was opened; it went down, out for")

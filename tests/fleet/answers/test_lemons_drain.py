@@ -11,12 +11,12 @@ from slurm_text import columns
 
 from healthd.agent.settings.config import FleetLimits, Settings
 from healthd.agent.slurm import drain_lemon
-from healthd.agent.slurm.drain_lemon import Drained
+from healthd.agent.slurm.drain_lemon import LemonResult
 from healthd.cli.fleet import lemons
-from healthd.cli.terminal import UNKNOWN, WRONG_USE, Stop
+from healthd.cli.terminal import UNKNOWN, USAGE_ERROR, Stop
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Argv, CommandResult
-from healthd.common.slurm.output import SlurmTrouble, parse_lemons
+from healthd.common.slurm.output import SlurmError, parse_lemons
 
 DAY = 86400
 NOW = 1_800_000_000.0
@@ -26,7 +26,7 @@ def node(name: str, state: str = "IDLE", reason: str = "none") -> bytes:
     return columns(("gpu", "1", state, "Unknown", "Unknown", reason, ""), commands.NODE_COLUMNS)
 
 
-def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -> tuple[Drained, list[Argv]]:
+def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -> tuple[LemonResult, list[Argv]]:
     """How it ends, and what was asked, where sinfo prints these."""
     asked: list[Argv] = []
     steps = drain_lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
@@ -40,10 +40,12 @@ def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -
             if command.changes:
                 state, out = node(name, "IDLE+DRAIN", "lemon: 3 Xids in 28 d"), b""
             else:
-                out = {commands.node(name): state, commands.out(): held, commands.fleet(): fleet}[command.argv]
+                out = {commands.node(name): state, commands.drained_nodes(): held, commands.fleet(): fleet}[
+                    command.argv
+                ]
             command = steps.send(CommandResult(0, out))
     except StopIteration as end:
-        done: Drained = end.value
+        done: LemonResult = end.value
         return done, asked
 
 
@@ -52,23 +54,23 @@ def changes(asked: list[Argv]) -> list[Argv]:
 
 
 def test_a_node_is_drained_where_there_is_room() -> None:
-    done, asked = drained("g1", columns(("g2", "healthd"), commands.OUT_COLUMNS))
+    done, asked = drained("g1", columns(("g2", "healthd"), commands.DRAINED_COLUMNS))
     assert done.done
     assert changes(asked) == [commands.drain("g1", "lemon: 3 Xids in 28 d")]
 
 
 def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_their_partitions() -> None:
-    held = 3 * columns(("g2", "lemon: "), commands.OUT_COLUMNS)
+    held = 3 * columns(("g2", "lemon: "), commands.DRAINED_COLUMNS)
     done, asked = drained("g1", held, most=1)
     assert not done.done
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1 may be" in done.words
+    assert "1 nodes of the cluster are already drained as lemons; the limit is 1 may be" in done.text
     assert changes(asked) == []
     assert drained("g1", held, most=2)[0].done
 
 
 def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
     done, asked = drained("g1", b"", shown=b"")
-    assert (done.done, done.words) == (False, 'left: Slurm has no node "g1" in any partition')
+    assert (done.done, done.text) == (False, 'left: Slurm has no node "g1" in any partition')
     assert changes(asked) == []
 
 
@@ -76,18 +78,18 @@ def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
     "name", ["a[1-3]", "ALL", "all", "NODESET", "n1,n2", "n 1", "n1 ", "n1;reboot", "-n1", "", "n1\n", "n1=x", "ñ1"]
 )
 def test_what_is_no_name_of_one_node_is_never_asked_of_slurm(name: str) -> None:
-    assert drained(name, b"") == (Drained(name, False, "left: this is no name of a node"), [])
+    assert drained(name, b"") == (LemonResult(name, False, "left: this is no name of a node"), [])
 
 
 def test_a_table_of_lemons_that_was_cut_is_no_count() -> None:
-    with pytest.raises(SlurmTrouble, match="no whole table"):
-        parse_lemons(columns(("g2", "lemon: "), commands.OUT_COLUMNS).rstrip(b"\n"))
+    with pytest.raises(SlurmError, match="no whole table"):
+        parse_lemons(columns(("g2", "lemon: "), commands.DRAINED_COLUMNS).rstrip(b"\n"))
     assert parse_lemons(b"") == frozenset()
 
 
 def test_a_node_with_a_row_that_cannot_be_read_is_not_drained() -> None:
     unread = columns(("night", "1", "???", "", "", "", ""), commands.NODE_COLUMNS)
-    with pytest.raises(SlurmTrouble, match="could not be read"):
+    with pytest.raises(SlurmError, match="could not be read"):
         drained("g1", b"", shown=node("g1") + unread)
 
 
@@ -104,20 +106,20 @@ def told(known_until: float | None, *clusters: str) -> dict[str, Any]:
 @pytest.mark.parametrize("known_until", [None, NOW - DAY - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_nothing_is_drained_for_what_is_long_past_or_yet_to_come(known_until: float | None) -> None:
     with pytest.raises(Stop, match="not within a day of now") as stop:
-        lemons.require_now(told(known_until), None, NOW)
+        lemons.require_current(told(known_until), None, NOW)
     assert stop.value.status == UNKNOWN
 
 
 @pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_a_time_that_is_not_now_is_wrong_use(until: float) -> None:
     with pytest.raises(Stop, match="leave --to out") as stop:
-        lemons.require_now(told(NOW), round(until), NOW)
-    assert stop.value.status == WRONG_USE
+        lemons.require_current(told(NOW), round(until), NOW)
+    assert stop.value.status == USAGE_ERROR
 
 
 @pytest.mark.parametrize("until", [None, round(NOW), round(NOW) + 60])
 def test_what_ended_within_a_day_is_now(until: int | None) -> None:
-    lemons.require_now(told(NOW - DAY + 1), until, NOW)
+    lemons.require_current(told(NOW - DAY + 1), until, NOW)
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -131,10 +133,10 @@ def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 @pytest.mark.parametrize(
     ("clusters", "said", "answer", "sentence", "status"),
     [
-        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", WRONG_USE),
-        (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
-        (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
-        (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", WRONG_USE),
+        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", USAGE_ERROR),
+        (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
+        (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
+        (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", USAGE_ERROR),
         (("near",), "near", "", "", 0),
         (("Near",), "", "ClusterName             = near", "", 0),
         (("near",), "near", "ClusterName             = near", "", 0),

@@ -80,7 +80,7 @@ def test_query_of_lemons_hits__counts_states_of_slurm() -> None:
 )
 def test_query_of_lemons_met__is_ten_minutes_before_the_end_to_five_after(time: int, counts: bool) -> None:
     found = query(
-        *("lemons_met", lemon_evidence.Met, WINDOW),
+        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_hits=[{**HIT, "time": time}],
         jobs=[FAILED],
         job_nodes=[{**JOB, "node": "n1", "end_time": 15_000}],
@@ -92,7 +92,7 @@ def test_query_of_lemons_met__is_ten_minutes_before_the_end_to_five_after(time: 
 @pytest.mark.parametrize("end", [14_400, 14_401, 15_299, 15_300, 16_199, 16_200])
 def test_query_of_lemons_met__meets_a_moment_once_wherever_the_bins_begin(end: int) -> None:
     found = query(
-        *("lemons_met", lemon_evidence.Met, WINDOW),
+        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_hits=[{**HIT, "time": end + shift} for shift in (-600, -301, 0, 300)],
         jobs=[{**FAILED, "end_time": end}],
         job_nodes=[{**JOB, "node": "n1", "end_time": end}],
@@ -113,7 +113,7 @@ def test_query_of_lemons_met__meets_a_moment_once_wherever_the_bins_begin(end: i
 def test_query_of_lemons_met__leaves_other_times_nodes_and_states(hit: dict[str, Any], job: dict[str, Any]) -> None:
     one = {**FAILED, **job}
     found = query(
-        *("lemons_met", lemon_evidence.Met, WINDOW),
+        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_hits=[{**HIT, **hit}],
         jobs=[one],
         job_nodes=[{**JOB, "node": "n1", "end_time": one["end_time"]}],
@@ -128,7 +128,7 @@ def test_query_of_lemons_node_fails__has_each_node() -> None:
         {**FAILED, "db_index": 3, "state": "NODE_FAIL", "end_time": 20_000},
     ]
     places = [{**JOB, "node": "n2"}, {**JOB, "node": "n1"}, {**JOB, "db_index": 3, "node": "n1"}]
-    found = query("lemons_node_fails", lemon_evidence.Met, WINDOW, jobs=jobs, job_nodes=places)
+    found = query("lemons_node_fails", lemon_evidence.FailedJobSighting, WINDOW, jobs=jobs, job_nodes=places)
     assert found == [("c", 1, 7, "NODE_FAIL", 15_000, 8, 1, node, 15_000, "", "", "unknown") for node in ("n1", "n2")]
 
 
@@ -148,7 +148,7 @@ def test_query_of_lemons_node_fails__has_each_node() -> None:
 )
 def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple[int, int | None]], busy: bool) -> None:
     found = query(
-        *("lemons_moments", lemon_evidence.Moment, WINDOW),
+        *("lemons_moments", lemon_evidence.ConditionMoment, WINDOW),
         lemons_hits=[HIT, HIT, {**HIT, "time": 20_000}, {**HIT, "time": 9999}],
         job_nodes=[{**JOB, "node": "n1", "start_time": start, "end_time": end} for start, end in runs],
     )
@@ -158,7 +158,7 @@ def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple
 def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
     hits = [HIT, {**HIT, "code": "mount/missing"}, {**HIT, "node": "n2"}, {**HIT, "cluster": "d"}]
     jobs = [{**JOB, "node": "n2", "start_time": 14_000, "end_time": 16_000}]
-    found = query("lemons_moments", lemon_evidence.Moment, WINDOW, lemons_hits=hits, job_nodes=jobs)
+    found = query("lemons_moments", lemon_evidence.ConditionMoment, WINDOW, lemons_hits=hits, job_nodes=jobs)
     assert [(row.cluster, row.node, row.code, row.busy) for row in found] == [
         ("c", "n1", "gpu_xid/79", False),
         ("c", "n1", "mount/missing", False),
@@ -184,7 +184,7 @@ def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -
         {**line, "seq": 3, "time": 15_000, "event": "resume", "reason": None},
         {**line, "seq": 4, "time": 19_000, "event": "drain", "reason": None},
     ]
-    found = query("lemons_outages", lemon_evidence.State, WINDOW, node_states=states, lines=lines)
+    found = query("lemons_outages", lemon_evidence.OutageRow, WINDOW, node_states=states, lines=lines)
     assert found == [
         ("c", "n1", 9000, None, "", "", "unknown"),
         ("c", "n1", 15_000, 16_000, "DOWN", "x", "slurm"),
@@ -197,14 +197,14 @@ def test_query_of_lemons_maintenance__overlaps_the_window() -> None:
     one = {**NODE, "maintenance": True, "start_time": 9000, "end_time": 10_001}
     others = [{**one, "maintenance": False}, {**one, "end_time": 10_000}, {**one, "node": None}]
     rows = [one, *others, {**one, "start_time": 20_000, "end_time": None}, {**one, "end_time": None}]
-    found = query("lemons_maintenance", lemon_evidence.Planned, WINDOW, reservations=rows)
+    found = query("lemons_maintenance", lemon_evidence.Maintenance, WINDOW, reservations=rows)
     assert found == [("c", "n1", 9000, 10_001), ("c", "n1", 9000, None)]
 
 
 def test_query_of_lemons_noted__has_tickets_and_failures_of_the_window() -> None:
     tickets = [{**NODE, "opened_time": time, "text": words} for time, words in ((9999, "a"), (10_000, None))]
     failures = [{**NODE, "time": 19_999, "kind": "hw"}, {**NODE, "time": 20_000}, {"cluster": "c", "time": 15_000}]
-    found = query("lemons_noted", lemon_evidence.Noted, WINDOW, tickets=tickets, failures=failures)
+    found = query("lemons_noted", lemon_evidence.ExternalRecord, WINDOW, tickets=tickets, failures=failures)
     assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
 
 
@@ -222,7 +222,7 @@ def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None
 
 def test_query_of_lemons_begins__is_the_first_of_any_table() -> None:
     found = query(
-        *("lemons_begins", lemon_evidence.Begin),
+        *("lemons_begins", lemon_evidence.ClusterStart),
         jobs=[{"cluster": "a", "start_time": 0}, {"cluster": "a", "start_time": 9}],
         events=[{"cluster": "b", "time": 8}],
         node_states=[{"cluster": "c", "start_time": 7}, {"cluster": "a", "start_time": 10}],
@@ -233,7 +233,7 @@ def test_query_of_lemons_begins__is_the_first_of_any_table() -> None:
 
 def test_query_of_lemons_newest__is_before_the_end_of_the_period() -> None:
     found = query(
-        *("lemons_newest", lemons.Newest),
+        *("lemons_newest", lemons.NewestTime),
         jobs=[{"cluster": "c", "start_time": 5, "end_time": 1000}, {"cluster": "c", "start_time": 4, "end_time": 999}],
         events=[{"cluster": "c", "time": 3}, {"cluster": "d", "time": 4}],
         node_states=[{"cluster": "c", "start_time": 1001}],
@@ -297,4 +297,4 @@ def test_query_of_lemons_large_jobs__ended_in_the_window() -> None:
         {"gpus": gpus, "start_time": start, "end_time": end}
         for gpus, start, end in ((129, 1, 10_000), (128, 1, 10_000), (129, None, 10_000), (129, 1, 20_000))
     ]
-    assert query("lemons_large_jobs", lemons.Jobs, WINDOW, chosen_jobs=rows) == [(1,)]
+    assert query("lemons_large_jobs", lemons.JobCount, WINDOW, chosen_jobs=rows) == [(1,)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.study import opened
+from healthd.fleet.answers.study import open_study
 from healthd.fleet.statistics.multiplicity import benjamini_hochberg, holm
 
 pytestmark = pytest.mark.one_python
@@ -38,11 +38,11 @@ def asked(made, folder):
 
 
 def sight(node, port, code, time):
-    return links.Sight("c1", node, port, code, time)
+    return links.Sighting("c1", node, port, code, time)
 
 
 def fleet(nodes, switch_of=lambda at: f"leaf{at // 10}", days=30.0):
-    return [links.Observed("c1", f"n{at:03}", "h", switch_of(at), days) for at in range(nodes)]
+    return [links.ObservedNode("c1", f"n{at:03}", "h", switch_of(at), days) for at in range(nodes)]
 
 
 def ports(nodes, each=8):
@@ -53,7 +53,7 @@ def test_what_a_port_tells_within_the_hour_is_one_episode_and_other_ports_and_ki
     flap, slow = "ib_flap/link_downed", "ib_link/slow"
     its = [sight("a", "p1", flap, time) for time in (7201, 0, 3600)]
     its += [sight("a", "p2", flap, 5), sight("a", "p1", slow, 5), sight("b", "p1", "eth_link/flapping", 5)]
-    found = links.episodes(its)
+    found = links.count_episodes(its)
     assert found["flaps"] == Counter({("c1", "a", "p1"): 2, ("c1", "a", "p2"): 1, ("c1", "b", "p1"): 1})
     assert found["downgrades"] == Counter({("c1", "a", "p1"): 1})
     assert found["errors"] == Counter()
@@ -62,8 +62,8 @@ def test_what_a_port_tells_within_the_hour_is_one_episode_and_other_ports_and_ki
 @given(st.lists(st.builds(sight, st.sampled_from("ab"), st.just("p"), st.sampled_from(["ib_link/down"]),
                           st.integers(0, 50_000)), max_size=20), st.randoms())  # fmt: skip
 def test_the_order_of_the_sights_says_nothing_and_episodes_are_no_more_than_they(its, random):
-    found = links.episodes(its)
-    assert links.episodes(random.sample(its, len(its))) == found
+    found = links.count_episodes(its)
+    assert links.count_episodes(random.sample(its, len(its))) == found
     assert sum(found["down"].values()) <= len(its)
     assert len(found["down"]) == len({row.node for row in its})
 
@@ -120,9 +120,9 @@ def test_three_nodes_of_a_switch_within_a_minute_are_an_event_of_the_switch_and_
         sight("c", "p1", down, 161),
         sight("z", "p1", down, 130),
     ]
-    assert links.together(its, switch_of) == []
+    assert links.switch_events(its, switch_of) == []
     its[2] = its[2]._replace(time=159)
-    assert links.together(its, switch_of) == [
+    assert links.switch_events(its, switch_of) == [
         {"cluster": "c1", "switch": "leaf1", "time": 100, "nodes": ["a", "b", "c"]}
     ]
 
@@ -143,7 +143,7 @@ def test_a_fleet_is_told_by_kind_with_the_days_on_which_it_was_observed(tmp_path
     assert kinds["errors"]["per_1000_port_days"] == pytest.approx(1000 / (2 * days))
     low, high = kinds["errors"]["interval"]
     assert low < kinds["errors"]["per_1000_port_days"] < high
-    assert not links.found(told)
+    assert not links.has_findings(told)
     assert "No port and no switch has more problems than chance explains." in text_of(told, Page())
 
 
@@ -165,7 +165,7 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
         for turn in range(2):
             folder = tmp_path / f"{seed}-{turn}"
             folder.mkdir()
-            with opened(write(made, folder, parts=1 + turn, random=Random(turn)), BEGIN, END) as one:
+            with open_study(write(made, folder, parts=1 + turn, random=Random(turn)), BEGIN, END) as one:
                 documents.append(json.dumps(links.links(one), allow_nan=False))
         assert documents[0] == documents[1]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stuck_jobs import Job
 
-from healthd.common.safe_pickle import NotPlain, plain
+from healthd.common.safe_pickle import UnsafePickle, load_plain
 from healthd.fleet.collectives import dump, rank_log
-from healthd.fleet.collectives.dump import NoDump
+from healthd.fleet.collectives.dump import InvalidDump
 from healthd.fleet.collectives.waits import judge
 
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False) | st.text()
@@ -29,8 +29,8 @@ WHOLE = stuck_jobs.as_pickle(
 @given(st.integers(2, len(WHOLE) - 1), st.binary(max_size=8))
 def test_a_dump_that_is_damaged_somewhere_is_read_or_refused(at, put):
     try:
-        seen = dump.view(plain(WHOLE[:at] + put + WHOLE[at + len(put) :]))
-    except (NotPlain, NoDump):
+        seen = dump.parse_dump(load_plain(WHOLE[:at] + put + WHOLE[at + len(put) :]))
+    except (UnsafePickle, InvalidDump):
         return
     seen.rank = 0
     judge([seen])
@@ -49,22 +49,22 @@ def test_a_dump_that_is_damaged_somewhere_is_read_or_refused(at, put):
     ],
 )
 def test_a_dump_with_a_number_that_cannot_be_is_not_read(wrong):
-    whole = plain(WHOLE)
+    whole = load_plain(WHOLE)
     whole["entries"][-1].update(wrong)
-    with pytest.raises(NoDump):
-        dump.view(whole)
+    with pytest.raises(InvalidDump):
+        dump.parse_dump(whole)
 
 
 @pytest.mark.parametrize("ranks", [[-1, 5], [1 << 17], [0] * ((1 << 17) + 1)])
 def test_a_group_of_ranks_that_cannot_be_is_not_read(ranks):
-    with pytest.raises(NoDump):
-        dump.view({"entries": [], "pg_config": {"0": {"ranks": ranks}}})
+    with pytest.raises(InvalidDump):
+        dump.parse_dump({"entries": [], "pg_config": {"0": {"ranks": ranks}}})
 
 
 @given(PLAIN)
 def test_plain_data_that_is_no_dump_is_empty_or_refused(value):
-    with suppress(NoDump):
-        dump.view({"entries": value, "pg_config": value, "pg_status": value})
+    with suppress(InvalidDump):
+        dump.parse_dump({"entries": value, "pg_config": value, "pg_status": value})
 
 
 GOOD = (
@@ -80,7 +80,7 @@ GOOD = (
 @given(st.lists(st.sampled_from(GOOD), max_size=4), st.integers(0, 300), st.binary(max_size=20))
 def test_lines_of_others_in_a_log_are_views_or_nothing(lines, at, put):
     broken = [line[:at] + put + line[at:] for line in lines]
-    views = {view.rank: view for view in rank_log.views(broken, "x.log", "", 0)}
+    views = {view.rank: view for view in rank_log.parse_views(broken, "x.log", "", 0)}
     judge(views.values())
 
 
@@ -121,6 +121,6 @@ def test_lines_of_others_in_a_log_are_views_or_nothing(lines, at, put):
     ],
 )
 def test_the_watchdog_s_status_is_read_as_each_version_writes_it(line, group, entered, first):
-    (view,) = rank_log.views([line.encode()], "x.log", "")
+    (view,) = rank_log.parse_views([line.encode()], "x.log", "")
     lane = view.lanes[group]
     assert (view.rank, lane.entered, lane.first and lane.first.sequence) == (2, entered, first)

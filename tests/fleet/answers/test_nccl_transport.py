@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from healthd.cli.main import main
 from healthd.fleet.answers import nccl, nccl_transport
 from healthd.fleet.collectives import rank_log, transport
-from healthd.fleet.collectives.transport import Failed
+from healthd.fleet.collectives.transport import FailedRequest
 from healthd.fleet.views import nccl as view
 
 CASE = Path(__file__).parents[2] / "data" / "nccl_logs" / "retry_exceeded"
@@ -20,26 +20,26 @@ HEAD = "gpu-1:984:1357 [4] transport/net_ib.cc:1295 NCCL WARN "
 LINES = {
     "2.7": (
         "NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129",
-        Failed(12, "", "", "", "", "", 129),
+        FailedRequest(12, "", "", "", "", "", 129),
     ),
     "2.10": (
         "NET/IB : Got completion from peer 192.0.2.9<44206> with error 4, opcode 32611, len 32611, vendor err 81",
-        Failed(4, "192.0.2.9", "", "", "", "", 81),
+        FailedRequest(4, "192.0.2.9", "", "", "", "", 81),
     ),
     "2.18 over IPv6": (
         "NET/IB : Got completion from peer fe80::966d:ae03:8b:df54%ib0<33397> with error 4, opcode 0, len 0, vendor "
         "err 81 (Send) localGid ::ffff:192.0.2.8 remoteGid ::ffff:192.0.2.9",
-        Failed(4, "fe80::966d:ae03:8b:df54%ib0", "::ffff:192.0.2.8", "::ffff:192.0.2.9", "", "Send", 81),
+        FailedRequest(4, "fe80::966d:ae03:8b:df54%ib0", "::ffff:192.0.2.8", "::ffff:192.0.2.9", "", "Send", 81),
     ),
     "2.20": (
         "NET/IB : Got completion from peer 192.0.2.59<44206> with status=12 opcode=129 len=65536 vendor err 129 (Recv) "
         "localGid ::ffff:198.51.100.182 remoteGids::ffff:198.51.100.221",
-        Failed(12, "192.0.2.59", "::ffff:198.51.100.182", "::ffff:198.51.100.221", "", "Recv", 129),
+        FailedRequest(12, "192.0.2.59", "::ffff:198.51.100.182", "::ffff:198.51.100.221", "", "Recv", 129),
     ),
     "2.20 with global GIDs": (
         "NET/IB : Got completion from peer 192.0.2.59<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv) "
         "localGid fd00:1148:9000:5000:4:200:3:ff22 remoteGidsfd00:1148:9000:5000:4:200:3:ff1f",
-        Failed(
+        FailedRequest(
             12,
             "192.0.2.59",
             "fd00:1148:9000:5000:4:200:3:ff22",
@@ -52,27 +52,27 @@ LINES = {
     "a plugin": (
         "NET/IBP:Got completion from peer 192.0.2.83<36315> with status=12 opcode=32698 len=32696 vendor err 129 "
         "(Send)",
-        Failed(12, "192.0.2.83", "", "", "", "Send", 129),
+        FailedRequest(12, "192.0.2.83", "", "", "", "Send", 129),
     ),
     "2.24 on InfiniBand": (
         "NET/IB: Got completion from peer 192.0.2.9<36315> with status=5 opcode=1 len=4294967295 vendor err 249 "
         "(Flush) hca mlx5_2",
-        Failed(5, "192.0.2.9", "", "", "mlx5_2", "Flush", 249),
+        FailedRequest(5, "192.0.2.9", "", "", "mlx5_2", "Flush", 249),
     ),
     "2.29 of the GPU": (
         "NET/IB/GIN: Got completion from peer 192.0.2.9<36315> with status=10 opcode=1 len=8 vendor err 136 (IPut) "
         "localGid fe80::1 remoteGidsfe80::2 hca mlx5_2",
-        Failed(10, "192.0.2.9", "fe80::1", "fe80::2", "mlx5_2", "IPut", 136),
+        FailedRequest(10, "192.0.2.9", "fe80::1", "fe80::2", "mlx5_2", "IPut", 136),
     ),
     "2.29": (
         "NET/IB: Got completion from peer 192.0.2.9<36708> with status=IBV_WC_RETRY_EXC_ERR(12) opcode="
         "IBV_WC_RDMA_WRITE(1) vendor_err=0  localGid fe80::1 remoteGidsfe80::2 hca mlx5_0",
-        Failed(12, "192.0.2.9", "fe80::1", "fe80::2", "mlx5_0", "", 0),
+        FailedRequest(12, "192.0.2.9", "fe80::1", "fe80::2", "mlx5_0", "", 0),
     ),
     "later": (
         "NET/IB: Got completion from peer 192.0.2.2<4> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) "
         "reqSize=0 vendor_err=129 req_type=Recv localGid ::ffff:192.0.2.1 remoteGids::ffff:192.0.2.2 hca mlx5_2",
-        Failed(12, "192.0.2.2", "::ffff:192.0.2.1", "::ffff:192.0.2.2", "mlx5_2", "Recv", 129),
+        FailedRequest(12, "192.0.2.2", "::ffff:192.0.2.1", "::ffff:192.0.2.2", "mlx5_2", "Recv", 129),
     ),
 }
 STUCK = (
@@ -114,10 +114,10 @@ def test_parse_passes_over_other_lines(line: str) -> None:
 @given(st.sampled_from([line for line, _ in LINES.values()]), st.integers(0, 300), st.binary(max_size=30))
 def test_a_damaged_line_is_a_failure_or_nothing(line: str, at: int, put: bytes) -> None:
     raw = (HEAD + line).encode()
-    found = rank_log.read([raw[:at] + put + raw[at:]], "x.log", "", 0)
+    found = rank_log.parse_log([raw[:at] + put + raw[at:]], "x.log", "", 0)
     for failure in found.failures:
         assert failure.failed.status > 0
-        assert transport.status_of(failure.failed.status).meaning
+        assert transport.lookup_status(failure.failed.status).meaning
 
 
 @given(st.integers(1, 30), st.ip_addresses(), st.ip_addresses(v=6), st.ip_addresses(v=6), st.sampled_from(["s", " "]))
@@ -128,7 +128,7 @@ def test_both_ends_are_read_whatever_their_addresses(
         f"NET/IB: Got completion from peer {peer}<5> with status={status} opcode=1 len=0 vendor err 1 (Send) localGid "
         f"{local} remoteGid{glue}{remote} hca mlx5_0"
     )
-    assert transport.parse(line) == Failed(status, str(peer), str(local), str(remote), "mlx5_0", "Send", 1)
+    assert transport.parse(line) == FailedRequest(status, str(peer), str(local), str(remote), "mlx5_0", "Send", 1)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_both_ends_are_read_whatever_their_addresses(
     ],
 )
 def test_a_status_has_the_name_and_the_source_of_libibverbs(number: int, name: str, source: str) -> None:
-    assert transport.status_of(number)[::2] == (name, source)
+    assert transport.lookup_status(number)[::2] == (name, source)
 
 
 def test_a_host_name_longer_than_any_is_not_taken_for_one() -> None:
     line = f"{'gpu.' * 100}:984:1357 [4] {LINES['2.20'][0]}"
-    (failure,) = rank_log.read([line.encode()], "x.log", "").failures
+    (failure,) = rank_log.parse_log([line.encode()], "x.log", "").failures
     assert failure.host == ""
 
 
@@ -193,8 +193,8 @@ def test_the_kind_is_the_source_of_the_first_failure(tmp_path: Path, status: int
     line = f"{HEAD}NET/IB : Got completion from peer 192.0.2.9<4> with status={status} opcode=1 len=4 vendor err 1"
     told = answer(tmp_path, {"rank0.log": [line]})
     assert (told["kind"], told["suspects"]) == (kind, [])
-    assert view.verdict(told) == nccl_transport.failures_verdict(told)
-    assert view.advice(told) == nccl_transport.failures_advice(told)
+    assert view.verdict_sentence(told) == nccl_transport.failures_verdict(told)
+    assert view.advice_sentence(told) == nccl_transport.failures_advice(told)
 
 
 def test_the_rank_is_that_of_the_process_in_the_job(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_one_log_with_a_stuck_watchdog_is_a_finding(tmp_path: Path, capsys: pyte
     ],
 )
 def test_the_monitor_s_other_lines_are_read_too(line: str) -> None:
-    (hang,) = rank_log.read([line.encode()], "x.log", "").hangs
+    (hang,) = rank_log.parse_log([line.encode()], "x.log", "").hangs
     assert (hang.rank, hang.seconds) == (7, 0)
 
 
@@ -246,7 +246,7 @@ def test_where_every_rank_hangs_none_is_a_suspect(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from([STUCK.format(1), STUCK.format(2), *(line for line, _ in LINES.values())]), max_size=8))
 def test_failures_are_counted_and_each_rank_hangs_once(lines: list[str]) -> None:
-    found = rank_log.read([line.encode() for line in lines], "x.log", "")
+    found = rank_log.parse_log([line.encode() for line in lines], "x.log", "")
     stuck = {line for line in lines if "stuck" in line}
     assert len(found.hangs) == len(stuck)
     assert sum(failure.count for failure in found.failures) == sum("stuck" not in line for line in lines)

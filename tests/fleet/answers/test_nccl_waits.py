@@ -15,7 +15,7 @@ def judged(dumps, gone=()) -> Judgement:
     views = []
     for rank, plain in dumps.items():
         if rank not in gone:
-            view = dump.view(plain, f"dump_{rank}")
+            view = dump.parse_dump(plain, f"dump_{rank}")
             view.rank = rank
             views.append(view)
     return judge(views)
@@ -58,7 +58,7 @@ def test_the_rank_that_stopped_is_the_only_suspect_wherever_another_one_waits(jo
     if waiting:
         assert suspects(judgement) == list(job.stops)
         assert judgement.kind == "missing"
-        assert judgement.held_up == len(waiting - set(job.stops))
+        assert judgement.blocked_ranks == len(waiting - set(job.stops))
     else:
         assert (judgement.kind, suspects(judgement)) == ("none", [])
 
@@ -77,8 +77,8 @@ def test_the_rank_that_stopped_is_a_suspect_without_its_dump(job, how):
     judgement = judged(stuck_jobs.dumps(job, state, **{**how, "status": False}), gone=set(job.stops))
     if stuck_jobs.waits(job, state) - set(job.stops):
         assert suspects(judgement) == list(job.stops)
-        assert judgement.unseen == tuple(job.stops)
-        assert judgement.held_up == len(stuck_jobs.waits(job, state) - set(job.stops))
+        assert judgement.ranks_without_view == tuple(job.stops)
+        assert judgement.blocked_ranks == len(stuck_jobs.waits(job, state) - set(job.stops))
 
 
 @given(jobs(), HOW, st.data())
@@ -100,7 +100,7 @@ def test_the_answer_is_the_same_in_whatever_order_the_files_come(job, how):
     dumps = stuck_jobs.dumps(job, stuck_jobs.run(job), **how)
     one, other = judged(dumps), judged(dict(reversed(dumps.items())))
     assert (one.kind, one.suspects, one.difference) == (other.kind, other.suspects, other.difference)
-    assert [stall.place.sequence for stall in one.stalls] == [stall.place.sequence for stall in other.stalls]
+    assert [stall.key.sequence for stall in one.stalls] == [stall.key.sequence for stall in other.stalls]
 
 
 @given(jobs())
@@ -125,8 +125,8 @@ def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(
         state.done[rank] -= 1
     slow = data.draw(st.sampled_from(job.ranks))
     judgement = judged(stuck_jobs.dumps(job, state, started=set(job.ranks) - {slow}))
-    assert [(blame.rank, blame.why) for blame in judgement.suspects] == [(slow, "behind")]
-    assert (judgement.kind, judgement.held_up) == ("missing", len(job.ranks) - 1)
+    assert [(blame.rank, blame.reason) for blame in judgement.suspects] == [(slow, "behind")]
+    assert (judgement.kind, judgement.blocked_ranks) == ("missing", len(job.ranks) - 1)
     assert judged(stuck_jobs.dumps(job, state, started=job.ranks)).kind == "network"
 
 
@@ -154,7 +154,7 @@ def test_ranks_whose_collectives_differ_are_a_mismatch(job, data):
     )
     judgement = judged(dumps)
     assert (judgement.kind, suspects(judgement)) == ("mismatch", [])
-    assert (odd,) in judgement.difference.said.values()
+    assert (odd,) in judgement.difference.descriptions.values()
 
 
 @given(jobs(), st.sampled_from(range(len(stuck_jobs.NAMES))), st.data())
@@ -169,4 +169,4 @@ def test_a_type_of_one_rank_alone_is_a_mismatch_in_every_collective(job, kind, d
     dumps[odd]["entries"][-1].update(input_dtypes=["Float"], output_dtypes=["Float"])
     judgement = judged(dumps)
     assert judgement.kind == "mismatch"
-    assert (odd,) in judgement.difference.said.values()
+    assert (odd,) in judgement.difference.descriptions.values()

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.answers.study import Choice, open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
     from healthd.fleet.answers import compare, ettr, goodput, rate, states
-    from healthd.fleet.views.rate import ENDS
+    from healthd.fleet.views.rate import DURATION_INTERVAL
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise
@@ -30,9 +30,9 @@ except ModuleNotFoundError as error:
 HOUR, DAY = 3600, 86400
 
 
-def told(made: History, folder: Path, chosen: Chosen | None = None, **given: int) -> dict:
+def told(made: History, folder: Path, chosen: Choice | None = None, **given: int) -> dict:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder), BEGIN, END, chosen) as study:
+    with open_study(write(made, folder), BEGIN, END, chosen) as study:
         return rate.rate(study, **given)
 
 
@@ -173,11 +173,11 @@ def test_all_answers_count_the_same_large_jobs_as_ended_by_their_nodes(tmp_path)
                 requeued(made, "gpu-1", one["end_time"], one["job_id"])
                 made["events"][-1]["cluster"] = one["cluster"]
         (tmp_path / str(seed)).mkdir()
-        with opened(write(made, tmp_path / str(seed)), BEGIN, END) as study:
-            ours, of_ettr = rate.rate(study), rate.ran(study).of_large()
+        with open_study(write(made, tmp_path / str(seed)), BEGIN, END) as study:
+            ours, of_ettr = rate.rate(study), rate.load_ran_jobs(study).large_rate()
             of_states = [row for row in states.states(study)["by_size"] if (row["gpus_up_to"] or 0) > 128]
             of_goodput = [row for row in goodput.goodput(study)["by_size"] if (row["gpus_up_to"] or 0) > 128]
-            (of_compare,) = [one for one in compare.measured(study, "A").measures if one.name == "r_f"]
+            (of_compare,) = [one for one in compare.measure_side(study, "A").measures if one.name == "r_f"]
             assert sum(ours["by_end"].values()) == ours["failures"]
             assert sum(row["by_hardware"]["jobs"] for row in of_states) == ours["failures"]
             assert sum(row["first_order"]["jobs"] for row in of_goodput) == ours["failures"]
@@ -209,7 +209,7 @@ def test_of_a_choice_only_its_jobs_count(tmp_path):
     made = by_hand()
     for number, one in enumerate(made["jobs"]):
         one["account"] = "speech" if number == 1 else "vision"
-    assert told(made, tmp_path, Chosen(account="speech"))["failures"] == 1
+    assert told(made, tmp_path, Choice(account="speech"))["failures"] == 1
 
 
 @pytest.mark.parametrize("many", [2, 35])
@@ -221,13 +221,13 @@ def test_a_requeue_loop_is_one_incident(tmp_path, many):
     found = told(made, tmp_path)
     assert (found["failures"], found["incidents"], found["method"]) == (many, 1, "bootstrap")
     low, high = found["interval"]
-    exact = rate.measured({"node_seconds": found["node_days"] * DAY, "jobs": 1}, [], [])["interval"][1]
+    exact = rate.rate_row({"node_seconds": found["node_days"] * DAY, "jobs": 1}, [], [])["interval"][1]
     assert low < found["r_f"] < high
     assert high > many * exact  # as if one incident was seen, of so many failures
 
 
 def test_failures_of_one_job_hours_later_or_of_another_job_are_incidents_of_their_own():
-    found = rate.incidents(
+    found = rate.group_incidents(
         [
             *(failure(1000, "a"), failure(2000, None), failure(3000, "a")),  # one loop
             failure(20_000, "b", ran=10_000),
@@ -238,7 +238,7 @@ def test_failures_of_one_job_hours_later_or_of_another_job_are_incidents_of_thei
 
 
 def test_a_loop_in_which_the_job_dies_on_another_node_each_time_is_one_incident_of_no_node():
-    assert rate.incidents([failure(1000 * n, f"n{n}") for n in range(1, 12)]) == [("c1", None, 11)]
+    assert rate.group_incidents([failure(1000 * n, f"n{n}") for n in range(1, 12)]) == [("c1", None, 11)]
 
 
 def failure(end: int, node: str | None, ran: int = 600, job_id: int = 1) -> rate.Failure:
@@ -300,8 +300,8 @@ def test_two_clusters_are_named_where_they_are_counted_together(tmp_path):
 
 @given(st.floats(1e-3, 1e3), st.floats(1, 1e5), st.floats(1, 100))
 def test_twice_the_nodes_have_half_the_time_to_failure(r_f, nodes, times):
-    one, _ = rate.mttf_seconds(r_f, None, nodes)
-    many, _ = rate.mttf_seconds(r_f, None, nodes * times)
+    one, _ = rate.mttf_interval(r_f, None, nodes)
+    many, _ = rate.mttf_interval(r_f, None, nodes * times)
     assert one == pytest.approx(many * times)
     assert one == pytest.approx(1000 * DAY / (nodes * r_f))
 
@@ -316,10 +316,10 @@ def test_the_projection_gives_the_published_two_and_no_more():
 
 
 def test_an_end_beyond_a_thousand_years_is_open() -> None:
-    low, high = rate.mttf_seconds(6.5, [1e-12, 11.0], 128.0)[1] or (None, None)
+    low, high = rate.mttf_interval(6.5, [1e-12, 11.0], 128.0)[1] or (None, None)
     assert low == pytest.approx(1000 * 86400 / (128 * 11))
     assert high is None
-    assert ENDS.write([low, high]) == "over 17 h"
+    assert DURATION_INTERVAL.write([low, high]) == "over 17 h"
 
 
 def test_the_node_of_a_failed_one_node_job_is_its_only_node(tmp_path: Path) -> None:

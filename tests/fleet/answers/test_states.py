@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.fleet.answers import states as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.states import Outcome, changed, outcomes, used
-from healthd.fleet.answers.study import Chosen
+from healthd.fleet.answers.states import Outcome, gpu_use, outcomes, share_difference
+from healthd.fleet.answers.study import Choice
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import TABLES
 from tests.fleet.answers.test_goodput import Made, study
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_python
 LENGTH = END - BEGIN
 
 
-def asked_of(made: History, folder: Path, chosen: Chosen | None = None, **flags: Any) -> Document:
+def asked_of(made: History, folder: Path, chosen: Choice | None = None, **flags: Any) -> Document:
     with study(made, folder, chosen) as asked:
         return its.states(asked, **flags)
 
@@ -96,7 +96,7 @@ def test_of_a_switch_what_was_lost_is_of_its_own_gpus(tmp_path: Path, state: str
         node["switch"] = switch
     one, fleet = (
         asked_of(site, tmp_path / name, chosen)["use"]
-        for name, chosen in (("one", Chosen(switch="leaf1")), ("all", None))
+        for name, chosen in (("one", Choice(switch="leaf1")), ("all", None))
     )
     assert (one["gpu_seconds_used"], one["gpu_seconds_lost"]) == (8 * HOUR, 8 * 1800)
     assert (fleet["gpu_seconds_used"], fleet["gpu_seconds_lost"]) == (16 * HOUR, 16 * 1800)
@@ -124,13 +124,13 @@ def test_an_account_has_its_own_part_of_the_gpus(tmp_path: Path) -> None:
     made = Made()
     made.job(1, "COMPLETED", 0, LENGTH - 1, "ab", account="vision")
     made.job(2, "COMPLETED", 0, LENGTH // 2, "a", account="speech")
-    use = asked_of(with_nodes(made), tmp_path, Chosen(account="speech"))["use"]
+    use = asked_of(with_nodes(made), tmp_path, Choice(account="speech"))["use"]
     assert (use["gpus"], use["utilisation"]) == (8, pytest.approx(0.5))
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(1, 10**6))
 def test_goodput_is_never_more_than_utilisation_nor_less_than_nothing(its_use: float, lost: float, gpus: int) -> None:
-    use = used(1e9, 3600.0, gpus, its_use, lost, jobs=1)
+    use = gpu_use(1e9, 3600.0, gpus, its_use, lost, jobs=1)
     assert 0 <= use["normalised_goodput"] <= use["utilisation"]
     assert 0 <= use["goodput"] <= gpus
 
@@ -176,7 +176,7 @@ def test_a_side_without_large_jobs_has_no_share(tmp_path: Path) -> None:
 def test_the_difference_of_two_shares_is_newcombes() -> None:
     """56 of 70 against 48 of 80: the first example of his table II, method 10."""
     shares = [{"share": k / n, "interval": list(wilson(k, n) or ())} for k, n in ((48, 80), (56, 70))]
-    change = changed(*shares)
+    change = share_difference(*shares)
     assert change["difference"] == pytest.approx(0.2)
     assert change["interval"] == pytest.approx([0.0524, 0.3339], abs=5e-5)
 

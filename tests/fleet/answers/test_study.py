@@ -15,7 +15,7 @@ from fleet_views import text_of
 from healthd.common.page import Page
 from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
-from healthd.fleet.answers.study import Chosen, Place, Study, opened
+from healthd.fleet.answers.study import Choice, ChosenNode, Study, open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -46,47 +46,47 @@ def two_models() -> History:
 
 
 @contextmanager
-def study(made: History, folder: Path, chosen: Chosen | None = None) -> Iterator[Study]:
+def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with opened(write(made, folder), BEGIN, END, chosen) as opened_study:
+    with open_study(write(made, folder), BEGIN, END, chosen) as opened_study:
         yield opened_study
 
 
 @pytest.mark.parametrize(
     ("chosen", "jobs", "nodes"),
     [
-        (Chosen(), [1, 2, 3, 4], ["c1/a", "c1/b", "c2/a"]),
-        (Chosen(cluster="c1"), [1, 2, 3, 4], ["c1/a", "c1/b"]),
-        (Chosen(partition="train"), [1, 2], ["c1/a"]),
-        (Chosen(partition="debug"), [2, 3], ["c1/b"]),
-        (Chosen(account="vision"), [4], ["c1/b"]),
-        (Chosen(model="H100"), [1, 2, 3], ["c1/a"]),
-        (Chosen(switch="leaf2"), [3, 4], ["c1/b"]),
-        (Chosen(model="A100", account="speech"), [3], ["c1/b"]),
-        (Chosen(partition="idle"), [], ["c1/a"]),
+        (Choice(), [1, 2, 3, 4], ["c1/a", "c1/b", "c2/a"]),
+        (Choice(cluster="c1"), [1, 2, 3, 4], ["c1/a", "c1/b"]),
+        (Choice(partition="train"), [1, 2], ["c1/a"]),
+        (Choice(partition="debug"), [2, 3], ["c1/b"]),
+        (Choice(account="vision"), [4], ["c1/b"]),
+        (Choice(model="H100"), [1, 2, 3], ["c1/a"]),
+        (Choice(switch="leaf2"), [3, 4], ["c1/b"]),
+        (Choice(model="A100", account="speech"), [3], ["c1/b"]),
+        (Choice(partition="idle"), [], ["c1/a"]),
     ],
 )
 def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
-    tmp_path: Path, chosen: Chosen, jobs: list[int], nodes: list[str]
+    tmp_path: Path, chosen: Choice, jobs: list[int], nodes: list[str]
 ) -> None:
     with study(two_models(), tmp_path, chosen) as asked:
         found = asked.database.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL").rows
         assert [index for (index,) in found] == jobs
-        assert [f"{one.cluster}/{one.node}" for one in asked.ask("chosen_places", Place)] == nodes
+        assert [f"{one.cluster}/{one.node}" for one in asked.query("chosen_places", ChosenNode)] == nodes
 
 
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
         (
-            Chosen(partition="trian"),
+            Choice(partition="trian"),
             '--partition: the partition "trian" does not occur in the store; did you mean "train"?',
         ),
-        (Chosen(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
-        (Chosen(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
+        (Choice(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
+        (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
     ],
 )
-def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Chosen, sentence: str) -> None:
+def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Choice, sentence: str) -> None:
     with pytest.raises(WrongChoice) as refused, study(two_models(), tmp_path, chosen):
         pass
     assert str(refused.value) == sentence
@@ -105,8 +105,8 @@ def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the
     for seed in range(5):
         made = history(Random(seed))
         with study(made, tmp_path / f"{seed}a") as once, study(made, tmp_path / f"{seed}b") as twice:
-            once.need("conditions")
-            twice.need("seen_with_failures", "sightings", "conditions")
+            once.compute_tables("conditions")
+            twice.compute_tables("seen_with_failures", "sightings", "conditions")
             whole = "SELECT * FROM conditions ORDER BY ALL"
             assert once.database.rows(whole) == twice.database.rows(whole)
 
@@ -118,15 +118,15 @@ def test_a_query_with_other_parameters_leaves_the_table_of_the_question(tmp_path
     more = 0
     for seed in range(8):
         with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
-            wide = {row[:4] for row in asked.ask("seen_with_failures", Seen, before_seconds=2 * 86400)}
-            asked.need("seen_with_failures")
+            wide = {row[:4] for row in asked.query("seen_with_failures", Seen, before_seconds=2 * 86400)}
+            asked.compute_tables("seen_with_failures")
             table = asked.database.rows("SELECT job_id, node, code, subject FROM seen_with_failures").rows
-            usual = {row[:4] for row in asked.ask("seen_with_failures", Seen)}
+            usual = {row[:4] for row in asked.query("seen_with_failures", Seen)}
             assert usual == set(table)
             assert usual <= wide
             more += len(wide - usual)
             with pytest.raises(ValueError, match="no parameter gap_seconds"):
-                asked.ask("seen_with_failures", Seen, gap_seconds=1)
+                asked.query("seen_with_failures", Seen, gap_seconds=1)
     assert more > 0
 
 
@@ -134,8 +134,8 @@ def test_what_is_seen_by_chance_is_what_the_rule_finds_an_hour_earlier(tmp_path:
     found = 0
     for seed in range(8):
         with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
-            shifted = asked.ask("seen_with_failures", Seen, shift_seconds=-3600)
-            assert asked.ask("seen_by_chance", Seen) == shifted
+            shifted = asked.query("seen_with_failures", Seen, shift_seconds=-3600)
+            assert asked.query("seen_by_chance", Seen) == shifted
             found += len(shifted)
     assert found > 0
 

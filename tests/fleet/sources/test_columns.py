@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.lines import MOST_BYTES, Place, lines_in, lines_of
+from healthd.fleet.sources.lines import MAX_LINE_BYTES, Position, iterate_lines, read_lines
 
 COLUMNS = Columns(("node", "words"), ("cluster",), {"nodename": "node"})
 
 
 def read(content: bytes, **how) -> tuple[list[tuple[int, str]], Noted]:
     noted = Noted()
-    return list(lines_in(io.BytesIO(content), noted.reading, **how)), noted
+    return list(iterate_lines(io.BytesIO(content), noted.reading, **how)), noted
 
 
 def table(text: str, columns: Columns = COLUMNS, **how) -> tuple[list[tuple[int, dict[str, str]]], Noted]:
@@ -33,27 +33,27 @@ def test_a_mark_of_byte_order_and_carriage_returns_are_no_text():
 
 
 def test_the_longest_line_is_read_and_a_longer_one_is_not_kept_and_counted_once():
-    longest = b"x" * MOST_BYTES + b"\n"
+    longest = b"x" * MAX_LINE_BYTES + b"\n"
     found, noted = read(longest + b"x" + longest + b"end\n")
-    assert [(number, len(text)) for number, text in found] == [(1, MOST_BYTES), (3, 3)]
-    assert noted.unread == [(2, f"the line is longer than {MOST_BYTES} bytes")]
+    assert [(number, len(text)) for number, text in found] == [(1, MAX_LINE_BYTES), (3, 3)]
+    assert noted.unread == [(2, f"the line is longer than {MAX_LINE_BYTES} bytes")]
 
 
 def test_a_line_that_is_longer_than_a_piece_of_the_file_does_not_shift_the_numbers():
-    found, noted = read(b"y" * (3 * MOST_BYTES) + b"\nend\n")
+    found, noted = read(b"y" * (3 * MAX_LINE_BYTES) + b"\nend\n")
     assert (found, noted.lines) == ([(2, "end")], [1])
 
 
 def test_a_file_that_ends_in_a_line_leaves_that_line_unread():
     found, noted = read(b"n1\nn2")
     assert (found, noted.unread) == ([(1, "n1")], [(2, "the file ends within this line, which may be cut")])
-    assert read(b"z" * (MOST_BYTES + 5))[1].lines == [1]
+    assert read(b"z" * (MAX_LINE_BYTES + 5))[1].lines == [1]
 
 
 def test_a_line_that_is_still_written_is_left_for_the_next_time():
-    place = Place()
+    place = Position()
     found, noted = read(b"n1\nn2", place=place, live=True)
-    assert (found, noted.unread, place) == ([(1, "n1")], [], Place(3, 1))
+    assert (found, noted.unread, place) == ([(1, "n1")], [], Position(3, 1))
 
 
 def test_what_is_no_text_is_unread():
@@ -65,10 +65,10 @@ def test_a_compressed_file_is_read_and_one_that_is_cut_says_so(tmp_path):
     path, noted = tmp_path / "log.gz", Noted()
     whole = gzip.compress(b"".join(b"line %d\n" % n for n in range(5000)))
     path.write_bytes(whole)
-    assert len(list(lines_of(str(path), noted.reading))) == 5000
+    assert len(list(read_lines(str(path), noted.reading))) == 5000
     assert noted.cut == []
     path.write_bytes(whole[:-20])
-    found = list(lines_of(str(path), noted.reading))
+    found = list(read_lines(str(path), noted.reading))
     assert [why.startswith("the compressed file is cut: ") for why in noted.cut] == [True]
     assert noted.unread == []
     assert found == [(n + 1, f"line {n}") for n in range(len(found))]
@@ -76,7 +76,7 @@ def test_a_compressed_file_is_read_and_one_that_is_cut_says_so(tmp_path):
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(IngestError, match="missing: cannot be read: No such file or directory"):
-        list(lines_of(f"{tmp_path}/missing", Noted().reading))
+        list(read_lines(f"{tmp_path}/missing", Noted().reading))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
@@ -136,7 +136,7 @@ def test_what_a_csv_writer_wrote_is_read_as_it_was(written, separator):
     writer.writerow(("node", "words"))
     writer.writerows(written)
     noted = Noted()
-    lines = list(lines_in(io.BytesIO(out.getvalue().encode()), noted.reading))
+    lines = list(iterate_lines(io.BytesIO(out.getvalue().encode()), noted.reading))
     found = [(row["node"], row["words"]) for _, row in rows(lines, COLUMNS, noted.reading)]
     # a row of nothing but blanks is no row
     wanted = [(node.strip(), words.strip()) for node, words in written]

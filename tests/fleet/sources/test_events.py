@@ -13,9 +13,9 @@ import pytest
 from event_lines import NOON, STREAM, line, lines
 from fleet_reading import live
 
-from healthd.events.parse import Told, parse
+from healthd.events.parse import StreamEvent, parse
 from healthd.events.reader import Cursor, Tally, read
-from healthd.fleet.ingest import Asked, Came, ingest
+from healthd.fleet.ingest import IngestOptions, IngestResult, ingest
 from healthd.fleet.sources import events
 from healthd.fleet.tables import EVENTS
 
@@ -28,7 +28,7 @@ EVENTS_REST = list(EVENTS.columns).index("rest")
 
 def row(content: bytes, cluster: str = "c1") -> dict:
     told = parse(content)
-    assert isinstance(told, Told)
+    assert isinstance(told, StreamEvent)
     return dict(zip(EVENTS.columns, events.row(told, cluster), strict=True))
 
 
@@ -146,7 +146,7 @@ def test_an_unknown_event_and_an_unknown_schema_are_kept_whole():
 )
 def test_people_are_kept_as_users_are(text, dropped, hashed):
     told = parse(line(1, "cleared", who=text, cleared_by=text))
-    assert isinstance(told, Told)
+    assert isinstance(told, StreamEvent)
     for user, kept in ((lambda name: name, text), (lambda name: None, dropped), (lambda name: f"h({name})", hashed)):
         found = dict(zip(EVENTS.columns, events.row(told, "c1", user), strict=True))
         assert (found["who"], found["cleared_by"]) == (kept, kept)
@@ -158,7 +158,7 @@ def test_people_are_not_in_the_rest_of_a_line_that_is_not_known():
         b'{"schema":2,"cleared_by":"repaired by alice (uid 7)"}',
     ):
         told = parse(content)
-        assert isinstance(told, Told)
+        assert isinstance(told, StreamEvent)
         rest = {
             name: events.row(told, "c1", user)[EVENTS_REST]
             for name, user in {"keep": str, "drop": lambda name: None, "hash": lambda name: "h1"}.items()
@@ -177,7 +177,7 @@ def test_no_name_stands_in_the_manifest_in_any_form(tmp_path, users):
     (node / "events.jsonl").write_bytes(content)
     wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
     for rows in (8, 0):
-        came = ingest(str(store), wanted, Asked(AT + 86400, "c1", users=users))
+        came = ingest(str(store), wanted, IngestOptions(AT + 86400, "c1", users=users))
         assert came.unread.rows["events"] == rows
     manifest = (store / "manifest.json").read_text()
     assert "stream" in manifest
@@ -198,7 +198,7 @@ def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_fo
 
 def test_every_field_that_has_a_column_is_one_of_the_contract():
     schema = json.loads((Path(__file__).parents[3] / "docs" / "events.schema.json").read_text())
-    assert {*events._FIELDS, *events._HEAD, "count"} <= set(schema["properties"])
+    assert {*events._FIELDS, *events._HEAD_FIELDS, "count"} <= set(schema["properties"])
 
 
 def test_a_line_that_does_not_know_its_cluster_yet_gets_the_one_that_was_said():
@@ -206,9 +206,9 @@ def test_a_line_that_does_not_know_its_cluster_yet_gets_the_one_that_was_said():
     assert row(line(1, cluster="c7"))["cluster"] == "c7"
 
 
-def run(store: Path, *folders: Path, said: list[str] | None = None) -> Came:
+def run(store: Path, *folders: Path, said: list[str] | None = None) -> IngestResult:
     wanted = [(events.SOURCE, [str(folder) for folder in folders])]
-    return ingest(str(store), wanted, Asked(AT + 86400, "c1"))
+    return ingest(str(store), wanted, IngestOptions(AT + 86400, "c1"))
 
 
 def seqs(store: Path) -> list[int]:
@@ -230,17 +230,17 @@ def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path)
     assert run(store, tmp_path / "srv").unread.rows["events"] == 0
 
 
-@pytest.mark.parametrize(("files", "again"), [(25, 0), (events.MOST_MARKS + 5, 5)])
+@pytest.mark.parametrize(("files", "again"), [(25, 0), (events.MAX_MARKS + 5, 5)])
 def test_of_as_many_files_as_a_centre_keeps_none_is_read_again_and_of_more_the_oldest(tmp_path, files, again):
     text = None
     for number in range(files):
         content = lines(10 * number + 1, 10 * number + 10)
         (tmp_path / f"events.jsonl-{20240101 + number}.gz").write_bytes(gzip.compress(content))
     for read_again in (10 * files, 10 * again, 10 * again):
-        cursor, tally = events.cursor_of(text), Tally()
+        cursor, tally = events.load_cursor(text), Tally()
         assert len(list(read(str(tmp_path), cursor, tally))) == (10 * files if text is None else 0)
         assert tally.lines == read_again
-        text = events.text_of(cursor)
+        text = events.dump_cursor(cursor)
 
 
 def test_a_truncated_file_is_read_anew_and_adds_only_what_is_new(tmp_path):
@@ -273,7 +273,7 @@ def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp
     (node / "events.jsonl").write_bytes(content)
     came = run(store, tmp_path)
     assert came.unread.unread["events"] == 3
-    assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.shown] == ["4", "6", "7"]
+    assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.examples] == ["4", "6", "7"]
     assert (
         "events: 1 line of event melted, which this version does not know, stored unchanged" in capsys.readouterr().err
     )
@@ -309,7 +309,7 @@ def test_what_a_kill_left_of_a_line_that_was_written_again_is_told_and_is_no_row
     assert "events: 1 line torn or damaged, but no event is missing\n" in capsys.readouterr().err
     (node / "events.jsonl").write_bytes(lines(5, 6) + line(7)[:40] + b"\n" + lines(8, 9))
     came = run(store, tmp_path)
-    assert (came.unread.unread["events"], came.unread.too_many()) == (1, True)
+    assert (came.unread.unread["events"], came.unread.is_over_limit()) == (1, True)
     assert seqs(store) == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
@@ -319,7 +319,7 @@ def test_what_is_damaged_at_another_time_than_was_asked_for_is_not_told(tmp_path
     (node / "events.jsonl").write_bytes(lines(1, 2) + b"{torn\n" + lines(4, 9))
     wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
     for begin, unread in ((AT + 6, 0), (AT + 2, 1)):
-        came = ingest(str(tmp_path / str(begin)), wanted, Asked(AT + 86400, "c1", from_time=begin))
+        came = ingest(str(tmp_path / str(begin)), wanted, IngestOptions(AT + 86400, "c1", from_time=begin))
         assert came.unread.unread["events"] == unread
 
 
@@ -330,7 +330,7 @@ def test_a_folder_without_streams_is_a_sentence(tmp_path):
 
 
 def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(events, "BATCH", 25)
+    monkeypatch.setattr(events, "BATCH_EVENTS", 25)
     store, srv = tmp_path / "db", tmp_path / "srv"
     for number in range(5):
         (srv / f"n{number}").mkdir(parents=True)
@@ -361,7 +361,7 @@ def test_what_from_and_to_leave_out_is_read_by_the_next_ingest_and_is_not_counte
 
     def read(**times: int) -> int:
         wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
-        return ingest(str(store), wanted, Asked(AT + 86400, "c1", **times)).unread.rows["events"]
+        return ingest(str(store), wanted, IngestOptions(AT + 86400, "c1", **times)).unread.rows["events"]
 
     assert read(from_time=AT + 60 * 9) == 2
     assert read(from_time=AT + 60 * 9) == 0
@@ -398,7 +398,7 @@ def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_
 
 
 def test_of_many_steps_each_tells_what_it_covered(tmp_path, monkeypatch):
-    monkeypatch.setattr(events, "BATCH", 5)
+    monkeypatch.setattr(events, "BATCH_EVENTS", 5)
     for number in range(3):
         (tmp_path / "srv" / f"n{number}").mkdir(parents=True)
         content = b"".join(line(seq, node=f"n{number}", at=NOON + 100 * number + seq) + b"\n" for seq in range(1, 6))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.sources.exclusions import NONE, UNKNOWN, Exclusions, of_script, of_submit_line
+from healthd.fleet.sources.exclusions import NO_EXCLUSIONS, UNKNOWN, Exclusions, parse_script, parse_submit_line
 
 N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
 
@@ -27,11 +27,11 @@ N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
         ("srun -x n1 python train.py -x 3", N1),
         ("srun -W 0 -x n1 hostname", N1),
         ("salloc --exclude=n1", N1),
-        ("srun -N2 hostname", NONE),
-        ("srun --exclusive -n 4 hostname", NONE),
-        ("salloc", NONE),
-        ("sbatch --wrap hostname", NONE),
-        ("sbatch -N 2 --wrap=python train.py", NONE),
+        ("srun -N2 hostname", NO_EXCLUSIONS),
+        ("srun --exclusive -n 4 hostname", NO_EXCLUSIONS),
+        ("salloc", NO_EXCLUSIONS),
+        ("sbatch --wrap hostname", NO_EXCLUSIONS),
+        ("sbatch -N 2 --wrap=python train.py", NO_EXCLUSIONS),
         # the script may say more
         ("sbatch run.sh", UNKNOWN),
         ("sbatch --exclusive run.sh", UNKNOWN),
@@ -51,7 +51,7 @@ N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
     ],
 )
 def test_a_command_excludes_what_it_says_or_it_is_not_known(line: str, expected: Exclusions) -> None:
-    assert of_submit_line(line) == expected
+    assert parse_submit_line(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,21 @@ def test_a_command_excludes_what_it_says_or_it_is_not_known(line: str, expected:
         ("#!/bin/bash\n#SBATCH -x 'n1,n2' # bad ones\n", N12),
         ('#!/bin/bash\n#SBATCH --job-name "a b" --exclude="n[1-2]"\n', N12),
         ("#!/bin/bash\n\n  # words\n#SBATCH --exclude=n1\n", N1),
-        ("#!/bin/bash\n#SBATCH -N 2\n", NONE),
-        ("#!/bin/bash\n# #SBATCH --exclude=n1\nhostname\n", NONE),
-        ("#!/bin/bash\nhostname\n#SBATCH --exclude=n1\n", NONE),
-        ("#!/bin/bash\n##SBATCH --exclude=n1\n", NONE),
+        ("#!/bin/bash\n#SBATCH -N 2\n", NO_EXCLUSIONS),
+        ("#!/bin/bash\n# #SBATCH --exclude=n1\nhostname\n", NO_EXCLUSIONS),
+        ("#!/bin/bash\nhostname\n#SBATCH --exclude=n1\n", NO_EXCLUSIONS),
+        ("#!/bin/bash\n##SBATCH --exclude=n1\n", NO_EXCLUSIONS),
         ("#!/bin/bash\n#SBATCH -x n9\n#SBATCH --exclude=n1\n", N1),
         ("#!/bin/bash\n#SBATCH -x n1\n#SBATCH hetjob\n#SBATCH -x n2\n", UNKNOWN),
         ("#!/bin/bash\n#SBATCH --exclude=./bad_nodes\n", UNKNOWN),
-        ("", NONE),
+        ("", NO_EXCLUSIONS),
     ],
 )
 def test_a_script_excludes_what_its_lines_above_the_first_command_say(script: str, expected: Exclusions) -> None:
-    assert of_script(script) == expected
+    assert parse_script(script) == expected
 
 
 @given(st.text("-x=n1[], wrapsbatchexclude\"'\\#", max_size=60))
 def test_any_words_are_an_answer(words: str) -> None:
-    for answer in (of_submit_line(f"sbatch {words}"), of_submit_line(words), of_script(f"#SBATCH {words}")):
-        assert answer.known or answer.nodes == ()
+    for answer in (parse_submit_line(f"sbatch {words}"), parse_submit_line(words), parse_script(f"#SBATCH {words}")):
+        assert answer.is_complete or answer.nodes == ()

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import TYPED
 
-from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.ingest import IngestError, IngestOptions, ingest
 from healthd.fleet.sources import exclusions, node_facts, topology
-from healthd.fleet.sources.lines import lines_in
-from healthd.fleet.sources.node_facts import Facts, gpus_of, merged
+from healthd.fleet.sources.lines import iterate_lines
+from healthd.fleet.sources.node_facts import Facts, merge_facts, parse_gres
 
 
 def told(parse, text: str) -> tuple[list[tuple], Noted]:
@@ -25,7 +25,7 @@ def told(parse, text: str) -> tuple[list[tuple], Noted]:
 
 def test_a_table_names_nodes_as_host_lists():
     found, noted = told(
-        node_facts.any_of,
+        node_facts.parse_any,
         "Node;GPU_model;gpus;partitions;rack\nn[1-2];H100;8;gpu,long;r1\nn3;;;;\n;H100;8;;\nn4;;eight;;\n",
     )
     same = Facts("H100", 8, "gpu,long", None, "r1")
@@ -49,15 +49,15 @@ NodeName=cpu-1 Arch=x86_64 CoresPerSocket=16 Gres=(null) NodeAddr=10.0.0.2 State
 
 
 def test_scontrol_is_read_with_lines_and_with_one_line_a_node():
-    found, noted = told(node_facts.any_of, SCONTROL)
+    found, noted = told(node_facts.parse_any, SCONTROL)
     assert found == [("gpu-1", Facts("h100", 8, "gpu,long")), ("cpu-1", Facts())]
     assert noted.unread == []
     one_line = SCONTROL.replace("\n   ", " ").replace("\n\n", "\n")
-    assert told(node_facts.any_of, one_line)[0] == found
+    assert told(node_facts.parse_any, one_line)[0] == found
 
 
 def test_what_is_no_node_is_unread():
-    found, noted = told(node_facts.of_scontrol, "slurm_load_node error\n\nNodeName=n1 Arch=x\n")
+    found, noted = told(node_facts.parse_scontrol, "slurm_load_node error\n\nNodeName=n1 Arch=x\n")
     assert (found, noted.lines) == ([], [1, 3])
 
 
@@ -65,15 +65,15 @@ def test_of_scontrol_reads_one_record_across_a_line_of_blanks():
     """Slurm 24.05 prints one before Reason= (github.com/awslabs/awsome-distributed-ai issue 195)."""
     text = (Path(__file__).parents[2] / "data/scontrol_show_node_24.05.txt").read_text()
     facts = Facts("nvidia-rtx-3090", 1, "compute100")
-    found, noted = told(node_facts.of_scontrol, text)
+    found, noted = told(node_facts.parse_scontrol, text)
     assert (found, noted.unread) == ([("dev-102-68", facts)], [])
-    found, noted = told(node_facts.of_scontrol, f"{text}\n{text.replace('dev-102-68', 'n2')}")
+    found, noted = told(node_facts.parse_scontrol, f"{text}\n{text.replace('dev-102-68', 'n2')}")
     assert (found, noted.unread) == ([("dev-102-68", facts), ("n2", facts)], [])
 
 
 def test_features_that_read_like_gres_make_the_node_unread():
     text = SCONTROL.replace("AvailableFeatures=(null)", "AvailableFeatures=x Gres=gpu:a100:4")
-    found, noted = told(node_facts.of_scontrol, text.replace("\n   ", " "))
+    found, noted = told(node_facts.parse_scontrol, text.replace("\n   ", " "))
     assert ([name for name, _ in found], noted.lines) == (["cpu-1"], [1])
 
 
@@ -115,7 +115,7 @@ def test_no_typed_text_changes_what_a_node_is(separator, features, comment, extr
         ]
         nodes.append(separator.join(fields) + b"\n")
     noted = Noted()
-    found = list(node_facts.of_scontrol(lines_in(io.BytesIO(b"\n".join(nodes)), noted.reading), noted.reading))
+    found = list(node_facts.parse_scontrol(iterate_lines(io.BytesIO(b"\n".join(nodes)), noted.reading), noted.reading))
     whole = Facts("h100", 8, partition)
     assert [name for name, _ in found if name != "n2"] == ["n1", "n3"]
     assert all(facts == whole for name, facts in found if name != "n2")
@@ -125,7 +125,7 @@ def test_no_typed_text_changes_what_a_node_is(separator, features, comment, extr
 
 def test_sinfo_names_a_node_once_for_each_partition():
     found, _ = told(
-        node_facts.any_of, "NODELIST|GRES|PARTITION\nn[1-2]|gpu:h100:4|gpu*\nn2|gpu:h100:4|long\nn3|(null)|cpu\n"
+        node_facts.parse_any, "NODELIST|GRES|PARTITION\nn[1-2]|gpu:h100:4|gpu*\nn2|gpu:h100:4|long\nn3|(null)|cpu\n"
     )
     assert found == [
         ("n1", Facts("h100", 4, "gpu")),
@@ -147,21 +147,21 @@ def test_sinfo_names_a_node_once_for_each_partition():
     ],
 )
 def test_the_gpus_of_a_gres(gres, gpus):
-    assert gpus_of(gres) == gpus
+    assert parse_gres(gres) == gpus
 
 
 def test_what_one_source_does_not_say_keeps_what_another_said():
     known = {"n1": Facts("h100", 8, "gpu"), "n9": Facts("a100")}
     more = [("n1", Facts(switch="leaf1")), ("n2", Facts(rack="r2")), ("n1", Facts(gpus=7))]
-    assert merged(known, more) == {"n1": Facts("h100", 7, "gpu", "leaf1"), "n2": Facts(rack="r2")}
+    assert merge_facts(known, more) == {"n1": Facts("h100", 7, "gpu", "leaf1"), "n2": Facts(rack="r2")}
 
 
 def test_a_table_of_switches_says_where_the_nodes_on_them_stand():
-    found, noted = told(node_facts.any_of, "switch,rack\nleaf[1-2],r1\nleaf3,\n,r9\nleaf[2,r1\n")
+    found, noted = told(node_facts.parse_any, "switch,rack\nleaf[1-2],r1\nleaf3,\n,r9\nleaf[2,r1\n")
     assert found == [("", Facts(switch="leaf1", rack="r1")), ("", Facts(switch="leaf2", rack="r1"))]
     assert noted.lines == [3, 4, 5]
     known = {"n1": Facts(switch="leaf1"), "n2": Facts(switch="leaf9"), "n3": Facts(switch="leaf2", rack="old")}
-    assert merged(known, found) == {"n1": Facts(switch="leaf1", rack="r1"), "n3": Facts(switch="leaf2", rack="r1")}
+    assert merge_facts(known, found) == {"n1": Facts(switch="leaf1", rack="r1"), "n3": Facts(switch="leaf2", rack="r1")}
 
 
 TREE = """\
@@ -217,7 +217,7 @@ def test_padded_columns_are_read_unless_something_may_be_cut():
     assert noted.lines == [3]
 
 
-@given(st.text(max_size=200), st.sampled_from([node_facts.any_of, topology.parse, exclusions.parse]))
+@given(st.text(max_size=200), st.sampled_from([node_facts.parse_any, topology.parse, exclusions.parse]))
 def test_any_text_is_read_counted_or_a_sentence(text, parse):
     with suppress(IngestError):
         told(parse, text)
@@ -246,10 +246,10 @@ def test_facts_of_several_sources_join_in_the_store_in_any_order(tmp_path):
             (topology.SOURCE, [str(tmp_path / "topology.conf")]),
         ][::order]
         store = tmp_path / f"db{order}"
-        came = ingest(str(store), wanted, Asked(1795400000, "c1"))
+        came = ingest(str(store), wanted, IngestOptions(1795400000, "c1"))
         assert (came.failed, came.unread.unread) == ([], {})
         rows.append(live(store, "nodes"))
-        assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}, "nothing is new"
+        assert ingest(str(store), wanted, IngestOptions(1795400001, "c1")).unread.rows == {}, "nothing is new"
     assert rows[0] == rows[1]
     assert [(row["node"], row["gpus"], row["switch"]) for row in rows[0]] == [
         ("dev0", 8, "s0"),

@@ -9,15 +9,15 @@ import pytest
 from fleet_reading import Noted, live
 
 from healthd.fleet import times
-from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.ingest import IngestError, IngestOptions, ingest
 from healthd.fleet.sources import (
-    calls,
+    common,
     node_facts,
-    pieces,
     preemptions,
     sacct,
     sacctmgr,
     site_tables,
+    slurm_commands,
 )
 
 
@@ -37,7 +37,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 
 def printed(*argv: str) -> list[str]:
-    return [line for _, line in pieces.called(argv, Noted().reading)]
+    return [line for _, line in common.command_lines(argv, Noted().reading)]
 
 
 def test_a_command_is_asked_for_epoch_seconds_and_what_is_set_for_people_does_not_reach_it(slurm, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_command_is_asked_for_epoch_seconds_and_what_is_set_for_people_does_no
 def test_a_command_that_fails_is_one_sentence_and_what_it_printed_is_not_all(slurm):
     complaint = r"sacctmgr: error: \033[31mslurmdbd\n is away"
     program(slurm, "sacctmgr", f'echo "Cluster|NodeName"; printf "{complaint}" >&2; exit 1')
-    lines = pieces.called(["sacctmgr", "show", "event"], Noted().reading)
+    lines = common.command_lines(["sacctmgr", "show", "event"], Noted().reading)
     assert next(lines) == (1, "Cluster|NodeName")
     with pytest.raises(IngestError) as error:
         next(lines)
@@ -61,7 +61,7 @@ def test_a_command_that_fails_is_one_sentence_and_what_it_printed_is_not_all(slu
 def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
     with pytest.raises(IngestError, match="nosuchcommand: cannot be run: No such file or directory"):
         printed("nosuchcommand")
-    monkeypatch.setattr(calls, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(slurm_commands, "OUTPUT_TIMEOUT_SECONDS", 0.2)
     program(slurm, "squeue", "sleep 60")
     with pytest.raises(IngestError, match=r"squeue: printed nothing for 0\.2 s and was killed"):
         printed("squeue")
@@ -69,7 +69,7 @@ def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
 
 def test_a_command_whose_output_nobody_reads_on_is_ended(slurm, tmp_path):
     program(slurm, "squeue", f"echo $$ > {tmp_path}/pid; while :; do echo line || exit; done")
-    lines = pieces.called(["squeue"], Noted().reading)
+    lines = common.command_lines(["squeue"], Noted().reading)
     assert next(lines) == (1, "line")
     lines.close()
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
@@ -84,12 +84,12 @@ def test_a_command_that_prints_very_much_and_complains_very_much_does_not_stand_
 def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
     program(slurm, "scontrol", 'echo "ClusterName             = here"; echo "NodeName=n1 Gres=gpu:h100:8"')
     store = str(tmp_path / "db")
-    came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000, "there"))
+    came = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000, "there"))
     assert came.failed == [
         "nodes: scontrol --all --oneliner show node: the local cluster is here, not there: "
         "run the command there and write a file"
     ]
-    came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000))
+    came = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000))
     assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
     assert came.unread.unread["nodes"] == 1, "the line of the configuration is no node"
 
@@ -113,7 +113,7 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
     file.write_text(text)
 
     def came(zone: str) -> list[str]:
-        asked = Asked(1795400000, "c1", times.zone(zone) if zone else None)
+        asked = IngestOptions(1795400000, "c1", times.load_zone(zone) if zone else None)
         return ingest(str(db), [(source, [str(file)])], asked).failed
 
     assert came("") == []
@@ -141,7 +141,7 @@ def test_of_a_wrong_time_zone_no_file_is_read_not_those_that_are_new_either(tmp_
 
     def came(zone: str, *names: str) -> list[str]:
         wanted = [(source, [str(tmp_path / name) for name in names])]
-        return ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", times.zone(zone))).failed
+        return ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", times.load_zone(zone))).failed
 
     assert came("Europe/Rome", "old") == []
     kept = [live(tmp_path / "db", name) for name in (table, "ingests")]
@@ -155,9 +155,13 @@ def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
     (tmp_path / "nodes.csv").write_text("node,gpus\nn[1-2],8\n")
     (tmp_path / "tickets.csv").write_text("node,opened\nn1,1795348800\nN2.example.org,1795348800\nn[3-9],1795348800\n")
     wanted = [(site_tables.TICKETS, [str(tmp_path / "tickets.csv")])]
-    ingest(str(tmp_path / "first"), wanted, Asked(1795400000, "c1"))
+    ingest(str(tmp_path / "first"), wanted, IngestOptions(1795400000, "c1"))
     assert capsys.readouterr().err == "", "the store knows no nodes yet"
-    ingest(str(tmp_path / "db"), [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted], Asked(1795400000, "c1"))
+    ingest(
+        str(tmp_path / "db"),
+        [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted],
+        IngestOptions(1795400000, "c1"),
+    )
     told = "tickets: 8 nodes that are unknown in their cluster are kept: N2.example.org, n3, n4, n5, n6, ...\n"
     assert capsys.readouterr().err == told
     assert len(live(tmp_path / "db", "tickets")) == 9
@@ -179,7 +183,7 @@ def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earli
     now, hour = 1795400000, 3600
 
     def asked(at=now, **values):
-        came = ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], Asked(at, **values))
+        came = ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], IngestOptions(at, **values))
         assert came.failed == []
         if not (slurm / "calls").exists():
             return []
@@ -204,10 +208,10 @@ def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
     now, hour = 1795400000, 3600
 
     def covered(at: int, **values: int) -> list[tuple]:
-        assert ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], Asked(at, **values)).failed == []
+        assert ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], IngestOptions(at, **values)).failed == []
         return sorted((row["cluster"], row["from_time"], row["to_time"]) for row in live(tmp_path / "db", "ingests"))
 
-    first = ("c1", pieces.EARLIEST, now)
+    first = ("c1", common.MIN_SLURM_TIME, now)
     assert covered(now) == [first], "without --from everything is asked for"
     assert covered(now + hour) == [first, ("c1", now - hour, now + hour)]
     assert covered(now + 9 * hour, from_time=now + 5 * hour)[-1] == ("c1", now + 5 * hour, now + 9 * hour)
@@ -230,7 +234,7 @@ def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_le
     file.write_text(text.format(c="c7", a=begin, b=end))
 
     def covered(now: int = end + 60, **values: int) -> list[tuple]:
-        assert ingest(str(tmp_path / "db"), [(source, [str(file)])], Asked(now, **values)).failed == []
+        assert ingest(str(tmp_path / "db"), [(source, [str(file)])], IngestOptions(now, **values)).failed == []
         names = ("cluster", "from_time", "to_time")
         return [tuple(row[name] for name in names) for row in live(tmp_path / "db", "ingests")]
 
@@ -247,6 +251,6 @@ def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_le
 def test_what_lasts_has_only_a_beginning_and_rows_of_several_clusters_are_of_none_alone(tmp_path):
     file = tmp_path / "tickets.csv"
     file.write_text("cluster,node,opened,closed\nc1,n1,1795000500,\nc2,n1,1795000000,1795000100\nc2,n2,3600,\n")
-    assert ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(file)])], Asked(1795400000)).failed == []
+    assert ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(file)])], IngestOptions(1795400000)).failed == []
     (row,) = live(tmp_path / "db", "ingests")
     assert (row["cluster"], row["from_time"], row["to_time"], row["rows_read"]) == ("", 1795000000, 1795000500, 3)

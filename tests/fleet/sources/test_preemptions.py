@@ -135,7 +135,7 @@ def test_any_text_is_read_or_passed_over(before, behind):
 def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
-    from healthd.fleet.ingest import Asked, ingest
+    from healthd.fleet.ingest import IngestOptions, ingest
 
     log, store = tmp_path / "slurmctld.log", tmp_path / "db"
     filler = "".join(f"[2026-11-22T12:00:{n:02}.000] filler {n}\n" for n in range(60))
@@ -146,7 +146,7 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
 
     def run(*paths) -> int:
         files = [str(path) for path in paths]
-        came = ingest(str(store), [(preemptions.SOURCE, files)], Asked(1795400000, "c1", timezone.utc))
+        came = ingest(str(store), [(preemptions.SOURCE, files)], IngestOptions(1795400000, "c1", timezone.utc))
         assert (came.failed, came.unread.unread) == ([], {})
         return came.unread.rows["preemptions"]
 
@@ -166,7 +166,7 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
     assert run(packed) == 1
     damaged = tmp_path / "slurmctld.log.3.gz"
     damaged.write_bytes(gzip.compress(filler.encode())[:40])
-    came = ingest(str(store), [(preemptions.SOURCE, [str(damaged)])], Asked(1795400000, "c1"))
+    came = ingest(str(store), [(preemptions.SOURCE, [str(damaged)])], IngestOptions(1795400000, "c1"))
     assert [sentence.startswith(f"preemptions: {damaged}: ") for sentence in came.failed] == [True]
     log.write_text(filler.replace("filler", "later"))  # cut: it is read from its beginning
     assert run(log) == 0
@@ -179,13 +179,13 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
 def test_a_log_that_is_missing_or_damaged_does_not_keep_those_behind_it_from_the_store(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
-    from healthd.fleet.ingest import Asked, ingest
+    from healthd.fleet.ingest import IngestOptions, ingest
 
     gone, damaged, log = paths = [tmp_path / name for name in ("gone.log", "slurmctld.log.1.gz", "slurmctld.log")]
     damaged.write_bytes(gzip.compress(b"filler\n" * 100)[:12])
     log.write_text(f"{STAMP}{MESSAGE}\n")
     wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
-    came = ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", timezone.utc))
+    came = ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", timezone.utc))
     assert came.failed[0] == f"preemptions: {gone}: cannot be read: No such file or directory"
     assert came.failed[1].startswith(f"preemptions: {damaged}: the compressed file is damaged: ")
     assert (len(came.failed), came.unread.rows["preemptions"]) == (2, 1)
@@ -196,14 +196,14 @@ def test_a_log_that_is_missing_or_damaged_does_not_keep_those_behind_it_from_the
 def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_none(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
-    from healthd.fleet.ingest import Asked, ingest
+    from healthd.fleet.ingest import IngestOptions, ingest
 
     tickets, quiet, empty = paths = [tmp_path / name for name in ("tickets.csv", "slurmctld.log", "slurmctld.log.1")]
     tickets.write_text("node,opened,closed,text\nn1,2026-11-22,,fans\n")
     quiet.write_text(f"the end of a line that was cut\n{STAMP}sched: Allocate JobId=7 NodeList=n1\n")
     empty.write_text("")
     wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
-    came = ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", timezone.utc))
+    came = ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", timezone.utc))
     assert came.failed == [
         f"preemptions: {tickets}: neither its first nor its last line begins with a time, unlike a log of slurmctld"
     ]

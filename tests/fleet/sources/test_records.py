@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from healthd.common.text import regex
 from healthd.fleet.sources import records as records_module
-from healthd.fleet.sources.records import MOST_BYTES, records
+from healthd.fleet.sources.records import MAX_RECORD_BYTES, read_records
 
 
 class Form:
@@ -35,7 +35,7 @@ def read(text: bytes | str, delimiter: str = "") -> tuple[list[tuple[int, list[s
     """(line, fields) of what is read, (line, why) of what is not."""
     unread: list[tuple[int, str]] = []
     raw = text if isinstance(text, bytes) else text.encode()
-    batches = records(io.BytesIO(raw), Form(), lambda line, why: unread.append((line, why)), delimiter)
+    batches = read_records(io.BytesIO(raw), Form(), lambda line, why: unread.append((line, why)), delimiter)
     return [row for batch in batches for row in batch.rows], unread
 
 
@@ -54,7 +54,7 @@ def test_lines_above_the_header_are_a_comment_or_told_once() -> None:
 def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() -> None:
     unread: list[int] = []
     text = b"N|A|N2\n1|x|2\nN|A|N2\n3|y|4\nA|N\nz|5\n"
-    batches = list(records(io.BytesIO(text), Form(), lambda line, why: unread.append(line)))
+    batches = list(read_records(io.BytesIO(text), Form(), lambda line, why: unread.append(line)))
     assert [(batch.header, row) for batch in batches for row in batch.rows] == [
         (("N", "A", "N2"), (2, ["1", "x", "2"])),
         (("N", "A", "N2"), (4, ["3", "y", "4"])),
@@ -139,11 +139,11 @@ def test_a_line_of_any_length_costs_bounded_memory() -> None:
     unread: list[tuple[int, str]] = []
     tracemalloc.start()
     try:
-        found = list(records(Endless(), Form(), lambda line, why: unread.append((line, why))))  # type: ignore[arg-type]
+        found = list(read_records(Endless(), Form(), lambda line, why: unread.append((line, why))))  # type: ignore[arg-type]
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
-    assert unread == [(2, f"the line is longer than {MOST_BYTES} bytes")]
+    assert unread == [(2, f"the line is longer than {MAX_RECORD_BYTES} bytes")]
     assert [batch.rows for batch in found] == [[(3, ["1", "x", "2"])]]
 
 
@@ -165,7 +165,7 @@ def test_what_was_written_is_read(rows: list[tuple[int, str, int]]) -> None:
 @example(b"N\x00\x00\n\x00\x00\n")  # a header of its own, of two columns
 def test_any_bytes_are_records_or_told_and_every_line_at_most_once(raw: bytes) -> None:
     unread: list[int] = []
-    batches = list(records(io.BytesIO(b"N|A|N2\n" + raw), Form(), lambda line, why: unread.append(line)))
+    batches = list(read_records(io.BytesIO(b"N|A|N2\n" + raw), Form(), lambda line, why: unread.append(line)))
     found = [(line, fields, batch.header) for batch in batches for line, fields in batch.rows]
     lines = [line for line, _, _ in found] + unread
     assert len(set(lines)) == len(lines)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from slurm_text import TYPED
 
 from healthd.fleet import times
-from healthd.fleet.ingest import Asked, Unread, ingest
-from healthd.fleet.privacy import Private
-from healthd.fleet.sources import pieces, sacct
-from healthd.fleet.sources.job_row import FIELDS, JobRows, hashed
+from healthd.fleet.ingest import IngestOptions, Unread, ingest
+from healthd.fleet.privacy import Privacy
+from healthd.fleet.sources import common, sacct
+from healthd.fleet.sources.job_row import FIELDS, JobRowReader, hashed_db_index
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -64,8 +64,8 @@ def text(*jobs: dict[str, str], columns: Sequence[str] = tuple(JOB), delimiter: 
     return "".join(delimiter.join(line) + "\n" for line in lines)
 
 
-def asked(**values: Any) -> Asked:
-    return Asked(NOW, **{"cluster": "", "users": "keep", **values})
+def asked(**values: Any) -> IngestOptions:
+    return IngestOptions(NOW, **{"cluster": "", "users": "keep", **values})
 
 
 def read(tmp_path: Path, *texts: str | bytes, **values: Any) -> tuple[dict[str, list[dict[str, Any]]], Unread]:
@@ -87,7 +87,7 @@ def rows(db: Path) -> dict[str, list[dict[str, Any]]]:
 def one(tmp_path: Path, **job: str) -> dict[str, Any]:
     """The row of `jobs` of a job."""
     found, unread = read(tmp_path, text(job))
-    assert not unread.shown
+    assert not unread.examples
     (row,) = found["jobs"]
     return row
 
@@ -96,7 +96,7 @@ def why_not(tmp_path: Path, **job: str) -> str:
     """Why a job was not read."""
     found, unread = read(tmp_path, text(job))
     assert "jobs" not in found
-    (words,) = unread.shown
+    (words,) = unread.examples
     return words.removeprefix(f"sacct: {tmp_path / '0.txt'}:2: ")
 
 
@@ -141,7 +141,7 @@ def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_p
     assert found["exclusions"] == [{**excluded, "node": "n7"}, {**excluded, "node": "n8"}]
     (told,) = found["ingests"]
     assert (told["cluster"], told["from_time"], told["to_time"]) == ("c1", 1793500000, 1793503700)
-    assert (told["rows_read"], told["rows_unread"], unread.shown) == (1, 0, [])
+    assert (told["rows_read"], told["rows_unread"], unread.examples) == (1, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_p
         ({"SubmitLine": "srun hostname"}, {"exclusions_known": True}),
         ({"DBIndex": str(2**64 - 1)}, {"db_index": -1}),
         ({"DBIndex": str(2**63)}, {"db_index": -(2**63)}),
-        ({"DBIndex": "0"}, {"db_index": hashed("c1", "100", 1793500000)}),
+        ({"DBIndex": "0"}, {"db_index": hashed_db_index("c1", "100", 1793500000)}),
         ({"State": "RUNNING", "End": "Unknown"}, {"end_time": None, "start_time": 1793500100, "gpus": 16}),
         ({"Partition": 'a "b"\tc'}, {"partition": 'a "b"?c'}),
     ],
@@ -255,7 +255,7 @@ def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
     (row,) = few["jobs"]
     assert {name: value for name, value in row.items() if value is not None} == {
         "cluster": "c9",
-        "db_index": hashed("c9", "100", 1793500000),
+        "db_index": hashed_db_index("c9", "100", 1793500000),
         "job_id": 100,
         "state": "COMPLETED",
         "submit_time": 1793500000,
@@ -298,26 +298,28 @@ def test_a_file_that_cannot_be_jobs_is_one_sentence(tmp_path: Path) -> None:
 def test_the_id_of_a_task_without_its_raw_id_is_not_guessed(tmp_path: Path) -> None:
     found, unread = read(tmp_path, text({"JobID": "90_7"}, columns=("State", "JobID", "Submit", "Cluster")))
     assert "jobs" not in found
-    assert unread.shown[0].endswith(":2: JobIDRaw: missing, and JobID '90_7' does not contain it")
+    assert unread.examples[0].endswith(":2: JobIDRaw: missing, and JobID '90_7' does not contain it")
 
 
 def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: Path) -> None:
     berlin = {"Submit": "2026-10-25T01:30:00", "Eligible": "2026-10-25T01:30:00", "Start": "2026-10-25T01:59:59"}
     good = {**berlin, "End": "2026-10-25T03:00:00"}
     twice = {**berlin, "End": "2026-10-25T02:30:00", "DBIndex": "5002"}
-    found, unread = read(tmp_path, text(good, twice), zone=times.zone("Europe/Berlin"))
+    found, unread = read(tmp_path, text(good, twice), zone=times.load_zone("Europe/Berlin"))
     (row,) = found["jobs"]
     assert (row["submit_time"], row["start_time"], row["end_time"]) == (1792884600, 1792886399, 1792893600)
     assert row["end_time"] - row["start_time"] == 7201
-    assert unread.shown[0].endswith(":3: 2026-10-25T02:30:00 occurs twice in Europe/Berlin, when clocks are set back")
+    assert unread.examples[0].endswith(
+        ":3: 2026-10-25T02:30:00 occurs twice in Europe/Berlin, when clocks are set back"
+    )
 
 
 def test_more_than_one_row_in_a_hundred_that_cannot_be_read_is_too_many(tmp_path: Path) -> None:
     good = [{"DBIndex": str(number), "JobIDRaw": str(number), "JobID": str(number)} for number in range(1, 100)]
     _, unread = read(tmp_path, text(*good, {"State": "?"}))
-    assert (unread.rows["sacct"], unread.unread["sacct"], unread.too_many()) == (100, 1, False)
+    assert (unread.rows["sacct"], unread.unread["sacct"], unread.is_over_limit()) == (100, 1, False)
     (tmp_path / "more").mkdir()
-    assert read(tmp_path / "more", text(*good[1:], {"State": "?"}))[1].too_many() is True
+    assert read(tmp_path / "more", text(*good[1:], {"State": "?"}))[1].is_over_limit() is True
 
 
 def test_an_end_replaces_a_running_job_whichever_is_read_first(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_a_file_with_the_line_ends_of_windows_is_the_same_jobs(tmp_path: Path, l
     for name, end in (("unix", "\n"), ("windows", "\r\n")):
         (tmp_path / name).mkdir()
         found, unread = read(tmp_path / name, text(JOB, columns=columns).replace("\n", end), users="keep")
-        assert unread.shown == []
+        assert unread.examples == []
         (row,) = found["jobs"]
         assert (row["user_name"], row["db_index"], row["state"], row["gpus"]) == ("ada", 5001, "COMPLETED", 16), name
 
@@ -372,7 +374,7 @@ def test_a_file_that_did_not_change_is_not_read_again_and_a_changed_one_is(tmp_p
 def test_files_are_committed_together_and_a_broken_one_does_not_keep_the_others_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
-    monkeypatch.setattr(pieces, "TOGETHER", together)
+    monkeypatch.setattr(common, "BATCH_BYTES", together)
     paths = [str(tmp_path / f"{number}.txt") for number in range(4)]
     gone = str(tmp_path / "gone.txt")
     for number, path in enumerate(paths):
@@ -402,7 +404,7 @@ def test_a_packed_file_is_read_and_one_that_is_cut_is_told(tmp_path: Path) -> No
     jobs = [{"DBIndex": str(n), "JobIDRaw": str(n), "JobID": str(n)} for n in range(1, 4000)]
     packed = gzip.compress(text(*jobs).encode())
     found, unread = read(tmp_path, packed)
-    assert (len(found["jobs"]), unread.shown) == (3999, [])
+    assert (len(found["jobs"]), unread.examples) == (3999, [])
     (tmp_path / "cut").mkdir()
     before, why = cut_off(tmp_path / "cut", packed[: len(packed) // 2])
     assert len(before) < 3999
@@ -435,7 +437,7 @@ def test_users_are_kept_dropped_or_hashed_and_runs_hold_together(tmp_path: Path,
 
 
 def test_lists_of_very_many_nodes_are_not_remembered() -> None:
-    reader = JobRows(Private("hash", KEY), None, "c1", "sacct")
+    reader = JobRowReader(Privacy("hash", KEY), None, "c1", "sacct")
     job = {**dict.fromkeys(FIELDS, ""), **JOB}
     tracemalloc.start()
     try:
@@ -451,32 +453,32 @@ def test_lists_of_very_many_nodes_are_not_remembered() -> None:
 
 
 def test_the_file_with_line_ends_in_fields_is_two_jobs(tmp_path: Path) -> None:
-    found, unread = read(tmp_path, (DATA / "multiline.txt").read_bytes(), zone=times.zone("UTC"))
+    found, unread = read(tmp_path, (DATA / "multiline.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert [(row["job_id"], row["state"], row["nodes"], row["gpus"]) for row in found["jobs"]] == [
         (201729, "FAILED", 128, 1024),
         (201844, "REQUEUED", 32, 256),
     ]
     assert len(found["job_nodes"]) == 160
-    assert unread.shown == []
+    assert unread.examples == []
 
 
 def test_the_file_with_bytes_that_are_no_text_is_all_its_jobs(tmp_path: Path) -> None:
-    found, unread = read(tmp_path, (DATA / "invalid_utf8.txt").read_bytes(), zone=times.zone("UTC"))
+    found, unread = read(tmp_path, (DATA / "invalid_utf8.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert [(row["job_id"], row["exit_signal"]) for row in found["jobs"]] == [(3557891, 9), (3557892, 0)]
-    assert unread.shown == []
+    assert unread.examples == []
 
 
 def test_the_file_with_the_rest_of_a_line_tells_it(tmp_path: Path) -> None:
-    found, unread = read(tmp_path, (DATA / "invalid_lines.txt").read_bytes(), zone=times.zone("UTC"))
+    found, unread = read(tmp_path, (DATA / "invalid_lines.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert "jobs" not in found
-    assert unread.shown == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields, but the header has 109"]
-    assert unread.too_many()
+    assert unread.examples == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields, but the header has 109"]
+    assert unread.is_over_limit()
 
 
 def test_a_file_of_steps_only_has_no_job(tmp_path: Path) -> None:
-    found, unread = read(tmp_path, (DATA / "steps.txt").read_bytes(), zone=times.zone("UTC"))
+    found, unread = read(tmp_path, (DATA / "steps.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert "jobs" not in found
-    assert unread.shown == []
+    assert unread.examples == []
 
 
 # --- JSON
@@ -551,7 +553,7 @@ OLD_EXIT = {"status": "SUCCESS", "return_code": 0}
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({"sluid": None}, {"db_index": hashed("c1", "100", 1793500000)}),
+        ({"sluid": None}, {"db_index": hashed_db_index("c1", "100", 1793500000)}),
         ({"state": {"current": "FAILED"}, "exit_code": OLD_EXIT}, {"state": "FAILED", "exit_code": None}),
         ({"state": {"current": "COMPLETED"}, "exit_code": OLD_EXIT}, {"exit_code": 0, "exit_signal": 0}),
         (
@@ -574,7 +576,7 @@ def test_json_of_each_version_says(tmp_path: Path, said: dict[str, Any], expecte
     found, unread = read(tmp_path, json.dumps({"jobs": [json_job(**said)]}))
     (row,) = found["jobs"]
     assert {name: row[name] for name in expected} == expected
-    assert unread.shown == []
+    assert unread.examples == []
 
 
 def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
@@ -592,7 +594,7 @@ def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -
     assert refused(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
     found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
     assert len(found["jobs"]) == 1
-    assert len(unread.shown) == 2
+    assert len(unread.examples) == 2
 
 
 # --- anything
@@ -607,12 +609,12 @@ LINES = st.lists(
 @given(st.binary(max_size=400) | LINES.map(lambda lines: "\n".join(lines).encode("utf-8", "replace")))
 def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
     told: list[int] = []
-    reader = JobRows(Private("hash", KEY), None, "c1", "sacct")
+    reader = JobRowReader(Privacy("hash", KEY), None, "c1", "sacct")
     found = list(sacct.text_rows(io.BytesIO(raw), reader, lambda line, why: told.append(line)))
     assert len(told) + len(found) <= raw.count(b"\n") + 1
     for row in found:
         if row is not None:
-            line = f"{row.head}\t{row.known}\t{row.tail}"
+            line = f"{row.head}\t{row.exclusions_known}\t{row.tail}"
             assert line.count("\t") == len(TABLES["jobs"].columns)
             assert "\n" not in line
 
@@ -644,7 +646,7 @@ def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes,
     unread: list[int] = []
 
     def rows_of(*lines: bytes) -> list[Any]:
-        reader = JobRows(Private("keep", KEY), None, "c1", "sacct")
+        reader = JobRowReader(Privacy("keep", KEY), None, "c1", "sacct")
         file = io.BytesIO(b"".join((header, *lines)))
         own = "" if delimiter == b"|" else delimiter.decode()
         return list(sacct.text_rows(file, reader, lambda line, why: unread.append(line), own))
@@ -688,7 +690,7 @@ def test_json_in_which_sacct_reported_an_error_is_not_taken_as_complete(tmp_path
     (tmp_path / "empty").mkdir()
     found, unread = read(tmp_path / "empty", json.dumps({"jobs": [], "errors": []}))
     assert "jobs" not in found
-    assert unread.shown == []
+    assert unread.examples == []
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -705,7 +707,7 @@ def test_one_job_without_a_cluster_is_unread_and_the_others_are_kept(tmp_path: P
     found, unread = read(tmp_path, content_of_file)
     assert sorted(row["job_id"] for row in found["jobs"]) == list(range(2, 12))
     assert sum(unread.unread.values()) == 2
-    assert all("--cluster" in words for words in unread.shown)
+    assert all("--cluster" in words for words in unread.examples)
 
 
 @pytest.mark.parametrize("tres", ["gres/gpumem=0", "gres/gpuutil=97", "gres/gpumem=40G,gres/gpu:h100=8"])

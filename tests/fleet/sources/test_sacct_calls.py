@@ -11,10 +11,10 @@ import pytest
 from fleet_rows import content
 
 from healthd.events.sequence import Runs
-from healthd.fleet.ingest import Asked, Came, ingest
-from healthd.fleet.sources import calls as programs
+from healthd.fleet.ingest import IngestOptions, IngestResult, ingest
 from healthd.fleet.sources import sacct
-from healthd.fleet.sources.sacct import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
+from healthd.fleet.sources import slurm_commands as programs
+from healthd.fleet.sources.sacct import COLUMNS, DAY, FIRST_DAYS, OVERLAP_DAYS, missing_days
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -71,8 +71,8 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return put
 
 
-def run(tmp_path: Path, now: int = NOON, **values: Any) -> Came:
-    asked = Asked(now, **{"users": "keep", "from_time": NOON - 60, **values})
+def run(tmp_path: Path, now: int = NOON, **values: Any) -> IngestResult:
+    asked = IngestOptions(now, **{"users": "keep", "from_time": NOON - 60, **values})
     return ingest(str(tmp_path / "db"), [(sacct.SOURCE, [])], asked)
 
 
@@ -89,29 +89,31 @@ def calls(folder: Path) -> list[tuple[list[str], str | None, str | None]]:
 
 def test_a_first_run_begins_a_year_ago_or_where_it_is_told() -> None:
     nothing = Runs()
-    assert days_of(NOON, nothing, None, None)[0] == NOON - DAY // 2 - FIRST_DAYS * DAY
-    assert days_of(NOON, nothing, NOON - 2 * DAY, None) == [NOON - DAY // 2 - n * DAY for n in (2, 1, 0)]
-    assert days_of(NOON, nothing, NOON - 2 * DAY, NOON - DAY) == [NOON - DAY // 2 - n * DAY for n in (2, 1)]
+    assert missing_days(NOON, nothing, None, None)[0] == NOON - DAY // 2 - FIRST_DAYS * DAY
+    assert missing_days(NOON, nothing, NOON - 2 * DAY, None) == [NOON - DAY // 2 - n * DAY for n in (2, 1, 0)]
+    assert missing_days(NOON, nothing, NOON - 2 * DAY, NOON - DAY) == [NOON - DAY // 2 - n * DAY for n in (2, 1)]
 
 
 def test_a_rerun_begins_some_days_before_the_end_of_what_was_read() -> None:
     read = Runs([(NOON - DAY // 2 - 9 * DAY, NOON - 1)])
-    late = [NOON + DAY // 2 - n * DAY for n in range(LATE_DAYS + 1, -1, -1)]
-    assert days_of(NOON + DAY, read, None, None) == late
-    assert days_of(NOON + DAY, read, NOON - 9 * DAY, None) == late, "the line for cron is the line that was typed first"
-    assert days_of(NOON + DAY, read, NOON - 11 * DAY, None) == [
+    late = [NOON + DAY // 2 - n * DAY for n in range(OVERLAP_DAYS + 1, -1, -1)]
+    assert missing_days(NOON + DAY, read, None, None) == late
+    assert missing_days(NOON + DAY, read, NOON - 9 * DAY, None) == late, (
+        "the line for cron is the line that was typed first"
+    )
+    assert missing_days(NOON + DAY, read, NOON - 11 * DAY, None) == [
         *(NOON - DAY // 2 - n * DAY for n in (11, 10)),
         *late,
     ], "an earlier --from adds what was never read"
 
 
 def test_each_day_is_one_call_from_midnight_to_midnight_and_the_last_has_begun() -> None:
-    days = days_of(NOON, Runs(), NOON - 3 * DAY, None)
+    days = missing_days(NOON, Runs(), NOON - 3 * DAY, None)
     assert all(day % DAY == 0 for day in days)
     assert days == sorted(set(days))
     assert days[-1] <= NOON < days[-1] + DAY
     midnight = NOON - DAY // 2
-    assert days_of(midnight, Runs(), midnight, None) == [midnight]
+    assert missing_days(midnight, Runs(), midnight, None) == [midnight]
 
 
 def asked_days(folder: Path) -> list[int]:
@@ -194,7 +196,7 @@ def test_sacct_is_asked_for_what_is_kept_in_epoch_seconds_and_with_a_delimiter_t
 def test_what_users_write_is_no_delimiter_and_no_line(stand: Stand, tmp_path: Path) -> None:
     stand({}, {"DBIndex": "8", "JobName": "\n\n||\x1f", "WorkDir": "/a\nb|c"})
     came = run(tmp_path)
-    assert came.unread.shown == []
+    assert came.unread.examples == []
     assert [row["db_index"] for row in jobs(tmp_path)] == [7, 8]
 
 
@@ -240,7 +242,7 @@ def test_a_sacct_that_refuses_is_one_sentence_and_what_it_printed_is_not_kept(st
 
 
 def test_a_sacct_that_says_nothing_is_killed(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(programs, "OUTPUT_TIMEOUT_SECONDS", 0.3)
     stand({}, first="import time\ntime.sleep(100)")
     began = time.monotonic()
     assert run(tmp_path).failed == ["sacct: sacct: printed nothing for 0.3 s and was killed"]
@@ -250,7 +252,7 @@ def test_a_sacct_that_says_nothing_is_killed(stand: Stand, tmp_path: Path, monke
 def test_a_sacct_that_closes_its_output_and_stays_is_killed(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "ENDING_SECONDS", 0.3)
+    monkeypatch.setattr(programs, "EXIT_TIMEOUT_SECONDS", 0.3)
     stand({}, first="import time\nos.close(1)\ntime.sleep(100)")
     assert run(tmp_path).failed == ["sacct: sacct: did not end and was killed"]
 
@@ -263,7 +265,7 @@ def test_days_before_one_that_fails_stay_and_a_rerun_goes_on(stand: Stand, tmp_p
     folder = stand({"DBIndex": "8"})
     (folder / "calls").unlink()
     assert run(tmp_path, from_time=None).failed == []
-    assert calls(folder)[0][0][-2] == f"--starttime=uts{midnight - LATE_DAYS * DAY}"
+    assert calls(folder)[0][0][-2] == f"--starttime=uts{midnight - OVERLAP_DAYS * DAY}"
     assert [row["db_index"] for row in jobs(tmp_path)] == [7, 8]
 
 

@@ -7,10 +7,10 @@ from fleet_reading import Noted, numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet import engine, questions
-from healthd.fleet.ingest import Asked, ingest
+from healthd.fleet import engine, queries
+from healthd.fleet.ingest import IngestOptions, ingest
 from healthd.fleet.sources import sacctmgr
-from healthd.fleet.store import reading
+from healthd.fleet.store import open_for_reading
 from healthd.fleet.tables import TABLES
 
 # The columns of our own call, and those that sacctmgr prints unasked (event_functions.c, sacctmgr_list_event()).
@@ -71,14 +71,14 @@ def test_who_took_a_node_out_is_known_whatever_is_kept_of_users(tmp_path, users)
     lines = (f"c1|{node}|1700000000|1700000600|DOWN|{text}" for node, text in who.items())
     states.write_text(OURS + "".join(f"{line}\n" for line in lines))
     db = str(tmp_path / "db")
-    came = ingest(db, [(sacctmgr.NODE_STATES, [str(states)])], Asked(1700086400, users=users))
+    came = ingest(db, [(sacctmgr.NODE_STATES, [str(states)])], IngestOptions(1700086400, users=users))
     assert came.failed == []
-    needed = questions.needed(questions.built_in()["out_of_service"], questions.built_in())
-    asked = engine.Asked(1699990000, 1700086400, questions.parameters(needed, {}))
-    with reading(db) as snapshot:
+    needed = queries.with_dependencies(queries.builtin_queries()["out_of_service"], queries.builtin_queries())
+    asked = engine.QueryParameters(1699990000, 1700086400, queries.resolve_parameters(needed, {}))
+    with open_for_reading(db) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-        with engine.connected(files, 1, 512) as connection:
-            answer = engine.ask(connection, needed, asked)
+        with engine.open_database(files, 1, 512) as connection:
+            answer = engine.run_on_connection(connection, needed, asked)
             found = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
     by = {"n1": "slurm", "n2": "person", "n3": "healthd", "n4": "slurm"}
     assert {row["node"]: row["by_whom"] for row in found} == by

@@ -43,14 +43,14 @@ else:
 )
 def test_published_ratios_come_out(nodes, rate, checkpoint, restart, queue, ettr):
     job = Job(nodes, rate, checkpoint * 60, restart * 60, queue * 60)
-    assert model.expected(job) == pytest.approx(ettr, abs=0.005)
+    assert model.analytic(job) == pytest.approx(ettr, abs=0.005)
 
 
 @pytest.mark.parametrize(("rate", "write", "ettr"), [(1.0, 300, 0.898), (6.5, 10, 0.921), (6.5, 300, 0.74)])
 def test_published_ratios_with_writing_come_out_at_the_best_interval(rate, write, ettr):
     job = Job(1500, rate, 3600, 300, 0, write)
     best = model.daly_young_seconds(job)
-    assert model.closed_form(model.at_interval(job, best)) == pytest.approx(ettr, abs=0.005)
+    assert model.closed_form(model.with_interval(job, best)) == pytest.approx(ettr, abs=0.005)
 
 
 @pytest.mark.parametrize("write", [0.0, 120.0])
@@ -74,18 +74,18 @@ def test_the_simulation_agrees_with_the_exact_form(nodes, productive, queue, wri
 )
 def test_the_formula_is_too_low_by_what_is_said(nodes, minutes, queue, too_low):
     job = Job(nodes, 6.5, minutes * 60, 300, queue)
-    assert 1 - model.expected(job) / model.exact(job) == pytest.approx(too_low, abs=0.005)
+    assert 1 - model.analytic(job) / model.exact(job) == pytest.approx(too_low, abs=0.005)
 
 
 @settings(max_examples=300)
 @given(st.data())
 def test_each_form_is_a_share_and_the_formula_is_never_above_the_exact_one(data):
     job = data.draw(JOBS)
-    for form in (model.expected, model.closed_form, model.exact):
+    for form in (model.analytic, model.closed_form, model.exact):
         assert 0 <= form(job) <= 1
     # The last interval writes nothing, for which the formula charges; else it is a lower bound.
     free = replace(job, write_seconds=0.0)
-    assert model.expected(free) <= model.exact(free) * (1 + 1e-9)
+    assert model.analytic(free) <= model.exact(free) * (1 + 1e-9)
 
 
 @given(st.data(), st.floats(1.0, 3.0))
@@ -93,7 +93,7 @@ def test_more_of_what_costs_is_never_better(data, times):
     job = data.draw(JOBS)
     for name in ("nodes", "rate", "restart_seconds", "queue_seconds", "write_seconds"):
         worse = replace(job, **{name: getattr(job, name) * times})
-        for form in (model.expected, model.closed_form, model.exact):
+        for form in (model.analytic, model.closed_form, model.exact):
             assert form(worse) <= form(job) * (1 + 1e-9)
 
 
@@ -101,13 +101,13 @@ def test_more_of_what_costs_is_never_better(data, times):
 def test_a_long_job_is_as_one_that_runs_for_ever(data):
     job = replace(data.draw(JOBS), productive_seconds=None)
     long = replace(job, productive_seconds=job.checkpoint_seconds * 1e6)
-    assert model.expected(long) == pytest.approx(model.expected(job), rel=1e-2)
+    assert model.analytic(long) == pytest.approx(model.analytic(job), rel=1e-2)
     assert model.exact(long) == pytest.approx(model.exact(job), rel=1e-2, abs=1e-12)
 
 
 def test_where_nothing_fails_only_start_wait_and_writing_cost():
     job = Job(100, 0.0, 3600, 300, 600, 36, 36_000)
-    assert model.expected(job) == pytest.approx(36_000 / (36_360 + 900))
+    assert model.analytic(job) == pytest.approx(36_000 / (36_360 + 900))
     assert model.exact(job) == pytest.approx(36_000 / (36_360 - 36 + 900))
     assert model.simulate(job, 1).ettr == pytest.approx(model.exact(job))
     assert model.daly_young_seconds(job) is None
@@ -115,9 +115,9 @@ def test_where_nothing_fails_only_start_wait_and_writing_cost():
 
 def test_a_job_that_never_gets_through_makes_no_progress():
     job = Job(1e6, 1000.0)
-    assert (model.expected(job), model.closed_form(job)) == (0.0, 0.0)
+    assert (model.analytic(job), model.closed_form(job)) == (0.0, 0.0)
     assert model.exact(job) < 1e-9
-    assert model.simulate(job, 1) == model.Simulated(0.0, 0.0, None, None, 0, 0.0)
+    assert model.simulate(job, 1) == model.Simulation(0.0, 0.0, None, None, 0, 0.0)
 
 
 def test_a_simulation_is_the_same_with_the_same_seed_and_another_with_another():
@@ -129,9 +129,9 @@ def test_a_simulation_is_the_same_with_the_same_seed_and_another_with_another():
 def test_the_best_interval_is_the_best():
     job = Job(1500, 6.5, 3600, 300, 0, 60)
     best = model.daly_young_seconds(job)
-    at_best = model.closed_form(model.at_interval(job, best))
-    assert at_best > model.closed_form(model.at_interval(job, best / 3))
-    assert at_best > model.closed_form(model.at_interval(job, best * 3))
+    at_best = model.closed_form(model.with_interval(job, best))
+    assert at_best > model.closed_form(model.with_interval(job, best / 3))
+    assert at_best > model.closed_form(model.with_interval(job, best * 3))
 
 
 @pytest.mark.parametrize("productive", [None, 86_400])

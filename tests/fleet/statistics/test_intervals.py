@@ -101,11 +101,11 @@ def test_failures_of_few_nodes_have_a_wider_interval():
 
 
 def test_a_requeue_loop_is_one_incident_that_befell_no_known_node():
-    loop = Spread([0] * 50, [1.0] * 50, loose=[35, 1, 1])
-    alone = Spread([0] * 50, [1.0] * 50, loose=[1] * 37)
+    loop = Spread([0] * 50, [1.0] * 50, unplaced=[35, 1, 1])
+    alone = Spread([0] * 50, [1.0] * 50, unplaced=[1] * 37)
     assert intervals.rate_estimate(loop).method == "bootstrap"
     assert intervals.rate_estimate(alone).method == "poisson"
-    assert intervals.rate_estimate(loop).dispersion == pytest.approx(intervals.size_as_seen([35, 1, 1]), rel=0.1)
+    assert intervals.rate_estimate(loop).dispersion == pytest.approx(intervals.mean_incident_size([35, 1, 1]), rel=0.1)
 
 
 @pytest.mark.parametrize("spread_of", ["all on one", "one", "none"])

@@ -9,23 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.statistics.weeks import WEEK, Incident, at_least, few, incidents, spikes, week_of
+from healthd.fleet.statistics.weeks import (
+    WEEK,
+    Incident,
+    concentrated_nodes,
+    group_incidents,
+    poisson_tail,
+    spikes,
+    week_start,
+)
 
 MONDAY = 1_795_996_800  # 2026-11-30, 00:00 UTC
 
 
 def test_a_week_begins_on_monday_at_midnight():
-    assert week_of(MONDAY) == week_of(MONDAY + WEEK - 1) == MONDAY
-    assert week_of(MONDAY - 1) == MONDAY - WEEK
-    assert week_of(4 * 86400) == 4 * 86400
-    assert week_of(0) == -3 * 86400
+    assert week_start(MONDAY) == week_start(MONDAY + WEEK - 1) == MONDAY
+    assert week_start(MONDAY - 1) == MONDAY - WEEK
+    assert week_start(4 * 86400) == 4 * 86400
+    assert week_start(0) == -3 * 86400
 
 
 def test_jobs_that_one_fault_ended_one_after_another_are_one_incident():
     of_node = [("c", "n1", "mount", time) for time in (0, 900, 1700, 2601)]
-    assert incidents(of_node) == [Incident("c", "n1", "mount", 0, 3), Incident("c", "n1", "mount", 2601, 1)]
-    assert len(incidents([("c", "n1", "mount", 0), ("c", "n2", "mount", 0), ("c", "n1", "disk", 0)])) == 3
-    assert incidents([]) == []
+    assert group_incidents(of_node) == [Incident("c", "n1", "mount", 0, 3), Incident("c", "n1", "mount", 2601, 1)]
+    assert len(group_incidents([("c", "n1", "mount", 0), ("c", "n2", "mount", 0), ("c", "n1", "disk", 0)])) == 3
+    assert group_incidents([]) == []
 
 
 @given(
@@ -33,8 +41,8 @@ def test_jobs_that_one_fault_ended_one_after_another_are_one_incident():
     st.randoms(use_true_random=False),
 )
 def test_the_order_of_failures_changes_no_incident_and_none_is_lost(failures: list, random: Random):
-    found = incidents(failures)
-    assert found == incidents(random.sample(failures, len(failures)))
+    found = group_incidents(failures)
+    assert found == group_incidents(random.sample(failures, len(failures)))
     assert sum(one.jobs for one in found) == len(failures)
 
 
@@ -76,15 +84,15 @@ def test_a_week_as_the_others_and_one_with_more_gpu_time_do_not_stand_out():
     [("aaaaaaaa", 1), ("aaaabbbb", 1), ("aaaabbcd", 1), ("aaabbbcc", 2), ("abcdefgh", 0), ("aabbccdd", 2), ("", 0)],
 )
 def test_few_nodes_hold_half_of_it_and_each_far_more_than_one(nodes, count):
-    assert len(few(happened(0, *nodes))) == count
+    assert len(concentrated_nodes(happened(0, *nodes))) == count
 
 
 @pytest.mark.parametrize(("count", "mean"), [(1, 0.5), (3, 2.0), (10, 4.0), (40, 30.0), (900, 800.0)])
 def test_the_poisson_tail_is_that_of_its_terms(count, mean):
     terms = (math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1)) for k in range(count, count + 2000))
-    assert at_least(count, mean) == pytest.approx(math.fsum(terms), rel=1e-6)
+    assert poisson_tail(count, mean) == pytest.approx(math.fsum(terms), rel=1e-6)
 
 
 def test_the_poisson_tail_at_its_ends():
-    assert at_least(0, 3.0) == at_least(0, 0.0) == 1.0
-    assert at_least(1, 0.0) == 0.0
+    assert poisson_tail(0, 3.0) == poisson_tail(0, 0.0) == 1.0
+    assert poisson_tail(1, 0.0) == 0.0

@@ -52,7 +52,7 @@ def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
     assert len(points) == 3
     assert {point["cause"] for point in points} == {"network file systems"}
     assert [date["words"] for date in dates] == ["mount enabled"]
-    assert "mount enabled" in weeks.words
+    assert "mount enabled" in weeks.description
 
 
 @pytest.mark.parametrize("days", [(2.5, 3), (2.5, 7, 3)])
@@ -67,11 +67,11 @@ def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
     )
     assert "network file systems cost most: 24 GPU-hours, 100.0 %" in told.sentences[-1]
     (costs,) = told.figures
-    assert costs.words == "network file systems 24 GPU-hours"
+    assert costs.description == "network file systems 24 GPU-hours"
     tables = {table.title: table for table in told.tables}
-    assert tables["By cause"].written()[0][:4] == ("mount: network file systems", "system software", "6", "0")
-    assert [row[1:3] for row in tables["Checks enabled, disabled or changed"].written()] == [("mount", "enabled")]
-    assert all(len(row) == len(table.columns) for table in told.tables for row in table.written())
+    assert tables["By cause"].cell_texts()[0][:4] == ("mount: network file systems", "system software", "6", "0")
+    assert [row[1:3] for row in tables["Checks enabled, disabled or changed"].cell_texts()] == [("mount", "enabled")]
+    assert all(len(row) == len(table.columns) for table in told.tables for row in table.cell_texts())
 
 
 def test_a_chapter_of_nothing_has_a_sentence_and_no_charts():

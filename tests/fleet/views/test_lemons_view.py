@@ -27,7 +27,7 @@ def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_pa
     (detail,) = shown.details
     assert detail.lines[0].startswith("scontrol update NodeName=g005")
     (table,) = shown.tables
-    assert table.written()[0][0] == "g005"
+    assert table.cell_texts()[0][0] == "g005"
     (drawn,) = shown.figures
     values = [record for layer in drawn.layers for record in layer.records]
     assert {value["signal"] for value in values} == {

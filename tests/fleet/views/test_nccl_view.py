@@ -23,7 +23,7 @@ def test_the_chapter_names_the_suspects_and_draws_where_the_ranks_stand() -> Non
     shown = view(nccl.nccl(str(REAL)))
     assert shown.sentences[0].startswith("Ranks 12, 14 hold up the job")
     (table,) = shown.tables
-    assert table.written()[0][:2] == ("74 EXPERT_MODEL_PARALLEL_GROUP", "all_to_all 20537")
+    assert table.cell_texts()[0][:2] == ("74 EXPERT_MODEL_PARALLEL_GROUP", "all_to_all 20537")
     (drawn,) = shown.figures
     (layer,) = drawn.layers
     first = [value for value in layer.records if value["group"].startswith("74 ")]

@@ -52,7 +52,7 @@ def test_a_rate_of_nothing_is_a_sentence_and_no_chart(tmp_path: Path) -> None:
 
 
 def test_the_grids_say_their_numbers_without_colour(tmp_path: Path) -> None:
-    chapter = ettr.view(ettr_answer.of_rate(16_384, 6.5))
+    chapter = ettr.view(ettr_answer.ettr_for_rate(16_384, 6.5))
     assert "ETTR 0.71" in chapter.sentences[0]
     assert "0.93" in chapter.sentences[2]
     assert [">0.71<" in drawn(chart) for chart in chapter.figures] == [True, True]
@@ -62,5 +62,5 @@ def test_the_measured_runs_have_a_chart_and_a_table(tmp_path: Path) -> None:
     made = {name: [] for name in TABLES}
     run_of(made, "long", [(1, 20, "NODE_FAIL"), (0, 10, "COMPLETED")])
     chapter = ettr.view(told_ettr(made, tmp_path))
-    assert chapter.tables[-1].written()[0][0] == "256"
+    assert chapter.tables[-1].cell_texts()[0][0] == "256"
     assert "measured" in drawn(chapter.figures[-1])

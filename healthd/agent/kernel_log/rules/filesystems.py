@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import Rule, code_of, event, reads
+from healthd.agent.kernel_log.rules.rule import Rule, event, event_builder, find_code
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -29,11 +29,11 @@ DEVICE = r"([A-Za-z][\w.!-]{0,31})"
 _Table = tuple[tuple[re.Pattern[str], str], ...]
 
 
-def _worded(*table: tuple[str, str]) -> _Table:
+def _code_table(*table: tuple[str, str]) -> _Table:
     return tuple((regex(pattern, re.S), code) for pattern, code in table)
 
 
-def _of_device(match: re.Match[str], code: str, fs: str, device: str | None) -> KernelEvent | None:
+def _device_event(match: re.Match[str], code: str, fs: str, device: str | None) -> KernelEvent | None:
     return event("fs", match, code, fields=(("fs", fs), ("device", device))) if code else None
 
 
@@ -43,7 +43,7 @@ def _of_device(match: re.Match[str], code: str, fs: str, device: str | None) -> 
 # EXT4-fs error (device sda3) in ext4_reserve_inode_write:5870: Journal has aborted
 # EXT4-fs (sda3): Remounting filesystem read-only
 _EXT = regex(rf"(EXT[234])-fs (?:(error|warning) \(device {DEVICE}\)(?::| in )|\({DEVICE}\): )(.{{1,200}})", re.S)
-_EXT_SAYS = _worded(
+_EXT_CODES = _code_table(
     (r"(?:error: )?[Rr]emounting filesystem read-only", "remount_ro"),
     (r"(?:Shut(?:ting)? down|shut down requested|emergency (?:remount|read-only))", "shutdown"),
     (r"error count since last fsck|(?:initial|last) error at(?: time)? ", "error_count"),
@@ -59,14 +59,14 @@ _IO_WARNING = regex(r" ?ext4_end_bio:\d{1,6}: I/O error")
 
 
 def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    fs, level, of_error, device, says = match.groups()
+    fs, level, error_device, device, text = match.groups()
     if level == "error":
         code = "error"
     elif level == "warning":
-        code = "io_error" if _IO_WARNING.match(says) else "warning"
+        code = "io_error" if _IO_WARNING.match(text) else "warning"
     else:
-        code = code_of(says, _EXT_SAYS)
-    return _of_device(match, code, fs.lower(), of_error or device)
+        code = find_code(text, _EXT_CODES)
+    return _device_event(match, code, fs.lower(), error_device or device)
 
 
 # Aborting journal on device sda3-8.        the journal's inode follows "-" (":" in 2.6)
@@ -80,13 +80,13 @@ _JOURNAL_INODE = regex(r"-\d{1,10}$")
 
 def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
     code = "journal_abort" if match.string.startswith("Aborting") else "io_error"
-    return _of_device(match, code, "ext4", _JOURNAL_INODE.sub("", match[1].rstrip(".")))
+    return _device_event(match, code, "ext4", _JOURNAL_INODE.sub("", match[1].rstrip(".")))
 
 
 # --- XFS (sda3): ...
 # XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       without a device
 _XFS = regex(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
-_XFS_SAYS = _worded(
+_XFS_CODES = _code_table(
     (r"User initiated shutdown received", "shutdown"),
     (r"xfs_do_force_shutdown\(|Filesystem has been shut down|[^\n]{0,250}?Shutting down filesystem", "shutdown"),
     (r"Please un?mount the filesystem and rectify", "shutdown"),
@@ -110,7 +110,7 @@ _XFS_MEMORY = regex(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
 
 
 def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, code_of(match[2], _XFS_SAYS), "xfs", match[1])
+    return _device_event(match, find_code(match[2], _XFS_CODES), "xfs", match[1])
 
 
 # --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
@@ -120,7 +120,7 @@ _BTRFS = regex(
     re.S,
 )
 _BTRFS_BARE = regex(r"BTRFS:? (?:error: |critical: )?(Transaction aborted|.{0,60}open_ctree failed)", re.S)
-_BTRFS_SAYS = _worded(
+_BTRFS_CODES = _code_table(
     (r"forced readonly|emergency shutdown|Remounting read-only after error", "remount_ro"),
     (r"bdev .{1,100} errs: wr|lost page write|direct IO failed|error writing primary super", "io_error"),
     (r"(?:i/o|I/O|IO) (?:error|failure)", "io_error"),
@@ -132,22 +132,22 @@ _BTRFS_SAYS = _worded(
 
 
 def _btrfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    level, device, says = match.groups()
-    code = code_of(says.lstrip(), _BTRFS_SAYS)
+    level, device, text = match.groups()
+    code = find_code(text.lstrip(), _BTRFS_CODES)
     if level == "info" and code != "remount_ro":  # counters of past errors, printed at each mount
         return None
     if level not in ("info", "warning"):
         code = code or "error"
-    return _of_device(match, code, "btrfs", device)
+    return _device_event(match, code, "btrfs", device)
 
 
 def _btrfs_bare(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, "error" if match[1].startswith("Transaction") else "mount_failed", "btrfs", None)
+    return _device_event(match, "error" if match[1].startswith("Transaction") else "mount_failed", "btrfs", None)
 
 
 # --- others
 _OTHER = regex(rf"(F2FS-fs|FAT-fs|bcachefs|SQUASHFS)(?: error)?(?: \(?(?:device )?{DEVICE}\)?)?: ?(.{{1,160}})", re.S)
-_OTHER_SAYS = _worded(
+_OTHER_CODES = _code_table(
     (r".{0,60}(?:[Ff]ilesystem has been set read-only|emergency read.only)", "remount_ro"),
     (r".{0,60}(?:I/O error|read error|write error|[Uu]nable to read|Failed to read block)", "io_error"),
     (r"error, |.{0,60}(?:inconsistent|fatal error|zlib decompression failed|checksum mismatch)", "error"),
@@ -156,8 +156,8 @@ _ZFS = regex(r"WARNING: Pool '[^'\n]{1,255}' has encountered an uncorrectable I/
 
 
 def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    name, device, says = match.groups()
-    return _of_device(match, code_of(says, _OTHER_SAYS), name.lower().removesuffix("-fs"), device)
+    name, device, text = match.groups()
+    return _device_event(match, find_code(text, _OTHER_CODES), name.lower().removesuffix("-fs"), device)
 
 
 # --- servers
@@ -167,7 +167,7 @@ def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
 _SERVER = r"(\S{1,255})"
 _RPC = regex(rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)")
 _CIFS = regex(rf"CIFS:? VFS: (?:Server |\\\\)?{_SERVER} (?:Server \S{{1,255}} )?has not responded (?:in|for) ")
-_CIFS_SAYS = regex(
+_CIFS_CLIENT = regex(
     r"CIFS:? VFS: (?:\\\S{1,255} )?(?:Error connecting to socket|cifs_mount failed|Send error in |No (?:task|writable))"
 )
 _NFS = regex(
@@ -182,17 +182,17 @@ _NFS_BARE = regex(r"(?:__)?nfs4_reclaim_\w{1,30}: .{0,80}(?:fail|error)", re.S)
 
 
 def _rpc(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    program, server, says = match.groups()
+    program, server, text = match.groups()
     fs = "nfs" if program.startswith(("nfs", "mount")) else program
-    return _of_server(match, "ok" if says == "OK" else "not_responding", fs, server)
+    return _server_event(match, "ok" if text == "OK" else "not_responding", fs, server)
 
 
-def _of_server(match: re.Match[str], code: str, fs: str, server: str | None) -> KernelEvent | None:
+def _server_event(match: re.Match[str], code: str, fs: str, server: str | None) -> KernelEvent | None:
     return event("fs", match, code, fields=(("fs", fs), ("server", server))) if code else None
 
 
 def _cifs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_server(match, "not_responding", "cifs", match[1].lstrip("\\"))
+    return _server_event(match, "not_responding", "cifs", match[1].lstrip("\\"))
 
 
 # Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection to scratch-MDT0000 (at 172.31.126.88@o2ib) was lost; ...
@@ -206,7 +206,7 @@ _LUSTRE = regex(
     r"(?:([A-Za-z0-9][\w.@:-]{0,127}): )?(.{1,200})",
     re.S,
 )
-_LUSTRE_SAYS = _worded(
+_LUSTRE_CODES = _code_table(
     (r"Skipped \d{1,10} previous similar", "detail"),
     (r"Connection to \S{1,128} \(at \S{1,128}\) was lost", "not_responding"),
     (r"Connection restored to ", "ok"),
@@ -219,17 +219,17 @@ _EVICTED_BY = regex(r"(?:This client was evicted by|Evicted from) ([\w.@:-]{1,12
 
 
 def _lustre(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    speaker, subject, says = match.groups()
-    code = code_of(says, _LUSTRE_SAYS) or ("client_error" if speaker.endswith("Error") else "")
-    by = _EVICTED_BY.match(says)
-    server = _LUSTRE_CLIENT.sub("", subject) if subject else by[1] if by else None
-    return _of_server(match, code, "lustre", server if code in ("not_responding", "ok", "evicted") else None)
+    source, subject, text = match.groups()
+    code = find_code(text, _LUSTRE_CODES) or ("client_error" if source.endswith("Error") else "")
+    evicted_by = _EVICTED_BY.match(text)
+    server = _LUSTRE_CLIENT.sub("", subject) if subject else evicted_by[1] if evicted_by else None
+    return _server_event(match, code, "lustre", server if code in ("not_responding", "ok", "evicted") else None)
 
 
 # libceph: mon0 (1)10.0.0.1:6789 session lost, hunting for new mon
 # ceph: mds0 caps stale          from 6.7 on: ceph: [FSID CLIENT]: mds0 caps stale
 _CEPH = regex(r"(?:lib)?ceph: (?:\[[0-9a-f-]{1,40} \d{1,20}\]:? )?(mon|mds|osd)(\d{1,6}) (.{1,200})", re.S)
-_CEPH_SAYS = _worded(
+_CEPH_CODES = _code_table(
     (r"(?:\S{1,80} )?session lost|hung|caps (?:stale|went stale)|reconnect denied|rejected session", "not_responding"),
     (r"(?:\S{1,80} )?session established|came back|caps renewed|reconnect success|recovery completed", "ok"),
     (r"closed our session|.{0,40}blo?a?cklisted", "evicted"),
@@ -251,26 +251,26 @@ _GPFS = regex(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
     # Another monitor replaces a lost one.
     server = "mon" if match[1] == "mon" else match[1] + match[2]
-    return _of_server(match, code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
+    return _server_event(match, find_code(match[3], _CEPH_CODES), "ceph", f"ceph {server}")
 
 
 RULES: tuple[Rule, ...] = (
     Rule("fs", ("EXT4-fs ", "EXT3-fs ", "EXT2-fs "), _EXT, _ext),
     Rule("fs", ("Aborting journal", "JBD2: ", "JBD: "), _JOURNAL, _journal),
-    Rule("fs", ("JBD2: ",), _JBD2, reads("io_error", fs="ext4")),
+    Rule("fs", ("JBD2: ",), _JBD2, event_builder("io_error", fs="ext4")),
     Rule("fs", ("XFS",), _XFS, _xfs),
-    Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, reads("memory", fs="xfs")),
+    Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, event_builder("memory", fs="xfs")),
     Rule("fs", ("BTRFS",), _BTRFS, _btrfs),
     Rule("fs", ("BTRFS",), _BTRFS_BARE, _btrfs_bare),
     Rule("fs", ("F2FS-fs", "FAT-fs", "bcachefs", "SQUASHFS"), _OTHER, _other),
-    Rule("fs", ("has encountered an uncorrectable",), _ZFS, reads("io_error", fs="zfs")),
+    Rule("fs", ("has encountered an uncorrectable",), _ZFS, event_builder("io_error", fs="zfs")),
     Rule("fs", (": server ",), _RPC, _rpc),
     Rule("fs", ("CIFS",), _CIFS, _cifs),
-    Rule("fs", ("CIFS",), _CIFS_SAYS, reads("client_error", fs="cifs")),
-    Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, reads("client_error", fs="nfs")),
-    Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, reads("client_error", fs="nfs")),
+    Rule("fs", ("CIFS",), _CIFS_CLIENT, event_builder("client_error", fs="cifs")),
+    Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, event_builder("client_error", fs="nfs")),
+    Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, event_builder("client_error", fs="nfs")),
     Rule("fs", ("Lustre", "LNet"), _LUSTRE, _lustre),
     Rule("fs", ("ceph: ",), _CEPH, _ceph),
-    Rule("fs", ("beegfs: ",), _BEEGFS, reads("client_error", fs="beegfs")),
-    Rule("fs", ("GPFS ", "mmfs: "), _GPFS, reads("client_error", fs="gpfs")),
+    Rule("fs", ("beegfs: ",), _BEEGFS, event_builder("client_error", fs="beegfs")),
+    Rule("fs", ("GPFS ", "mmfs: "), _GPFS, event_builder("client_error", fs="gpfs")),
 )

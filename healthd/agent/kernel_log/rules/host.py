@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event, event_builder
 from healthd.common.model import KernelEvent
 from healthd.common.text import is_decimal, regex
 
@@ -161,12 +161,18 @@ _UNREGISTER = regex(r"unregister_netdevice: waiting for ([^\s/]{1,15}) to become
 
 RULES = (
     Rule("hung_task", ("INFO: task ",), _HUNG, _hung, varies=("seconds",)),
-    Rule("hung_task", ("INFO: task ",), _BLOCKED_ON, reads(DETAIL)),
+    Rule("hung_task", ("INFO: task ",), _BLOCKED_ON, event_builder(DETAIL)),
     Rule("soft_lockup", ("BUG: soft lockup",), _SOFT, _soft, varies=("seconds",)),
-    Rule("soft_lockup", ("ard LOCKUP",), _HARD, reads("hard", cpu=(1, 2, 3))),
-    Rule("soft_lockup", ("detected stall", "detected expedited stall"), _RCU, reads("rcu_stall")),
-    Rule("soft_lockup", ("kthread starved for", "kthread timer wakeup"), _RCU_MORE, reads(DETAIL)),
-    Rule("soft_lockup", ("BUG: workqueue lockup",), _WORKQUEUE, reads("workqueue", seconds=1), varies=("seconds",)),
+    Rule("soft_lockup", ("ard LOCKUP",), _HARD, event_builder("hard", cpu=(1, 2, 3))),
+    Rule("soft_lockup", ("detected stall", "detected expedited stall"), _RCU, event_builder("rcu_stall")),
+    Rule("soft_lockup", ("kthread starved for", "kthread timer wakeup"), _RCU_MORE, event_builder(DETAIL)),
+    Rule(
+        "soft_lockup",
+        ("BUG: workqueue lockup",),
+        _WORKQUEUE,
+        event_builder("workqueue", seconds=1),
+        varies=("seconds",),
+    ),
     Rule(
         "oops",
         (
@@ -181,17 +187,17 @@ RULES = (
         _bug,
         varies=("driver",),
     ),
-    Rule("oops", (" [#",), _OOPS, reads("oops")),
-    Rule("oops", ("BUG: Bad ", "BUG: scheduling while"), _BAD_PAGE, reads("bad_page")),
+    Rule("oops", (" [#",), _OOPS, event_builder("oops")),
+    Rule("oops", ("BUG: Bad ", "BUG: scheduling while"), _BAD_PAGE, event_builder("bad_page")),
     Rule("oops", ("Kernel panic - not",), _PANIC, _panic),
-    Rule("oops", ("RIP: 0", "pc : "), _WHERE, reads(DETAIL, driver=1), varies=("driver",)),
+    Rule("oops", ("RIP: 0", "pc : "), _WHERE, event_builder(DETAIL, driver=1), varies=("driver",)),
     Rule("oom", ("Kill process", "Killed process", "oom_reaper: reaped"), _KILLED, _killed, varies=("scope",)),
     Rule("oom", ("oom-kill:constraint=",), _OOM_KILL, _oom_kill, varies=("scope", "cgroup")),
     Rule("oom", ("killed as a result of limit",), _TASK_IN, _task_in, varies=("scope", "cgroup")),
     Rule("oom", (" invoked oom-killer: ",), _INVOKED, _invoked),
-    Rule("limit", ("file-max limit",), _FILE_MAX, reads("file_max", limit=1)),
-    Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, reads("unregister", netdev=1)),
+    Rule("limit", ("file-max limit",), _FILE_MAX, event_builder("file_max", limit=1)),
+    Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, event_builder("unregister", netdev=1)),
     Rule("thermal", ("above threshold",), _THROTTLED, _throttled),
     Rule("thermal", ("emperature/speed normal",), _NORMAL, _throttled),
-    Rule("thermal", ("ritical temperature", "HARDWARE PROTECTION"), _CRITICAL, reads("critical")),
+    Rule("thermal", ("ritical temperature", "HARDWARE PROTECTION"), _CRITICAL, event_builder("critical")),
 )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, event_builder
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -116,14 +116,14 @@ _SUPPRESSED = regex(
 
 RULES = (
     Rule("iommu", ("Request device [",), _INTEL, _intel),
-    Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, reads(DETAIL)),
-    Rule("iommu", ("DMAR:",), _INTEL_STUCK, reads("stuck")),
+    Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, event_builder(DETAIL)),
+    Rule("iommu", ("DMAR:",), _INTEL_STUCK, event_builder("stuck")),
     Rule("iommu", ("AMD-Vi: ",), _AMD, _amd, varies=("driver",)),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, reads("stuck", iommu=(1, 2, 3))),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, reads("dma_fault")),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, reads(DETAIL)),
-    Rule("iommu", ("arm-smmu",), _ARM, reads("dma_fault", pci=2, iommu=1)),
-    Rule("iommu", ("arm-smmu",), _ARM_UNNAMED, reads("dma_fault", iommu=1)),
-    Rule("iommu", ("arm-smmu",), _ARM_STUCK, reads("stuck", iommu=1)),
-    Rule("iommu", ("callbacks suppressed",), _SUPPRESSED, reads("dma_fault")),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, event_builder("stuck", iommu=(1, 2, 3))),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, event_builder("dma_fault")),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, event_builder(DETAIL)),
+    Rule("iommu", ("arm-smmu",), _ARM, event_builder("dma_fault", pci=2, iommu=1)),
+    Rule("iommu", ("arm-smmu",), _ARM_UNNAMED, event_builder("dma_fault", iommu=1)),
+    Rule("iommu", ("arm-smmu",), _ARM_STUCK, event_builder("stuck", iommu=1)),
+    Rule("iommu", ("callbacks suppressed",), _SUPPRESSED, event_builder("dma_fault")),
 )

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, event_builder
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -70,7 +70,7 @@ def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
 # mce: Uncorrected hardware memory error in user-access at 3f1d5c0040
 # mce: [Hardware Error]: Machine check events logged
 # [Hardware Error]: Uncorrected, software restartable error.                          (mce_amd)
-_MCE_SAYS = regex(
+_MCE_MESSAGE = regex(
     rf"{_MCE}(?:Error Status: )?(Machine check: \S|Uncorrected hardware memory error in user-access"
     r"|Memory error not recovered|Machine check events logged|Corrected error, no action|Deferred error, no action"
     r"|Uncorrected, software|System Fatal error|CPUs not responding to MCE|SError Interrupt on CPU"
@@ -91,8 +91,8 @@ _MCE_CODES = {
 }
 
 
-def _mce_says(kind: str, match: re.Match[str]) -> KernelEvent:
-    code = next((code for words, code in _MCE_CODES.items() if match[1].startswith(words)), "logged")
+def _mce_message(kind: str, match: re.Match[str]) -> KernelEvent:
+    code = next((code for phrase, code in _MCE_CODES.items() if match[1].startswith(phrase)), "logged")
     return event(kind, match, code)
 
 
@@ -145,7 +145,7 @@ _SCRUBBED = ("memory scrubbing error", "scrub uncorrected error")  # Intel's dri
 
 def _edac(kind: str, match: re.Match[str]) -> KernelEvent:
     code = _EDAC_CODES[match[2]]
-    if code == "uncorrected" and any(words in match[0].lower() for words in _SCRUBBED):
+    if code == "uncorrected" and any(phrase in match[0].lower() for phrase in _SCRUBBED):
         code = "scrubbed"
     return event(kind, match, code, fields=(("part", f"mc{int(match[1])}"), ("dimm", match[3] or match[4])))
 
@@ -182,27 +182,27 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),
-    Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, reads(DETAIL)),
-    Rule("mce_edac", ("EDAC ",), _EDAC_PCI, reads("pci_parity", pci=2)),
-    Rule("mce_edac", ("NMI: ",), _NMI, reads("pci_parity")),
+    Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, event_builder(DETAIL)),
+    Rule("mce_edac", ("EDAC ",), _EDAC_PCI, event_builder("pci_parity", pci=2)),
+    Rule("mce_edac", ("NMI: ",), _NMI, event_builder("pci_parity")),
     Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check, varies=("bank", "status")),
     Rule(
         "mce_edac",
         ("[Hardware Error]", "mce: ", "Machine check", "CMCI storm", "SError Interrupt"),
-        _MCE_SAYS,
-        _mce_says,
+        _MCE_MESSAGE,
+        _mce_message,
     ),
     Rule("mce_edac", ("Memory failure: ", "MCE 0x"), _PAGE, _page),
-    Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, reads(DETAIL)),
-    Rule("mce_edac", ("BERT: ",), _LAST_BOOT, reads("last_boot")),
+    Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, event_builder(DETAIL)),
+    Rule("mce_edac", ("BERT: ",), _LAST_BOOT, event_builder("last_boot")),
     Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity, varies=("record",)),
     Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section, varies=("record", "section")),
     Rule(
         "mce_edac",
         ("[Hardware Error]",),
         _ERROR_TYPE,
-        reads(DETAIL, record=(1, 2), error_type=3),
+        event_builder(DETAIL, record=(1, 2), error_type=3),
         varies=("record", "error_type"),
     ),
-    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, reads(DETAIL, record=(1, 2)), varies=("record",)),
+    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, event_builder(DETAIL, record=(1, 2)), varies=("record",)),
 )

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, event_builder
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -336,14 +336,14 @@ RULES = (
         "mlx5",
         ("link status definitely down", "link status down"),
         _BOND_MEMBER,
-        reads("link_down", bond=1, netdev=(2, 3)),
+        event_builder("link_down", bond=1, netdev=(2, 3)),
     ),
-    Rule("mlx5", ("running without any active interface",), _BOND, reads("bond_down", bond=1)),
+    Rule("mlx5", ("running without any active interface",), _BOND, event_builder("bond_down", bond=1)),
     Rule(
         "ib",
         ("Link is Down", "Link is down", "Link Down", "Link down", "link is down", "link down"),
         _LINK_DOWN,
-        reads("link_down", pci=1, netdev=(2, 3)),
+        event_builder("link_down", pci=1, netdev=(2, 3)),
     ),
     Rule("ib", (" Link DOWN", " Link ACTIVE", " Link INIT", " Link ARMED"), _PORT, _port),
     Rule(
@@ -376,7 +376,7 @@ RULES = (
     ),
     # With the drivers' names, `healthd scan` also inspects and counts their lines without a known format.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
-    Rule("ib", ("transmit timeout: latency",), _TRANSMIT, reads("tx_timeout", netdev=1)),
+    Rule("ib", ("transmit timeout: latency",), _TRANSMIT, event_builder("tx_timeout", netdev=1)),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
     Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),
     Rule("ib", ("mlx4_core",), _MLX4, _mlx4),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import FURTHER, PCI, SM, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import FURTHER, PCI, SM, Rule, event, event_builder
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -54,30 +54,30 @@ _QUOTED = regex(r"'([^']{0,64})'(?:,\s*|$)")
 
 def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
     address, instance, compute, code = match.groups()
-    pid, process, message = _who(match.string[match.end() :])
+    pid, process, message = _parse_process(match.string[match.end() :])
     fields = [("gpu_instance", instance), ("compute_instance", compute), *_xid_details(code, message)]
     return event(kind, match, str(int(code)), address or "", fields, pid, process)
 
 
-def _who(rest: str) -> tuple[int | None, str | None, str]:
+def _parse_process(remainder: str) -> tuple[int | None, str | None, str]:
     """Return (pid, process, message) from the text after the number: "pid=12, name=python3, Ch 00000008"."""
     pid, process = None, None
-    match = _PID.match(rest)
+    match = _PID.match(remainder)
     if match is not None:
-        pid, rest = int(match[1]) if match[1] else None, rest[match.end() :]
-    if rest.startswith("name="):
-        process, rest = _name(rest[5:])
-    return pid, process if process != "<unknown>" else None, rest
+        pid, remainder = int(match[1]) if match[1] else None, remainder[match.end() :]
+    if remainder.startswith("name="):
+        process, remainder = _name(remainder[5:])
+    return pid, process if process != "<unknown>" else None, remainder
 
 
-def _name(rest: str) -> tuple[str, str]:
-    quoted = _QUOTED.match(rest)
+def _name(remainder: str) -> tuple[str, str]:
+    quoted = _QUOTED.match(remainder)
     if quoted is not None:
-        return quoted[1], rest[quoted.end() :]
-    end = _NAME_ENDS.search(rest, 0, 48)
+        return quoted[1], remainder[quoted.end() :]
+    end = _NAME_ENDS.search(remainder, 0, 48)
     if end is not None:
-        return rest[: end.start()], rest[end.end() :]
-    name, _, message = rest.partition(",")
+        return remainder[: end.start()], remainder[end.end() :]
+    name, _, message = remainder.partition(",")
     return name.rstrip()[:64], message.lstrip()
 
 
@@ -117,8 +117,11 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
     elif number == 74 and (match := _NVLINK4.match(message)):
         word = (match[1] or "").lower()
         details = [("link", str(int(match[2]))), ("fatal", str(word == "fatal").lower() if word else None)]
-        words = regex(", ?").split(match[3]) if match[3] else []
-        details += [("register", " ".join(words) or None), ("reset", "true" if _asks_for_reset(words) else None)]
+        registers = regex(", ?").split(match[3]) if match[3] else []
+        details += [
+            ("register", " ".join(registers) or None),
+            ("reset", "true" if _requires_reset(registers) else None),
+        ]
     elif number == 74 and (match := _LINK_DOWN.match(message)):
         details = [("link", str(int(match[1] or match[2]))), ("inactive", "true")]
     elif match := _GSP_INSTANCE.search(message, 0, 200):
@@ -129,12 +132,12 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
     return [*details, ("caused_by", caused[1])] if caused else details
 
 
-def _asks_for_reset(words: list[str]) -> bool:
+def _requires_reset(registers: list[str]) -> bool:
     """Return bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue).
 
     It has a field of its own, because two lines that differ in it are two faults.
     """
-    return len(words) > 3 and bool(int(words[3], 16) >> 18 & 1)
+    return len(registers) > 3 and bool(int(registers[3], 16) >> 18 & 1)
 
 
 # "... RPC response from GPU4 GSP!": the driver's number of this GPU in lines without an address.
@@ -176,7 +179,7 @@ _LOST = regex(
     rf"|The NVIDIA GPU {PCI}[^\n]{{0,80}}(?:\n {{0,40}}NVRM: [^\n]{{0,80}}){{0,2}}fallen off the bus"
     r"|(?!Xid|GPU at|API)[^\n'(]{0,80}fallen off the bus)"
 )
-_GONE = regex(
+_CALLS_FAIL = regex(
     rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?(?:(?:Check|Assertion) failed: )?"
     r"GPU lost from the bus \[NV_ERR_GPU_IS_LOST\]"
     r"|(?:GPU(\d{1,3}) )?\w{1,64}: (?:[^\n]{0,200}\[NV_ERR_GPU_IS_LOST\]"
@@ -207,7 +210,7 @@ _PEERMEM = regex(r"nvidia-peermem:? \w{1,64}:\d{1,6} ERROR detected invalid cont
 
 
 # NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.
-_GSP_WORDS = regex(
+_GSP_MESSAGE = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
@@ -242,7 +245,7 @@ _BOOT = regex(r"boot|Init|WaitForRm|Fwsec|FWSEC|Booter|Scrubber|Fetch|_?kfsp|Vbi
 _FAILS = regex(r"\b(?:fail|error|unable|cannot|could not|time(?:d )?-?out|no |not )", re.I)
 
 
-def _gsp_words(kind: str, match: re.Match[str]) -> KernelEvent:
+def _gsp_message(kind: str, match: re.Match[str]) -> KernelEvent:
     index, function, text = match.groups()
     return event(kind, match, _gsp_code(function, text), "", (("gpu", index),))
 
@@ -262,14 +265,14 @@ def _gsp_code(function: str, text: str) -> str:
 # NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM
 # NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30). The GPU likely ...
 # nvidia 0000:01:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -2
-_GSP_OTHER = regex(
+_GSP_EVENT = regex(
     rf"NVRM: (?:GPU(\d{{1,3}}) )?RmInitAdapter: (?!Failed to load gsp_log)[^\n]{{0,80}}\bGSP\b"
     r"|NVRM: (Rate limiting GSP RPC) error prints for GPU at (PCI:[0-9A-Fa-f:.]{1,32})"
     rf"|nvidia {PCI}: Direct firmware load for nvidia/[\w./-]{{1,64}}/gsp(?!_log)\w{{0,32}}\.bin failed"
 )
 
 
-def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
+def _gsp_event(kind: str, match: re.Match[str]) -> KernelEvent:
     index, limited, limited_pci, load_pci = match.groups()
     code = "rpc_timeout" if limited else "boot_error" if load_pci else "boot_failed"
     return event(kind, match, code, limited_pci or load_pci or "", (("gpu", index),))
@@ -323,12 +326,12 @@ def _knvlink(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # NVRM: NVLink training failed ... / NVRM: GPU 0000:65:00.0: NVLink ... error
-_NVLINK_WORDS = regex(
+_NVLINK_MESSAGE = regex(
     rf"NVRM: (?!Xid)(?:GPU {PCI}: |GPU(\d{{1,3}}) )?((?:\w{{1,64}}: )?[^\n:]{{0,40}}\bNVLINK\b[^\n]{{0,300}})", re.I
 )
 
 
-def _nvlink_words(kind: str, match: re.Match[str]) -> KernelEvent | None:
+def _nvlink_message(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _nvlink_fault(kind, match, match[2], match[3], match[1] or "")
 
 
@@ -355,18 +358,24 @@ def _nvlink_fault(
 RULES = (
     Rule("xid", ("Xid (", "NVRM: "), _XID, _xid, varies=("recovery_from", "register", "caused_by", SM)),
     Rule("sxid", ("Xid (",), _SXID, _sxid),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, reads("fallen_off_bus", pci=(1, 2))),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, reads("gpu_is_lost", pci=1, gpu=(2, 3))),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, reads("rm_init_failed", pci=1, status=2), varies=("status",)),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, reads("probe_failed", count=1), varies=("count",)),
-    Rule("peermem", ("nvidia-peermem",), _PEERMEM, reads("invalid_context")),
-    Rule("rc_watchdog", ("RC watchdog",), _RC_WATCHDOG, reads("locked", gpu=1)),
-    Rule("gsp", ("NVRM: ",), _GSP_WORDS, _gsp_words),
-    Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_OTHER, _gsp_other),
-    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, reads("dump")),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, event_builder("fallen_off_bus", pci=(1, 2))),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _CALLS_FAIL, event_builder("gpu_is_lost", pci=1, gpu=(2, 3))),
+    Rule(
+        "gpu_fallen_off_bus",
+        ("NVRM: ",),
+        _RM_INIT,
+        event_builder("rm_init_failed", pci=1, status=2),
+        varies=("status",),
+    ),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, event_builder("probe_failed", count=1), varies=("count",)),
+    Rule("peermem", ("nvidia-peermem",), _PEERMEM, event_builder("invalid_context")),
+    Rule("rc_watchdog", ("RC watchdog",), _RC_WATCHDOG, event_builder("locked", gpu=1)),
+    Rule("gsp", ("NVRM: ",), _GSP_MESSAGE, _gsp_message),
+    Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_EVENT, _gsp_event),
+    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, event_builder("dump")),
     Rule("gsp", ("NVRM: ",), _ASSERTION, _assertion),
-    Rule("gsp", ("NVRM: ",), _DUMP, reads("dump", gpu=1)),
+    Rule("gsp", ("NVRM: ",), _DUMP, event_builder("dump", gpu=1)),
     Rule("nvlink", ("NVRM: ",), _KNVLINK, _knvlink),
-    Rule("nvlink", ("NVRM: ",), _NVLINK_WORDS, _nvlink_words),
+    Rule("nvlink", ("NVRM: ",), _NVLINK_MESSAGE, _nvlink_message),
     Rule("nvlink", ("nvidia-nv",), _NVLINK_CORE, _nvlink_core),
 )

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, pci_address, reads
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, event_builder, pci_address
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -42,12 +42,12 @@ _DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and its device
 # pciehp 0000:00:1c.0:pcie004: slot(0): Link Down event     (3.10)
 # "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are not faults.
 _SLOT = rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: "
-_SLOT_SAYS = regex(
+_SLOT_EVENT = regex(
     rf"{_SLOT}[Ss]lot\(([^)\s]{{1,32}})\): (Link Down(?: event)?|Card not present|Power fault|Surprise Removal"
     r"|No link|Cannot train link)(?:: status 0x[0-9a-f]{1,8})?$"
 )
 # pciehp 0000:00:1c.0:pcie004: Card not present on Slot(5); ... Power fault on slot 5
-_OF_SLOT = regex(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
+_OLD_SLOT_EVENT = regex(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
 # pcieport 0000:3c:06.0: pciehp: Failed to check link status        (to 6.5; "Cannot train link" since)
 _NO_LINK = regex(rf"{_SLOT}Failed to check link status$")
 _SLOT_CODES = {
@@ -61,11 +61,11 @@ _SLOT_CODES = {
 }
 
 
-def _slot_says(kind: str, match: re.Match[str]) -> KernelEvent:
+def _slot_event(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _SLOT_CODES[match[3]], match[1], (("slot", match[2]),))
 
 
-def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
+def _old_slot_event(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _SLOT_CODES[match[2]], match[1], (("slot", match[3]),))
 
 
@@ -164,11 +164,11 @@ _OUTCOME = regex(
 
 
 def _outcome(kind: str, match: re.Match[str]) -> KernelEvent:
-    words = match[3].lower()
-    code = "recovery_failed" if words == "device recovery failed" else "recovered"
-    if "reset" in words:
+    text = match[3].lower()
+    code = "recovery_failed" if text == "device recovery failed" else "recovered"
+    if "reset" in text:
         code = "reset_failed"
-    return event(kind, match, "nonfatal" if words.startswith("aer_") else code, match[2], (("driver", match[1]),))
+    return event(kind, match, "nonfatal" if text.startswith("aer_") else code, match[2], (("driver", match[1]),))
 
 
 # pcieport 0000:a9:10.0: DPC: containment event, status:0x2009 source:0x0000
@@ -217,14 +217,14 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # Each literal is searched in every line of a scanned log, so there are few, and formats share them.
 RULES = (
-    Rule("pcie_hotplug", ("lot(",), _SLOT_SAYS, _slot_says),
-    Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),
-    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, reads("no_link", pci=1)),
+    Rule("pcie_hotplug", ("lot(",), _SLOT_EVENT, _slot_event),
+    Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OLD_SLOT_EVENT, _old_slot_event),
+    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, event_builder("no_link", pci=1)),
     Rule(
         "pcie_hotplug",
         ("change power state", "; giving up"),
         _INACCESSIBLE,
-        reads("inaccessible", pci=2, driver=1),
+        event_builder("inaccessible", pci=2, driver=1),
         varies=("driver",),
     ),
     Rule(
@@ -237,12 +237,12 @@ RULES = (
     Rule("pcie_aer", ("AER",), _RECEIVED, _received, varies=("reporter",)),
     Rule("pcie_aer", ("AER", "aer_"), _OUTCOME, _outcome, varies=("driver",)),
     Rule("pcie_aer", ("DPC",), _DPC, _contained, varies=("reporter",)),
-    Rule("pcie_aer", ("EDR event",), _EDR, reads(DETAIL, pci=1)),
+    Rule("pcie_aer", ("EDR event",), _EDR, event_builder(DETAIL, pci=1)),
     Rule(
         "pcie_aer",
         ("AER", "aer_", "DPC", "error status/mask=", ":    [", "(First)", "TLP Header"),
         _DETAIL,
-        reads(DETAIL, pci=2, bit=3, driver=1),
+        event_builder(DETAIL, pci=2, bit=3, driver=1),
         varies=("bit", "driver"),
     ),
     Rule("pcie_aer", ("[Hardware Error]",), _RECORD, _record, varies=("record",)),

@@ -38,7 +38,7 @@ class Rule(NamedTuple):
     """
 
     kind: str
-    needs: tuple[str, ...]
+    literals: tuple[str, ...]
     pattern: re.Pattern[str]
     build: Build
     varies: tuple[str, ...] = ()
@@ -85,12 +85,12 @@ def event(
     )
 
 
-def code_of(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
+def find_code(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
     """Return the code of the first pattern that matches at the text's start, or "" if none does."""
     return next((code for pattern, code in table if pattern.match(text)), "")
 
 
-def reads(code: str, pci: Groups = "", **fields: Groups) -> Build:
+def event_builder(code: str, pci: Groups = "", **fields: Groups) -> Build:
     """Return a function that makes an event of this code, with an address and fields from groups of the pattern.
 
     Groups: the number of a group; several numbers: the first one that matched; text: a constant.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from healthd.agent.kernel_log.rules.rule import Rule, event
 from healthd.agent.settings.config import KernelPattern
-from healthd.agent.settings.limits import longest_piece
+from healthd.agent.settings.limits import longest_literal
 from healthd.common.model import KernelEvent, Severity
 from healthd.common.text import regex
 
@@ -26,25 +26,25 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
     return tuple(_rule(name, pattern) for name, pattern in patterns.items())
 
 
-def worse(one: KernelEvent, other: KernelEvent) -> KernelEvent:
+def more_severe(first: KernelEvent, second: KernelEvent) -> KernelEvent:
     """Return the more severe of two events of one line; if equal, the first in the order of their names."""
-    return min(one, other, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
+    return min(first, second, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 
 def _rule(name: str, pattern: KernelPattern) -> Rule:
-    first, *rest = pattern.pattern.split("*")
-    build = functools.partial(_event, name, tuple(filter(None, rest)), pattern.severity.name.lower())
-    return Rule(SITE, (longest_piece(pattern.pattern),), regex(re.escape(first)), build)
+    first, *pieces = pattern.pattern.split("*")
+    build = functools.partial(_event, name, tuple(filter(None, pieces)), pattern.severity.name.lower())
+    return Rule(SITE, (longest_literal(pattern.pattern),), regex(re.escape(first)), build)
 
 
-def _event(name: str, rest: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
+def _event(name: str, pieces: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
     """Return the event of a line that begins with the pattern's first piece; None if the others do not follow
     in order.
     """
-    at = match.end()
-    for piece in rest:
-        found = match.string.find(piece, at)
+    offset = match.end()
+    for piece in pieces:
+        found = match.string.find(piece, offset)
         if found < 0:
             return None
-        at = found + len(piece)
+        offset = found + len(piece)
     return event(kind, match, name, fields=((SEVERITY, severity),))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import PCI, Rule, code_of, event, reads
+from healthd.agent.kernel_log.rules.rule import PCI, Rule, event, event_builder, find_code
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -31,7 +31,7 @@ DEVICE = r"([A-Za-z][\w.!-]{0,31})"  # a name of the block layer; "!" replaces "
 _FLOPPY = regex(r"fd\d")
 
 
-def _worded(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _code_table(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((regex(pattern), code) for pattern, code in table)
 
 
@@ -40,7 +40,7 @@ def _worded(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], 
 # nvme nvme0: I/O 775 QID 2 timeout, aborting             nvme 0000:01:00.0: the same, to 4.7 and while it is probed
 # nvme nvme0: I/O tag 5 (1005) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096      from 6.1 on
 _NVME = regex(rf"nvme (?:(nvme\d{{1,5}})|{PCI}): (?:NVME-FC\{{\d{{1,5}}\}}: )?(.{{1,300}})", re.S)
-_NVME_SAYS = _worded(
+_NVME_CODES = _code_table(
     (
         (r"(?:controller is down; will reset|Failed status: )", "controller_down"),
         (r"(?:timing out )?I/O (?:tag )?\d{1,6}\b.{0,100}? QID \d{1,5} timeout, ", "timeout"),
@@ -69,9 +69,9 @@ _CSTS = regex(r"controller is down; will reset: CSTS=(0x[0-9a-fA-F]{1,8})\b|Fail
 
 
 def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    controller, pci, says = match.groups()
-    code = code_of(says, _NVME_SAYS)
-    status = _CSTS.match(says)
+    controller, pci, text = match.groups()
+    code = find_code(text, _NVME_CODES)
+    status = _CSTS.match(text)
     csts = int(status[1] or status[2], 16) if status is not None else None
     if csts == 0xFFFFFFFF:
         code = "dead"
@@ -96,14 +96,14 @@ _MEDIA = 2  # status code type: media and data integrity errors; 0 generic, 1 sp
 
 def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, namespace, *numbers = match.groups()
-    opcode, kind_of_status, status = (int(number, 16) for number in numbers)
+    opcode, status_type, status = (int(number, 16) for number in numbers)
     if namespace is None:
         # Each boot sends requests that a controller does not support (invalid opcode, field or log page).
-        asked = kind_of_status == 1 or (kind_of_status == 0 and status in (0x1, 0x2, 0xB))
-        return None if asked else event("nvme", match, "admin_error", fields=(("controller", controller),))
+        is_probe = status_type == 1 or (status_type == 0 and status in (0x1, 0x2, 0xB))
+        return None if is_probe else event("nvme", match, "admin_error", fields=(("controller", controller),))
     if opcode not in _OPERATIONS:  # discards, reservations
         return None
-    code = "io_error" if kind_of_status != _MEDIA else "protection_error" if 0x82 <= status <= 0x84 else "medium_error"
+    code = "io_error" if status_type != _MEDIA else "protection_error" if 0x82 <= status <= 0x84 else "medium_error"
     fields = (("device", controller + namespace), ("operation", _OPERATIONS[opcode]))
     return event(kind, match, code, fields=fields)
 
@@ -139,10 +139,10 @@ def _request(kind: str, match: re.Match[str]) -> KernelEvent | None:
     code = _STATUSES.get(status, "io_error")
     if code == "target_error" and operation in _OPTIONAL:
         return None
-    return _of_device(kind, match, code, device, operation)
+    return _device_event(kind, match, code, device, operation)
 
 
-def _of_device(
+def _device_event(
     kind: str, match: re.Match[str], code: str, device: str, operation: str | None = None
 ) -> KernelEvent | None:
     if not code or _FLOPPY.match(device):
@@ -160,7 +160,7 @@ _BUFFER = regex(
 
 def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
     operation = {"lost": "WRITE", "async page read": "READ"}.get(match[2] or ("lost" if match[3] else ""))
-    return _of_device(kind, match, "io_error", match[1] or match[3], operation)
+    return _device_event(kind, match, "io_error", match[1] or match[3], operation)
 
 
 # kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
@@ -181,7 +181,7 @@ _SCSI = regex(
     r" {0,4}(?:tag#\d{1,6} ?)?(.{1,200})",
     re.S,
 )
-_SCSI_SAYS = _worded(
+_SCSI_CODES = _code_table(
     (
         (r"Sense Key ?: (?:Medium|Hardware) Error", "medium_error"),
         (r"Sense Key ?: (?:Not Ready|Aborted Command|Data Protect)", "command_failed"),
@@ -196,8 +196,8 @@ _SCSI_SAYS = _worded(
 
 
 def _scsi(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    address, device, says = match.groups()
-    code = code_of(says, _SCSI_SAYS)
+    address, device, text = match.groups()
+    code = find_code(text, _SCSI_CODES)
     return event(kind, match, code, fields=(("device", device), ("scsi", address))) if code else None
 
 
@@ -210,7 +210,7 @@ _SCSI_PATH = regex(
 
 # --- ATA: ata1.00: exception Emask 0x0 SAct 0x0 SErr 0x0 action 0x6 frozen
 _ATA = regex(r"(ata\d{1,4}(?:\.\d{1,2})?): (.{1,80})", re.S)
-_ATA_SAYS = _worded(
+_ATA_CODES = _code_table(
     (
         (r"exception Emask|failed command: |error: \{ [A-Z ]{0,40}UNC|COMRESET failed|qc timeout", "ata_error"),
         (r"revalidation failed|limiting S?ATA link speed|NCQ disabled due to|disabled$|disable device", "ata_error"),
@@ -224,7 +224,7 @@ _ATA_SAYS = _worded(
 
 
 def _ata(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    code = code_of(match[2].rstrip(), _ATA_SAYS)
+    code = find_code(match[2].rstrip(), _ATA_CODES)
     return event(kind, match, code, fields=(("port", match[1]),)) if code else None
 
 
@@ -234,7 +234,7 @@ _ADAPTER = regex(
     r"|(megasas|aacraid|mpt[23]sas(?:_cm)?\d{1,4}|mpi3mr\d{1,4}|hpsa\d{1,4}): )(.{1,160})",
     re.S,
 )
-_ADAPTER_SAYS = _worded(
+_ADAPTER_CODES = _code_table(
     (
         (
             r"(?:Found )?FW (?:is )?in FAULT state|FW detected to be in fault|resetting (?:fusion )?adapter",
@@ -255,8 +255,8 @@ _ADAPTER_SAYS = _worded(
 
 
 def _adapter(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    pci, name, says = match.groups()
-    code = code_of(says, _ADAPTER_SAYS)
+    pci, name, text = match.groups()
+    code = find_code(text, _ADAPTER_CODES)
     return event(kind, match, code, pci or "", (("controller", name),)) if code else None
 
 
@@ -285,13 +285,13 @@ def _multipath(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _md(kind: str, match: re.Match[str]) -> KernelEvent:
-    array, disk, how, says = match.groups()
-    if says == "Operation continuing on":
+    array, disk, suffix, text = match.groups()
+    if text == "Operation continuing on":
         code = "detail"
     else:
         code = (
             "raid_failed"
-            if how not in (",", None) or (says or "").startswith(("Cannot", "not enough"))
+            if suffix not in (",", None) or (text or "").startswith(("Cannot", "not enough"))
             else "raid_disk"
         )
     return event(kind, match, code, fields=(("device", array), ("disk", disk)))
@@ -299,12 +299,12 @@ def _md(kind: str, match: re.Match[str]) -> KernelEvent:
 
 RULES: tuple[Rule, ...] = (
     Rule("nvme", ("nvme nvme", "nvme 0", "nvme 1"), _NVME, _nvme),
-    Rule("nvme", ("able path - ",), _NVME_PATH, reads("path_error", device=1)),
+    Rule("nvme", ("able path - ",), _NVME_PATH, event_builder("path_error", device=1)),
     Rule("block", ("(sct 0x",), _NVME_STATUS, _nvme_status),
     Rule("block", (" error, dev ",), _REQUEST, _request),
     Rule("block", ("Buffer I/O error on", "lost page write due"), _BUFFER, _buffer),
-    Rule("block", ("attempt to access beyond",), _BEYOND, reads("beyond_end", device=1)),
-    Rule("block", ("capacity change from",), _NO_CAPACITY, reads("io_error", device=1)),
+    Rule("block", ("attempt to access beyond",), _BEYOND, event_builder("beyond_end", device=1)),
+    Rule("block", ("capacity change from",), _NO_CAPACITY, event_builder("io_error", device=1)),
     Rule(
         "block",
         (
@@ -318,7 +318,7 @@ RULES: tuple[Rule, ...] = (
         "block",
         ("detected conn error", "session recovery timed", "FC remote port time"),
         _SCSI_PATH,
-        reads("path_error", path=1),
+        event_builder("path_error", path=1),
     ),
     Rule(
         "block",
@@ -336,7 +336,7 @@ RULES: tuple[Rule, ...] = (
         _adapter,
     ),
     Rule("block", ("device-mapper: ",), _MULTIPATH, _multipath),
-    Rule("block", ("device-mapper: ",), _DM, reads("dm_error")),
+    Rule("block", ("device-mapper: ",), _DM, event_builder("dm_error")),
     Rule("block", ("Disk failure on ", "md/raid"), _MD, _md),
-    Rule("block", ("super_written gets",), _MD_SUPERBLOCK, reads("raid_disk")),
+    Rule("block", ("super_written gets",), _MD_SUPERBLOCK, event_builder("raid_disk")),
 )

@@ -359,7 +359,7 @@ def test_a_process_that_is_named_like_a_fault_changes_neither_kind_nor_device(na
     assert oom is None or oom.kind != "fs"
 
 
-PIECES = [literal for rule in filesystems.RULES for literal in rule.needs] + [
+PIECES = [literal for rule in filesystems.RULES for literal in rule.literals] + [
     *("(device sda3)", "(sda3): ", " state EA", ": ", "server ", "not responding", "OK", "Connection to ", "(at x)"),
     *(
         "was lost",

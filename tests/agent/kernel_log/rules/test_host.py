@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 
 DATA = (Path(__file__).parents[3] / "data/kernel_lines.jsonl").read_text("utf-8")
 LINES = [json.loads(line) for line in DATA.strip().split("\n")]
@@ -31,7 +31,7 @@ def fields(text):
 
 
 def coalesced(*lines):
-    events = [event_of(RawLine(1000.0 + n / 100, line), "b") for n, line in enumerate(lines)]
+    events = [make_event(RawLine(1000.0 + n / 100, line), "b") for n, line in enumerate(lines)]
     return list(coalesce_events((), [event for event in events if event is not None], 1)[0])
 
 

@@ -8,13 +8,13 @@ from kernel_lines import LINES, fields, messages
 
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.parse import parse
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.common.model import KernelEvent
 
 
 def coalesced(text: str) -> list[KernelEvent]:
     """The faults of this family that lines of one second are."""
-    read = [event_of(RawLine(1000.0, message), "b") for message in messages(text)]
+    read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
     recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
     return [event for event in recent if event.kind == "mce_edac"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.kernel_log.prefix import strip_prefix
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 
 DATA = (Path(__file__).parents[3] / "data/kernel_lines.jsonl").read_text("utf-8")
 CAPTURED = [row for row in map(json.loads, DATA.strip().split("\n")) if row["kind"] in ("mlx5", "ib")]
@@ -297,13 +297,13 @@ def test_the_lines_of_a_health_report_are_two_events_and_a_storm_of_commands_is_
         "print_health_info:448:(pid 0): synd 0x1: firmware internal error",
         "print_health_info:450:(pid 0): ext_synd 0x8b1c",
     ]
-    events = [event_of(RawLine(1000.0 + n / 1e3, CARD + line), "b") for n, line in enumerate(report)]
+    events = [make_event(RawLine(1000.0 + n / 1e3, CARD + line), "b") for n, line in enumerate(report)]
     coalesced, _, _ = coalesce_events((), events, 1)
     assert [event.code for event in coalesced] == ["health", "health"]
     assert sum(event.lines for event in coalesced) == len(report)
     assert len(coalesced) == 2
     storm = [
-        event_of(RawLine(1000.0 + n / 1e3, f"{CARD}eq:55:(pid 0): CQ error on CQN 0x{n:x}, syndrome 0x1"), "b")
+        make_event(RawLine(1000.0 + n / 1e3, f"{CARD}eq:55:(pid 0): CQ error on CQN 0x{n:x}, syndrome 0x1"), "b")
         for n in range(100)
     ]
     assert [event.lines for event in coalesce_events((), storm, 1)[0]] == [100]

@@ -8,7 +8,7 @@ from kernel_lines import captured, events, fields, messages
 
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.parse import parse
-from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.kernel_log.source import RawLine, make_event
 from healthd.common.model import KernelEvent
 
 PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
@@ -16,7 +16,7 @@ PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
 
 def coalesced(text: str) -> list[KernelEvent]:
     """The faults that lines of one second are."""
-    read = [event_of(RawLine(1000.0, message), "b") for message in messages(text)]
+    read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
     return list(coalesce_events((), [event for event in read if event is not None], 1)[0])
 
 

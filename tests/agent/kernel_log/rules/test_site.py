@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from story import Story
 
 from healthd.agent.kernel_log.parse import LITERALS, parse, use_patterns
-from healthd.agent.kernel_log.source import RawLine, event_of
-from healthd.agent.settings.config import ConfigError, KernelPattern, kernel_log_of
-from healthd.agent.settings.effective import effective, settle
-from healthd.agent.settings.limits import longest_piece
-from healthd.agent.settings.registry import built_in
+from healthd.agent.kernel_log.source import RawLine, make_event
+from healthd.agent.settings.config import ConfigError, KernelPattern, kernel_log_config
+from healthd.agent.settings.effective import resolve_settings, setting_rows
+from healthd.agent.settings.limits import longest_literal
+from healthd.agent.settings.registry import built_in_checks
 from healthd.checks import kernel as kernel_check
 from healthd.cli.scan import correlate_all
 from healthd.common.model import Clears, Inventory, Severity
 from healthd.scan import candidates
 from healthd.scan.events import events
-from healthd.scan.findings import judged
+from healthd.scan.findings import judge
 from healthd.scan.lines import Block, Tally
 
 EVICTED = "LustreError: 167-0: data-OST0001: This client was evicted by data-OST0001; in progress operations will fail"
@@ -100,7 +100,7 @@ def test_without_patterns_no_rule_is_added():
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="*"), max_size=8), min_size=1, max_size=5))
 def test_a_pattern_matches_its_own_text_with_anything_in_the_place_of_a_wildcard(pieces):
-    if len(longest_piece("*".join(pieces))) < 4:
+    if len(longest_literal("*".join(pieces))) < 4:
         return
     use_patterns({"it": KernelPattern("*".join(pieces))})
     text = "zz".join(pieces)
@@ -133,10 +133,10 @@ def test_a_pattern_with_many_wildcards_takes_no_time_on_a_line_that_almost_match
 )
 def test_a_wrong_pattern_is_refused_with_its_setting(table, words):
     with pytest.raises(ConfigError, match=r"healthd\.toml") as raised:
-        settle({"kernel_log": {"patterns": table}}, "healthd.toml", {}, {})
+        resolve_settings({"kernel_log": {"patterns": table}}, "healthd.toml", {}, {})
     assert words in str(raised.value)
     with pytest.raises(ConfigError):
-        kernel_log_of({"kernel_log": {"patterns": table}}, "healthd.toml")
+        kernel_log_config({"kernel_log": {"patterns": table}}, "healthd.toml")
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_a_wrong_pattern_is_refused_with_its_setting(table, words):
 )
 def test_a_pattern_that_begins_with_a_wildcard_may_warn_and_others_may_drain(table):
     kernel_log = {"kernel_log": {"patterns": {"x": table}}}
-    assert kernel_log_of(kernel_log, "healthd.toml").patterns["x"].pattern == table["pattern"]
+    assert kernel_log_config(kernel_log, "healthd.toml").patterns["x"].pattern == table["pattern"]
 
 
 def test_config_show_has_each_pattern_and_its_file():
-    loaded = settle({"kernel_log": {"patterns": {"x": {"pattern": "abcd*"}}}}, "healthd.toml", {}, {})
-    rows = {setting: (value, source) for setting, value, source in effective(loaded)}
+    loaded = resolve_settings({"kernel_log": {"patterns": {"x": {"pattern": "abcd*"}}}}, "healthd.toml", {}, {})
+    rows = {setting: (value, source) for setting, value, source in setting_rows(loaded)}
     assert rows["kernel_log.patterns.x.pattern"] == ("abcd*", "healthd.toml")
 
 
@@ -163,7 +163,7 @@ def test_config_show_has_each_pattern_and_its_file():
 
 
 def event(text: str = FOO, at: float = 0.0):
-    found = event_of(RawLine(at, text), BOOT)
+    found = make_event(RawLine(at, text), BOOT)
     assert found is not None
     return found
 
@@ -182,8 +182,8 @@ def test_each_pattern_is_a_finding_of_its_own_with_the_severity_of_the_site():
 
 
 def by_scan(lines: list[str], search: int = -1) -> list[tuple[str, Severity, str]]:
-    block = Block.of(1, [f"[  {number}.000001] {line}".encode() for number, line in enumerate(lines, 1)])
-    found = judged(events([block], time.time(), Tally()), correlate_all())
+    block = Block.from_lines(1, [f"[  {number}.000001] {line}".encode() for number, line in enumerate(lines, 1)])
+    found = judge(events([block], time.time(), Tally()), correlate_all())
     return [(one.code, one.severity, one.meaning.part) for one in found]
 
 
@@ -194,15 +194,15 @@ def test_scan_judges_such_a_line_as_the_daemon_does(monkeypatch, blocks_without_
     found = by_scan(lines)
     assert ("kernel/pattern", Severity.DEGRADED, "foo_stuck") in found
     assert ("kernel/pattern", Severity.WARNING, "anywhere") in found
-    (by_daemon,) = built_in({"kernel"})["kernel"].correlate([event()], Inventory(), kernel_check.Config())[0]
+    (by_daemon,) = built_in_checks({"kernel"})["kernel"].correlate([event()], Inventory(), kernel_check.Config())[0]
     assert (by_daemon.severity, by_daemon.subject) == (Severity.DEGRADED, "foo_stuck")
 
 
 def test_scan_finds_a_line_that_its_log_writes_with_escapes():
     use_patterns({"quoted": KernelPattern('driver "é" is very odd')})
     entry = {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "kernel", "MESSAGE": 'driver "é" is very odd'}
-    block = Block.of(1, [json.dumps(entry).encode()])
-    (one,) = judged(events([block], time.time(), Tally()), correlate_all())
+    block = Block.from_lines(1, [json.dumps(entry).encode()])
+    (one,) = judge(events([block], time.time(), Tally()), correlate_all())
     assert (one.code, one.meaning.part) == ("kernel/pattern", "quoted")
 
 

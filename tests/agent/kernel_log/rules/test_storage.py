@@ -292,7 +292,7 @@ def test_what_a_user_wrote_inside_another_message_is_no_disk(text: str) -> None:
     assert event is None or event.kind not in ("nvme", "block")
 
 
-PIECES = [literal for rule in storage.RULES for literal in rule.needs] + [
+PIECES = [literal for rule in storage.RULES for literal in rule.literals] + [
     *(
         "nvme0",
         "sda",

@@ -16,19 +16,19 @@ from typing import Any, BinaryIO, cast
 from healthd.common.text import printable
 from healthd.fleet.ingest import IngestError
 
-SILENT_SECONDS = 300.0  # the commands print nothing until slurmdbd or slurmctld has answered
-ENDING_SECONDS = 10.0
+OUTPUT_TIMEOUT_SECONDS = 300.0  # the commands print nothing until slurmdbd or slurmctld has answered
+EXIT_TIMEOUT_SECONDS = 10.0
 # Times in epoch seconds: no time zone, no repeated hour. sacct 22.05 --json formats its own --starttime this way and
 # then cannot parse it; JSON does not need the setting.
-EPOCH = {"SLURM_TIME_FORMAT": "%s"}
+EPOCH_TIMES = {"SLURM_TIME_FORMAT": "%s"}
 # Slurm's commands also read formats, filters, clusters and times from variables. healthd passes all as arguments.
-_NOT_OURS = (
+_REMOVED_VARIABLES = (
     *("SACCT", "SCONTROL_", "SINFO_", "SQUEUE_"),
     *("SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"),
 )
 
 
-class _Pipe(io.RawIOBase):
+class _TimedPipe(io.RawIOBase):
     """Output of a program that fails if the program is silent for too long."""
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -39,19 +39,19 @@ class _Pipe(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not select.select([self.descriptor], [], [], SILENT_SECONDS)[0]:
-            raise IngestError(f"{self.name}: printed nothing for {SILENT_SECONDS:g} s and was killed")
+        if not select.select([self.descriptor], [], [], OUTPUT_TIMEOUT_SECONDS)[0]:
+            raise IngestError(f"{self.name}: printed nothing for {OUTPUT_TIMEOUT_SECONDS:g} s and was killed")
         return os.readv(self.descriptor, [buffer])
 
 
 @contextmanager
-def output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
+def command_output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
     """Yield the output of one of Slurm's commands.
 
     Raises IngestError at the end if the command failed, so its output is incomplete; and during reading if it hangs.
     The command is then killed; if even that does not end it, it is abandoned.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
@@ -66,22 +66,22 @@ def output(argv: Sequence[str], environment: Mapping[str, str] | None = None) ->
             raise IngestError(f"{argv[0]}: cannot be run: {error.strerror}") from None
         assert process.stdout is not None
         try:
-            with io.BufferedReader(_Pipe(process.stdout.fileno(), argv[0]), 1 << 16) as out:
-                yield cast(BinaryIO, out)
-                while out.read(1 << 16):
+            with io.BufferedReader(_TimedPipe(process.stdout.fileno(), argv[0]), 1 << 16) as stream:
+                yield cast(BinaryIO, stream)
+                while stream.read(1 << 16):
                     pass
             _await(process, argv[0])
         finally:
             _kill(process)
         if process.returncode:
             errors.seek(0)
-            said = " ".join(errors.read(4096).decode("utf-8", "replace").split())
-            words = printable(said)[:300] or f"status {process.returncode}"
-            raise IngestError(f"{argv[0]} failed: {words}")
+            error_output = " ".join(errors.read(4096).decode("utf-8", "replace").split())
+            message = printable(error_output)[:300] or f"status {process.returncode}"
+            raise IngestError(f"{argv[0]} failed: {message}")
 
 
 def _await(process: subprocess.Popen[bytes], name: str) -> None:
-    deadline = time.monotonic() + ENDING_SECONDS
+    deadline = time.monotonic() + EXIT_TIMEOUT_SECONDS
     while process.poll() is None:
         if time.monotonic() > deadline:
             raise IngestError(f"{name}: did not end and was killed")
@@ -93,6 +93,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_SECONDS / 10)
+            process.wait(EXIT_TIMEOUT_SECONDS / 10)
     assert process.stdout is not None
     process.stdout.close()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.absorb import absorb_events, absorb_result, as_configured
 from healthd.agent.conditions.verdict import judge
-from healthd.agent.settings.config import CheckConfig, severity_with
+from healthd.agent.settings.config import CheckConfig, configured_severity
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.model import (
     CheckResult,
@@ -22,6 +22,7 @@ from healthd.common.model import (
     ConditionKey,
     ConditionState,
     Drain,
+    DrainRecord,
     Ends,
     Explain,
     Finding,
@@ -30,16 +31,15 @@ from healthd.common.model import (
     NodeState,
     Outcome,
     Severity,
-    SlurmMemory,
     Worsens,
 )
 
-BEGAN = 1_000_000_000.0  # time of the first sighting; any time will do
+FIRST_SEEN = 1_000_000_000.0  # time of the first sighting; any time will do
 _BOOT = "this boot"
 _IN_SERVICE = NodeState("", frozenset({"IDLE"}))
 
 
-class Does(enum.Enum):
+class Effect(enum.Enum):
     """Reaction of healthd to a fault."""
 
     WAITS = "waits"  # pending: the fault must last for its confirm time
@@ -58,21 +58,21 @@ class Step(NamedTuple):
 
     after_seconds: float
     severity: Severity
-    does: Does
-    would: Does
+    effect: Effect
+    effect_in_act: Effect
 
 
-def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
+def possible_findings(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
     """Return a finding of this code for each possible severity, the worst first, before the site's settings apply."""
-    by = explain.worsens
+    worsens = explain.worsens
     finding = Finding(
-        severity_with(explain, config),
+        configured_severity(explain, config),
         code,
         config.name,
         "",
         explain.clears,
         confirm_seconds=_seconds(config, explain.confirm),
-        worsens=Worsens(_seconds(config, by.setting), by.severity) if by else None,
+        worsens=Worsens(_seconds(config, worsens.setting), worsens.severity) if worsens else None,
         shared_cause=explain.shared is True,
         expects=explain.expects,
         window_seconds=_seconds(config, explain.window),
@@ -91,12 +91,12 @@ def _milder(finding: Finding, severity: Severity, explain: Explain, config: Chec
 
 def _seconds(config: CheckConfig, setting: str) -> float:
     """Return the value of a duration setting; 0 for a setting that a site check's Config lacks."""
-    found = getattr(config, setting, 0.0)
-    return float(found) if isinstance(found, int | float) else 0.0
+    value = getattr(config, setting, 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
-def course(
-    finding: Finding, config: CheckConfig, policy: Policy, heard: bool = False, observed: bool = False
+def timeline(
+    finding: Finding, config: CheckConfig, policy: Policy, from_kernel_log: bool = False, observed: bool = False
 ) -> tuple[Step, ...]:
     """Return each change in healthd's reaction while the fault lasts, on a node that is in service and not drained.
 
@@ -104,25 +104,29 @@ def course(
     from_kernel_log  the kernel log reported it
     observed         the kernel log is a file in which users can forge lines
     """
-    wanted = as_configured(finding, config)
-    moments = {0.0, wanted.confirm_seconds, wanted.worsens.after_seconds if wanted.worsens else 0.0}
+    configured = as_configured(finding, config)
+    moments = {0.0, configured.confirm_seconds, configured.worsens.after_seconds if configured.worsens else 0.0}
     conditions: dict[ConditionKey, Condition] = {}
     steps: list[Step] = []
-    for seconds in [0.0] if heard else sorted(moments):
-        now = BEGAN + seconds
-        conditions = _heard(wanted, now, observed) if heard else _seen(conditions, wanted, config, now)
+    for seconds in [0.0] if from_kernel_log else sorted(moments):
+        now = FIRST_SEEN + seconds
+        conditions = (
+            _after_kernel_line(configured, now, observed)
+            if from_kernel_log
+            else _after_run(conditions, configured, config, now)
+        )
         step = Step(
             seconds,
-            conditions[wanted.key].severity,
-            _does(conditions, wanted.key, policy, now),
-            _does(conditions, wanted.key, replace(policy, mode=Mode.ACT, paused_until=0.0), now),
+            conditions[configured.key].severity,
+            _effect(conditions, configured.key, policy, now),
+            _effect(conditions, configured.key, replace(policy, mode=Mode.ACT, paused_until=0.0), now),
         )
         if not steps or steps[-1][1:] != step[1:]:
             steps.append(step)
     return tuple(steps)
 
 
-def _seen(
+def _after_run(
     conditions: Mapping[ConditionKey, Condition], finding: Finding, config: CheckConfig, now: float
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after a run of the check that reported the finding."""
@@ -130,17 +134,17 @@ def _seen(
     return absorb_result(conditions, result, config.clear_after, _BOOT, ())
 
 
-def _heard(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
+def _after_kernel_line(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
     """Return the conditions after a kernel line that reported the finding."""
     event = KernelEvent("", time=now, last_time=now, sequence=1, boot_id=_BOOT, observed=observed)
     check = finding.code.partition("/")[0]
     return absorb_events({}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), _BOOT, ())
 
 
-def _does(conditions: Mapping[ConditionKey, Condition], key: ConditionKey, policy: Policy, now: float) -> Does:
-    decision = decide(judge(conditions, {}, (), 0.0), _IN_SERVICE, SlurmMemory(), policy, now)
+def _effect(conditions: Mapping[ConditionKey, Condition], key: ConditionKey, policy: Policy, now: float) -> Effect:
+    decision = decide(judge(conditions, {}, (), 0.0), _IN_SERVICE, DrainRecord(), policy, now)
     if isinstance(decision, Drain):
-        return Does.REQUEUES if decision.requeue else Does.DRAINS
+        return Effect.REQUEUES if decision.requeue else Effect.DRAINS
     if conditions[key].state is ConditionState.PENDING:
-        return Does.WAITS
-    return Does.WARNS if conditions[key].severity >= Severity.WARNING else Does.RECORDS
+        return Effect.WAITS
+    return Effect.WARNS if conditions[key].severity >= Severity.WARNING else Effect.RECORDS

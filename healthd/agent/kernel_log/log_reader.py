@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from healthd.agent.kernel_log.kmsg import Kmsg
 from healthd.agent.kernel_log.open_source import open_source
 from healthd.agent.kernel_log.parse import UNREAD
-from healthd.agent.kernel_log.source import Gap, RawLine, Source, event_of, unrepeated
-from healthd.common.guard import KERNEL_LOG, drop, words
+from healthd.agent.kernel_log.source import Gap, RawLine, Source, make_event, merge_repeats
+from healthd.common.guard import KERNEL_LOG, describe_error, drop
 from healthd.common.model import KernelEvent, KernelLogStatus, SourceStatus
 
 log = logging.getLogger("healthd.agent.kernel_log.source")
@@ -21,14 +21,14 @@ log = logging.getLogger("healthd.agent.kernel_log.source")
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
 READ_SECONDS = 0.05  # maximum time of one read in a storm, so that other sources are served too
-LINES_AT_ONCE = 4000  # maximum lines of one read, without repeats
-FORGEABLE = (
+MAX_LINES_PER_READ = 4000  # maximum lines of one read, without repeats
+FORGEABLE_NOTE = (
     "lines of {} are only observed and never drain, because any user can forge them: use "
     'kernel_log.source = "kmsg", or set kernel_log.trust_file = true to trust the file'
 )
 
 
-class Listener:
+class KernelLogReader:
     """Returns KernelEvents and the status of the source, after `open()`.
 
     `observed`: users can forge lines of the source (config.is_kernel_log_forgeable).
@@ -56,7 +56,7 @@ class Listener:
         self._retry_at = 0.0
         self._gap_failures = 0
         self._gap_waits = False
-        self._before = (0, 0, 0, 0)  # counts of earlier sources
+        self._previous_counts = (0, 0, 0, 0)  # counts of earlier sources
         self._last_read = 0.0
         problem = "" if spec != "off" else "disabled"
         self.status = KernelLogStatus(spec, alive=False, problem=problem, observed=observed)
@@ -81,19 +81,19 @@ class Listener:
     @property
     def sources(self) -> Iterator[SourceStatus]:
         """Status of the open sources, for the metrics; empty if the kernel log is off."""
-        k = self.status
+        status = self.status
         if self._spec == "off":
             return
         yield SourceStatus(
             "kernel_log",
-            k.alive,
+            status.alive,
             self._last_read,
-            k.restarts_total,
-            k.overruns_total,
-            k.lost_total,
-            k.malformed_total,
-            k.rotations_total,
-            k.problem,
+            status.restarts_total,
+            status.overruns_total,
+            status.lost_total,
+            status.malformed_total,
+            status.rotations_total,
+            status.problem,
         )
         if self._spec == "kmsg":
             yield self.journal
@@ -109,24 +109,24 @@ class Listener:
         until = self._monotonic() + READ_SECONDS
         try:
             while True:
-                lines += unrepeated(source.read())
-                if not source.pending or len(lines) >= LINES_AT_ONCE or self._monotonic() >= until:
+                lines += merge_repeats(source.read())
+                if not source.pending or len(lines) >= MAX_LINES_PER_READ or self._monotonic() >= until:
                     break
             self._failures = 0
             self._last_read = self._now()
         except Exception as error:
-            self._failed(f"{self._spec}: {_why(error)}")
+            self._handle_failure(f"{self._spec}: {_describe(error)}")
         for note in source.take_notes():
             log.warning("kernel log: %s", note)
-        return self._events(unrepeated(lines))
+        return self._events(merge_repeats(lines))
 
     def _events(self, lines: Iterable[RawLine]) -> list[KernelEvent]:
-        read = [(line.lines, event_of(line, self._boot_id, self.status.observed)) for line in lines]
+        read = [(line.lines, make_event(line, self._boot_id, self.status.observed)) for line in lines]
         events = [event for _, event in read if event is not None]
-        lost, overruns, malformed, rotations = self._before
+        lost, overruns, malformed, rotations = self._previous_counts
         malformed += sum(event.lines for event in events if event.kind == UNREAD)
-        self._before = (lost, overruns, malformed, rotations)
-        self._count(sum(count for count, _ in read), sum(event.lines for event in events))
+        self._previous_counts = (lost, overruns, malformed, rotations)
+        self._update_status(sum(count for count, _ in read), sum(event.lines for event in events))
         return events
 
     # --- gaps of the ring buffer, which the journal fills
@@ -136,16 +136,16 @@ class Listener:
         gaps = self._source.gaps if isinstance(self._source, Kmsg) else ()
         return gaps[0] if gaps and not self._gap_waits else None
 
-    def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
+    def fill_gap(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
         """Return the events of the journal's lines in a gap. `limit` lines are not all: the rest remains a gap."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
-            self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
+            self._source.fill_gap(gap, gap._replace(since_usec=last) if last is not None else None)
         self.journal = replace(self.journal, up=True, last_read=self._now(), problem="")
-        return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
+        return self._events(merge_repeats(line._replace(history=gap.history) for line in lines))
 
-    def not_filled(self, gap: Gap, why: str) -> None:
+    def gap_failed(self, gap: Gap, why: str) -> None:
         """Handle a failed read of the journal. It is tried again in the next round, at most GAP_TRIES times."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
@@ -155,15 +155,15 @@ class Listener:
             log.error("the journal could not be read %d times; kernel lines remain lost: %s", GAP_TRIES, why)
             self._gap_failures = 0
             if isinstance(self._source, Kmsg):
-                self._source.filled(gap)
+                self._source.fill_gap(gap)
 
-    def round_is_over(self) -> None:
+    def end_round(self) -> None:
         self._gap_waits = False
         if isinstance(self._source, Kmsg):
             try:
-                self._source.listen_in()
+                self._source.check_delivery()
             except OSError as error:
-                self._failed(f"{self._spec}: {_why(error)}")
+                self._handle_failure(f"{self._spec}: {_describe(error)}")
 
     # --- opening and closing
 
@@ -185,18 +185,18 @@ class Listener:
         except Exception as error:
             if not isinstance(error, OSError | ImportError):
                 self._cursor = None  # the cursor that an earlier daemon left may be the cause
-            self._failed(f"{self._spec}: {_why(error)}")
+            self._handle_failure(f"{self._spec}: {_describe(error)}")
             return
         missing = self._source.missing
-        self.status = replace(self.status, alive=not missing, problem=missing or self._forgeable())
+        self.status = replace(self.status, alive=not missing, problem=missing or self._forgeable_note())
 
-    def _forgeable(self) -> str:
-        return FORGEABLE.format(self._spec) if self.status.observed else ""
+    def _forgeable_note(self) -> str:
+        return FORGEABLE_NOTE.format(self._spec) if self.status.observed else ""
 
-    def _failed(self, problem: str) -> None:
+    def _handle_failure(self, problem: str) -> None:
         if self._source is not None:
             self._cursor = self._source.cursor
-            self._before = self._counted()
+            self._previous_counts = self._total_counts()
             self.close()
             self._source = None
         wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
@@ -206,12 +206,12 @@ class Listener:
         self.status = replace(self.status, alive=False, problem=problem, restarts_total=restarts)
         log.error("the kernel log cannot be read, next try in %g s: %s", wait, problem)
 
-    def _counted(self) -> tuple[int, int, int, int]:
+    def _total_counts(self) -> tuple[int, int, int, int]:
         """Return (lost, overruns, malformed, rotations) of all sources since the start."""
         source = self._source
         if source is None:
-            return self._before
-        lost, overruns, malformed, rotations = self._before
+            return self._previous_counts
+        lost, overruns, malformed, rotations = self._previous_counts
         return (
             lost + source.lost,
             overruns + source.overruns,
@@ -219,13 +219,13 @@ class Listener:
             rotations + source.rotations,
         )
 
-    def _count(self, lines: int, events: int) -> None:
-        lost, overruns, malformed, rotations = self._counted()
+    def _update_status(self, lines: int, events: int) -> None:
+        lost, overruns, malformed, rotations = self._total_counts()
         missing = self._source.missing if self._source else self.status.problem
         self.status = replace(
             self.status,
             alive=not missing,
-            problem=missing or self._forgeable(),
+            problem=missing or self._forgeable_note(),
             lines_total=self.status.lines_total + lines,
             events_total=self.status.events_total + events,
             lost_total=lost,
@@ -236,11 +236,11 @@ class Listener:
         )
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return the text of a source's error. An exception that no source should raise is logged with its location."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):
         return str(error)
     drop(KERNEL_LOG, error)
-    return words(error)
+    return describe_error(error)

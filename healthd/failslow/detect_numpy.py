@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healthd.failslow import bocd
-from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECENT, RUNS
-from healthd.failslow.detect import LASTS, LIMITS, run
-from healthd.failslow.level import BATCH, FARTHEST
+from healthd.failslow.bocd import BETA_KEPT_SHARE, CONTINUE_PROBABILITY, MIN_PROBABILITY, PRIOR_BETA, RECENT, RUNS
+from healthd.failslow.detect import LIMITS, MIN_SLOW_SAMPLES, run_detector
+from healthd.failslow.level import BATCH, MAX_DISTANCE
 from healthd.failslow.model import Kind, Point
 
-MOST_TOGETHER = 2048  # series: each array of runs has 640 KiB
-MOST_SAMPLES = 1 << 21  # per batch: 16 MiB
+MAX_BATCH_SERIES = 2048  # series: each array of runs has 640 KiB
+MAX_BATCH_SAMPLES = 1 << 21  # per batch: 16 MiB
 PIECE = 8192  # samples of one piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-FORGOTTEN = 1024  # samples by which pieces overlap; after them run lengths do not depend on where a piece begins
+OVERLAP = 1024  # samples by which pieces overlap; after them run lengths do not depend on where a piece begins
 
 
 def detect(
@@ -33,28 +33,30 @@ def detect(
 ) -> list[tuple[Point, ...]]:
     """Return what `detect.detect` returns for each series. Series of similar length form one batch."""
     points: list[tuple[Point, ...]] = [()] * len(values)
-    together: list[int] = []
-    for place in sorted(range(len(values)), key=lambda place: -len(values[place])):
+    batch: list[int] = []
+    for series_index in sorted(range(len(values)), key=lambda series_index: -len(values[series_index])):
         # With regimes, run lengths need times minus the level of the regime, which only the detector knows.
-        if regimes[place] is not None or not len(values[place]):
-            points[place] = run(values[place], None, regimes[place], starts[place], kind)
+        if regimes[series_index] is not None or not len(values[series_index]):
+            points[series_index] = run_detector(
+                values[series_index], None, regimes[series_index], starts[series_index], kind
+            )
             continue
-        longest = len(values[together[0]]) if together else len(values[place])
-        full = len(together) >= MOST_TOGETHER or (len(together) + 1) * longest > MOST_SAMPLES
-        if together and (full or len(values[place]) * 2 < longest):
-            _together(values, starts, kind, together, points)
-            together = []
-        together.append(place)
-    if together:
-        _together(values, starts, kind, together, points)
+        longest_length = len(values[batch[0]]) if batch else len(values[series_index])
+        is_full = len(batch) >= MAX_BATCH_SERIES or (len(batch) + 1) * longest_length > MAX_BATCH_SAMPLES
+        if batch and (is_full or len(values[series_index]) * 2 < longest_length):
+            _detect_batch(values, starts, kind, batch, points)
+            batch = []
+        batch.append(series_index)
+    if batch:
+        _detect_batch(values, starts, kind, batch, points)
     return points
 
 
-def _together(
+def _detect_batch(
     values: Sequence[Sequence[float]],
     starts: Sequence[Sequence[int]],
     kind: Kind,
-    places: Sequence[int],
+    batch: Sequence[int],
     points: list[tuple[Point, ...]],
 ) -> None:
     """Detect the points of one batch and store them in `points`.
@@ -62,35 +64,35 @@ def _together(
     Args:
         batch: indices of series with samples, the longest first.
     """
-    samples = np.empty((len(places), len(values[places[0]])))
+    samples = np.empty((len(batch), len(values[batch[0]])))
     counts = []
-    for row, place in enumerate(places):
-        logs = [math.log(time) for time in values[place] if 0 < time < math.inf] or [0.0]
+    for row, series_index in enumerate(batch):
+        logs = [math.log(time) for time in values[series_index] if 0 < time < math.inf] or [0.0]
         samples[row, : len(logs)] = logs
         samples[row, len(logs) :] = logs[-1]
         counts.append(len(logs))
-    still = quiet(samples, np.array(counts), kind)
-    loud = [row for row, place in enumerate(places) if not still[row] or any(starts[place])]
-    if not loud:
+    is_healthy = has_no_point(samples, np.array(counts), kind)
+    unresolved = [row for row, series_index in enumerate(batch) if not is_healthy[row] or any(starts[series_index])]
+    if not unresolved:
         return
-    lengths = in_pieces(smoothed(samples[loud]))
-    for nth, row in enumerate(loud):
-        place = places[row]
+    lengths = run_lengths_in_pieces(smoothed(samples[unresolved]))
+    for nth, row in enumerate(unresolved):
+        series_index = batch[row]
         following = iter(lengths[nth].tolist())
-        of_each = [next(following) if 0 < time < math.inf else 0 for time in values[place]]
-        points[place] = run(values[place], of_each, None, starts[place], kind)
+        run_lengths = [next(following) if 0 < time < math.inf else 0 for time in values[series_index]]
+        points[series_index] = run_detector(values[series_index], run_lengths, None, starts[series_index], kind)
 
 
-def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
+def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
     """Return the same as `recent_run_lengths`. A long series is cut: one series takes as long as a hundred."""
     count, length = samples.shape
-    if length <= PIECE + FORGOTTEN:
-        return newest(samples)
-    padded = np.pad(samples, ((0, 0), (0, -(length - FORGOTTEN) % PIECE)), mode="edge")
-    pieces = np.lib.stride_tricks.sliding_window_view(padded, PIECE + FORGOTTEN, axis=1)[:, ::PIECE]
-    told = newest(pieces.reshape(-1, PIECE + FORGOTTEN)).reshape(pieces.shape)
-    later = told[:, :, FORGOTTEN:].reshape(count, -1)
-    return np.concatenate((told[:, 0, :FORGOTTEN], later), axis=1)[:, :length]
+    if length <= PIECE + OVERLAP:
+        return recent_run_lengths(samples)
+    padded = np.pad(samples, ((0, 0), (0, -(length - OVERLAP) % PIECE)), mode="edge")
+    pieces = np.lib.stride_tricks.sliding_window_view(padded, PIECE + OVERLAP, axis=1)[:, ::PIECE]
+    piece_lengths = recent_run_lengths(pieces.reshape(-1, PIECE + OVERLAP)).reshape(pieces.shape)
+    later = piece_lengths[:, :, OVERLAP:].reshape(count, -1)
+    return np.concatenate((piece_lengths[:, 0, :OVERLAP], later), axis=1)[:, :length]
 
 
 def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,7 +101,7 @@ def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.median((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]), axis=0)
 
 
-def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
+def recent_run_lengths(samples: NDArray[np.float64]) -> NDArray[np.int8]:
     """Return what RunLengths.add returns for each sample. samples: series x samples, logarithms of times."""
     count, length = samples.shape
     lengths = np.zeros((count, length), np.int8)
@@ -107,8 +109,8 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
         np.array(values)[:, None] for values in (bocd.FACTORS, bocd.SHAPES, bocd.POWERS, bocd.STEPS)
     )
     # Shape: runs x series, so that each row is contiguous. A run of r samples moves down by one row each time.
-    chances, means, betas = np.zeros((RUNS, count)), np.zeros((RUNS, count)), np.full((RUNS, count), PRIOR_BETA)
-    chances[0] = 1.0
+    probabilities, means, betas = np.zeros((RUNS, count)), np.zeros((RUNS, count)), np.full((RUNS, count), PRIOR_BETA)
+    probabilities[0] = 1.0
     means[:] = samples[:, 0]
     for at in range(1, length):
         sample = samples[:, at]
@@ -118,30 +120,30 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
         grown += betas
         weights = np.divide(betas, grown)
         np.power(weights, powers, out=weights)
-        weights *= chances
+        weights *= probabilities
         weights *= factors
         weights /= np.sqrt(betas)
         off *= steps
         means += off
-        longest = weights[-1] >= weights[-2]
-        means[-1] = np.where(longest, means[-1], means[-2])
-        grown[-1] = np.where(longest, grown[-1] * KEPT, grown[-2])
+        keeps_last = weights[-1] >= weights[-2]
+        means[-1] = np.where(keeps_last, means[-1], means[-2])
+        grown[-1] = np.where(keeps_last, grown[-1] * BETA_KEPT_SHARE, grown[-2])
         weights[-1] += weights[-2]
         weights[-2] = 0.0
-        weights *= GOES_ON / weights.sum(axis=0)
-        chances[1:-1], chances[-1] = weights[:-2], weights[-1]
-        chances[0] = 1 - GOES_ON
+        weights *= CONTINUE_PROBABILITY / weights.sum(axis=0)
+        probabilities[1:-1], probabilities[-1] = weights[:-2], weights[-1]
+        probabilities[0] = 1 - CONTINUE_PROBABILITY
         means[1:-1] = means[:-2].copy()
         betas[1:-1], betas[-1] = grown[:-2], grown[-1]
         means[0], betas[0] = sample, PRIOR_BETA
-        recent = chances[: RECENT + 1]
-        likely = recent.sum(axis=0) > LEAST_CHANCE
+        recent = probabilities[: RECENT + 1]
+        likely = recent.sum(axis=0) > MIN_PROBABILITY
         if likely.any():
             lengths[likely, at] = recent[1:, likely].argmax(axis=0) + 1
     return lengths
 
 
-def quiet(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
+def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
     """Return True for each series that certainly has no point. Most healthy series then need no test of each sample.
 
     detect.py reports a slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
@@ -153,15 +155,15 @@ def quiet(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -
     Args:
         samples: series x samples, logarithms of times. Only the first `counts` samples of each series are valid.
     """
-    if samples.shape[1] < max(BATCH, LASTS):
+    if samples.shape[1] < max(BATCH, MIN_SLOW_SAMPLES):
         return np.ones(len(samples), np.bool_)
-    there = np.arange(samples.shape[1]) < counts[:, None]
-    lowest = np.where(there, samples, np.inf).min(axis=1, keepdims=True)
+    is_present = np.arange(samples.shape[1]) < counts[:, None]
+    lowest = np.where(is_present, samples, np.inf).min(axis=1, keepdims=True)
     # The median of a level is at least the lowest sample. Clipping can only lower samples far above it.
-    level = np.where(there[:, BATCH - 1 :], _means(np.minimum(samples - lowest, FARTHEST), BATCH), np.inf)
+    level = np.where(is_present[:, BATCH - 1 :], _means(np.minimum(samples - lowest, MAX_DISTANCE), BATCH), np.inf)
     level = lowest + level.min(axis=1, keepdims=True)
-    above = _means(np.clip(samples - level, -FARTHEST, FARTHEST), LASTS)
-    highest = np.where(there[:, LASTS - 1 :], above, -np.inf).max(axis=1)
+    above = _means(np.clip(samples - level, -MAX_DISTANCE, MAX_DISTANCE), MIN_SLOW_SAMPLES)
+    highest = np.where(is_present[:, MIN_SLOW_SAMPLES - 1 :], above, -np.inf).max(axis=1)
     below: NDArray[np.bool_] = highest < LIMITS[kind].slow - ROUNDING
     return below
 

@@ -1,9 +1,9 @@
-"""Writes docs/runbooks: a page for each check, from the texts of `healthd explain`, and the list of the pages in their
-README.md. Run it after a text, a severity or a time of a check changes; tests/docs/test_runbooks.py fails where a page
-is older than the code.
+"""Write docs/runbooks: one page per check, from the texts of `healthd explain`, and the list of pages in README.md.
 
-Alert rules and `healthd explain --json` link to them. The rule of the links: the page is CHECK.md, the heading of a
-code is the code, and its anchor is GitHub's: the code in lower case without its "/". `gpu_xid/79` is
+Run it after a text, severity or time of a check changes; tests/docs/test_runbooks.py fails if a page is out of date.
+
+Alert rules and `healthd explain --json` link to the pages: the page is CHECK.md, the heading of a code is the code, and
+the anchor is GitHub's: the code in lower case without its "/". `gpu_xid/79` is
 `gpu_xid.md#gpu_xid79`; in a Prometheus rule:
 
     runbook_url: "URL/docs/runbooks/{{ $labels.check }}.md#{{ reReplaceAll "/" "" $labels.code }}"
@@ -36,39 +36,41 @@ ACT = explanation.NodeContext(Loaded(Settings(mode=Mode.ACT, node_name="node"), 
 HEAD = """\
 # {name}
 
-{summary} `scripts/runbooks.py` wrote this page from the texts of `healthd explain`; on the node `healthd explain CODE`
-says the same, and what the settings there make of it. *healthd* is what it does in mode `act` at its default settings.
-The node is drained already? [My node is drained](../drained.md).
+{summary}
+
+This page is generated from the texts of `healthd explain` by `scripts/runbooks.py`. On a node, `healthd explain CODE`
+also applies the settings of that node. "What healthd does" below is for mode `act` with default settings. If the node
+is already drained, start with [My node is drained](../drained.md).
 """
-LOOK = """\
+FIRST_RUN = """\
 ## First look
 
 ```
-healthd status                  # what stands, since when, what healthd wants and waits for
-healthd events --since 1d       # what came before it
-healthd check {name}{wide}# look now, without the daemon
+healthd status                  # open conditions, since when, and what healthd decided
+healthd events --since 1d       # what happened before
+healthd check {name}{wide}# run the check now, without the daemon
 ```
 """
-HEARD = """\
+FIRST_LOG = """\
 ## First look
 
 ```
-healthd status                  # what stands, since when, what healthd wants and waits for
-healthd events --since 1d       # what came before it
-journalctl -k --since -1d       # the kernel's own words; healthd scan - reads them
+healthd status                  # open conditions, since when, and what healthd decided
+healthd events --since 1d       # what happened before
+journalctl -k --since -1d       # the kernel log; pipe it to healthd scan -
 ```
 """
 
 
 def pages(checks: dict[str, Check]) -> dict[str, str]:
-    """File name -> its text, without README.md."""
+    """Return the text of each page by file name, without README.md."""
     return {f"{name}.md": page(check) for name, check in checks.items()}
 
 
 def page(check: Check) -> str:
     known = [(code, text) for code in check.codes() if (text := check.explain(code)) is not None]
     summary = (check.summary if check.summary.endswith(".") else f"{check.summary}.").replace("<", r"\<")
-    look = LOOK.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.has_run else HEARD
+    look = FIRST_RUN.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.has_run else FIRST_LOG
     parts = [HEAD.format(name=check.name, summary=summary), look]
     parts += [_section(code, text, check) for code, text in [*known, (f"{check.name}/others", registry.OTHERS_EXPLAIN)]]
     return "\n".join(parts)
@@ -77,40 +79,40 @@ def page(check: Check) -> str:
 def _section(code: str, text: Explain, check: Check) -> str:
     document = explanation.code_document(code, code, "", text, check, ACT)
     (run,) = document["here"]
-    severity = document["severity"] + (f", if it lasts {document['worsens']}" if document["worsens"] else "")
-    severity += f" (some of it {', '.join(document['also'])})" if document["also"] else ""
-    told = [
-        ("What it means", document["meaning"]),
+    severity = document["severity"] + (f", {document['worsens']} if it lasts" if document["worsens"] else "")
+    severity += f" (some findings: {', '.join(document['also'])})" if document["also"] else ""
+    parts = [
+        ("Meaning", document["meaning"]),
         ("Why it matters", document["matters"]),
         ("What healthd does", " ".join(_does(run, check))),
-        ("What ends it", document["ends"]),
+        ("When it clears", document["ends"]),
         ("What to do", document["todo"]),
     ]
     steps = [f"{step['when']}: `{step['command']}`." for step in document["steps"]]
     if commands := " ".join(f"{step[:1].upper()}{step[1:]}" for step in steps):
-        told.append(("Commands", commands))
-    return "\n\n".join([f"## {code}", _text(f"{severity}."), *(f"**{title}.** {_text(w)}" for title, w in told), ""])
+        parts.append(("Commands", commands))
+    return "\n\n".join([f"## {code}", _text(f"{severity}."), *(f"**{title}.** {_text(w)}" for title, w in parts), ""])
 
 
 def _does(run: dict[str, Any], check: Check) -> Iterator[str]:
-    """What it does, and by which times; not what the fleet limit does, which is the same everywhere."""
+    """Yield what healthd does and the times involved, without the fleet limit, which is the same for all codes."""
     yield from (words for words in explanation.sentences(run) if "of a partition (" not in words)
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):
             yield f"{row['setting']} = {duration(row['value'])}."
     if run["required_setting"]:
         setting = f"[checks.{check.name}] {run['required_setting']}"
-        yield f"Only where {setting} says what should be there (healthd baseline --write)."
+        yield f"Checked only if {setting} is set (healthd baseline --write sets it)."
 
 
 def _text(text: str) -> str:
-    """A text as Markdown prints it; lines of a list stay apart."""
+    """Escape a text for Markdown. Lines of a list become paragraphs."""
     lines = [" ".join(line.split()) for line in text.split("\n")]
     return re.sub(r"([*<\[\]])", r"\\\1", "\n".join(lines)).replace("\n", "\n\n")
 
 
 def readme(checks: dict[str, Check], text: str) -> str:
-    rows = ["| | page | looks at |", "| --- | --- | --- |"]
+    rows = ["| | page | subject |", "| --- | --- | --- |"]
     for heading, names in groups().items():
         for name in names:
             title = heading if name == names[0] else ""

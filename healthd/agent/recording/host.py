@@ -211,7 +211,7 @@ class ReplayedLibrary:
 
     def _replay(self, name: str, arguments: Sequence[Any]) -> Any:
         call_text = describe_call(
-            name, arguments, lambda handle: getattr(handle, "words", f"<{type(handle).__name__}>")
+            name, arguments, lambda handle: getattr(handle, "call", f"<{type(handle).__name__}>")
         )
         answer, filled = self._player.answer(call_text, self._unpackers)
         targets = [_referred(item) for item in arguments if isinstance(item, _Reference)]

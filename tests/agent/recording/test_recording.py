@@ -150,7 +150,7 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["bytes", "float", "tuple", "dict", "error", "Ran", "FileStat", "os", "Tree", "struct", "nvml"]
+                ["bytes", "float", "tuple", "dict", "error", "ProgramResult", "FileStat", "os", "Tree", "struct", "nvml"]
             )
             | st.text(),
             inner,
@@ -177,7 +177,7 @@ def test_an_answer_that_was_tampered_with_is_a_value_error_or_harmless(data):
         {"os": []},
         {"Tree": ["/"]},
         {"run_program": [["/bin/true"], 1]},
-        {"Ran": [1]},
+        {"ProgramResult": [1]},
         {"a": 1, "b": 2},
     ],
 )

@@ -71,7 +71,7 @@ def test_what_is_healthds_own_trouble_has_its_place():
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_a_page_says_all_that_explain_says(name):
-    text = SCRIPT._read_text
+    text = SCRIPT._text
     for code in CHECKS[name].codes():
         explain = CHECKS[name].explain(code)
         todo = explain.todo.replace("repaired CODE ", f"repaired {code} ")

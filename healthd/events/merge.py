@@ -17,7 +17,7 @@ RETRY_ROUNDS = 60  # rounds after which a stream that could not be read is tried
 
 
 def merged(
-    streams: Iterable[str], cursor: Cursor, tally: Tally, is_wanted: Callable[[StreamEvent], bool] = lambda told: True
+    streams: Iterable[str], cursor: Cursor, tally: Tally, is_wanted: Callable[[StreamEvent], bool] = lambda event: True
 ) -> Iterator[StreamEvent]:
     """Yield the new events of several streams that `is_wanted` selects, by time.
 
@@ -92,7 +92,7 @@ def follow(
     cursor: Cursor,
     tally: Tally,
     wait: Callable[[], bool],
-    is_wanted: Callable[[StreamEvent], bool] = lambda told: True,
+    is_wanted: Callable[[StreamEvent], bool] = lambda event: True,
 ) -> Iterator[StreamEvent]:
     """Yield all new events at these places that `is_wanted` selects, and later ones until `wait` returns False.
 

@@ -60,7 +60,7 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
         return True
 
     def append_dropped() -> bool:
-        """Whether nothing is left to be told of what did not fit."""
+        """Append the event about dropped lines, if there are any. Return False if it does not fit either."""
         nonlocal dropped, first, last
         if dropped and not append(_dropped(dropped, first, last)):
             return False

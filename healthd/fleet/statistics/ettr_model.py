@@ -167,7 +167,7 @@ def simulate(job: Job, seed: int) -> Simulation:
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
             return Simulation(*_mean(ratios), low, high, runs, job.productive_seconds)
-    # A job without end, or one so long that its start is negligible: simulate parts of it.
+    # The job has no end, or its start is negligible: simulate parts of it.
     batches = min(BATCHES, interval_budget // 10)
     lengths = np.full((batches, interval_budget // batches), full, dtype=float)
     times = _simulated_seconds(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)

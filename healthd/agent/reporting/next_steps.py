@@ -27,9 +27,9 @@ def next_steps(
 ) -> Iterator[Step]:
     """Yield (label, command) for an open condition, the next command first.
 
-    others  all open conditions, to find out whether the code alone identifies this one
-    slurm   the node's state in Slurm
-    flags   quoted options that reach the daemon of this status ("--runtime-dir run")
+    open_conditions  all open conditions, to find out whether the code alone identifies this one
+    slurm            the node's state in Slurm
+    flags            quoted options that reach the daemon of this status ("--runtime-dir run")
     """
     yield "next", _explain(c)
     if c["state"] == "pending" or c["history"] or c.get("observed"):

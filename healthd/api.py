@@ -33,11 +33,13 @@ from healthd.agent.settings.limits import (
     Processes,
     Rate,
     Share,
+    SmallCount,
     Times,
     Watts,
     WholeCelsius,
     between,
 )
+from healthd.common.history import History
 from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import (
     NO_GPU,
@@ -66,7 +68,7 @@ from healthd.common.model import (
     Worsens,
     WorsensBy,
 )
-from healthd.common.text import is_decimal, printable, regex
+from healthd.common.text import compile_patterns_eagerly, is_decimal, printable, regex
 
 if TYPE_CHECKING:
     from dataclasses import dataclass

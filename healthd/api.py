@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
     from healthd.agent.settings.config import CheckConfig as CheckConfig
     from healthd.host.host import Host, PciFunction
+    from healthd.host.program import ProgramResult
     from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 
 # name -> the module that is imported when the name is used

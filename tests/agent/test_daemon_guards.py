@@ -121,7 +121,7 @@ def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monke
         calls.append(len(events))
         return raises() if any(event.code == "48" for event in events) else real(events)
 
-    monkeypatch.setattr(daemon.kernel_events, "take_in", counted)
+    monkeypatch.setattr(daemon.kernel_events, "apply_events", counted)
     saves = []
     monkeypatch.setattr(daemon.store, "save", lambda: saves.append(1))
     events = [xid(31, f"{number:04x}:01:00") for number in range(1, 1000)]
@@ -162,8 +162,8 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
 @pytest.mark.parametrize(
     ("where", "whose"),
     [
-        ("hearing.job_at_source.name", "kernel_log"),
-        ("hearing._tell_incidents", "kernel_log"),
+        ("kernel_events.job_finder.name", "kernel_log"),
+        ("kernel_events._log_incidents", "kernel_log"),
         ("scheduler.runs_after", "worker"),
         ("scheduler.queue.run_after_event", "worker"),
     ],

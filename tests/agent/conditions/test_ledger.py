@@ -321,9 +321,9 @@ NO_MOMENTS = {
     ("Worsens", "after_seconds"),
     ("Slowness", "slowdown"),
     ("KernelEvent", "uptime"),  # since boot
-    ("DrainRecord", "stamp"),  # these are time stamps by slurmctld's clock
-    ("DrainRecord", "refused"),
-    ("EndedDrain", "stamp"),
+    ("DrainRecord", "reason_time"),  # these are time stamps by slurmctld's clock
+    ("DrainRecord", "prolog_drain_time"),
+    ("EndedDrain", "reason_time"),
     ("UnaffectedJob", "start"),
 }
 

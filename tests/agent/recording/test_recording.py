@@ -937,7 +937,7 @@ def test_where_no_file_can_be_written_nothing_is_looked_at(tree_of_nothing, tmp_
     for place, why in (
         ("/dev/null", "/dev/null: exists and is not a file"),
         (str(tmp_path), f"{tmp_path}: exists and is not a file"),
-        (f"{tmp_path}/none/a.rec", f"{tmp_path}/none: there is no such directory"),
+        (f"{tmp_path}/none/a.rec", f"{tmp_path}/none: no such directory"),
     ):
         done = run("record", place, "--force", "--root", tree_of_nothing)
         assert (done.status, done.out, done.err) == (1, "", f"healthd record: {why}\n")
@@ -960,7 +960,7 @@ def test_a_recording_says_what_is_looked_at_and_nothing_else_may(tmp_path):
     )
     done = run("check", "--replay", "a.rec", "--profile", "none")
     assert done.status == 64
-    assert done.err.endswith("the recording has its own; for other settings: --config\n")
+    assert done.err.endswith("the recording has its own; use --config for other settings\n")
 
 
 # --- recordings that are kept

@@ -47,12 +47,12 @@ if how == "program":  # it would keep this
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 begin = partial(forked.start, checks) if how == "copy" else None
 client.EXIT_WAIT_SECONDS = 10.0  # how a worker ended shows later on a busy machine
-asked = client.WorkerClient(Setup(checks_dir=checks_dir), "", time.monotonic, begin=begin)
+asked = client.WorkerClient(Setup(checks_dir=checks_dir), "", time.monotonic, start_process=begin)
 told = []
 for each in requests:
     check, resource, seconds = each.split()
     run = Run(check, "", {}, boot_id="b")
-    reply = one_round.ask(asked, client.Request(resource, float(seconds), run))
+    reply = one_round.send_and_wait(asked, client.Request(resource, float(seconds), run))
     observed = str(reply.answer.observations) if reply.answer else ""
     told.append([check, reply.outcome.value, reply.error, observed])
 print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))

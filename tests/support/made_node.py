@@ -115,7 +115,7 @@ class Killable(Daemon):
         if self.killed:
             self.control.close(False)
         else:
-            super().last_words()
+            super().announce_stop()
 
     def burn(self) -> None:
         self.fuse -= 1

@@ -162,7 +162,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
 @pytest.mark.parametrize(
     ("where", "whose"),
     [
-        ("kernel_events.job_finder.name", "kernel_log"),
+        ("kernel_events.job_finder.add_jobs", "kernel_log"),
         ("kernel_events._log_incidents", "kernel_log"),
         ("scheduler.runs_after", "worker"),
         ("scheduler.queue.run_after_event", "worker"),

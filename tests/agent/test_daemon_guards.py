@@ -121,7 +121,7 @@ def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monke
         calls.append(len(events))
         return raises() if any(event.code == "48" for event in events) else real(events)
 
-    monkeypatch.setattr(daemon.kernel_events, "take_in", counted)
+    monkeypatch.setattr(daemon.kernel_events, "apply_events", counted)
     saves = []
     monkeypatch.setattr(daemon.store, "save", lambda: saves.append(1))
     events = [xid(31, f"{number:04x}:01:00") for number in range(1, 1000)]
@@ -162,8 +162,8 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
 @pytest.mark.parametrize(
     ("where", "whose"),
     [
-        ("hearing.job_at_source.name", "kernel_log"),
-        ("hearing._tell_incidents", "kernel_log"),
+        ("kernel_events.job_finder.add_jobs", "kernel_log"),
+        ("kernel_events._log_incidents", "kernel_log"),
         ("scheduler.runs_after", "worker"),
         ("scheduler.queue.run_after_event", "worker"),
     ],
@@ -408,7 +408,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     driver.status = replace(driver.status, node=node, read_at=now - 10_000)
     known = daemon.store.ledger.slurm
     report = ReconcileReport(known, node=node) if read else ReconcileReport(known, problem="slurmctld is away")
-    monkeypatch.setattr(driver, "begin", lambda *_: driver._finish(report))
+    monkeypatch.setattr(driver, "start", lambda *_: driver._finish(report))
     daemon.decide(round_ended=False)
     assert (held.key in daemon.store.conditions) is stands
     daemon.shut_down()
@@ -428,7 +428,7 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     looks = [whole, cut, whole, unread, whole, ReconcileReport(known, settled=True), whole]
     told = []
     for report in looks:
-        monkeypatch.setattr(daemon.controller._driver, "begin", lambda *_, report=report: report)
+        monkeypatch.setattr(daemon.controller._driver, "start", lambda *_, report=report: report)
         daemon.controller._retry_at = 0.0
         daemon.controller.reconcile_if_due(daemon.verdict, round_ended=True)
         told.append(sum("is not requeued" in record.getMessage() for record in caplog.records))

@@ -25,17 +25,17 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(**changes: Any) -> tuple[Problem, ...]:
-    """Return the troubles of a daemon whose parts have these values."""
+    """Return the problems of a daemon whose parts have these values."""
     parts: dict[str, Any] = {
         "settings_file": "/etc/healthd/healthd.toml",
-        "reload_trouble": "",
-        "files_trouble": "",
-        "metrics_troubles": (),
-        "web_trouble": "",
-        "textfile_trouble": "",
+        "reload_problem": "",
+        "files_problem": "",
+        "metrics_problems": (),
+        "web_problem": "",
+        "textfile_problem": "",
         "save_failed": False,
-        "verdict_trouble": "",
-        "copy_trouble": "",
+        "verdict_problem": "",
+        "copy_problem": "",
         "stream": StreamStatus(),
         "lost_events": 0,
         "kernel_log": KernelLogStatus("kmsg", True),
@@ -46,18 +46,18 @@ def found(**changes: Any) -> tuple[Problem, ...]:
     daemon = has(
         settings=Settings(runtime_dir="/run/healthd", state_dir="/var/lib/healthd"),
         settings_file=parts["settings_file"],
-        reload_trouble=parts["reload_trouble"],
-        publisher=has(**{name: parts[name] for name in ("metrics_troubles", "web_trouble", "verdict_trouble")}),
+        reload_problem=parts["reload_problem"],
+        publisher=has(**{name: parts[name] for name in ("metrics_problems", "web_problem", "verdict_problem")}),
         replies=has(
-            files=has(problem=parts["files_trouble"]),
-            textfile=has(problem=parts["textfile_trouble"]),
-            ledger_copy=has(problem=parts["copy_trouble"]),
+            files=has(problem=parts["files_problem"]),
+            textfile=has(problem=parts["textfile_problem"]),
+            ledger_copy=has(problem=parts["copy_problem"]),
             delivery=has(status=parts["stream"]),
         ),
-        memory=has(save_failed=parts["save_failed"], ledger=has(outbox=has(dropped=parts["lost_events"]))),
-        hearing=has(kernel=has(status=parts["kernel_log"])),
-        hand=has(status=parts["slurm"]),
-        watching=has(problem=""),
+        store=has(save_failed=parts["save_failed"], ledger=has(outbox=has(dropped=parts["lost_events"]))),
+        kernel_events=has(listener=has(status=parts["kernel_log"])),
+        controller=has(status=parts["slurm"]),
+        failslow=has(problem=""),
         before_resume=has(problem=""),
         now=time.time,
     )
@@ -69,7 +69,7 @@ def test_where_all_is_well_there_is_none():
 
 
 def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
-    (problem,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
+    (problem,) = found(reload_problem="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
     assert problem.sentence == "the settings were not reloaded: x.toml: mode: is wrong"
     assert problem.command == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
 
@@ -78,18 +78,18 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
     shortage.record(shortage.THREADS)
     guard.drop(guard.SLURM, ValueError("no number"))
     every = found(
-        files_trouble="healthd's files were removed",
-        reload_trouble="no",
-        metrics_troubles=("no metrics page: 127.0.0.1:9478: Address already in use",),
-        web_trouble="metrics page: node.crt: the certificate expires 2126-10-29 13:08 UTC",
-        textfile_trouble="no metrics in /x/a.prom: No space left on device",
+        files_problem="healthd's files were removed",
+        reload_problem="no",
+        metrics_problems=("no metrics page: 127.0.0.1:9478: Address already in use",),
+        web_problem="metrics page: node.crt: the certificate expires 2126-10-29 13:08 UTC",
+        textfile_problem="no metrics in /x/a.prom: No space left on device",
         save_failed=True,
-        copy_trouble="No space left on device",
+        copy_problem="No space left on device",
         stream=StreamStatus(waiting=3, problem="No space left on device"),
         lost_events=4,
         kernel_log=KernelLogStatus("kmsg", False, problem="Operation not permitted"),
         slurm=SlurmStatus(problem="slurmctld does not answer"),
-        verdict_trouble="/run/healthd/verdict: the verdict cannot be written: Input/output error",
+        verdict_problem="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
     begin = [(problem.sentence.split(":")[0], (shlex.split(problem.command) or [""])[0]) for problem in every]
     assert begin == [

@@ -123,9 +123,24 @@ def questions(part: object) -> Iterator[tuple[str, Any]]:
 def test_the_parts_of_a_daemon_are_found_with_their_questions(made: Made) -> None:
     asked = {(type(part).__name__, name) for part in parts(made.daemon, set()) for name, _ in questions(part)}
     assert {
-        *(("WorkerQueue", "deadline"), ("JobPresence", "is_idle"), ("Scheduler", "scheduled"), ("Hearing", "waits")),
-        *(("Hand", "deadline"), ("SlurmDriver", "busy"), ("Daemon", "snapshot"), ("Listener", "cursor")),
-        *(("Memory", "conditions"), ("Runner", "waits"), ("Delivery", "is_due"), ("ControlServer", "deadline")),
+        *(
+            ("WorkerQueue", "deadline"),
+            ("JobPresence", "is_idle"),
+            ("Scheduler", "scheduled"),
+            ("KernelEventIntake", "waits"),
+        ),
+        *(
+            ("SlurmController", "deadline"),
+            ("SlurmDriver", "is_busy"),
+            ("Daemon", "snapshot"),
+            ("KernelLogReader", "cursor"),
+        ),
+        *(
+            ("ConditionStore", "conditions"),
+            ("WorkerClient", "waits"),
+            ("StreamDelivery", "is_due"),
+            ("ControlServer", "deadline"),
+        ),
     } <= asked
 
 

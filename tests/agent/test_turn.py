@@ -26,7 +26,7 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
             seen.append(daemon.store.ledger.trusted_since)
             return Received()
 
-        monkeypatch.setattr(daemon, "listen", look)
+        monkeypatch.setattr(daemon, "read_inputs", look)
         monkeypatch.setattr(daemon.replies, "step", look)
         ahead.append(3600.0)
         daemon.turn()

@@ -224,8 +224,8 @@ def test_a_pattern_that_is_none_raises_where_it_is_used_or_where_a_sites_file_ma
 ONCE_COMPILED = """
 import healthd.agent.daemon
 from healthd.agent.settings import registry
-from healthd.common.text import LatePattern, compile_patterns, regex
-registry.built_in()
+from healthd.common.text import LazyPattern, compile_patterns, regex
+registry.built_in_checks()
 waited = compile_patterns()
 print(waited, compile_patterns(), type(regex("a")).__name__)
 """

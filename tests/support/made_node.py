@@ -115,7 +115,7 @@ class Killable(Daemon):
         if self.killed:
             self.control.close(False)
         else:
-            super().last_words()
+            super().announce_stop()
 
     def burn(self) -> None:
         self.fuse -= 1
@@ -197,9 +197,9 @@ class Node:
             self._answer()
             return reply
 
-        def saves(round_over: bool = False) -> None:
+        def saves(round_ended: bool = False) -> None:
             made.burn()
-            save(round_over)
+            save(round_ended)
             made.burn()
 
         runner.send, runner.step = asks, steps  # type: ignore[method-assign]

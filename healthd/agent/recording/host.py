@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _Simple: Any = ctypes.c_int.__mro__[1]
-FIRST_ARGUMENT_ONLY = (
-    "run",
-    "stat",
-    "readlink",
-)  # the program or path is the question, not the deadline or the position
+# The program or path is the question, not the deadline or the position.
+FIRST_ARGUMENT_ONLY = ("run", "stat", "readlink")
 
 
 class RecordedSystem:
@@ -210,9 +207,7 @@ class ReplayedLibrary:
         return SimpleNamespace(**{name: unpack(item, self._unpackers) for name, item in inner.items()})
 
     def _replay(self, name: str, arguments: Sequence[Any]) -> Any:
-        call_text = describe_call(
-            name, arguments, lambda handle: getattr(handle, "call", f"<{type(handle).__name__}>")
-        )
+        call_text = describe_call(name, arguments, lambda handle: getattr(handle, "call", f"<{type(handle).__name__}>"))
         answer, filled = self._player.answer(call_text, self._unpackers)
         targets = [_referred(item) for item in arguments if isinstance(item, _Reference)]
         for target, source in zip(targets, filled, strict=True):

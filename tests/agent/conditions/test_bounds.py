@@ -474,8 +474,8 @@ def test_the_others_get_worse_when_the_first_of_them_does() -> None:
 
 @pytest.mark.parametrize("other", ["expected", "other"])
 def test_what_a_profile_guessed_stays_a_warning_among_the_others(other: str) -> None:
-    guess = condition(900, expects="expected", found=Severity.CRITICAL)
-    rest = of_others(full([guess, condition(901, expects=other, found=Severity.WARNING)]))
+    guess = condition(900, expects="expected", found_severity=Severity.CRITICAL)
+    rest = of_others(full([guess, condition(901, expects=other, found_severity=Severity.WARNING)]))
     assert (rest.severity, rest.found_severity, rest.expects) == (Severity.WARNING, Severity.WARNING, "")
 
 

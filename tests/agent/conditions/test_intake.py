@@ -286,5 +286,5 @@ def test_a_line_that_has_only_the_drivers_number_of_a_gpu_gets_its_address_and_c
     after = intake.take_inventory(before, SEEN_LATER, LISTENERS)
     assert [(c.code, c.subject, c.count) for c in after.conditions] == [(old.code, GPU, old.count)]
     assert [(c.key, c.ending, c.cleared_by) for c in after.cleared] == [
-        (old.key, Ending.RENAMED, f"it is {old.code} {GPU}")
+        (old.key, Ending.RENAMED, f"renamed to {old.code} {GPU}")
     ]

@@ -321,10 +321,10 @@ NO_MOMENTS = {
     ("Worsens", "after_seconds"),
     ("Slowness", "slowdown"),
     ("KernelEvent", "uptime"),  # since boot
-    ("SlurmMemory", "stamp"),  # these are time stamps by slurmctld's clock
-    ("SlurmMemory", "refused"),
-    ("Lifted", "stamp"),
-    ("Spared", "start"),
+    ("DrainRecord", "reason_time"),  # these are time stamps by slurmctld's clock
+    ("DrainRecord", "prolog_drain_time"),
+    ("EndedDrain", "reason_time"),
+    ("UnaffectedJob", "start"),
 }
 
 

@@ -248,7 +248,7 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
 def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.verdict.causes == ()
     ((problem, _command),) = daemon.problems()
-    assert problem.startswith(f"kernel log: what {tmp_path}/kern.log says is only observed")
+    assert problem.startswith(f"kernel log: lines of {tmp_path}/kern.log are only observed")
     assert "kernel_log.trust_file = true" in problem
     assert b"\nhealthd_kernel_log_observed_only 1.0\n" in render(daemon.snapshot())
     assert b'healthd_condition_enforced{check="gpu_xid",code="gpu_xid/79",subject="0000:61:00.0"} 0.0' in render(

@@ -120,7 +120,7 @@ def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_t
     """Also where it was no more than a warning in the end: the Reason names it."""
     over(memory, NOW + 5, severity=severity)
     said = flapping.wait_reason(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
-    assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
+    assert 'an operator must resume it, or run "healthd repaired gpu_xid/79"' in said
     assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
     assert memory.ledger.slurm == replace(TWICE, resumed_drains=())
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")

@@ -232,7 +232,7 @@ def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
     clock = Clock()
     log = listener(str(tmp_path / "kern.log"), clock=clock)
     with monkeypatch.context() as broken:
-        broken.setattr("healthd.agent.kernel_log.file.Tail.truncated", lambda _tail: 1 / 0)
+        broken.setattr("healthd.agent.kernel_log.file.Tail.is_truncated", lambda _tail: 1 / 0)
         assert log.read() == []
     assert (log.status.alive, log.status.problem) == (
         False,

@@ -16,7 +16,7 @@ import socket, sys
 from healthd.agent.metrics import http_server
 from healthd.agent.metrics.http_server import CLIENTS, Pages, serve
 if "no limit" in sys.argv:
-    http_server.one_heap_for_all_threads = lambda: None
+    http_server.use_single_heap = lambda: None
 port, stop = serve(("127.0.0.1", 0), Pages(lambda: None))
 crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS)]
 for one in crowd:

@@ -268,7 +268,7 @@ def test_config_check_says_beforehand_what_would_keep_the_page_away(
     (tmp_path / "key.pem").unlink()
     assert main(["config", "check", str(settings_file)]) == 0
     said = capsys.readouterr().err
-    assert "warning: metrics.web_config: there would be no metrics page: " in said
+    assert "warning: metrics.web_config: the metrics page would not start: " in said
     assert f"{tmp_path}/key.pem: cannot be read: No such file" in said
 
 

@@ -198,7 +198,7 @@ def test_the_same_question_is_answered_in_the_order_of_then_and_the_last_answer_
             raise found
         return found
 
-    player = taped(lambda recorder: [outcome(lambda: recorder.ask("q", answer)) for _ in range(7)])
+    player = taped(lambda recorder: [outcome(lambda: recorder.record("q", answer)) for _ in range(7)])
     error = "OSError: [Errno 5] I/O error: '/f'"
     given = [outcome(lambda: player.answer("q")) for _ in range(8)]
     assert given == [(1, ""), (1, ""), (2, ""), (None, error), *[(3, "")] * 4]
@@ -518,7 +518,7 @@ def test_a_full_disk_is_no_answer_of_the_node(tmp_path):
 
 
 def test_an_answer_of_a_kind_that_cannot_be_kept_is_unknown_at_the_replay(taped):
-    player = taped(lambda recorder: recorder.ask("q", lambda: object()))
+    player = taped(lambda recorder: recorder.record("q", lambda: object()))
     assert outcome(lambda: player.answer("q"))[1] == "ValueError: the answer could not be recorded: q"
 
 
@@ -618,7 +618,7 @@ def test_the_settings_of_then_are_kept_with_their_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("check", "table", "why"),
     [
-        ("fan", {}, 'cannot be replayed: this healthd has no check "fan"'),
+        ("fan", {}, 'cannot be replayed: this version has no check "fan"'),
         ("gpu_count", {"newer": 1}, 'its recorded settings: unknown setting "newer"'),
         ("gpu_count", {"expected": "eight"}, "its recorded settings.expected: must be a whole number"),
     ],
@@ -861,7 +861,7 @@ def test_a_check_of_a_site_that_is_not_here_is_unknown_with_a_sentence(tree_of_n
     assert run("record", rec, "fan", "gpu_count", "--config", file, "--root", tree_of_nothing).status == 0
     done = run("check", "--replay", rec)
     assert done.status == 3
-    assert 'fan failed: cannot be replayed: this healthd has no check "fan"' in done.out
+    assert 'fan failed: cannot be replayed: this version has no check "fan"' in done.out
     assert "gpu_count  completed" in done.out
 
 
@@ -927,7 +927,7 @@ def test_a_file_that_is_there_is_not_replaced_unasked(tree_of_nothing, tmp_path)
     look = ("gpu_count", "--root", tree_of_nothing)
     done = run("record", str(file), *look)
     assert (done.status, done.out) == (1, "")
-    assert done.err == f"healthd record: {file}: is there already; --force replaces it\n"
+    assert done.err == f"healthd record: {file}: already exists; --force replaces it\n"
     assert file.read_text() == "mine"
     assert run("record", str(file), "--force", *look).status == 0
     assert run("check", "--replay", str(file)).status == 0
@@ -935,9 +935,9 @@ def test_a_file_that_is_there_is_not_replaced_unasked(tree_of_nothing, tmp_path)
 
 def test_where_no_file_can_be_written_nothing_is_looked_at(tree_of_nothing, tmp_path):
     for place, why in (
-        ("/dev/null", "/dev/null: is there, and is not a file"),
-        (str(tmp_path), f"{tmp_path}: is there, and is not a file"),
-        (f"{tmp_path}/none/a.rec", f"{tmp_path}/none: there is no such directory"),
+        ("/dev/null", "/dev/null: exists and is not a file"),
+        (str(tmp_path), f"{tmp_path}: exists and is not a file"),
+        (f"{tmp_path}/none/a.rec", f"{tmp_path}/none: no such directory"),
     ):
         done = run("record", place, "--force", "--root", tree_of_nothing)
         assert (done.status, done.out, done.err) == (1, "", f"healthd record: {why}\n")
@@ -956,11 +956,11 @@ def test_a_recording_says_what_is_looked_at_and_nothing_else_may(tmp_path):
     done = run("check", "--replay", "a.rec", "--root", "/")
     assert (done.status, done.err) == (
         64,
-        "healthd check: --root does not go with --replay: the recording has its own\n",
+        "healthd check: --root cannot be used with --replay; the recording has its own\n",
     )
     done = run("check", "--replay", "a.rec", "--profile", "none")
     assert done.status == 64
-    assert done.err.endswith("the recording has its own; for other settings: --config\n")
+    assert done.err.endswith("the recording has its own; use --config for other settings\n")
 
 
 # --- recordings that are kept
@@ -1030,5 +1030,5 @@ def test_a_check_that_is_not_there_is_told_by_the_command_that_was_typed(tmp_pat
 
     monkeypatch.chdir(tmp_path)
     assert main(["record", "clock", "nosuch"]) == 64
-    assert capsys.readouterr().err.startswith('healthd record: there is no check "nosuch"')
+    assert capsys.readouterr().err.startswith('healthd record: no check is called "nosuch"')
     assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def worst_of(code):
 def condition_of(code, finding):
     """The condition that the ledger makes of a finding, by the run or the kernel line that found it."""
     check = check_of(code).name
-    if check_of(code).listens and not check_of(code).runs:
+    if check_of(code).reads_kernel_log and not check_of(code).has_run:
         event = KernelEvent("", time=1.0, last_time=1.0, sequence=1)
         (made,) = absorb_events(
             {}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), "b", ()

@@ -160,7 +160,7 @@ def test_one_that_not_even_sigkill_ends_is_left_and_nobody_takes_its_place(watch
     assert watching.pids == ()
     assert watching.deadline == clock.now + MAX_RETRY_SECONDS
     os.kill(pid, signal.SIGCONT)  # its channel is closed: it ends by itself
-    until(lambda: has_ended(pid) or watching._left.poll() is not None)
+    until(lambda: has_ended(pid) or watching._unkillable.poll() is not None)
     clock.now = watching.deadline
     assert runs(watching) != pid
 

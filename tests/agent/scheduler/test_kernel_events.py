@@ -79,7 +79,7 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
             raise ZeroDivisionError
         return real(events)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ears.hearing, "take_in", fails)
+    monkeypatch.setattr(ears.hearing, "apply_events", fails)
     ears.say(XID.format(48))
     assert ears.hearing.read_log() == ()
     ears.say(XID.format(48), XID.format(79))

@@ -413,7 +413,7 @@ class Hanging:
         self.quarantined: dict[str, int] = {}
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.request is not None
 
     def send(self, request: Request) -> None:

@@ -84,7 +84,7 @@ def test_the_third_drain_for_own_hardware_within_an_hour_waits_for_a_person() ->
     decided = faulty.breaks().mends()
     assert decided == Leave(
         "clean, but drained 3 times within an hour for the node's own hardware: an operator must resume it, "
-        'or say "healthd repaired gpu_xid/79"'
+        'or run "healthd repaired gpu_xid/79"'
     )
     faulty.now += 30 * 24 * HOUR
     assert isinstance(faulty.mends(), Leave), "time alone does not mend hardware"
@@ -139,7 +139,7 @@ def test_the_time_counts_in_which_all_was_clean_and_begins_anew_where_it_was_not
     faulty = Node(shared=True)
     faulty.breaks().waits()
     faulty.breaks()
-    assert faulty.mends() == Leave("clean, but drained 2 times in a row: resumed after 10 min")
+    assert faulty.mends() == Leave("clean, but drained 2 times in a row: resumed after 10 min without a fault")
     faulty.now += 9 * MINUTE
     faulty.memory = after_reading(faulty.memory, verdict(shared=True), faulty.now)
     assert isinstance(faulty.mends(), Leave)

@@ -32,7 +32,7 @@ from healthd.agent.worker import client, forked
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import Run
 how, checks_dir, lock, *requests = sys.argv[1:]
-checks = registry.built_in()
+checks = registry.built_in_checks()
 sys.stdout.write("")
 for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, lambda *_: None)
@@ -46,13 +46,13 @@ fcntl.flock(held, fcntl.LOCK_EX)
 if how == "program":  # it would keep this
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 begin = partial(forked.start, checks) if how == "copy" else None
-client.END_SECONDS = 10.0  # how a worker ended shows later on a busy machine
-asked = client.Runner(Setup(checks_dir=checks_dir), "", time.monotonic, begin=begin)
+client.EXIT_WAIT_SECONDS = 10.0  # how a worker ended shows later on a busy machine
+asked = client.WorkerClient(Setup(checks_dir=checks_dir), "", time.monotonic, start_process=begin)
 told = []
 for each in requests:
     check, resource, seconds = each.split()
     run = Run(check, "", {}, boot_id="b")
-    reply = one_round.ask(asked, client.Request(resource, float(seconds), run))
+    reply = one_round.send_and_wait(asked, client.Request(resource, float(seconds), run))
     observed = str(reply.answer.observations) if reply.answer else ""
     told.append([check, reply.outcome.value, reply.error, observed])
 print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))
@@ -158,7 +158,7 @@ import sys, threading
 from healthd.agent.settings import registry
 from healthd.agent.worker import forked
 what, checks_dir = sys.argv[1:]
-registry.built_in()
+registry.built_in_checks()
 end = threading.Event()
 if what == "a thread":
     threading.Thread(target=end.wait).start()
@@ -167,7 +167,7 @@ elif what:
         registry.load_site(f"{checks_dir}/{what}.py")
     except Exception as error:
         assert "no run(" in str(error), error
-print(forked.can_serve())
+print(forked.can_fork())
 end.set()
 """
 

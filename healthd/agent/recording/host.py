@@ -210,9 +210,7 @@ class ReplayedLibrary:
         return SimpleNamespace(**{name: unpack(item, self._unpackers) for name, item in inner.items()})
 
     def _replay(self, name: str, arguments: Sequence[Any]) -> Any:
-        call_text = describe_call(
-            name, arguments, lambda handle: getattr(handle, "words", f"<{type(handle).__name__}>")
-        )
+        call_text = describe_call(name, arguments, lambda handle: getattr(handle, "call", f"<{type(handle).__name__}>"))
         answer, filled = self._player.answer(call_text, self._unpackers)
         targets = [_referred(item) for item in arguments if isinstance(item, _Reference)]
         for target, source in zip(targets, filled, strict=True):

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _Simple: Any = ctypes.c_int.__mro__[1]
-FIRST_ARGUMENT_ONLY = (
-    "run",
-    "stat",
-    "readlink",
-)  # the program or path is the question, not the deadline or the position
+# The program or path is the question, not the deadline or the position.
+FIRST_ARGUMENT_ONLY = ("run", "stat", "readlink")
 
 
 class RecordedSystem:

@@ -280,8 +280,8 @@ def rewrite(path: str, old: str, new: str) -> Callable[[Path], None]:
 
 LOSSES = {  # what is taken away -> the check that drains for it, and its code
     "a GPU": ("gpu_count", "", "fewer_than_expected", unlink("sys/bus/pci/devices/0000:61:00.0")),
-    "a NIC": ("pcie_devices", "", "missing", unlink("sys/bus/pci/devices/0000:18:00.0")),
-    "an NVMe": ("pcie_devices", "", "missing", unlink("sys/bus/pci/devices/0000:02:00.0")),
+    "a NIC": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:18:00.0")),
+    "an NVMe": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:02:00.0")),
     "a port": ("ib_link", "", "down", lambda root: infiniband(root, "mlx5_0", "1: DOWN", "3: Disabled")),
     "a bond": ("eth_link", "", "down", rewrite("sys/class/net/bond0/operstate", "up", "down")),
     "half the bond": ("eth_link", "", "slow", rewrite("sys/class/net/bond0/speed", "100000", "50000")),
@@ -661,7 +661,7 @@ def test_what_has_changed_is_said_with_what_was_and_what_is(tmp_path):
         'checks.mount."/data".fstype': ('"nfs4"', "missing"),
         'checks.mount."/other".fstype': ("", '"nfs4"'),
         "checks.device_nodes.expected /dev/nvidia3": ('"0666"', "missing"),
-        "checks.services.required slurmd.service": ("there", "is failed"),
+        "checks.services.required slurmd.service": ("present", "is failed"),
     }
 
 

@@ -24,7 +24,7 @@ from waiting import until
 import healthd
 from healthd.agent.settings.registry import built_in_checks
 from healthd.cli.flags import DEFAULT_FILE, parse_duration
-from healthd.cli.main import FAMILIES, GROUPS, HELP, command
+from healthd.cli.main import FAMILIES, GROUPS, HELP, command, main
 
 ROOT = Path(__file__).parents[2]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -123,11 +123,12 @@ def test_version_is_that_of_the_program():
     assert run("--version").out == f"healthd {healthd.__version__}\n"
 
 
-def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, monkeypatch):
+def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, monkeypatch, capsys):
     (tmp_path / "share/healthd").mkdir(parents=True)
     (tmp_path / "share/healthd/package-version").write_text("0.1.0-2~deb12\n")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert run("--version").out == f"healthd {healthd.__version__} (package 0.1.0-2~deb12)\n"
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"healthd {healthd.__version__} (package 0.1.0-2~deb12)\n"
 
 
 # --- wrong use
@@ -136,14 +137,14 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("chekc",), 'healthd: command "chekc"; did you mean "check"?'),
-        (("--json", "check"), 'healthd: command "--json"; write the command first, then its options'),
-        (("frobnicate",), 'healthd: command "frobnicate"; healthd --help shows all'),
-        (("cofnig",), 'healthd: command "cofnig"; did you mean "config"?'),
-        (("hook", "--json"), 'healthd: command "hook --json"; known here: hook epilog, hook healthcheck'),
+        (("chekc",), 'healthd: unknown command "chekc"; did you mean "check"?'),
+        (("--json", "check"), 'healthd: unknown command "--json"; write the command first, then its options'),
+        (("frobnicate",), 'healthd: unknown command "frobnicate"; healthd --help shows all'),
+        (("cofnig",), 'healthd: unknown command "cofnig"; did you mean "config"?'),
+        (("hook", "--json"), 'healthd: unknown command "hook --json"; known here: hook epilog, hook healthcheck'),
         (("config", "check", ""), "healthd: --config must name a file, got an empty name"),
         (("record", ""), "healthd record: the file name is empty"),
-        (("config", "shwo"), 'healthd: command "config shwo"; did you mean "config show"?'),
+        (("config", "shwo"), 'healthd: unknown command "config shwo"; did you mean "config show"?'),
         (("check", "--jsn"), 'healthd check: no option --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
         (("check", "gpu_eccc"), 'healthd check: no check is called "gpu_eccc"; did you mean "gpu_ecc"?'),
@@ -188,7 +189,7 @@ def test_the_usual_file_is_required_only_where_it_is_named():
     assert run("list").status == 0
     done = run("config", "check", DEFAULT_FILE)
     assert (done.status, done.out) == (64, "")
-    assert done.err.startswith(f"healthd: {DEFAULT_FILE}: all settings are at their defaults")
+    assert done.err.startswith(f"healthd: {DEFAULT_FILE} does not exist: all settings are at their defaults")
 
 
 def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):
@@ -298,7 +299,6 @@ def test_a_program_that_exists_here_is_no_warning(tmp_path):
 def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, monkeypatch, capsys):
     """`sleep` stands for a look at a file that never ends; the time limit ends it."""
     from healthd.cli import config
-    from healthd.cli.main import main
     from healthd.host import program
 
     real = program.run_program

@@ -127,7 +127,7 @@ def test_a_daemon_that_goes_is_told_above_what_it_said_last_and_one_that_comes_b
         shown = Terminal(tmp_path, "--watch", "0.5")
         seen = shown.until("n: .*unhealthy")
     try:
-        seen = shown.until("healthd is not running(.|\n)*As it was (.|\n)*n: .*unhealthy", seen)
+        seen = shown.until("healthd is not running(.|\n)*Last status, (.|\n)*n: .*unhealthy", seen)
         with StatusDaemon(tmp_path, node="back"):
             seen = shown.until("back: .*unhealthy", seen)
         seen = shown.until("healthd is not running", seen)

@@ -136,7 +136,7 @@ def test_a_misspelt_name_gets_one_sentence(capsys, wrong, right):
     status, said = page(capsys, wrong)
     assert status != 0
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert f'there is no code "{wrong}"' in said.err
+    assert f'unknown code "{wrong}"' in said.err
     assert right in said.err
 
 

@@ -505,9 +505,9 @@ def many(count: int) -> Iterable[Block]:
 
 @pytest.mark.one_python
 def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
-    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_DEVICES"):
+    for bound in ("MAX_WAITING", "MAX_NAMES", "MAX_DEVICES"):
         monkeypatch.setattr(scan, bound, 100)
-    for bound in ("MOST_FAULTS", "MOST_MEANINGS"):
+    for bound in ("MAX_FAULTS", "MAX_MEANINGS"):
         monkeypatch.setattr(scan_judged, bound, 100)
     monkeypatch.setattr(messages, "MESSAGES_BYTES", 100_000)
     monkeypatch.setattr(scan_table, "MAX_INCIDENTS", 50)

@@ -9,10 +9,10 @@ from healthd.api import (
     Clears,
     Explain,
     Finding,
+    History,
     Host,
     Observation,
     ObservationKind,
-    Past,
     Repair,
     Severity,
 )
@@ -37,7 +37,7 @@ def validate(config: Config) -> str | None:
     return None if config.max_errors >= 0 else "max_errors must not be negative"
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair]:
     while host.exists("/leaf-hangs"):  # it hangs until its test is over
         time.sleep(0.05)
     state, errors = (host.read(config.file) or "").split()

@@ -1,13 +1,13 @@
 """Whether an idle node swaps, or has a GPU that does not answer."""
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Host, NvmlError, NvmlErrorKind, Past, Severity
+from healthd.api import CheckConfig, Clears, Explain, Finding, History, Host, NvmlError, NvmlErrorKind, Severity
 
 Config = CheckConfig
 USES = "nvml"
 WHEN = "idle"
 
 
-def run(host: Host, config: CheckConfig, past: Past):
+def run(host: Host, config: CheckConfig, past: History):
     for gpu in host.gpus():
         try:
             gpu.temperature()

@@ -478,7 +478,7 @@ def test_what_can_be_read_of_a_hostile_folder_is_used_and_the_rest_named(tmp_pat
         "b": "nothing was loaded",
         "c": "not a pickle of plain data",
         "d": "memory",
-        "g": "breaks off",
+        "g": "truncated",
         "h": "is empty",
         "i": "10,737,418,240 bytes",
         "k": "regular file",

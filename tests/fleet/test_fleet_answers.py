@@ -154,13 +154,13 @@ def judge(name: str, told: Document) -> None:
         assert text.endswith("\n")
         assert not CONTROL_CHARACTERS.search(text), CONTROL_CHARACTERS.search(text)
         assert not UNSAID.search(text), text
-    assert module.found(told) in (True, False)
+    assert module.has_findings(told) in (True, False)
     view = view_of(told)
     assert view.name == name
     for table in view.tables:
-        assert {len(cells) for cells in table.written()} <= {len(table.columns)}
-        assert all(isinstance(cell, str) for cells in table.written() for cell in cells)
-    words = [view.title, *view.sentences, *view.notes, *(figure.words for figure in view.figures)]
+        assert {len(cells) for cells in table.cell_texts()} <= {len(table.columns)}
+        assert all(isinstance(cell, str) for cells in table.cell_texts() for cell in cells)
+    words = [view.title, *view.sentences, *view.notes, *(figure.description for figure in view.figures)]
     assert not [one for one in words if CONTROL_CHARACTERS.search(one) or not one.strip() or UNSAID.search(one)]
     json.dumps([figure.spec for figure in view.figures], allow_nan=False)
 
@@ -359,7 +359,7 @@ def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_
     page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
     text = " ".join(page.split()).partition("The findings are: ")[2].partition(" have no findings and exit with 0")[0]
     finds, how_much = text.split(". ")
-    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").found is no_findings}
+    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").has_findings is no_findings}
     assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
     assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet
 
@@ -418,10 +418,10 @@ def test_a_reader_that_goes_away_is_no_error(db: Path) -> None:
 INTERRUPTED = """
 import os, signal, threading
 from healthd.fleet.answers import study
-def _choose(self):
+def _create_chosen_tables(self):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     self.database.rows("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
-study.Study._choose = _choose
+study.Study._create_chosen_tables = _create_chosen_tables
 """
 
 

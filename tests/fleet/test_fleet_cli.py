@@ -79,5 +79,5 @@ def test_of_many_streams_that_cannot_be_read_twenty_are_named_and_the_rest_count
     status, out, err = fleet("ingest", "--out", tmp_path / "db", "--events", tmp_path / "srv")
     said = err.splitlines()
     assert (status, out, len(said)) == (3, "", 21)
-    assert said[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: it is a link"
+    assert said[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: a symbolic link"
     assert said[-1] == "... and 10 more that cannot be read"

@@ -227,12 +227,7 @@ def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list
         if rank is None:  # a file whose name differs from most others
             likely = [*labelled[at][::-1], *numbers[at][::-1]]
             rank = next(
-                (
-                    dump_view
-                    for dump_view in likely
-                    if dump_view is not None and (allowed is None or dump_view in allowed)
-                ),
-                None,
+                (number for number in likely if number is not None and (allowed is None or number in allowed)), None
             )
         if rank is None:
             unread.append(UnreadFile(unranked_view.source, "is a dump whose rank neither its name nor its groups show"))

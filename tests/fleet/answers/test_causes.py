@@ -293,7 +293,7 @@ SEEN = st.builds(
     kind=st.sampled_from(("edge", "level")),
     first_seen=st.integers(4400, 4410),
     last_seen=st.integers(4410, 5300),
-    told=st.booleans(),
+    from_stream=st.booleans(),
     jobs=st.frozensets(st.sampled_from(("7", "8")), max_size=2),
 )
 FAILURES = st.builds(

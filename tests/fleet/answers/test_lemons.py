@@ -249,9 +249,9 @@ def test_apply_leaves_an_uncertain_lemon_unless_a_probability_is_given(tmp_path:
     document = told(made, tmp_path, window_days=7)
     assert [one["certain"] for one in document["nodes"] if one["node"] == "g005"] == [False]
     assert lemons.NOT_DRAINED_NOTE in text_of(document, Page())
-    asked = told(made, tmp_path, window_days=7, least=0.3)
+    asked = told(made, tmp_path, window_days=7, min_probability=0.3)
     assert [one["certain"] for one in asked["nodes"] if one["node"] == "g005"] == [True]
-    assert "g005" not in names(told(made, tmp_path, window_days=7, least=1.0))
+    assert "g005" not in names(told(made, tmp_path, window_days=7, min_probability=1.0))
 
 
 def test_what_users_exclude_makes_no_lemon(tmp_path: Path) -> None:

@@ -474,11 +474,11 @@ def test_what_can_be_read_of_a_hostile_folder_is_used_and_the_rest_named(tmp_pat
     why = {one["file"][:1]: one["why"] for one in told["unread"]}
     assert "".join(sorted(why)) == "abcdfghijklmnop"
     for file, words in {
-        "a": "nothing of it was loaded",
-        "b": "nothing of it was loaded",
-        "c": "no pickle of plain data",
+        "a": "nothing was loaded",
+        "b": "nothing was loaded",
+        "c": "not a pickle of plain data",
         "d": "memory",
-        "g": "breaks off",
+        "g": "truncated",
         "h": "is empty",
         "i": "10,737,418,240 bytes",
         "k": "regular file",

@@ -51,9 +51,9 @@ def test_a_file_that_ends_in_a_line_leaves_that_line_unread():
 
 
 def test_a_line_that_is_still_written_is_left_for_the_next_time():
-    place = Position()
-    found, noted = read(b"n1\nn2", place=place, live=True)
-    assert (found, noted.unread, place) == ([(1, "n1")], [], Position(3, 1))
+    position = Position()
+    found, noted = read(b"n1\nn2", position=position, is_growing=True)
+    assert (found, noted.unread, position) == ([(1, "n1")], [], Position(3, 1))
 
 
 def test_what_is_no_text_is_unread():

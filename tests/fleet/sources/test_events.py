@@ -324,9 +324,7 @@ def test_what_is_damaged_at_another_time_than_was_asked_for_is_not_told(tmp_path
 
 
 def test_a_folder_without_streams_is_a_sentence(tmp_path):
-    assert run(tmp_path / "db", tmp_path / "gone").failed == [
-        f"events: {tmp_path}/gone: there is no such file or folder"
-    ]
+    assert run(tmp_path / "db", tmp_path / "gone").failed == [f"events: {tmp_path}/gone: no such file or folder"]
 
 
 def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, monkeypatch):

@@ -21,10 +21,10 @@ class Form:
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         return "N" in names and (is_first or "A" in names)
 
-    def free(self, name: str) -> bool:
+    def is_free_text(self, name: str) -> bool:
         return not name.startswith("N")
 
-    def wanted(self, name: str) -> bool:
+    def is_used(self, name: str) -> bool:
         return name in ("N", "A", "N2")
 
     def fits(self, name: str, text: str) -> bool:

@@ -36,11 +36,11 @@ def test_each_chart_has_its_data_in_it_and_words_beside_it_and_each_row_its_colu
     for one in views_of(made, tmp_path):
         assert one.sentences
         for drawn in one.figures:
-            assert drawn.words.strip()
+            assert drawn.description.strip()
             assert all(layer.records for layer in drawn.layers)
             assert '"url"' not in json.dumps(drawn.spec, allow_nan=False)
         for table in one.tables:
-            assert {len(row) for row in table.written()} == {len(table.columns)}
+            assert {len(row) for row in table.cell_texts()} == {len(table.columns)}
 
 
 def test_a_store_with_next_to_nothing_has_chapters_all_the_same(tmp_path: Path) -> None:

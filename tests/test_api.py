@@ -12,11 +12,11 @@ from healthd import api
 # A name may be added. To remove or rename one breaks the checks of sites.
 NAMES = """
 AbsolutePath AbsolutePathOrNone Baseline Bytes Celsius CheckConfig CheckSettings Clears Count Cpus Ends EndsJob Entry
-ExitStatus Explain FailureCause Few Finding Gbps Gib Gpu Gpus Host Inventory KernelEvent Lanes LeftOut Links Mbps
+ExitStatus Explain FailureCause Finding Gbps Gib Gpu Gpus History Host Inventory KernelEvent Lanes LeftOut Links Mbps
 Meaning MigDevices Mtu NOT_IN_BASELINE NO_GPU NO_IB_PORT NothingToCheck NvmlError NvmlErrorKind NvmlGpu Observation
-ObservationKind Past PciDevice PciFunction Percent Period Processes Program Ran Rate Remedy Repair Seconds Severity
-Share Slowness Times Watts WholeCelsius Worsens WorsensBy between dataclass is_decimal patterns_compiled_where_made
-printable regex
+ObservationKind PciDevice PciFunction Percent Period Processes Program ProgramResult Rate Remedy Repair Seconds
+Severity Share Slowness SmallCount Times Watts WholeCelsius Worsens WorsensBy between compile_patterns_eagerly
+dataclass is_decimal printable regex
 """
 
 

@@ -26,7 +26,7 @@ PURE_OF = {
     ),
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
-    "agent.reporting": "endings fault_course next_steps render",
+    "agent.reporting": "endings fault_timeline next_steps render",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
     "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
@@ -143,7 +143,7 @@ USE_PACKAGE_FILES = {
     "agent.settings.layers",
     "agent.worker.installed_files",
     "fleet.answers.causes",
-    "fleet.questions",
+    "fleet.queries",
     "fleet.report",
     "nvidia.codes",
     "nvidia.fake_machines",
@@ -319,7 +319,7 @@ except SystemExit:
 
 
 def test_daemon_never_loads_nvml() -> None:
-    program = "import healthd.agent.daemon; from healthd.agent.settings import registry; registry.built_in()"
+    program = "import healthd.agent.daemon; from healthd.agent.settings import registry; registry.built_in_checks()"
     assert loaded_after(program) == ""
 
 

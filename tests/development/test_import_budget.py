@@ -98,14 +98,14 @@ NO_USE_TO_WORKER = {
 WORKER = """
 import sys
 from healthd.common.codec import dump
-from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.registry import built_in_checks
 from healthd.agent.worker.process import Setup, Worker, _host
 from healthd.agent.worker.requests import *
 from healthd.common.values import decode, encode
 folder = sys.argv[1]
 setup = Setup(root=f"{folder}/root", state_dir=f"{folder}/state", runtime_dir=f"{folder}/run")
 worker = Worker(setup, *_host(setup))
-for check in built_in().values():
+for check in built_in_checks().values():
     if check.runs and check.uses != "nvml":
         worker.answer(Run(check.name, "", dump(check.config()), boot_id="b"))
 for number, request in enumerate((

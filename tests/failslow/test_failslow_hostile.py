@@ -70,7 +70,7 @@ def test_a_detector_takes_any_time_that_a_float_can_be():
 
 def test_a_mistake_of_healthds_own_is_one_sentence_and_nobody_is_slow(tmp_path, capsys, monkeypatch):
     file = written(tmp_path, column(1))
-    monkeypatch.setattr("healthd.failslow.analysis.judge", lambda *_: 1 // 0)
+    monkeypatch.setattr("healthd.failslow.analysis.diagnose", lambda *_: 1 // 0)
     status, out, err = ran(capsys, file)
     assert (status, out, err.count("\n")) == (3, "", 1)
     assert "internal error of healthd, no result: ZeroDivisionError" in err
@@ -207,7 +207,7 @@ def test_a_table_with_columns_that_records_have_is_a_table(tmp_path):
 
 def test_an_old_pickle_that_wants_a_class_is_told_and_nothing_of_it_loaded(tmp_path, capsys):
     status, _, err = ran(capsys, written(tmp_path, b"cposix\nsystem\n(S'touch " + bytes(tmp_path) + b"/made'\ntR."))
-    assert (status, "names a class or function" in err, (tmp_path / "made").exists()) == (3, True, False)
+    assert (status, "calls a class or function" in err, (tmp_path / "made").exists()) == (3, True, False)
 
 
 def test_an_operation_column_without_a_name_is_wrong_use_and_two_of_one_name_cannot_be_read(tmp_path, capsys):

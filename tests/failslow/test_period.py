@@ -163,7 +163,7 @@ def test_a_time_that_the_clock_is_too_coarse_to_tell_is_told_as_doubtful(took, d
     ]
     told = found(made)
     assert told.confidence < 0.5
-    assert abs(told.iteration_seconds - took) <= told.within * told.iteration_seconds
+    assert abs(told.iteration_seconds - took) <= told.relative_error * told.iteration_seconds
 
 
 def test_a_clock_of_milliseconds_tells_an_iteration_of_a_second():

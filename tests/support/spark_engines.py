@@ -93,7 +93,7 @@ class Recorded(Study):
         super().__init__(database, from_time, to_time, chosen)
 
     def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
-        found = super().ask(name, row, **parameters)
+        found = super().query(name, row, **parameters)
         self.digests[f"{name} {self._runs[name]}"] = digest(getattr(row, "_fields", ()), map(tuple, found))
         self._runs[name] += 1
         self.rows[name] += len(found)

@@ -89,7 +89,7 @@ def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
     client.step()
     client.step(busy=0.25)
     (heard,) = ranks.step().step().heard
-    said = heard.said
+    said = heard.step
     assert (heard.job, heard.pid) == ("4711", os.getpid())
     assert (said.rank, said.local_rank, said.step, said.steps, said.busy, said.wait) == (5, 1, 1, 1, 0.25, None)
     assert said.seconds > 0
@@ -103,14 +103,14 @@ def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
         client.step()
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step()
-    assert [one.said.steps for one in ranks.step().step().heard] == [1, 10]
+    assert [one.step.steps for one in ranks.step().step().heard] == [1, 10]
 
 
 def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
     client.step()
     for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
         client.step(busy=busy)
-    assert {one.said.busy for one in ranks.step().step().step().step().step().heard} == {None}
+    assert {one.step.busy for one in ranks.step().step().step().step().step().heard} == {None}
 
 
 class Tensor:
@@ -124,7 +124,7 @@ class Tensor:
 def test_step_accepts_whatever_float_accepts(ranks, value):
     client.step()
     client.step(busy=value, wait=value)
-    assert [(one.said.busy, one.said.wait) for one in ranks.step().step().heard] == [(0.25, 0.25)]
+    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().heard] == [(0.25, 0.25)]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64", "array"])
@@ -132,7 +132,7 @@ def test_step_accepts_numpy_scalars(ranks, kind):
     numpy = pytest.importorskip("numpy")
     client.step()
     client.step(busy=getattr(numpy, kind)(1))
-    assert [one.said.busy for one in ranks.step().step().heard] == [1.0]
+    assert [one.step.busy for one in ranks.step().step().heard] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypat
     client.step(busy=bad)
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step(busy=0.4)
-    last = [one.said for one in ranks.step().step().step().heard][-1]
+    last = [one.step for one in ranks.step().step().step().heard][-1]
     assert (last.steps, last.busy) == (3, pytest.approx(0.3))
 
 
@@ -221,10 +221,10 @@ def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all
         ranks.step()
     client.step()
     ranks.step()
-    steps = [one.said for one in ranks.heard]
+    steps = [one.step for one in ranks.heard]
     assert sum(one.steps for one in steps) == 2001
     assert len(steps) < 2001
-    assert [one.said.step for one in ranks.heard][-1] == 2001
+    assert [one.step.step for one in ranks.heard][-1] == 2001
 
 
 def test_a_healthd_that_was_restarted_is_found_again(ranks):
@@ -251,7 +251,7 @@ def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(rank
     with ranks.connect() as other:
         other.send(message(rank=7))
         until(lambda: len(ranks.step().heard) == 3)
-    assert {one.said.rank for one in ranks.heard} == {5, 7}
+    assert {one.step.rank for one in ranks.heard} == {5, 7}
 
 
 # --- processes, threads, containers
@@ -426,7 +426,7 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
         dropped = ranks.receiver.dropped_counts()
         assert (dropped.file_descriptors, dropped.series) == (2, 0)
         assert listener.calls == 2, "one try a look"
-        assert ranks.step().step().heard[-1].said.seconds == 0.5
+        assert ranks.step().step().heard[-1].step.seconds == 0.5
     assert dict(shortages) == {shortage.DESCRIPTORS: 2}
 
 
@@ -434,7 +434,7 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     ranks.receiver._listener = Listener(ranks.receiver._listener, errno.ECONNABORTED)
     with ranks.connect() as rank:
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].said.seconds == 0.5
+        assert ranks.step().step().heard[-1].step.seconds == 0.5
     assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, told.Dropped())
 
 
@@ -483,7 +483,7 @@ def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
         with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
             socket.send_fds(rank, [message(0.25)], [0])
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].said.seconds == 0.5
+        assert ranks.step().step().heard[-1].step.seconds == 0.5
 
 
 def refuses_files(stream: socket.socket) -> bool:
@@ -525,13 +525,13 @@ def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
             honest.send(message(seconds=1.0 + turn))
             ranks.step()
         ranks.step()
-        assert [one.said.seconds for one in ranks.heard if one.job == "8"] == [1.0 + turn for turn in range(50)]
+        assert [one.step.seconds for one in ranks.heard if one.job == "8"] == [1.0 + turn for turn in range(50)]
     for stream in floods:
         stream.close()
 
 
 def test_one_look_reads_no_more_than_its_budget(ranks):
-    ranks.receiver.ranks = 200
+    ranks.receiver.max_ranks = 200
     floods = [ranks.connect() for _ in range(100)]
     for _ in range(5):
         ranks.step()

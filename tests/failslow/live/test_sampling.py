@@ -379,7 +379,7 @@ def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: P
     assert len(sampler.gpus) == 8
     assert sorted(sampler.problems) == [
         "ib: no InfiniBand port has byte counters",
-        "nvml: no GPU of this node tells power as a count that lasts",
+        "nvml: no GPU of this node has a usable counter for power",
     ]
     pid = pid_of(sampler)
     assert alive(pid)

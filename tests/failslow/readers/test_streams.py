@@ -125,8 +125,8 @@ class Made:
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.pkl", pickle.dumps({"entries": [Made()]}, 2), "names a class"),
-        ("a.pkl", b"\x80\x02]", "breaks off"),
+        ("a.pkl", pickle.dumps({"entries": [Made()]}, 2), "class or function"),
+        ("a.pkl", b"\x80\x02]", "truncated pickle"),
         ("a.pkl", pickle.dumps({"entries": [{"process_group": 1}]}, 2), "entry 1 is not"),
         ("a.json", b'{"entries": [\n{"process_group": ', "line 2: is damaged JSON"),
         ("a.log", b"1.0 all_reduce\nnonsense\n2.0 all_reduce\n", "line 2"),

@@ -31,13 +31,10 @@ from healthd.common.errors import HealthdError
 from healthd.common.model import Outcome, RunName
 from healthd.common.values import Value
 from healthd.host import system
-from healthd.host.program import ProgramResult
 
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
-RAN = "Ran"  # in the file: the type of a ProgramResult
-TYPE_NAMES = {ProgramResult.__name__: RAN}
 MAX_BYTES = 64 << 20  # of uncompressed JSON: a file may be a zip bomb, and a node can have large files
 
 Pack = Callable[[Any], Any]
@@ -130,7 +127,7 @@ def pack(value: Any, pack_other: Pack | None = None) -> Any:
     if kind is list:
         return [pack(item, pack_other) for item in value]
     if isinstance(value, tuple):
-        name = TYPE_NAMES.get(kind.__name__, kind.__name__) if hasattr(value, "_fields") else "tuple"
+        name = kind.__name__ if hasattr(value, "_fields") else "tuple"
         return {name: [pack(item, pack_other) for item in value]}
     if kind is dict:
         return {"dict": [[pack(key, pack_other), pack(item, pack_other)] for key, item in value.items()]}
@@ -171,7 +168,7 @@ def _unpack_table(kind: str, inner: Any, unpackers: Mapping[str, Pack] | None) -
         return dict(items)
     if kind == "error":
         return _exception(*items)
-    made = ProgramResult if kind == RAN else getattr(system, kind)  # FileStat, KernelClock, ...
+    made = getattr(system, kind)  # FileStat, ProgramResult, ...
     if not (isinstance(made, type) and issubclass(made, tuple)):
         raise TypeError("no such kind")
     return made(*items)

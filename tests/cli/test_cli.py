@@ -735,7 +735,7 @@ def test_detection_is_paused_told_and_ended_and_the_pause_is_no_pause_of_healthd
     assert re.search(r"slow-job detection paused by .*: a benchmark", shown)
     assert "healthd failslow unpause --runtime-dir" in shown
     assert run("failslow", "unpause", "--runtime-dir", runtime).status == 0
-    assert "slow jobs" not in run("status", "--runtime-dir", runtime).out
+    assert "slow-job detection" not in run("status", "--runtime-dir", runtime).out
     done = run("failslow", "unpause", "--runtime-dir", runtime)
     assert (done.status, done.err) == (1, "healthd: failslow-unpause: slow-job detection is not paused\n")
 

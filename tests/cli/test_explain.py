@@ -432,7 +432,7 @@ def test_with_settings_that_cannot_be_read_the_mode_is_the_running_daemons(tmp_p
     assert {"setting": "mode", "value": "drain", "from": "the running daemon"} in document["here"][0]["settings"]
     text = " ".join(capsys.readouterr().out.split())
     assert "healthd drains the node" in text
-    assert "is not known" not in text
+    assert "The mode is unknown" not in text
 
 
 def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp_path, capsys):

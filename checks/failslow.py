@@ -189,7 +189,8 @@ OBSERVATIONS = {
         "How much longer an iteration of the slowest job takes than before: 0.26 is 26 % longer; 0 if no job is slow."
     ),
     "failslow_lost_seconds_total": Meaning(
-        "Extra seconds that iterations took, compared with before, since the live process started. Source client: summed over "
+        "Extra seconds that iterations took, compared with before, since the live process started. "
+        "Source client: summed over "
         "the ranks on this node, usually one for each GPU. Source counters: whole jobs.",
         ("source",),
     ),

@@ -139,7 +139,8 @@ def find_host_outliers(
             )
             count = len(peer_changes) - (member in peer_changes)
             sentence = (
-                f"neither busy, waiting nor transferring {format_duration(change.after)} against {format_duration(change.before)} "
+                f"neither busy, waiting nor transferring {format_duration(change.after)} against "
+                f"{format_duration(change.before)} "
                 f"before; {_peers_text(count, ranks or len(role))} {format_duration(peers_time)}"
             )
             excess = 1 + above

@@ -150,7 +150,19 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["bytes", "float", "tuple", "dict", "error", "ProgramResult", "FileStat", "os", "Tree", "struct", "nvml"]
+                [
+                    "bytes",
+                    "float",
+                    "tuple",
+                    "dict",
+                    "error",
+                    "ProgramResult",
+                    "FileStat",
+                    "os",
+                    "Tree",
+                    "struct",
+                    "nvml",
+                ]
             )
             | st.text(),
             inner,

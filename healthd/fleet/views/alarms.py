@@ -34,7 +34,7 @@ COLUMNS = (
     Column("share", "share", SMALL_SHARE),
     Column("95 % interval", "interval", interval(SMALL_SHARE)),
     Column("conditions", "alarms", COUNT),
-    Column("stood already", "already_open_jobs", COUNT),
+    Column("already failing", "already_open_jobs", COUNT),
     Column("warned", "warned_jobs", COUNT),
 )
 
@@ -71,7 +71,7 @@ def _sentences(alarms: Document) -> list[str]:
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
         f"one of their nodes: {format_small_share(alarms['share'])} "
         f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is "
-        f"less than 1 %). Another {alarms['already_open_jobs']:,} ran beside one that stood already, and "
+        f"less than 1 %). Another {alarms['already_open_jobs']:,} ran while such a check was already failing, and "
         f"{alarms['warned_jobs']:,} saw only warnings."
     ]
     above = [row for row in alarms["checks"] if row["above"]]

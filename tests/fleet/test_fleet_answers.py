@@ -359,7 +359,9 @@ def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_
     page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
     text = " ".join(page.split()).partition("The findings are: ")[2].partition(" have no findings and exit with 0")[0]
     finds, how_much = text.split(". ")
-    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").has_findings is no_findings}
+    quiet = {
+        one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").has_findings is no_findings
+    }
     assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
     assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet
 

@@ -26,14 +26,14 @@ class Jobs(NamedTuple):
 
 
 class UnobservedJobs(NamedTuple):
-    """Columns of alarms_unseen.sql."""
+    """Columns of alarms_unobserved_jobs.sql."""
 
     jobs: int
     alarmed: int
 
 
 class AlarmCounts(NamedTuple):
-    """Columns of alarms_counted.sql."""
+    """Columns of alarms_counts.sql."""
 
     level: int
     check_name: str
@@ -66,8 +66,8 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     if not study.has_rows("scraped_conditions"):
         study.require("events")
     (jobs,) = study.query("alarms_jobs", Jobs)
-    (unobserved,) = study.query("alarms_unseen", UnobservedJobs)
-    counts = study.query("alarms_counted", AlarmCounts)
+    (unobserved,) = study.query("alarms_unobserved_jobs", UnobservedJobs)
+    counts = study.query("alarms_counts", AlarmCounts)
     overall, by_check_rows, by_code_rows = ([row for row in counts if row.level == level] for level in range(3))
     placed = jobs.placed
     total = counts_row(overall[0] if overall else NO_ALARMS, placed)

@@ -120,7 +120,7 @@ class CheckDate(NamedTuple):
 
 
 class ClearedFlag(NamedTuple):
-    """Columns of attribution_flags_gone.sql."""
+    """Columns of attribution_cleared_flags.sql."""
 
     cluster: str
     node: str
@@ -157,8 +157,8 @@ def attribution(study: Study) -> Document:
     attributed_keys = {(job.cluster, job.db_index) for job, _ in jobs}
     largest = _pages(study, "attribution_largest", FailedJob, FAILED_JOBS_PER_PAGE)
     unattributed_rows = (row for row in largest if (row.cluster, row.db_index) not in attributed_keys)
-    swaps = gpu_swaps(study.query("attribution_flags_gone", ClearedFlag), study.query("attribution_tickets", Ticket))
-    gpus = sum(row.gpus for row in study.query("states_there", ClusterGpus))
+    swaps = gpu_swaps(study.query("attribution_cleared_flags", ClearedFlag), study.query("attribution_tickets", Ticket))
+    gpus = sum(row.gpus for row in study.query("states_nodes", ClusterGpus))
     years = (study.to_time - study.from_time) / (365.25 * 86400)
     answer = {
         **unattributed(jobs, totals),

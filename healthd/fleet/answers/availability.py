@@ -63,7 +63,7 @@ class Reserved(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """Columns of availability_read.sql."""
+    """Columns of availability_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -77,7 +77,7 @@ class Ingested(NamedTuple):
 
 
 class CoverageEnd(NamedTuple):
-    """Columns of availability_until.sql."""
+    """Columns of availability_coverage_ends.sql."""
 
     cluster: str | None
     until: int
@@ -127,7 +127,7 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     whole = (study.from_time, study.to_time)
     nodes = [node._asdict() for node in study.query("availability_nodes", Node)]
     node_times = {(row["cluster"], row["node"]): NodeTimes() for row in nodes}
-    coverage_ends = {row.cluster: row.until for row in study.query("availability_until", CoverageEnd)}
+    coverage_ends = {row.cluster: row.until for row in study.query("availability_coverage_ends", CoverageEnd)}
     for outage in study.query("availability_outages", Outage):
         times, kind = node_times[outage.cluster, outage.node], outage_kind(outage.by_whom, outage.first_state)
         until = max(
@@ -305,7 +305,7 @@ def _add_observed_times(
     read.
     """
     read: dict[str, list[Span]] = defaultdict(list)
-    for row in study.query("availability_read", ReadPeriod):
+    for row in study.query("availability_read_periods", ReadPeriod):
         read[row.cluster].append((row.from_time, row.from_time if row.to_time is None else row.to_time))
     clusters = sorted({cluster for cluster, _ in node_times})
     unread_times = {cluster: subtract([whole], merge(read[cluster])) for cluster in clusters}

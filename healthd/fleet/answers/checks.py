@@ -42,7 +42,7 @@ class Incident:
 
 
 class Sighting(NamedTuple):
-    """Columns of checks_sights.sql."""
+    """Columns of checks_sightings.sql."""
 
     cluster: str
     node: str
@@ -52,7 +52,7 @@ class Sighting(NamedTuple):
 
 
 class ReportedChecks(NamedTuple):
-    """Columns of checks_spoke.sql."""
+    """Columns of checks_reported.sql."""
 
     check_name: str
     failing: int = 0
@@ -80,7 +80,7 @@ class Outage(NamedTuple):
 
 
 class ConditionLife(NamedTuple):
-    """Columns of checks_lives.sql."""
+    """Columns of checks_conditions.sql."""
 
     cluster: str
     node: str
@@ -91,7 +91,7 @@ class ConditionLife(NamedTuple):
 
 
 class DrainCommand(NamedTuple):
-    """Columns of checks_sent.sql."""
+    """Columns of checks_drain_commands.sql."""
 
     cluster: str
     node: str
@@ -99,7 +99,7 @@ class DrainCommand(NamedTuple):
 
 
 class UnobservedDay(NamedTuple):
-    """Columns of checks_unseen.sql."""
+    """Columns of checks_unobserved_days.sql."""
 
     cluster: str
     node: str
@@ -114,17 +114,17 @@ def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
-    all_incidents = incidents(study.query("checks_sights", Sighting), gap_seconds)
+    all_incidents = incidents(study.query("checks_sightings", Sighting), gap_seconds)
     outages = study.query("checks_outages", Outage)
     completed = completed_checks(study)
     deployed = {row.check_name: row for row in study.query("checks_deployed", DeployedCheck)}
-    check_rows = by_check(all_incidents, study.query("checks_spoke", ReportedChecks), completed, deployed)
+    check_rows = by_check(all_incidents, study.query("checks_reported", ReportedChecks), completed, deployed)
     drain_rows = drains(
         [row for row in outages if study.from_time <= row.start_time < study.to_time],
         outages,
-        study.query("checks_lives", ConditionLife),
-        study.query("checks_sent", DrainCommand),
-        {(row.cluster, row.node, row.day) for row in study.query("checks_unseen", UnobservedDay)},
+        study.query("checks_conditions", ConditionLife),
+        study.query("checks_drain_commands", DrainCommand),
+        {(row.cluster, row.node, row.day) for row in study.query("checks_unobserved_days", UnobservedDay)},
     )
     notes = study.coverage_notes("events")
     if not completed:

@@ -219,7 +219,7 @@ class JobRun(NamedTuple):
 
 
 class ConcurrentRuns(NamedTuple):
-    """Columns of ettr_families.sql."""
+    """Columns of ettr_concurrent_runs.sql."""
 
     runs: int
 
@@ -230,7 +230,7 @@ def _measured_runs(
     """Return the rows of `by_size`, and the number of runs left out: jobs of one name that ran at the same time."""
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
     rows = study.query("ettr_runs", JobRun, **seconds)
-    (families,) = study.query("ettr_families", ConcurrentRuns)
+    (families,) = study.query("ettr_concurrent_runs", ConcurrentRuns)
     return by_size(rows, r_f, checkpoint_seconds, restart_seconds), families.runs
 
 

@@ -27,7 +27,7 @@ CHECKS = (
 
 
 class CompletedRow(NamedTuple):
-    """Columns of looked.sql. checks: names in double quotes, separated by commas."""
+    """Columns of completed_checks.sql. checks: names in double quotes, separated by commas."""
 
     cluster: str
     node: str
@@ -47,7 +47,7 @@ class CheckCompletion(NamedTuple):
 def completed_checks(study: Study) -> dict[str, CheckCompletion]:
     """Return the checks that completed on chosen nodes in the period, by name. Empty if no stream was read."""
     by_check: dict[str, list[CompletedRow]] = defaultdict(list)
-    for row in study.query("looked", CompletedRow):
+    for row in study.query("completed_checks", CompletedRow):
         for name in row.checks.split(","):
             by_check[name.strip(' "')].append(row)
     return {
@@ -61,7 +61,7 @@ def completed_checks(study: Study) -> dict[str, CheckCompletion]:
 
 
 class Slowing(NamedTuple):
-    """Columns of slowing.sql."""
+    """Columns of slowing_conditions.sql."""
 
     node: str
     code: str
@@ -100,7 +100,7 @@ def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEviden
             row.code,
             printable(row.message or _describe_code(row.code, row.subject)).rstrip("."),
         )
-        for row in study.query("slowing", Slowing, before_seconds=WINDOW_BEFORE_SECONDS)
+        for row in study.query("slowing_conditions", Slowing, before_seconds=WINDOW_BEFORE_SECONDS)
     ]
 
 

@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTimeRow(NamedTuple):
-    """Columns of failslow_stretches.sql. jobs: ids separated by blanks."""
+    """Columns of failslow_slow_times.sql. jobs: ids separated by blanks."""
 
     cluster: str
     node: str
@@ -47,7 +47,7 @@ class JobOnNode(NamedTuple):
 
 
 class SlowCondition(NamedTuple):
-    """A condition from its onset to its end. Columns of failslow_lives.sql."""
+    """A condition from its onset to its end. Columns of failslow_conditions.sql."""
 
     cluster: str
     node: str
@@ -117,14 +117,14 @@ def failslow(study: Study) -> Document:
     if not study.has_rows("scraped_conditions"):
         study.require("events")
     slow_spans: dict[Node, list[SlowSpan]] = defaultdict(list)
-    for slow in study.query("failslow_stretches", SlowTimeRow):
+    for slow in study.query("failslow_slow_times", SlowTimeRow):
         item = SlowSpan(slow.begin_time, slow.end_time, slow.slowdown, parse_job_ids(slow.jobs))
         slow_spans[slow.cluster, slow.node].append(item)
     ran: dict[Node, list[NodeJob]] = defaultdict(list)
     for job in study.query("failslow_jobs", JobOnNode):
         ran[job.cluster, job.node].append(NodeJob(job.job_id, job.begin_time, job.end_time, job.gpus))
     lives: dict[Node, list[SlowCondition]] = defaultdict(list)
-    for life in study.query("failslow_lives", SlowCondition):
+    for life in study.query("failslow_conditions", SlowCondition):
         lives[life.cluster, life.node].append(life)
     drains: dict[Node, list[Drain]] = defaultdict(list)
     for drain in study.query("failslow_drains", Drain):

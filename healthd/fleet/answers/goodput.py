@@ -16,7 +16,7 @@ LOOP_MIN_ENDS = 5  # a job that nodes ended this often is a requeue loop (health
 
 
 class EndedJob(NamedTuple):
-    """Columns of goodput_first.sql: a job that a node ended. jobs: 1."""
+    """Columns of goodput_ended_jobs.sql: a job that a node ended. jobs: 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +30,7 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """Columns of goodput_gave_way.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
+    """Columns of goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
 
     how: str
     after: int | None
@@ -60,8 +60,8 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
         raise WrongChoice("--price: must be the price of a GPU-hour, 0 or more")
     study.require("jobs")
     max_loss_seconds = float(checkpoint / 2)
-    first = study.query("goodput_first", EndedJob, at_most_seconds=max_loss_seconds)
-    preempted = study.query("goodput_gave_way", PreemptedJobs, at_most_seconds=max_loss_seconds)
+    first = study.query("goodput_ended_jobs", EndedJob, at_most_seconds=max_loss_seconds)
+    preempted = study.query("goodput_preempted_jobs", PreemptedJobs, at_most_seconds=max_loss_seconds)
     second = [row for row in preempted if row.after is not None]
     other_preempted = [row for row in preempted if row.after is None]
     first_loss, second_loss = loss(first, price), loss(second, price)

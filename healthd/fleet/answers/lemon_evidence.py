@@ -68,7 +68,7 @@ class Outage:
 
 
 class FailedJobSighting(NamedTuple):
-    """Columns of lemons_met.sql and lemons_node_fails.sql: a failed job and a sighting on one of its nodes."""
+    """Columns of lemons_failed_jobs.sql and lemons_node_fails.sql: a failed job and a sighting on one of its nodes."""
 
     cluster: str
     db_index: int
@@ -118,7 +118,7 @@ class Maintenance(NamedTuple):
 
 
 class ExternalRecord(NamedTuple):
-    """Columns of lemons_noted.sql: a ticket, or a failure recorded by another tool."""
+    """Columns of lemons_external_records.sql: a ticket, or a failure recorded by another tool."""
 
     cluster: str
     node: str
@@ -137,7 +137,7 @@ class FirstSeen(NamedTuple):
 
 
 class ClusterStart(NamedTuple):
-    """Columns of lemons_begins.sql."""
+    """Columns of lemons_cluster_starts.sql."""
 
     cluster: str
     first_time: int
@@ -162,12 +162,12 @@ def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
     window = {"window_from": begin, "window_to": end}
     window_parameters = {**window, "after_seconds": AFTER_SECONDS}
     condition_moments = study.query("lemons_moments", ConditionMoment, **window_parameters)
-    sightings = study.query("lemons_met", FailedJobSighting, **window_parameters, before_seconds=BEFORE_SECONDS)
+    sightings = study.query("lemons_failed_jobs", FailedJobSighting, **window_parameters, before_seconds=BEFORE_SECONDS)
     failed_jobs = failed_job_evidence(sightings, study.query("lemons_node_fails", FailedJobSighting, **window))
     outages = merge_outages(
         study.query("lemons_outages", OutageRow, **window), study.query("lemons_maintenance", Maintenance, **window)
     )
-    records_by_node = _by_node(study.query("lemons_noted", ExternalRecord, **window))
+    records_by_node = _by_node(study.query("lemons_external_records", ExternalRecord, **window))
     shares = failure_shares(condition_moments, sightings)
     found: dict[Key, list[Evidence]] = defaultdict(list)
     for key, node_evidence in (
@@ -181,7 +181,7 @@ def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
         dict(found),
         outages,
         {(row.cluster, row.node): row.first_time for row in study.query("lemons_first_seen", FirstSeen)},
-        {row.cluster: row.first_time for row in study.query("lemons_begins", ClusterStart)},
+        {row.cluster: row.first_time for row in study.query("lemons_cluster_starts", ClusterStart)},
     )
 
 

@@ -53,7 +53,7 @@ Node = tuple[str, str]
 
 
 class Sighting(NamedTuple):
-    """Columns of links_sights.sql."""
+    """Columns of links_sightings.sql."""
 
     cluster: str
     node: str
@@ -92,7 +92,7 @@ def links(study: Study) -> Document:
     study.add_table("link_codes", {"code": TEXT, "inside": BOOLEAN}, link_codes)
     nodes = study.query("links_nodes", ObservedNode)
     ports = {(row.model, row.inside): row.ports for row in study.query("links_ports", PortCount)}
-    sights = study.query("links_sights", Sighting)
+    sights = study.query("links_sightings", Sighting)
     episode_counts = count_episodes(sights)
     ports_by_node = {
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """Columns of states_read.sql."""
+    """Columns of states_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -49,7 +49,7 @@ class ReadPeriod(NamedTuple):
 
 
 class ClusterGpus(NamedTuple):
-    """Columns of states_there.sql."""
+    """Columns of states_nodes.sql."""
 
     cluster: str
     gpus: int
@@ -58,7 +58,7 @@ class ClusterGpus(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """Columns of states_used.sql and states_lost_there.sql."""
+    """Columns of states_used_gpu_time.sql and states_lost_on_nodes.sql."""
 
     gpu_seconds: float
 
@@ -84,7 +84,7 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
     study.require("jobs")
     ended = study.query("states_ended", EndedJobs)
     if study.choice.model or study.choice.switch:
-        (lost_row,) = study.query("states_lost_there", GpuTime)
+        (lost_row,) = study.query("states_lost_on_nodes", GpuTime)
         lost_gpu_seconds = round(lost_row.gpu_seconds)
     else:
         lost_gpu_seconds = sum(row.lost_gpu_seconds for row in ended)
@@ -290,15 +290,15 @@ def _sums_by(rows: Iterable[EndedJobs | Outcome], key: str, sums: Sequence[str] 
 def _gpu_use_row(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
     """Return the use of the GPUs, and for each cluster the share of the period without job records."""
     read_spans: dict[str, list[Span]] = {}
-    for row in study.query("states_read", ReadPeriod):
+    for row in study.query("states_read_periods", ReadPeriod):
         read_spans.setdefault(row.cluster, []).append((row.from_time, row.to_time))
     whole = [(study.from_time, study.to_time)]
-    nodes = study.query("states_there", ClusterGpus)
+    nodes = study.query("states_nodes", ClusterGpus)
     times = {row.cluster: intersect(whole, merge(read_spans.get(row.cluster, ()))) for row in nodes}
     known_spans = ((cluster, *span) for cluster, spans in times.items() for span in spans)
     study.add_table("known_times", {"cluster": TEXT, "begin_time": BIGINT, "end_time": BIGINT}, known_spans)
     by_jobs = study.choice.partition or study.choice.account
-    (gpu_time,) = study.query("states_used", GpuTime, chosen_alone=int(bool(by_jobs)))
+    (gpu_time,) = study.query("states_used_gpu_time", GpuTime, chosen_alone=int(bool(by_jobs)))
     known_by_cluster = {cluster: total_seconds(spans) for cluster, spans in times.items()}
     use = gpu_use(
         float(sum(row.gpus * known_by_cluster[row.cluster] for row in nodes)),

@@ -53,7 +53,7 @@ _ALL_NODES_SQL = " UNION ".join(
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
 # These are as long and wide as the store's own table; a view reads only the columns that a query needs.
-_UNMATERIALIZED = ("lines", "placed_days", "rate_ran")
+_UNMATERIALIZED = ("lines", "job_node_days", "rate_jobs")
 # Tables that a study has in addition to the queries, or that an answer adds.
 STUDY_TABLES = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
@@ -63,7 +63,7 @@ MAX_HINT_LENGTH = 400  # characters of suggested names
 
 
 class ChosenNode(NamedTuple):
-    """Columns of chosen_places.sql."""
+    """Columns of chosen_node_names.sql."""
 
     cluster: str
     node: str
@@ -168,7 +168,7 @@ class Study:
         """Return a note on how many of these (cluster, node) were not chosen. noun: a noun for them."""
         if not (self.choice.model or self.choice.switch):
             return []
-        chosen = set(self.query("chosen_places", ChosenNode))
+        chosen = set(self.query("chosen_node_names", ChosenNode))
         located = [pair for pair in nodes if pair[1] is not None]
         outside = sum(pair not in chosen for pair in located)
         if not outside:

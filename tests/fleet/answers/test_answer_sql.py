@@ -134,24 +134,24 @@ LOST = {"start_time": 0, "end_time": 1000, "gpus": 8, "gpus_up_to": 8}
     ("job", "gpu_seconds"),
     [({}, 4000.0), ({"end_time": 300}, 2400.0), ({"start_time": 2000}, 0.0), ({"gpus": None, "gpus_up_to": None}, 0.0)],
 )
-def test_query_of_goodput_first__loses_at_most_half_a_checkpoint(job: dict[str, Any], gpu_seconds: float) -> None:
+def test_query_of_goodput_ended_jobs__loses_at_most_half_a_checkpoint(job: dict[str, Any], gpu_seconds: float) -> None:
     one = {**JOB, **LOST, **job}
     (found,) = query(
-        *("goodput_first", goodput.EndedJob, {"at_most_seconds": 500.0}),
+        *("goodput_ended_jobs", goodput.EndedJob, {"at_most_seconds": 500.0}),
         hardware_ends=[{**JOB, "job_id": 7, "ended": "failed", "node": "n1", "end_time": 1000}],
         chosen_jobs=[one],
     )
     assert found == ("c", 7, "failed", "n1", one["gpus"], one["end_time"], one["gpus_up_to"], 1, gpu_seconds)
 
 
-def test_query_of_goodput_gave_way__sums_by_requeue_and_how() -> None:
+def test_query_of_goodput_preempted_jobs__sums_by_requeue_and_how() -> None:
     victims = [{"cluster": "c", "db_index": index, **LOST} for index in (1, 2, 3)]
     preempted = [
         {"cluster": "c", "db_index": index, "state": "PREEMPTED", "how": "logged", "preemptor_db_index": by}
         for index, by in ((1, 9), (2, 9), (3, 8))
     ]
     found = query(
-        *("goodput_gave_way", goodput.PreemptedJobs, {"at_most_seconds": 10.0}),
+        *("goodput_preempted_jobs", goodput.PreemptedJobs, {"at_most_seconds": 10.0}),
         preempted=[*preempted, {**preempted[0], "state": "CANCELLED"}],
         chosen_jobs=victims,
         hardware_requeues=[{"cluster": "c", "db_index": 9, "job_id": 70}],
@@ -214,23 +214,23 @@ def test_query_of_states_outcomes__counts_large_jobs_on_both_sides() -> None:
     assert found == [(False, "FAILED", True, 1), (True, "COMPLETED", False, 2)]
 
 
-def test_query_of_states_read__is_of_jobs_alone() -> None:
+def test_query_of_states_read_periods__is_of_jobs_alone() -> None:
     rows = [
         {"cluster": "c", "source": source, "from_time": begin, "to_time": 9}
         for source, begin in (("sacct", 5), ("events", 1), ("jobs_file", 2), ("sacct", None))
     ]
-    assert query("states_read", states.ReadPeriod, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
+    assert query("states_read_periods", states.ReadPeriod, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
 
 
-def test_query_of_states_there__counts_nodes_without_gpus() -> None:
+def test_query_of_states_nodes__counts_nodes_without_gpus() -> None:
     nodes = [{"cluster": "c", "gpus": 8}, {"cluster": "c", "gpus": None}, {"cluster": "c", "gpus": 4}]
-    assert query("states_there", states.ClusterGpus, chosen_nodes=nodes) == [("c", 12, 2, 1)]
+    assert query("states_nodes", states.ClusterGpus, chosen_nodes=nodes) == [("c", 12, 2, 1)]
 
 
 @pytest.mark.parametrize(("alone", "gpu_seconds"), [(0, 8.0 * 50 + 4.0 * 40), (1, 8.0 * 50)])
-def test_query_of_states_used__is_of_known_times_on_nodes_with_gpus(alone: int, gpu_seconds: float) -> None:
+def test_query_of_states_used_gpu_time__is_of_known_times_on_nodes_with_gpus(alone: int, gpu_seconds: float) -> None:
     found = query(
-        *("states_used", states.GpuTime, {"chosen_alone": alone}),
+        *("states_used_gpu_time", states.GpuTime, {"chosen_alone": alone}),
         job_nodes=[
             {**NODE, "db_index": 1, "start_time": 0, "end_time": 100, "gpus": 8.0},
             {**NODE, "db_index": 2, "start_time": 60, "end_time": None, "gpus": 4.0},
@@ -244,9 +244,9 @@ def test_query_of_states_used__is_of_known_times_on_nodes_with_gpus(alone: int, 
     assert found == [(gpu_seconds,)]
 
 
-def test_query_of_states_lost_there__is_of_chosen_nodes_with_gpus() -> None:
+def test_query_of_states_lost_on_nodes__is_of_chosen_nodes_with_gpus() -> None:
     found = query(
-        *("states_lost_there", states.GpuTime),
+        *("states_lost_on_nodes", states.GpuTime),
         chosen_jobs=[{**JOB, "state": "FAILED", "start_time": 0, "end_time": 900}],
         job_nodes=[
             {**NODE, "db_index": 1, "gpus": 8.0},
@@ -296,11 +296,13 @@ def test_query_of_evidence__is_what_began_or_became_worse(sight: dict[str, Any],
     assert found == [("c", "n1", "mount", "mount/missing", "/a", kind, 5, "events", 2, "c1")] * counts
 
 
-def test_query_of_standing__spans_the_sights_of_a_condition() -> None:
+def test_query_of_failing_levels__spans_the_sights_of_a_condition() -> None:
     row = fields("cluster node check_name code subject life from_time to_time")
     scraped = {**NODE, "code": "x/y", "severity": "critical", "first_time": 1, "worst_time": 3, "last_time": 9}
     sights = [SIGHT, {**SIGHT, "time": 8, "what": "seen"}, {**SIGHT, "severity": "warning", "time": 99}]
-    found = query("standing", row, sightings=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}])
+    found = query(
+        "failing_levels", row, sightings=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}]
+    )
     assert sorted(found) == [
         ("c", "n1", "mount", "mount/missing", "/a", "c1", 5, 8),
         ("c", "n1", "x", "x/y", None, "1", 3, 9),
@@ -314,10 +316,10 @@ LINK_CODES = [{"code": "ib_link/down", "inside": False}, {"code": "pcie_link/slo
 FLAP = {**NODE, "subject": "p1", "code": "ib_link/down", "time": 5}
 
 
-def test_query_of_links_sights__is_of_links_of_chosen_nodes_in_the_time() -> None:
+def test_query_of_links_sightings__is_of_links_of_chosen_nodes_in_the_time() -> None:
     row = fields("cluster node subject code time")
     evidence = [FLAP, {**FLAP, "time": 1000}, {**FLAP, "node": "n2"}, {**FLAP, "code": "mount/missing"}]
-    found = query("links_sights", row, evidence=evidence, chosen_nodes=[NODE], link_codes=LINK_CODES)
+    found = query("links_sightings", row, evidence=evidence, chosen_nodes=[NODE], link_codes=LINK_CODES)
     assert found == [("c", "n1", "p1", "ib_link/down", 5)]
 
 
@@ -344,10 +346,10 @@ def test_query_of_links_ports__counts_names_once_and_an_unnamed_port_as_one() ->
 # --- failslow
 
 
-def test_query_of_failslow_stretches__is_of_chosen_nodes() -> None:
+def test_query_of_failslow_slow_times__is_of_chosen_nodes() -> None:
     slow = {**NODE, "begin_time": 1, "end_time": 2, "slowdown": 0.5, "jobs": "7"}
     found = query(
-        *("failslow_stretches", failslow.SlowTimeRow), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
+        *("failslow_slow_times", failslow.SlowTimeRow), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
     )
     assert found == [("c", "n1", 1, 2, 0.5, "7")]
 
@@ -366,7 +368,7 @@ def test_query_of_failslow_jobs__ends_a_running_job_where_the_jobs_are_known() -
     assert found == [("c", "n1", 7, 5, 50, 8.0)]
 
 
-def test_query_of_failslow_lives__has_a_row_for_each_condition_that_opened() -> None:
+def test_query_of_failslow_conditions__has_a_row_for_each_condition_that_opened() -> None:
     line = {
         **NODE,
         "condition_id": "c1",
@@ -387,7 +389,7 @@ def test_query_of_failslow_lives__has_a_row_for_each_condition_that_opened() -> 
         {**line, "condition_id": "c3", "code": "mount/missing"},
         {**line, "condition_id": "c4", "observed": True},
     ]
-    found = query("failslow_lives", failslow.SlowCondition, lines=lines, chosen_nodes=[NODE])
+    found = query("failslow_conditions", failslow.SlowCondition, lines=lines, chosen_nodes=[NODE])
     assert found == [("c", "n1", 10, 20, 55, 60, 40)]
 
 
@@ -434,7 +436,7 @@ def test_query_of_failslow_gpu_time__is_of_the_time_and_of_chosen_nodes() -> Non
 RAN = {"cluster": "c", "db_index": 1, "job_id": 7, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": 100}
 
 
-def test_query_of_rate_ran__cuts_a_job_at_the_time_and_ends_a_running_one_where_jobs_are_known() -> None:
+def test_query_of_rate_jobs__cuts_a_job_at_the_time_and_ends_a_running_one_where_jobs_are_known() -> None:
     row = fields("cluster db_index job_id gpus nodes start_time end_time gpus_up_to ran_from ran_to")
     jobs = [
         {**RAN, "gpus_up_to": 262144},
@@ -443,7 +445,7 @@ def test_query_of_rate_ran__cuts_a_job_at_the_time_and_ends_a_running_one_where_
         {**RAN, "db_index": 4, "end_time": 40, "gpus_up_to": 256},
     ]
     known = [{"cluster": "c", "known_until": 80}]
-    found = query("rate_ran", row, {"from_time": 50}, chosen_jobs=jobs, jobs_known=known)
+    found = query("rate_jobs", row, {"from_time": 50}, chosen_jobs=jobs, jobs_known=known)
     assert sorted(found) == [
         ("c", 1, 7, 256, 32, 0, 100, 131072, 50, 100),
         ("c", 2, 7, 256, 32, 0, None, 256, 50, 80),
@@ -455,13 +457,13 @@ PLACED = {**RAN, "gpus_up_to": 256, "ran_from": 0, "ran_to": 100}
 
 def test_query_of_rate_sums__is_by_class_and_apart_for_large_jobs() -> None:
     small = {**PLACED, "db_index": 2, "gpus": 8, "gpus_up_to": 8, "nodes": 1}
-    found = query("rate_sums", rate.RunSums, rate_ran=[PLACED, small, {**small, "nodes": None}])
+    found = query("rate_sums", rate.RunSums, rate_jobs=[PLACED, small, {**small, "nodes": None}])
     assert found == [(8, False, 2, 200, 100, 800), (256, True, 1, 100, 3200, 25600)]
 
 
 def test_query_of_rate_exposures__is_by_node() -> None:
     nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}, {**NODE, "db_index": 2}]
-    found = query("rate_exposures", rate.Exposure, rate_ran=[PLACED, {**PLACED, "db_index": 2}], job_nodes=nodes)
+    found = query("rate_exposures", rate.Exposure, rate_jobs=[PLACED, {**PLACED, "db_index": 2}], job_nodes=nodes)
     assert found == [(256, True, "c", "n1", 200), (256, True, "c", "n2", 100)]
 
 
@@ -475,7 +477,7 @@ def test_query_of_rate_failures__names_the_node_that_was_seen_or_down_or_the_onl
 ) -> None:
     found = query(
         *("rate_failures", rate.Failure, {"before_seconds": 600, "after_seconds": 300}),
-        rate_ran=[PLACED],
+        rate_jobs=[PLACED],
         hardware_ends=[{**JOB, "ended": "node_fail", "node": seen}],
         job_nodes=[{**NODE, "node": name, "db_index": 1} for name in nodes],
         node_states=[{"cluster": "c", "node": "n2", "start_time": down, "state": "DOWN*"}],
@@ -489,17 +491,17 @@ def test_query_of_rate_failures__names_the_node_that_was_seen_or_down_or_the_onl
 DAY = 86400
 
 
-def test_query_of_completed__is_of_the_time_and_state() -> None:
+def test_query_of_completed_jobs__is_of_the_time_and_state() -> None:
     ended = ((1, "COMPLETED", 5), (2, "FAILED", 5), (3, "COMPLETED", 1000))
     jobs = [{"cluster": "c", "db_index": index, "state": state, "end_time": end} for index, state, end in ended]
-    assert query("completed", fields("cluster db_index end_time"), chosen_jobs=jobs) == [("c", 1, 5)]
+    assert query("completed_jobs", fields("cluster db_index end_time"), chosen_jobs=jobs) == [("c", 1, 5)]
 
 
-def test_query_of_placed_days__has_a_row_for_each_day_of_a_run() -> None:
+def test_query_of_job_node_days__has_a_row_for_each_day_of_a_run() -> None:
     runs = ((1, DAY + 5, DAY + 9), (2, DAY + 5, 3 * DAY), (3, DAY + 9, DAY + 5), (4, DAY, 9 * DAY))
     nodes = [{**NODE, "db_index": index, "start_time": start, "end_time": end} for index, start, end in runs]
     row = fields("cluster db_index node start_time end_time day")
-    found = query("placed_days", row, {"to_time": 5 * DAY}, job_nodes=nodes)
+    found = query("job_node_days", row, {"to_time": 5 * DAY}, job_nodes=nodes)
     assert sorted((one.db_index, one.day // DAY) for one in found) == [(1, 1), (2, 1), (2, 2), (2, 3)]
 
 
@@ -517,39 +519,41 @@ STANDS = {**NODE, "check_name": "x", "code": "x/a", "subject": None, "life": "l2
         ({**ALARM, "time": 61}, {**STANDS, "to_time": 39}, None),
     ],
 )
-def test_query_of_alarmed__prefers_what_began_to_what_stood(
+def test_query_of_alarmed_jobs__prefers_what_began_to_what_stood(
     seen: dict[str, Any], stands: dict[str, Any], found: tuple[Any, ...] | None
 ) -> None:
     placed = {**NODE, "db_index": 1, "start_time": 40, "end_time": 60, "day": 0}
     row = fields("cluster db_index check_name code failing began life")
-    rows = query("alarmed", row, evidence=[seen], standing=[stands], placed_days=[placed], completed=[JOB])
+    rows = query(
+        "alarmed_jobs", row, evidence=[seen], failing_levels=[stands], job_node_days=[placed], completed_jobs=[JOB]
+    )
     assert rows == ([("c", 1, "x", *found)] if found else [])
 
 
 def test_query_of_alarms_jobs__counts_jobs_whose_nodes_are_known() -> None:
     completed = [JOB, {**JOB, "db_index": 2}]
     nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}]
-    assert query("alarms_jobs", alarms.Jobs, completed=completed, job_nodes=nodes) == [(2, 1)]
+    assert query("alarms_jobs", alarms.Jobs, completed_jobs=completed, job_nodes=nodes) == [(2, 1)]
 
 
 SAW = {**JOB, "check_name": "x", "code": "x/a", "failing": True, "began": True, "life": "l1"}
 
 
-def test_query_of_alarms_unseen__is_of_jobs_with_a_node_observed_less_than_half() -> None:
+def test_query_of_alarms_unobserved_jobs__is_of_jobs_with_a_node_observed_less_than_half() -> None:
     placed = [{**NODE, "db_index": index, "day": 0} for index in (1, 2)] + [{**NODE, "db_index": 3, "day": DAY}]
     observed = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
     completed = [{**JOB, "db_index": index} for index in (1, 2, 3)]
     found = query(
-        *("alarms_unseen", alarms.UnobservedJobs),
-        placed_days=placed,
+        *("alarms_unobserved_jobs", alarms.UnobservedJobs),
+        job_node_days=placed,
         observed=observed,
-        completed=completed,
-        alarmed=[SAW],
+        completed_jobs=completed,
+        alarmed_jobs=[SAW],
     )
     assert found == [(2, 1)]
 
 
-def test_query_of_alarms_counted__counts_a_job_once_at_each_level() -> None:
+def test_query_of_alarms_counts__counts_a_job_once_at_each_level() -> None:
     alarmed = [
         SAW,
         {**SAW, "code": "x/b", "began": False},
@@ -557,7 +561,7 @@ def test_query_of_alarms_counted__counts_a_job_once_at_each_level() -> None:
         {**SAW, "db_index": 3, "code": "x/b", "began": False, "life": "l2"},
         {**SAW, "db_index": 4, "failing": False, "life": "l3"},
     ]
-    assert query("alarms_counted", alarms.AlarmCounts, alarmed=alarmed) == [
+    assert query("alarms_counts", alarms.AlarmCounts, alarmed_jobs=alarmed) == [
         (0, "", "", 1, 4, 2, 1, 1),
         (1, "x", "", 1, 4, 2, 1, 1),
         (2, "x", "x/a", 1, 4, 2, 0, 1),
@@ -569,7 +573,7 @@ def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_the_time() -> N
     monday = 11 * DAY
     completed = [{**JOB, "end_time": monday - 1}, {**JOB, "db_index": 2, "end_time": monday + 5}]
     asked = {"from_time": monday - DAY, "to_time": monday + DAY}
-    found = query("alarms_by_week", alarms.Week, asked, completed=completed, alarmed=[SAW])
+    found = query("alarms_by_week", alarms.Week, asked, completed_jobs=completed, alarmed_jobs=[SAW])
     assert found == [(monday - DAY, 1.0, 1, 1), (monday, 1.0, 1, 0)]
 
 
@@ -579,22 +583,24 @@ def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_the_time() -> N
 ALIVE = {**NODE, "event": "alive", "stream_id": "s", "seq": 1, "time": 5, "rest": '{"checks":["a","b"],"n":1}'}
 
 
-def test_query_of_looked__has_the_first_list_of_each_day() -> None:
+def test_query_of_completed_checks__has_the_first_list_of_each_day() -> None:
     later = [{**ALIVE, "time": 6, "rest": '{"checks":["c"]}'}, {**ALIVE, "time": DAY, "rest": '{"checks": ["a","b"]}'}]
     others = [{**ALIVE, "node": "n2"}, {**ALIVE, "node": "n1", "time": 3 * DAY, "rest": '{"checks":[]}'}]
     asked = {"to_time": 4 * DAY}
-    found = query("looked", evidence.CompletedRow, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE])
+    found = query(
+        "completed_checks", evidence.CompletedRow, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE]
+    )
     assert found == [("c", "n1", '"a","b"', 2, 5)]
 
 
-def test_query_of_checks_sights__is_of_what_drains_in_the_time() -> None:
+def test_query_of_checks_sightings__is_of_what_drains_in_the_time() -> None:
     sights = [ALARM, {**ALARM, "badness": 1}, {**ALARM, "time": 1000}, {**ALARM, "node": "n2"}]
-    assert query("checks_sights", checks.Sighting, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
+    assert query("checks_sightings", checks.Sighting, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
 
 
-def test_query_of_checks_spoke__counts_failures_warnings_and_codes() -> None:
+def test_query_of_checks_reported__counts_failures_warnings_and_codes() -> None:
     sights = [ALARM, {**ALARM, "badness": 3}, {**ALARM, "badness": 1, "code": "x/b"}, {**ALARM, "badness": 0}]
-    assert query("checks_spoke", checks.ReportedChecks, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
+    assert query("checks_reported", checks.ReportedChecks, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
 
 
 def test_query_of_checks_deployed__counts_changes_in_the_time_and_enabling_before_it() -> None:
@@ -612,25 +618,27 @@ def test_query_of_checks_outages__is_of_outages_of_chosen_nodes() -> None:
     assert found == [("c", "n1", 5, None, "slurm")]
 
 
-def test_query_of_checks_lives__is_of_proven_conditions_that_drain() -> None:
+def test_query_of_checks_conditions__is_of_proven_conditions_that_drain() -> None:
     life = {**NODE, "check_name": None, "code": "x/a", "severity": "critical", "observed": None, "history": None}
     life |= {"first_time": 1, "last_time": 2, "cleared_time": None}
     others = [{**life, "severity": "warning"}, {**life, "observed": True}, {**life, "history": True}]
-    found = query("checks_lives", checks.ConditionLife, conditions=[life, *others], chosen_nodes=[NODE])
+    found = query("checks_conditions", checks.ConditionLife, conditions=[life, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", "x", 1, 2, None)]
 
 
-def test_query_of_checks_sent__is_of_drains_that_were_sent() -> None:
+def test_query_of_checks_drain_commands__is_of_drains_that_were_sent() -> None:
     line = {**NODE, "event": "drain", "stage": "sent", "time": 5}
     found = query(
-        "checks_sent", checks.DrainCommand, lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}]
+        "checks_drain_commands",
+        checks.DrainCommand,
+        lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}],
     )
     assert found == [("c", "n1", 5)]
 
 
-def test_query_of_checks_unseen__is_of_days_seen_less_than_half() -> None:
+def test_query_of_checks_unobserved_days__is_of_days_seen_less_than_half() -> None:
     days = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
-    assert query("checks_unseen", checks.UnobservedDay, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
+    assert query("checks_unobserved_days", checks.UnobservedDay, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
 
 
 # --- availability
@@ -656,16 +664,16 @@ def test_query_of_availability_reserved__has_no_maintenance_where_it_is_not_know
     assert found == [("c", "n1", "r", False, 5, 9), ("c", "n1", "r", True, 7, 9)]
 
 
-def test_query_of_availability_read__is_of_node_states() -> None:
+def test_query_of_availability_read_periods__is_of_node_states() -> None:
     sources = (("node_states", 5), ("node_states", None), ("events", 1))
     rows = [{"cluster": "c", "source": source, "from_time": begin, "to_time": 9} for source, begin in sources]
-    assert query("availability_read", availability.ReadPeriod, sources_coverage=rows) == [("c", 5, 9)]
+    assert query("availability_read_periods", availability.ReadPeriod, sources_coverage=rows) == [("c", 5, 9)]
 
 
-def test_query_of_availability_until__is_the_latest_time_that_was_read() -> None:
+def test_query_of_availability_coverage_ends__is_the_latest_time_that_was_read() -> None:
     read = (("node_states", 5), ("events", 7), ("sacct", 9), ("events", None))
     rows = [{"cluster": "c", "source": source, "to_time": end} for source, end in read]
-    assert query("availability_until", availability.CoverageEnd, ingests=rows) == [("c", 7)]
+    assert query("availability_coverage_ends", availability.CoverageEnd, ingests=rows) == [("c", 7)]
 
 
 def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read() -> None:
@@ -745,13 +753,13 @@ LONG = {"cluster": "c", "run": 7, "chained_by": "job_id", "submit_time": 10, "en
 LONG |= {"runtime_seconds": 90_000, "queued_seconds": 5}
 
 
-def test_query_of_ettr_long__takes_the_first_attempt_of_a_run_that_is_no_family() -> None:
+def test_query_of_ettr_long_runs__takes_the_first_attempt_of_a_run_that_is_no_family() -> None:
     runs = [{**LONG, "attempts": 2, "overlapping": 0}, {**LONG, "attempts": 2, "overlapping": 1, "run": 8}]
     runs.append({**runs[0], "run": 9, "runtime_seconds": 86_399})
     jobs = [{**JOB, "db_index": index, "job_id": run, "submit_time": 10, "run_key": "k"}
             for index, run in ((2, 7), (1, 7), (3, 8), (4, 9))]  # fmt: skip
     row = fields("cluster run chained_by submit_time end_time gpus runtime_seconds queued_seconds run_key")
-    assert query("ettr_long", row, runs=runs, chosen_jobs=jobs) == [("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")]
+    assert query("ettr_long_runs", row, runs=runs, chosen_jobs=jobs) == [("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")]
 
 
 def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_interrupted() -> None:
@@ -765,13 +773,13 @@ def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_i
     row = fields("cluster run gpus nodes starts interruptions runtime_seconds queued_seconds lost_seconds")
     found = query(
         *("ettr_runs", row, {"restart_seconds": 30.0, "checkpoint_seconds": 40.0}),
-        ettr_long=[{**LONG, "run_key": None}],
+        ettr_long_runs=[{**LONG, "run_key": None}],
         jobs=jobs,
         jobs_known=[{"cluster": "c", "known_until": 900}],
     )
     assert found == [("c", 7, 8, 1, 2, 1, 90_000, 5, 50.0 + 30.0)]
 
 
-def test_query_of_ettr_families__counts_long_runs_that_overlap() -> None:
+def test_query_of_ettr_concurrent_runs__counts_long_runs_that_overlap() -> None:
     runs = [{**LONG, "overlapping": 1}, {**LONG, "overlapping": 0}, {**LONG, "overlapping": 1, "run": 9}]
-    assert query("ettr_families", fields("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]
+    assert query("ettr_concurrent_runs", fields("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]

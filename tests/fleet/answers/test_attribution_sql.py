@@ -120,7 +120,7 @@ def seen(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> li
     other = {**LINE, "node": "z", "seq": 0, "first_time": None, "last_time": None}
     numbered = [{**other, **LINE, "seq": number, **line} for number, line in enumerate(lines, 1)]
     return query(
-        *("attribution_seen", Seen),
+        *("attribution_conditions", Seen),
         seen_with_failures=rows or [SEEN],
         seen_by_chance=[{**SEEN, "first_seen": 1300, "last_seen": 1350}],
         chosen_jobs=[{**JOB, "array_job_id": 5, "array_task_id": 2, "start_time": 0}],
@@ -131,7 +131,7 @@ def seen(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> li
     )  # fmt: skip
 
 
-def test_query_of_attribution_seen__has_what_the_rule_finds_and_what_it_finds_by_chance() -> None:
+def test_query_of_attribution_conditions__has_what_the_rule_finds_and_what_it_finds_by_chance() -> None:
     found = sorted(seen())
     assert [(row.by_chance, row.place, row.first_seen, row.jobs) for row in found] == [
         (0, 1, 4900, ""),
@@ -159,19 +159,19 @@ def test_query_of_attribution_seen__has_what_the_rule_finds_and_what_it_finds_by
         ({"rest": '{"more":3}'}, "7 8"),
     ],
 )
-def test_query_of_attribution_seen__has_the_jobs_that_a_line_of_that_time_names(
+def test_query_of_attribution_conditions__has_the_jobs_that_a_line_of_that_time_names(
     line: dict[str, Any], names: str
 ) -> None:
     assert [row.jobs for row in seen({"jobs": "7 8", **line}) if not row.by_chance] == [names]
 
 
-def test_query_of_attribution_seen__has_a_row_for_each_list_and_none_if_one_was_cut() -> None:
+def test_query_of_attribution_conditions__has_a_row_for_each_list_and_none_if_one_was_cut() -> None:
     lists = [{"jobs": "7"}, {"jobs": "8"}, {"jobs": "7"}]
     assert sorted(row.jobs for row in seen(*lists) if not row.by_chance) == ["7", "8"]
     assert [row.jobs for row in seen(*lists, {"jobs": "9", "rest": '"jobs_more"'}) if not row.by_chance] == [""]
 
 
-def test_query_of_attribution_seen__numbers_the_conditions_by_job() -> None:
+def test_query_of_attribution_conditions__numbers_the_conditions_by_job() -> None:
     rows = [{**SEEN, "code": "b"}, {**SEEN, "code": "a"}, {**SEEN, "db_index": 9}]
     found = sorted(row for row in seen(rows=rows) if not row.by_chance)
     assert [(row.place, row.code) for row in found] == [(1, "a"), (2, "b")]
@@ -185,7 +185,7 @@ def test_query_of_attribution_page__has_whole_conditions(chance: int, after: int
         for by_chance, place, jobs in ((0, 3, ""), (0, 2, "8"), (0, 2, "7"), (0, 1, ""), (1, 1, ""))
     ]
     asked = {"chance": chance, "after_place": after, "page_rows": 2}
-    found = query("attribution_page", attribution.ConditionRow, asked, attribution_seen=rows)
+    found = query("attribution_page", attribution.ConditionRow, asked, attribution_conditions=rows)
     assert [row.place for row in found] == places
     assert [row.jobs for row in found if row.place == 2] == ["7", "8"][: places.count(2)]
 
@@ -286,8 +286,8 @@ GONE = {**NODE, "event": "cleared", "code": "gpu_row_remap/failure", "subject": 
         ({"time": 1000}, False),
     ],
 )
-def test_query_of_attribution_flags_gone__is_what_a_look_did_not_find(line: dict[str, Any], counts: bool) -> None:
-    found = query("attribution_flags_gone", attribution.ClearedFlag, lines=[{**GONE, **line}], chosen_nodes=[NODE])
+def test_query_of_attribution_cleared_flags__is_what_a_look_did_not_find(line: dict[str, Any], counts: bool) -> None:
+    found = query("attribution_cleared_flags", attribution.ClearedFlag, lines=[{**GONE, **line}], chosen_nodes=[NODE])
     assert found == [("c", "n1", "", "gpu_row_remap/failure", 5)] * counts
 
 
@@ -319,9 +319,9 @@ def test_query_of_report_sources__is_by_source_and_time() -> None:
     assert [(row.source, row.from_time) for row in found] == [("events", 5), ("sacct", 5), ("sacct", None)]
 
 
-def test_query_of_chosen_places__is_all_of_them() -> None:
+def test_query_of_chosen_node_names__is_all_of_them() -> None:
     nodes = [{"cluster": "c", "node": node} for node in ("b", "a")]
-    assert query("chosen_places", study.ChosenNode, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
+    assert query("chosen_node_names", study.ChosenNode, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
 
 
 @pytest.mark.parametrize("steps", [[], [30, 60]])
@@ -349,7 +349,7 @@ CONDITION = {
 def slowing(*messages: dict[str, Any], **condition: Any) -> list[Any]:
     events = [{"node": "n1", "condition_id": "x", "stream_id": "s", **message} for message in messages]
     return query(
-        *("slowing", evidence.Slowing),
+        *("slowing_conditions", evidence.Slowing),
         conditions=[{**CONDITION, **condition}],
         events=events,
         chosen_nodes=[NODE],
@@ -369,7 +369,9 @@ def slowing(*messages: dict[str, Any], **condition: Any) -> list[Any]:
         ({"kind": "edge", "last_time": 50}, 700),
     ],
 )
-def test_query_of_slowing__ends_when_it_was_cleared_or_last_scraped(condition: dict[str, Any], end: int | None) -> None:
+def test_query_of_slowing_conditions__ends_when_it_was_cleared_or_last_scraped(
+    condition: dict[str, Any], end: int | None
+) -> None:
     assert [row.end_time for row in slowing(**condition)] == [end]
 
 
@@ -380,11 +382,11 @@ def test_query_of_slowing__ends_when_it_was_cleared_or_last_scraped(condition: d
         {"check_name": "mount"},
     ],
 )
-def test_query_of_slowing__leaves_what_is_no_evidence(condition: dict[str, Any]) -> None:
+def test_query_of_slowing_conditions__leaves_what_is_no_evidence(condition: dict[str, Any]) -> None:
     assert slowing(**condition) == []
 
 
-def test_query_of_slowing__has_the_newest_message() -> None:
+def test_query_of_slowing_conditions__has_the_newest_message() -> None:
     rows = [
         {"time": 5, "seq": 1, "message": "old"},
         {"time": 5, "seq": 2, "message": "new"},

@@ -53,21 +53,21 @@ SIGHT = {
         ({"kind": "level", "what": "growth"}, True),
     ],
 )
-def test_query_of_lemons_hits__counts_conditions_that_drain(sight: dict[str, Any], counts: bool) -> None:
+def test_query_of_lemons_sightings__counts_conditions_that_drain(sight: dict[str, Any], counts: bool) -> None:
     row = namedtuple("Found", "cluster node time code severity kind")
     one = {**SIGHT, **sight}
-    found = query("lemons_hits", row, sightings=[one], node_states=[])
+    found = query("lemons_sightings", row, sightings=[one], node_states=[])
     assert found == [("c", "n1", 5, "gpu_xid/79", one["severity"], "condition")] * counts
 
 
-def test_query_of_lemons_hits__counts_states_of_slurm() -> None:
+def test_query_of_lemons_sightings__counts_states_of_slurm() -> None:
     row = namedtuple("Found", "cluster node time code severity kind")
     states = [
         {**NODE, "start_time": 5, "state": "DOWN*", "reason": "Not responding", "set_by": "slurm"},
         {**NODE, "start_time": 6, "state": "IDLE+DRAIN"},
         {"cluster": "c", "start_time": 7, "state": "DOWN"},
     ]
-    found = query("lemons_hits", row, sightings=[{**SIGHT, "severity": "info"}], node_states=states)
+    found = query("lemons_sightings", row, sightings=[{**SIGHT, "severity": "info"}], node_states=states)
     assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
 
 
@@ -78,10 +78,10 @@ def test_query_of_lemons_hits__counts_states_of_slurm() -> None:
     ("time", "counts"),
     [(14_399, False), (14_400, True), (15_000, True), (15_300, True), (15_301, False)],
 )
-def test_query_of_lemons_met__is_ten_minutes_before_the_end_to_five_after(time: int, counts: bool) -> None:
+def test_query_of_lemons_failed_jobs__is_ten_minutes_before_the_end_to_five_after(time: int, counts: bool) -> None:
     found = query(
-        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
-        lemons_hits=[{**HIT, "time": time}],
+        *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
+        lemons_sightings=[{**HIT, "time": time}],
         jobs=[FAILED],
         job_nodes=[{**JOB, "node": "n1", "end_time": 15_000}],
     )
@@ -90,10 +90,10 @@ def test_query_of_lemons_met__is_ten_minutes_before_the_end_to_five_after(time: 
 
 
 @pytest.mark.parametrize("end", [14_400, 14_401, 15_299, 15_300, 16_199, 16_200])
-def test_query_of_lemons_met__meets_a_moment_once_wherever_the_bins_begin(end: int) -> None:
+def test_query_of_lemons_failed_jobs__meets_a_moment_once_wherever_the_bins_begin(end: int) -> None:
     found = query(
-        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
-        lemons_hits=[{**HIT, "time": end + shift} for shift in (-600, -301, 0, 300)],
+        *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
+        lemons_sightings=[{**HIT, "time": end + shift} for shift in (-600, -301, 0, 300)],
         jobs=[{**FAILED, "end_time": end}],
         job_nodes=[{**JOB, "node": "n1", "end_time": end}],
     )
@@ -110,11 +110,13 @@ def test_query_of_lemons_met__meets_a_moment_once_wherever_the_bins_begin(end: i
         ({}, {"state": "COMPLETED"}),
     ],
 )
-def test_query_of_lemons_met__leaves_other_times_nodes_and_states(hit: dict[str, Any], job: dict[str, Any]) -> None:
+def test_query_of_lemons_failed_jobs__leaves_other_times_nodes_and_states(
+    hit: dict[str, Any], job: dict[str, Any]
+) -> None:
     one = {**FAILED, **job}
     found = query(
-        *("lemons_met", lemon_evidence.FailedJobSighting, WINDOW),
-        lemons_hits=[{**HIT, **hit}],
+        *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
+        lemons_sightings=[{**HIT, **hit}],
         jobs=[one],
         job_nodes=[{**JOB, "node": "n1", "end_time": one["end_time"]}],
     )
@@ -149,7 +151,7 @@ def test_query_of_lemons_node_fails__has_each_node() -> None:
 def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple[int, int | None]], busy: bool) -> None:
     found = query(
         *("lemons_moments", lemon_evidence.ConditionMoment, WINDOW),
-        lemons_hits=[HIT, HIT, {**HIT, "time": 20_000}, {**HIT, "time": 9999}],
+        lemons_sightings=[HIT, HIT, {**HIT, "time": 20_000}, {**HIT, "time": 9999}],
         job_nodes=[{**JOB, "node": "n1", "start_time": start, "end_time": end} for start, end in runs],
     )
     assert found == [(*HIT.values(), busy)]
@@ -158,7 +160,7 @@ def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple
 def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
     hits = [HIT, {**HIT, "code": "mount/missing"}, {**HIT, "node": "n2"}, {**HIT, "cluster": "d"}]
     jobs = [{**JOB, "node": "n2", "start_time": 14_000, "end_time": 16_000}]
-    found = query("lemons_moments", lemon_evidence.ConditionMoment, WINDOW, lemons_hits=hits, job_nodes=jobs)
+    found = query("lemons_moments", lemon_evidence.ConditionMoment, WINDOW, lemons_sightings=hits, job_nodes=jobs)
     assert [(row.cluster, row.node, row.code, row.busy) for row in found] == [
         ("c", "n1", "gpu_xid/79", False),
         ("c", "n1", "mount/missing", False),
@@ -201,10 +203,10 @@ def test_query_of_lemons_maintenance__overlaps_the_window() -> None:
     assert found == [("c", "n1", 9000, 10_001), ("c", "n1", 9000, None)]
 
 
-def test_query_of_lemons_noted__has_tickets_and_failures_of_the_window() -> None:
+def test_query_of_lemons_external_records__has_tickets_and_failures_of_the_window() -> None:
     tickets = [{**NODE, "opened_time": time, "text": words} for time, words in ((9999, "a"), (10_000, None))]
     failures = [{**NODE, "time": 19_999, "kind": "hw"}, {**NODE, "time": 20_000}, {"cluster": "c", "time": 15_000}]
-    found = query("lemons_noted", lemon_evidence.ExternalRecord, WINDOW, tickets=tickets, failures=failures)
+    found = query("lemons_external_records", lemon_evidence.ExternalRecord, WINDOW, tickets=tickets, failures=failures)
     assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
 
 
@@ -220,9 +222,9 @@ def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None
     assert found == [("c", "n1", 60), ("c", "n2", 50)]
 
 
-def test_query_of_lemons_begins__is_the_first_of_any_table() -> None:
+def test_query_of_lemons_cluster_starts__is_the_first_of_any_table() -> None:
     found = query(
-        *("lemons_begins", lemon_evidence.ClusterStart),
+        *("lemons_cluster_starts", lemon_evidence.ClusterStart),
         jobs=[{"cluster": "a", "start_time": 0}, {"cluster": "a", "start_time": 9}],
         events=[{"cluster": "b", "time": 8}],
         node_states=[{"cluster": "c", "start_time": 7}, {"cluster": "a", "start_time": 10}],

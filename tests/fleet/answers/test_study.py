@@ -72,7 +72,7 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
     with study(two_models(), tmp_path, chosen) as asked:
         found = asked.database.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL").rows
         assert [index for (index,) in found] == jobs
-        assert [f"{one.cluster}/{one.node}" for one in asked.query("chosen_places", ChosenNode)] == nodes
+        assert [f"{one.cluster}/{one.node}" for one in asked.query("chosen_node_names", ChosenNode)] == nodes
 
 
 @pytest.mark.parametrize(

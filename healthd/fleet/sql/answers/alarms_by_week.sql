@@ -3,14 +3,14 @@
 -- columns
 --   week_time, days   the part of the week within the period
 
-WITH saw AS (SELECT DISTINCT cluster, db_index FROM alarmed WHERE failing AND began),
+WITH saw AS (SELECT DISTINCT cluster, db_index FROM alarmed_jobs WHERE failing AND began),
 weeks AS (
   SELECT
-    completed.end_time - (completed.end_time - 345600) % 604800 AS week, count(*) AS completed,
+    completed_jobs.end_time - (completed_jobs.end_time - 345600) % 604800 AS week, count(*) AS completed,
     count(saw.db_index) AS jobs
-  FROM completed
-  LEFT JOIN saw ON saw.cluster = completed.cluster AND saw.db_index = completed.db_index
-  GROUP BY completed.end_time - (completed.end_time - 345600) % 604800
+  FROM completed_jobs
+  LEFT JOIN saw ON saw.cluster = completed_jobs.cluster AND saw.db_index = completed_jobs.db_index
+  GROUP BY completed_jobs.end_time - (completed_jobs.end_time - 345600) % 604800
 )
 SELECT
   greatest(weeks.week, parameters.from_time) AS week_time,

@@ -2,5 +2,5 @@
 
 WITH with_nodes AS (SELECT DISTINCT cluster, db_index FROM job_nodes)
 SELECT count(*) AS completed, count(with_nodes.db_index) AS placed
-FROM completed
-LEFT JOIN with_nodes ON with_nodes.cluster = completed.cluster AND with_nodes.db_index = completed.db_index
+FROM completed_jobs
+LEFT JOIN with_nodes ON with_nodes.cluster = completed_jobs.cluster AND with_nodes.db_index = completed_jobs.db_index

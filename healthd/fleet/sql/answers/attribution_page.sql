@@ -1,4 +1,4 @@
--- A page of `attribution_seen`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
+-- A page of `attribution_conditions`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
 --
 -- parameters
 --   chance BIGINT = 0   1: conditions found by chance
@@ -10,7 +10,7 @@ SELECT
   seen.start_time, seen.end_time, seen.nodes, seen.node, seen.code, seen.subject, seen.check_name, seen.severity,
   seen.kind, seen.first_seen, seen.last_seen, seen.from_events, seen.jobs, seen.gpus, seen.looked, seen.gpu_seconds,
   seen.lost_gpu_seconds
-FROM attribution_seen AS seen
+FROM attribution_conditions AS seen
 CROSS JOIN parameters
 WHERE seen.by_chance = parameters.chance AND seen.place > parameters.after_place
   AND seen.place <= parameters.after_place + parameters.page_rows

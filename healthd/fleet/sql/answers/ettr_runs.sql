@@ -11,7 +11,7 @@ WITH attempts AS (
   SELECT
     long.cluster, long.run, long.chained_by, long.submit_time, jobs.nodes, jobs.state,
     jobs.start_time, jobs.end_time AS ended
-  FROM ettr_long AS long
+  FROM ettr_long_runs AS long
   JOIN jobs ON jobs.cluster = long.cluster AND jobs.run_key = long.run_key
   WHERE long.chained_by = 'run_key' AND jobs.array_task_id IS NULL
     AND jobs.submit_time BETWEEN long.submit_time AND long.end_time
@@ -19,7 +19,7 @@ WITH attempts AS (
   SELECT
     long.cluster, long.run, long.chained_by, long.submit_time, jobs.nodes, jobs.state,
     jobs.start_time, jobs.end_time AS ended
-  FROM ettr_long AS long
+  FROM ettr_long_runs AS long
   JOIN jobs ON jobs.cluster = long.cluster AND jobs.job_id = long.run
   WHERE long.chained_by = 'job_id' AND (jobs.run_key IS NULL OR jobs.array_task_id IS NOT NULL)
     AND jobs.submit_time BETWEEN long.submit_time AND long.end_time
@@ -49,7 +49,7 @@ SELECT
   long.cluster, long.run, long.gpus, summed.nodes, CAST(summed.starts AS BIGINT) AS starts,
   CAST(summed.interruptions AS BIGINT) AS interruptions, long.runtime_seconds, long.queued_seconds,
   summed.lost_seconds
-FROM ettr_long AS long
+FROM ettr_long_runs AS long
 JOIN summed
   ON summed.cluster = long.cluster AND summed.run = long.run AND summed.chained_by = long.chained_by
   AND summed.submit_time = long.submit_time

@@ -1,4 +1,4 @@
--- Distinct moments of `lemons_hits` in [window_from, window_to), and whether a job was on the node or had just ended.
+-- Distinct moments of `lemons_sightings` in [window_from, window_to), and whether a job was on the node or had just ended.
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
@@ -7,10 +7,10 @@
 
 WITH moments AS (
   SELECT DISTINCT
-    lemons_hits.cluster, lemons_hits.node, lemons_hits.time, lemons_hits.code, lemons_hits.severity, lemons_hits.kind
-  FROM lemons_hits
+    lemons_sightings.cluster, lemons_sightings.node, lemons_sightings.time, lemons_sightings.code, lemons_sightings.severity, lemons_sightings.kind
+  FROM lemons_sightings
   CROSS JOIN parameters
-  WHERE lemons_hits.time >= parameters.window_from AND lemons_hits.time < parameters.window_to
+  WHERE lemons_sightings.time >= parameters.window_from AND lemons_sightings.time < parameters.window_to
 ),
 places AS (SELECT DISTINCT cluster, node FROM moments),
 timeline AS (

@@ -9,7 +9,7 @@ WITH failed AS (
   SELECT
     ran.cluster, ran.db_index, ran.job_id, ran.gpus_up_to, ran.gpus, ran.start_time, ran.end_time, ends.ended,
     ends.node AS seen_node
-  FROM rate_ran AS ran
+  FROM rate_jobs AS ran
   JOIN hardware_ends AS ends ON ends.cluster = ran.cluster AND ends.db_index = ran.db_index
 ),
 placed AS (

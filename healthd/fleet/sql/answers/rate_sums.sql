@@ -8,9 +8,9 @@
 
 WITH ran AS (
   SELECT
-    rate_ran.gpus_up_to, rate_ran.gpus > parameters.more_than_gpus AS large, rate_ran.nodes, rate_ran.gpus,
-    rate_ran.ran_to - rate_ran.ran_from AS seconds
-  FROM rate_ran
+    rate_jobs.gpus_up_to, rate_jobs.gpus > parameters.more_than_gpus AS large, rate_jobs.nodes, rate_jobs.gpus,
+    rate_jobs.ran_to - rate_jobs.ran_from AS seconds
+  FROM rate_jobs
   CROSS JOIN parameters
 )
 SELECT

@@ -5,11 +5,11 @@
 --   jobs              that saw it begin; already_open_jobs: that ran while one was already open; warned_jobs: that saw only warnings
 
 WITH levels AS (
-  SELECT 0 AS level, '' AS check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed
+  SELECT 0 AS level, '' AS check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed_jobs
   UNION ALL
-  SELECT 1 AS level, check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed
+  SELECT 1 AS level, check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed_jobs
   UNION ALL
-  SELECT 2 AS level, check_name, code, cluster, db_index, failing, began, life FROM alarmed
+  SELECT 2 AS level, check_name, code, cluster, db_index, failing, began, life FROM alarmed_jobs
 ),
 once AS (
   SELECT

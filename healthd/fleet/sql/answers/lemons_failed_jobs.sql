@@ -1,4 +1,4 @@
--- Failed jobs with the moments of `lemons_hits` on their nodes, from before_seconds before the end to after_seconds after it.
+-- Failed jobs with the moments of `lemons_sightings` on their nodes, from before_seconds before the end to after_seconds after it.
 --
 -- parameters
 --   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch
@@ -8,15 +8,15 @@
 
 WITH hits AS (
   SELECT
-    lemons_hits.cluster, lemons_hits.node, lemons_hits.time, lemons_hits.code, lemons_hits.severity, lemons_hits.kind,
-    lemons_hits.time - parameters.after_seconds AS first_end, lemons_hits.time + parameters.before_seconds AS last_end,
-    (lemons_hits.time - parameters.after_seconds)
-      - (lemons_hits.time - parameters.after_seconds) % nullif(parameters.before_seconds + parameters.after_seconds, 0)
+    lemons_sightings.cluster, lemons_sightings.node, lemons_sightings.time, lemons_sightings.code, lemons_sightings.severity, lemons_sightings.kind,
+    lemons_sightings.time - parameters.after_seconds AS first_end, lemons_sightings.time + parameters.before_seconds AS last_end,
+    (lemons_sightings.time - parameters.after_seconds)
+      - (lemons_sightings.time - parameters.after_seconds) % nullif(parameters.before_seconds + parameters.after_seconds, 0)
       + numbers.n * (parameters.before_seconds + parameters.after_seconds) AS time_bin
-  FROM lemons_hits
+  FROM lemons_sightings
   CROSS JOIN parameters
   CROSS JOIN numbers
-  WHERE numbers.n < 2 AND lemons_hits.time >= parameters.window_from AND lemons_hits.time < parameters.window_to
+  WHERE numbers.n < 2 AND lemons_sightings.time >= parameters.window_from AND lemons_sightings.time < parameters.window_to
 ),
 placed AS (
   SELECT

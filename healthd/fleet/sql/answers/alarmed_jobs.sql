@@ -12,23 +12,23 @@ WITH looks AS (
   FROM evidence WHERE badness >= 1
   UNION ALL
   SELECT
-    standing.cluster, standing.node, standing.check_name, standing.code, TRUE AS failing, FALSE AS began,
-    standing.from_time AS first_time, standing.to_time AS last_time,
-    standing.from_time - standing.from_time % 86400 + numbers.n * 86400 AS day,
-    coalesce(standing.cluster || ' ', '') || standing.node || ' ' || standing.code
-      || coalesce(' ' || standing.subject, '') || coalesce(' ' || standing.life, '') AS life
-  FROM standing
+    failing_levels.cluster, failing_levels.node, failing_levels.check_name, failing_levels.code, TRUE AS failing, FALSE AS began,
+    failing_levels.from_time AS first_time, failing_levels.to_time AS last_time,
+    failing_levels.from_time - failing_levels.from_time % 86400 + numbers.n * 86400 AS day,
+    coalesce(failing_levels.cluster || ' ', '') || failing_levels.node || ' ' || failing_levels.code
+      || coalesce(' ' || failing_levels.subject, '') || coalesce(' ' || failing_levels.life, '') AS life
+  FROM failing_levels
   CROSS JOIN numbers
-  WHERE numbers.n <= (standing.to_time - standing.from_time + standing.from_time % 86400) / 86400e0
+  WHERE numbers.n <= (failing_levels.to_time - failing_levels.from_time + failing_levels.from_time % 86400) / 86400e0
 ),
 met AS (
   SELECT
-    placed_days.cluster, placed_days.db_index, looks.check_name, looks.code, looks.failing, looks.began,
+    job_node_days.cluster, job_node_days.db_index, looks.check_name, looks.code, looks.failing, looks.began,
     looks.first_time, looks.life
-  FROM placed_days
+  FROM job_node_days
   JOIN looks
-    ON looks.cluster = placed_days.cluster AND looks.node = placed_days.node AND looks.day = placed_days.day
-    AND looks.first_time <= placed_days.end_time AND looks.last_time >= placed_days.start_time
+    ON looks.cluster = job_node_days.cluster AND looks.node = job_node_days.node AND looks.day = job_node_days.day
+    AND looks.first_time <= job_node_days.end_time AND looks.last_time >= job_node_days.start_time
 ),
 ranked AS (
   SELECT
@@ -39,7 +39,7 @@ ranked AS (
     ) AS place
   FROM met
   WHERE EXISTS (
-    SELECT 1 FROM completed WHERE completed.cluster = met.cluster AND completed.db_index = met.db_index
+    SELECT 1 FROM completed_jobs WHERE completed_jobs.cluster = met.cluster AND completed_jobs.db_index = met.db_index
   )
 )
 SELECT

@@ -423,7 +423,7 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     links = [result for result in jobs if "ib_link" in result.possible_causes]
     lost_gpu, logged_interrupt = "gpu_xid/79", "ipmi_sel/critical_interrupt"
     rows = (
-        ("hardware failure and another like it", hardware, lambda result: result.others, (0.03, 0.05)),
+        ("hardware failure and another like it", hardware, lambda result: result.has_competing_cause, (0.03, 0.05)),
         ("PCIe error and Xid 79", pcie, lambda result: lost_gpu in result.codes, (0.43, 0.63)),
         (
             "PCIe error, Xid 79, critical interrupt",

@@ -231,7 +231,7 @@ import follow_advice
 from pathlib import Path
 from healthd import client
 
-client.TELL_SECONDS = 0.0
+client.SEND_SECONDS = 0.0
 root = Path(sys.argv[3])
 
 def begin():

@@ -405,13 +405,13 @@ def _limits(run: Document, values: Mapping[str, Any]) -> Iterator[str]:
             "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"
         )
         yield (
-            f"{cause} a drain first waits for a random time. Fleet limit: healthd keeps at most {_share(values, 'limit')} "
-            "drained for shared faults. Above the limit, this drain waits."
+            f"{cause} a drain first waits for a random time. Fleet limit: healthd keeps at most "
+            f"{_share(values, 'limit')} drained for shared faults. Above the limit, this drain waits."
         )
     if not run["shared"]:
         yield (
-            f"Fleet limit: healthd keeps at most {_share(values, 'own_hardware_limit')} drained for faults of the node's "
-            "own hardware. Above the limit, this drain waits."
+            f"Fleet limit: healthd keeps at most {_share(values, 'own_hardware_limit')} drained for faults of the "
+            "node's own hardware. Above the limit, this drain waits."
         )
 
 

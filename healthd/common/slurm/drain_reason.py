@@ -32,7 +32,8 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
 
 def reason_start(cause: Condition) -> str:
     """Return the start of the Reason, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
-    return f"healthd: {_truncate(_escape(cause.code), 80)}{' ' if cause.subject else ''}{_truncate(_escape(cause.subject), 120)}: "
+    subject = f" {_truncate(_escape(cause.subject), 120)}" if cause.subject else ""
+    return f"healthd: {_truncate(_escape(cause.code), 80)}{subject}: "
 
 
 def parse_reason(text: str) -> tuple[str, str] | None:

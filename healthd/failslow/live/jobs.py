@@ -351,7 +351,8 @@ def _explain(
     others = [ranks[number].name for number in outlying if number != worst]
     comparison = (
         f"{subject} takes {_format_seconds(worst_channel.healthy * (worst_channel.ratio or 1.0))} against "
-        f"{_format_seconds(worst_channel.healthy)} before; median of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
+        f"{_format_seconds(worst_channel.healthy)} before; median of its {len(peers)} peers "
+        f"{statistics.median(peers) - 1:+.0%}"
     )
     return (comparison, f"{', '.join(others)}: slower too, by a smaller factor") if others else (comparison,)
 

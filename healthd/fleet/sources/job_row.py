@@ -184,8 +184,8 @@ class JobRowReader:
         run_key = self.private.run_key(_join_lines(name), _join_lines(work_dir)) or ""
         head = (
             f"{cluster}\t{db_index}\t{job_id}\t{array}\t{task}\t{numbers[restarts]}\t{state_word}\t{code}\t{signal}\t"
-            f"{submitted}\t{'' if eligible_time is None else eligible_time}\t{began_text}\t{ended_text}\t{nodes}\t{gpus}\t{cpus}\t"
-            f"{nodes_text}\t{texts[partition]}\t{texts[account]}\t{texts[qos]}\t{_number(priority)}\t"
+            f"{submitted}\t{'' if eligible_time is None else eligible_time}\t{began_text}\t{ended_text}\t"
+            f"{nodes}\t{gpus}\t{cpus}\t{nodes_text}\t{texts[partition]}\t{texts[account]}\t{texts[qos]}\t{_number(priority)}\t"
             f"{self._users[user]}\t{run_key}\t{texts[reservation]}\t"
             f"{self._limits[limit_raw or limit]}\t{self._durations[suspended]}"
         )

@@ -69,14 +69,16 @@ def _sentences(alarms: Document) -> list[str]:
         return ["No job completed in this period."]
     lines = [
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
-        f"one of their nodes: {format_small_share(alarms['share'])} ({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is "
-        f"less than 1 %). Another {alarms['already_open_jobs']:,} ran beside one that stood already, and "
-        f"{alarms['warned_jobs']:,} saw only warnings."
+        f"one of their nodes: {format_small_share(alarms['share'])} "
+        f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is less than 1 %). Another "
+        f"{alarms['already_open_jobs']:,} ran beside one that stood already, and {alarms['warned_jobs']:,} saw only "
+        "warnings."
     ]
     above = [row for row in alarms["checks"] if row["above"]]
     if above:
         checks_above = ", ".join(
-            f"{row['check']} ({format_small_share(row['share'])}{'' if row['significantly_above'] else ', not significantly'})"
+            f"{row['check']} ({format_small_share(row['share'])}"
+            f"{'' if row['significantly_above'] else ', not significantly'})"
             for row in above
         )
         lines.append(f"Above {percent(alarms['limit'])}: {checks_above}.")
@@ -85,7 +87,8 @@ def _sentences(alarms: Document) -> list[str]:
     observed = alarms["observed"]
     if observed["jobs"] < alarms["placed_jobs"]:
         lines.append(
-            f"Among the {observed['jobs']:,} jobs whose nodes were observed on every day it is {format_small_share(observed['share'])}."
+            f"Among the {observed['jobs']:,} jobs whose nodes were observed on every day it is "
+            f"{format_small_share(observed['share'])}."
         )
     return lines
 

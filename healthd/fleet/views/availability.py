@@ -126,7 +126,8 @@ def _sla(sla: Row) -> list[str]:
     if not sla["below"]:
         return [f"Nothing is below {limit}."]
     names = [
-        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({format_availability(row['availability'])})"
+        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} "
+        f"({format_availability(row['availability'])})"
         for row in sla["below"]
     ]
     return [f"Below {limit}: {join_limited(names, 2 * MAX_WORST_SHOWN)}."]
@@ -170,5 +171,6 @@ def _rack_figure(availability: Document) -> Figure | None:
     if availability["sla"]:
         sla_line = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", sla_line, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    description = f"The lowest of {len(rated):,} racks is {points_data[0]['rack']} with {format_availability(points_data[0]['share'])}."
+    lowest = points_data[0]
+    description = f"The lowest of {len(rated):,} racks is {lowest['rack']} with {format_availability(lowest['share'])}."
     return Figure("Racks with the lowest availability", description, tuple(layers))

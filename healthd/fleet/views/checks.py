@@ -161,7 +161,8 @@ def _delay_figure(checks: Document) -> Figure | None:
         color={**within, "scale": {"range": list(COLOURS[:3])}},
     )
     description = (
-        f"All: half within {format_duration(drains['p50_seconds'])}, 99 % within {format_duration(drains['p99_seconds'])}; "
-        f"{percent(drains['share_observed'])} of the drained nodes were observed."
+        f"All: half within {format_duration(drains['p50_seconds'])}, 99 % within "
+        f"{format_duration(drains['p99_seconds'])}; {percent(drains['share_observed'])} of the drained nodes were "
+        "observed."
     )
     return Figure("Time to the drain, by the first check", description, (delays,))

@@ -144,7 +144,9 @@ def test_where_the_driver_tells_a_mean_power_it_is_summed_up_and_the_dear_energy
         asked.append(tuple(names))
         return dict.fromkeys(names, 7)
 
-    gpu = SimpleNamespace(pci="0000:1b:00.0", mean_power_milliwatts=lambda: next(watts) * 1000, activity_counters=counted)
+    gpu = SimpleNamespace(
+        pci="0000:1b:00.0", mean_power_milliwatts=lambda: next(watts) * 1000, activity_counters=counted
+    )
     host = SimpleNamespace(gpus=lambda: [gpu], close_nvml=lambda: None)
     source = GpuCounters(host, ("nvlink", "power"), clock=lambda: next(now))  # type: ignore[arg-type]
     assert source.open() == ""

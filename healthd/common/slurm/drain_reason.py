@@ -32,8 +32,8 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
 
 def reason_start(cause: Condition) -> str:
     """Return the start of the Reason, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
-    subject = f" {_truncate(_escape(cause.subject), 120)}" if cause.subject else ""
-    return f"healthd: {_truncate(_escape(cause.code), 80)}{subject}: "
+    code, subject = _truncate(_escape(cause.code), 80), _truncate(_escape(cause.subject), 120)
+    return f"healthd: {code}{' ' if cause.subject else ''}{subject}: "
 
 
 def parse_reason(text: str) -> tuple[str, str] | None:

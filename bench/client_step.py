@@ -3,7 +3,7 @@
     python bench/client_step.py [--steps N]
 
 Times are of the calls themselves, by the monotonic clock, whose own cost is measured and stated, not taken off. Half of
-the calls of each case send (TELL_SECONDS is 0 for them), as no real loop does; the other half has it as it is. Exit
+the calls of each case send (SEND_SECONDS is 0 for them), as no real loop does; the other half has it as it is. Exit
 status 1: of a case more than one call of a hundred took longer than AIM_MICROSECONDS.
 """
 

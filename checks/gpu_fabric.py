@@ -274,9 +274,8 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
         "Traffic between GPUs continues more slowly: a job on many GPUs is as slow as this one.",
-        f"{_INSPECT_TODO} If it does not recover after the drain: reset all GPUs of the node or reboot. "
-        "If it comes back: "
-        "check the links, the switches, then the GPU.",
+        f"{_INSPECT_TODO} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes "
+        "back: check the links, the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/unhealthy": Explain(
@@ -284,9 +283,8 @@ EXPLAIN = {
         Clears.PASS,
         "This GPU has joined its NVLink fabric but is not healthy in it: it has no routes, or a wrong configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_INSPECT_TODO} After the drain reset all GPUs of the node or reboot. If it comes back: check "
-        "the switches, the "
-        "cables (NVL72), then the GPU.",
+        f"{_INSPECT_TODO} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, "
+        "the cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/no_fabric": Explain(

@@ -29,13 +29,13 @@ print(1e6 * (time.process_time() - begun) / len(samples))
 """
 TOGETHER = """
 import random, sys, time
-from healthd.failslow.analysis import points_of
+from healthd.failslow.analysis import find_points
 from healthd.failslow.model import Series
 random.seed(1)
 at = [float(one) for one in range(500)]
 series = [Series(str(n), [random.lognormvariate(0, 0.05) for _ in at], at) for n in range(500)]
 begun = time.process_time()
-points_of(series)
+find_points(series)
 print(1e6 * (time.process_time() - begun) / (len(series) * len(at)))
 """
 

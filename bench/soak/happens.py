@@ -38,7 +38,7 @@ NO_REQUEST = (b"", b"\n", b"GET", b"GET /metrics", b"\x16\x03\x01\x02\x00", b"PO
 RANK = """
 import os, sys
 from healthd import client
-client.TELL_SECONDS = 0.0
+client.SEND_SECONDS = 0.0
 os.environ["RANK"] = sys.argv[1]
 print(os.getpid(), flush=True)
 seconds = 0.0

@@ -98,9 +98,8 @@ def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[
 
         daemon_version = document.get("version", "unknown") if isinstance(document, dict) else "unknown"
         raise Stop(
-            f"healthd: the daemon (version {daemon_version}) answered something that this version "
-            f"({__version__}) cannot show: "
-            f"{type(error).__name__} {error}",
+            f"healthd: the daemon (version {daemon_version}) answered something that this version ({__version__}) "
+            f"cannot show: {type(error).__name__} {error}",
             UNKNOWN,
         ) from None
     return text, status

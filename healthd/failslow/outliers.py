@@ -140,8 +140,8 @@ def find_host_outliers(
             count = len(peer_changes) - (member in peer_changes)
             sentence = (
                 f"neither busy, waiting nor transferring {format_duration(change.after)} against "
-                f"{format_duration(change.before)} "
-                f"before; {_peers_text(count, ranks or len(role))} {format_duration(peers_time)}"
+                f"{format_duration(change.before)} before; {_peers_text(count, ranks or len(role))} "
+                f"{format_duration(peers_time)}"
             )
             excess = 1 + above
             found.append(Outlier(member, Cause.COMPUTE_CPU, excess, standard_errors, LIMIT, count, sentence))

@@ -304,16 +304,14 @@ def _result_paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     for job in diagnosis.slow_jobs:
         subject = f" of group {job.group}" if job.group else ""
         yield (
-            f"<p>The job{_text(subject)} is slow, {format_percent(job.point.slowdown)}, without a "
-            f"suspect: {_text(job.reason)} "
-            f"({len(job.series):,} of {job.peers:,} series).</p>"
+            f"<p>The job{_text(subject)} is slow, {format_percent(job.point.slowdown)}, without a suspect: "
+            f"{_text(job.reason)} ({len(job.series):,} of {job.peers:,} series).</p>"
         )
     for slow in diagnosis.slow_throughout:
         subject = f"{slow.series_kind} {slow.series}".strip()
         yield (
-            f"<p><bdi>{_text(subject)}</bdi> is slower than its {slow.peers:,} peers throughout "
-            f"({slow.ratio:.2f} x): when "
-            "it became slow is not known.</p>"
+            f"<p><bdi>{_text(subject)}</bdi> is slower than its {slow.peers:,} peers throughout ({slow.ratio:.2f} x): "
+            "when it became slow is not known.</p>"
         )
     if not diagnosis.suspects and not diagnosis.slow_jobs:
         yield "<p>No suspects, and no job is slow as a whole.</p>"

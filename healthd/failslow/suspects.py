@@ -298,8 +298,7 @@ def too_few_nodes_text(observed: Observed, found: SlowNode) -> str:
     """Return why the node is not named among so few nodes: a sentence without a full stop."""
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of node {found.node}, "
-        f"{_role_share_text(observed, found)}, and "
-        f"in no other rank; {found.node_count} nodes are too few to name one"
+        f"{_role_share_text(observed, found)}, and in no other rank; {found.node_count} nodes are too few to name one"
     )
 
 
@@ -396,9 +395,8 @@ def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
 def _sentence(found: SlowNode) -> str:
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of the node, by "
-        f"{format_duration(found.added_time)} in the "
-        f"median and {found.excess - 1:.0%} or more against the other nodes, and in none of the {len(found.others)} "
-        f"ranks of the {found.node_count - 1} other nodes"
+        f"{format_duration(found.added_time)} in the median and {found.excess - 1:.0%} or more against the other "
+        f"nodes, and in none of the {len(found.others)} ranks of the {found.node_count - 1} other nodes"
     )
 
 

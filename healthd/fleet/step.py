@@ -91,10 +91,9 @@ class Merge:
             seconds = f"coalesce({quoted(self.table.month_column)}, -1)"
             staged = f"(SELECT DISTINCT {self.key} FROM {self.staged})"
             keys_sql += (
-                f" UNION ALL SELECT {self.key}, {seconds} AS {MONTH_SECONDS_COLUMN}, "
-                f"{self._rank_sql(0)} FROM {self._stored_sql(live)} "
+                f" UNION ALL SELECT {self.key}, {seconds} AS {MONTH_SECONDS_COLUMN}, {self._rank_sql(0)} "
+                f"FROM {self._stored_sql(live)} SEMI JOIN {staged} USING ({self.key})"
             )
-            keys_sql += f"SEMI JOIN {staged} USING ({self.key})"
         first, last = self._month_sql(f"min({MONTH_SECONDS_COLUMN})"), self._month_sql(f"max({MONTH_SECONDS_COLUMN})")
         self.execute(
             f"CREATE OR REPLACE TEMP TABLE moving AS SELECT {self.key} FROM ({keys_sql}) GROUP BY {self.key} "
@@ -104,10 +103,10 @@ class Merge:
         if not self.has_moved:
             return []
         self.execute(
-            f"CREATE OR REPLACE TEMP TABLE moved AS SELECT {self.key}, max(({RANK_COLUMN}, "
-            f"{MONTH_SECONDS_COLUMN})) AS best, "
-            f"list(DISTINCT {self._month_sql(MONTH_SECONDS_COLUMN)}) FILTER ({RANK_COLUMN} % 2 = 0) AS left_months "
-            f"FROM ({keys_sql}) AS b SEMI JOIN moving AS m ON {self._same_key_sql('b', 'm')} GROUP BY {self.key}"
+            f"CREATE OR REPLACE TEMP TABLE moved AS SELECT {self.key}, max(({RANK_COLUMN}, {MONTH_SECONDS_COLUMN})) AS "
+            f"best, list(DISTINCT {self._month_sql(MONTH_SECONDS_COLUMN)}) FILTER ({RANK_COLUMN} % 2 = 0) AS "
+            f"left_months FROM ({keys_sql}) AS b SEMI JOIN moving AS m ON {self._same_key_sql('b', 'm')} GROUP BY "
+            f"{self.key}"
         )
         self.execute(
             f"DELETE FROM {self.staged} AS s USING moved AS m "
@@ -120,9 +119,8 @@ class Merge:
         """Write the month's rows, stored and staged, sorted by their key."""
         path = self.store.path(self.table.name, month)
         count = self._query_column(
-            f"COPY (SELECT {self.columns} FROM ({self._best_rows_sql(self._stored_and_staged(month))}) "
-            f"ORDER BY {self.row_key}) "
-            f"TO {literal(path)} (FORMAT parquet, COMPRESSION zstd)"
+            f"COPY (SELECT {self.columns} FROM ({self._best_rows_sql(self._stored_and_staged(month))}) ORDER BY "
+            f"{self.row_key}) TO {literal(path)} (FORMAT parquet, COMPRESSION zstd)"
         )[0]
         if not count:
             os.unlink(path)
@@ -145,11 +143,10 @@ class Merge:
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
         differ = "".join(f" OR min(low_{n}) IS DISTINCT FROM max(high_{n})" for n, _ in enumerate(prefer))
         self.execute(
-            f"CREATE OR REPLACE TEMP TABLE contested AS SELECT {self.key} FROM (SELECT {self.row_key}, "
-            "count(*) AS times, "
-            f"min({RANK_COLUMN}) AS low, max({RANK_COLUMN}) AS high{lows} FROM ({versions_sql}) GROUP "
-            f"BY {self.row_key}) GROUP BY {self.key} "
-            f"HAVING max(times) > 1 OR min(low) <> max(high){differ}"
+            f"CREATE OR REPLACE TEMP TABLE contested AS SELECT {self.key} FROM ("
+            f"SELECT {self.row_key}, count(*) AS times, min({RANK_COLUMN}) AS low, max({RANK_COLUMN}) AS high{lows} "
+            f"FROM ({versions_sql}) GROUP BY {self.row_key}) "
+            f"GROUP BY {self.key} HAVING max(times) > 1 OR min(low) <> max(high){differ}"
         )
         if not self._query_column("SELECT 1 FROM contested LIMIT 1"):
             return rows_sql

@@ -99,23 +99,23 @@ WORKER = """
 import sys
 from healthd.common.codec import dump
 from healthd.agent.settings.registry import built_in_checks
-from healthd.agent.worker.process import Setup, Worker, _host
+from healthd.agent.worker.process import Setup, Worker, _open_host
 from healthd.agent.worker.requests import *
 from healthd.common.values import decode, encode
 folder = sys.argv[1]
 setup = Setup(root=f"{folder}/root", state_dir=f"{folder}/state", runtime_dir=f"{folder}/run")
-worker = Worker(setup, *_host(setup))
+worker = Worker(setup, *_open_host(setup))
 for check in built_in_checks().values():
-    if check.runs and check.uses != "nvml":
+    if check.has_run and check.uses != "nvml":
         worker.answer(Run(check.name, "", dump(check.config()), boot_id="b"))
 for number, request in enumerate((
     SaveCopy(f"{folder}/run", f"{folder}/state", ("ledger.json",)),
     LoadCopy(f"{folder}/state", ("ledger.json",)),
     AppendEvents(f"{folder}/state", ("{}",), False),
     ReadClusterName(),
-    LookAtOwnFiles(()),
+    CheckInstalledFiles(()),
 )):
-    response = decode(Response, worker.respond(encode(Message(number, request))).partition(BETWEEN)[0])
+    response = decode(Response, worker.respond(encode(Message(number, request))).partition(SEPARATOR)[0])
     assert not response.error, response
 print(*sys.modules)
 """

@@ -79,7 +79,7 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
         found = cluster.node(node)
         if "DOWN" in found.flags:  # "Node unexpectedly rebooted": for a person, as without healthd
             assert found.reason.startswith("healthd: gpu_xid/79 ")
-            said = "repaired, but Slurm has the node DOWN"
+            said = "repaired, but the node is DOWN"
             daemon.until(lambda s: s["decision"]["text"].startswith(said), "the DOWN is left to a person")
             cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         cluster.wait_state(node, "IDLE", without=("DRAIN", "DOWN"))

@@ -395,7 +395,7 @@ def test_rsync_brings_every_event_through_rotations_kills_and_a_centre_that_is_a
             rsyncd.kill()
             assert subprocess.run(rsync(place), stderr=subprocess.DEVNULL, timeout=SECONDS).returncode != 0
             rsyncd.start()
-        assert arrived(place.centre)[1].problems.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
+        assert arrived(place.centre)[1].problems.keys() <= {f"{place.centre}: contains no events.jsonl"}
     subprocess.run(rsync(place), check=True, timeout=SECONDS)
     until_all(written, place.centre)
     names = {path.name for path in (place.centre / "gpu-1").iterdir()}

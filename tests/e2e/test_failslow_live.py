@@ -25,7 +25,7 @@ client = true
 RANK = """
 import os, sys
 from healthd import client
-client.TELL_SECONDS = 0.0
+client.SEND_SECONDS = 0.0
 os.environ["RANK"] = sys.argv[1]
 print(os.getpid(), flush=True)
 seconds = 0.0

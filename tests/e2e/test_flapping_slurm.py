@@ -92,7 +92,7 @@ def test_own_hardware_that_comes_and_goes_is_given_back_twice_in_an_hour_and_the
         flaps.comes()
         flaps.goes()
         status = daemon.until(lambda s: s["decision"]["text"].startswith(waits), "it waits again")
-        assert status["decision"]["text"].endswith('or say "healthd repaired flaps/fault"')
+        assert status["decision"]["text"].endswith('or run "healthd repaired flaps/fault"')
         assert "done" in daemon.ask(command="repaired", code="flaps/fault")
         flaps.is_free()
 
@@ -114,5 +114,5 @@ def test_a_shared_cause_that_comes_and_goes_is_given_back_by_itself_each_time_la
             flaps.is_free()
     log = daemon.log.read_text()
     assert log.count("State=DRAIN") == log.count("State=UNDRAIN") == 3
-    assert "resumed once it has stayed clean for 0.4 min" in log
-    assert "resumed once it has stayed clean for 0.8 min" in log
+    assert "resumed after 0.4 min without a fault" in log
+    assert "resumed after 0.8 min without a fault" in log

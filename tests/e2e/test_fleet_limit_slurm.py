@@ -88,7 +88,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
         shown = subprocess.run(command, env=third.env, timeout=120, capture_output=True, text=True).stdout
         assert "delayed by the fleet limit" in shown
-        assert "held 1 time; next try in " in shown
+        assert "delayed 1 time; next attempt " in shown
 
         hold = third.until(
             lambda s: (s["slurm"]["fleet_hold"] or {}).get("until", 0) - s["time"] > 30,

@@ -180,13 +180,13 @@ def test_what_is_said_of_packages_makes_nodes_watched_drained_stopped_upgraded_a
 def refuse(box: SystemdContainer, tree: Path, roll_out: Sequence[str], remove: Sequence[str]) -> None:
     """What would do harm changes nothing, and says why."""
     settings = box.path("/etc/healthd/healthd.toml").read_text()
-    assert "say which with -e healthd_version" in do(box, tree, [*roll_out[:1], roll_out[-1]], check=False)
+    assert "select one with -e healthd_version" in do(box, tree, [*roll_out[:1], roll_out[-1]], check=False)
     wrong = [*roll_out[:1], f"{roll_out[-1]} -e healthd_version=0.1.0-1 -e healthd_settings=nonsense=1"]
     assert "nonsense" in do(box, tree, wrong, check=False)
     assert box.path("/etc/healthd/healthd.toml").read_text() == settings
     box.write("/usr/bin/scontrol", SCONTROL, 0o755)
     box.write("/root/slurm.conf", "Prolog = /etc/slurm/healthd-prolog\n")
-    assert "slurm.conf still names a script of healthd" in do(box, tree, remove, check=False)
+    assert "slurm.conf still names a healthd script" in do(box, tree, remove, check=False)
     assert box.show("healthd", "ActiveState") == "active"
 
 

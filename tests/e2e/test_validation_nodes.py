@@ -147,7 +147,7 @@ def test_a_node_with_a_job_is_refused_and_the_job_goes_on(nodes: Cluster) -> Non
         nodes.slurm.wait_job(job, "RUNNING")
         status, told, err = nodes.validate("--nodes", "n[2-3]")
         assert (status, told) == (3, {})
-        assert "n3 is MIXED: each must be idle, undrained and in no reservation" in err
+        assert "n3 is MIXED: each node must be idle, undrained and in no reservation" in err
         assert nodes.slurm.job(job)["JobState"] == "RUNNING"
         assert "ReservationName" not in nodes.reservations()
     finally:
@@ -157,7 +157,7 @@ def test_a_node_with_a_job_is_refused_and_the_job_goes_on(nodes: Cluster) -> Non
 
 @pytest.mark.parametrize(
     ("names", "status", "words"),
-    [("n[1-2],n77", 3, "n77"), ("--all", 64, "names of nodes"), ("", 64, "names of nodes")],
+    [("n[1-2],n77", 3, "n77"), ("--all", 64, "node names"), ("", 64, "node names")],
 )
 def test_names_that_are_none_of_its_nodes_are_refused(nodes: Cluster, names: str, status: int, words: str) -> None:
     found, told, err = nodes.validate(f"--nodes={names}")

@@ -65,7 +65,7 @@ class FailslowProcess:
             self.problem, self._retry_seconds, self._start_at = "", MIN_RETRY_SECONDS, 0.0
         elif self._channel is not None:
             try:
-                self._channel.send(json.dumps({"watched": self._check_settings}).encode() + b"\n")
+                self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
             except OSError:  # it hangs or has just ended: the next process gets the settings at its start
                 self._end()
 
@@ -115,7 +115,7 @@ class FailslowProcess:
             shortage.record_failed_start(error)
             self._delay_start(now, f"cannot start it: {error}")
             return
-        setup = json.dumps({"place": self._locations, "watched": self._check_settings})
+        setup = json.dumps({"locations": self._locations, "settings": self._check_settings})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "healthd.failslow.live", str(child_end.fileno()), setup],

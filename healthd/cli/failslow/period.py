@@ -81,17 +81,15 @@ def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
         period = periods[rank_names[0]]
         seconds = period.alternative[1] if period.alternative else 0.0
         yield (
-            f"doubtful: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations "
-            f"and take {seconds:.6g} s as well as "
-            f"{operations:,} and {period.iteration_seconds:.6g} s"
+            f"doubtful: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations and take "
+            f"{seconds:.6g} s as well as {operations:,} and {period.iteration_seconds:.6g} s"
         )
     uncertain = [rank for rank, period in periods.items() if period.relative_error > MAX_RELATIVE_ERROR]
     if uncertain:
         period = periods[uncertain[0]]
         yield (
-            f"doubtful: from {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration "
-            "time may be wrong by "
-            f"{period.relative_error:.1%}"
+            f"doubtful: from {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may be "
+            f"wrong by {period.relative_error:.1%}"
         )
 
 

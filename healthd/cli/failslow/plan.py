@@ -140,9 +140,8 @@ def _parse_overheads(text: str | None) -> Overheads:
         seconds = _parse_number(value)
         if name not in Overheads._fields or name in parsed or not 0 <= seconds <= MAX_OVERHEAD_SECONDS:
             raise Stop(
-                "healthd failslow plan: --overhead: must be seconds from 0 to "
-                f"{MAX_OVERHEAD_SECONDS:,.0f} like s2=5,s3=60,"
-                f's4=600, each once, has "{printable(part)[:40]}"'
+                f"healthd failslow plan: --overhead: must be seconds from 0 to {MAX_OVERHEAD_SECONDS:,.0f} like "
+                f's2=5,s3=60,s4=600, each once, has "{printable(part)[:40]}"'
             )
         parsed[name] = seconds
     return Overheads(**parsed)
@@ -231,9 +230,8 @@ def _plan(args: argparse.Namespace) -> int:
         spans = replay(series, diagnosis, gpus, overheads, UNITS[args.unit], 2 * MIN_SLOW_SAMPLES)
         document = _document(args.files, series, spans, gpus, overheads)
         notes += [
-            f"{f'{item.series_kind} {item.series}'.strip()} is slower than its peers throughout "
-            f"({item.ratio:.2f} x): no "
-            "plan, because its healthy time is unknown"
+            f"{f'{item.series_kind} {item.series}'.strip()} is slower than its peers throughout ({item.ratio:.2f} x): "
+            "no plan, because its healthy time is unknown"
             for item in diagnosis.slow_throughout
         ]
         document["topology"] = _topology(args.layout, args.slow_links, document["slow"])

@@ -85,9 +85,8 @@ def require_current(lemons: Document, until: int | None, current_time: float) ->
     if is_old(lemons, current_time):
         complete_until = document.format_time(lemons["window"]["known_until"]) or "no time"
         raise Stop(
-            f"{COMMAND}: the store's data ends at {complete_until} UTC, not within a day of now: ingest "
-            "newer data and try "
-            "again",
+            f"{COMMAND}: the store's data ends at {complete_until} UTC, not within a day of now: ingest newer data and "
+            "try again",
             UNKNOWN,
         )
 
@@ -112,8 +111,7 @@ def require_this_cluster(lemons: Document, given_cluster: str, settings: Setting
     if local_cluster and store_clusters and store_clusters[0].lower() != local_cluster:
         raise Stop(
             f"{COMMAND}: the store has cluster {printable(store_clusters[0])}, but the local cluster is "
-            f"{local_cluster}: only nodes of the "
-            "local cluster can be drained"
+            f"{local_cluster}: only nodes of the local cluster can be drained"
         )
 
 

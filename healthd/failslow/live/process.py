@@ -1,10 +1,10 @@
 """The live process: receives steps from ranks, samples counters, evaluates jobs, and reports to the daemon's check in
 one file.
 
-    python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"place": ...,
-    "watched": ...}
+    python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"locations": ...,
+    "settings": ...}
 
-After a reload the daemon sends a line {"watched": ...}. The process ends when the stream is closed. It sends single
+After a reload the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It sends single
 bytes to the daemon: ALIVE each minute, and CHANGED when the content of the file changed. It has a low priority and
 limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). It never opens the driver, so it can
 be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
@@ -64,9 +64,9 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(False)
     setup = json.loads(sys.argv[2])
-    live = LiveProcess(load(Locations, setup["place"]), channel)
+    live = LiveProcess(load(Locations, setup["locations"]), channel)
     try:
-        live.reconfigure(live_settings(setup["watched"]))
+        live.reconfigure(live_settings(setup["settings"]))
         while live.wait():
             live.step()
     finally:
@@ -136,7 +136,7 @@ class LiveProcess:
             return False
         *lines, self._incoming = (self._incoming + chunk).split(b"\n")
         for line in lines:
-            self.reconfigure(live_settings(json.loads(line)["watched"]))
+            self.reconfigure(live_settings(json.loads(line)["settings"]))
         return True
 
     def _notify(self, byte: bytes) -> None:

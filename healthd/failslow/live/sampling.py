@@ -259,8 +259,8 @@ class Sampling:
             self._report_problem(
                 "rate",
                 f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}): it continues every "
-                f"{self.seconds:g} s, and iterations shorter than "
-                f"{detectable_periods(self.seconds)[0]:g} s are not detected",
+                f"{self.seconds:g} s, and iterations shorter than {detectable_periods(self.seconds)[0]:g} s are not "
+                "detected",
             )
         if reduction is not Reduction.STOP:
             self._reset()

@@ -67,7 +67,7 @@ def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
             more = f" (and {len(failed) - 1:,} more)" if len(failed) > 1 else ""
             raise Unreadable(f"{path}: no file can be read: {problem}{more}")
         unread += failed
-    notes = _combine_notes([(name, note) for name, record_notes in tables for note in record_notes.notes], len(tables))
+    notes = _combine_notes([(name, note) for name, contents in tables for note in contents.notes], len(tables))
     analysis = analyse_streams(ranks) if ranks else StreamAnalysis((), (), ())
     series = [*_merge(tables, notes), *sorted(analysis.series, key=lambda item: table.natural_key(item.name))]
     return ReadFiles(series, [*notes, *record_notes, *analysis.notes], unread, analysis.fail_stops)

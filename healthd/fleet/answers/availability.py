@@ -342,9 +342,8 @@ def _notes(
     other_reservations = len({(row.cluster, row.name, row.start_time) for row in reserved if not row.maintenance})
     if other_reservations and not count_reservations:
         found.append(
-            f"The time of reservations without the flag MAINT ({other_reservations}) is excluded too, "
-            "whatever the state of their "
-            "nodes; use --count-reservations to include it."
+            f"The time of reservations without the flag MAINT ({other_reservations}) is excluded too, whatever the "
+            "state of their nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
         found.append("Outages that are not over are excluded from the MTTR, which underestimates it.")

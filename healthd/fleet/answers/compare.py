@@ -291,9 +291,8 @@ def compare_sides(a: Side, b: Side) -> Document:
     notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
     if uneven_checks:
         notes.append(
-            "Not compared, because the check ran on one side only or rarely: "
-            f"{', '.join(sorted(uneven_checks))}. A new check "
-            "makes its findings seem to increase."
+            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(uneven_checks))}. A "
+            "new check makes its findings seem to increase."
         )
     notes += overlap_notes(a, b)
     return {

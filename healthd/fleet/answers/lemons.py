@@ -474,8 +474,8 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
             f"The window of {format_days((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
-            f"{named_share:.0%} of the nodes that fail {min_factor:g} to {max_factor:g} times as often "
-            f"as others. {advice}"
+            f"{named_share:.0%} of the nodes that fail {min_factor:g} to {max_factor:g} times as often as others. "
+            f"{advice}"
         )
     return [note.replace("%", " %") for note in found]
 
@@ -572,10 +572,8 @@ def _describe_evidence(item: Evidence) -> str:
             else "the node that failed is not known"
         )
         shared = "" if item.weight >= 0.999 else f", weight {percent(item.weight)}"
-        return (
-            f"job {item.job_id} ({size} on {_count_text(item.nodes or 1, 'node')}) ended "
-            f"{item.state}: {explanation}{shared}"
-        )
+        placement = f"{size} on {_count_text(item.nodes or 1, 'node')}"
+        return f"job {item.job_id} ({placement}) ended {item.state}: {explanation}{shared}"
     if item.kind == "out":
         action = {
             "down": "it went down",
@@ -595,9 +593,8 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     found = study.coverage_notes("jobs") if study.has_rows("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"The window is only {format_days((end - begin) / DAY)}, not {window_days:g} days: few "
-            "lemons can be found in "
-            "such a short time."
+            f"The window is only {format_days((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found "
+            "in such a short time."
         )
     if not study.has_rows("jobs"):
         found.append("The store has no jobs: jobs that failed because of a node are not counted.")
@@ -612,9 +609,8 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     )
     if little_observed and study.has_rows("events"):
         found.append(
-            f"{little_observed} of {plural(len(nodes), 'node')} "
-            f"{'was' if little_observed == 1 else 'were'} observed for less than half "
-            "of the time: only Slurm's records count there."
+            f"{little_observed} of {plural(len(nodes), 'node')} {'was' if little_observed == 1 else 'were'} observed "
+            "for less than half of the time: only Slurm's records count there."
         )
     out = sum(suspect.current_outage is not None for suspect in nodes)
     if out:

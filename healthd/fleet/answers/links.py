@@ -107,9 +107,8 @@ def links(study: Study) -> Document:
     )
     if unnamed_episodes:
         notes.append(
-            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no "
-            "port name: these count by node, as "
-            "one port."
+            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name: these "
+            "count by node, as one port."
         )
     unknown_switches = sum(row.switch is None for row in nodes)
     if unknown_switches:

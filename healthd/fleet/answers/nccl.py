@@ -142,9 +142,9 @@ def _notes(judgement: Judgement, read: files.Folder) -> list[str]:
     notes = []
     if judgement.ranks_without_view:
         notes.append(
-            f"There is no record of {format_ranks(judgement.ranks_without_view)}. When a rank times "
-            "out, PyTorch writes a dump of every "
-            "rank that is still alive: the others were dead by then, or their files were not collected."
+            f"There is no record of {format_ranks(judgement.ranks_without_view)}. When a rank times out, PyTorch "
+            "writes a dump of every rank that is still alive: the others were dead by then, or their files were not "
+            "collected."
         )
     if judgement.kind == "network" and any(
         not judgement.groups[stall.key.group].has_rank_order for stall in judgement.stalls

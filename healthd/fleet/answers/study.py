@@ -174,9 +174,8 @@ class Study:
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not chosen: a job is "
-            "chosen whole if "
-            "any of its nodes is."
+            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not chosen: a job is chosen whole "
+            "if any of its nodes is."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
@@ -197,8 +196,8 @@ class Study:
             observed_fraction = share(observed.observed_seconds, observed.seconds)
             if observed_fraction is not None and observed_fraction < 0.9995:
                 notes.append(
-                    f"healthd observed {percent(observed_fraction)} of the nodes' time; faults in the "
-                    "rest were not recorded."
+                    f"healthd observed {percent(observed_fraction)} of the nodes' time; faults in the rest were not "
+                    "recorded."
                 )
             if observed.step_seconds is not None:
                 step = f"every {observed.step_seconds} s at most"

@@ -269,11 +269,9 @@ def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ra
         )
         if earlier is not dump_view and is_simultaneous and is_separate:
             raise UnusableFolder(
-                f"{folder}: {earlier.source} and {dump_view.source} both have rank {dump_view.rank} in "
-                "their names, and "
-                f"{len(members - known_ranks):,} other ranks have no file: name each file by the global "
-                "rank of the job, not "
-                "by the local rank of its node"
+                f"{folder}: {earlier.source} and {dump_view.source} both have rank {dump_view.rank} in their names, "
+                f"and {len(members - known_ranks):,} other ranks have no file: name each file by the global rank of "
+                "the job, not by the local rank of its node"
             )
 
 

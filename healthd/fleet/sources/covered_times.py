@@ -66,8 +66,7 @@ def without_future(run: Run, read: Runs, name: str) -> Runs:
         return read
     read_until = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
     run.log(
-        f"{run.source.name}: {name}: according to the store it was read until "
-        f"{read_until:%Y-%m-%d %H:%M:%S} UTC, which is "
-        "in the future: a clock was ahead; this period is read again"
+        f"{run.source.name}: {name}: according to the store it was read until {read_until:%Y-%m-%d %H:%M:%S} UTC, "
+        "which is in the future: a clock was ahead; this period is read again"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)

@@ -43,9 +43,9 @@ _JOB = (
 _PREEMPTED, _GRACED, _PREEMPTOR = _JOB.format("a"), _JOB.format("g"), _JOB.format("b")
 _MESSAGE = regex(
     r"(?:[\w.-]+: +){0,3}"  # "debug:  sched: ", the name of a function
-    rf"(?:preempted {_PREEMPTED} (?:has been (?P<did>requeued|killed|checkpointed)|(?P<gang>suspended) "
-    rf"by gang scheduler|"
-    rf"(?P<had>had to be killed))|setting [0-9]+ sec preemption (?P<grace>grace time) for {_GRACED})"
+    rf"(?:preempted {_PREEMPTED} (?:has been (?P<did>requeued|killed|checkpointed)|"
+    rf"(?P<gang>suspended) by gang scheduler|(?P<had>had to be killed))|"
+    rf"setting [0-9]+ sec preemption (?P<grace>grace time) for {_GRACED})"
     rf"(?: to reclaim resources for {_PREEMPTOR})?\s*"
 )
 _MODES = {"killed": "cancelled"}

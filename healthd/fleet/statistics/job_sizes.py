@@ -12,10 +12,8 @@ def size_class_sql(gpus: str) -> str:
     """
     sizes = (2**power for power in range(MAX_CLASS_GPUS.bit_length()))
     classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)
-    return (
-        f"CAST(CASE WHEN {gpus} <= 0 THEN 0 {classes} WHEN {gpus} > {MAX_CLASS_GPUS} THEN "
-        f"{2 * MAX_CLASS_GPUS} END AS BIGINT)"
-    )
+    largest = f"WHEN {gpus} > {MAX_CLASS_GPUS} THEN {2 * MAX_CLASS_GPUS}"
+    return f"CAST(CASE WHEN {gpus} <= 0 THEN 0 {classes} {largest} END AS BIGINT)"
 
 
 def format_size(gpus_up_to: int | None) -> str:

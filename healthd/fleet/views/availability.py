@@ -171,8 +171,6 @@ def _rack_figure(availability: Document) -> Figure | None:
     if availability["sla"]:
         sla_line = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", sla_line, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    description = (
-        f"The lowest of {len(rated):,} racks is {points_data[0]['rack']} with "
-        f"{format_availability(points_data[0]['share'])}."
-    )
+    lowest = points_data[0]
+    description = f"The lowest of {len(rated):,} racks is {lowest['rack']} with {format_availability(lowest['share'])}."
     return Figure("Racks with the lowest availability", description, tuple(layers))

@@ -162,7 +162,7 @@ def _delay_figure(checks: Document) -> Figure | None:
     )
     description = (
         f"All: half within {format_duration(drains['p50_seconds'])}, 99 % within "
-        f"{format_duration(drains['p99_seconds'])}; "
-        f"{percent(drains['share_observed'])} of the drained nodes were observed."
+        f"{format_duration(drains['p99_seconds'])}; {percent(drains['share_observed'])} of the drained nodes were "
+        "observed."
     )
     return Figure("Time to the drain, by the first check", description, (delays,))

@@ -79,8 +79,8 @@ def _sentences(ettr: Document) -> list[str]:
         + (" (unlimited job)." if lasts is None else f" (a job that needs {format_duration(lasts)} of progress)."),
         f"{_failure_interval(ettr['mttf_seconds'])} (r_f {number(parameters['rate'])} per 1000 node-days"
         + (f", 95 %: {number(rate_interval[0])} to {number(rate_interval[1])}" if rate_interval else "")
-        + f"), a checkpoint every {format_duration(parameters['checkpoint_seconds'])}, written in "
-        f"{format_duration(parameters['write_seconds'])}; "
+        + f"), a checkpoint every {format_duration(parameters['checkpoint_seconds'])}, "
+        f"written in {format_duration(parameters['write_seconds'])}; "
         f"restart {format_duration(parameters['restart_seconds'])}, queue "
         f"{format_duration(parameters['queue_seconds'])}.",
     ]
@@ -94,9 +94,8 @@ def _sentences(ettr: Document) -> list[str]:
     found += [f"Warning: {cell}." for cell in ettr["warnings"]]
     simulation = ettr["simulation"]
     found.append(
-        f"The simulation has {simulation['runs']:,} runs of "
-        f"{format_duration(simulation['productive_seconds'])}; its standard "
-        f"error is {simulation['standard_error']:.2g}."
+        f"The simulation has {simulation['runs']:,} runs of {format_duration(simulation['productive_seconds'])}; its "
+        f"standard error is {simulation['standard_error']:.2g}."
     )
     return [*found, LOWER_BOUND_NOTE, *([] if simulation["low"] is None else [RUN_MEAN_NOTE])]
 

@@ -65,9 +65,8 @@ def sentences(failslow: Document) -> list[str]:
         reaction = failslow["reaction"]
         if reaction["reported"]["episodes"]:
             found.append(
-                "The median time from onset to report was "
-                f"{format_duration(reaction['reported']['median_seconds'])} in "
-                f"{plural(reaction['episodes'], 'episode')}. {reaction['acted']['episodes']:,} had a reaction"
+                f"The median time from onset to report was {format_duration(reaction['reported']['median_seconds'])} "
+                f"in {plural(reaction['episodes'], 'episode')}. {reaction['acted']['episodes']:,} had a reaction"
                 f"{_acts_text(reaction['acted']['by'])}; {reaction['ongoing']:,} are not over."
             )
     if failed:

@@ -50,9 +50,8 @@ def _sentences(lemons: Document) -> list[str]:
     sentences = []
     if lemons.get("old") and any(row["command"] for row in found):
         sentences.append(
-            f"The store ends at {format_time(lemons['window']['known_until'])} UTC, more than a day "
-            "from now: check whether "
-            "a node was repaired since then before you drain it."
+            f"The store ends at {format_time(lemons['window']['known_until'])} UTC, more than a day from now: check "
+            "whether a node was repaired since then before you drain it."
         )
     if found:
         fails = "fails" if len(found) == 1 else "fail"
@@ -89,9 +88,8 @@ def _node_detail(row: Row, medians: dict[str, float]) -> Detail:
         command = row["command"] or "not a valid Slurm node name: no command is shown"
     lines = [
         command,
-        f"{number(row['score'], 2)} times the fleet's rate; more than {LEMON_RATE_FACTOR:g} times with "
-        "a probability of "
-        f"{percent(row['probability'])}",
+        f"{number(row['score'], 2)} times the fleet's rate; more than {LEMON_RATE_FACTOR:g} times with a probability "
+        f"of {percent(row['probability'])}",
     ]
     if not row["certain"]:
         lines.append(NOT_DRAINED_NOTE)

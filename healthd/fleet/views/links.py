@@ -70,8 +70,8 @@ def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[s
         last = links["together"][-1]
         found.append(
             f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"most recently {len(last['nodes'])} nodes of {last['switch']} at "
-            f"{format_time(last['time'])}: check the switch."
+            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {format_time(last['time'])}: check the "
+            "switch."
         )
     return found
 

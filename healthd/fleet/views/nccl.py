@@ -101,17 +101,15 @@ def verdict_sentence(nccl: Document) -> str:
         mismatch = nccl["mismatch"]
         if mismatch["ring"]:
             return (
-                f"An error of the program, not of a node: {format_ranks(mismatch['ring'])} wait for "
-                "each other in a ring, "
-                "each in a collective of another group, so they entered them in different orders."
+                f"An error of the program, not of a node: {format_ranks(mismatch['ring'])} wait for each other in a "
+                "ring, each in a collective of another group, so they entered them in different orders."
             )
         call_texts = "; ".join(
             f"{format_ranks(item['ranks'])}: {item['message']}" for item in mismatch["calls"][:MAX_NAMED]
         )
         return (
-            f"An error of the program, not of a node: as collective {mismatch['sequence']} of "
-            f"{format_group(mismatch)} the ranks "
-            f"entered different ones ({call_texts})."
+            f"An error of the program, not of a node: as collective {mismatch['sequence']} of {format_group(mismatch)} "
+            f"the ranks entered different ones ({call_texts})."
         )
     if kind == "missing":
         hosts = sorted({item["host"] for item in nccl["reasons"] if item["host"]})
@@ -121,18 +119,15 @@ def verdict_sentence(nccl: Document) -> str:
         if all(item["why"] == "no_dump" for item in nccl["reasons"]):
             pronoun, verb_plural = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
             return (
-                f"{suspects_text[0].upper()}{suspects_text[1:]} wrote no dump, and {nccl['held_up']:,} "
-                f"of {count:,} ranks wait in "
-                f"operations that all others entered: most likely {pronoun} died and {verb_plural} up "
-                "the job. It is not known "
-                f"whether {pronoun} waited for other ranks."
+                f"{suspects_text[0].upper()}{suspects_text[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} "
+                f"ranks wait in operations that all others entered: most likely {pronoun} died and {verb_plural} up "
+                f"the job. It is not known whether {pronoun} waited for other ranks."
             )
         qualifier = ", as far as is known" if any(item["why"] == "no_dump" for item in nccl["reasons"]) else ""
         return (
-            f"{suspects_text[0].upper()}{suspects_text[1:]}{where} {verb} up the job: "
-            f"{nccl['held_up']:,} of {count:,} ranks wait for "
-            f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
-            f"no other rank{qualifier}."
+            f"{suspects_text[0].upper()}{suspects_text[1:]}{where} {verb} up the job: {nccl['held_up']:,} of {count:,} "
+            f"ranks wait for {'it' if len(suspects) == 1 else 'them'}, "
+            f"{'it waits' if len(suspects) == 1 else 'they wait'} for no other rank{qualifier}."
         )
     if nccl["failures"] and kind in FAILURE_KINDS:
         return failures_verdict(nccl)
@@ -141,9 +136,8 @@ def verdict_sentence(nccl: Document) -> str:
     if kind == "network":
         row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
         return (
-            f"The network between the ranks: all {len(row['entered'])} ranks of {format_group(row)} "
-            f"entered {format_operation(row)}, "
-            "and none left it."
+            f"The network between the ranks: all {len(row['entered'])} ranks of {format_group(row)} entered "
+            f"{format_operation(row)}, and none left it."
         )
     if has_findings(nccl):
         ranks_without_dump = nccl["ranks_without_dump_count"]
@@ -164,24 +158,22 @@ def reason_sentence(row: dict[str, Any]) -> str:
     waiting = waiting if row["waiting"] else ""
     if row["why"] == "missing":
         return (
-            f"{rank_text} never entered {operation_text}{waiting}. It waits for no rank: its GPU, "
-            "its host or its program stopped."
+            f"{rank_text} never entered {operation_text}{waiting}. It waits for no rank: its GPU, its host or its "
+            "program stopped."
         )
     if row["why"] == "behind":
         return (
-            f"{rank_text} entered {operation_text}{waiting}, but unlike theirs its GPU did not reach "
-            "it: it is in an earlier kernel, "
-            "or it stopped."
+            f"{rank_text} entered {operation_text}{waiting}, but unlike theirs its GPU did not reach it: it is in an "
+            "earlier kernel, or it stopped."
         )
     if row["why"] == "stayed":
         return (
-            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its "
-            "GPU stopped, or the process "
-            "that monitors it."
+            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its GPU stopped, or "
+            "the process that monitors it."
         )
     return (
-        f"{rank_text} wrote no dump, and {operation_text}{waiting}, needs it: all other ranks of the "
-        "group with a dump entered it."
+        f"{rank_text} wrote no dump, and {operation_text}{waiting}, needs it: all other ranks of the group with a dump "
+        "entered it."
     )
 
 

@@ -84,9 +84,8 @@ def _sentences(states: Document) -> list[str]:
 def _split_sentences(split: Row) -> list[str]:
     large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
     found = [
-        f"Jobs of {large} GPUs and more that ended before {format_time(split['at'])} UTC: "
-        f"{before['jobs']:,}; since then: "
-        f"{after['jobs']:,}."
+        f"Jobs of {large} GPUs and more that ended before {format_time(split['at'])} UTC: {before['jobs']:,}; since "
+        f"then: {after['jobs']:,}."
     ]
     for key, label in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
         if split["change"][key]["difference"] is not None:

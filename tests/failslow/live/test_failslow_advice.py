@@ -231,7 +231,7 @@ import follow_advice
 from pathlib import Path
 from healthd import client
 
-client.TELL_SECONDS = 0.0
+client.SEND_SECONDS = 0.0
 root = Path(sys.argv[3])
 
 def begin():
@@ -250,7 +250,7 @@ def test_a_training_loop_moves_its_micro_batches_and_becomes_faster_again(tmp_pa
     """A real live process, four real ranks, of which one becomes eight times as slow at iteration 100."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     place = {"runtime_dir": str(tmp_path), "root": str(tmp_path)}
-    setup = json.dumps({"place": place, "watched": {"client": True}})
+    setup = json.dumps({"locations": place, "settings": {"client": True}})
     live = subprocess.Popen(
         [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup],
         pass_fds=[theirs.fileno()],

@@ -324,7 +324,7 @@ LOOP = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import client
-client.TELL_SECONDS = 0.0
+client.SEND_SECONDS = 0.0
 while True:
     client.step(busy=0.01)
     time.sleep(0.01)

@@ -475,7 +475,7 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
     run.mkdir()
     ours, theirs = socket.socketpair()
     place = {"runtime_dir": str(run), "root": str(tmp_path), "fake_nvml": ""}
-    setup = json.dumps({"place": place, "watched": {"sample": ["ib"], "sample_seconds": 0.5}})
+    setup = json.dumps({"locations": place, "settings": {"sample": ["ib"], "sample_seconds": 0.5}})
     command = [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup]
     with ours, theirs:
         live = subprocess.Popen(command, pass_fds=[theirs.fileno()])

@@ -71,8 +71,8 @@ def _sentences(alarms: Document) -> list[str]:
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
         f"one of their nodes: {format_small_share(alarms['share'])} "
         f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is less than 1 %). Another "
-        f"{alarms['already_open_jobs']:,} ran while such a check was already failing, and {alarms['warned_jobs']:,} saw only "
-        "warnings."
+        f"{alarms['already_open_jobs']:,} ran while such a check was already failing, and "
+        f"{alarms['warned_jobs']:,} saw only warnings."
     ]
     above = [row for row in alarms["checks"] if row["above"]]
     if above:

@@ -86,7 +86,7 @@ def test_from_the_reason_of_a_lost_gpu_to_its_repair(cluster: SlurmCluster, tmp_
         told = node.types(the("healthd explain"))
         assert told.returncode == 0
         assert told.stdout.startswith("gpu_xid/79  critical\npart: 0000:61:00.0\n")
-        assert "it drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
+        assert "healthd drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
         status = node.types(the("healthd status"))
         assert (status.returncode, "gpu_xid/79 0000:61:00.0" in status.stdout) == (2, True)
         daemon.until(lambda s: not s["stream"]["waiting"], "the stream is written")

@@ -149,7 +149,7 @@ def drain_lemons(nodes: Sequence[Mapping[str, Any]], max_drained: int, settings:
                 sent = sent or (command.changes and result.status == 0)
                 command = steps.send(result)
         except StopIteration as stop:
-            done.append({"node": row["node"], "drained": stop.value.done, "text": stop.value.words})
+            done.append({"node": row["node"], "drained": stop.value.done, "text": stop.value.text})
         except SlurmError as problem:
             so_far = ", ".join(result_row["node"] for result_row in done if result_row["drained"]) or "none"
             unconfirmed = f"; the drain of {row['node']} was sent but not confirmed" if sent else ""

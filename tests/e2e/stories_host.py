@@ -62,7 +62,7 @@ KERNEL_WARNS = {
 WELL = LiveJob("4711", 4, "counters")
 LOST = LiveJob(
     *("4711", 4, "counters", True, time.time() - 7200, 0.3, 8000.0, "", "", "unknown"),
-    evidence=("mlx5_0/1: times that congestion slowed it down (CNP handled) rose",),
+    evidence=("mlx5_0/1: slowdowns by congestion (CNP handled) rose",),
     node_changed=True,
 )
 SLOW = frozenset({"failslow/counters"})

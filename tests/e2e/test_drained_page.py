@@ -85,8 +85,8 @@ def test_from_the_reason_of_a_lost_gpu_to_its_repair(cluster: SlurmCluster, tmp_
         assert "Reason=healthd: gpu_xid/79" in shown.stdout
         told = node.types(the("healthd explain"))
         assert told.returncode == 0
-        assert told.stdout.startswith("gpu_xid/79  critical\nof 0000:61:00.0\n")
-        assert "it drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
+        assert told.stdout.startswith("gpu_xid/79  critical\npart: 0000:61:00.0\n")
+        assert "healthd drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
         status = node.types(the("healthd status"))
         assert (status.returncode, "gpu_xid/79 0000:61:00.0" in status.stdout) == (2, True)
         daemon.until(lambda s: not s["stream"]["waiting"], "the stream is written")
@@ -111,7 +111,7 @@ def test_who_knows_of_a_fault_says_so_and_the_node_is_given_back(cluster: SlurmC
         assert node.types(the("healthd unpause")).returncode == 0
         cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan, ticket 12")
         told = node.types(the("healthd explain")).stdout
-        assert "Either somebody's Reason, or a kernel line that no rule reads" in told
+        assert "Either a Reason by a person or a script, or a kernel line that no rule recognises" in told
         assert node.types(the("scontrol update NodeName=")).returncode == 0
         cluster.wait_state("n2", "IDLE", without=("DRAIN",))
 

@@ -115,7 +115,7 @@ def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg)
     inject(xid())
     assert drain(source) == []
     source.check_delivery()
-    with pytest.raises(OSError, match="misses lines that others get"):
+    with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
     os.close(nothing)
     os.close(writer)

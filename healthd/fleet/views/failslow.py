@@ -67,7 +67,7 @@ def sentences(failslow: Document) -> list[str]:
             found.append(
                 f"The median time from onset to report was {format_duration(reaction['reported']['median_seconds'])} "
                 f"in {plural(reaction['episodes'], 'episode')}. {reaction['acted']['episodes']:,} had a reaction"
-                f"{_acts_text(reaction['acted']['by'])}; {reaction['ongoing']:,} are not over."
+                f"{_acts_text(reaction['acted']['by'])}; still open: {reaction['ongoing']:,}."
             )
     if failed:
         found.append(f"A validation failed on {plural(len(failed), 'node')}: {join_limited(failed, MAX_NODES_SHOWN)}.")

@@ -653,8 +653,8 @@ class Daemon:
             if name == protocol.PENDING_RUNS:
                 requested_at = protocol.parse_requested_at(request)
                 return {
-                    "asked": requested_at,
-                    "left": self.replies.not_run_since(self.scheduler.runs_after_job(), requested_at),
+                    "requested_at": requested_at,
+                    "pending": self.replies.not_run_since(self.scheduler.runs_after_job(), requested_at),
                 }
             if name == protocol.JOB_ENDED:
                 return self.job_ended()
@@ -680,7 +680,7 @@ class Daemon:
         self.scheduler.queue.run_after_event(runs)
         pending = self.replies.not_run_since(runs, requested_at)
         message = f"these checks run now: {', '.join(pending)}" if pending else "all checks have just run"
-        reply: dict[str, Any] = {"done": message, "asked": requested_at, "left": pending}
+        reply: dict[str, Any] = {"done": message, "requested_at": requested_at, "pending": pending}
         programs = self.configured.after_job if self.jobs.is_without_jobs and not self.verdict.causes else []
         if programs:
             reply["then"] = [{"argv": self.command_line(run.arguments), "seconds": run.seconds} for run in programs]

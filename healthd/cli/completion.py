@@ -180,7 +180,9 @@ def _argcomplete() -> ModuleType:
     try:
         import argcomplete
     except ImportError:
-        raise Stop('healthd completion: argcomplete is missing: pip install "healthd[completion]"', UNKNOWN) from None
+        raise Stop(
+            "healthd completion: argcomplete is missing (extra completion): pip install argcomplete", UNKNOWN
+        ) from None
     return argcomplete
 
 
@@ -201,7 +203,7 @@ COMMANDS = {
         _arguments,
         _completion,
         "Print the shell script that completes commands, options, check names and codes.\n"
-        'It needs argcomplete: pip install "healthd[completion]". The packages include it and install the scripts.',
+        "It needs argcomplete: pip install argcomplete. The Debian packages include it and install the scripts.",
         "  . <(healthd completion bash)      # in this shell\n"
         "  mkdir -p /usr/local/share/bash-completion/completions    # all users, as root\n"
         "  healthd completion bash > /usr/local/share/bash-completion/completions/healthd\n"

@@ -52,13 +52,13 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     try:
         answer, uid = _query(runtime_dir, protocol.job_ended(job), deadline)
         programs = answer.get("then")
-        while answer.get("left") and time.monotonic() + pause < deadline:
+        while answer.get("pending") and time.monotonic() + pause < deadline:
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
-            answer = _query(runtime_dir, protocol.pending_runs(answer.get("asked")), deadline).document
+            answer = _query(runtime_dir, protocol.pending_runs(answer.get("requested_at")), deadline).document
     except (DaemonUnreachable, RefusedByDaemon) as error:
         return str(error)
-    remaining = answer.get("left") or []
+    remaining = answer.get("pending") or []
     result = f"still running: {', '.join(map(str, remaining))}" if remaining else "the checks have run"
     if not programs or remaining:
         return result

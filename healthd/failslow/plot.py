@@ -51,7 +51,7 @@ def check_plot(path: str, inputs: Sequence[str]) -> None:
     """
     file_ending(path)
     if importlib.util.find_spec("vl_convert") is None:
-        raise MissingExtra("a plot needs the extra: pip install 'healthd[failslow]'")
+        raise MissingExtra("a plot needs the package vl-convert-python (extra failslow): pip install vl-convert-python")
     try:
         existing = os.lstat(path)
     except OSError:

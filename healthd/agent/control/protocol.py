@@ -11,9 +11,9 @@ Each side sends one line with a JSON object; then the daemon closes the connecti
     {"command": "failslow-pause", "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "failslow-unpause"}                              -> {"done": "..."}
     {"command": "reload"}                                        -> {"done": "settings reloaded: ..."}
-    {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
+    {"command": "job-ended"}           -> {"done": "...", "requested_at": 17e8, "pending": ["gpu_ecc"]}
         and, if the epilog must run programs: "then": [{"argv": [...], "seconds": 5.0}]
-    {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
+    {"command": "pending-runs", "requested_at": 17e8}            -> {"requested_at": 17e8, "pending": []}
     a refused request                                            -> {"error": "one sentence"}
     too many connections of this user                            -> {"error": "one sentence", "again": true}
 
@@ -30,7 +30,7 @@ from healthd.common.errors import HealthdError
 
 MAX_TIME = 1e12  # seconds since the epoch, beyond any clock
 
-STATUS, PENDING_RUNS = "status", "looks-left"  # every user may query
+STATUS, PENDING_RUNS = "status", "pending-runs"  # every user may query
 JOB_ENDED, RELOAD = "job-ended", "reload"
 ACK, UNACK, REPAIRED, PAUSE, UNPAUSE = "ack", "unack", "repaired", "pause", "unpause"
 FAILSLOW_PAUSE, FAILSLOW_UNPAUSE = "failslow-pause", "failslow-unpause"
@@ -55,7 +55,7 @@ def simple_request(command: str) -> Request:
 
 def pending_runs(requested_at: object) -> Request:
     """Return the request for the runs that are still pending. `requested_at`: from the answer to `job_ended`."""
-    return {"command": PENDING_RUNS, "asked": requested_at}
+    return {"command": PENDING_RUNS, "requested_at": requested_at}
 
 
 def job_ended(job: str) -> Request:
@@ -100,7 +100,7 @@ def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> s
 
 def parse_requested_at(request: Mapping[str, Any]) -> float:
     """Return the time (epoch) in a PENDING_RUNS request. Raises RequestRefused."""
-    requested_at = request.get("asked")
+    requested_at = request.get("requested_at")
     if (
         not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME
     ):  # JSON's true would be a time in 1970

@@ -111,7 +111,7 @@ def _yaml(text: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise WebConfigError('the file cannot be parsed without PyYAML: pip install "healthd[web]"') from None
+        raise WebConfigError("the file cannot be parsed without PyYAML (extra web): pip install PyYAML") from None
 
     def line(node: Any) -> int:
         return int(node.start_mark.line) + 1

@@ -25,17 +25,16 @@ Step: TypeAlias = "tuple[str, str]"  # label, command
 def next_steps(
     c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
 ) -> Iterator[Step]:
-    """Yield (label, command) for an open condition, the next command first.
+    """Yield (label, command) for an open condition in the order of work: evidence, repair, then the explanation.
 
     open_conditions  all open conditions, to find out whether the code alone identifies this one
     slurm            the node's state in Slurm
     flags            quoted options that reach the daemon of this status ("--runtime-dir run")
     """
-    yield "next", _explain(c)
-    if c["state"] == "pending" or c["history"] or c.get("observed"):
-        return
-    idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
-    yield from remedy_steps(c, open_conditions, "now that" if idle else "once", flags)
+    if not (c["state"] == "pending" or c["history"] or c.get("observed")):
+        idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
+        yield from remedy_steps(c, open_conditions, "now that" if idle else "once", flags)
+    yield "details", _explain(c)
 
 
 def _explain(c: Document) -> str:

@@ -326,7 +326,7 @@ def _parquet_table(path: str, name: str) -> Table:
         import duckdb
     except ImportError:
         raise Unreadable(
-            f"{name}: Parquet needs the extra: pip install 'healthd[failslow]' (or write it as CSV)"
+            f"{name}: Parquet needs the package duckdb (extra failslow): pip install duckdb; or write the data as CSV"
         ) from None
     try:
         database = duckdb.connect(config={"threads": 2, "memory_limit": "256MB"})

@@ -1,5 +1,5 @@
-"""Tests of random sequences of faults, commands and restarts: no internal error, no fault lost or counted twice, and the
-same verdict as a daemon that starts with the saved ledger."""
+"""Tests of random sequences of faults, commands and restarts: no internal error, no fault lost or counted twice, and
+the same verdict as a daemon that starts with the saved ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the start of a daemon: building it has no effect, and it closes everything that it opened, after any start."""
+"""Tests of the start of a daemon: building it has no effect, and after any start it closes all that it opened."""
 
 from __future__ import annotations
 

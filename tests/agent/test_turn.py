@@ -15,7 +15,7 @@ from tests.agent.test_daemon_guards import alone
 def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a run would get the new time while the ledger has the old one, and the step would cut a confirm time."""
+    """Otherwise a run would get the new time and the ledger keep the old one, so the step would cut a confirm time."""
     ahead = [0.0]
     with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         before = daemon.now()

@@ -1,4 +1,4 @@
-"""Tests of observed conditions: any user can forge a line of a followed file, so it is displayed and triggers nothing."""
+"""Tests of observed conditions. Any user can forge a line of a followed file: it is displayed and triggers nothing."""
 
 from __future__ import annotations
 

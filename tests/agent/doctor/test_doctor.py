@@ -1,4 +1,4 @@
-"""Tests of `healthd doctor`: from the state of a node to its lines, and that an area that hangs or dies delays no other."""
+"""Tests of `healthd doctor`: its lines for the state of a node. An area that hangs or dies delays no other area."""
 
 from __future__ import annotations
 

@@ -375,7 +375,9 @@ def test_the_real_logrotate_costs_no_line(tmp_path, sources, settings):
     assert texts(source) == ["one"] * 100
     for turn in range(3):
         append(log, f"before {turn}\n")
-        got = texts(source) if turn else []  # the first time the file is read after the rotation, unless it is truncated
+        got = (
+            texts(source) if turn else []
+        )  # the first time the file is read after the rotation, unless it is truncated
         if "copytruncate" in settings and not turn:
             got = texts(source)
         done = subprocess.run(

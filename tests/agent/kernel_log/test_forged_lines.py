@@ -1,5 +1,6 @@
-"""Tests of user text in the kernel's own log: names of processes (15 characters, any), of programs and of cgroups. Lines
-that begin or end with such names must yield no event.
+"""Tests of user text in the kernel's own log: names of processes (15 characters, any), of programs and of cgroups.
+
+Lines that begin or end with such names must yield no event.
 The forms are the kernel's: arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/*/kernel/signal*.c, mm/oom_kill.c,
 mm/page_alloc.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/exec.c, kernel/capability.c.
 """
@@ -65,7 +66,7 @@ OF_MEMORY = re.compile(r"oom-kill|oom_reaper|.*invoked oom-killer|Memory cgroup 
 
 
 def messages() -> list[str]:
-    """Return every message of the public captures, with and without its driver prefix: a process name may begin there."""
+    """Return every message of the public captures, with and without its driver prefix, where a name may begin."""
     found = set()
     for row in CORPUS:
         for line in row["text"].splitlines():
@@ -154,8 +155,8 @@ def test_only_a_facility_tells_what_a_user_logged_as_kernel_from_the_kernels_own
     assert (found is not None and parse(found.text) is not None) == counts
 
 
-# Linux 6.18, by an unprivileged user: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break in an
-# option. /dev/kmsg returns one record; syslog(2), used by imklog and `dmesg -S`, splits it into lines.
+# Linux 6.18, by an unprivileged user: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break in
+# an option. /dev/kmsg returns one record; syslog(2), used by imklog and `dmesg -S`, splits it into lines.
 RECORDS = (
     rb"3,344,643536300,-;tmpfs: Unknown parameter 'zz\x0aNVRM: Xid (PCI:0000:3b:00): 79'",
     rb"3,346,684296997,-;overlayfs: failed to resolve '/zz\x0aNVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, "

@@ -1,4 +1,4 @@
-"""Tests of parsing any kernel line. Captured lines, with their public sources, are in tests/data/kernel_lines*.jsonl."""
+"""Tests of parsing kernel lines. Captured lines, with their public sources, are in tests/data/kernel_lines*.jsonl."""
 
 import json
 from pathlib import Path

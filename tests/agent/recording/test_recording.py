@@ -67,7 +67,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import node_tree  # noqa: E402
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
-# Each is a whole round in separate programs and takes seconds. Differences between Python versions appear on any machine.
+# Each is a whole round in separate programs and takes seconds. A difference by Python version appears on any machine.
 MOST_ON_ONE_PYTHON = (
     PROFILES[1],
     *(pytest.param(its, marks=pytest.mark.one_python) for its in PROFILES if its != PROFILES[1]),
@@ -1001,7 +1001,7 @@ def test_a_recording_that_is_kept_gives_what_it_always_gave(name, tmp_path):
 
 
 def test_a_real_h100_after_a_program_crashed_on_it_is_well_and_its_kernel_log_is_history(tmp_path):
-    """A virtual machine with one H100 and driver 580.159.04; the UUID was replaced. A program had crashed on the GPU."""
+    """A virtual machine with one H100, driver 580.159.04. A program had crashed on the GPU. The UUID was replaced."""
     done = run("check", "--replay", str(KEPT / "h100_virtual.rec"), "--json")
     assert found_in(done.document) == {
         "health": "healthy",

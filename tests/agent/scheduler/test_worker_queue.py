@@ -1,4 +1,4 @@
-"""Tests of rounds with a real worker and a site's checks: what runs, in which order, how often, and when nothing is due."""
+"""Tests of rounds with a real worker and site checks: what runs, in which order, how often, and when nothing is due."""
 
 from __future__ import annotations
 

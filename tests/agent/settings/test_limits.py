@@ -24,7 +24,7 @@ COMMON = frozenset(field.name for field in fields_of(CheckConfig))
 class Number(NamedTuple):
     """A numeric setting.
 
-    `path` has its tables and its name, `cls` declares it, and `container` is dict or tuple if it has several values.
+    `where` has its tables and its name, `cls` declares it, and `container` is dict or tuple if it has several values.
     """
 
     where: tuple[str, ...]

@@ -271,7 +271,13 @@ file = 5
 """
     found = find_mistakes(parse(text), FILE, KNOWN)
     places = [mistake.removeprefix(FILE).split(": ")[1].split(".")[1] for mistake in found]
-    assert places == ["match", "match", "bogus", "gpu_count", "exec"]  # not match of the section: it overrides a wrong one
+    assert places == [
+        "match",
+        "match",
+        "bogus",
+        "gpu_count",
+        "exec",
+    ]  # not match of the section: it overrides a wrong one
     assert [f"{FILE} [[node]] 1: " in mistake for mistake in found] == [False, False, True, True, True]
 
 

@@ -1,4 +1,4 @@
-"""Tests of profiles and layers: which profile a machine gets, the precedence of layers, and that a guess never drains."""
+"""Tests of profiles and layers: the profile of a machine, the precedence of layers, and that a guess never drains."""
 
 from __future__ import annotations
 
@@ -101,7 +101,11 @@ def test_it_keeps_it_when_a_gpu_is_lost(tmp_path, name):
 
 
 SWITCHES = {"dgx-a100": 6, "dgx-h100": 4, "dgx-h200": 4}  # profile -> number of switches with a device file
-FAKES = {"hgx": "dgx-h100", "hgx-a100": "dgx-a100", "hgx-4": "dgx-a100"}  # profile -> profile of the fake NVML, if other
+FAKES = {
+    "hgx": "dgx-h100",
+    "hgx-a100": "dgx-a100",
+    "hgx-4": "dgx-a100",
+}  # profile -> profile of the fake NVML, if other
 PORTS = 12
 
 

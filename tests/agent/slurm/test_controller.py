@@ -60,7 +60,9 @@ def test_jobs_are_listed_as_requeued_until_healthds_drain_ends(tmp_path: Path, m
     )
     listed = []
     while reports:
-        verdict = Verdict(Health.HEALTHY, may_resume=len(reports) % 2 == 0)  # changes, so that each reconciliation is due
+        verdict = Verdict(
+            Health.HEALTHY, may_resume=len(reports) % 2 == 0
+        )  # changes, so that each reconciliation is due
         assert hand.reconcile_if_due(verdict, round_ended=True) is not None
         listed.append(hand.requeued)
     assert listed == [("12",), ("12", "13"), ("12", "13"), ()]

@@ -65,7 +65,9 @@ def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_sec
     unsettled = ReconcileReport(DrainRecord())
     driver.expect_registration()
     assert driver.retry_seconds(unsettled) == REGISTRATION_RETRY_SECONDS
-    assert driver.retry_seconds(TROUBLE) >= 0.8 * FIRST_RETRY_SECONDS, "a Slurm that does not answer is not queried often"
+    assert driver.retry_seconds(TROUBLE) >= 0.8 * FIRST_RETRY_SECONDS, (
+        "a Slurm that does not answer is not queried often"
+    )
     assert driver.retry_seconds(SETTLED) == float("inf")
     now[0] = REGISTRATION_SECONDS
     assert driver.retry_seconds(unsettled) >= 0.8 * FIRST_RETRY_SECONDS

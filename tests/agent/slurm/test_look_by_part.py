@@ -1,4 +1,4 @@
-"""Tests of one reconciliation with a fault of one GPU: only jobs on that GPU are requeued. Slurm's answers are fakes."""
+"""Tests of one reconciliation with a fault of one GPU: only jobs on that GPU are requeued. Slurm answers are fakes."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ def look(
     """Run a reconciliation and answer each command with the next of `answers`, which must all be used.
 
     `fleet` answers queries about the fleet; the default is 1000 nodes without a drain by healthd. `changed_nodes` are
-    the readings before a change; the default is the unchanged node. `refusals` are the times at which the prolog refused
-    jobs.
+    the readings before a change; the default is the unchanged node. `refusals` are the times at which the prolog
+    refused jobs.
     """
     memory = memory or DrainRecord()
     generator = reconcile(verdict, memory, policy, "n1", boot_id, now, refusals=lambda: refusals)

@@ -1,4 +1,4 @@
-"""Tests of the worker client with real workers that misbehave: each request ends, and no worker is killed inside NVML."""
+"""Tests of the worker client with misbehaving real workers: each request ends, and no worker is killed inside NVML."""
 
 from __future__ import annotations
 

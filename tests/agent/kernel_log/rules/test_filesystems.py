@@ -1,5 +1,5 @@
-"""Tests of file system lines. Each captured line has a comment with its public issue; the other lines follow the formats
-of the kernel and of Lustre."""
+"""Tests of file system lines. Each captured line has a comment with its public issue; the other lines follow the
+formats of the kernel and of Lustre."""
 
 from __future__ import annotations
 

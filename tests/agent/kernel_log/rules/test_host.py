@@ -1,5 +1,8 @@
-"""Tests of lines about the kernel itself. Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl;
-the others follow the formats in Linux (watchdog, hung_task, rcu, oom_kill, traps, therm_throt)."""
+"""Tests of lines about the kernel itself.
+
+Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl; the others follow the formats in Linux
+(watchdog, hung_task, rcu, oom_kill, traps, therm_throt).
+"""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Tests of IOMMU lines. The formats are those of Linux 3.10 to 7.3 (drivers/iommu); the first block is a public report."""
+"""Tests of IOMMU lines, in the formats of Linux 3.10 to 7.3 (drivers/iommu). The first block is a public report."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Tests of lines about network cards. Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl; the
-others follow the formats in Linux (mlx4, mlx5, infiniband, bonding, sch_generic) and MLNX_OFED."""
+"""Tests of lines about network cards.
+
+Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl; the others follow the formats in Linux
+(mlx4, mlx5, infiniband, bonding, sch_generic) and MLNX_OFED.
+"""
 
 import json
 import time
@@ -115,7 +118,7 @@ def test_what_the_driver_says_of_its_card_is_read_in_the_words_of_every_version(
     assert (event.kind, event.code, event.pci) == ("mlx5", code, PCI)
 
 
-# Texts of mlx5_pme_error_to_string() and the earlier mlx5_pme_error[] in drivers/net/ethernet/mellanox/mlx5/core/events.c.
+# Texts of mlx5_pme_error_to_string(), earlier mlx5_pme_error[] (drivers/net/ethernet/mellanox/mlx5/core/events.c).
 # Older drivers have the two longest texts (port.c, eq.c). NVIDIA's adapter manuals print the POWERED_DOWN line.
 POWERED_DOWN = (
     "One or more network ports have been powered down due to insufficient/unadvertised power on the PCIe slot"

@@ -1,4 +1,4 @@
-"""Tests of lines of NVIDIA's drivers. Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl."""
+"""Tests of NVIDIA driver lines. Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl."""
 
 import pytest
 from cpu_time import cpu_seconds

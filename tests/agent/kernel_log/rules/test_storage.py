@@ -1,5 +1,5 @@
-"""Tests of disk lines. Each captured line has a comment with its public issue; the other lines follow the formats of the
-kernel."""
+"""Tests of disk lines. Each captured line has a comment with its public issue; the other lines follow the formats of
+the kernel."""
 
 from __future__ import annotations
 

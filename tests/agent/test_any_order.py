@@ -93,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 6))
     def a_round_begins(self, turns: int) -> None:
-        """Start a round, so that the next step comes in the middle of it."""
+        """Start a round, so that the next step comes during the round."""
         self.node.daemon.scheduler.queue.run_all_now()
         for _ in range(turns):
             self.node.turn(1.0)

@@ -417,7 +417,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
 def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a report does not cover all jobs, so it is no complete list."""
+    """Such a report covers only some of the jobs."""
     caplog.set_level(logging.INFO, "healthd")
     daemon = Daemon(lambda _running: acting(tmp_path))
     daemon.start()

@@ -99,7 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 def parts(whole: object, seen: set[int]) -> Iterator[object]:
-    """Yield the daemon and its parts, each once. Values are no parts, and neither is Host, which reads hardware."""
+    """Yield the daemon and its parts, each once. Skip values, and Host, which reads hardware."""
     is_value = isinstance(whole, Enum | Host | Struct)
     if id(whole) in seen or is_value or not type(whole).__module__.startswith("healthd."):
         return

@@ -216,7 +216,7 @@ def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
             ledger = heard(ledger, event)
             for condition in ledger.conditions:
                 known[condition.code] = max(condition.severity, known.get(condition.code, Severity.INFO))
-    # The severity of a GSP line follows from the failure beside it, which scan shows as an event of the same incident.
+    # The severity of a GSP line follows from the related failure, which scan shows as an event of the same incident.
     both = (told.keys() & known.keys()) - {"gpu_xid/gsp"}
     assert len(both) > 50
     assert {code: told[code] for code in both} == {code: known[code] for code in both}

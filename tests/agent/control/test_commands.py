@@ -1,4 +1,4 @@
-"""Tests of the operator commands: each changes the ledger as its reply says, or is refused in one sentence."""
+"""Tests of the operator commands: each changes the ledger according to its reply, or is refused in one sentence."""
 
 from __future__ import annotations
 

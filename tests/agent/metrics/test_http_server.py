@@ -316,7 +316,7 @@ def test_no_bytes_end_the_page(hostile: bytes) -> None:
 
 
 def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_changed() -> None:
-    """If nothing changed, only the process metrics are rendered anew."""
+    """If nothing changed, only the process metrics are rendered again."""
     made, asked, shown = [], [], [PLAIN]
     families, processes = metrics.families, metrics.processes
 

@@ -199,7 +199,7 @@ def test_codes_whose_lines_decide_what_ends_them_exist():
 
 
 def test_the_page_of_a_drained_node_gives_the_same_advice():
-    """The table names the first action. The page once said power cycle where status said reboot."""
+    """The table names the first action. The page once named a power cycle where status named a reboot."""
     page = (ROOT / "docs/drained.md").read_text("utf-8")
     words = {Remedy.POWER_CYCLE: "power cycle", Remedy.REBOOT: "reboot", Remedy.GPU_RESET: "reset the GPU"}
     rows = [line for line in page.splitlines() if line.startswith("| [") and "runbooks/" in line]

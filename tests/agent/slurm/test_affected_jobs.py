@@ -1,4 +1,4 @@
-"""Tests of which jobs a fault hits."""
+"""Tests of the selection of jobs that a fault hits."""
 
 from __future__ import annotations
 

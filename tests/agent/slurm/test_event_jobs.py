@@ -69,7 +69,7 @@ def test_an_event_gets_the_job_of_its_process_while_that_is_there(tmp_path: Path
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Create two jobs on GPU 3 (device node 5), one of them also on GPU 0."""
+    """Create two jobs on GPU 3 (device node 5). One job also uses GPU 0."""
     other = V2_STEP.replace("job_12", "job_13")
     cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "100 101", f"{other}/user/task_0": "102"})
     process(tmp_path, 100, f"0::/{V2_STEP}/user/task_0\n", "/dev/nvidiactl", "/dev/nvidia5")

@@ -92,7 +92,7 @@ def run(host, config, past):
 
 @pytest.fixture
 def checks_dir(tmp_path: Path) -> str:
-    """Create a site's directory of checks, each of which does one thing."""
+    """Create a site's checks directory. Each check does one thing."""
     directory = tmp_path / "checks"
     directory.mkdir(mode=0o755)
     for name, body in CHECKS.items():

@@ -24,7 +24,7 @@ CAPTURED = [row for row in LINES if row["kind"] in ("hung_task", "soft_lockup", 
 
 
 def said(text):
-    """Return (kind, code, pid, process) of a message, or None if it is no event."""
+    """Return (kind, code, pid, process) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code, event.pid, event.process) if event else None
 

@@ -12,7 +12,7 @@ GPU = "0000:01:00.0"
 
 
 def read(text: str) -> tuple[str, str, str] | None:
-    """Return (code, device, operation) of a line, or None if it is no IOMMU event."""
+    """Return (code, device, operation) of a line, or None if no rule matches."""
     event = parse(text)
     if event is None:
         return None

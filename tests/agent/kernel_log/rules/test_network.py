@@ -25,7 +25,7 @@ CARD = f"mlx5_core {PCI}: "
 
 
 def said(text):
-    """Return (kind, code) of a message, or None if it is no event."""
+    """Return (kind, code) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code) if event else None
 

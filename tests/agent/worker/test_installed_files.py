@@ -1,4 +1,4 @@
-"""Tests of healthd's installed files: a running daemon detects when they are replaced, and does not need the files later."""
+"""Tests of healthd's installed files: a running daemon detects their replacement, and does not need them later."""
 
 from __future__ import annotations
 

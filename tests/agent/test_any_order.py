@@ -1,5 +1,5 @@
-"""Whatever happens to a node, in whatever order: no mistake of healthd's, no fault lost or counted twice, and the same
-verdict as that of a daemon that starts anew on the ledger."""
+"""Tests of random sequences of faults, commands and restarts: no internal error, no fault lost or counted twice, and
+the same verdict as a daemon that starts with the saved ledger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKS: Mapping[str, dict[str, Any]] = {
     **{name: {} for name in ("gpu_xid", "sxid", "kernel", "filesystem", "gpu_processes")},
     "gpu_mig": {"mode": "off"},
 }
-# What the kernel says, and of which latched condition that is evidence.
+# Xid codes and their texts. LATCHED has the codes that open a latched condition.
 XIDS = {
     79: "pid=7, name=x, GPU has fallen off the bus.",
     48: "pid=7, name=x, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.",
@@ -53,15 +53,18 @@ LATCHED = (79, 48, 119)
 ENDS = {
     Clears.REBOOT: ("repaired by ",),
     Clears.GPU_RESET: ("repaired by ", "gpu_reset: "),
-    Clears.OPERATOR: ("repaired by ",),  # what came back after a repair
+    Clears.OPERATOR: ("repaired by ",),  # a fault that returned after a repair
 }
 DAY = 24 * 3600.0
-SETTLED_SECONDS = 310.0  # five rounds: longer than each confirm time, and than each check needs to be clean
+SETTLED_SECONDS = 310.0  # five rounds: longer than each confirm time and than the clean runs of each check
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """`must_stand`: conditions that nothing ends but a reset, a person's word, or a check that is removed. `lines`: how
-    many were said that are events; None: the clock was set so far that events are too old to be kept."""
+    """A node with random events.
+
+    `expected_open` has conditions that end only by a reset, an operator or the removal of their check. `event_lines`
+    counts the written lines that are events; it is None after a clock step so large that events expire.
+    """
 
     numbers = itertools.count()
 
@@ -90,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 6))
     def a_round_begins(self, turns: int) -> None:
-        """Whatever is next comes in the middle of it."""
+        """Start a round, so that the next step comes during the round."""
         self.node.daemon.scheduler.queue.run_all_now()
         for _ in range(turns):
             self.node.turn(1.0)
@@ -136,13 +139,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(library=st.sampled_from(["driver_not_loaded", "mismatch", "fine"]))
     def the_driver_is_loaded_anew(self, library: str) -> None:
-        """What it has counted is gone."""
+        """Reload the driver, which clears its counters."""
         self.node.machine = {"library": library}
         for table in self.node.gpus.values():
             table.pop("ecc_volatile_uncorrected_sram", None)
         self.node.changed()
 
-    # --- people
+    # --- operators
 
     @rule(check=st.sampled_from(sorted(CHECKS)), times=st.integers(1, 2))
     def a_check_is_removed_or_comes_back(self, check: str, times: int) -> None:
@@ -188,7 +191,7 @@ class AnyOrder(RuleBasedStateMachine):
     def somebody_resumes_the_node_in_slurm(self) -> None:
         self.node.slurm = Slurm()
 
-    # --- the daemon's end
+    # --- end of the daemon
 
     @rule()
     def it_is_killed(self) -> None:
@@ -196,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(effects=st.integers(0, 6), code=st.sampled_from(sorted(XIDS)), gpu=st.integers(0, 1))
     def it_is_killed_while_it_hears(self, effects: int, code: int, gpu: int) -> None:
-        """Right before or after a save, or before it asks the worker: so many of these are done."""
+        """Kill the daemon after this number of effects: right before or after a save or a request to the worker."""
         self.the_driver_says_an_xid(code, gpu)
         self.node.daemon.fuse = effects
         self.node.daemon.scheduler.queue.run_all_now()
@@ -208,7 +211,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.node.daemon.shut_down()
         self.node.daemon = self.node.started()
 
-    # --- what must be so
+    # --- invariants
 
     def standing(self) -> dict[ConditionKey, Condition]:
         return self.node.daemon.store.conditions
@@ -239,7 +242,7 @@ class AnyOrder(RuleBasedStateMachine):
         return bool(file[1] == self.node.log.stat().st_size)
 
     def the_verdict_is_that_of_a_new_daemon(self) -> None:
-        """After some quiet rounds, of which each is told the same."""
+        """Compare the verdict with that of a new daemon on a copy of the files, each after some quiet rounds."""
         node = self.node
         node.goes_on(1.0)
         node.daemon.store.save(round_ended=True)

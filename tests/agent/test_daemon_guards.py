@@ -1,5 +1,5 @@
-"""A mistake of healthd's own behind a boundary costs the one input: shown on a daemon in this process, into which the
-mistake is put.
+"""Tests of guards: an internal error behind a boundary costs only one input. The daemon runs in this process, with the
+error patched in.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def xid(code: int, pci: str = "0000:61:00") -> KernelEvent:
 
 
 def settings(tmp_path: Path, only: str = "") -> tuple[Loaded, dict[str, Check]]:
-    """`only`: one check that runs, no other."""
+    """Return settings. `only_check` is the name of the only enabled check."""
     checks = registry.built_in_checks()
     table = {
         **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
@@ -81,7 +81,7 @@ def codes(daemon: Daemon) -> list[str]:
 
 
 def raises(*_: object, **__: object) -> Any:
-    raise ZeroDivisionError("a mistake")
+    raise ZeroDivisionError("internal error")
 
 
 def test_an_event_on_which_a_later_step_fails_is_told_of_and_costs_no_other(
@@ -114,7 +114,7 @@ def test_a_line_with_which_every_step_fails_is_told_all_the_same(
 
 
 def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each on its own would be a thousand passes over all that is known: minutes in which nothing else is done."""
+    """Evaluating each event separately would take minutes, because each pass covers all events."""
     real, calls = daemon.kernel_events.apply_events, []
 
     def counted(events: list[KernelEvent]) -> None:
@@ -147,7 +147,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     lines = logged()
     assert [sum(f": {code}," in line for line in lines) for code in (31, 79)] == [kernel_events.MAX_LOG_LINES, len(bad)]
     daemon.kernel_events.read_log()
-    assert logged() == [], "the count comes once a minute"
+    assert logged() == [], "the count is logged once a minute"
     monkeypatch.setattr(daemon.kernel_events, "_now", lambda: NOW + kernel_events.LOG_PERIOD_SECONDS)
     daemon.kernel_events.read_log()
     assert logged() == [
@@ -156,7 +156,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     daemon.kernel_events.read_log()
     assert logged() == []
     daemon.kernel_events.take_events([xid(43, "0000:5d:00")])
-    assert len(logged()) == 1, "another minute"
+    assert len(logged()) == 1, "in the next minute"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
         if answer.outcome is outcome:
             (problem,) = of_copy()
             assert problem.endswith(told)
-            assert daemon.store.uncopied, "it is tried again"
+            assert daemon.store.uncopied, "the copy is retried"
     assert of_copy() == []
 
 
@@ -298,13 +298,13 @@ def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_ag
         assert (result.outcome, result.error) == (Outcome.FAILED, "the clock was set while it ran")
         assert daemon.replies.outcomes == {("disk_space", "", "failed"): 1}
         assert caplog.text.count("check disk_space: failed: the clock was set while it ran") == 1
-        assert "disk_space" not in daemon.store.past, "it is of two clocks"
+        assert "disk_space" not in daemon.store.past, "it would mix two clocks"
         go(daemon, lambda: a_round_is_over(daemon) and not daemon.client.is_busy)
         assert began < daemon.scheduler.queue.deadline - MIN_REPEAT_SECONDS <= time.monotonic()
 
 
 def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> None:
-    """Each start costs 5 s, on both clocks."""
+    """Each start takes 5 s, on both clocks."""
     made: list[Daemon] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
@@ -320,7 +320,7 @@ def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> No
 
 @contextlib.contextmanager
 def alone(tmp_path: Path, check: str, **clocks: Callable[[], float]) -> Iterator[Daemon]:
-    """A daemon with one check."""
+    """Run a daemon with one check."""
     daemon = Daemon(lambda _running: settings(tmp_path, only=check), **clocks)
     daemon.start()
     try:
@@ -335,10 +335,10 @@ def a_round_is_over(daemon: Daemon) -> bool:
 
 
 def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None:
-    """The worker's part of the daemon's loop, until it is over."""
+    """Run the worker's part of the daemon's loop until `is_done` returns True."""
     end = time.monotonic() + seconds
     while not over():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         wakeup.poll(daemon.client.waits(), 0.05)
         daemon.handle_received(daemon.replies.step())
 
@@ -358,7 +358,7 @@ def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
         )
         second = Daemon(lambda _running: settings(tmp_path))
         second.start()
-    assert (codes(second), guard.dropped["ledger"]) == ([], 2), "the live one, and the copy of the last words"
+    assert (codes(second), guard.dropped["ledger"]) == ([], 2), "the live ledger, and the last disk copy"
     assert (tmp_path / "runtime_dir/ledger.json.unreadable").read_text() == before
     assert encode(second.store.ledger)
     second.shut_down()
@@ -374,7 +374,7 @@ def test_of_more_events_than_are_kept_all_are_judged_and_it_is_said_how_many_are
     assert "781 kernel events were evaluated but are no longer kept" in caplog.text
     daemon.kernel_events.take_events([xid(79, "0000:5d:00"), xid(31, "0000:5d:00")])
     assert daemon.kernel_events.events_forgotten == 783
-    assert caplog.text.count("no longer kept") == 1, "again at a thousand"
+    assert caplog.text.count("no longer kept") == 1, "the next line comes at a thousand"
 
 
 def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def acting(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
 def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_no_job_was_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: bool, stands: bool
 ) -> None:
-    """With slurmctld away nobody knows of a job: a faulty node would be given back."""
+    """While slurmctld is unreachable, no job is visible. Dropping the finding would return a faulty node to service."""
     daemon = Daemon(lambda _running: acting(tmp_path))
     daemon.start()
     held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
@@ -417,7 +417,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
 def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a look has not come to all jobs: what it says is no list of them."""
+    """Such a report covers only some of the jobs."""
     caplog.set_level(logging.INFO, "healthd")
     daemon = Daemon(lambda _running: acting(tmp_path))
     daemon.start()
@@ -432,7 +432,7 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
         daemon.controller._retry_at = 0.0
         daemon.controller.reconcile_if_due(daemon.verdict, round_ended=True)
         told.append(sum("is not requeued" in record.getMessage() for record in caplog.records))
-    assert told == [2, 2, 2, 2, 2, 2, 4], "anew once it was over"
+    assert told == [2, 2, 2, 2, 2, 2, 4], "logged again after a report without such jobs"
     daemon.shut_down()
 
 
@@ -453,7 +453,7 @@ def test_a_fault_that_is_heard_before_the_gpus_are_known_is_named_in_status_reas
 
 
 def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_told_of_before(tmp_path: Path) -> None:
-    """No condition changes then: `repaired` has ended it already."""
+    """No condition changes then, because `repaired` has already ended it."""
     with alone(tmp_path, "disk_space") as daemon:
         go(daemon, lambda: bool(daemon.replies.results))
         replies, memory = daemon.replies, daemon.store
@@ -472,7 +472,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
         assert not look(replace(clean, findings=(full,)))
         memory.set_conditions(endings.repaired(memory.conditions, full.code, None, "ann", time.time()))
         daemon.judge()
-        assert not daemon.verdict.may_resume, "nobody has looked since"
+        assert not daemon.verdict.may_resume, "no check has run since"
         assert look(clean)
 
 
@@ -486,5 +486,5 @@ def test_a_reload_reaches_every_part_of_the_daemon(tmp_path: Path) -> None:
     assert daemon.controller.settings is daemon.publisher.settings is daemon.settings
     parts = (daemon.kernel_events, daemon.scheduler, daemon.controller, daemon.publisher)
     holding = [part for part in vars(daemon).values() if hasattr(part, "settings") or hasattr(part, "configured")]
-    assert all(part in (*parts, daemon.configured) for part in holding), "a part that a reload does not know of"
+    assert all(part in (*parts, daemon.configured) for part in holding), "a part that a reload does not reach"
     daemon.shut_down()

@@ -1,4 +1,4 @@
-"""A daemon is built without a trace, starts in one place, and closes all that it opened, however far it came."""
+"""Tests of the start of a daemon: building it has no effect, and after any start it closes all that it opened."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def made(folder: Path) -> Daemon:
 
 
 def descriptors() -> dict[str, str]:
-    """What this process has open."""
+    """Return the open descriptors of this process and their targets."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # of the listing itself
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found
 
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """What ends a daemon is no end of the tests."""
+    """Restore the signal handlers, so that stopping a daemon does not stop the tests."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -57,7 +57,7 @@ def test_a_daemon_that_ends_has_closed_all_that_it_opened(tmp_path: Path) -> Non
 
 
 def test_a_start_that_fails_halfway_closes_what_it_had_opened(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 120)  # longer than the path of a socket may be
+    deep = tmp_path / ("x" * 120)  # longer than the path of a socket can be
     before, daemon = descriptors(), made(deep)
     with pytest.raises(OSError, match="AF_UNIX path too long"):
         daemon.start()
@@ -93,7 +93,7 @@ def test_a_daemon_that_is_stopped_before_the_copy_is_read_puts_no_empty_ledger_i
     first.kernel_events.take_events([xid(79)])
     first.shut_down()
     for path in (tmp_path / "runtime_dir").glob("*.json"):
-        path.unlink()  # a reboot: only the copy is left
+        path.unlink()  # as after a reboot: only the disk copy is left
     second = made(tmp_path)
 
     def hangs(_request: Request) -> None:

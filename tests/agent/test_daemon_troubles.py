@@ -1,4 +1,4 @@
-"""What keeps healthd from its work is a sentence with the command that begins to mend it."""
+"""Tests of the problems of healthd: each is a sentence with the first command to solve it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthd.host import shortage
 
 @pytest.fixture(autouse=True)
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """systemd started the daemon, and no other test has recorded a shortage."""
+    """Set up a daemon started by systemd, without recorded shortages."""
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setattr(shortage, "_last", {})
 

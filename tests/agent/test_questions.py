@@ -1,5 +1,4 @@
-"""A question changes nothing: whatever is asked of the daemon's parts (a property, what to wait for, until when), the
-ledger is the same before and after."""
+"""Tests that queries change nothing: no property or query method of the daemon's parts changes the ledger."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from healthd.host.host import Host
 JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 DAY = 24 * 3600.0
 
-# What is asked of a part besides its properties.
+# Methods of the parts that are queries, in addition to properties.
 ASKED = {"waits", "scheduled", "expected", "completed", "snapshot", "problems", "changed"}
 
 seconds = st.floats(0.0, 2 * DAY)
@@ -60,7 +59,7 @@ ALLOCATED, DRAINED = (NodeState("n1", frozenset(flags)) for flags in ({"ALLOCATE
 
 
 class Made:
-    """A daemon on a made tree, with clocks that can be put forward."""
+    """A daemon with a fake root and clocks that can be advanced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ahead = folder, 0.0
@@ -83,7 +82,7 @@ class Made:
         return lambda: clock() + self.ahead
 
     def jobs(self, number: int) -> None:
-        """So many jobs have a process here."""
+        """Give this number of jobs a process on the node."""
         scope = self.folder / "root" / JOBS
         shutil.rmtree(scope, ignore_errors=True)
         scope.mkdir(parents=True)
@@ -100,7 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 def parts(whole: object, seen: set[int]) -> Iterator[object]:
-    """The daemon and the parts that it holds, each once. A value is none, and no Host: to ask that is to look."""
+    """Yield the daemon and its parts, each once. Skip values, and Host, which reads hardware."""
     is_value = isinstance(whole, Enum | Host | Struct)
     if id(whole) in seen or is_value or not type(whole).__module__.startswith("healthd."):
         return
@@ -112,7 +111,7 @@ def parts(whole: object, seen: set[int]) -> Iterator[object]:
 
 
 def questions(part: object) -> Iterator[tuple[str, Any]]:
-    """What can be asked of it, by name."""
+    """Yield the name and the call of each query of a part."""
     for name, member in inspect.getmembers(type(part)):
         if isinstance(member, property):
             yield name, lambda name=name: getattr(part, name)

@@ -1,4 +1,4 @@
-"""One turn of the daemon's loop: what comes before what."""
+"""Tests of one turn of the daemon's loop: the order of its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.agent.test_daemon_guards import alone
 def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a run is told the new clock while the ledger has the old one: a confirm time would be cut by the step."""
+    """Otherwise a run would get the new time and the ledger keep the old one, so the step would cut a confirm time."""
     ahead = [0.0]
     with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         before = daemon.now()
@@ -32,7 +32,7 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
         daemon.turn()
         assert seen == [pytest.approx(before + 3600.0, abs=1.0)] * 2
         daemon.turn()
-        assert seen[2:] == seen[:2], "once"
+        assert seen[2:] == seen[:2], "applied once"
 
 
 def test_a_clock_that_is_set_in_the_midst_of_a_turn_ends_no_pause_in_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run found, or a kernel line tells, becomes conditions: confirmed, latched, worse, back again."""
+"""Tests of how findings and kernel events become conditions: confirmation, latching, worsening, relapse."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_finding_counts_only_after_its_confirm_time() -> None:
 def test_a_link_that_is_back_within_its_confirm_time_is_no_fault() -> None:
     node = Node().run(LINK).run(after=30)
     assert (node.conditions, node.cleared) == ({}, [])
-    assert node.run(LINK, after=40).only.state is PENDING, "the next time begins anew"
+    assert node.run(LINK, after=40).only.state is PENDING, "the confirm time starts again"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_fault_that_becomes_critical_later_is_critical_since_then() -> None:
     assert (node.only.opened_at, node.only.critical_at) == (opened, node.now)
 
 
-# --- as the site wants it
+# --- settings of the site
 
 
 def test_enforce_false_caps_everything_at_warning() -> None:
@@ -211,7 +211,7 @@ ENDED_TEXTS = ("", "reboot", "reboot: it was off", "repaired by root", "the log 
 
 
 def after(ending: Ending, finding: Finding, text: str) -> Condition:
-    """The condition of a finding that comes back a minute after its condition ended in this way."""
+    """Return the condition of a finding that returns one minute after its condition had this ending."""
     node = Node().run(finding)
     node.take({key: ended(c, ending, node.now, text) for key, c in node.conditions.items()})
     return node.run(finding, after=60.0).only
@@ -233,7 +233,7 @@ def after(ending: Ending, finding: Finding, text: str) -> Condition:
 )
 def test_relapse_depends_on_ending_not_on_its_text(ending: Ending, relapse: bool, text: str) -> None:
     assert after(ending, GONE, text).clears is (Clears.OPERATOR if relapse else Clears.REBOOT)
-    assert after(ending, RESET, text).clears is Clears.GPU_RESET, "waits for a reset: never a relapse"
+    assert after(ending, RESET, text).clears is Clears.GPU_RESET, "a fault that requires a reset has no relapse"
 
 
 @pytest.mark.parametrize("ending", Ending)
@@ -357,7 +357,7 @@ LISTENERS = [(Check(name, module), module.Config()) for name, module in (("gpu_x
 
 
 class Listening(Node):
-    """A node whose kernel lines gpu_xid or sxid judges."""
+    """A node whose kernel lines are evaluated by gpu_xid or sxid."""
 
     events: tuple[KernelEvent, ...] = ()
 
@@ -444,7 +444,7 @@ def test_a_condition_knows_the_job_whose_process_was_named_last() -> None:
 
 
 def by_lines(*findings: Finding) -> dict[tuple[str, str], Condition]:
-    """The conditions after one kernel line for each finding, a day apart."""
+    """Return the conditions after one kernel line for each finding, a day apart."""
     conditions: dict[tuple[str, str], Condition] = {}
     for sequence, finding in enumerate(findings, 1):
         when = 90_000.0 * sequence

@@ -1,4 +1,4 @@
-"""The bound on conditions: the worst keep their names, and no drain and no latch is lost."""
+"""Tests of the bound on conditions: the worst keep their names, and no drain or latch is lost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_code_has_so_many_conditions_and_no_more(more: int) -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 1000])
 def test_a_check_has_so_many_conditions_whatever_their_codes_and_one_for_the_rest(more: int) -> None:
-    first = 1000  # no catalogue has these
+    first = 1000  # unassigned Xid numbers
     ledger = hear(EMPTY, *(xid(number, 7) for number in range(first, first + MAX_CONDITIONS + more)))
     assert len(ledger.conditions) == MAX_CONDITIONS
     others = ledger.by_key().get(XID_OTHERS)
@@ -122,7 +122,7 @@ def test_one_lost_gpu_has_its_name_in_any_burst() -> None:
     for place in (0, 640, 1280):
         ledger = hear(EMPTY, *burst[:place], xid(79, 9999), *burst[place:])
         assert ledger.by_key()["gpu_xid/79", "270f:01:00.0"].severity is Severity.CRITICAL
-        assert any(event.code == "79" for event in ledger.events), "its event has a place first, too"
+        assert any(event.code == "79" for event in ledger.events), "its event is kept, too"
     many = hear(EMPTY, *(xid(number, 7) for number in range(1000, 2280)), xid(79, 9999))
     assert ("gpu_xid/79", "270f:01:00.0") in many.by_key()
     later = hear(hear(EMPTY, *burst), xid(79, 9999, NOW + 9), at=NOW + 9)
@@ -152,9 +152,9 @@ def test_a_worse_one_that_comes_later_takes_the_place_of_the_mildest() -> None:
 
 
 def test_runs_of_one_check_do_not_count_for_one_another() -> None:
-    """Only a mount's own run says that it is there again."""
+    """Only the run of a mount itself can report that the mount is back."""
     several = [condition(number, "mount/missing", instance=f"/m{number}") for number in range(500)]
-    assert limit_conditions(by_key(several)) == by_key(several), "what has one condition would only change its name"
+    assert limit_conditions(by_key(several)) == by_key(several), "folding one condition would only change its name"
     one = [condition(number, "exec/x", instance="site") for number in range(500)]
     assert ConditionKey("exec/others", "others of site") in limit_conditions(by_key(one))
 
@@ -172,19 +172,19 @@ def test_all_checks_together_have_so_many_conditions_and_each_counts_its_rest(mo
 
 
 def test_the_mildest_of_all_checks_lose_their_names_first() -> None:
-    """A storm of warnings of one check takes the name of no fault that another check drains for."""
+    """A storm of warnings of one check must not fold a draining fault of another check."""
     of_the_drain = [condition(n, "ib_link/down", severity=Severity.DEGRADED) for n in range(60)]
     storm = [condition(n, f"gpu_xid/{n}", last_event=NOW + 9) for n in range(1000, 2000)]
     others = [condition(n, f"check{n}/x", severity=Severity.INFO) for n in range(40)]
     kept = limit_conditions(by_key([*of_the_drain, *storm, *others]))
     assert {c.key for c in of_the_drain} <= kept.keys()
-    assert {c.key for c in others} <= kept.keys(), "each is the only one of its check"
+    assert {c.key for c in others} <= kept.keys(), "each is the only condition of its check"
     assert len(kept) == MAX_CONDITIONS
     assert kept[XID_OTHERS].count == 1000 - (MAX_CONDITIONS - 60 - 40 - 1)
 
 
 def test_jobs_that_become_known_later_name_no_part_that_is_counted_and_are_no_news_of_a_fault() -> None:
-    """Of each GPU two exceptions of different jobs: only the jobs show that one of its processors may be broken."""
+    """Each GPU has two exceptions of different jobs. Only the jobs show that a processor may be broken."""
     listeners = [(CHECKS[name], CHECKS[name].config()) for name in ("gpu_xid", "gpu_sm")]
     text = "NVRM: Xid (PCI:{:04x}:01:00): 13, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Out Of Range Address"
     lines = [RawLine(at, text.format(n)) for n in range(240) for at in (NOW - 3600, NOW)]
@@ -196,7 +196,7 @@ def test_jobs_that_become_known_later_name_no_part_that_is_counted_and_are_no_ne
     before = with_conditions(heard, quieter)
     told = intake.take_jobs(before, {e.sequence: str(e.sequence) for e in heard.events}, listeners)
     of_xids = [c for c in told.conditions if c.check == "gpu_xid"]
-    assert {c.quiet_seconds for c in of_xids} == {30.0}, "nor does the quiet time begin anew"
+    assert {c.quiet_seconds for c in of_xids} == {30.0}, "the quiet time continues"
     assert any(c.job for c in of_xids)
     of_sms = [c for c in told.conditions if c.check == "gpu_sm"]
     assert [sum(c.count for c in several) for several in (of_xids, of_sms)] == [480, 480]
@@ -212,7 +212,7 @@ def test_a_storm_of_one_check_takes_no_name_from_an_equally_bad_fault_of_another
     assert len(kept) == MAX_CONDITIONS
 
 
-# --- what the condition of the others is
+# --- the overflow condition
 
 SEVERITIES, STATES = st.sampled_from(Severity), st.sampled_from([ConditionState.OPEN, ConditionState.ACKNOWLEDGED])
 MANY = st.lists(
@@ -245,10 +245,10 @@ def test_no_drain_no_latch_and_no_count_is_lost_however_many_there_are(condition
     assert max((c.severity for c in after.values() if may_drain(c, 0.0)), default=None) == worst
     last = max((bounds._ENDING_ORDER.index(c.clears) for c in before.values() if not c.observed), default=None)
     assert max((bounds._ENDING_ORDER.index(c.clears) for c in after.values() if not c.observed), default=None) == last
-    assert limit_conditions(after) == after, "once more changes nothing"
+    assert limit_conditions(after) == after, "a second call changes nothing"
 
 
-# Conditions of many checks: of each group so many that are alike.
+# Conditions of many checks, in groups of equal conditions: (check, size, severity, state, clears, job).
 GROUPS = st.lists(
     st.tuples(
         st.integers(0, 9),
@@ -288,9 +288,9 @@ def test_there_are_never_more_than_the_bound_and_the_verdict_is_the_one_without_
     assert len(after) <= MAX_CONDITIONS
     assert len(after) == len(before) or len(before) > MAX_CONDITIONS
     assert sum(c.count for c in after.values()) == len(before)
-    assert limit_conditions(after) == after, "once more changes nothing"
+    assert limit_conditions(after) == after, "a second call changes nothing"
     random.shuffle(conditions)
-    assert limit_conditions(by_key(conditions)) == after, "nor does another order"
+    assert limit_conditions(by_key(conditions)) == after, "the order does not matter"
     with_all, with_fewer = (judge(c, {}, [], 0.0) for c in (before, after))
     assert (with_fewer.health, with_fewer.may_resume) == (with_all.health, with_all.may_resume)
     worst_of = [max((c.severity for c in seen.causes), default=None) for seen in (with_all, with_fewer)]
@@ -311,11 +311,11 @@ def test_who_lost_its_name_is_no_worse_than_who_kept_it(
     )
     for several in of_check.values():
         named = sorted((may_drain(c, 0.0), c.severity) for c in several if c.key in after)
-        assert all(bad >= worst_lost for bad in named[1:]), "but for one of each check, which alone would save nothing"
+        assert all(bad >= worst_lost for bad in named[1:]), "folding a single condition of a check saves nothing"
 
 
 def full(others: Sequence[Condition]) -> dict[ConditionKey, Condition]:
-    """All places but one are taken by what drains; then these."""
+    """Return conditions that drain in all places but one, followed by `others`."""
     named = [condition(n, severity=Severity.CRITICAL, clears=Clears.OPERATOR) for n in range(MAX_CONDITIONS - 1)]
     return limit_conditions(by_key([*named, *others]))
 
@@ -348,7 +348,7 @@ def test_the_others_are_repaired_acknowledged_and_known_like_any_part() -> None:
         acked = endings.acknowledge(acked, code, None, Ack(NOW + 60, "why", "root", Severity.INFO, NOW))
     assert not may_drain(of_others(acked), 0.0)
     late = limit_conditions({**acked, (new := condition(950, severity=Severity.DEGRADED)).key: new})
-    assert may_drain(late[new.key], 0.0), "nobody knows of this one"
+    assert may_drain(late[new.key], 0.0), "this one is not acknowledged"
     assert not judge(late, {}, [], 0.0).may_resume
 
 
@@ -361,7 +361,7 @@ def test_after_a_repair_of_the_others_a_harmless_line_of_one_of_them_is_harmless
     assert not ledger.conditions
     events = [event for event in ledger.events if event.code == "79"]
     settled = intake.evaluate_events(events, XIDS, ledger.inventory, (*ledger.conditions, *ledger.cleared))
-    assert settled == {}, "what was repaired together with the others is over"
+    assert settled == {}, "faults that were repaired with the overflow condition are over"
 
 
 def test_so_is_it_after_a_repair_of_what_counts_the_rest_of_a_check() -> None:
@@ -405,9 +405,9 @@ def test_the_others_are_a_nodes_own_fault_where_one_of_those_that_act_is() -> No
     assert not is_own_hardware([of_others(full([shared, replace(own, shared_cause=True)]))])
     known = replace(own, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW)
     for harmless in (known, replace(own, severity=Severity.WARNING)):
-        assert not is_own_hardware([of_others(full([shared, harmless]))]), "it drains for the shared one only"
+        assert not is_own_hardware([of_others(full([shared, harmless]))]), "only the shared fault drains"
     worse = replace(shared, severity=Severity.CRITICAL)
-    assert is_own_hardware([of_others(full([worse, own]))]), "a milder one that drains is one, too"
+    assert is_own_hardware([of_others(full([worse, own]))]), "a milder draining fault is own hardware, too"
 
 
 def test_jobs_that_ran_when_the_last_of_the_others_became_critical_are_its_victims() -> None:
@@ -418,7 +418,7 @@ def test_jobs_that_ran_when_the_last_of_the_others_became_critical_are_its_victi
 
 
 def test_a_line_after_the_first_acknowledgement_of_the_others_is_news() -> None:
-    """Of one part an operator knows since NOW + 10, of another since NOW + 100: they cannot be told apart any more."""
+    """One part was acknowledged at NOW + 10, another at NOW + 100. The overflow condition cannot distinguish them."""
     one = condition(900, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW + 10, last_sequence=9)
     rest = of_others(full([one, condition(901, state=one.state, acknowledged_at=NOW + 100, last_sequence=8)]))
 
@@ -443,7 +443,7 @@ def test_the_quiet_time_of_the_others_is_that_of_the_least_quiet() -> None:
     rest = of_others(endings.after_quiet_time(conditions, 30.0, True, NOW + 2000))
     assert (rest.state, rest.quiet_seconds, rest.clean_runs) == (ConditionState.OPEN, 50.0, 1)
     rest = of_others(endings.after_quiet_time(conditions, 30.0, False, NOW + 2000))
-    assert rest.quiet_seconds == 20.0, "not all were repaired: only time under load counts"
+    assert rest.quiet_seconds == 20.0, "only time under load counts unless all were repaired"
     assert rest.first_seen == NOW
 
 
@@ -479,7 +479,7 @@ def test_what_a_profile_guessed_stays_a_warning_among_the_others(other: str) -> 
     assert (rest.severity, rest.found_severity, rest.expects) == (Severity.WARNING, Severity.WARNING, "")
 
 
-# --- checks that look
+# --- checks with many findings
 
 
 def test_what_a_check_finds_beyond_the_bound_is_seen_until_the_last_of_it_is_gone() -> None:
@@ -533,7 +533,7 @@ def test_other_evidence_among_the_others_is_news_to_the_operator_who_knew() -> N
 
 
 def test_a_round_in_which_all_checks_find_the_same_changes_nothing_however_many_there_are() -> None:
-    """Neither does a condition open anew in each round, nor does one end that is still found."""
+    """No condition opens again in each round, and none that is still found ends."""
     checks = [f"check{number:02}" for number in range(30)]
 
     def round_of(ledger: Ledger, at: float) -> Ledger:
@@ -550,7 +550,7 @@ def test_a_round_in_which_all_checks_find_the_same_changes_nothing_however_many_
             [(c.key, c.first_seen, c.state, c.count + more) for c in seen.conditions]
             for seen, more in ((first, 1), (ledger, 0))
         )
-        assert after == before, "each was seen once more"
+        assert after == before, "each count rose by one"
         assert ledger.cleared == first.cleared
         first = ledger
 
@@ -592,7 +592,7 @@ def test_what_waits_to_be_confirmed_takes_no_name_from_what_stands_and_is_worse(
         assert [c.subject for c in late] == [OVERFLOW]
         assert late[0].state is (ConditionState.OPEN if at == 80 else ConditionState.PENDING)
     assert len(ledger.conditions) == MAX_CONDITIONS
-    assert len(stands - ledger.by_key().keys()) == 2, "the last two of a check are counted in one"
+    assert len(stands - ledger.by_key().keys()) == 2, "the last two of one check are folded into one"
 
 
 def test_a_result_shows_no_more_findings_than_there_are_conditions() -> None:

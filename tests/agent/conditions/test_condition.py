@@ -1,4 +1,4 @@
-"""A condition when the clock is set."""
+"""Tests of a condition when the clock is set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from healthd.agent.conditions.ledger import Ledger, after_clock_step
 from healthd.common.codec import fields_of
 from healthd.common.model import Condition
 
-# --- a clock that is set
+# --- a clock step
 
 
 def shifted(condition: Condition, seconds: float) -> Condition:

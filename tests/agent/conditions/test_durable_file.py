@@ -1,4 +1,4 @@
-"""A file that is written again and again keeps its room, and is whole after a kill."""
+"""Tests of files that are rewritten often: they stay allocated and complete, also after a kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from healthd.agent.conditions.durable_file import SIZE_STEP_BYTES, read_whole, r
 
 
 def rooms(folder: Path) -> dict[str, tuple[int, int]]:
-    """Each file's inode, and the room that it has (bytes)."""
+    """Return each file's inode and allocated size in bytes."""
     return {path.name: (path.stat().st_ino, path.stat().st_blocks * 512) for path in folder.iterdir()}
 
 
@@ -29,11 +29,11 @@ def test_two_files_take_turns_and_neither_gives_its_room_away(tmp_path: Path) ->
     rewrite_file(str(path), b"one")
     first = rooms(tmp_path)
     assert first.keys() == {"ledger.json", "ledger.json.spare"}
-    assert all(room >= SIZE_STEP_BYTES for _, room in first.values()), "also the one that was not written yet"
+    assert all(room >= SIZE_STEP_BYTES for _, room in first.values()), "including the spare file"
     for text in ("two", "x" * (SIZE_STEP_BYTES * 3 // 4), "y", "caf\u00e9"):
         rewrite_file(str(path), text.encode())
         assert path.read_text(encoding="utf-8").rstrip(" ") == text
-    assert rooms(tmp_path) == first, "after four turns each has its name again"
+    assert rooms(tmp_path) == first, "after four exchanges each file has its first name again"
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
@@ -70,11 +70,11 @@ def test_where_names_cannot_be_exchanged_the_file_is_replaced(tmp_path: Path, mo
 
 def test_a_link_in_the_place_of_the_spare_file_is_not_followed(tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.write_text("of somebody else")
+    other.write_text("another user's text")
     (tmp_path / "ledger.json.spare").symlink_to(other)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         rewrite_file(str(tmp_path / "ledger.json"), b"new")
-    assert other.read_text() == "of somebody else"
+    assert other.read_text() == "another user's text"
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "ledger.json.spare"])

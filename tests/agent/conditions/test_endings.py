@@ -1,4 +1,4 @@
-"""What ends a condition: clean runs, a reboot, a reset, a quiet time, people."""
+"""Tests of what ends a condition: clean runs, a reboot, a reset, a quiet window, an operator."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_starting_again_in_the_same_boot_clears_nothing() -> None:
 
 
 def test_what_was_pending_before_a_reboot_is_forgotten() -> None:
-    """The time in which the machine was down confirms nothing."""
+    """Time while the machine was down confirms nothing."""
     node = Node().run(LINK).reboot()
     assert (node.conditions, node.cleared) == ({}, [])
     assert node.run(LINK).only.state is PENDING
@@ -134,7 +134,7 @@ def test_evidence_of_a_reset_clears_what_the_run_saw_whose_reading_it_compares_w
 
 
 def test_evidence_of_a_reset_clears_nothing_seen_after_the_reading_that_it_compares_with() -> None:
-    """The event came after the earlier reading: perhaps after the reset, too."""
+    """The event came after the earlier reading, so possibly after the reset."""
     node = Node().run()
     before = node.now
     node.event(replace(XID, clears=Clears.GPU_RESET))
@@ -228,7 +228,7 @@ def test_news_begins_the_window_anew() -> None:
     other.event(event)
     other.quiet(3000).event(event)
     assert other.quiet(3000).only.state is OPEN
-    assert other.quiet(600).cleared_by == ["window"], "the other way out of a fault that waits for a reset"
+    assert other.quiet(600).cleared_by == ["window"], "the window also ends a fault that waits for a reset"
 
 
 def test_the_time_before_the_news_is_not_quiet() -> None:
@@ -250,7 +250,7 @@ def test_while_a_check_cannot_look_the_window_does_not_begin() -> None:
 
 
 def test_clean_runs_alone_do_not_clear_a_window() -> None:
-    """Draining took the load away: the rate falls, the fault is still there."""
+    """The drain removed the load: the error rate falls, but the fault is still there."""
     node = Node().run(RATE)
     for _ in range(20):
         node.run()
@@ -273,14 +273,14 @@ def test_after_an_operators_resume_only_what_is_seen_again_acts() -> None:
     event = node.event(XID)
     node.operator_resumes()
     node.hear(XID, event)
-    assert node.only.state is ACKNOWLEDGED, "the same event is no news"
+    assert node.only.state is ACKNOWLEDGED, "the same event again"
     node.event(XID)
     assert node.only.state is OPEN
     assert node.judge().causes == (node.only,)
 
 
 def test_an_event_that_goes_on_after_the_resume_is_news() -> None:
-    """Lines of one fault are folded into one event: it has the number of its first line."""
+    """Lines of one fault are coalesced into one event, which keeps the number of its first line."""
     node = Node()
     event = node.event(XID)
     node.operator_resumes()
@@ -313,7 +313,7 @@ def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
 
 
 def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known() -> None:
-    """A lost ledger, a file system that is still away: when it is back nothing stands but the drain, for a person."""
+    """The ledger was lost while a file system was away. Once it is back, only the drain remains, for an operator."""
     node = Node()
     node.take(absorb.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
     node.run(LINK, instance="mlx5_0/1")

@@ -1,4 +1,4 @@
-"""What the stream is told of a change of the ledger: each kind of event once, and enough to know what stands."""
+"""Tests of the events that a change of the ledger emits: each kind, and a reader can tell what is open."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ XID = replace(
 
 
 class Node:
-    """A memory, its clock, and what it told."""
+    """A condition store with its clock and the events that it emitted."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class Node:
         self.memory.set_conditions({c.key: c for c in conditions})
 
     def told(self) -> list[dict[str, Any]]:
-        """What is new since the last call, as a worker acknowledges it."""
+        """Return the events since the last call and acknowledge them, as the worker does."""
         new = self.memory.ledger.outbox.lines
         self.lines += new
         self.memory.stream.mark_written(new)
@@ -327,7 +327,7 @@ def test_a_clock_that_is_set_after_a_jobs_end_neither_hastens_nor_repeats_what_i
     assert node.memory.ledger.emitted.job_ended == NOW + step
     node.now += 300
     node.memory.stream.flush_after_job()
-    assert (node.memory.ledger.emitted.job_ended, node.names()) == (0.0, []), "its only sight has its line"
+    assert (node.memory.ledger.emitted.job_ended, node.names()) == (0.0, []), "its only observation is already written"
 
 
 # --- a job's end
@@ -383,7 +383,7 @@ def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_
     assert events.flush_time(node.memory.ledger.emitted) == float("inf")
 
 
-# --- Slurm, people
+# --- Slurm, operators
 
 
 def test_our_drain_is_told_when_slurm_shows_it_and_not_at_each_look(node: Node) -> None:
@@ -450,10 +450,10 @@ def test_a_check_is_told_when_it_comes_when_it_changes_and_when_it_goes(node: No
     node.now += 10
     node.memory.stream.emit_checks({data: ("1.1", "ab"), home: ("1.0", "bb")})
     (again,) = node.told()
-    assert (again["event"], again["since"][17:19]) == ("check_enabled", "50"), "since then without a break"
+    assert (again["event"], again["since"][17:19]) == ("check_enabled", "50"), "enabled without a break since then"
 
 
-# --- the daemon's own life
+# --- start, stop and alive
 
 
 def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stopped(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
     node.start(alive=NOW + 100)
     stopped, started = node.told()
     assert (stopped["event"], started["clean"]) == ("stopped", True)
-    assert started["last_alive"] is None, "the clock stood ahead then"
+    assert started["last_alive"] is None, "the clock was ahead at that time"
 
 
 def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: Node) -> None:
@@ -498,7 +498,7 @@ def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: N
     assert node.names() == ["alive"], "the clock was set back"
 
 
-# --- whose stream it is
+# --- stream identity
 
 
 def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node) -> None:
@@ -512,7 +512,7 @@ def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node)
     (node.directory / store.FILE).unlink()
     node.start(lambda: {store.FILE: copy}, boot_id="b2")
     lines = node.told()
-    assert [e["event"] for e in lines] == ["opened", "started"], "what waited is written; what stands is not told again"
+    assert [e["event"] for e in lines] == ["opened", "started"], "pending lines are written; no condition is repeated"
     assert [e["seq"] for e in lines] == [2, 1]
     assert lines[0]["stream_id"] == before.stream_id != lines[1]["stream_id"]
 
@@ -551,7 +551,7 @@ def test_what_did_not_fit_is_counted_since_the_start(node: Node, monkeypatch: py
 
 
 def replayed(lines: list[str]) -> dict[str, str]:
-    """What stands by the stream alone: "CODE SUBJECT" -> its state. As docs/events.md tells a reader."""
+    """Return the open conditions by the stream alone, "CODE SUBJECT" -> state, as docs/events.md describes."""
     stands: dict[str, tuple[str, str]] = {}
     for event in map(json.loads, lines):
         if event["event"] in ("opened", "acknowledged"):
@@ -621,13 +621,13 @@ def test_whatever_changes_the_events_say_what_stands(
     assert sorted(set(seqs)) == list(range(1, len(set(seqs)) + 1))
 
 
-# --- how much it is
+# --- volume
 
 
 @pytest.mark.one_python
 def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
-    """As docs/events.md has it: 40 checks, a new version each month, ten faults that drain, one warning that stands
-    for a month and is seen in each round."""
+    """docs/events.md assumes 40 checks, a new version each month, ten faults that drain, and one warning that is open
+    for a month and is found in each round."""
     node, names = Node(tmp_path), {RunName(name): ("", "") for name in (f"check_number_{n:02d}" for n in range(40))}
     quiet = warning = fault = 0
 

@@ -1,4 +1,4 @@
-"""Which lines are one incident."""
+"""Tests of how events are grouped into incidents."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_gpu_that_falls_off_the_bus_is_one_incident_with_its_port_and_slot():
         at(10.4, f"pcieport {PORT}: pciehp: Slot(21): Link Down"),
     )
     assert len(grouped(*events)) == 1
-    assert grouped(*events)[0][0] == "pcie_aer/fatal"  # the first cause on top
-    assert len(grouped(*events[1:], node=NODE)) == 1  # where no line names both, the inventory does
+    assert grouped(*events)[0][0] == "pcie_aer/fatal"  # the first cause comes first
+    assert len(grouped(*events[1:], node=NODE)) == 1  # the inventory connects what no line connects
     assert len(grouped(*events[1:])) == 2
 
 
@@ -71,7 +71,7 @@ def test_a_gpu_that_the_driver_only_numbers_is_the_one_in_trouble_just_then():
     assert len(grouped(at(10.0, numbered), at(10.2, failed))) == 1
     assert len(grouped(at(10.0, failed), at(10.2, numbered))) == 1
     assert len(grouped(at(10.0, failed), at(30.0, numbered))) == 2
-    assert len(grouped(at(10.0, failed), at(10.1, other), at(10.2, numbered))) == 3  # of which of them, nobody knows
+    assert len(grouped(at(10.0, failed), at(10.1, other), at(10.2, numbered))) == 3  # the GPU is ambiguous
 
 
 def test_ports_of_two_cards_that_have_the_same_number_are_two_incidents():

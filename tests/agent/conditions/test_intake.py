@@ -1,4 +1,4 @@
-"""The one way in: kernel events and results become conditions. `healthd scan` judges a line as the daemon does."""
+"""Tests of the intake of kernel events and results, and that `healthd scan` evaluates a line like the daemon."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_was_repaired_makes_no_later_line_worse():
     over = replace(known, state=ConditionState.CLEARED, cleared_at=NOW + 60, cleared_by="repaired by ann")
     settled = replace(ledger, conditions=(), cleared=(over,))
     alone = severities(heard(settled, xid(74, at=NOW + 3600)))
-    assert alone == severities(ledger), "as if it were the first"
+    assert alone == severities(ledger), "like the first line"
     assert severities(heard(ledger, xid(74, at=NOW + 3600))) != alone
 
 
@@ -137,7 +137,7 @@ def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_cos
     found = intake.take_kernel_events(EMPTY, [xid(48), xid(79)], listeners, NOW)
     assert [event.code for event, _ in found.failures] == ["48"]
     assert sorted(severities(found.ledger)) == ["gpu_xid/79", "kernel/rule_failed"]
-    assert not intake.take_kernel_events(found.ledger, [xid(31)], listeners, NOW).failures, "it is told of once"
+    assert not intake.take_kernel_events(found.ledger, [xid(31)], listeners, NOW).failures, "reported only once"
 
 
 def test_the_site_s_severity_holds():
@@ -176,7 +176,7 @@ def test_what_a_run_finds_is_judged_as_the_site_wants_it_as_what_is_heard_is() -
         assert [c.severity for c in ledger.conditions] == [f.severity for f in result.findings] == [severity]
 
 
-# --- a log of another machine is judged by the same steps
+# --- `healthd scan` takes the same steps for a log of another machine
 
 
 def scanned(lines: Sequence[str]) -> list[scan_judged.Judged]:
@@ -190,7 +190,7 @@ def worst(conditions: Sequence[Condition]) -> Severity:
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in LINES])
 def test_scan_finds_a_line_as_bad_as_the_daemon_does(row: dict[str, Any]):
-    """With what the log itself has shown of its machine: more is not known of another's."""
+    """scan knows of the other machine only what the log itself shows."""
     lines = [f"kernel: {message}" for message in messages(row["text"])]
     judged = scanned(lines)
     events = [event for line in lines if (event := make_event(RawLine(NOW, line[8:]), BOOT)) is not None]
@@ -201,7 +201,7 @@ def test_scan_finds_a_line_as_bad_as_the_daemon_does(row: dict[str, Any]):
 
 
 def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
-    """Each code as bad at its worst: among them faults that repetition makes worse."""
+    """Each code has the same severity at its worst, also for faults that become worse by repetition."""
     lines = [f"kernel: {message}" for row in LINES for message in messages(row["text"])]
     told: dict[str, Severity] = {}
     devices = {}
@@ -216,7 +216,7 @@ def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
             ledger = heard(ledger, event)
             for condition in ledger.conditions:
                 known[condition.code] = max(condition.severity, known.get(condition.code, Severity.INFO))
-    # How bad a GSP's words are tells the failure beside them, which scan shows as an event of the same incident.
+    # The severity of a GSP line follows from the related failure, which scan shows as an event of the same incident.
     both = (told.keys() & known.keys()) - {"gpu_xid/gsp"}
     assert len(both) > 50
     assert {code: told[code] for code in both} == {code: known[code] for code in both}
@@ -224,7 +224,7 @@ def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
 
 @given(st.lists(st.tuples(st.sampled_from([13, 31, 48, 74, 79, 95]), st.integers(0, 3), st.booleans()), max_size=12))
 def test_no_burst_is_judged_twice_or_lost_whatever_it_is_cut_into(burst: list[tuple[int, int, bool]]):
-    """All at once, or event by event: the same conditions stand, as bad, of as many events."""
+    """Taken in one burst or in parts, the events give the same conditions, severities and counts."""
     events = [xid(n, f"0000:{gpu:02x}:00", NOW + 10 * at) for at, (n, gpu, _) in enumerate(burst)]
     together = heard(EMPTY, *events)
     one_by_one, part = EMPTY, []
@@ -241,7 +241,7 @@ def test_no_burst_is_judged_twice_or_lost_whatever_it_is_cut_into(burst: list[tu
     assert one_by_one.events == together.events
 
 
-# --- what this node has becomes known
+# --- the inventory becomes known after the fault
 
 SEEN_LATER = Inventory(gpus=(Gpu(GPU, 3, "GPU-3", "H100"),), driver_version="570")
 

@@ -1,4 +1,4 @@
-"""What healthd remembers survives being written, killed, cut off, set to another time and scribbled over."""
+"""Tests of the ledger: it survives encoding, kills, truncation, clock steps and corruption."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 
 
 def anything(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type that the ledger is made of. Times are finite."""
+    """Return a strategy for values of any type used in the ledger. Times are finite."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct):
         hints = typing.get_type_hints(kind)
@@ -192,7 +192,7 @@ def test_decode_past_raises_ledger_error_for_any_other_json(data: Any) -> None:
 
 
 def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
-    """Return True if `read` gives a value or raises LedgerError. Any other error is raised."""
+    """Return True if `read` returns a value or raises LedgerError. Other errors propagate."""
     try:
         return read(text, "x") is not None
     except LedgerError as error:
@@ -280,7 +280,7 @@ def test_the_history_is_bounded_in_number_and_the_newest_stay() -> None:
     whole = with_conditions(Ledger(), {c.key: c for c in gone[1:]})
     assert trim_history(whole, T0) is whole
     more = with_conditions(Ledger(), {c.key: c for c in gone})
-    assert more.cleared == tuple(gone), "whoever tells of them sees them all"
+    assert more.cleared == tuple(gone), "the event stream must see all"
     assert trim_history(more, T0).cleared == tuple(gone[1:])
 
 
@@ -301,7 +301,7 @@ def test_a_relapse_is_still_known_after_a_week() -> None:
 
 
 def moments(value: Any) -> list[float]:
-    """Every number in a ledger that is a time: near T0, as FULL's are."""
+    """Return every number in a ledger that is a time: a float near T0, as in FULL."""
     if isinstance(value, Struct):
         return [moment for f in fields_of(type(value)) for moment in moments(getattr(value, f.name))]
     if isinstance(value, tuple):
@@ -316,7 +316,7 @@ def test_a_clock_step_moves_every_moment_there_is(step: float) -> None:
     assert after_clock_step(moved, -step) == FULL
 
 
-# Numbers of the ledger that are no moments of this machine's clock, besides durations.
+# Float fields of the ledger that are neither durations nor times of this machine's clock.
 NO_MOMENTS = {
     ("Worsens", "after_seconds"),
     ("Slowness", "slowdown"),
@@ -329,7 +329,7 @@ NO_MOMENTS = {
 
 
 def numbers(kind: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, bool]]:
-    """Each float field below a type: class, field, and whether it is declared as a moment."""
+    """Yield each float field below a type: class, field, and whether it is declared as a moment."""
     if (isinstance(kind, type) and issubclass(kind, Struct)) or hasattr(kind, "_fields"):
         for field, hint in typing.get_type_hints(kind, include_extras=True).items():
             yield from numbers(hint, kind.__name__, field)
@@ -438,13 +438,13 @@ while True:
 
 
 def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
-    """The length of `mode` says whether a ledger is one of those that were written."""
+    """The length of `mode` shows whether a ledger is one that was written."""
     path = str(tmp_path / store.FILE)
     replace_file(path, encode(replace(FULL, next_sequence=1, mode="")))
     dice = random.Random(7)
     reached = 1
     kills = 0
-    while kills < 15 or reached <= 15:  # until the writers got to write
+    while kills < 15 or reached <= 15:  # until the writers had time to write
         kills += 1
         with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None

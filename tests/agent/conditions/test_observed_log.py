@@ -1,4 +1,4 @@
-"""What a followed file says is observed: any user can forge a line of it, so it is shown and decides nothing."""
+"""Tests of observed conditions. Any user can forge a line of a followed file: it is displayed and triggers nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EMPTY = Ledger(boot_id=BOOT)
 
 
 def said(line: str, at: float = NOW) -> KernelEvent:
-    """A line of a source that cannot be forged."""
+    """Return an event of a source that cannot be forged."""
     return event(line, at, BOOT)
 
 
@@ -68,7 +68,7 @@ def judged(ledger: Ledger) -> verdict.Verdict:
     return verdict.judge(ledger.by_key(), {}, [], 0.0)
 
 
-# --- which log it is
+# --- which source is observed
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: P
 
 @pytest.mark.parametrize("transport", ["kernel", "syslog", "journal", "stdout", "audit", "driver", None])
 def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transport: str | None) -> None:
-    """A client may set any field but those that begin with "_"."""
+    """A client can set any field except those that begin with "_"."""
     written = SimpleNamespace(timestamp=timedelta(seconds=12.5))
     entry = {
         "MESSAGE": XID_79,
@@ -125,7 +125,7 @@ def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transpo
     assert line is None or (line.text, line.usec, line.time) == (XID_79, 12_500_000, NOW)
 
 
-# --- what it may decide
+# --- effect of observed conditions
 
 
 def test_what_is_observed_is_shown_as_bad_as_it_is_and_never_drains() -> None:
@@ -156,11 +156,11 @@ def test_forged_lines_change_nothing_of_a_proven_fault() -> None:
     before = heard(EMPTY, said(XID_79))
     after = heard(before, forged(XID_79.replace("name=x", "name=other"), NOW + 1), now=NOW + 1)
     assert after.conditions == before.conditions
-    assert len(after.events) == 2, "two sources' lines are no one event"
+    assert len(after.events) == 2, "lines of two sources are not coalesced"
 
 
 def test_a_forged_line_is_no_repetition_of_a_proven_one() -> None:
-    """A second Xid 74 within a day is worse than the first."""
+    """A second Xid 74 within a day is more severe than the first."""
     xid = "NVRM: Xid (PCI:0000:61:00): 74, pid=7, name=x, NVLink: fatal error detected on link 3(0x0, 0x0, 0x0, 0x0)"
     (alone,) = heard(EMPTY, said(xid, NOW + 60)).conditions
     (after,) = heard(heard(EMPTY, forged(xid)), said(xid, NOW + 60)).conditions
@@ -224,7 +224,7 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     log.touch()
     table = {
         **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
-        "mode": "act" if not request.param else "observe",  # else scontrol would be asked for the job
+        "mode": "act" if not request.param else "observe",  # in act, the job would be looked up by scontrol
         "profile": "none",
         "baseline_file": "",
         "nvml": {"fake": "dgx-h100"},

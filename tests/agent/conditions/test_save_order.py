@@ -1,5 +1,5 @@
-"""What is saved when: news at once, before a command is sent for it, with the past that it is of; in a round without
-news the past, and what was seen again, once."""
+"""Tests of the order of saves: changes at once and before their command, with the past they depend on; in an unchanged
+round the past and repeated findings once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.common.model import DrainRecord
 from healthd.common.slurm.commands import Command
 from tests.agent.test_daemon_guards import go as worker_answers
 
-# Finds what its file says; the second check may be held up, so that the daemon does other things meanwhile.
+# Reports the text of its file. The second check can be held, so that the daemon does other things meanwhile.
 CHECK = """\
 import time
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ Writes = list[tuple[str, bool]]
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
-    """Which file, and whether a round was under way then."""
+    """Return the recorded writes: the file name, and whether a round was running."""
     return []
 
 
@@ -90,21 +90,21 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None:
-    """The daemon's loop, until it is over."""
+    """Run the daemon's loop until `is_done` returns True."""
     end = time.monotonic() + seconds
     while not over():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         daemon.turn()
 
 
 def rounds(daemon: Daemon, number: int) -> None:
-    """So many more of them, to the end."""
+    """Run `number` more rounds to their end."""
     last = daemon.scheduler.queue.status.number + number
     go(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.is_running)
 
 
 def at_rest(daemon: Daemon, writes: Writes) -> None:
-    """All that a start has to tell is told, and written."""
+    """Run until the events of the start are written, then forget the writes so far."""
     rounds(daemon, 3)
     go(daemon, lambda: not daemon.store.ledger.outbox.lines)
     rounds(daemon, 1)

@@ -1,4 +1,4 @@
-"""The ledger in the daemon's hands: what a start finds, what a boot, a mode, a clock, the settings change; saves."""
+"""Tests of the condition store: loading, reboots, mode changes, clock steps, changed settings and saving."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STORE = history.encode(history.update({}, [READING], NOW, "b1"))
 
 
 class Disk:
-    """The copy in the state directory, and how often it was asked for."""
+    """The copy in the state directory. Counts how often it is read."""
 
     def __init__(self, **texts: str | None) -> None:
         self.texts = {f"{name}.json": text for name, text in texts.items()}
@@ -83,7 +83,7 @@ def recalled(
 
 
 def remembered(memory: ConditionStore) -> Ledger:
-    """What is remembered, but for the stream."""
+    """Return the ledger without its event stream."""
     return replace(memory.ledger, outbox=Outbox(), emitted=Emitted())
 
 
@@ -91,7 +91,7 @@ def write(directory: Path, ledger: Ledger) -> None:
     (directory / store.FILE).write_bytes(values.encode(ledger))
 
 
-# --- recall
+# --- load
 
 
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     memory.apply_clock_step(3600.0)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == STANDING.last_event + 3600
-    assert condition.acknowledged_at == 0.0, "what never was stays so"
+    assert condition.acknowledged_at == 0.0, "unset times stay unset"
     assert memory.ledger.pause == replace(pause, until=pause.until + 3600)
     assert memory.ledger.trusted_since == NOW - 5 + 3600
     (moved,) = history.decode(memory.past["pcie_aer"]).values()
@@ -241,7 +241,7 @@ def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(
 def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switches_draining_off_for_no_time(
     tmp_path: Path,
 ) -> None:
-    """It stood ahead when that one began to be trusted, and was set back while this one runs."""
+    """The clock was ahead when the earlier daemon became trusted, and is set back while this daemon runs."""
     step, clock = -2 * 86400.0, [NOW]
     pause = Pause(NOW - 60 + 600, "driver upgrade", "root", NOW - 60)
     write(tmp_path, replace(LIVE, trusted_since=NOW - 300, pause=pause))
@@ -275,7 +275,7 @@ def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_se
     (condition,) = memory.ledger.conditions
     assert condition.last_event == NOW + 30
     assert memory.ledger.trusted_since == NOW
-    assert memory.ledger.born == born, "what was written while the clock was right stays"
+    assert memory.ledger.born == born, "a time written with the correct clock stays"
 
 
 def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
     memory.set_past("pcie_aer", STORE)
     memory.save(round_ended=True)
     assert not memory.unsaved
-    assert memory.uncopied, "a copy on disk is another matter"
+    assert memory.uncopied, "the disk copy is written separately"
     again = recalled(tmp_path)
     assert (remembered(again), again.past) == (remembered(memory), memory.past)
 
@@ -360,7 +360,7 @@ def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_pat
     with open(tmp_path / store.FILE, encoding="utf-8") as before:
         memory.change(mode="drain")
         memory.save()
-        assert store.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
+        assert store.decode(before.read(), "").mode == "act", "an open file still has the old ledger"
     assert store.decode((tmp_path / store.FILE).read_text(), "").mode == "drain"
     assert sorted(os.listdir(tmp_path)) == [store.FILE, f"{store.FILE}.spare"]
     assert (tmp_path / store.FILE).stat().st_mode & 0o777 == 0o600
@@ -395,7 +395,7 @@ def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: 
 def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_room_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon before may have written them: to name them as dropped would be wrong."""
+    """The earlier daemon may have written these lines, so they must not be counted as dropped."""
 
     def full(path: str, text: bytes) -> None:
         if len(text) > most:

@@ -1,4 +1,4 @@
-"""From conditions to a verdict, and what must hold whatever happens to a node."""
+"""Tests of the verdict from conditions, and of invariants for any history of a node."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_was_seen_before_healthd_was_trusted_never_acts() -> None:
     node.trusted_since = node.now
     found = node.judge()
     assert found.causes == ()
-    assert found.health is Health.UNHEALTHY, "it is told all the same"
+    assert found.health is Health.UNHEALTHY, "it is still reported"
     assert node.run(GONE).judge().causes == (node.conditions[GONE.code, GPU],), "a check finds it now"
 
 
@@ -137,7 +137,7 @@ def test_a_degraded_fault_has_no_victims() -> None:
     assert Node().run(FEWER).judge().fault_time == 0.0
 
 
-# --- when to look again
+# --- early runs
 
 
 def test_a_pending_fault_is_looked_at_when_its_confirm_time_ends() -> None:
@@ -165,14 +165,14 @@ def test_what_only_the_log_said_or_a_clean_run_followed_is_not_looked_at_early()
     assert verdict.early_run_times(node.conditions) == {}
 
 
-# --- whatever happens
+# --- invariants
 
 
 FINDINGS = [GONE, RESET, LINK, ROWS, RATE, FEWER, ODD, replace(RESET, subject="other")]
 
 
 class Life(RuleBasedStateMachine):
-    """Anything may happen to a node, in any order: what must hold, holds."""
+    """Random histories of a node. The invariants hold after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Life(RuleBasedStateMachine):
         self.node.run(check=finding.code.partition("/")[0])
         for key, old in before.items():
             if old.state is OPEN and old.clears is not Clears.PASS:
-                assert key in self.node.conditions, "no clean run ends what waits for evidence"
+                assert key in self.node.conditions, "a clean run does not clear a condition that waits for evidence"
 
     @rule(finding=st.sampled_from([XID, replace(XID, code="gpu_xid/63", clears=Clears.GPU_RESET)]))
     def event(self, finding: Finding) -> None:
@@ -212,7 +212,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(late=st.booleans())
     def reset(self, late: bool) -> None:
-        """Evidence of a reset; `late`: it compares with a reading from before the fault."""
+        """Report evidence of a reset. `late` compares with a reading from before the fault."""
         before = self.before()
         when = T0 - 1 if late else self.node.now
         self.node.run(check="gpu_recovery_action", repairs=[Repair(Clears.GPU_RESET, GPU, "reset", when)])

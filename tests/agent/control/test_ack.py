@@ -1,4 +1,4 @@
-"""`healthd ack`, "I know": what a person knows of does not act for that time, unless it becomes worse."""
+"""Tests of `healthd ack`: an acknowledged condition does not drain until the ack expires or the condition worsens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def look(
     confirm: float = 0.0,
     evidence: str = "",
 ) -> Verdict:
-    """One run of mount that finds this much of /data, or nothing, and what follows."""
+    """Run mount once, with this finding for /data or none, and return the verdict."""
     found = Finding(severity, *MOUNT, "not mounted", confirm_seconds=confirm, evidence=evidence) if severity else None
     result = CheckResult("mount", "/data", Outcome.COMPLETED, now, 0.0, (found,) if found else ())
     memory.set_conditions(absorb.absorb_result(memory.conditions, result, 2, "b1", ()))
@@ -118,7 +118,7 @@ def test_a_fault_that_only_the_log_told_acts_again_too_for_it_stands_until_its_r
     memory.end_expired_acks()
     found = judged(memory)
     assert [c.code for c in found.causes] == ["gpu_xid/79"]
-    assert found.fault_time == STANDING.last_event, "jobs that were let in meanwhile are not its victims"
+    assert found.fault_time == STANDING.last_event, "jobs that started during the ack are not affected jobs"
 
 
 def xid_again(memory: ConditionStore, severity: Severity, now: float) -> None:
@@ -235,7 +235,7 @@ def test_one_that_was_given_while_the_clock_was_right_is_not_moved_by_26_years(m
 
 
 class Walked(tuple[Condition, ...]):
-    """Conditions that count how often somebody walks them."""
+    """Conditions that count how often they are iterated."""
 
     walks = 0
 

@@ -1,4 +1,4 @@
-"""What people tell the daemon: each command changes the ledger as it says, or is refused in one sentence."""
+"""Tests of the operator commands: each changes the ledger according to its reply, or is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.agent.conditions.test_store import NOW, STANDING
 
 @pytest.fixture
 def memory(tmp_path: Path) -> ConditionStore:
-    """Two GPUs with the same fault."""
+    """Return a store with the same fault on two GPUs."""
     other = replace(STANDING, subject="0000:1b:00.0")
     made = ConditionStore(str(tmp_path), lambda: NOW)
     made.load(dict, "b1", Mode.ACT)
@@ -108,7 +108,7 @@ TWICE = DrainRecord(reason="healthd: gpu_xid/79 0000:61:00.0: it fell off", drai
 
 
 def over(memory: ConditionStore, when: float, **changes: Any) -> None:
-    """Nothing stands; our drain does, since it was not the first one."""
+    """Clear all conditions while healthd's drain stays, because it was not the first one."""
     gone = replace(STANDING, state=ConditionState.CLEARED, cleared_at=when, cleared_by="pass", **changes)
     memory.change(conditions=(), cleared=(gone,), slurm=TWICE)
 
@@ -117,7 +117,7 @@ def over(memory: ConditionStore, when: float, **changes: Any) -> None:
 def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_the_node(
     memory: ConditionStore, severity: Severity
 ) -> None:
-    """Also where it was no more than a warning in the end: the Reason names it."""
+    """The Reason names the fault, also if it was only a warning in the end."""
     over(memory, NOW + 5, severity=severity)
     said = flapping.wait_reason(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
     assert 'an operator must resume it, or run "healthd repaired gpu_xid/79"' in said

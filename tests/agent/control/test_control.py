@@ -1,4 +1,4 @@
-"""The client of the control socket: every way in which a daemon may not answer is one sentence, in bounded time."""
+"""Tests of the client of the control socket: each failure of a daemon is one sentence, in bounded time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 from healthd.common.paths import SOCKET
 
-heard: list[bytes] = []  # requests, as they came
+heard: list[bytes] = []  # requests in order of arrival
 Serve = Callable[[Callable[[socket.socket], None]], str]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a daemon of one conversation; gives its runtime directory."""
+    """Return a function that starts a daemon for one conversation and returns its runtime directory."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / SOCKET))
         listener.listen()
@@ -97,7 +97,7 @@ def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_senten
         began = time.monotonic()
         said = sentence(str(tmp_path), patience=0.3)
         assert said == f"healthd does not answer at {tmp_path}/healthd.sock (no connection within 0.3 s)"
-        assert time.monotonic() - began >= 0.3, "it says what is so"
+        assert time.monotonic() - began >= 0.3, "the message states the time that was waited"
 
 
 def test_one_that_drips_is_not_waited_for_longer(serve):

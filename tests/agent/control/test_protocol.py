@@ -1,4 +1,4 @@
-"""The control socket's protocol: what each request looks like, and which are refused before anything is done."""
+"""Tests of the control protocol: the form of each request, and which requests are refused before any change."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_each_question_and_command_is_answered_by_the_daemon(daemon: Daemon) -> 
     for request in MADE:
         said = daemon.answer(request, "root (uid 0)", True)
         assert said.keys() & {"status", "left", "done", "error"}, request
-    assert daemon.command_counts == {"pause": 1, "failslow-pause": 1}, "what is refused is no command"
+    assert daemon.command_counts == {"pause": 1, "failslow-pause": 1}, "a refused command is not counted"
 
 
 def test_the_log_names_who_gave_each_command_and_who_only_asked_not(

@@ -1,4 +1,4 @@
-"""The control socket with real clients: slow, half, wrong, huge, gone, many, and of another user."""
+"""Tests of the control socket with real clients: slow, partial, invalid, huge, vanished, many, and other users."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from healthd.host.passed_descriptor import SO_PASSRIGHTS
 
 
 class Served:
-    """A server, what it was asked, and a clock that can be put forward."""
+    """A server, the requests it received, and a clock that can be advanced."""
 
     def __init__(self, path: str) -> None:
         self.ahead = 0.0
@@ -61,10 +61,10 @@ class Served:
         return stream
 
     def until(self, reached: Callable[[], bool], seconds: float = 120.0) -> int:
-        """Serve until it is so; how often that woke the server."""
+        """Serve until `is_reached` returns True, and return how often the server woke."""
         end, wakes = time.monotonic() + seconds, 0
         while not reached():
-            assert time.monotonic() < end, "it did not happen"
+            assert time.monotonic() < end, "timed out"
             ready = select.poll()
             for descriptor, writes in self.server.waits():
                 ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
@@ -74,7 +74,7 @@ class Served:
         return wakes
 
     def said_to(self, stream: socket.socket) -> Any:
-        """The answer, once the server hung up; None if there is none."""
+        """Return the answer once the server closes the connection, or None if there is none."""
         said = bytearray()
 
         def over() -> bool:
@@ -120,7 +120,7 @@ def test_a_request_that_comes_in_pieces_is_put_together(served: Served) -> None:
 
 
 def test_an_open_file_that_is_handed_over_holds_up_nobody(served: Served) -> None:
-    """To close it may take days: where the kernel can refuse it (Linux 6.16 and later), it does."""
+    """Closing a passed file may take days. Linux 6.16 and later can refuse it."""
     stream = served.client(b"")
     try:
         known = stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
@@ -147,7 +147,7 @@ def test_garbage_is_refused_in_one_sentence_and_never_reaches_the_daemon(served:
 
 
 def test_who_was_turned_away_and_then_hears_nothing_says_why_he_was(tmp_path: Path) -> None:
-    """And not that nobody answers: that would be said of a daemon that hangs."""
+    """The client must not report "no answer": that would mean that the daemon hangs."""
     with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor(1) as threads:
         listening.bind(str(tmp_path / "healthd.sock"))
         listening.listen()
@@ -156,7 +156,7 @@ def test_who_was_turned_away_and_then_hears_nothing_says_why_he_was(tmp_path: Pa
         with stream:
             stream.recv(1 << 16)
             stream.send(control_server.TOO_MANY_CONNECTIONS)
-        with pytest.raises(RefusedByDaemon, match="too many connections"):  # of its second try it hears nothing
+        with pytest.raises(RefusedByDaemon, match="too many connections"):  # the retry gets no answer
             said.result(120)
 
 
@@ -206,7 +206,7 @@ def test_a_client_that_does_not_read_is_waited_for_without_a_busy_loop_and_then_
     served.until(lambda: any(client.outgoing for client in served.server._clients))
     quiet_until = time.monotonic() + 0.3
     assert served.until(lambda: time.monotonic() > quiet_until) < 50
-    assert served.said_to(served.client(b"{}\n")) == served.answer, "the others are served"
+    assert served.said_to(served.client(b"{}\n")) == served.answer, "other clients are served"
     served.ahead = CLIENT_TIMEOUT_SECONDS + 0.1
     served.until(lambda: not served.server._clients)
     stream.close()
@@ -242,7 +242,7 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> Non
 
 
 def asked_by_root(served: Served, request: dict[str, Any]) -> dict[str, Any]:
-    """What the real client gets, while the server does its work."""
+    """Return the answer that the real client gets as root, while the server runs."""
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(send_request, os.path.dirname(served.path), request, 60.0)
         served.until(answer.done)
@@ -250,7 +250,7 @@ def asked_by_root(served: Served, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def client_of(uid: int, path: str, patience_seconds: float) -> int:
-    """The real client asks as this user; what it says is to be read from this descriptor."""
+    """Run the real client as this user. Its answer can be read from the returned descriptor."""
 
     def tell(writing: int) -> None:
         try:
@@ -272,7 +272,7 @@ def told_by_the_client(served: Served, uid: int, patience_seconds: float) -> str
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> float:
-    """No crowd's time is over before the test is, however busy the machine."""
+    """Raise the client timeout, so that it does not expire before the test ends on a busy machine."""
     seconds = 500.0
     monkeypatch.setattr(control_server, "CLIENT_TIMEOUT_SECONDS", seconds)
     return seconds
@@ -296,7 +296,7 @@ def test_eighty_connections_of_nobody_do_not_lock_root_out(patient: float, serve
         served.until(all_came)
         began = time.monotonic()
         assert asked_by_root(served, {"command": command}) == {"done": "yes"}
-        assert time.monotonic() - began < patient, "nobody's patience had to run out for that"
+        assert time.monotonic() - began < patient, "no client had to time out first"
         assert users_of(served) == {NOBODY: MAX_CLIENTS_PER_USER}
 
 
@@ -324,14 +324,14 @@ def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told
 
 @only_root
 def test_who_has_no_place_is_told_why_and_gets_in_when_one_is_free(patient: float, served: Served) -> None:
-    """With the real client, as that user, many times: sometimes it has sent its request when it is turned away."""
+    """Run the real client as that user several times: sometimes it has sent its request when it is refused."""
     with crowd(NOBODY, served.path, MAX_CLIENTS_PER_USER):
         served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER)
         for _ in range(4):
             said = told_by_the_client(served, NOBODY, patience_seconds=3.0)
             assert said == "RefusedByDaemon: too many connections of this user are open"
         waiting = client_of(NOBODY, served.path, patience_seconds=60)
-        served.ahead = patient + 0.1  # the crowd's time is over
+        served.ahead = patient + 0.1  # the other clients time out
         served.until(lambda: bool(select.select([waiting], [], [], 0)[0]), seconds=60)
         assert os.read(waiting, 4096) == b"{'done': 'yes'}"
         os.close(waiting)
@@ -343,7 +343,7 @@ def test_one_user_more_or_less_at_his_limit(patient: float, served: Served) -> N
         served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER - 1)
         answer = as_user(NOBODY, served.path, b"{}\n")
         served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
-        assert json.loads(os.read(answer, 4096)) == {"done": "yes"}, "the last place is his"
+        assert json.loads(os.read(answer, 4096)) == {"done": "yes"}, "this user still had one place"
         os.close(answer)
         with crowd(NOBODY, served.path, 2), crowd(2000, served.path, 1):
             served.until(lambda: users_of(served) == {NOBODY: MAX_CLIENTS_PER_USER, 2000: 1})
@@ -355,7 +355,7 @@ def test_who_connects_in_a_loop_does_not_keep_the_daemon_busy(served: Served) ->
         served.until(lambda: users_of(served)[NOBODY] == MAX_CLIENTS_PER_USER)
         end = time.monotonic() + 1.0
         wakes = served.until(lambda: time.monotonic() > end)
-        assert wakes < 1.0 / ACCEPT_PAUSE_SECONDS * (MAX_CLIENTS_PER_USER + 4), "each that has a place may wake it"
+        assert wakes < 1.0 / ACCEPT_PAUSE_SECONDS * (MAX_CLIENTS_PER_USER + 4), "each accepted client may wake it"
         assert asked_by_root(served, {"command": "status"}) == {"done": "yes"}
 
 
@@ -368,7 +368,7 @@ def test_the_client_waits_for_a_place_in_a_full_queue() -> None:
         first.connect(f"{directory}/healthd.sock")
         answer = threads.submit(send_request, directory, {"command": "status"}, 60.0)
         time.sleep(0.2)
-        assert not answer.done(), "the queue is full, and it tries again"
+        assert not answer.done(), "the queue is full, and the client retries"
         for said in (b"", b'{"done": "yes"}\n'):
             with listener.accept()[0] as stream:
                 stream.sendall(said)

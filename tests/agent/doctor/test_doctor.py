@@ -1,4 +1,4 @@
-"""What `healthd doctor` makes of a node: values in, lines out; and that nothing that hangs or dies holds it up."""
+"""Tests of `healthd doctor`: its lines for the state of a node. An area that hangs or dies delays no other area."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from healthd.common.page import Page
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import CommandResult
 
-# --- the lines and what they mean
+# --- lines and exit status
 
 
 def test_the_status_is_that_of_the_worst_line() -> None:
@@ -69,7 +69,7 @@ def test_no_text_of_others_steers_the_terminal(node: str, message: str, fix: str
     assert all(character.isprintable() or character == "\n" for character in said)
 
 
-# --- what hangs, dies or stumbles
+# --- areas that hang, die or fail
 
 
 def one(look: Callable[[], Sequence[Line]], seconds: float = 60.0) -> Line:
@@ -124,7 +124,7 @@ def test_a_look_may_give_any_value_back() -> None:
     assert raised.why == "could not be tested: ZeroDivisionError: division by zero"
 
 
-# --- what the checks can see
+# --- what the checks can read
 
 ROOT = visibility.Environment(ipmi_device=True, ipmitool=True, is_root=True)
 
@@ -196,7 +196,7 @@ NOBODY = "slurm_update error: Invalid user id"
 
 
 class Answers:
-    """What programs answer: by a word of their command line."""
+    """Results of fake programs, selected by a word of the command line."""
 
     def __init__(self, **said: CommandResult | Exception) -> None:
         self.said = {
@@ -281,7 +281,7 @@ def test_whatever_slurm_prints_is_a_line(config: bytes, sinfo: bytes, update: st
     assert slurm_lines(**answers, update=CommandResult(1, update.encode(), update))
 
 
-# --- the daemon, its files and its page
+# --- the daemon, its files and its metrics page
 
 
 def test_a_daemon_that_does_not_answer_fails_and_one_in_another_mode_than_the_settings_is_limited() -> None:
@@ -302,13 +302,13 @@ def test_the_memory_is_that_of_the_daemon_that_was_asked_and_another_one_is_name
 
     this = psutil.Process()
     other = psutil.Popen([sys.executable, "-c", "print('x', flush=True); input()"], stdin=-1, stdout=-1)
-    assert other.stdout.readline() == b"x\n"  # between exec and this line its command line may still read as empty
+    assert other.stdout.readline() == b"x\n"  # before this line its command line may still read as empty
     told = {"started": time.time() - 200, "mode": "observe", "version": "1", "problems": []}
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "healthd.sock"))
         server.listen()
         (line,) = service.daemon(Settings(runtime_dir=str(tmp_path)), told, "", [other, this])
-    other.communicate(b"\n")  # until now it waited
+    other.communicate(b"\n")  # lets it end
     assert "MiB for its children" in line.message
     assert f"another daemon runs too: process {other.pid} ({this.username()}): " in line.message
     assert line.message.endswith("input()")

@@ -28,7 +28,7 @@ def log(tmp_path):
 
 @pytest.fixture
 def sources():
-    """Opens followed files and closes them after the test."""
+    """Return a function that follows a file. Close the files after the test."""
     opened = []
 
     def follow(path, cursor=None, now=time.time, injected=False):
@@ -53,7 +53,7 @@ def texts(source, limit=1000):
 
 
 def stored(source):
-    """The cursor as it comes back from the ledger."""
+    """Return the cursor as it is read back from the ledger."""
     return json.loads(json.dumps(source.cursor))
 
 
@@ -71,7 +71,7 @@ def test_a_line_on_whose_prefix_healthd_stumbles_is_shown_as_unread_and_costs_no
 
     def stumbling(text, now):
         if "four" in text:
-            raise ValueError("healthd's mistake")
+            raise ValueError("error in healthd")
         return strip_date(text, now)
 
     source = sources(log)
@@ -113,7 +113,7 @@ BOOTS = [
 
 
 def histories(log, cursor, boot_id, limit=1000):
-    """Whether each line is history, and the cursor behind them."""
+    """Return whether each line is history, and the cursor after these lines."""
     source = FollowedFile(str(log), cursor, boot_id=boot_id)
     lines = source.read(limit)
     cursor = stored(source)
@@ -242,7 +242,7 @@ def test_rotation_loses_nothing_on_either_side(log, sources):
     append(log, "four\n")
     append(log.with_name("kern.log.1"), "three\n")
     assert texts(source) == ["two", "three", "four"]
-    # Its writer learns of the rotation only later.
+    # The writer reopens its file only later.
     append(log.with_name("kern.log.1"), "late\n")
     assert texts(source) == ["late"]
     assert source.take_notes() == [f"{log} was rotated"]
@@ -309,7 +309,7 @@ def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(log, so
 
 
 def test_a_hole_that_a_truncation_left_is_no_part_of_the_next_line(log, sources):
-    """copytruncate under a writer that keeps its place: what it writes next stands behind a hole."""
+    """With copytruncate, a writer that keeps its offset writes its next line after a hole."""
     with open(log, "wb", buffering=0) as writer:
         writer.write(b"one\n" * 300_000)
         source = sources(log)
@@ -375,7 +375,9 @@ def test_the_real_logrotate_costs_no_line(tmp_path, sources, settings):
     assert texts(source) == ["one"] * 100
     for turn in range(3):
         append(log, f"before {turn}\n")
-        got = texts(source) if turn else []  # the first time it is read only after the rotation, unless it is cut
+        got = (
+            texts(source) if turn else []
+        )  # the first time the file is read after the rotation, unless it is truncated
         if "copytruncate" in settings and not turn:
             got = texts(source)
         done = subprocess.run(
@@ -451,7 +453,7 @@ def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(["line", "torn", "read", "kill", "rotate"]), max_size=25), st.integers(1, 4))
 def test_each_line_is_given_once_whatever_is_killed_and_rotated(tmp_path_factory, steps, limit):
-    """A kill comes after lines were read and before that was stored: the stored cursor counts."""
+    """A kill comes after lines were read and before the cursor was stored, so the stored cursor counts."""
     folder = tmp_path_factory.mktemp("log")
     log = folder / "kern.log"
     log.touch()

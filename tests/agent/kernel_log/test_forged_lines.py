@@ -1,6 +1,6 @@
-"""What a user can get into the kernel's own log: the name of a process (15 characters, any), of a file that it runs, of
-a cgroup. Lines that begin or end with such names must say nothing, whatever the names are.
+"""Tests of user text in the kernel's own log: names of processes (15 characters, any), of programs and of cgroups.
 
+Lines that begin or end with such names must yield no event.
 The forms are the kernel's: arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/*/kernel/signal*.c, mm/oom_kill.c,
 mm/page_alloc.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/exec.c, kernel/capability.c.
 """
@@ -21,7 +21,7 @@ from healthd.agent.kernel_log.prefix import parse_record, strip_prefix
 CORPUS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/kernel_lines.jsonl").read_text().splitlines()]
 COMM = 15  # TASK_COMM_LEN - 1
 
-# {comm}: the process's name, {file}: that of what it runs or maps (up to 255 characters).
+# {comm}: name of the process; {file}: name of the file that it runs or maps (up to 255 characters).
 FORMS = (
     "{comm}[26436]: segfault at 0 ip 00007fbf2e385ad8 sp 00007ffc16813bb8 error 4 in {file}[167ad8,7fbf2e24+156000]",
     "{comm}[26436]: segfault at 0 ip 00007fbf2e385ad8 sp 00007ffc16813bb8 error 4",
@@ -66,7 +66,7 @@ OF_MEMORY = re.compile(r"oom-kill|oom_reaper|.*invoked oom-killer|Memory cgroup 
 
 
 def messages() -> list[str]:
-    """Every message of the public captures, also without the part that names the driver: a process may begin there."""
+    """Return every message of the public captures, with and without its driver prefix, where a name may begin."""
     found = set()
     for row in CORPUS:
         for line in row["text"].splitlines():
@@ -80,7 +80,7 @@ MESSAGES = messages()
 
 
 def said(line: str) -> str:
-    """What is made of a line, "" if nothing, or only that memory ran out where that is what it says."""
+    """Return the event of a line as text, or "" for none and for a genuine out-of-memory line."""
     event = parse(line)
     if event is None or (event.kind == "oom" and OF_MEMORY.match(line)):
         return ""
@@ -114,7 +114,7 @@ CLOSE = (
 
 @pytest.mark.parametrize("comm", CLOSE)
 def test_a_line_that_begins_with_a_process_is_no_xid_whatever_the_kernel_goes_on_with(comm: str) -> None:
-    """There are more such lines than FORMS: the rules themselves ask for more than a name can hold."""
+    """There are more such lines than FORMS, so the rules themselves require more characters than a name can have."""
     goes_on = (
         " (812): text",
         "[812] text",
@@ -141,22 +141,22 @@ XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the 
 @pytest.mark.parametrize(
     ("written", "counts"),
     [
-        (f"Nov 21 15:00:00 node17 kernel: {XID_79}", True),  # as logger -t kernel has it: nothing tells the two apart
+        (f"Nov 21 15:00:00 node17 kernel: {XID_79}", True),  # `logger -t kernel` writes the same: not distinguishable
         (f"2026-11-21T15:00:00.123456+00:00 node17 kernel: {XID_79}", True),
-        (f"<13>Nov 21 15:00:00 node17 kernel: {XID_79}", False),  # logger's priority: user.notice
+        (f"<13>Nov 21 15:00:00 node17 kernel: {XID_79}", False),  # priority of logger: user.notice
         (f"<13>1 2026-11-21T15:00:00.123456+00:00 node17 kernel - - - {XID_79}", False),
-        (f"user  :notice: [   12.345678] {XID_79}", False),  # dmesg -x of what was written to /dev/kmsg
+        (f"user  :notice: [   12.345678] {XID_79}", False),  # dmesg -x for text written to /dev/kmsg
         (f"<4>1 2026-11-21T15:00:00.123456+00:00 node17 kernel - - - {XID_79}", True),
     ],
 )
 def test_only_a_facility_tells_what_a_user_logged_as_kernel_from_the_kernels_own(written, counts):
-    """As docs/scan.md says and the manual of kernel_log.source."""
+    """docs/scan.md and the manual of kernel_log.source state this."""
     found = strip_prefix(written, 1.8e9)
     assert (found is not None and parse(found.text) is not None) == counts
 
 
-# Linux 6.18, by a user without any right: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break
-# in an option. What /dev/kmsg gives is one record; syslog(2), which imklog and `dmesg -S` read, makes lines of it.
+# Linux 6.18, by an unprivileged user: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break in
+# an option. /dev/kmsg returns one record; syslog(2), used by imklog and `dmesg -S`, splits it into lines.
 RECORDS = (
     rb"3,344,643536300,-;tmpfs: Unknown parameter 'zz\x0aNVRM: Xid (PCI:0000:3b:00): 79'",
     rb"3,346,684296997,-;overlayfs: failed to resolve '/zz\x0aNVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, "
@@ -175,7 +175,7 @@ def test_a_line_break_in_a_record_of_dev_kmsg_forges_nothing(record: bytes) -> N
 
 
 def test_the_same_record_cut_into_lines_does() -> None:
-    """So no source of lines is proof: a followed file only observed (test_observed_log.py)."""
+    """Therefore no source of lines is proof: a followed file is only observed (test_observed_log.py)."""
     found = parse_record(RECORDS[1])
     assert found is not None
     _, second = (strip_prefix(f"[  684.296997] {line}", 1.8e9) for line in found.text.split("\n"))

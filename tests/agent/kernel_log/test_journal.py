@@ -1,4 +1,4 @@
-"""Kernel lines in the systemd journal, on a fake of python-systemd's reader.
+"""Tests of kernel lines in the systemd journal, with a fake of python-systemd's reader.
 
 tests/e2e/test_real_kernel_log.py reads a real journal.
 """
@@ -21,7 +21,7 @@ OLD_BOOT = "d2b8a8a0-30a7-4f0e-9a55-0b5f9d0c2b22"
 
 
 def entry(text: str, boot: str, second: int, transport: str = "kernel") -> dict[str, Any]:
-    """A journal entry with the fields and types that python-systemd returns."""
+    """Return a journal entry with the fields and types of python-systemd."""
     return {
         "_TRANSPORT": transport,
         "_BOOT_ID": UUID(boot),
@@ -44,7 +44,7 @@ ENTRIES = (
 
 
 class Reader:
-    """A reader of ENTRIES. An entry must match one value of each field (sd_journal_add_match(3))."""
+    """A fake reader of ENTRIES. An entry must match one value of each field (sd_journal_add_match(3))."""
 
     def __init__(self, converters: object = None) -> None:
         self.matches: dict[str, set[str]] = {}

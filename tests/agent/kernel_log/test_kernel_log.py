@@ -1,6 +1,6 @@
-"""/dev/kmsg, record by record: a pipe in packet mode gives one record a read, as the real one does.
+"""Tests of /dev/kmsg. A pipe in packet mode returns one record for each read, like the real device.
 
-The real one is in e2e/test_real_kernel_log.py.
+tests/e2e/test_real_kernel_log.py reads the real device.
 """
 
 import json
@@ -18,7 +18,7 @@ BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-44
 
 
 class Ring:
-    """A node's /dev/kmsg that a test writes, under a root."""
+    """A fake /dev/kmsg below a root directory, written by the test."""
 
     def __init__(self, root):
         self.root = root
@@ -40,7 +40,7 @@ class Ring:
         self.sequence += 1
 
     def rewind(self, *lines):
-        """The records that a new reader of the ring sees again."""
+        """Write the records again that a new reader of the ring gets."""
         for sequence, text in enumerate(lines):
             self.write(text, sequence=sequence)
 
@@ -244,7 +244,7 @@ def test_what_is_no_record_is_left_out(ring, open_kmsg):
 
 @pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
 def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_for_ever(tmp_path, device):
-    """A container whose /dev/kmsg is another device."""
+    """In some containers /dev/kmsg is another device."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").symlink_to(device)
     source = open_source("kmsg", str(tmp_path))
@@ -258,7 +258,7 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
     source = open_kmsg()
     ring.write("one")
     ring.write("two")
-    os.close(ring.fd)  # what is left is read, then the pipe's end
+    os.close(ring.fd)  # the reader gets the remaining records, then the end of the pipe
     try:
         assert texts(source) == ["one", "two"]
         with pytest.raises(OSError, match="returns no records"):
@@ -268,7 +268,7 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
 
 
 class Readers:
-    """/dev/kmsg with several readers, in the place of `os`: each has its own position in a ring of 100 records."""
+    """A fake `os` for /dev/kmsg with several readers: each has its own position in a ring of 100 records."""
 
     def __init__(self):
         self.records = []

@@ -1,4 +1,4 @@
-"""A kernel log that is not there yet, dies, comes back: it is opened again, ever more slowly, and counted."""
+"""Tests of a kernel log that is missing, fails and returns: it is reopened with backoff, and each try is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = f"4,%d,%d,-;{XID}\n"
 
 
 class Clock:
-    """A steady clock that stands still but for what it is put forward."""
+    """A monotonic clock that only the test advances."""
 
     now = 1000.0
 
@@ -35,7 +35,7 @@ def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | N
 
 
 def fake_kmsg(root: Path, target: str) -> Path:
-    """Something else where /dev/kmsg is expected below a root."""
+    """Link another file in the place of /dev/kmsg below a root."""
     device = root / "dev/kmsg"
     device.parent.mkdir(exist_ok=True)
     device.unlink(missing_ok=True)
@@ -76,10 +76,10 @@ def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
             "it was removed or replaced",
         )
     after(path)
-    for _ in range(2):  # one to see that it is another, one to open it
+    for _ in range(2):  # the first read detects the replacement, the second opens it
         log.read()
         clock.now += RETRY_SECONDS[-1]
-    written = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)  # of a fifo that nobody reads: ENXIO
+    written = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)  # ENXIO for a fifo without a reader
     os.write(written, f"{XID}\n".encode())
     os.close(written)
     assert [event.code for event in log.read()] == ["79"]
@@ -108,7 +108,7 @@ def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_coun
         assert log.deadline == clock.now + wait
         clock.now += wait - 0.1
         assert log.read() == []
-        assert log.status.restarts_total == failures, "not before its time"
+        assert log.status.restarts_total == failures, "no try before its time"
         clock.now += 0.1
         assert log.read() == []
     (tmp_path / "later").mkdir()
@@ -120,7 +120,7 @@ def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_coun
 
 
 def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None:
-    """/proc/self/mem gives an error at its first byte; a fifo behaves as /dev/kmsg does."""
+    """/proc/self/mem fails at its first byte; a fifo behaves like /dev/kmsg."""
     clock = Clock()
     os.mkfifo(tmp_path / "ring")
     ring = os.open(tmp_path / "ring", os.O_RDWR | os.O_NONBLOCK)
@@ -139,13 +139,13 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
         assert log.read() == []
         assert (log.status.alive, log.status.restarts_total) == (False, failures)
         assert "Input/output error" in log.status.problem
-        assert log.cursor == cursor, "nothing is forgotten meanwhile"
+        assert log.cursor == cursor, "the cursor is kept"
         assert log.deadline == clock.now + wait
         clock.now = log.deadline
     device.unlink()
     device.symlink_to(tmp_path / "ring")
     os.write(ring, (RECORD % (5, 1000)).encode())
-    assert log.read() == [], "what was read before is not news"
+    assert log.read() == [], "a line that was read before is not read again"
     os.write(ring, (RECORD % (6, 2000)).encode())
     assert [event.code for event in log.read()] == ["79"]
     assert (log.status.alive, log.status.problem) == (True, "")
@@ -186,7 +186,7 @@ def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_tr
     assert said.exc_info is not None
     log.close()
     again = listener(str(path), cursor=log.cursor)
-    assert again.read() == [], "what it could not be is not read again"
+    assert again.read() == [], "unreadable lines are not read again"
     again.close()
 
 
@@ -253,7 +253,7 @@ def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-# --- what the ring buffer lost
+# --- lines lost by the ring buffer
 
 
 def listener_with_a_gap(root: Path, history: bool = False) -> KernelLogReader:

@@ -1,4 +1,4 @@
-"""What lines of the kernel say. Captured lines: tests/data/kernel_lines*.jsonl, each with its public source."""
+"""Tests of parsing kernel lines. Captured lines, with their public sources, are in tests/data/kernel_lines*.jsonl."""
 
 import json
 from pathlib import Path

@@ -35,7 +35,7 @@ def local(year, month, day, hour, minute, second):
         ("Oct 16 20:47:19 host kernel: [ 12.5] ", 12.5, local(2024, 10, 16, 20, 47, 19)),
         ("Mar 29 15:38:59 kernel: ", None, local(2025, 3, 29, 15, 38, 59)),
         ("Dis 28 04:26:40 host kernel: ", None, None),
-        ("touko 05 09:18:59 host kernel: ", None, None),  # Finnish, and by number as in Japanese
+        ("touko 05 09:18:59 host kernel: ", None, None),  # Finnish; the next one is numeric, as in Japanese
         ("12月 20 10:00:00 host kernel: ", None, None),
         ("Tue 2025-01-21 04:41:44.500000 UTC host kernel: ", None, 1737434504.5),  # journalctl -o short-full
         ("Di 2025-01-21 04:41:44 CET host kernel: ", None, local(2025, 1, 21, 4, 41, 44)),
@@ -51,7 +51,7 @@ def local(year, month, day, hour, minute, second):
         ("node17: [14280.445220] ", 14280.44522, None),
         ("4,1234,12500000,-;", 12.5, None),
         ("4,1234,12500000;", 12.5, None),  # Linux 3.5
-        ("Mar 29 15:38:59 ", None, local(2025, 3, 29, 15, 38, 59)),  # the rest cut off by who quotes it
+        ("Mar 29 15:38:59 ", None, local(2025, 3, 29, 15, 38, 59)),  # the rest was removed by the person who quoted it
         ("4,1234,12500000,-,caller=T1;", 12.5, None),
         ("<4>1 2025-01-21T04:41:44Z host kernel - - - ", None, 1737434504.0),
     ],

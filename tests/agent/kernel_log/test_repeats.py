@@ -1,4 +1,4 @@
-"""What makes a storm cheap must lose no fault, invent none, and agree with the parser about what is one fault."""
+"""Tests of counting repeated lines: no fault is lost or invented, and lines of one fault are those of the parser."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ XID = "NVRM: Xid (PCI:0000:%02x:00): %d, pid=%d, name=p%d, Ch %08x, intr 1000000
 
 @pytest.mark.parametrize("number", codes.xid_numbers())
 def test_lines_with_the_same_head_are_one_fault_to_the_parser(number: int) -> None:
-    """With every further text that a public line of any Xid has."""
+    """Combine each Xid with every further text of a public Xid line."""
     lines = [f"NVRM: Xid (PCI:0000:3b:00): {number},{message}" for message in MESSAGES]
     assert len(lines) > 50
     parsed = {line: parse(line) for line in lines if fault_head(line)}
     events = [event for event in parsed.values() if event is not None]
     assert len(events) == len(parsed)
-    # "gpu" is the driver's number for what the address names already.
+    # "gpu" is the driver's number of the GPU that the address already names.
     known = [replace(event, fields=tuple(item for item in event.fields if item[0] != "gpu")) for event in events]
     assert len({fault_key(event) for event in known}) <= 1
 
@@ -63,7 +63,7 @@ def test_a_program_that_quotes_an_xid_is_no_repeat(line: str) -> None:
     assert count_repeats(f"{line}\n".encode() * 3).first == []
     kernels = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
     first, rest = count_repeats(f"{line}\n".encode() * 2 + kernels * 3)
-    assert first == [(kernels[:-1], 3)], "also where it quotes the very one that repeats"
+    assert first == [(kernels[:-1], 3)], "also if the program quotes the repeated line"
     assert rest == f"{line}\n".encode() * 2
 
 

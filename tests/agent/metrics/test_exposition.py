@@ -1,5 +1,4 @@
-"""Families written one by one are the page that prometheus-client makes of all, in both formats; compressed in parts it
-is one text."""
+"""Tests of the exposition formats: the output equals that of prometheus-client, and compressed parts form one text."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: na
 LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 LABELS = st.dictionaries(LABEL_NAMES, WORDS, max_size=3).map(lambda labels: tuple(sorted(labels.items())))
-# Without -0.0, which equals 0.0: a page may have the text of either.
+# Without -0.0, which equals 0.0, so that a page could have the text of either.
 VALUES = st.floats().map(lambda value: value + 0.0) | st.integers(-(2**70), 2**70) | st.booleans()
 SERIES = st.dictionaries(LABELS, VALUES, min_size=1, max_size=5)
 FAMILIES = st.lists(
@@ -32,7 +31,7 @@ FAMILIES = st.lists(
 
 
 class Theirs:
-    """The same families as prometheus-client has them."""
+    """A prometheus-client collector of the same families."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics = metrics
@@ -86,7 +85,7 @@ def test_its_parser_reads_what_was_written(metrics: list[Metric]) -> None:
 
 
 def test_its_strict_parser_of_openmetrics_reads_it_too() -> None:
-    """What it is given: a counter below 0, or not a number, is none."""
+    """The strict parser refuses a counter that is negative or not a number."""
     metrics = [
         Metric("healthd_gauge", 'a "text"\nof \\ two lines', {(): 1.5, (("a", 'x"\n\\é🔥'), ("b", "")): -1e300}),
         Metric("healthd_counter_total", "counted", {(("a", "1"),): 12345678.0}),
@@ -109,7 +108,7 @@ def test_two_parts_are_one_gzip_member(first: bytes, rests: list[bytes]) -> None
         assert gzip.decompress(whole) == first + rest
         reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
         assert reader.decompress(whole) == first + rest
-        assert (reader.eof, reader.unused_data) == (True, b""), "no second member, which not every client reads"
+        assert (reader.eof, reader.unused_data) == (True, b""), "one member: not every client reads a second one"
 
 
 @pytest.mark.parametrize(

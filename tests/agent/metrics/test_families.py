@@ -1,4 +1,4 @@
-"""The metrics page, read by promtool and by Prometheus' own parser, and as a file."""
+"""Tests of the metrics page: read by promtool, by Prometheus' own parser, and as a file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def condition(subject: str, **changes: object) -> Condition:
 
 @pytest.fixture
 def healthy(tmp_path: Path) -> Snapshot:
-    """All checks that a DGX H100 runs, by the checks themselves."""
+    """Return a snapshot with the results of all checks that run on a DGX H100."""
     plain_machine(tmp_path / "tree")
     host = scenarios(tmp_path)(profile="dgx-h100", root=str(tmp_path / "tree"))
     results = []
@@ -123,7 +123,7 @@ def healthy(tmp_path: Path) -> Snapshot:
 
 @pytest.fixture
 def troubled() -> Snapshot:
-    """Everything at once, with words that want to break the page."""
+    """Return a snapshot with every kind of problem and texts that could break the page."""
     conditions = (
         condition("0000:1b:00.0"),
         condition(HOSTILE, severity=Severity.WARNING, state=ConditionState.PENDING),
@@ -157,12 +157,12 @@ def troubled() -> Snapshot:
 
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """(name, labels) -> value, as Prometheus' own parser reads the page."""
+    """Return the page as read by Prometheus' own parser: (name, labels) -> value."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(render(snapshot).decode()):
         for sample in family.samples:
             series = (sample.name, tuple(sorted(sample.labels.items())))
-            assert series not in found, f"{series} is on the page twice"
+            assert series not in found, f"{series} appears twice on the page"
             found[series] = sample.value
     return found
 
@@ -218,7 +218,7 @@ def test_a_condition_tells_how_bad_it_is_and_whether_it_is_confirmed_with_its_wo
 
 
 def test_no_series_of_a_condition_becomes_another_when_it_is_confirmed_worsens_or_is_known() -> None:
-    """An alert's `for:` begins anew with each new series."""
+    """The `for:` of an alert starts again with each new series."""
     lives = (
         {"state": ConditionState.PENDING, "severity": Severity.WARNING},
         {"state": ConditionState.OPEN, "severity": Severity.DEGRADED, "opened_at": NOW + 60},
@@ -275,7 +275,7 @@ def test_a_drain_that_stands_is_told_with_its_owner_its_words_and_its_time() -> 
     over = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "none", NOW))
     assert not {name for name in names(over) if name.startswith("healthd_slurm_drain")} - {
         "healthd_slurm_drain_desired"
-    }, "from 24.11 on the reason outlives its drain"
+    }, "since 24.11 the reason remains after its drain"
 
 
 def test_settings_that_were_refused_show_until_good_ones_are_read() -> None:
@@ -326,7 +326,7 @@ def test_a_drain_that_the_fleet_limit_holds_is_loud(healthy: Snapshot) -> None:
     assert value(held, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
     assert promtool(render(held)) == "0"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
-    assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is no hold"
+    assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is not a hold"
     assert not any("fleet_limit" in name for name in names(healthy))
 
 
@@ -368,7 +368,7 @@ def test_a_counter_ends_in_total_once() -> None:
     ids=lambda o: f"{o.name} {o.kind.value} {o.labels}",
 )
 def test_an_observation_that_cannot_be_shown_is_left_out_and_counted(wrong: Observation) -> None:
-    """The last two: the same series twice, and a name that is a gauge already."""
+    """The last two cases are a duplicate series and a name that is already a gauge."""
     snapshot = replace(PLAIN, results=(result(Observation("good", 1), wrong),))
     assert value(snapshot, "good") == 1
     assert value(snapshot, "check_observations_refused", check="gpu_ecc") == 1
@@ -408,7 +408,7 @@ def test_the_page_is_the_same_whatever_order_things_came_in(healthy: Snapshot) -
 def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healthy: Snapshot) -> None:
     path = tmp_path / "healthd.prom"
     path.write_text("old")
-    before = os.umask(0o077)  # as a unit may have it
+    before = os.umask(0o077)  # a unit may set this umask
     try:
         Worker(Setup(), Host("/")).do_write_file(WriteFile(str(path), render(healthy).decode()))
     finally:
@@ -418,7 +418,7 @@ def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healt
     assert [file.name for file in tmp_path.iterdir() if file.is_file() and file.suffix != ".toml"] == ["healthd.prom"]
 
 
-# --- what healthd itself costs
+# --- cost of healthd itself
 
 
 def test_the_page_tells_memory_and_cpu_of_the_daemon_and_its_workers() -> None:

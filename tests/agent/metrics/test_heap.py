@@ -1,4 +1,4 @@
-"""What a crowd at the metrics page leaves in memory."""
+"""Test of the memory that remains after many simultaneous clients of the metrics page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Clients that are there at the same time, each with a thread; then how many heaps of threads this process has: 64 MiB
-# of addresses each, at a multiple of that, the first part of which can be written (glibc's arena.c).
+# Many simultaneous clients, one thread each. Then count the thread heaps of this process: 64 MiB of addresses each,
+# aligned to 64 MiB, with a writable first part (glibc's arena.c).
 CROWD = """
 import socket, sys
 from healthd.agent.metrics import http_server
@@ -19,17 +19,17 @@ if "no limit" in sys.argv:
     http_server.use_single_heap = lambda: None
 port, stop = serve(("127.0.0.1", 0), Pages(lambda: None))
 crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS)]
-for one in crowd:
-    one.sendall(b"GET /nothing HTTP/1.1\\r\\n")
-for one in crowd:
-    one.sendall(b"X: " + b"x" * 8192 + b"\\r\\n\\r\\n")
-said = [one.makefile("rb").read() for one in crowd]
-assert all(text.startswith(b"HTTP/1.0 404") for text in said), said
+for stream in crowd:
+    stream.sendall(b"GET /nothing HTTP/1.1\\r\\n")
+for stream in crowd:
+    stream.sendall(b"X: " + b"x" * 8192 + b"\\r\\n\\r\\n")
+answers = [stream.makefile("rb").read() for stream in crowd]
+assert all(answer.startswith(b"HTTP/1.0 404") for answer in answers), answers
 ends = {}
 count = 0
 for line in open("/proc/self/maps"):
-    places, rights = line.split()[:2]
-    begin, end = (int(place, 16) for place in places.split("-"))
+    addresses, rights = line.split()[:2]
+    begin, end = (int(address, 16) for address in addresses.split("-"))
     if rights == "rw-p" and begin % (64 << 20) == 0:
         ends[end] = begin
     elif rights == "---p" and ends.get(begin, -1) + (64 << 20) == end:
@@ -48,5 +48,5 @@ def heaps(*words: str) -> int:
 
 @pytest.mark.one_python
 def test_a_crowd_at_the_page_leaves_no_heaps_of_its_threads() -> None:
-    assert heaps("no limit") > 0, "this Python's malloc makes none"
+    assert heaps("no limit") > 0, "the malloc of this Python creates no thread heaps"
     assert heaps() == 0

@@ -1,4 +1,4 @@
-"""The metrics page over HTTP, with real clients: slow, silent, many, hostile, and Prometheus' own."""
+"""Tests of the metrics page over HTTP with real clients: slow, silent, many, hostile, and Prometheus' own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def client(page: str, said: bytes = b"") -> socket.socket:
 
 
 def read_all(stream: socket.socket) -> bytes:
-    """Until it is hung up; what was cut off counts as the end."""
+    """Read until the connection is closed or reset."""
     answer = b""
     with suppress(ConnectionError):
         while chunk := stream.recv(1 << 16):
@@ -98,7 +98,7 @@ def test_a_scrape_may_ask_for_openmetrics(page: str) -> None:
 
 
 def say(page: str, request: str) -> tuple[str, dict[str, str], str]:
-    """(status line, headers, body) of an answer to a request without headers."""
+    """Send a request without headers and return (status line, headers, body) of the answer."""
     with client(page, f"{request} HTTP/1.0\r\n\r\n".encode()) as stream:
         head, _, body = read_all(stream).decode().partition("\r\n\r\n")
     status, *headers = head.split("\r\n")
@@ -184,7 +184,7 @@ def test_the_first_page_leads_to_the_others_and_takes_no_html_from_a_name(page: 
 
 
 def test_each_address_has_its_own_bounds() -> None:
-    """A crowd on one of them takes no place on another."""
+    """Many clients of one address take no place on another."""
     pages = Pages(lambda: PLAIN)
     (crowded, stop), (free, stop_too) = (serve(("127.0.0.1", 0), pages) for _ in range(2))
     with ExitStack() as crowd:
@@ -211,13 +211,13 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(monkeyp
 
 
 def test_a_scrape_gets_through_a_crowd_of_slow_clients_at_once(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sends a byte now and then: a time-out for each read would never end it."""
+    """Each client sends a byte now and then, so a timeout for each read would never end it."""
     monkeypatch.setattr(http_server, "CLIENT_SECONDS", 300.0)
     with ExitStack() as crowd:
         slow = [crowd.enter_context(client(page, b"GET /metr")) for _ in range(200)]
         for _ in range(10):
             for stream in slow:
-                with suppress(OSError):  # it was hung up on
+                with suppress(OSError):  # the server closed it
                     stream.send(b"x")
             began = time.monotonic()
             assert get(f"{page}/metrics")[1] == render(PLAIN)
@@ -238,12 +238,12 @@ def test_the_oldest_goes_for_a_new_one_first_of_those_that_have_not_asked() -> N
         scrape = crowd.enter_context(client(page, b"GET /metrics HTTP/1.0\r\n\r\n"))
         assert asked.wait(60)
         silent = [crowd.enter_context(client(page)) for _ in range(CLIENTS - 1)]
-        assert still_there(silent) == silent, "so many have a place"
+        assert still_there(silent) == silent, "all of these have a place"
         late = crowd.enter_context(client(page))
-        assert hung_up(silent[0]), "the oldest that has not asked"
+        assert hung_up(silent[0]), "the oldest client without a request"
         assert still_there([*silent[1:], late]) == [*silent[1:], late]
         release.set()
-        assert read_all(scrape).endswith(render(PLAIN)), "older, but it had asked"
+        assert read_all(scrape).endswith(render(PLAIN)), "older, but it had sent its request"
     stop()
 
 
@@ -291,7 +291,7 @@ def test_a_bad_accept_gets_the_plain_page_and_is_no_mistake_of_healthds(
             with client(page, request) as stream:
                 answer = read_all(stream)
                 assert answer.startswith(b"HTTP/1.0 200 ")
-    assert len(caplog.records) <= 1, "once is enough"
+    assert len(caplog.records) <= 1, "logged at most once"
     assert "\x1b" not in caplog.text
     assert "Traceback" not in caplog.text
     assert not guard.dropped
@@ -316,7 +316,7 @@ def test_no_bytes_end_the_page(hostile: bytes) -> None:
 
 
 def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_changed() -> None:
-    """Of what did not change only the text of the processes is made anew."""
+    """If nothing changed, only the process metrics are rendered again."""
     made, asked, shown = [], [], [PLAIN]
     families, processes = metrics.families, metrics.processes
 
@@ -353,14 +353,14 @@ SNAPSHOTS = st.builds(
     ),
     st.integers(0, 3),
     st.text(max_size=5),
-    st.sampled_from([{}, {"daemon": (2**40,)}]),  # one that is gone: what it costs is the same at each look
+    st.sampled_from([{}, {"daemon": (2**40,)}]),  # an ended process, so that its metrics never change
 )
 
 
 @given(st.lists(st.tuples(SNAPSHOTS, st.booleans(), st.booleans()), min_size=1, max_size=12))
 @settings(deadline=None)
 def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, bool, bool]]) -> None:
-    """Whatever is asked in which order: each form twice, so that the second rests on what was kept."""
+    """Each form is requested twice in any order, so that the second answer comes from the cache."""
     shown = [PLAIN]
     pages = Pages(lambda: shown[0])
     with pytest.MonkeyPatch.context() as patch:
@@ -394,7 +394,7 @@ def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_change
     for zipped in (False, True):
         before = spent(zipped)
         worked = time.process_time()
-        while time.process_time() < worked + 0.05:  # some ticks of the kernel's clock
+        while time.process_time() < worked + 0.05:  # a few ticks of the kernel's clock
             pass
         assert spent(zipped) > before
 
@@ -415,7 +415,7 @@ def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_change
     ],
 )
 def test_openmetrics_is_given_to_who_offers_to_read_it(accept: str, openmetrics: bool) -> None:
-    """As prometheus-client chooses."""
+    """prometheus-client chooses the same way."""
     assert choose_encoder(accept)[1].startswith(http_server.OPENMETRICS) is openmetrics
     answer = Pages(lambda: PLAIN).answer("/metrics", accept, zipped=False)
     assert answer.content_type.startswith(http_server.OPENMETRICS if openmetrics else "text/plain; version=0.0.4")

@@ -1,4 +1,4 @@
-"""What the daemon shows by itself: the verdict file is written when its word changes, and after each round."""
+"""Tests of the publisher: the verdict file is written when the verdict changes, and after each round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_verdict_is_written_when_its_word_changes_and_after_each_round(publi
     assert not publisher.publish(PLAIN, drain=False, until=NOW + 20, round_ended=False)
     assert verdict(publisher) == first
     assert publisher.publish(PLAIN, drain=False, until=NOW + 20, round_ended=True)
-    assert verdict(publisher) != first, "it expires later"
+    assert verdict(publisher) != first, "it has a later expiry time"
     assert publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=False)
     assert publisher.verdict_word == verdict(publisher).split()[0] == "drain"
 
@@ -50,7 +50,7 @@ def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
     assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
     assert publisher.verdict_problem in caplog.text
     (tmp_path / VERDICT_FILE).rmdir()
-    assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=False), "it is tried again at once"
+    assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=False), "it is retried at once"
     assert not publisher.verdict_problem
 
 

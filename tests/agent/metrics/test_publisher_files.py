@@ -1,4 +1,4 @@
-"""What the daemon does where the web configuration, or a certificate, lies on a mount that hangs."""
+"""Tests of the publisher while the mount with the web configuration or a certificate hangs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from healthd.agent.metrics import certificates, publisher
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.settings.config import MetricsConfig, Settings
 
-pytestmark = pytest.mark.one_python  # PyYAML is of healthd[web]
+pytestmark = pytest.mark.one_python  # PyYAML comes with healthd[web]
 
 
 @contextmanager
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """stat(2) of the files does not return."""
+    """Make stat(2) of the files hang."""
     back, stamp = threading.Event(), certificates._stamp
 
     def hang(path: str) -> certificates.Stamp | None:
@@ -59,7 +59,7 @@ def test_at_the_start_a_hung_mount_holds_up_the_page_and_not_the_daemon(
         shown.serve_metrics()
         return shown.web_problem == "" and bool(shown._stop_metrics)
 
-    until(served, "it is back", 60)
+    until(served, "the mount works again", 60)
     shown.close()
 
 
@@ -81,7 +81,7 @@ def test_later_it_holds_up_neither_and_is_a_trouble(
         shown.serve_metrics()
         return shown.web_problem == ""
 
-    until(is_over, "it is back", 60)
+    until(is_over, "the mount works again", 60)
     shown.close()
 
 

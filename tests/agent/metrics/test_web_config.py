@@ -1,4 +1,4 @@
-"""The web configuration file: accepted and refused content, its certificates, and reloads."""
+"""Tests of the web configuration file: accepted and refused content, its certificates, and reloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthd.agent.metrics.certificates import EXPIRY_WARNING_SECONDS, WebFiles
 from healthd.agent.metrics.web_config import WebConfig, WebConfigError, parse
 from healthd.cli.main import main
 
-pytestmark = pytest.mark.one_python  # PyYAML is of healthd[web]
+pytestmark = pytest.mark.one_python  # PyYAML comes with healthd[web]
 
 TLS = Path(__file__).parents[2] / "data" / "tls"
 ENDS = 4_948_952_881.0  # openssl x509 -enddate: Oct 29 13:08:01 2126 GMT
@@ -114,7 +114,7 @@ def test_any_text_is_a_web_configuration_or_one_sentence(text: str) -> None:
 
 
 def certified(folder: Path, text: str = "") -> Path:
-    """A web configuration with the tests' certificate, for 127.0.0.1."""
+    """Write a web configuration with the tests' certificate for 127.0.0.1."""
     for name, mode in (("certificate.pem", 0o644), ("key.pem", 0o600)):
         shutil.copy(TLS / name, folder / name)
         (folder / name).chmod(mode)
@@ -142,7 +142,7 @@ def test_a_certificate_is_a_trouble_from_a_week_before_it_expires(tmp_path: Path
 
 
 def self_signed(folder: Path, *openssl: str) -> Path:
-    """A web configuration with a new self-signed certificate."""
+    """Write a web configuration with a new self-signed certificate."""
     require_programs("openssl", packages="openssl")
     path = certified(folder)
     argv = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",

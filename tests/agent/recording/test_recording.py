@@ -1,4 +1,4 @@
-"""A recording gives the same round again: the same answers, findings and words, wherever it is replayed."""
+"""Tests of recordings: a replay gives the same answers, findings and texts on any machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import node_tree  # noqa: E402
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
-# Whole rounds in programs of their own, seconds each. What differs by the version of Python differs for each machine.
+# Each is a whole round in separate programs and takes seconds. A difference by Python version appears on any machine.
 MOST_ON_ONE_PYTHON = (
     PROFILES[1],
     *(pytest.param(its, marks=pytest.mark.one_python) for its in PROFILES if its != PROFILES[1]),
@@ -86,7 +86,7 @@ def a_run(asked: dict[str, list[Any]], check: str = "a", **fields: Any) -> Recor
 
 @pytest.fixture
 def taped(tmp_path: Path) -> Iterator[Callable[[Callable[[Recorder], Any]], Player]]:
-    """Runs a function with a recorder, and gives what plays it again."""
+    """Return a function that records a function call and returns a player of the recording."""
 
     def tape(look: Callable[[Recorder], Any]) -> Player:
         place = tmp_path / f"notes{len(os.listdir(tmp_path))}"
@@ -104,7 +104,7 @@ def taped(tmp_path: Path) -> Iterator[Callable[[Callable[[Recorder], Any]], Play
 
 
 def outcome(ask: Callable[[], Any]) -> tuple[Any, str]:
-    """What it gives, or the kind and words of what it raises."""
+    """Return the result of a call, or the type and text of its exception."""
     try:
         return ask(), ""
     except Exception as error:
@@ -245,7 +245,7 @@ def test_a_run_has_its_own_answers_first_and_those_of_the_others_where_it_had_no
 
 
 def everything(host: Host) -> list[tuple[Any, str]]:
-    """What a host gives and raises for each kind of question."""
+    """Return the result or exception of a host for each kind of question."""
     there = "/proc/sys/kernel/random/boot_id"
     return [
         outcome(ask)
@@ -281,7 +281,7 @@ def everything(host: Host) -> list[tuple[Any, str]]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DGX H100 as files."""
+    """Create the files of a DGX H100."""
     root = tmp_path_factory.mktemp("node")
     node_tree.build(root)
     (root / "binary").write_bytes(bytes(range(256)))
@@ -308,7 +308,7 @@ def test_a_recording_names_no_environment_and_no_deadline(taped):
 
 
 def test_whether_the_driver_is_held_is_asked_of_a_machine_that_is_recorded(tmp_path, taped):
-    """As without a recorder: only a fake NVML is not this machine's."""
+    """The recorder changes nothing: only a fake NVML has no driver on this machine."""
     files = tmp_path / "tree/sys/module/nvidia"
     (files / "holders").mkdir(parents=True)
     (files / "refcnt").write_text("3\n")
@@ -323,7 +323,7 @@ def test_whether_the_driver_is_held_is_asked_of_a_machine_that_is_recorded(tmp_p
 
 
 def all_of(nvml: Nvml) -> list[Any]:
-    """What every method of every GPU gives."""
+    """Return the results of every method of every GPU."""
     given: list[Any] = [outcome(nvml.driver_version), outcome(lambda: [gpu.pci for gpu in nvml.gpus()])]
     given.append(outcome(lambda: [str(error) for error in nvml.unreachable]))
     for gpu in outcome(nvml.gpus)[0] or ():
@@ -343,7 +343,7 @@ def all_of(nvml: Nvml) -> list[Any]:
 
 
 def both(taped: Any, fake: str) -> tuple[list[Any], list[Any]]:
-    """What the fake gives while it is recorded, and what its recording gives."""
+    """Return the answers of the fake while it is recorded, and the answers of its recording."""
     first: list[Any] = []
 
     def look(recorder: Recorder) -> None:
@@ -408,7 +408,7 @@ def test_an_nvml_that_could_not_be_opened_cannot_be_opened_again(taped, word):
 
 
 class Odd:
-    """A library whose functions nobody has thought of."""
+    """A library with functions that the recorder has no special case for."""
 
     NVMLError = pynvml.NVMLError
     NVML_NEW_CONSTANT = 42
@@ -482,7 +482,7 @@ def test_the_library_that_is_recorded_is_the_fake_as_it_is():
     assert library("dgx-h100").nvmlInit() is None
 
 
-# --- the notes of the workers
+# --- notes of the workers
 
 
 def test_a_worker_that_is_killed_has_noted_all_but_the_answer_it_waits_for(tmp_path):
@@ -493,7 +493,7 @@ def test_a_worker_that_is_killed_has_noted_all_but_the_answer_it_waits_for(tmp_p
         recorder.record("statvfs /data", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
     (file,) = tmp_path.iterdir()
     with file.open("ab") as notes:
-        notes.write(b'["read /b",')  # while it writes
+        notes.write(b'["read /b",')  # killed while writing
     assert recording.read_notes(str(tmp_path)) == {
         ("mount", "/data"): Notes({"read /a": [{"bytes": "1"}]}, "statvfs /data")
     }
@@ -544,7 +544,7 @@ def test_the_same_recording_is_the_same_bytes():
 
 
 def packed(data: bytes) -> bytes:
-    return gzip.compress(data, mtime=0)  # not now: a test's name is made of it
+    return gzip.compress(data, mtime=0)  # a fixed time, because the data is part of the test id
 
 
 def zipped(document: Any) -> bytes:
@@ -675,7 +675,7 @@ def without_date(replay) -> str:
 
 
 def round_trip(tmp_path: Path, *look: str) -> tuple[Any, Any]:
-    """The document of a round as `record` printed it, and as its replay does; both as tables of findings."""
+    """Return the results of `record` and of its replay. Both print the same table."""
     file = str(tmp_path / "round.rec")
     then = run("record", file, *look)
     assert then.status == 0, then
@@ -811,7 +811,7 @@ def test_other_settings_judge_a_recording_by_theirs(node, config, tmp_path):
 @pytest.mark.one_python
 @pytest.mark.parametrize("below", ["profile", "baseline"])
 def test_other_settings_lose_no_finding_of_the_nodes_profile_and_baseline(node, config, tmp_path, below):
-    """Neither is the replaying machine's, nor in the settings file."""
+    """Neither belongs to the replaying machine, nor to the settings file."""
     fake, file = tmp_path / "fake.toml", str(tmp_path / "a.rec")
     fake.write_text('profile = "dgx-h100"\ngpu.3.gone = true\n')
     layer = tmp_path / f"{below}.toml"
@@ -909,7 +909,7 @@ def test_the_document_of_a_replay_is_that_of_the_round_to_the_last_digit(node, t
 
 
 def test_the_real_binding_is_recorded_and_its_recording_needs_no_driver(tmp_path):
-    """pynvml itself, on a libnvidia-ml.so.1 that fails for one GPU."""
+    """Use pynvml itself, with a libnvidia-ml.so.1 that fails for one GPU."""
     file, names = str(tmp_path / "a.rec"), ("gpu_access", "gpu_count", "gpu_ecc", "gpu_nvlink", "gpu_row_remap")
     env = stub_nvml.environment(tmp_path, STUB_ERRORS="*@1=15")
     argv = [sys.executable, "-m", "healthd", "record", file, *names]
@@ -929,7 +929,7 @@ def tree_of_nothing(tmp_path: Path) -> str:
 
 
 def test_this_machine_is_recorded_and_replayed(tmp_path):
-    """Whatever it has, as whoever runs the tests."""
+    """Use the real hardware and user of the test run."""
     round_trip(tmp_path)
 
 
@@ -975,7 +975,7 @@ def test_a_recording_says_what_is_looked_at_and_nothing_else_may(tmp_path):
     assert done.err.endswith("the recording has its own; use --config for other settings\n")
 
 
-# --- recordings that are kept
+# --- stored recordings
 
 
 KEPT_SCENARIOS = {
@@ -1001,7 +1001,7 @@ def test_a_recording_that_is_kept_gives_what_it_always_gave(name, tmp_path):
 
 
 def test_a_real_h100_after_a_program_crashed_on_it_is_well_and_its_kernel_log_is_history(tmp_path):
-    """A virtual machine with one H100, driver 580.159.04; its UUID is another here."""
+    """A virtual machine with one H100, driver 580.159.04. A program had crashed on the GPU. The UUID was replaced."""
     done = run("check", "--replay", str(KEPT / "h100_virtual.rec"), "--json")
     assert found_in(done.document) == {
         "health": "healthy",
@@ -1011,7 +1011,7 @@ def test_a_real_h100_after_a_program_crashed_on_it_is_well_and_its_kernel_log_is
 
 
 def test_a_recording_with_fewer_checks_gives_the_verdict_of_then() -> None:
-    """It was made of a fake DGX H100 with 30 of today's checks. Checks that it lacks do not run."""
+    """The recording of a fake DGX H100 has 30 of today's checks. Checks that it lacks do not run."""
     done = run("check", "--replay", str(KEPT / "fewer_checks/two_gpus.rec"), "--json")
     assert found_in(done.document) == {
         "health": "unhealthy",

@@ -1,4 +1,4 @@
-"""What ends a code and what to do about it: the same in status, explain, list, the runbooks and the docs."""
+"""Tests of the ending and the advice of each code: equal in status, explain, list, the runbooks and the docs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def worst_of(code):
 
 
 def condition_of(code, finding):
-    """The condition that the ledger makes of a finding, by the run or the kernel line that found it."""
+    """Return the condition that the ledger makes of a finding, from a run or from a kernel line."""
     check = check_of(code).name
     if check_of(code).reads_kernel_log and not check_of(code).has_run:
         event = KernelEvent("", time=1.0, last_time=1.0, sequence=1)
@@ -156,7 +156,7 @@ def test_the_advice_in_words_is_that_of_the_commands(code):
 
 
 def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
-    """It expired after a day, while every text named a reboot."""
+    """The condition expired after a day, while every text named a reboot."""
     event = KernelEvent("sxid", "12028", "0000:05:00.0", 1.0, "", last_time=1.0, sequence=1, boot_id="b")
     ((finding,),) = (CHECKS["sxid"].correlate([event], Inventory(), CHECKS["sxid"].config())[0],)
     standing = absorb_events({}, "sxid", [finding], {1: event}, frozenset({1}), "b", ())
@@ -199,7 +199,7 @@ def test_codes_whose_lines_decide_what_ends_them_exist():
 
 
 def test_the_page_of_a_drained_node_gives_the_same_advice():
-    """Its table names the first thing to do; the page once said power cycle where status said reboot."""
+    """The table names the first action. The page once named a power cycle where status named a reboot."""
     page = (ROOT / "docs/drained.md").read_text("utf-8")
     words = {Remedy.POWER_CYCLE: "power cycle", Remedy.REBOOT: "reboot", Remedy.GPU_RESET: "reset the GPU"}
     rows = [line for line in page.splitlines() if line.startswith("| [") and "runbooks/" in line]

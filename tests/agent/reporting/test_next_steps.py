@@ -1,4 +1,4 @@
-"""The command under a condition can be pasted: it names this condition alone, whatever its texts hold."""
+"""Tests of the commands printed for a condition: ready to paste, and for this condition alone, with any text in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read, from documents as values: nothing in them steers a terminal, times are as people say them."""
+"""Tests of the printed output: no text of a document reaches the terminal unescaped, and times are easy to read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def result(*findings: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def looked(**changes: Any) -> dict[str, Any]:
-    """The document of a check."""
+    """Return the document of `healthd check`."""
     return {
         "version": "1",
         "node": "n1",
@@ -80,7 +80,7 @@ def looked(**changes: Any) -> dict[str, Any]:
 
 
 def believed(**changes: Any) -> dict[str, Any]:
-    """The document of a status."""
+    """Return the document of `healthd status`."""
     return {
         **looked(),
         "mode": "act",
@@ -335,7 +335,7 @@ def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
     }
     text = status(slurm=slurm)
     assert '  state: DRAIN+IDLE, reason "healthd: gpu_xid/79" set by root, read 12 s ago\n' in text
-    assert "slurmctld does not answer" not in text, "it is among the problems"
+    assert "slurmctld does not answer" not in text, "it is listed with the problems"
 
 
 def test_a_pause_a_hung_worker_and_trouble_are_told():
@@ -411,7 +411,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     assert "\n".join(told) in check(from_daemon=heard, results=[result(check="gpu_xid")])
     standing = check(from_daemon={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only read the kernel log" in standing
-    assert "\n\n\n" not in check(from_daemon=heard, results=[result(check="gpu_xid")]), "one empty line above it"
+    assert "\n\n\n" not in check(from_daemon=heard, results=[result(check="gpu_xid")]), "one empty line above"
     assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
 
@@ -432,7 +432,7 @@ def test_a_kernel_log_that_is_not_read_is_told_with_why():
     assert "  kernel log: kmsg, not read: Operation not permitted\n" in status(kernel_log=log)
 
 
-# --- the page
+# --- layout
 
 
 @pytest.mark.parametrize("drain", [0, 1, MAX_SHOWN, 64])

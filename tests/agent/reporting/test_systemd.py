@@ -1,4 +1,4 @@
-"""sd_notify, the watchdog and the journal, over real sockets."""
+"""Tests of sd_notify, the watchdog and the journal with real sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from healthd.host.journald import journal_entry
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """What the service manager listens on."""
+    """Return the notify socket of the service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         listening.settimeout(60)
@@ -122,7 +122,7 @@ def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("180000000", None, 180.0),
         ("500000", "ours", 0.5),
-        ("500000", "1", None),  # meant for our parent
+        ("500000", "1", None),  # meant for the parent process
         (None, None, None),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_nonsense_watchdog_time_is_one_clear_sentence(monkeypatch: pytest.Monk
 
 
 def parse_entry(data: bytes) -> dict[str, bytes]:
-    """What journald reads from an entry."""
+    """Return the fields of an entry as journald reads them."""
     fields = {}
     while data:
         line, _, rest = data.partition(b"\n")
@@ -171,7 +171,7 @@ def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> Non
         journald.bind(str(tmp_path / "journal"))
         send = systemd.JournalSender(str(tmp_path / "journal"))
         sent = 0
-        while not send.lost:  # a sender that waits hangs here
+        while not send.lost:  # a blocking sender would hang here
             send("a line" * 1000)
             sent += 1
         send("one more")
@@ -188,7 +188,7 @@ def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> Non
 
 def test_a_journal_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     send = systemd.JournalSender(str(tmp_path / "journal"))
-    send("nobody hears")
+    send("no journal")
     assert send.lost == 1
 
 

@@ -1,4 +1,4 @@
-"""What the prolog reads and a refused job's user is told."""
+"""Tests of the verdict line, which the prolog reads and the user of a refused job sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run before a resume: once in a drain, on the idle node, and never so that a resume waits for ever."""
+"""Tests of the program before a resume: once in a drain, on the idle node, and for a limited time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UP, ENDS, FAILS, ILL = "print('up', flush=True); import time; time.sleep(600)", 
 
 
 class Node:
-    """A BeforeResume whose programs are Python's `code`, at a time that the test sets."""
+    """A BeforeResume that runs the Python program `code`, with a clock set by the test."""
 
     def __init__(self, code: str) -> None:
         self.code, self.time, self.busy = code, 1000.0, False
@@ -76,7 +76,7 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
     node.time += 1
     node.step_until(Stage.CHECKING)
     assert node.looks == [RUN]
-    assert node.step() != "", "what the check saw before is old"
+    assert node.step() != "", "the earlier result of the check is out of date"
     node.looked()
     assert node.step() == ""
     assert node.before.problem == ""
@@ -89,8 +89,8 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
 @pytest.mark.parametrize(
     "sight",
     [
-        WELL._replace(is_idle=False),  # a job is still here
-        WELL._replace(is_clean=False),  # a check has not completed clean
+        WELL._replace(is_idle=False),  # a job is running
+        WELL._replace(is_clean=False),  # a check has not completed without findings
     ],
 )
 def test_it_waits_for_an_idle_node_on_which_all_else_is_clean(nodes: list[Node], sight: NodeView) -> None:
@@ -127,7 +127,7 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
     node.step()
     child = node.before._child
     assert child is not None
-    until(lambda: (node.step(), b"up" in child.output()[0])[1], "it hears no SIGTERM")
+    until(lambda: (node.step(), b"up" in child.output()[0])[1], "it ignores SIGTERM")
     assert node.before.deadline == node.time + PROGRAM.seconds - TERMINATE_SECONDS
     node.time = node.before.deadline
     node.step()
@@ -152,7 +152,7 @@ def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> N
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        (FAILS, ""),  # failed: its check says so
+        (FAILS, ""),  # failed: its check reports it
         (ILL, "healthd validate gave no result (status 1)"),
     ],
 )

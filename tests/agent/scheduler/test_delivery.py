@@ -1,4 +1,4 @@
-"""Lines of the stream go from the daemon to its worker: one write at a time, never before they are saved."""
+"""Tests of the delivery of event lines to the worker: one write at a time, never before the lines are saved."""
 
 from __future__ import annotations
 

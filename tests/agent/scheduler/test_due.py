@@ -1,4 +1,4 @@
-"""What is due, and when: rounds at the node's own phase, GPU checks first, wishes before their time."""
+"""Tests of the schedule: rounds at the node's own phase, GPU checks first, and early runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's side of the live process: real processes, a clock that the test sets."""
+"""Tests of the daemon's control of the live process, with real processes and a clock set by the test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def watching(tmp_path, clock):
 
 
 def runs(watching: FailslowProcess) -> int:
-    """The pid of one that has said that it lives."""
+    """Wait until the process has sent a message, and return its pid."""
     until(
         lambda: (
             watching.step()
@@ -63,13 +63,13 @@ def runs(watching: FailslowProcess) -> int:
 
 
 def listens(tmp_path: Path) -> None:
-    until((tmp_path / "run/failslow.sock").exists, "the socket is there")
+    until((tmp_path / "run/failslow.sock").exists, "the socket exists")
 
 
 def stop(pid: int) -> None:
-    """What it was about to say it says before it stands still."""
+    """Stop a process. Messages that it sent before can still be read."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: state(pid) == "T", "it stands still")
+    until(lambda: state(pid) == "T", "it is stopped")
 
 
 def state(pid: int) -> str:
@@ -98,7 +98,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("healthd.failslow
 "healthd.client"))))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
-    # The words of the document alone, which the check reads.
+    # The check imports only the names of the document.
     assert done.stdout.split() == ["healthd.failslow", "healthd.failslow.live", "healthd.failslow.live.document"], (
         done.stderr
     )
@@ -125,7 +125,7 @@ def test_one_that_hangs_is_ended(watching, clock, tmp_path):
     pid = runs(watching)
     listens(tmp_path)
     stop(pid)
-    watching.step()  # what it said before
+    watching.step()  # read the earlier messages
     clock.now += HUNG_SECONDS - 1
     watching.step()
     assert watching.pids == (pid,)
@@ -150,8 +150,8 @@ def test_one_that_not_even_sigkill_ends_is_left_and_nobody_takes_its_place(watch
     pid = runs(watching)
     listens(tmp_path)
     stop(pid)
-    watching.step()  # what it said before
-    monkeypatch.setattr(watching._process, "kill", lambda: None)  # as if it hung in the kernel
+    watching.step()  # read the earlier messages
+    monkeypatch.setattr(watching._process, "kill", lambda: None)  # simulates a hang in the kernel
     clock.now += HUNG_SECONDS
     watching.step()
     assert not has_ended(pid)
@@ -159,7 +159,7 @@ def test_one_that_not_even_sigkill_ends_is_left_and_nobody_takes_its_place(watch
     watching.step()
     assert watching.pids == ()
     assert watching.deadline == clock.now + MAX_RETRY_SECONDS
-    os.kill(pid, signal.SIGCONT)  # its channel is closed: it ends by itself
+    os.kill(pid, signal.SIGCONT)  # its channel is closed, so it ends by itself
     until(lambda: has_ended(pid) or watching._unkillable.poll() is not None)
     clock.now = watching.deadline
     assert runs(watching) != pid
@@ -178,5 +178,5 @@ def test_a_reload_reaches_the_one_that_runs(watching, tmp_path):
     pid = runs(watching)
     listens(tmp_path)
     watching.reconfigure(configured(tmp_path, client=False, sample=("ib",)))
-    until(lambda: not (tmp_path / "run/failslow.sock").exists(), "it listens no more")
+    until(lambda: not (tmp_path / "run/failslow.sock").exists(), "it no longer listens")
     assert watching.pids == (pid,)

@@ -1,4 +1,4 @@
-"""The daemon's ears by themselves: what is news, how far the log was read, what the journal had for a gap."""
+"""Tests of the kernel event intake: new events, the read position of the log, and journal lines for a gap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=7, name=x, GPU has fallen off the bus
 
 
 class Ears:
-    """Hearing of one file."""
+    """An intake that reads one file."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.folder = folder / "kern.log", folder
@@ -58,7 +58,7 @@ def test_what_was_heard_is_a_condition_saved_and_returned_as_news(ears: Ears) ->
     assert ears.hearing.read_log() == ("xid", "fs")
     assert "gpu_xid/79" in ears.codes()
     assert not ears.memory.unsaved
-    assert ears.hearing.read_log() == (), "news once"
+    assert ears.hearing.read_log() == (), "reported once"
 
 
 def test_a_line_is_heard_once_also_by_the_next_daemon(ears: Ears) -> None:

@@ -1,4 +1,4 @@
-"""One round now, without a daemon: what it counts, what it calls history, and what it cannot know."""
+"""Tests of one round without a daemon: what it counts, what is history, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lines(*numbers: int, history: bool = True) -> list[RawLine]:
 def look(
     kernel_log: one_round.KernelLogReader | None, tables: dict[str, Any] | None = None, **checks: Check
 ) -> one_round.RoundResult:
-    """A round of gpu_xid alone (or of `checks`): no worker is needed for it."""
+    """Run a round of gpu_xid or of `checks`. Kernel checks need no worker."""
     known = checks or {"gpu_xid": registry.built_in_checks()["gpu_xid"]}
     loaded = resolve_settings({"checks": tables or {}}, "file", {}, known)
     runner = WorkerClient(Setup(), "", time.monotonic)
@@ -113,7 +113,7 @@ def test_without_a_log_nothing_is_said_of_it():
         (Settings(), True),
         (Settings(kernel_log=KernelLogConfig("journal")), True),
         (Settings(kernel_log=KernelLogConfig("off")), False),
-        (Settings(kernel_log=KernelLogConfig("/tmp/fifo")), False),  # to read it would take it from the daemon
+        (Settings(kernel_log=KernelLogConfig("/tmp/fifo")), False),  # reading would take lines from the daemon
         (Settings(root="/srv/tree"), False),
     ],
 )
@@ -130,7 +130,7 @@ def _workers_find_healthd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def site(folder: Path, **texts: str) -> dict[str, Check]:
-    """Checks of a site, from their source."""
+    """Write checks of a site and return them loaded."""
     folder.chmod(0o755)
     for name, text in texts.items():
         file = folder / f"{name}.py"
@@ -230,5 +230,5 @@ def test_a_run_without_an_answer_began_by_the_clock_of_now():
 
 
 def ran(told: float | None, outcome: Outcome = Outcome.COMPLETED) -> Reply:
-    """One second long."""
+    """Return the reply of a run that took one second."""
     return Reply(Request("fan", 10.0, Run("fan", "", {})), outcome, 1.0, answered=told is not None, message_time=told)

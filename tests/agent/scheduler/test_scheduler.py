@@ -1,4 +1,4 @@
-"""Scheduler, job presence and reply handling, without a daemon."""
+"""Tests of the scheduler, job presence and the reply handler without a daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEFTOVER = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", 
 
 
 class Parts:
-    """The three parts on a made tree, without a worker, at a time that the test sets."""
+    """The three parts with a fake root and a clock set by the test, without a worker."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.ahead = folder / "root", 0.0
@@ -49,7 +49,7 @@ class Parts:
         self.replies.drop_unless_idle()
 
     def jobs(self, *jobs: int) -> None:
-        """These have a process here."""
+        """Give exactly these jobs a process on this node."""
         scope = self.root / JOBS
         shutil.rmtree(scope, ignore_errors=True)
         scope.mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_a_run_that_a_reload_removed_meanwhile_leaves_nothing(parts: Parts) -> N
 def test_what_looks_only_while_no_job_is_here_counts_only_then(parts: Parts) -> None:
     parts.jobs(7)
     parts.presence.read()
-    assert not parts.presence.is_idle, "another one is here"
+    assert not parts.presence.is_idle, "another job is running"
     parts.ran("gpu_processes", LEFTOVER)
     assert (parts.codes(), parts.replies.results) == ([], {})
     parts.jobs()
@@ -108,7 +108,7 @@ def test_a_job_that_comes_ends_what_was_found_while_there_was_none_within_a_seco
     parts.ran("gpu_processes", LEFTOVER)
     parts.jobs(8)
     parts.read_jobs()
-    assert parts.codes() == ["gpu_processes/leftover"], "the cgroups are not walked in each turn"
+    assert parts.codes() == ["gpu_processes/leftover"], "the cgroups are not read in each turn"
     parts.ahead = CGROUP_INTERVAL_SECONDS + 0.1
     parts.read_jobs()
     assert (parts.codes(), parts.replies.results, parts.presence.is_idle) == ([], {}, False)
@@ -130,7 +130,7 @@ def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
     request = Request("nvml", 1.0, TakeInventory(gpus=True))
     seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
     assert seen == Received(inventory=inventory)
-    assert parts.memory.ledger.inventory == Inventory(), "whoever listens names with it what was heard before"
+    assert parts.memory.ledger.inventory == Inventory(), "the kernel event intake stores it"
     request = Request("journal", 1.0, ReadJournal("b", 1, 2, 3))
     reply = Reply(request, Outcome.FAILED, 0.1, "no journal")
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)

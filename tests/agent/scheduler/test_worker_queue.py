@@ -1,4 +1,4 @@
-"""Rounds with a real worker and a site's checks: what runs, in which order, how often, and when nothing is to do."""
+"""Tests of rounds with a real worker and site checks: what runs, in which order, how often, and when nothing is due."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run(host, config, past):
             gpu.ecc_mode()
     if "{name}" == "slow":
         time.sleep(0.2)
-    while "{name}" == "hangs" and not os.path.exists({go_on!r}) and os.path.exists({folder!r}):  # or the test is over
+    while "{name}" == "hangs" and not os.path.exists({go_on!r}) and os.path.exists({folder!r}):  # until the test ends
         time.sleep(0.01)
     yield Observation("ran", 1)
 """
-FAR = 100_000.0  # no check comes round again by itself in a test
+FAR = 100_000.0  # no check becomes due a second time in a test
 INVENTORY = Request("nvml", 60.0, TakeInventory(gpus=True))
 
 
@@ -44,7 +44,7 @@ def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 60
 
 
 class Node:
-    """Rounds over `scheduled`, with a clock that can be put forward."""
+    """A worker queue of `scheduled`, with a clock that can be advanced."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Node:
         return step.replies
 
     def go(self, over: Callable[[], bool], seconds: float = 240.0) -> list[Reply]:
-        """What the daemon does, until it is over: what ended meanwhile."""
+        """Run the daemon's loop until `is_done` returns True, and return the replies."""
         end = time.monotonic() + seconds
         ended: list[Reply] = []
         while True:
             ended += self.step()
             if over():
                 return ended
-            assert time.monotonic() < end, f"it did not happen; until now {words(ended)}"
+            assert time.monotonic() < end, f"timed out; replies so far: {words(ended)}"
             ready = select.poll()
             for descriptor, writes in self.runner.waits():
                 ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
@@ -98,7 +98,7 @@ class Node:
 
     def go_for(self, seconds: float) -> list[Reply]:
         end = time.monotonic() + seconds
-        self.rounds.run_early(("nobody", ""), self.monotonic())  # a check that is not there
+        self.rounds.run_early(("nobody", ""), self.monotonic())  # a check that does not exist
         self.wakes = 0
         ended: list[Reply] = []
         while time.monotonic() < end:
@@ -111,13 +111,13 @@ class Node:
         return ended
 
     def freed(self, *scheduled: ScheduledRun) -> None:
-        """What hung goes on. From now on there are `scheduled`, and they may look again: what hung had little time."""
+        """Let the hung check end. Then run `scheduled`: now after the time-out of the hung check."""
         self.scheduled = list(scheduled)
         self.ahead = max(2 * run.timeout_seconds for run in scheduled)
         self.go_on.touch()
 
     def round(self) -> list[Reply]:
-        """One round to its end, with the tasks after it."""
+        """Run one round to its end, with the tasks after it, and return the replies."""
         ended = self.go(lambda: self.round_ended and not self.runner.is_busy)
         self.round_ended = False
         return ended
@@ -128,7 +128,7 @@ def name_of(request: Request) -> str:
 
 
 def words(replies: list[Reply]) -> list[str]:
-    """What ended: the checks by name, everything else by its operation."""
+    """Return the check name of each reply, or its operation if it is not a run."""
     return [name_of(reply.request) for reply in replies]
 
 
@@ -172,7 +172,7 @@ def test_when_a_gpu_check_meets_a_lost_gpu_others_look_once_more_in_that_round(n
     ended = one.round()
     assert words(ended) == ["gpu_1", "gpu_asks", "gpu_2", "gpu_1", "close_nvml", "a"]
     assert [reply.outcome for reply in ended[:4]] == [Outcome.COMPLETED, Outcome.FAILED, *[Outcome.COMPLETED] * 2]
-    assert one.rounds.deadline > one.monotonic() + 1000, "and then as always"
+    assert one.rounds.deadline > one.monotonic() + 1000, "the next round has its usual time"
 
 
 def test_when_no_gpu_is_lost_nobody_looks_twice(node: Callable[..., Node]) -> None:
@@ -267,7 +267,7 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
     assert before + MIN_REPEAT_SECONDS <= one.rounds.deadline <= last + MIN_REPEAT_SECONDS
     one.ahead += MIN_REPEAT_SECONDS
     assert words(one.round()) == ["a"]
-    assert one.rounds.deadline > one.monotonic() + 100, "all those events together asked for one look"
+    assert one.rounds.deadline > one.monotonic() + 100, "all these events requested one run"
 
 
 def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_hang(
@@ -297,7 +297,7 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
     assert list(one.runner.quarantined) == ["nvml"]
 
     assert one.go_for(0.4) == []
-    assert one.wakes < 5, "who waits for a hung worker sleeps"
+    assert one.wakes < 5, "waiting for a hung worker is no busy loop"
 
     with caplog.at_level(logging.INFO, "healthd"):
         one.freed(A, a_run("hangs", "nvml"), GPU_1)
@@ -390,19 +390,19 @@ def test_the_status_tells_of_the_round(node: Callable[..., Node]) -> None:
 
 
 def test_a_round_that_takes_longer_than_its_interval_ends_and_the_next_one_begins(tmp_path):
-    """It does not go on with what has come round again in it until it is out of time."""
+    """Runs that become due again during a round do not extend it."""
     node = Node(tmp_path, a_run("slow", interval=0.05), a_run("a", interval=0.05))
     try:
         ended = node.go(lambda: node.rounds.status.number >= 3)
         assert node.round_ended
         assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
-        assert 4 <= len(ended) <= 5  # two rounds of both, and what has begun of the third
+        assert 4 <= len(ended) <= 5  # two rounds of both checks, and the start of the third
     finally:
         node.runner.close(5.0)
 
 
 class Hanging:
-    """A runner whose every run hangs until its time-out; the worker that hung has ended when it is asked again."""
+    """A client whose every run hangs until its time-out. The hung worker has ended at the next step."""
 
     nvml_open = False
 
@@ -456,4 +456,4 @@ def test_checks_that_time_out_again_and_again_keep_no_round_open(
             ends.append(rounds.status.seconds)
         runner.now = max(rounds.deadline, runner.now + 0.001)
     assert len(ends) > 10
-    assert max(ends) <= 2 * 3 * 10.0 + 1, "each has its turn, and one more at most"
+    assert max(ends) <= 2 * 3 * 10.0 + 1, "each check runs once, and at most once more"

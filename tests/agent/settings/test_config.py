@@ -1,4 +1,4 @@
-"""Settings: each mistake is one sentence that names the file, the setting and the nearest name that exists."""
+"""Tests of the settings: each mistake is one sentence with the file, the setting and the nearest existing name."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_directory_is_no_settings_file(tmp_path):
 
 def test_an_unreadable_file_is_named():
     with pytest.raises(ConfigError, match=r"^/proc/self/mem: cannot be read: Input/output error$"):
-        read_file("/proc/self/mem", required=False)  # root reads everything else
+        read_file("/proc/self/mem", required=False)  # root can read any other file
 
 
 def test_a_root_and_a_fake_machine_must_exist(tmp_path):
@@ -217,7 +217,7 @@ def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     require_named_files(settled("", given))
 
 
-# --- what holds
+# --- precedence
 
 
 def test_without_a_file_everything_is_at_its_default():
@@ -310,7 +310,7 @@ def test_what_a_client_knows_without_the_settings_is_what_they_say():
     assert Settings().runtime_dir == RUNTIME_DIR
 
 
-# --- whatever stands in the file
+# --- any content
 
 KEYS = st.sampled_from(
     [
@@ -334,7 +334,7 @@ VALUES = st.recursive(
 
 
 def refusal(table: dict[str, Any]) -> str:
-    """What is said of a table, "" if it can be used."""
+    """Return the error for a table, or "" if it is accepted."""
     try:
         loaded = resolve_settings(table, FILE, {}, KNOWN)
     except ConfigError as error:
@@ -379,11 +379,11 @@ SECONDS = [
     (name, f.name)
     for name, check in KNOWN.items()
     for f in fields_of(check.config)
-    if "_seconds" in f.name and f.name != "before_resume_seconds"  # which has a limit of its own
+    if "_seconds" in f.name and f.name != "before_resume_seconds"  # it has its own limit
 ]
 
 
-PERIODS = ("interval", "timeout", "sample", "epilog")  # how often, or for how long: not "at once"
+PERIODS = ("interval", "timeout", "sample", "epilog")  # intervals and durations cannot be 0
 
 
 @pytest.mark.parametrize(("check", "setting"), SECONDS, ids=[" ".join(names) for names in SECONDS])
@@ -472,7 +472,7 @@ def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
 
 
 def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kernel_does(tmp_path):
-    """checks.d -> srv/site/checks.d, and in it fan.py -> ../fan.py: that is srv/site/fan.py."""
+    """checks.d -> srv/site/checks.d, and in it fan.py -> ../fan.py, which is srv/site/fan.py."""
     from healthd.agent.settings import registry
 
     inside = tmp_path / "srv/site/checks.d"

@@ -1,4 +1,4 @@
-"""What a check declares is what contract.py says, by name and by type: a hook with a typo would never be asked."""
+"""Tests of the contract: the names and types that checks declare. A misspelled hook would never be called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKS = registry.built_in_checks()
 
 
 def says_nothing(source: str) -> list[str]:
-    """Public names at the top of a module that it does not read itself and that no one else does."""
+    """Return the public top-level names that neither the module itself nor healthd uses."""
     tree = ast.parse(source)
     made = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     for node in tree.body:
@@ -51,7 +51,7 @@ def test_a_name_with_a_typo_is_found(typo):
 
 
 def test_each_name_has_its_line_of_meaning():
-    named = re.findall(r"(?m)^(\w+) {2,}\S", inspect.cleandoc(Contract.__doc__ or ""))  # Python 3.13 dedents by itself
+    named = re.findall(r"(?m)^(\w+) {2,}\S", inspect.cleandoc(Contract.__doc__ or ""))  # Python 3.13 dedents docstrings
     assert tuple(named) == NAMES
 
 
@@ -93,7 +93,7 @@ from healthd.common.model import Explain, Finding, KernelEvent
 
 
 def held(module: str, names: list[str]) -> str:
-    """A line that mypy refuses where what a module declares has another type."""
+    """Return a line that mypy refuses if a declaration of the module has another type."""
     config = f"{module}.Config" if "Config" in names else "CheckConfig"
     return f"Contract[{config}]({', '.join(f'{name}={module}.{name}' for name in names)})"
 
@@ -110,7 +110,7 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
     ]
     for name, check in CHECKS.items():
         names = declared_in((ROOT / f"checks/{name}.py").read_text("utf-8"))
-        assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # it may be CheckConfig
+        assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # may be CheckConfig
         lines.append(held(name, names))
     for name, wrong in WRONG.items():
         config = [] if name == "Config" else ["class Config(CheckConfig, frozen=True): ..."]
@@ -119,7 +119,7 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
-    command += ["--cache-dir", str(tmp_path / "mypy"), str(program)]  # two runs never share one
+    command += ["--cache-dir", str(tmp_path / "mypy"), str(program)]  # parallel runs must not share a cache
     environment = {**os.environ, "MYPYPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
     text = program.read_text().splitlines()
@@ -134,19 +134,19 @@ def test_a_check_that_is_built_in_comes_round_always_or_on_an_idle_node(name):
 
 
 def test_a_check_that_knows_repairs_listens() -> None:
-    """Intake asks those that judge events: one with repairs alone would never be asked."""
+    """The intake calls only checks that evaluate events. A check with `repairs` alone would never be called."""
     repairing = [check for check in registry.built_in_checks().values() if check.declares.repairs]
     assert repairing
     assert all(check.reads_kernel_log for check in repairing)
 
 
 def observed(source: str) -> set[str]:
-    """The names of the observations that a check may give, as patterns: what is put into a name stands as `.+`."""
+    """Return the names of the observations of a check as patterns, with `.+` for inserted text."""
     found = set()
     for call in ast.walk(ast.parse(source)):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
             continue
-        if call.func.id not in ("Observation", "_reading"):  # _reading(name, ...) of ib_flap.py makes one
+        if call.func.id not in ("Observation", "_reading"):  # _reading(name, ...) of ib_flap.py creates one
             continue
         name = call.args[0]
         if isinstance(name, ast.Constant):
@@ -158,7 +158,7 @@ def observed(source: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_each_observation_that_a_check_can_give_says_what_its_value_means(name):
-    """And nothing else has a meaning: what one run gives is held to the table by fakes.run_check()."""
+    """No other name has a meaning. fakes.run_check() compares the observations of each run with the table."""
     meanings = CHECKS[name].declares.OBSERVATIONS
     patterns = observed((ROOT / f"checks/{name}.py").read_text("utf-8"))
     assert {pattern for pattern in patterns if not any(re.fullmatch(pattern, told) for told in meanings)} == set()

@@ -1,4 +1,4 @@
-"""Every number that a person can set has bounds, and what lies beyond is one sentence with the file and the setting."""
+"""Tests of the bounds of every number in the settings. A value out of range is one sentence with file and setting."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ COMMON = frozenset(field.name for field in fields_of(CheckConfig))
 
 
 class Number(NamedTuple):
-    """`where`: the tables that it stands in, its name last. `cls`: the class that declares it. `holds`: dict or tuple,
-    if it is several."""
+    """A numeric setting.
+
+    `where` has its tables and its name, `cls` declares it, and `container` is dict or tuple if it has several values.
+    """
 
     where: tuple[str, ...]
     cls: type
@@ -59,7 +61,7 @@ def numbers_of(cls: type, where: tuple[str, ...], without: frozenset[str] = froz
 
 
 def number_in(hint: Any) -> tuple[Any, tuple[Rule, ...]]:
-    """The kind and the rules of Annotated[int, Rule], also within a dict, a tuple, or with None."""
+    """Return the type and the rules of Annotated[int, Rule], also inside a dict, a tuple, or with None."""
     if typing.get_origin(hint) is typing.Annotated:
         kind, *notes = typing.get_args(hint)
         return kind, tuple(note for note in notes if isinstance(note, Rule))

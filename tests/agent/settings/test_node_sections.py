@@ -1,4 +1,4 @@
-"""[[node]] sections: settings for single nodes, so that one file serves all."""
+"""Tests of [[node]] sections: settings for single nodes, so that one file serves all nodes."""
 
 from __future__ import annotations
 
@@ -271,7 +271,13 @@ file = 5
 """
     found = find_mistakes(parse(text), FILE, KNOWN)
     places = [mistake.removeprefix(FILE).split(": ")[1].split(".")[1] for mistake in found]
-    assert places == ["match", "match", "bogus", "gpu_count", "exec"]  # match of the section: over wrong ones
+    assert places == [
+        "match",
+        "match",
+        "bogus",
+        "gpu_count",
+        "exec",
+    ]  # not match of the section: it overrides a wrong one
     assert [f"{FILE} [[node]] 1: " in mistake for mistake in found] == [False, False, True, True, True]
 
 

@@ -1,4 +1,4 @@
-"""Profiles and layers: which profile a machine gets, what wins over what, and that a guess never drains."""
+"""Tests of profiles and layers: the profile of a machine, the precedence of layers, and that a guess never drains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ else:
 KNOWN = built_in_checks()
 FILE = "/etc/healthd/healthd.toml"
 ADDRESSES = [f"0000:{number:02x}:00.0" for number in range(0x1B, 0x1B + 8)]
-MACHINES = {  # product name, the GPUs' PCI id, how many -> the profile
+MACHINES = {  # profile -> (product name, PCI device id of the GPUs, number of GPUs)
     "dgx-a100": ("DGXA100 920-23687-2531-001", "20b2", 8),
     "dgx-h100": ("DGXH100", "2330", 8),
     "dgx-h200": ("DGXH200", "2335", 8),
@@ -59,7 +59,7 @@ def chosen(root: str) -> str:
 
 
 def laid(*tables: tuple[str, str, bool], top: str = "") -> Loaded:
-    """Settings of (source, TOML, guessed) layers below a healthd.toml."""
+    """Return settings of (source, TOML, guessed) layers below a healthd.toml."""
     lower = [Layer(source, tomllib.loads(text).get("checks", {}), guessed) for source, text, guessed in tables]
     return resolve_settings(tomllib.loads(top), FILE, {}, KNOWN, lambda _settings: lower)
 
@@ -68,7 +68,7 @@ def origins(loaded: Loaded) -> dict[str, tuple[Any, str]]:
     return {name: (value, origin) for name, value, origin in setting_rows(loaded)}
 
 
-# --- the profiles that come with healthd
+# --- profiles in healthd
 
 
 def test_there_is_a_machine_for_every_profile():
@@ -100,13 +100,17 @@ def test_it_keeps_it_when_a_gpu_is_lost(tmp_path, name):
     assert chosen(machine(tmp_path, product, device, count - 1)) == f"profile {name}"
 
 
-SWITCHES = {"dgx-a100": 6, "dgx-h100": 4, "dgx-h200": 4}  # that have a device file
-FAKES = {"hgx": "dgx-h100", "hgx-a100": "dgx-a100", "hgx-4": "dgx-a100"}  # profile -> whose GPUs; else its own
+SWITCHES = {"dgx-a100": 6, "dgx-h100": 4, "dgx-h200": 4}  # profile -> number of switches with a device file
+FAKES = {
+    "hgx": "dgx-h100",
+    "hgx-a100": "dgx-a100",
+    "hgx-4": "dgx-a100",
+}  # profile -> profile of the fake NVML, if other
 PORTS = 12
 
 
 def healthy(folder: Path, name: str) -> tuple[Machine, Loaded]:
-    """A machine of the type that has run no CUDA program since its boot, and the settings that it gets by itself."""
+    """Return a machine that has run no CUDA program since its boot, and the settings that it selects."""
     product, device, count = MACHINES[name]
     node = Machine(folder, FAKES.get(name, name), count, f"0x{device}")
     for path in ("sys/module/nvidia_uvm/initstate", "dev/nvidia-uvm", "dev/nvidia-uvm-tools"):
@@ -134,7 +138,7 @@ def all_checks(loaded: Loaded) -> Node:
 def test_a_healthy_machine_of_the_type_gives_nothing_above_info(tmp_path, name):
     node, loaded = healthy(tmp_path, name)
     checks = all_checks(loaded).looks(node.now(), 4)
-    checks.each(lambda story: story.hold("so that those run that wait for an idle node")).looks(node.now(), 2)
+    checks.each(lambda story: story.hold("drained, so that checks of an idle node run")).looks(node.now(), 2)
     results = [story.result for story in checks.stories if story.result]
     found = [finding for result in results for finding in result.findings if finding.severity > Severity.INFO]
     assert (found, checks.seen, checks.failed) == ([], set(), [])
@@ -143,7 +147,7 @@ def test_a_healthy_machine_of_the_type_gives_nothing_above_info(tmp_path, name):
 
 @pytest.mark.parametrize("name", layers.profile_names())
 def test_what_it_lost_is_found_on_the_same_machine_and_drains_nothing_that_is_only_guessed(tmp_path, name):
-    """Else a profile that says nothing would pass the test above."""
+    """Without this test, an empty profile would pass the test above."""
     node, loaded = healthy(tmp_path, name)
     node.units["slurmd.service"] = "failed failed"
     expected: Any = loaded.checks["device_nodes", ""]
@@ -191,7 +195,7 @@ def test_virtual_functions_are_not_counted(tmp_path):
 
 @pytest.mark.parametrize("name", layers.profile_names())
 def test_a_profile_asks_for_a_product_or_for_gpus(name):
-    """So none fits a machine that tells neither, and none is read there."""
+    """So no profile matches a machine without both, and none is read there."""
     match = load(Match, tomllib.loads(Path(layers.PROFILES, f"{name}.toml").read_text())["match"])
     assert match.products or match.at_least > 0
     assert not match.fits("", {})
@@ -213,14 +217,14 @@ def test_any_machine_is_matched_or_not(product, gpus):
 
 
 def test_a_machine_is_looked_at_through_files_alone(tmp_path):
-    """No GPU is asked: the daemon itself reads this, and NVIDIA's driver may hang."""
+    """The daemon itself reads the machine, and NVIDIA's driver may hang. So no GPU is queried."""
     machine(tmp_path, *MACHINES["dgx-h100"])
     write(tmp_path, {"/proc/driver/nvidia/version": "x"})
     (tmp_path / "proc/driver/nvidia/gpus").symlink_to("/dev/full")
     assert chosen(str(tmp_path)) == "profile dgx-h100"
 
 
-# --- what wins over what
+# --- precedence of layers
 
 
 def test_each_setting_comes_from_the_uppermost_layer_that_has_it():
@@ -281,7 +285,7 @@ def test_the_worker_is_told_what_is_guessed():
     assert loaded.tables["gpu_count", ""] == {"name": "", "expected": 8, "guessed": ["expected"]}
 
 
-# --- a guess warns, it never drains
+# --- a guess warns and never drains
 
 
 def seven_gpus(tmp_path: Path) -> Any:
@@ -417,7 +421,7 @@ def test_the_baseline_of_this_machine_is_not_that_of_a_tree(tmp_path):
 
 
 def test_settings_that_are_read_again_read_the_layers_again(tmp_path):
-    """As SIGHUP does."""
+    """SIGHUP does the same."""
     file = tmp_path / "baseline.toml"
     file.write_text("[checks.gpu_count]\nexpected = 8")
     assert loaded_from(tmp_path, "--baseline", str(file)).checks["gpu_count", ""].expected == 8  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A site's own checks, written by people: whatever they do wrong costs one sentence and never the daemon."""
+"""Tests of a site's own checks: any mistake in them is one sentence and never stops the daemon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def config_of(*fields: str) -> str:
-    """A Config with these fields of its own."""
+    """Return the source of a Config with these fields."""
     imports = (
         "dataclasses import dataclass, field",
         "datetime import date",
@@ -208,7 +208,7 @@ def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
     assert {registry._misdeclared(check) for check in registry.built_in_checks().values() if check.has_run} == {""}
 
 
-# --- files that hang or crash when they are imported
+# --- files that hang or crash during import
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,14 @@ def test_a_file_that_was_imported_once_is_not_tried_again_until_it_changes(folde
     monkeypatch.setattr(trial, "run_program", lambda *args: tried.append(args))
     registry.find_checks(str(folder))
     assert tried == []
-    with pytest.raises(AttributeError):  # the stand-in gives nothing
+    with pytest.raises(AttributeError):  # the fake returns None
         site(folder, "# changed")
     assert len(tried) == 1
 
 
 def test_a_file_that_hangs_does_not_hang_the_commands(folder):
     (folder / "checks").mkdir()
-    (folder / "checks/fan.py").write_text("__import__('time').sleep(1e6)\n")  # without work for the processor
+    (folder / "checks/fan.py").write_text("__import__('time').sleep(1e6)\n")  # hangs without CPU load
     settings = folder / "healthd.toml"
     settings.write_text(f'checks_dir = "{folder}/checks"\n')
     command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
@@ -310,7 +310,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
     assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
 
 
-# --- a Config that refuses what it is given
+# --- a Config that refuses its values
 
 
 @pytest.mark.parametrize("raised", ["ValueError('no fans')", "SystemExit(2)", "TypeError('no fans')"])
@@ -332,7 +332,7 @@ class Config(CheckConfig):
     assert "\n" not in sentence
 
 
-# --- a site's own settings
+# --- settings of a site's check
 
 
 OURS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, MetricsConfig)
@@ -434,7 +434,7 @@ VALUES = st.one_of(
 
 @st.composite
 def site_checks(draw: st.DrawFn) -> Check:
-    """A check whose Config has settings of its own under names of ours: of any type, with any value as default."""
+    """Draw a check whose Config declares settings of any type and default, also under names of healthd's settings."""
     own = draw(st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from(KINDS), VALUES), max_size=5))
     columns = [
         (
@@ -487,11 +487,11 @@ def test_a_check_whose_settings_must_be_given_is_explained(folder):
 
 
 def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemon_nor_the_others(caplog):
-    """At each start the daemon would meet the same line again."""
+    """The daemon reads the same line again at each start."""
 
     def mistaken(*_: object) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "broken/a", "", "")
-        raise ZeroDivisionError("a mistake of its author")
+        raise ZeroDivisionError("error in the check")
 
     module = ModuleType("broken")
     module.__dict__.update(correlate=mistaken, repairs=mistaken)
@@ -499,12 +499,11 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
     event = KernelEvent("xid", "79", sequence=1)
     for _ in range(3):
         found, ((failed, error),) = check.correlate([event], Inventory(), check.config())
-        assert (found, failed, str(error)) == ([], event, "a mistake of its author")
+        assert (found, failed, str(error)) == ([], event, "error in the check")
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "kernel_log: input dropped, because healthd failed with 'check broken': "
-        "ZeroDivisionError: a mistake of its author"
+        "kernel_log: input dropped, because healthd failed with 'check broken': ZeroDivisionError: error in the check"
     ]
 
 
@@ -548,7 +547,7 @@ def test_a_check_whose_codes_only_warn_holds_no_resume_unless_the_site_lets_one_
     assert access.may_block_resume(access.config())
     assert not access.may_block_resume(access.config(enforce=False))
     harmless = dict.fromkeys(access.codes(), Severity.INFO)
-    assert not access.may_block_resume(access.config(severity=harmless)), "the site takes all of them back"
+    assert not access.may_block_resume(access.config(severity=harmless)), "the site sets all codes to info"
 
 
 EXEC = {"command": ("/x",)}

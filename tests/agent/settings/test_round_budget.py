@@ -1,4 +1,4 @@
-"""Rounds that may take longer than the interval are told by `healthd config check`."""
+"""Tests of the warnings of `healthd config check` about rounds that may take longer than the interval."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def configured(text: str) -> Configured:
     ("settings", "longest"),
     [
         ("", 20.0),  # two checks of 10 s each
-        ("round_timeout_seconds = 5.0\n", 15.0),  # the second is not begun
+        ("round_timeout_seconds = 5.0\n", 15.0),  # the second check does not start
         ("[checks.cpu]\ntimeout_seconds = 7.0\n[checks.clock]\nenabled = false\n", 7.0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which jobs a fault hits."""
+"""Tests of the selection of jobs that a fault hits."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def cause(code: str, subject: str) -> Condition:
         ("pcie_aer/fatal", "0000:07:00.0", ANY_GPU),
         ("gpu_access/hang", "", ANY_GPU),
         ("gpu_xid/79", "others", ANY_GPU),
-        ("gpu_xid/79", "0000:aa:00.0", ANY_GPU),  # that the inventory does not know
-        ("gpu_xid/79", "0000:f0:00.0", ANY_GPU),  # that NVML never showed
+        ("gpu_xid/79", "0000:aa:00.0", ANY_GPU),  # not in the inventory
+        ("gpu_xid/79", "0000:f0:00.0", ANY_GPU),  # never reported by NVML
         ("pcie_aer/fatal", "0000:f0:00.0", ANY_GPU),
         ("pcie_aer/fatal", "0000:5e:00.0", ALL_JOBS),
         ("pcie_aer/fatal", "0000:00:01.0", ALL_JOBS),  # a port
@@ -86,14 +86,14 @@ OF_ONE = FaultReach(pci=ONE)
         (OF_ONE, HAS_ONE, True),
         (FaultReach(pci=OTHER), HAS_ONE, False),
         (OF_ONE, HAS_SOME, True),
-        # no gres, but a GPU is open, or may be
+        # no gres, but a GPU is open or may be open
         (OF_ONE, replace(NO_GPU, opened=frozenset({OTHER})), True),
         (OF_ONE, replace(NO_GPU, is_complete=False), True),
-        # what is open beside its own GPUs
+        # open GPUs other than the allocated ones
         (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE})), False),
         (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE, OTHER})), True),
         (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({THIRD})), True),
-        # what is not open proves nothing
+        # a GPU that is not open proves nothing
         (OF_ONE, replace(HAS_ONE, opened=frozenset()), True),
         (FaultReach(pci=OTHER), replace(HAS_ONE, is_complete=False), False),
     ],
@@ -155,13 +155,13 @@ def test_what_the_prolog_wrote_of_an_earlier_run_of_the_job_does_not_count() -> 
 
 
 def test_numbers_count_as_they_did_when_no_gpu_was_missing() -> None:
-    lost = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # counted anew
+    lost = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # renumbered
     gpus = NodeGpus(Inventory(gpus=lost), GPUS)
     assert gpus.with_allocation(UNKNOWN, ("1",), 3, ascending).allocated == {OTHER}
-    assert gpus.with_allocation(UNKNOWN, ("1",), 2, ascending).allocated == {THIRD}, "Slurm has only what is left"
+    assert gpus.with_allocation(UNKNOWN, ("1",), 2, ascending).allocated == {THIRD}, "Slurm counts the remaining GPUs"
     assert gpus.with_allocation(UNKNOWN, ("1",), 4, ascending).allocated is None
     assert gpus.with_allocation(UNKNOWN, ("1",), 3, lambda n: n != 3).allocated is None, "not in gres.conf's order"
-    assert gpus.with_allocation(UNKNOWN, ("1",), None, ascending).allocated is None, "of several types"
+    assert gpus.with_allocation(UNKNOWN, ("1",), None, ascending).allocated is None, "GPUs of several types"
     assert gpus.with_allocation(UNKNOWN, ("GPU-0",), None, lambda _: False).allocated == {ONE}
     assert gpus.with_allocation(UNKNOWN, ("GPU-0",), 4, ascending).allocated == {ONE}, "a UUID needs no order"
     assert gpus.with_allocation(UNKNOWN, (), 4, ascending).has_allocation is False
@@ -174,7 +174,7 @@ def test_an_open_device_is_the_gpu_that_has_this_number_now() -> None:
     seen = NodeGpus(Inventory(gpus=lost), GPUS, find_open=lambda _: ({"12": frozenset({0, 7})}, True))
     assert seen.opened_by({5: "12"})("12").opened == {OTHER, "/dev/nvidia7"}
     still = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, find_open=lambda _: ({"12": frozenset({0})}, True))
-    assert still.opened_by({5: "12"})("12").opened == {ONE}, "the lost one"
+    assert still.opened_by({5: "12"})("12").opened == {ONE}, "the lost GPU"
 
 
 def test_of_a_job_whose_processes_are_not_known_nothing_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""What the daemon's hand keeps of a look at Slurm, and of what people say while one is under way."""
+"""Tests of the controller: the record after a reconciliation, and commands while one is running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAPPED = (ResumedDrain(100.0, 160.0, True), ResumedDrain(200.0, 260.0, True))
 DRAINED = DrainRecord(reason="healthd: gpu_xid/79 : it fell off the bus", resumed_drains=FLAPPED, drained_at=300.0)
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["nobody said anything", "repaired"])
+@pytest.mark.parametrize("answered", [False, True], ids=["no command", "repaired"])
 def test_who_answers_for_the_node_while_it_is_looked_at_in_slurm_has_answered_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
@@ -32,7 +32,7 @@ def test_who_answers_for_the_node_while_it_is_looked_at_in_slurm_has_answered_fo
     def looks(*_: object) -> Iterator[SaveRecord]:
         if answered:
             memory.change(slurm=reset_count(memory.ledger.slurm))
-        yield SaveRecord(DRAINED)  # as it was when the look began
+        yield SaveRecord(DRAINED)  # as it was when the reconciliation began
         return ReconcileReport(DRAINED, settled=True)
 
     monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", looks)
@@ -60,7 +60,9 @@ def test_jobs_are_listed_as_requeued_until_healthds_drain_ends(tmp_path: Path, m
     )
     listed = []
     while reports:
-        verdict = Verdict(Health.HEALTHY, may_resume=len(reports) % 2 == 0)  # the aim changes, so each look is due
+        verdict = Verdict(
+            Health.HEALTHY, may_resume=len(reports) % 2 == 0
+        )  # changes, so that each reconciliation is due
         assert hand.reconcile_if_due(verdict, round_ended=True) is not None
         listed.append(hand.requeued)
     assert listed == [("12",), ("12", "13"), ("12", "13"), ()]
@@ -73,8 +75,8 @@ WITHHELD = DrainRecord(hold=FleetHold(NOW, NOW + 60, own_hardware=True))
 @pytest.mark.parametrize(
     ("mode", "verdict", "pause", "slurm", "expected"),
     [
-        pytest.param(Mode.ACT, faulty(cause()), None, DrainRecord(), True, id="drain is wanted"),
-        pytest.param(Mode.DRAIN, faulty(cause()), None, DrainRecord(), True, id="drain is wanted, mode drain"),
+        pytest.param(Mode.ACT, faulty(cause()), None, DrainRecord(), True, id="drain is due"),
+        pytest.param(Mode.DRAIN, faulty(cause()), None, DrainRecord(), True, id="drain is due, mode drain"),
         pytest.param(Mode.ACT, Verdict(Health.HEALTHY), None, DrainRecord(), False, id="healthy"),
         pytest.param(Mode.OBSERVE, faulty(cause()), None, DrainRecord(), False, id="mode observe"),
         pytest.param(Mode.ACT, faulty(cause()), PAUSE, DrainRecord(), False, id="paused"),

@@ -1,4 +1,4 @@
-"""When Slurm is looked at again after trouble, and what a look may still change."""
+"""Tests of the driver: when Slurm is queried again after a failure, and what a failed reconciliation keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
         return [driver.retry_seconds(TROUBLE) for _ in range(8)][-1]
 
     seconds = [int(last_wait()) for _ in range(1000)]
-    assert max(seconds.count(second) for second in set(seconds)) < 40  # of 120 s: 8 each on average
+    assert max(seconds.count(second) for second in set(seconds)) < 40  # within 120 s: 8 per second on average
 
 
 def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the_start() -> None:
@@ -65,7 +65,9 @@ def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_sec
     unsettled = ReconcileReport(DrainRecord())
     driver.expect_registration()
     assert driver.retry_seconds(unsettled) == REGISTRATION_RETRY_SECONDS
-    assert driver.retry_seconds(TROUBLE) >= 0.8 * FIRST_RETRY_SECONDS, "a Slurm that does not answer is left alone"
+    assert driver.retry_seconds(TROUBLE) >= 0.8 * FIRST_RETRY_SECONDS, (
+        "a Slurm that does not answer is not queried often"
+    )
     assert driver.retry_seconds(SETTLED) == float("inf")
     now[0] = REGISTRATION_SECONDS
     assert driver.retry_seconds(unsettled) >= 0.8 * FIRST_RETRY_SECONDS
@@ -84,7 +86,7 @@ def test_a_mistake_with_what_slurm_said_is_slurms_trouble_and_the_next_look_goes
         broken.setattr("healthd.agent.slurm.driver.reconcile", stumbles)
         report = driver.start(Verdict(Health.HEALTHY), DrainRecord(), Policy())
     assert report is not None
-    assert report.record == remembered, "what was written down stays"
+    assert report.record == remembered, "the saved record is kept"
     assert report.problem == "healthd failed on Slurm's output: OverflowError: too many digits"
     assert (driver.status.problem, driver.is_busy, dict(guard.dropped)) == (report.problem, False, {"slurm": 1})
     assert driver.retry_seconds(report) < MAX_RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""Whose job an event is: of the process that the line names, else of those that hold the GPU."""
+"""Tests of the job of an event: the job of the process in the line, otherwise the jobs with the GPU open."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_an_event_gets_the_job_of_its_process_while_that_is_there(tmp_path: Path
     assert found.fields == (("unit", "x"), ("job", "4711"))
     assert made.add_jobs([found], {1}, GPUS, NOW + 2) == (found,)
     assert named(made, event(pid=43), event(pid=None), event(history=True), event(at=900.0)) == ["", "", "", ""]
-    assert made.add_jobs([event()], (), GPUS, NOW + 1) == (event(),), "not touched"
+    assert made.add_jobs([event()], (), GPUS, NOW + 1) == (event(),), "not among the touched events"
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Two jobs on GPU 3 (device node 5), one of them also on GPU 0."""
+    """Create two jobs on GPU 3 (device node 5). One job also uses GPU 0."""
     other = V2_STEP.replace("job_12", "job_13")
     cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "100 101", f"{other}/user/task_0": "102"})
     process(tmp_path, 100, f"0::/{V2_STEP}/user/task_0\n", "/dev/nvidiactl", "/dev/nvidia5")
@@ -109,12 +109,12 @@ def test_a_storm_does_not_walk_the_cgroups_in_a_storm(shared: Path, clock: Clock
     assert named(made, event(pid=None)) == ["12"]
 
 
-# --- Slurm is asked where it uses no cgroups
+# --- queries to Slurm on a node without cgroups
 
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A scontrol that prints what stands in a file, and notes that it was asked."""
+    """Create a scontrol that prints the content of a file and logs its arguments."""
     program = tmp_path / "bin/scontrol"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexec cat {tmp_path}/listed\n')

@@ -1,4 +1,4 @@
-"""What is done in Slurm is told: right before a command, when it is refused, and when Slurm shows what came of it."""
+"""Tests of the events about Slurm: before a command, when it is refused, and when Slurm shows its effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tup
 )
 def test_a_command_is_told_before_it_begins_and_again_only_where_it_is_refused(argv, event, about):
     assert told(argv) == [(event, {**about, "stage": "sent"})]
-    assert told(argv, CommandResult(0)) == [], "that it worked is told when Slurm shows it"
+    assert told(argv, CommandResult(0)) == [], "success is emitted when Slurm shows it"
     ((name, fields),) = told(argv, REFUSED)
     assert (name, fields["stage"]) == (event, "refused")
     assert fields["error"].endswith("slurm_update error: Invalid node name specified")

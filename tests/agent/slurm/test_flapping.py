@@ -1,4 +1,4 @@
-"""A fault that comes and goes: what its drains wait for, at each bound and beyond."""
+"""Tests of a fault that comes and goes: what its drains wait for, at each limit and beyond."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def verdict(shared: bool) -> Verdict:
 
 
 class Node:
-    """A node whose fault comes and goes; Slurm does at once what is decided."""
+    """A node with a fault that comes and goes. Slurm applies each decision at once."""
 
     def __init__(self, shared: bool, limits: Flapping = LIMITS) -> None:
         self.shared, self.policy, self.now = shared, replace(ACT, flapping=limits), NOW
@@ -58,7 +58,7 @@ class Node:
         return self
 
     def mends(self) -> Resume | Leave:
-        """All is clean: what is decided now."""
+        """End the fault and return the decision."""
         self.memory = after_reading(self.memory, CLEAN, self.now)
         decided = decide(CLEAN, STANDS, self.memory, self.policy, self.now)
         assert isinstance(decided, Resume | Leave)
@@ -67,11 +67,11 @@ class Node:
         return decided
 
     def waits(self) -> float:
-        """How long it stays clean until it is resumed; looked at when healthd looks by itself."""
+        """Return how long the node stays clean until it is resumed, with the queries that healthd makes by itself."""
         began = self.now
         while isinstance(self.mends(), Leave):
             until = waits_until(self.memory, self.policy.flapping, self.now)
-            assert until > self.now, "nobody would look again"
+            assert until > self.now, "no further query is scheduled"
             self.now = until
         return self.now - began
 
@@ -87,7 +87,7 @@ def test_the_third_drain_for_own_hardware_within_an_hour_waits_for_a_person() ->
         'or run "healthd repaired gpu_xid/79"'
     )
     faulty.now += 30 * 24 * HOUR
-    assert isinstance(faulty.mends(), Leave), "time alone does not mend hardware"
+    assert isinstance(faulty.mends(), Leave), "time alone does not clear it"
     assert waits_until(faulty.memory, LIMITS, faulty.now) == 0.0
 
 
@@ -176,7 +176,7 @@ def test_a_restart_lets_no_wait_begin_anew() -> None:
     faulty.now += 4 * MINUTE
     faulty.mends()
     faulty.memory = decode(encode(Ledger(slurm=faulty.memory)), "here").slurm
-    faulty.memory = after_reading(faulty.memory, UNKNOWN, faulty.now + HOUR)  # no check has looked yet
+    faulty.memory = after_reading(faulty.memory, UNKNOWN, faulty.now + HOUR)  # no check has run yet
     faulty.now += HOUR + MINUTE
     assert faulty.waits() == 6 * MINUTE
 
@@ -204,7 +204,7 @@ def test_the_reason_says_at_the_third_time_that_a_person_must_end_it_and_is_stil
     assert drain.reason.endswith(" (3 times in an hour: an operator must resume it)")
     ours, stands = replace(memory, reason=drain.reason), node("IDLE+DRAIN", drain.reason)
     assert drain_owner(stands, ours) is Owner.HEALTHD
-    assert drain_owner(stands, DrainRecord()) is Owner.UNRECORDED_HEALTHD, "as every drain of ours that is not known"
+    assert drain_owner(stands, DrainRecord()) is Owner.UNRECORDED_HEALTHD, "like every unrecorded drain of healthd"
     assert decide(verdict(False), stands, ours, ACT, NOW) == drain, "no second update"
 
 
@@ -240,7 +240,7 @@ def test_a_clock_that_is_set_moves_its_moments() -> None:
     assert moved.resumed_drains == (ResumedDrain(NOW + 91, NOW + 92, False),)
     ahead = replace(memory, clean_since=NOW + 30 * HOUR)
     back = after_reading(ahead, CLEAN, NOW)
-    assert (back.clean_since, back.clean_seconds) == (NOW, 0.0), "a clock that was ahead holds no drain"
+    assert (back.clean_since, back.clean_seconds) == (NOW, 0.0), "a clock that was ahead delays no resume"
     assert waits_until(ahead, LIMITS, NOW) <= NOW + 10 * MINUTE
 
 

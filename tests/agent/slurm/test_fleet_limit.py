@@ -1,4 +1,4 @@
-"""The fleet limit by itself: how many, how long, and that what is drained is never more than that."""
+"""Tests of the fleet limit: its size, the waits, and that the number of drained nodes never exceeds it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cause(shared: bool) -> Condition:
     )
 
 
-# --- how many
+# --- size
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_of_several_partitions_the_one_with_the_least_room_counts() -> None:
     assert is_exceeded(replace(full, drained=5), LIMITS, SHARED)
 
 
-# --- how long
+# --- waits
 
 
 def test_a_thousand_nodes_spread_their_first_count_over_the_window() -> None:

@@ -1,4 +1,4 @@
-"""What the log is told of a look at Slurm: a sentence each, with the fields by which the journal finds it."""
+"""Tests of the log lines about Slurm: one sentence each, with journal fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at Slurm where a fault of one GPU requeues only the jobs on it, fed with what Slurm's commands answer."""
+"""Tests of one reconciliation with a fault of one GPU: only jobs on that GPU are requeued. Slurm answers are fakes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def verdict(*causes: Condition) -> Verdict:
 
 
 def gpus(**told: str) -> NodeGpus:
-    """`told`: what the prolog wrote, job12="0"."""
+    """Return node GPUs with the text that the prolog wrote for each job, such as job12="0"."""
     return NodeGpus(Inventory(gpus=GPUS), GPUS, read_prolog=lambda job: (f"{job} {told.get(f'job{job}', '')}\n", NOW))
 
 
@@ -68,7 +68,7 @@ def look(
     answers: Mapping[str, CommandResult] | None = None,
     gres_conf: CommandResult | str = GRES_CONF,
 ) -> tuple[ReconcileReport, list[str]]:
-    """The report, and the commands beside the looks at the node. A job that is requeued is pending afterwards."""
+    """Return the report, and the commands except those that read the node. A requeued job is pending afterwards."""
     steps = reconcile(wanted, memory, policy, "n1", "b1", lambda: NOW, node_gpus)
     ran, requeued, answer = [], set(), None
     while True:
@@ -142,7 +142,7 @@ def test_a_run_that_was_spared_is_hit_by_the_next_fault_on_its_gpu() -> None:
     known = replace(OURS, unaffected_jobs=(UnaffectedJob("13", "13", NOW - 100, ("1",), "has another"),))
     report, ran = look(verdict(fault(0), fault(1)), {"13": TWO["13"]}, gpus(), known)
     assert report.requeued == ("13",)
-    assert ran == ["squeue 13", "scontrol requeue incomplete 13", "squeue 13"], "its GPUs are not asked for again"
+    assert ran == ["squeue 13", "scontrol requeue incomplete 13", "squeue 13"], "its GPUs are not queried again"
 
 
 def test_slurm_is_asked_where_the_prolog_told_nothing() -> None:
@@ -177,7 +177,7 @@ def test_on_a_node_without_gpus_in_slurm_and_with_node_all_are_hit_and_nothing_i
 
 
 def test_a_job_is_a_victim_of_the_faults_that_were_seen_since_it_started() -> None:
-    """It started after the fault of its own GPU; another GPU's came later."""
+    """The job started after the fault of its own GPU; the fault of another GPU came later."""
     late = {"13": squeue("13", start=NOW - 5)}
     report, _ = look(verdict(fault(1, at=NOW - 10), fault(0, at=NOW - 1)), late, gpus(job13="1"))
     assert report.requeued == ()

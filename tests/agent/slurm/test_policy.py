@@ -1,4 +1,4 @@
-"""The table of policy.py, row by row."""
+"""Tests of the policy, row by row of the table in policy.py."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def over_at(moment: float) -> DrainRecord:
 @pytest.mark.parametrize(
     ("verdict", "state", "memory", "decision"),
     [
-        # nobody's drain
+        # no drain
         (CRITICAL, node("IDLE"), DrainRecord(), Drain(XID, True)),
         (DEGRADED, node("MIXED"), DrainRecord(), Drain(XID, False)),
         (DEGRADED, node("MIXED+PLANNED"), DrainRecord(), Drain(XID, False)),
@@ -107,7 +107,7 @@ def over_at(moment: float) -> DrainRecord:
         (CRITICAL, node("IDLE", XID), DrainRecord(), Drain(XID, True)),  # 24.11 keeps a reason after RESUME
         (REPAIRED, node("IDLE"), DrainRecord(), Leave("nothing to do")),
         (REPAIRED, node("IDLE", XID), DrainRecord(), Leave("nothing to do")),
-        # ours
+        # own drain
         (CRITICAL, node("MIXED+DRAIN", XID), OURS, Drain(XID, True)),
         (DEGRADED, node("IDLE+DRAIN", XID), OURS, Drain(XID, False)),
         (CRITICAL, node("IDLE+DRAIN", "Kill task failed"), OURS, Drain("Kill task failed", True)),
@@ -143,7 +143,7 @@ def over_at(moment: float) -> DrainRecord:
             OURS,
             Leave("repaired, but the node is REBOOT_REQUESTED in Slurm"),
         ),
-        # the text changes for another worst cause only
+        # the reason changes only if another cause is the worst
         (
             faulty(cause(text=ECC), cause(Severity.DEGRADED)),
             node("IDLE+DRAIN", XID),
@@ -152,7 +152,7 @@ def over_at(moment: float) -> DrainRecord:
         ),
         (faulty(cause(text=ECC), cause()), node("IDLE+DRAIN", XID), OURS, Drain(XID, True)),
         (faulty(cause(text=ECC)), node("IDLE+DRAIN", "Kill task failed"), OURS, Drain(ECC, True)),
-        # others'
+        # foreign drain
         (CRITICAL, node("IDLE+DRAIN", "fan"), DrainRecord(), Drain("fan", True)),
         (DEGRADED, node("IDLE+DRAIN", "fan"), DrainRecord(), Leave('drained by root: "fan"')),
         (DEGRADED, node("DOWN", "fan"), DrainRecord(), Leave('drained by root: "fan"')),
@@ -163,7 +163,7 @@ def over_at(moment: float) -> DrainRecord:
             DrainRecord(),
             Leave(f'drained by root: "Prolog error"; healthd\'s finding: {XID}'),
         ),
-        # our own prolog refused a job because of our verdict, before our drain was in Slurm
+        # healthd's prolog refused a job because of the verdict, before healthd's drain was in Slurm
         (CRITICAL, REFUSED, DrainRecord(), Drain(XID, True)),
         (DEGRADED, REFUSED, DrainRecord(), Drain(XID, False)),
         (
@@ -242,7 +242,7 @@ def test_in_mode_drain_nothing_is_requeued() -> None:
         (node("IDLE+DRAIN", "Kill task failed : reboot issued"), OURS, Owner.HEALTHD),
         (node("IDLE+DRAIN", "Kill task failed (JobId=7 StepId=batch)"), OURS, Owner.HEALTHD),  # 26.05
         (node("IDLE+DRAIN", "Kill task failed, RMA 7"), OURS, Owner.OTHER),
-        # 24.11: slurmd is away; it comes back with a GPU less
+        # 24.11: slurmd is down and returns with one GPU less
         (node("DOWN+DRAIN+NOT_RESPONDING", f"{XID} : Not responding"), OURS, Owner.HEALTHD),
         (node("IDLE+DRAIN+INVALID_REG", "gres/gpu count reported lower than configured (7 < 8)"), OURS, Owner.HEALTHD),
         (node("IDLE+DRAIN+INVALID_REG", "Low RealMemory (reported:1 < 100.00% of configured:2)"), OURS, Owner.HEALTHD),
@@ -252,7 +252,7 @@ def test_in_mode_drain_nothing_is_requeued() -> None:
         (node("IDLE+DRAIN", f"{XID} RMA 7"), DrainRecord(overriding_reason=f"{XID} RMA 7"), Owner.OTHER),
         (node("IDLE+DRAIN", f"{XID} RMA 7"), DrainRecord(pending_reason=XID), Owner.OTHER),
         (node("IDLE+DRAIN", "Prolog error"), OURS, Owner.OTHER),
-        (node("IDLE+DRAIN", ""), OURS, Owner.HEALTHD),  # 22.05 drops the words when it switches a node on
+        (node("IDLE+DRAIN", ""), OURS, Owner.HEALTHD),  # 22.05 drops the reason when it powers up a node
         (node("IDLE+DRAIN", ""), DrainRecord(), Owner.OTHER),
         (node("IDLE+DRAIN", ECC), replace(OURS, pending_reason=ECC), Owner.HEALTHD),
     ],
@@ -265,20 +265,20 @@ def test_whose_drain_it_is(state: NodeState, memory: DrainRecord, whose: Owner) 
     ("state", "refusals", "memory", "is_ours"),
     [
         (PROLOG_ERROR, [NOW], DrainRecord(), True),
-        (PROLOG_ERROR, [NOW + 5], DrainRecord(), True),  # the clocks
-        (PROLOG_ERROR, [NOW + 5.1], DrainRecord(), False),  # it was drained before: another prolog
-        (PROLOG_ERROR, [NOW, NOW + 30, NOW + 50], DrainRecord(), True),  # Slurm keeps the time of the first
+        (PROLOG_ERROR, [NOW + 5], DrainRecord(), True),  # clock difference
+        (PROLOG_ERROR, [NOW + 5.1], DrainRecord(), False),  # drained before the refusal, by another prolog
+        (PROLOG_ERROR, [NOW, NOW + 30, NOW + 50], DrainRecord(), True),  # Slurm keeps the time of the first refusal
         (PROLOG_ERROR, [NOW - 15], DrainRecord(), True),
         (PROLOG_ERROR, [NOW - 15.1], DrainRecord(), False),
-        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 5), True),  # seen as over a moment before Slurm had heard of it
-        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 4.9), False),  # the drain that followed that refusal is over
+        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 5), True),  # it ended just before Slurm received the refusal
+        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 4.9), False),  # the drain of that refusal has ended
         (PROLOG_ERROR, [NOW - 10, NOW - 1], over_at(NOW - 4.9), True),
         (PROLOG_ERROR, [], DrainRecord(), False),
-        (PROLOG_ERROR, [], DrainRecord(prolog_drain_time=NOW), True),  # as at the last look
-        (PROLOG_ERROR, [], DrainRecord(prolog_drain_time=NOW - 1), False),  # it is over, and another one stands
+        (PROLOG_ERROR, [], DrainRecord(prolog_drain_time=NOW), True),  # recorded by the last reading
+        (PROLOG_ERROR, [], DrainRecord(prolog_drain_time=NOW - 1), False),  # that drain ended; this is another one
         (replace(PROLOG_ERROR, reason="Epilog error"), [NOW], DrainRecord(prolog_drain_time=NOW), False),
         (replace(PROLOG_ERROR, reason="Prolog error, fan"), [NOW], DrainRecord(prolog_drain_time=NOW), False),
-        # 24.11 keeps the words of a drain that is over
+        # 24.11 keeps the reason of an ended drain
         (replace(PROLOG_ERROR, flags=frozenset({"IDLE"})), [NOW], DrainRecord(prolog_drain_time=NOW), False),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_drain_that_our_prologs_refusal_made_concerns_us_until_it_is_over() ->
     assert noted == DrainRecord(prolog_drain_time=5.0)
     assert not needs_no_query(REPAIRED, noted)
     assert needs_no_query(REPAIRED, after_reading(noted, node("IDLE"), "b1", NOW))
-    assert needs_no_query(REPAIRED, after_reading(noted, node("IDLE+DRAIN", "fan"), "b1", NOW)), "a person took it over"
+    assert needs_no_query(REPAIRED, after_reading(noted, node("IDLE+DRAIN", "fan"), "b1", NOW)), "an operator took over"
 
 
 def test_a_job_that_our_prolog_refused_though_our_drain_stood_shows_that_a_person_resumed_the_node() -> None:
@@ -335,7 +335,7 @@ def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_
         assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
             "drained by Slurm, with the Reason of an ended drain by healthd"
         )
-    assert not restored_drain(node("IDLE", XID), over), "24.11 keeps the words"
+    assert not restored_drain(node("IDLE", XID), over), "24.11 keeps the reason"
     back = after_reading(after_restored_drain(over, lifted, NOW), node("IDLE+DRAIN", XID), "b1", NOW)
     assert back == replace(OURS, confirmed_at=NOW)
 
@@ -358,8 +358,8 @@ def test_each_drain_before_the_last_one_is_known_when_slurmctld_brings_it_back()
         back = after_restored_drain(memory, old, NOW)
         assert drain_owner(state, back) is Owner.HEALTHD
         others = {1.0, 2.0, 3.0} - {stamp}
-        assert {e.reason_time for e in back.earlier_drains} == others, "it may come back from another state again"
-    assert restored_drain(drained(XID, 4), memory) is None, "our words, written by somebody else"
+        assert {e.reason_time for e in back.earlier_drains} == others, "these may be restored from another saved state"
+    assert restored_drain(drained(XID, 4), memory) is None, "healthd's reason, set by another user"
     assert restored_drain(drained("fan", 1), memory) is None
 
 
@@ -381,13 +381,13 @@ def test_the_drains_that_are_remembered_have_a_bound_and_end_where_an_operator_t
     again = after_reading(replace(memory, pending_reason=XID), drained(XID, 50.0), "b1", NOW)
     theirs = after_reading(again, drained("fan", 51.0), "b1", NOW)
     assert (theirs.earlier_drains, theirs.reason_time) == ((), 0.0)
-    assert restored_drain(drained(XID, 50.0), theirs) is None, "who took it over lifts it"
+    assert restored_drain(drained(XID, 50.0), theirs) is None, "the operator who took over must lift it"
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        NodeState("n1", frozenset({"IDLE", "DRAIN"}), XID, "root", 6.0),  # our words again, written by somebody else
+        NodeState("n1", frozenset({"IDLE", "DRAIN"}), XID, "root", 6.0),  # healthd's reason, set again by another user
         node("IDLE+DRAIN", ECC),
         node("IDLE+DRAIN", f"{XID}, RMA 7"),
         node("IDLE+DRAIN", "Prolog error"),
@@ -423,8 +423,8 @@ def test_what_was_sent_stays_known_until_it_can_no_longer_be_under_way() -> None
         (OURS, "b1", False),
         (OURS, "b2", True),
         (replace(OURS, reboot_pending=True), "b1", True),
-        (replace(OURS, resume_sent_at=NOW - 1), "b1", True),  # ours, and not read as drained since
-        (replace(OURS, resume_sent_at=NOW - 80), "b1", True),  # ours, perhaps applied late
+        (replace(OURS, resume_sent_at=NOW - 1), "b1", True),  # resumed by healthd, and not read as drained since
+        (replace(OURS, resume_sent_at=NOW - 80), "b1", True),  # resumed by healthd, perhaps applied late
         (replace(OURS, resume_sent_at=NOW - 1000), "b1", False),
     ],
 )
@@ -536,7 +536,7 @@ STOOD = DrainRecord(reason=XID, confirmed_at=70.0, boot_id="b")
         (node("IDLE+DRAIN", XID), STOOD, 65.0),
         (node("ALLOCATED+DRAIN", "fan broken"), DrainRecord(overriding_reason="fan broken", boot_id="b"), 65.0),
         (node("IDLE+DRAIN", XID), replace(STOOD, boot_id="the boot before"), None),
-        (node("IDLE+DRAIN+NOT_RESPONDING", XID), STOOD, None),  # it may be taken away when slurmd registers
+        (node("IDLE+DRAIN+NOT_RESPONDING", XID), STOOD, None),  # the drain may be removed when slurmd registers
         (node("DOWN+DRAIN+REBOOT_ISSUED", XID), STOOD, None),
         (node("IDLE"), STOOD, None),  # lost or resumed
         (node("IDLE+DRAIN", XID), DrainRecord(boot_id="b"), None),

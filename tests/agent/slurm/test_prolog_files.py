@@ -1,4 +1,4 @@
-"""What the node tells of its jobs' GPUs: the prolog's files, open devices, the inventory when no GPU was missing."""
+"""Tests of the GPUs of jobs as the node reports them: files of the prolog, open devices, and the complete inventory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at Slurm, fed with what Slurm's commands answer."""
+"""Tests of one reconciliation, with fake answers of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from healthd.common.slurm.output import parse_job, parse_listpids, parse_process
 ACT = Policy(mode=Mode.ACT, requeue_retry_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
 OURS = DrainRecord(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
-OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
+OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # recorded for a drain for own hardware
 OVER = EndedDrain(XID, XID, NOW - 60, NOW)
 OVER_HERE = replace(OVER, controller=f"{NOW - 9e5:.0f} ctl1")
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
@@ -97,20 +97,20 @@ UP = "\nSlurmctld(primary) at {} is {}\nSlurmctld(backup) at ctl2 is UP\n"
 
 
 def started(at: float, host: str = "", state: str = "UP") -> CommandResult:
-    """`scontrol show config` of a slurmctld that started then; `host`: the primary, which is UP or DOWN."""
+    """Return `scontrol show config` of a slurmctld. `host` is the primary, which is UP or DOWN."""
     return CommandResult(0, CONFIG.format(at, UP.format(host, state) if host else "").encode())
 
 
 LONG_AGO = NOW - 9e5
-PRIMARY = started(LONG_AGO, "ctl1")  # answers unless a test has another
+PRIMARY = started(LONG_AGO, "ctl1")  # the default controller of a test
 COUNTED = FleetCount(NOW, (PartitionCount("gpu", 1000, 0),))
 UNSAVED = UnsavedChange(NOW, f"{LONG_AGO:.0f} ctl1")
 
 
 @dataclass
 class Look:
-    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order; apart from
-    these what it asked of the fleet, and how often it read the node again right before a change."""
+    """The result of one reconciliation. `steps` has the commands' argv and the saved records in order, without the
+    queries about the fleet (`fleet_queries`) and without the readings right before a change (`rereads`)."""
 
     report: ReconcileReport
     steps: list[tuple[str, ...] | DrainRecord] = field(default_factory=list)
@@ -137,21 +137,24 @@ def look(
     exact_reason: str = "fan",
     controller: CommandResult | None = None,
 ) -> Look:
-    """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
-    without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
-    before a change; without it as it was. `refusals`: when this node's prolog refused jobs."""
+    """Run a reconciliation and answer each command with the next of `answers`, which must all be used.
+
+    `fleet` answers queries about the fleet; the default is 1000 nodes without a drain by healthd. `changed_nodes` are
+    the readings before a change; the default is the unchanged node. `refusals` are the times at which the prolog
+    refused jobs.
+    """
     memory = memory or DrainRecord()
     generator = reconcile(verdict, memory, policy, "n1", boot_id, now, refusals=lambda: refusals)
     left, steps, asked, others = list(answers), [], [], list(meanwhile)
     answer: CommandResult | None = None
-    node: CommandResult | None = None  # as read since the last change
+    node: CommandResult | None = None  # the last reading since the last change
     again = controllers = 0
     controller = controller or PRIMARY
     while True:
         try:
             step = generator.send(answer)
         except StopIteration as end:
-            assert not [*left, *others], f"never asked for: {left}, {others}"
+            assert not [*left, *others], f"unused answers: {left}, {others}"
             return Look(end.value, steps, asked, again)
         if isinstance(step, SaveRecord):
             steps.append(step.record)
@@ -181,7 +184,7 @@ def look(
 
 
 def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandResult:
-    """What Slurm says of a partition of so many nodes, of which healthd has drained so many."""
+    """Return Slurm's output for a partition of this size with this number of nodes drained by healthd."""
     if argv[-1] == "partition":
         return CommandResult(
             0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n".encode()
@@ -191,7 +194,7 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
     return CommandResult(0, b"".join(columns(row, FLEET_COLUMNS) for row in rows))
 
 
-# draining
+# drain
 
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
@@ -230,7 +233,7 @@ def test_an_operators_drain_while_the_fleet_is_counted_is_seen_before_ours_is_se
 
 
 def test_a_drain_of_ours_that_stands_again_when_the_fleet_was_counted_is_not_sent_again() -> None:
-    """slurmctld was restarted without our drain, and then again with it."""
+    """slurmctld was restarted without healthd's drain, and then again with it."""
     answers = [sinfo("idle"), started(NOW - 30), started(NOW)]
     done = look(DEGRADED, answers, OURS, meanwhile=[sinfo("idle+drain", XID)])
     assert (done.changes(), done.report.owner, done.report.record.reason) == ([], Owner.HEALTHD, XID)
@@ -274,7 +277,7 @@ def test_a_drain_that_the_limit_takes_back_is_left_to_an_operator_who_took_it_ov
 
 
 def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_are_drained_for_again() -> None:
-    """From 24.11 on a resume leaves the words: these came between our reading and our command."""
+    """Since 24.11 a resume keeps the reason. An operator set this one between healthd's reading and its command."""
     answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", "fan", NOW), DONE, sinfo("idle+drain", "fan", NOW)]
     done = look(REPAIRED, answers, OURS)
     assert done.changes()[1] == "scontrol update NodeName=n1 State=DRAIN Reason=fan"
@@ -310,7 +313,7 @@ def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
         0,
     )
     gone = look(DEGRADED, [sinfo("idle"), PRIMARY], done.report.record)
-    assert gone.report.acknowledged, "and so is their resume"
+    assert gone.report.acknowledged, "their resume counts, too"
 
 
 def test_a_drain_that_stands_is_not_sent_again() -> None:
@@ -383,7 +386,7 @@ def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, problem
     assert done.report.node is None
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.why == "the node's state in Slurm is unknown"
-    assert done.report.decision.would.startswith('drain with "healthd: '), "what is wanted is said all the same"
+    assert done.report.decision.would.startswith('drain with "healthd: '), "the desired action is still reported"
     assert not done.report.settled
 
 
@@ -393,7 +396,7 @@ def test_observing_it_reads_and_never_changes() -> None:
         assert look(REPAIRED, [sinfo("idle+drain", XID)], OURS, policy).changes() == []
 
 
-# resuming
+# resume
 
 
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
@@ -446,7 +449,7 @@ def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_res
     assert done.report.adopted is None
     unread = look(REPAIRED, [sinfo("idle+drain", XID)], over, controller=CONNECT_FAILURE)
     assert unread.report.problem
-    assert (unread.report.record, unread.report.settled) == (over, False), "it is asked again"
+    assert (unread.report.record, unread.report.settled) == (over, False), "the controller is queried again"
 
 
 def test_a_resume_that_did_nothing_is_trouble() -> None:
@@ -487,9 +490,9 @@ def test_a_resume_of_ours_that_may_come_late_is_ours_and_the_next_one_an_operato
 
 @pytest.mark.parametrize("unknown", [LATE, SOCKET_TIMEOUT, None], ids=["time-out", "no answer", "killed"])
 def test_a_resume_of_ours_whose_answer_was_lost_counts_as_one_that_was_heard(unknown: CommandResult | None) -> None:
-    """A fault that comes and goes is damped however slow slurmctld is."""
+    """Flapping is limited also if slurmctld answers slowly."""
     held = replace(OURS, drained_at=NOW - 300, own_hardware=True)
-    if unknown is None:  # killed right after that was written down, as scontrol had it
+    if unknown is None:  # killed after the record was saved, when scontrol had the command
         known = replace(held, resume_sent_at=NOW)
     else:
         known = look(REPAIRED, [sinfo("idle+drain", XID), unknown], held).report.record
@@ -497,7 +500,7 @@ def test_a_resume_of_ours_whose_answer_was_lost_counts_as_one_that_was_heard(unk
     late = look(REPAIRED, [sinfo("idle")], known, now=lambda: NOW + 20)
     assert late.report.record.resumed_drains == (ResumedDrain(NOW - 300, NOW + 20, True),)
     lost = look(REPAIRED, [sinfo("idle"), started(NOW - 30)], held)
-    assert lost.report.record.resumed_drains == (), "slurmctld lost that drain: nobody resumed it"
+    assert lost.report.record.resumed_drains == (), "slurmctld lost the drain, so it was not resumed"
 
 
 @pytest.mark.parametrize("after", [sinfo("idle+drain", "fan"), sinfo("idle", "fan")], ids=["drained", "24.11"])
@@ -509,7 +512,7 @@ def test_a_resume_of_ours_counts_also_where_a_person_drained_the_node_right_afte
     assert done.report.record.resumed_drains == (ResumedDrain(NOW - 300, NOW, True),)
 
 
-# drains after a refusal of our prolog
+# drains after a refusal by healthd's prolog
 
 
 def prolog_error(since: float = NOW - 2) -> CommandResult:
@@ -520,7 +523,7 @@ NOT_CLEAN = Verdict(Health.UNKNOWN, unknown=("site timed out",))
 
 
 @pytest.mark.parametrize(
-    "memory", [DrainRecord(), replace(OURS, reason_time=NOW - 60)], ids=["no drain", "ours was resumed"]
+    "memory", [DrainRecord(), replace(OURS, reason_time=NOW - 60)], ids=["no drain", "own drain was resumed"]
 )
 def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: DrainRecord) -> None:
     answers = [prolog_error(NOW - 9), *([PRIMARY] if memory.reason else [])]
@@ -532,7 +535,7 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_
     assert not needs_no_query(REPAIRED, waits.report.record)
     kept = waits.report.record
     later = look(REPAIRED, [prolog_error(NOW - 9), DONE, sinfo("idle")], kept, now=lambda: NOW + 200)
-    assert later.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"], "also without the prolog's note"
+    assert later.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"], "also without the prolog's file"
     assert needs_no_query(REPAIRED, replace(later.report.record, ended_drain=None))
 
 
@@ -543,13 +546,13 @@ def test_a_node_that_our_prolog_drained_is_looked_at_until_it_is_steady() -> Non
 
 
 def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_left() -> None:
-    """Our prolog refused a job 50 s before, and the drain for it was lifted 25 s before."""
+    """healthd's prolog refused a job 50 s ago, and the drain for it was lifted 25 s ago."""
     over = DrainRecord(ended_drain=replace(OVER, ended_at=NOW - 25, is_saved=True))
     done = look(REPAIRED, [prolog_error(NOW)], over, refusals=(NOW - 50,))
     assert (done.changes(), done.report.owner) == ([], Owner.OTHER)
 
 
-# drains that are gone
+# lost drains
 
 
 def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
@@ -589,7 +592,7 @@ def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: 
     assert done.changes() == []
 
 
-BACKUP = started(LONG_AGO + 5, "ctl1", "DOWN")  # it has taken over, and started days ago
+BACKUP = started(LONG_AGO + 5, "ctl1", "DOWN")  # started days ago and has taken over
 DRAINED_NOW = replace(OURS, confirmed_at=NOW - 3, unsaved_change=UnsavedChange(NOW - 3, UNSAVED.controller))
 
 
@@ -605,7 +608,7 @@ def test_a_drain_that_vanishes_under_the_same_slurmctld_was_resumed_by_an_operat
 
 
 def test_an_operators_resume_after_a_failover_is_theirs_once_the_drain_is_saved() -> None:
-    """The backup took over long after the drain was saved; then a person resumed the node."""
+    """The backup took over long after the drain was saved. Then an operator resumed the node."""
     stands = look(DEGRADED, [sinfo("idle+drain", XID)], DRAINED_NOW, now=lambda: NOW + 20).report.record
     assert stands.unsaved_change is None
     assert look(DEGRADED, [sinfo("idle"), BACKUP], stands, now=lambda: NOW + 300).report.acknowledged
@@ -634,7 +637,7 @@ def test_a_drain_that_vanishes_before_it_is_saved_is_put_back_if_its_controller_
 
 
 def test_a_drain_whose_controller_could_not_be_read_is_put_back_if_it_was_never_read_as_saved() -> None:
-    """slurmctld was away for an hour."""
+    """slurmctld was unreachable for an hour."""
     drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.record
     done = look(DEGRADED, [FREE, BACKUP, DONE, TAKEN], drained, now=lambda: NOW + 3600)
     assert (done.report.owner, done.report.acknowledged) == (Owner.HEALTHD, False)
@@ -661,7 +664,7 @@ def test_a_drain_that_is_back_soon_after_a_resume_whose_controller_could_not_be_
     assert (done.report.resumed, done.report.acknowledged) == (True, False)
     saved = look(REPAIRED, [FREE], over, now=lambda: NOW + 61).report.record
     later = look(REPAIRED, [TAKEN], saved, now=lambda: NOW + 300)
-    assert (later.changes(), later.report.owner) == ([], Owner.OTHER), "Slurm's own drain under healthd's words"
+    assert (later.changes(), later.report.owner) == ([], Owner.OTHER), "a drain by Slurm itself with healthd's reason"
 
 
 def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is_lifted_again() -> None:
@@ -671,7 +674,7 @@ def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
     assert (done.report.resumed, done.report.acknowledged) == (True, False)
     kept = look(REPAIRED, [sinfo("idle+drain", XID), PRIMARY], over, now=lambda: NOW + 20)
-    assert (kept.changes(), kept.report.owner) == ([], Owner.OTHER), "under the same slurmctld it is not healthd's"
+    assert (kept.changes(), kept.report.owner) == ([], Owner.OTHER), "under the same slurmctld it is a foreign drain"
 
 
 INVALID_STATE = failed("slurm_update error: Invalid node state specified")
@@ -694,7 +697,7 @@ def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
     assert done.changes() == []
 
 
-# requeueing
+# requeue
 
 
 DRAINED = sinfo("mixed+drain", XID)
@@ -756,7 +759,7 @@ def test_a_job_that_no_longer_runs_is_nothing_to_requeue(job: CommandResult) -> 
 
 @pytest.mark.parametrize("flag", ["1", "2", "5", "65535"])
 def test_a_batch_job_that_slurm_itself_requeued_before_is_one_still(flag: str) -> None:
-    """slurmctld counts BatchFlag up when it requeues a job that was missing on its node."""
+    """slurmctld increments BatchFlag when it requeues a job that was missing on its node."""
     job, after = squeue(batch=flag, restarts=1), squeue(batch=flag, restarts=2, state="PENDING")
     assert look(CRITICAL, [DRAINED, listpids("12"), job, DONE, after], OURS).report.requeued == ("12",)
 
@@ -835,7 +838,7 @@ def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], pr
 
 
 def test_the_jobs_of_living_slurmstepds_are_requeued_beside_a_dead_one() -> None:
-    """22.05 prints what it knows, and fails."""
+    """22.05 prints the jobs that it could read, and fails."""
     dead = CommandResult(1, listpids("12").stdout, "Unable to connect to slurmstepd: Connection refused\n")
     done = look(CRITICAL, [DRAINED, dead, squeue(), DONE, squeue(restarts=1, state="PENDING")], OURS)
     assert done.report.requeued == ("12",)
@@ -866,7 +869,7 @@ def test_a_job_that_slurmctld_refuses_to_requeue_does_not_keep_the_others() -> N
     done = look(CRITICAL, answers, OURS)
     assert done.report.requeued == ("13",)
     assert done.report.problem.startswith("scontrol requeue: Access/permission denied")
-    assert [r.job for r in done.report.record.sent_requeues] == ["12", "13"], "so that 12 is not tried each round"
+    assert [r.job for r in done.report.record.sent_requeues] == ["12", "13"], "so 12 is not retried in each round"
     assert not done.report.settled
 
 
@@ -916,7 +919,7 @@ def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
 
 
 def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[Any]], Any]) -> bytes:
-    """What Slurm might print, with other words in some of its columns; or anything."""
+    """Return possible output of a Slurm command, with some columns replaced, or any bytes."""
 
     def row(of: tuple[tuple[str, int], ...], *values: str) -> bytes:
         return columns([draw(st.just(value) | st.just(value) | ANY_BYTES) for value in values], of)
@@ -964,14 +967,14 @@ def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
             assert [word.encode("utf-8", "surrogateescape") for word in step.argv]
             status = data.draw(st.sampled_from([0, 0, 0, 0, 1, None, 127]))
             answer = CommandResult(status, answer_to(step.argv, data.draw), data.draw(st.just("") | ANY_TEXT))
-    raise AssertionError("it does not end")
+    raise AssertionError("the reconciliation does not end")
 
 
-# the fleet
+# fleet limit
 
 
 def held_by_healthd(*counts: int) -> Callable[[tuple[str, ...]], CommandResult]:
-    """1000 nodes, of which healthd holds so many at the first count, the second, ..."""
+    """Return answers for 1000 nodes with this number drained by healthd at the first count, the second, and so on."""
     left = list(counts)
     return lambda argv: nodes(argv, held=left.pop(0) if argv[0] == "sinfo" else 0)
 
@@ -1064,7 +1067,7 @@ def test_a_shared_cause_waits_while_nobody_can_count() -> None:
         "sinfo: slurm_update error: Socket timed out on send/recv operation",
     )
     assert done.report.record.hold == DUE
-    assert (done.report.next_read_at, done.report.settled) == (0.0, False), "with the driver's backoff"
+    assert (done.report.next_read_at, done.report.settled) == (0.0, False), "retried with the driver's backoff"
 
 
 def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
@@ -1073,7 +1076,7 @@ def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
         assert (done.report.decision, done.report.settled) == (Drain(XID, False), True)
 
 
-# the fleet cannot be counted
+# failed fleet counts
 
 
 def withheld(verdict: Verdict, memory: DrainRecord, now: float = NOW) -> bool:
@@ -1112,7 +1115,7 @@ def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would.startswith("drain with")
     assert (done.report.settled, done.report.record.count_failing_since) == (False, NOW)
-    assert withheld(verdict, done.report.record), "the prolog lets jobs start"
+    assert withheld(verdict, done.report.record), "the prolog admits jobs"
 
 
 UNREAD_NODE = [LATE, CONNECT_FAILURE, SOCKET_TIMEOUT, CommandResult(0, b"garbage\n"), CommandResult(0)]
@@ -1121,7 +1124,7 @@ UNREAD_NODE = [LATE, CONNECT_FAILURE, SOCKET_TIMEOUT, CommandResult(0, b"garbage
 @pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED], ids=["critical", "degraded"])
 @pytest.mark.parametrize("answer", UNREAD_NODE)
 def test_jobs_may_start_while_the_node_cannot_be_read(verdict: Verdict, answer: CommandResult) -> None:
-    """A refusing prolog drains the node without a limit, so it must not refuse before a count."""
+    """A refusal by the prolog drains the node without a limit, so the prolog must not refuse before a count."""
     done = look(verdict, [answer])
     assert (done.changes(), done.report.settled, done.report.record.count_failing_since) == ([], False, NOW)
     assert withheld(verdict, done.report.record)
@@ -1156,7 +1159,7 @@ ONE_ROW_UNREAD = CommandResult(0, FREE.stdout + columns(("night", "1", "???", ""
 
 
 def test_a_node_with_a_row_that_cannot_be_read_is_not_drained_without_its_other_partition() -> None:
-    """The other partition may be at its limit."""
+    """The partition of the unreadable row may be at its limit."""
     done = look(CRITICAL, [ONE_ROW_UNREAD])
     assert done.changes() == []
     assert (done.report.node is not None, done.report.record.count_failing_since) == (True, NOW)
@@ -1195,7 +1198,7 @@ def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadl
 
 @pytest.mark.parametrize("gap", [601.0, 3600.0, 3 * 86400.0])
 def test_the_wait_for_an_uncounted_drain_begins_again_after_a_gap_without_counts(gap: float) -> None:
-    """Nobody tried to count while the node was switched off or the daemon was stopped."""
+    """No count was tried while the node was off or the daemon was stopped."""
     held = look(CRITICAL, [FREE], fleet=unreadable).report.record
     done = look(CRITICAL, [FREE], held, fleet=unreadable, now=later(gap))
     assert (done.changes(), done.report.record.count_failing_since) == ([], NOW + gap)
@@ -1264,7 +1267,7 @@ def test_a_count_that_gave_no_room_stands_in_too() -> None:
 
 
 def test_a_first_count_with_room_is_not_kept_and_none_of_other_partitions_stands_in() -> None:
-    """Many nodes may have seen the same room at the same moment."""
+    """Many nodes may have seen the same free place at the same time."""
     failed_drain = look(CRITICAL, [FREE, CONNECT_FAILURE], fleet=held_by_healthd(100)).report.record
     assert failed_drain.stored_count is None
     other = DrainRecord(stored_count=FleetCount(NOW - 10, (PartitionCount("other", 1000, 1),)))

@@ -1,4 +1,4 @@
-"""A slurmd that is started is noticed within a second, while somebody wants to know."""
+"""Tests of the detection of a started slurmd: within a second, while it is watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real workers that do everything wrong: the runner always gets to an end, and nothing is killed inside the driver."""
+"""Tests of the worker client with misbehaving real workers: each request ends, and no worker is killed inside NVML."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ CHECKS = {
         "gpus = host.nvml.gpus()\nwhile not os.path.exists(config.name): time.sleep(0.01)\n"
         'gpus[0].temperature()\nopen(config.name + ".called", "w").close()\ntime.sleep(600)'
     ),
-    "waits_for_file": (  # or until the test is over
+    "waits_for_file": (  # or until the test ends
         "while os.path.exists(os.path.dirname(config.name)) and not os.path.exists(config.name): time.sleep(0.01)"
     ),
 }
@@ -92,7 +92,7 @@ def run(host, config, past):
 
 @pytest.fixture
 def checks_dir(tmp_path: Path) -> str:
-    """A site's directory of checks, each of which does one thing."""
+    """Create a site's checks directory. Each check does one thing."""
     directory = tmp_path / "checks"
     directory.mkdir(mode=0o755)
     for name, body in CHECKS.items():
@@ -130,7 +130,7 @@ def request(check: str, resource: str = "", timeout_seconds: float = 120.0, **co
 
 
 def wait(runner: WorkerClient, seconds: float) -> None:
-    """What the daemon's one wait does."""
+    """Wait as the daemon does."""
     poll = select.poll()
     for descriptor, writes in runner.waits():
         poll.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
@@ -142,7 +142,7 @@ def ask(runner: WorkerClient, what: Request) -> Reply:
 
 
 def answered(runner: WorkerClient) -> Reply:
-    """The end of the request in flight."""
+    """Return the reply to the request in flight."""
     while (reply := runner.step()) is None:
         wait(runner, 30.0)
     return reply
@@ -151,7 +151,7 @@ def answered(runner: WorkerClient) -> Reply:
 def until(runner: WorkerClient, reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         wait(runner, 0.1)
         assert runner.step() is None
 
@@ -162,12 +162,12 @@ def answer_of(reply: Reply) -> RunAnswer:
 
 
 def worker_pid(runner: WorkerClient) -> int:
-    """Of the worker that has the request in flight, or had the last one."""
+    """Return the pid of the worker with the current or the last request."""
     return runner._worker.process.pid  # type: ignore[union-attr]
 
 
 def signals_pending(pid: int) -> int:
-    """The signals on their way to a process, of its threads together and of its main thread, as a mask."""
+    """Return the pending signals of a process and of its main thread as a mask."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
 
@@ -199,7 +199,7 @@ MISBEHAVES = (
         ("crashes", "the worker died (exit status 7)"),
         ("faults", "the worker died (signal 11)"),
         ("babbles", "the worker sent an invalid answer"),
-        ("pretends", "the worker sent an invalid answer"),  # not a clean run
+        ("pretends", "the worker sent an invalid answer"),  # must not count as a clean run
         ("floods", "the worker's answer exceeds 8 MiB"),
         ("gives_too_much", "the worker's answer exceeds 8 MiB"),
         ("gives_nonsense", 'TypeError: the check "gives_nonsense" yielded 42: must be a Finding, an Observation, a '
@@ -226,10 +226,10 @@ ENDS_THE_WORKER = ("exits", "crashes", "faults", "babbles", "pretends", "floods"
 def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
     runner: WorkerClient, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
 ) -> None:
-    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows a worker's own end late
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
     reply = ask(runner, request(check, resource))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
-    until(runner, lambda: not runner.quarantined)  # what may be in the driver is not killed, but ends by itself
+    until(runner, lambda: not runner.quarantined)  # a worker that may be in NVML is not killed, but ends by itself
     assert ask(runner, request("fine", resource)).outcome is Outcome.COMPLETED
     assert runner.quarantined == {}
 
@@ -266,7 +266,7 @@ def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: Work
 def test_a_worker_that_is_killed_at_work_fails_that_check_only(
     runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows its end late
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
     assert runner.send(request("hangs")) is None
     os.kill(worker_pid(runner), signal.SIGKILL)
     reply = answered(runner)
@@ -289,7 +289,7 @@ def test_an_unknown_check_is_one_sentence(runner: WorkerClient) -> None:
 def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(
     runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # a busy machine shows its end late
+    monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
     runner.send(request("hangs", timeout_seconds=0.5))
     hung = worker_pid(runner)
     reply = answered(runner)
@@ -363,7 +363,7 @@ def test_runner_replaces_a_fifo_in_the_place_of_its_workers_file(
 def test_a_worker_without_a_pidfd_is_lost_all_the_same(
     runners: Callable[..., WorkerClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No descriptor is left when it is given up: its resource stays barred until it ends."""
+    """It has no descriptor when it is abandoned. Its resource stays quarantined until it ends."""
     go_on = tmp_path / "go-on"
     runner = runners()
     runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
@@ -403,7 +403,7 @@ def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Worker
 def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(
     runners: Callable[..., WorkerClient], tmp_path: Path
 ) -> None:
-    """The first one gets no chance to write anything down."""
+    """The first daemon has no chance to save anything."""
     go_on = tmp_path / "go-on"
     first = runners()
     first.send(request("waits_for_file", "nvml", name=str(go_on)))
@@ -426,7 +426,7 @@ def test_a_list_of_workers_that_was_cut_off_bars_nothing(
     assert runners().quarantined == {}
 
 
-# --- the end
+# --- close
 
 
 def test_closing_ends_an_idle_worker(runner: WorkerClient) -> None:
@@ -447,7 +447,7 @@ def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: WorkerClient,
     known = json.loads((tmp_path / WORKERS_FILE).read_text())
     assert [(worker["pid"], worker["resource"]) for worker in known] == [(pid, "nvml")]
     go_on.touch()
-    assert os.waitpid(pid, 0)[1] == 0, "it ends by itself, without a word of complaint"
+    assert os.waitpid(pid, 0)[1] == 0, "it ends by itself, without an error"
 
 
 def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_not_held(
@@ -460,7 +460,7 @@ def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_no
     assert not runner.nvml_open
 
 
-# --- the driver
+# --- NVML
 
 
 def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners: Callable[..., WorkerClient]) -> None:
@@ -486,7 +486,7 @@ def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Worker
 
 @pytest.fixture
 def upgraded(runners: Callable[..., WorkerClient], tmp_path: Path) -> tuple[WorkerClient, Path]:
-    """A worker that has NVML loaded, and a driver of another version under it from now on."""
+    """Return a client whose worker has loaded NVML, after which the driver was replaced by another version."""
     scenario = tmp_path / "upgrade.toml"
     scenario.write_text('profile = "dgx-h100"\n')
     runner = runners(fake_nvml=str(scenario))
@@ -520,7 +520,7 @@ def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_a
 def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(
     runners: Callable[..., WorkerClient], tmp_path: Path
 ) -> None:
-    """The old library stays loaded in the old process: it alone sees a mismatch."""
+    """The old library stays loaded in the old process, so only that process sees a mismatch."""
     marker = tmp_path / "checks" / "upgraded.py"
     marker.write_text(
         f"{HEADER}"
@@ -543,7 +543,7 @@ def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[...
     runner.close(2.0)
     reply = ask(runners(), request("fine"))
     (reading,) = decode(answer_of(reply).past).values()
-    assert abs(reading.time - time.time()) < 60, "none is named where no past is kept"
+    assert abs(reading.time - time.time()) < 60, "without a daemon's clock the worker uses its own"
     assert reply.message_time is None
 
 
@@ -558,7 +558,7 @@ UPGRADED = """
 def test_however_long_a_worker_takes_to_start_no_clock_was_set(
     runners: Callable[..., WorkerClient], tmp_path: Path, check: str
 ) -> None:
-    """Each start costs 5 s; the second answer of `upgraded` is not believed, and a fresh worker asked."""
+    """Each start takes 5 s. The second answer of `upgraded` is refused, and a new worker repeats the run."""
     (tmp_path / "checks" / "upgraded.py").write_text(HEADER + UPGRADED)
     made: list[WorkerClient] = []
 
@@ -592,10 +592,10 @@ def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
         wait(runner, 30.0)
     assert reply.outcome is Outcome.COMPLETED
     assert reply.clock_step == pytest.approx(step, abs=1.0)
-    assert abs(ask(runner, request("fine")).clock_step) < 1.0, "the next is of one clock again"
+    assert abs(ask(runner, request("fine")).clock_step) < 1.0, "no step during the next run"
 
 
-# --- what the worker does besides checks
+# --- other requests
 
 
 def test_files_go_to_the_state_directory_and_come_back(runner: WorkerClient, tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def test_an_inventory_comes_from_the_worker(runners: Callable[..., WorkerClient]
     reply = ask(runner, Request("nvml", 60, TakeInventory(gpus=True)))
     assert isinstance(reply.answer, Inventory)
     assert len(reply.answer.gpus) == 8
-    assert runner.nvml_open, "whoever asked must close it"
+    assert runner.nvml_open, "the caller must close it"
 
 
 def test_an_answer_carries_the_number_of_its_request() -> None:

@@ -1,4 +1,4 @@
-"""A command's worker is a copy of it: it has no more of the command than a program has, and ends as one does."""
+"""Tests of forked workers: a fork keeps no more of its command than an executed program, and ends in the same way."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.agent.worker.test_client import CHECKS, HEADER
 
 HANG_SECONDS = 600.0
 
-# A command: it has what a copy must not have, asks its worker, and says how it went. Words: how the worker is started
-# ("copy", "program"), the site's checks, a lock, then "CHECK RESOURCE SECONDS" of each request.
+# A command with state that a fork must not keep. It sends requests to its worker and prints the replies. Arguments: how
+# the worker is started ("copy", "program"), the site's checks, a lock, then "CHECK RESOURCE SECONDS" of each request.
 COMMAND = """
 import fcntl, json, os, signal, socket, sys, time
 from functools import partial
@@ -43,21 +43,22 @@ signal.set_wakeup_fd(wakes.fileno())
 held = os.open(lock, os.O_RDWR | os.O_CREAT)
 os.set_inheritable(held, True)
 fcntl.flock(held, fcntl.LOCK_EX)
-if how == "program":  # it would keep this
+if how == "program":  # an executed program keeps the signal mask
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 begin = partial(forked.start, checks) if how == "copy" else None
-client.EXIT_WAIT_SECONDS = 10.0  # how a worker ended shows later on a busy machine
-asked = client.WorkerClient(Setup(checks_dir=checks_dir), "", time.monotonic, start_process=begin)
-told = []
-for each in requests:
-    check, resource, seconds = each.split()
+client.EXIT_WAIT_SECONDS = 10.0  # on a busy machine the exit status comes late
+worker_client = client.WorkerClient(Setup(checks_dir=checks_dir), "", time.monotonic, start_process=begin)
+results = []
+for request in requests:
+    check, resource, seconds = request.split()
     run = Run(check, "", {}, boot_id="b")
-    reply = one_round.send_and_wait(asked, client.Request(resource, float(seconds), run))
+    reply = one_round.send_and_wait(worker_client, client.Request(resource, float(seconds), run))
     observed = str(reply.answer.observations) if reply.answer else ""
-    told.append([check, reply.outcome.value, reply.error, observed])
-print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))
+    results.append([check, reply.outcome.value, reply.error, observed])
+driver = "libnvidia-ml" in open("/proc/self/maps").read()
+print(json.dumps({"results": results, "pids": worker_client.pids, "driver": driver}))
 sys.stdout.flush()
-asked.close(5.0)
+worker_client.close(5.0)
 """
 
 
@@ -73,7 +74,7 @@ def checks_dir(tmp_path: Path) -> str:
 
 
 def command(how: str, checks_dir: str, tmp_path: Path, *requests: str, env: dict[str, str] | None = None) -> Any:
-    """What it said. Its streams are pipes: this ends when the last process that holds one has ended."""
+    """Return the printed document. This ends when the last process with the pipe of its output has ended."""
     argv = [sys.executable, "-c", COMMAND, how, checks_dir, str(tmp_path / "lock"), *requests]
     with open(tmp_path / "words", "wb") as words:
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=words, timeout=300, check=False, env=env)
@@ -98,7 +99,7 @@ ENDS = (
 
 def test_a_copy_that_goes_wrong_ends_as_a_program_does(checks_dir: str, tmp_path: Path) -> None:
     requests = [f"{name} {name} 60" for name in ENDS]
-    copied, executed = (command(how, checks_dir, tmp_path, *requests)["told"] for how in ("copy", "program"))
+    copied, executed = (command(how, checks_dir, tmp_path, *requests)["results"] for how in ("copy", "program"))
     assert copied == executed
     assert {outcome for _, outcome, _, _ in copied} == {"completed", "failed"}
     assert ["exits", "failed", "the worker died (exit status 3)", ""] in copied
@@ -112,15 +113,15 @@ def status(pid: int, *names: str) -> list[str]:
 
 @pytest.fixture
 def left(checks_dir: str, tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """The pids of a copy and of a program that hang in the driver, whose command has ended."""
+    """Return the pids of a forked and an executed worker that hang in NVML, whose command has ended."""
     pids = []
     try:
         for how in ("copy", "program"):
             told = command(how, checks_dir, tmp_path, "tells_itself nvml 5")
-            ((_, outcome, _, _),) = told["told"]
+            ((_, outcome, _, _),) = told["results"]
             assert outcome == "timed_out"
             pids += told["pids"]
-            until(lambda: (tmp_path / "words").read_text() == "words\n", "what it says on standard error is kept")
+            until(lambda: (tmp_path / "words").read_text() == "words\n", "its standard error is kept")
         yield pids[0], pids[1]
     finally:
         for pid in pids:
@@ -147,7 +148,7 @@ def test_a_copy_that_hangs_is_left_and_holds_nothing_of_the_command(left: tuple[
 def test_the_driver_is_never_in_the_command(checks_dir: str, tmp_path: Path) -> None:
     env = stub_nvml.environment(tmp_path)
     told = command("copy", checks_dir, tmp_path, "gpu_access nvml 120", env=env)
-    ((_, outcome, error, observed),) = told["told"]
+    ((_, outcome, error, observed),) = told["results"]
     assert (outcome, error) == ("completed", "")
     assert "gpu" in observed
     assert told["driver"] is False
@@ -174,7 +175,7 @@ end.set()
 
 @pytest.mark.parametrize(("what", "copied"), [("", True), ("fine", False), ("refused", False), ("a thread", False)])
 def test_only_where_nothing_of_others_ran_a_copy_serves(checks_dir: str, what: str, copied: bool) -> None:
-    (Path(checks_dir) / "refused.py").write_text("import threading\n")  # it may have started one
+    (Path(checks_dir) / "refused.py").write_text("import threading\n")  # it may have started a thread
     (Path(checks_dir) / "refused.py").chmod(0o644)
     argv = [sys.executable, "-c", WHERE, what, checks_dir]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)

@@ -1,4 +1,4 @@
-"""healthd's own files may be removed or replaced under a daemon that runs: it knows, and needs none of them late."""
+"""Tests of healthd's installed files: a running daemon detects their replacement, and does not need them later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.development.test_design import imports
 
 pytestmark = pytest.mark.one_python
 
-# A daemon as `healthd run` makes it, once it is ready; what it has in memory then.
+# Start a daemon like `healthd run` and print its loaded modules once it is ready.
 READY = """
 import sys
 from types import SimpleNamespace
@@ -37,27 +37,27 @@ nvml.fake = "dgx-h100"
 metrics.listen = "127.0.0.1:0"
 kernel_log.source = "{0}/log"
 """
-# A module that a daemon has -> why what it imports late is not needed by the daemon, or not then.
+# Modules whose late imports a daemon does not need, or not without its files, with the reason.
 NOT_NEEDED = {
     "agent.worker.process": "the worker's operations",
-    "host.host": "the worker asks NVML",
+    "host.host": "the worker queries NVML",
     "nvidia.nvml": "the worker's, like host",
-    "common.codec": "Python's own, which does not lie in the venv",
+    "common.codec": "Python's own module, which is not in the venv",
     "common.toml": "the library of one Python or the other",
-    "host.inventory": "the worker asks udev",
+    "host.inventory": "the worker queries udev",
     "agent.kernel_log.open_source": "its source was opened at the start, or is of another kind",
     "agent.kernel_log.journal": "the worker reads the journal",
     "agent.reporting.systemd": "the log was set up at the start",
     "agent.settings.registry": "a reload is refused then",
     "agent.settings.effective": "a reload is refused then",
-    "agent.kernel_log.prefix": "Python's own, which does not lie in the venv",
-    "host.system": "Python's own, which does not lie in the venv",
-    "checks.validation": "the worker reads what the last validation left",
+    "agent.kernel_log.prefix": "Python's own module, which is not in the venv",
+    "host.system": "Python's own module, which is not in the venv",
+    "checks.validation": "the worker reads the result of the last validation",
     "checks.gpu_xid": "texts of `healthd explain`",
     "agent.metrics.http_server": "TLS: at the start, where a site has it",
     "agent.metrics.web_config": "TLS: at the start, where a site has it",
     "cli.flags": "read at the start; a reload is refused then",
-    "cli.terminal": "what a command says that ends",
+    "cli.terminal": "the output of commands that end",
 }
 
 

@@ -1,4 +1,4 @@
-"""Messages between the daemon and its worker: each is decoded as it was encoded."""
+"""Tests of the messages between the daemon and its worker: each is decoded as it was encoded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = typing.get_args(Operation)
 asked = st.sampled_from(KINDS).flatmap(
     lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__struct_fields__})
 )
-# A byte that is not UTF-8 is a lone surrogate in a path, or in a text of Slurm.
+# A byte that is not UTF-8 is a lone surrogate in a path or in text from Slurm.
 NON_UTF8 = "/data/\udcff"
 
 

@@ -1,5 +1,5 @@
-"""What lines of file systems say. Lines of users are from the public issues named beside them; the others are made from
-the kernel's and Lustre's own formats."""
+"""Tests of file system lines. Each captured line has a comment with its public issue; the other lines follow the
+formats of the kernel and of Lustre."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.agent.kernel_log.rules import filesystems
 
 
 def read(text: str) -> tuple[str, str, str]:
-    """(type of file system, code, device or server) of a message."""
+    """Return (type of file system, code, device or server) of a message."""
     event = parse(text)
     if event is None or event.kind != "fs":
         return ("", "", "")

@@ -1,5 +1,8 @@
-"""What lines about the kernel itself say. Captured ones, each with its public source: tests/data/kernel_lines.jsonl;
-the others are written after the formats in Linux (watchdog, hung_task, rcu, oom_kill, traps, therm_throt)."""
+"""Tests of lines about the kernel itself.
+
+Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl; the others follow the formats in Linux
+(watchdog, hung_task, rcu, oom_kill, traps, therm_throt).
+"""
 
 import json
 import time
@@ -21,7 +24,7 @@ CAPTURED = [row for row in LINES if row["kind"] in ("hung_task", "soft_lockup", 
 
 
 def said(text):
-    """(kind, code, pid, process) of a message, None if it is no event."""
+    """Return (kind, code, pid, process) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code, event.pid, event.process) if event else None
 
@@ -263,7 +266,7 @@ def test_heat_is_read_in_the_words_of_every_kernel(text, code, level):
 # --- user text, garbage, time
 
 
-# What can follow the name of a process at the start of a kernel line.
+# Texts that can follow a process name at the start of a kernel line.
 AFTER_A_NAME = (
     " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
     "[4242]: segfault at 0 ip 0 sp 0 error 4 in libc.so.6[7f00+1000]",

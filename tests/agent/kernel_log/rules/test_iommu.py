@@ -1,4 +1,4 @@
-"""Parse IOMMU lines. The formats are those of Linux 3.10 to 7.3 (drivers/iommu); the first block is a public report."""
+"""Tests of IOMMU lines, in the formats of Linux 3.10 to 7.3 (drivers/iommu). The first block is a public report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GPU = "0000:01:00.0"
 
 
 def read(text: str) -> tuple[str, str, str] | None:
-    """Return (code, device, operation) of a line, None if it is no IOMMU event."""
+    """Return (code, device, operation) of a line, or None if no rule matches."""
     event = parse(text)
     if event is None:
         return None
@@ -20,7 +20,7 @@ def read(text: str) -> tuple[str, str, str] | None:
     return event.code, event.pci, event.field("operation")
 
 
-# Two GPUs that copy to each other while VT-d translates (a user's dmesg, Linux 6.8).
+# Two GPUs copy to each other while VT-d translates (a user's dmesg, Linux 6.8).
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

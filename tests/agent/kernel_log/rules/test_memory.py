@@ -1,4 +1,4 @@
-"""What lines about memory and processors say: machine checks, EDAC, pages with bad data, records of the firmware."""
+"""Tests of lines about memory and processors: machine checks, EDAC, pages with bad data, firmware records."""
 
 import pytest
 from cpu_time import cpu_seconds
@@ -13,7 +13,7 @@ from healthd.common.model import KernelEvent
 
 
 def coalesced(text: str) -> list[KernelEvent]:
-    """The faults of this family that lines of one second are."""
+    """Return the memory and processor events of lines within one second."""
     read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
     recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
     return [event for event in recent if event.kind == "mce_edac"]

@@ -1,5 +1,8 @@
-"""What lines about network cards say. Captured ones, each with its public source: tests/data/kernel_lines.jsonl; the
-others are written after the formats in Linux (mlx4, mlx5, infiniband, bonding, sch_generic) and MLNX_OFED."""
+"""Tests of lines about network cards.
+
+Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl; the others follow the formats in Linux
+(mlx4, mlx5, infiniband, bonding, sch_generic) and MLNX_OFED.
+"""
 
 import json
 import time
@@ -22,7 +25,7 @@ CARD = f"mlx5_core {PCI}: "
 
 
 def said(text):
-    """(kind, code) of a message, None if it is no event."""
+    """Return (kind, code) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code) if event else None
 
@@ -115,8 +118,8 @@ def test_what_the_driver_says_of_its_card_is_read_in_the_words_of_every_version(
     assert (event.kind, event.code, event.pci) == ("mlx5", code, PCI)
 
 
-# mlx5_pme_error_to_string(), and before it mlx5_pme_error[], of drivers/net/ethernet/mellanox/mlx5/core/events.c; older
-# drivers have the two longest (port.c, eq.c). NVIDIA's manuals of its adapters print the line of POWERED_DOWN.
+# Texts of mlx5_pme_error_to_string(), earlier mlx5_pme_error[] (drivers/net/ethernet/mellanox/mlx5/core/events.c).
+# Older drivers have the two longest texts (port.c, eq.c). NVIDIA's adapter manuals print the POWERED_DOWN line.
 POWERED_DOWN = (
     "One or more network ports have been powered down due to insufficient/unadvertised power on the PCIe slot"
 )

@@ -1,4 +1,4 @@
-"""What lines of NVIDIA's drivers say. Captured lines: tests/data/kernel_lines.jsonl, each with its public source."""
+"""Tests of NVIDIA driver lines. Captured lines, with their public sources, are in tests/data/kernel_lines.jsonl."""
 
 import pytest
 from cpu_time import cpu_seconds
@@ -21,7 +21,7 @@ def one(text: str) -> KernelEvent:
     return event
 
 
-# A program's text that quotes an Xid is not the driver's line, wherever in it the Xid stands.
+# A line in which a program quotes an Xid is not the driver's line.
 QUOTED = {"k0023"}
 
 
@@ -205,7 +205,7 @@ def test_every_xid_is_read_in_every_form(number, rest):
         (" (PCI:0018:01:00 GPU-I:05)", "0018:01:00.0"),
         (" (PCI:0018:01:00 GPU-I:05 GPU-CI:01)", "0018:01:00.0"),
         (" (PCI:XXXX:XX:XX)", ""),
-        ("", ""),  # the first ones of all
+        ("", ""),  # the oldest form
     ],
 )
 def test_the_gpu_of_an_xid_is_read_in_each_form_of_its_address(where, pci):
@@ -384,7 +384,7 @@ def test_the_further_lines_of_an_sxid_name_its_switch_and_code_and_are_known_as_
     assert (event.code, event.pci, fields(event)) == ("24007", "0000:c3:00.0", {"switch": "0", "further": "true"})
 
 
-# --- the driver's own words
+# --- other lines of the driver
 
 
 @pytest.mark.parametrize(

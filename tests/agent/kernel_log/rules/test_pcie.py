@@ -1,4 +1,4 @@
-"""What lines about PCI Express say: errors (AER, DPC, firmware first) and hotplug slots."""
+"""Tests of PCI Express lines: errors (AER, DPC, firmware first) and hotplug slots."""
 
 import pytest
 from cpu_time import cpu_seconds
@@ -15,7 +15,7 @@ PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
 
 
 def coalesced(text: str) -> list[KernelEvent]:
-    """The faults that lines of one second are."""
+    """Return the events of lines within one second."""
     read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
     return list(coalesce_events((), [event for event in read if event is not None], 1)[0])
 

@@ -1,4 +1,4 @@
-"""The site's own lines of the kernel log: [kernel_log.patterns]."""
+"""Tests of the site's own kernel log patterns: [kernel_log.patterns]."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_config_show_has_each_pattern_and_its_file():
     assert rows["kernel_log.patterns.x.pattern"] == ("abcd*", "healthd.toml")
 
 
-# --- what is made of such a line
+# --- findings of pattern lines
 
 
 def event(text: str = FOO, at: float = 0.0):

@@ -1,5 +1,5 @@
-"""What lines of disks say. Lines of users are from the public issues named beside them; the others are made from the
-kernel's own formats."""
+"""Tests of disk lines. Each captured line has a comment with its public issue; the other lines follow the formats of
+the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.agent.kernel_log.rules import storage
 
 
 def read(text: str) -> tuple[str, str, str]:
-    """(kind, code, part) of a message; the part is what the line names of it."""
+    """Return (kind, code, part) of a message, where part is the component that the line names."""
     event = parse(text)
     if event is None:
         return ("", "", "")
@@ -246,10 +246,10 @@ def test_a_disk_its_path_or_its_array_says_what_is_wrong(text: str, code: str, p
         "nvme0n1: Dataset Management(0x9) @ LBA 0, 8 blocks, Invalid Field in Command (sct 0x0 / sc 0x2) DNR ",
         " nvme0n1: p1 p2 p3",
         "operation not supported error, dev loop0, sector 88 op 0x9:(WRITE_ZEROES) flags 0x800 phys_seg 0 prio class 2",
-        # What may be refused, and is then not asked again.
+        # Commands that a disk may refuse. The kernel does not repeat them.
         "critical target error, dev nvme0n1, sector 0 op 0x3:(DISCARD) flags 0x800 phys_seg 1",
         "blk_update_request: critical target error, dev sda, sector 88 op 0x9:(WRITE_ZEROES) flags 0x800 phys_seg 0",
-        # github.com/nfs-ganesha/nfs-ganesha/issues/656: smartctl asks for a page that the adapter does not have
+        # github.com/nfs-ganesha/nfs-ganesha/issues/656: smartctl queries a page that the adapter does not have
         "mpt3sas_cm0: log_info(0x30030101): originator(IOP), code(0x03), sub_code(0x0101)",
         "blk_update_request: I/O error, dev fd0, sector 0",
         "I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",

@@ -23,7 +23,7 @@ ABSENT_IS_FINE = {
     REFERENCES: "persistence mode decides; the reference count only makes healthd run less often",
     HOLDERS: "subtracted from the reference count, see there",
 }
-HARMLESS = {("says .*|is (empty|binary)", REFERENCES): "treated like a missing file: persistence mode decides"}
+HARMLESS = {("returns .*|is (empty|binary)", REFERENCES): "treated like a missing file: persistence mode decides"}
 
 
 @pytest.fixture

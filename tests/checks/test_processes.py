@@ -43,7 +43,7 @@ ABSENT_IS_FINE = {
 }
 HARMLESS = {
     ("is cut short", r"/proc/2/stat"): "its beginning tells that process 2 is the kernel's",
-    ("says .*|is (empty|binary)", r"/proc/2/task/2/children"): "names what need not be read; what it does not is read",
+    ("returns .*|is (empty|binary)", r"/proc/2/task/2/children"): "names what need not be read; what it does not is read",
 }
 
 

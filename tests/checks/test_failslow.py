@@ -229,8 +229,7 @@ NUMBERS = st.one_of(st.floats(), st.floats(1e-6, 1e5), st.integers(-(2**31), 2**
 @given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS, st.integers(1, 10**7)), max_size=150))
 def test_whatever_a_hostile_client_sends_it_takes_no_node_out(tmp_path, sent):
     """Send packed bytes through the parser and the jobs of the live process to a check that requeues at the first
-    second
-    of loss."""
+    second of loss."""
     found = findings(failslow, write(tmp_path, told(*heard(sent))), REQUEUES)
     assert {one.severity for one in found} <= {Severity.WARNING}
     assert "failslow/loss" not in codes(found)

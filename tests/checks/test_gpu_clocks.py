@@ -159,8 +159,7 @@ def test_a_gpu_that_is_slow_half_of_the_time_never_drains_however_often_one_look
 
 def test_rounds_an_hour_apart_are_judged_by_their_share_of_the_hour(story):
     """On a node without persistence, runs are an hour apart. A slow share of 60 % proves ten minutes with 60 %, 59 %
-    does
-    not."""
+    does not."""
     assert story.sees(0, 0.0, minutes=60).sees(0, 0.59 * 3600, minutes=60).codes == ["gpu_clocks/slowed_briefly"]
     assert "gpu_clocks/slowed" in story.sees(0, 0.6 * 3600, minutes=60).codes
 

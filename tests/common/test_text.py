@@ -158,8 +158,7 @@ def test_a_pattern_knows_the_digits_of_ascii_only(module):
 
 def literals(call: ast.Call) -> Iterator[tuple[str, int]]:
     """Yield (pattern, flags) if the call is regex("...") with a literal text. A text composed of parts is a module
-    value,
-    or contains only healthd's own text."""
+    value, or contains only healthd's own text."""
     if isinstance(call.func, ast.Name) and call.func.id == "regex":
         with contextlib.suppress(ValueError):
             text = ast.literal_eval(call.args[0])

@@ -278,7 +278,7 @@ def test_a_disk_that_a_profile_guessed_warns_and_never_drains(node):
 def test_a_dead_controller_drains_until_a_reboot_though_it_vanishes_from_sysfs(node):
     story = Story(block_device).look(node()).look(node(state("dead")))
     assert (story.codes, story.drained, story.requeued) == (["block_device/nvme"], True, False)
-    assert story.wait(600).looks(node(state("live")), 20).drained  # missing or back: neither proves that the controller works
+    assert story.wait(600).looks(node(state("live")), 20).drained  # missing or back: neither proves a repair
     assert not story.reboot().look(node()).drained
 
 

@@ -23,7 +23,7 @@ GPU_CHECKS = sorted(name for name, check in built_in_checks().items() if check.u
 
 # Findings that are true for these machines and deserve a warning.
 TRUE = {
-    "gpu_persistence/off": "persistence mode is off on half of them: none of those runs jobs",
+    "gpu_persistence/off": "persistence mode is off on half of the machines, which run no jobs",
 }
 
 

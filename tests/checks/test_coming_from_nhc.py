@@ -109,7 +109,7 @@ def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
 def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
     loaded = resolve_settings(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
     config = loaded.checks["match", "blacklist"]
-    assert config.command[:2] == ("/usr/bin/ps", "-C")  # a list of all processes would exceed the part of the output that is read
+    assert config.command[:2] == ("/usr/bin/ps", "-C")  # all processes would be too much output
     assert config.exit_statuses == (0, 1)  # ps exits with 1 if it finds no process
     assert config.fault_severity is Severity.WARNING  # every user can give a process this name
     assert bool(re.search(config.forbids, listed)) is found

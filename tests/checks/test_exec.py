@@ -119,7 +119,7 @@ def test_a_program_that_is_too_slow_is_killed_with_all_that_it_started(tmp_path)
     pids = tmp_path / "pids"
     script = f"echo $$ >{pids}; sleep 1000 & echo $! >>{pids}; trap '' TERM; wait; sleep 1000"
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"did not end within 9 s"):  # a busy machine may need seconds to start the program
+    with pytest.raises(TimeoutError, match=r"did not end within 9 s"):  # includes time for a slow start
         run_check(exec_check, HOST, sh(script, timeout_seconds=10.0))
     assert time.monotonic() - began < 60.0
     assert all(ends(int(pid)) for pid in pids.read_text().split())

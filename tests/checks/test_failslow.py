@@ -154,7 +154,7 @@ def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_want
         (lambda: {"since": time.time() - 600}, "it lost 120 s so far"),
         (lambda: {"lost_seconds": 599.0}, "its iterations were slow for less"),
         (lambda: {"slow": False, "since": None}, "it recovered"),
-        (lambda: {"node_changed": False}, "the counters of this node did not change: another node of the gang may be the cause"),
+        (lambda: {"node_changed": False}, "no counter of this node changed: another node may be the cause"),
         (lambda: {"source": "client"}, "a user reported it"),
         (lambda: {"since": time.time() + 1e6}, "a clock was set"),
     ],

@@ -77,7 +77,7 @@ def test_new_errors_drain_only_where_the_part_contains_them_and_the_driver_asks_
         assert (finding.subject, finding.severity) == (PCI, Severity.DEGRADED)
         assert f"1 new uncorrected ECC errors, {SHOULD}; since" in finding.message
     (finding,) = of_two(host, capability, "", f"{grown}\nunsupported_fields = [230]")  # drivers before 570
-    assert (finding.severity, SHOULD in finding.message) == (Severity.DEGRADED, True), "the message does not claim containment"
+    assert (finding.severity, SHOULD in finding.message) == (Severity.DEGRADED, True), "no claim of containment"
     for action in (1, 2, 6, 7):
         (finding,) = of_two(host, capability, "", f"{grown}\nrecovery_action = {action}")
         assert (finding.severity, "contained" in finding.message) == (Severity.CRITICAL, False)

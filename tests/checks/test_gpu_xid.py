@@ -620,7 +620,7 @@ def test_what_a_job_did_never_drains_however_often_and_is_forgotten_after_an_hou
         *(to(action) for action in (3, 5, 0x1F)),
         xid("154, cut"),
         xid(NVLINK5.format("SRC_TRACK Nonfatal", 0x040988E2, 0x8)),
-        xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)"),  # its action is not RESET_GPU
+        xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)"),  # other action
         xid("149, NETIR_INT  Fatal   XC0 i0 Link -1"),
         "NVRM: RmInitAdapter failed! (0x26:0xffff:1096)",
     ],

@@ -39,7 +39,7 @@ def healthy(tmp_path):
     counters = {path: f"{text}\n" for path, text in flat("infiniband_h100_counters.tsv").items()}
     for path in counters:
         if path.endswith("excessive_buffer_overrun_errors"):
-            counters[path] = "3\n"  # on the machine they are at their maximum, which is an INFO finding
+            counters[path] = "3\n"  # at their maximum in the capture: an INFO finding
     return write(tmp_path, counters), Config()
 
 

@@ -37,7 +37,7 @@ def healthy(tmp_path):
         two[f"{IB}/mlx4_0/device/net/{name}/dev_port"] = f"{number}\n"
         two[f"{IB}/mlx4_0/device/net/{name}/carrier_down_count"] = "2\n"
     counters = {path: f"{text}\n" for path, text in flat("infiniband_h100_counters.tsv").items()}
-    counters[f"{IB}/mlx5_1/ports/1/counters/link_downed"] = "0\n"  # on the machine it is at its maximum, which is an INFO finding
+    counters[f"{IB}/mlx5_1/ports/1/counters/link_downed"] = "0\n"  # at its maximum in the capture: an INFO finding
     return make(tmp_path, **counters, **two), Config()
 
 

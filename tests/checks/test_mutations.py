@@ -184,7 +184,7 @@ def test_an_answer_that_goes_wrong_is_a_finding_or_unknown_or_excused(name: str,
 def is_no_mutation(mutation: str, question: Question, true: Any) -> bool:
     if question[0] == "readlink" and mutation != VANISHES:
         return True
-    return mutation == "is cut short" and isinstance(true, bytes) and len(true.strip()) <= 4  # half a number is a number too
+    return mutation == "is cut short" and isinstance(true, bytes) and len(true.strip()) <= 4  # half a number is one
 
 
 class Excuses:

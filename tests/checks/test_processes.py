@@ -43,7 +43,7 @@ ABSENT_IS_FINE = {
 }
 HARMLESS = {
     ("is cut short", r"/proc/2/stat"): "the beginning shows that process 2 belongs to the kernel",
-    ("returns .*|is (empty|binary)", r"/proc/2/task/2/children"): "lists processes that need not be read; all others are read",
+    ("returns .*|is (empty|binary)", r"/proc/2/task/2/children"): "lists the processes to skip; all others are read",
 }
 
 

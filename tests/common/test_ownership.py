@@ -46,7 +46,7 @@ def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1))
         (stat.S_IFREG | 0o602, 0, 0, "is writable by all users (mode 602)"),
         (stat.S_IFDIR | 0o1777, 0, 0, ""),
         (stat.S_IFDIR | 0o1775, 0, 50, ""),
-        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001; it must belong to root"),  # the owner can replace all files in it
+        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001; it must belong to root"),  # owner can replace its files
         (stat.S_IFREG | 0o1666, 0, 0, "is writable by all users (mode 1666)"),  # the sticky bit has no effect on a file
         (stat.S_IFLNK | 0o777, 0, 0, ""),
         (stat.S_IFLNK | 0o777, 1001, 0, "belongs to user 1001; it must belong to root"),

@@ -109,7 +109,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(chec
     assert (code, part) == ("gpu_access/lost", SECOND)
     assert message == f"GPU {SECOND} is lost (nvmlDeviceGetEccMode: GPU is lost)"
     assert found["health"] == "unhealthy"
-    assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "the other checks read the other GPUs"
+    assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "other checks read other GPUs"
 
 
 def test_a_gpu_that_must_be_reset_from_the_middle_of_a_round_on_is_found_in_that_round(checked: Checked) -> None:

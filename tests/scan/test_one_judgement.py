@@ -65,7 +65,7 @@ def differences(text: str) -> list[Judgement]:
     """Return the assessments that only one of them makes.
 
     The daemon keeps the worst of several lines about one disk, and scan returns each line: these count unless they are
-    worse. """
+    worse."""
     scanned, daemon = by_scan(text), by_daemon(text)
     only_daemon = [
         one for one in daemon if not any(one[:2] == other[:2] and same_part(other[2], one[2]) for other in scanned)

@@ -372,8 +372,8 @@ def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, 
 
 # Cuba and Chile change the clock at midnight.
 ZONES = ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "America/Havana", "America/Santiago"]
-DAYS = {"Mar 29", "Mar 30", "Oct 26", "Apr  6", "Oct  5", "Nov  1", "Feb 29", "Feb 30"}  # in Europe, on Lord Howe Island, in Canada
-DAYS |= {"Mar  8", "Mar  9", "Nov  2", "Apr  4", "Apr  5", "Sep  6", "Sep  7"}  # in Cuba, in Chile
+DAYS = {"Mar 29", "Mar 30", "Oct 26", "Apr  6", "Oct  5", "Nov  1", "Feb 29", "Feb 30"}  # Europe, Lord Howe, Canada
+DAYS |= {"Mar  8", "Mar  9", "Nov  2", "Apr  4", "Apr  5", "Sep  6", "Sep  7"}  # Cuba, Chile
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -554,7 +554,7 @@ class Trickle:
         return given
 
 
-LINES_OF = st.binary(max_size=40).map(lambda line: line.translate(None, b"\n\0\xef"))  # zero bytes and the byte order mark are removed
+LINES_OF = st.binary(max_size=40).map(lambda line: line.translate(None, b"\n\0\xef"))  # without zero bytes and BOM
 
 
 @given(st.lists(LINES_OF, max_size=8), st.integers(1, 50))

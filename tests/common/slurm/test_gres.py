@@ -138,7 +138,7 @@ IMITATION = st.sampled_from(
 
 @given(typed=st.tuples(*[st.lists(TYPED | IMITATION, max_size=4).map(b"".join)] * len(FIELDS)), at=st.integers(0, 6))
 def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int) -> None:
-    """`fields_before`: the number of fields printed before the line of this node."""
+    """`at`: the number of fields printed before the line of this node."""
     fields = [b" " + name.encode() + b"=" + value for name, value in zip(FIELDS, typed, strict=True)]
     detail = b"   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) "
     record = b"JobId=12" + b"".join([*fields[:at], detail, *fields[at:]]) + b"\n"
@@ -243,7 +243,7 @@ def test_mig_devices_are_their_gpus() -> None:
     by_uuid = pci_by_uuid(gpus)
     assert pci_addresses(("1", "2"), order, by_uuid) == {"0000:01:00.0", "0000:11:00.0"}
     assert pci_addresses(("MIG-1b",), None, by_uuid) == {"0000:11:00.0"}
-    assert pci_addresses(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "the name format of drivers before R470"
+    assert pci_addresses(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "name format of drivers before R470"
     assert pci_addresses(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
 
 

@@ -71,7 +71,7 @@ def test_jobs_that_share_a_gpu_are_different_ones_where_no_one_of_them_can_have_
 @pytest.mark.parametrize("count", [MAX_EVENTS, 10 * MAX_EVENTS])
 @pytest.mark.parametrize("others", [1, MAX_EVENTS])
 def test_exceptions_of_one_processor_are_judged_in_linear_time(count, others):
-    """Comparing each pair took 0.7 s for KEEP_EVENTS lines of one job, and a minute for ten times as many lines."""
+    """Comparing each pair took 0.7 s for MAX_EVENTS lines of one job, and a minute for ten times as many lines."""
     events = [replace(event(line(), NOW), sequence=n) for n in range(count)]
     events = with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
     assert list(correlate(events, NODE, Config())) == []

@@ -115,7 +115,7 @@ def open_files(most: int) -> Iterator[None]:
 
 
 def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path) -> None:
-    """The files of 16 nodes may be open at once. The files of more nodes are merged in several rounds."""
+    """1,000 nodes: the files of 16 may be open at once, and 16 times as many are merged in each round."""
     for node_of in range(1000):
         (tmp_path / f"n{node_of}").mkdir()
         for name, seq in (("events.jsonl.1", 1), ("events.jsonl", 2)):

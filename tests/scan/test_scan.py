@@ -343,8 +343,7 @@ FORGED = (
 @pytest.mark.parametrize("owner", ["Mar 29 15:38:59 gpu-042 bob[4711]: ", "[ 12.345678] gpu-042 bob[4711]: "])
 @pytest.mark.parametrize("forged", FORGED)
 def test_the_second_line_of_a_services_message_is_nothing_as_journalctl_shows_it(owner, forged):
-    """logger $'hello
-    NVRM: Xid ...' gives one message. journalctl indents its further lines by the prefix."""
+    """`logger $'hello\nNVRM: Xid ...'` writes one message. journalctl indents its further lines by the prefix."""
     further = "\n".join(" " * len(owner) + text for text in ("so", forged, "on", forged))
     kernels = f"Mar 29 05:56:30 gpu-042 kernel: [88000.100000] {XID.replace('18', '2a', 1)}"
     done = healthd_scan("-", "--json", log=f"{kernels}\n{owner}hello\n{further}\n")

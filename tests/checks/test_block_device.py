@@ -1,4 +1,4 @@
-"""block_device: disks that are gone or dead, file systems that the kernel stopped, degraded RAIDs."""
+"""block_device: missing or dead disks, file systems that the kernel stopped, degraded RAIDs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ ABSENT_IS_FINE = {
 
 
 def make(tmp_path, changed=None, mounts=MOUNTS):
-    """A node of two NVMe disks, a SATA disk and a RAID; `changed`: path -> text, or None to take a file away."""
+    """Create a node with two NVMe disks, a SATA disk and a RAID. `changed`: path -> text, or None to delete the
+    file."""
     files = {INFO: mounts, DEGRADED: "0\n", "/sys/block/sda/device/wwid": "naa.5002538e00000001\n"}
     files |= {"/sys/block/loop0/size": "0\n", "/sys/block/md1/size": "0\n", "/scratch/data": ""}
     for n, pci in enumerate(("0000:5e:00.0", "0000:5f:00.0")):
@@ -54,7 +55,7 @@ def make(tmp_path, changed=None, mounts=MOUNTS):
 
 
 class Shut(Tree):
-    """A tree on which one path answers as an XFS does that was shut down."""
+    """A tree on which `stat` of one path fails like on an XFS file system that was shut down."""
 
     def __init__(self, root: str, point: str, number: int = errno.EIO) -> None:
         super().__init__(root)
@@ -170,7 +171,7 @@ def test_a_file_system_that_the_kernel_stopped_is_degraded_and_the_root_critical
 @pytest.mark.parametrize(
     "line",
     [
-        "24 21 8:5 / /ro ro,relatime - ext4 /dev/sdb1 ro\n",  # mounted so
+        "24 21 8:5 / /ro ro,relatime - ext4 /dev/sdb1 ro\n",  # mounted read-only
         "24 21 8:5 / /ro ro,relatime - ext4 /dev/sdb1 rw\n",  # a read-only bind mount
         "24 21 7:0 / /snap/core rw - squashfs /dev/loop0 ro\n",
         "24 21 11:0 / /cd rw - iso9660 /dev/sr0 ro\n",
@@ -277,7 +278,7 @@ def test_a_disk_that_a_profile_guessed_warns_and_never_drains(node):
 def test_a_dead_controller_drains_until_a_reboot_though_it_vanishes_from_sysfs(node):
     story = Story(block_device).look(node()).look(node(state("dead")))
     assert (story.codes, story.drained, story.requeued) == (["block_device/nvme"], True, False)
-    assert story.wait(600).looks(node(state("live")), 20).drained  # gone or back: nobody says that it is well
+    assert story.wait(600).looks(node(state("live")), 20).drained  # missing or back: neither proves a repair
     assert not story.reboot().look(node()).drained
 
 
@@ -387,7 +388,7 @@ RESET_FAILED = "nvme nvme1: Disabling device after reset failure: -19"
         ("nvme nvme1: frozen state error detected, reset controller", "command_error", "nvme1", "WARNING"),
         (IO_ERROR.format("nvme1n1"), "io_error", "nvme1n1", "DEGRADED"),
         (IO_ERROR.format("nvme1c0n1"), "io_error", "nvme1n1", "DEGRADED"),
-        (IO_ERROR.format("nvme0n1"), "io_error", "nvme0n1", "DEGRADED"),  # the settings name it
+        (IO_ERROR.format("nvme0n1"), "io_error", "nvme0n1", "DEGRADED"),  # named in the settings
         (IO_ERROR.format("sda"), "io_error", "sda", "DEGRADED"),
         (IO_ERROR.format("dm-0"), "io_error", "dm-0", "DEGRADED"),
         (IO_ERROR.format("dm-17"), "io_error", "dm-17", "WARNING"),

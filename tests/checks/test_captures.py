@@ -1,4 +1,4 @@
-"""What real, healthy machines answered gives nothing above INFO: no check may know hardware only from its manual."""
+"""Captures of real, healthy machines give no finding above INFO, so no check knows hardware only from its manual."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.one_python
 
 GPU_CHECKS = sorted(name for name, check in built_in_checks().items() if check.uses == "nvml" and check.has_run)
 
-# What these machines do have, and what is worth a warning.
+# Findings that are true for these machines and deserve a warning.
 TRUE = {
-    "gpu_persistence/off": "persistence mode is off on half of them: none of those runs jobs",
+    "gpu_persistence/off": "persistence mode is off on half of the machines, which run no jobs",
 }
 
 
@@ -40,14 +40,14 @@ def test_a_healthy_machine_gives_nothing_above_info(capture: Path, check: str) -
 
 
 class HalfFull(FakeSystem):
-    """The disks and file servers of a capture are not here: each is half full."""
+    """A system without the disks and file servers of a capture: each file system is half full."""
 
     def statvfs(self, path: str) -> FileSystem:
         return FileSystem(1000, 500, 1000, 500)
 
 
 def above_info(root: Path, check: str, settings: dict[str, object] | None = None) -> list[Finding]:
-    """What a check finds on the files below `root` in three looks at them."""
+    """Return what a check finds above INFO on the files below `root` in three runs."""
     module = built_in_checks()[check].module
     config = load(built_in_checks()[check].config, settings or {}, check)
     store: dict[str, Series] = {}
@@ -64,7 +64,7 @@ def above_info(root: Path, check: str, settings: dict[str, object] | None = None
 @pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("infiniband_*.tsv")))
 def test_the_ports_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str, check: str) -> None:
     files = {path: f"{text}\n" for path, text in flat(capture).items()}
-    if capture == "infiniband_procfs.tsv":  # no kernel has that: it is a slip of that file
+    if capture == "infiniband_procfs.tsv":  # no kernel has this file: a mistake in the capture
         assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/state") == "4: ACTIVE\n"
         assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/phys_state") == "4: ACTIVE\n"
     active = [path.split("/") for path, text in files.items() if path.endswith("/state") and text == "4: ACTIVE\n"]
@@ -86,7 +86,7 @@ def test_the_pcie_errors_of_real_machines_give_nothing_above_info(tmp_path: Path
 
 
 def edac(capture: str) -> dict[str, str]:
-    """Of `grep . FILES`, or of each path with its text below it."""
+    """Parse the output of `grep . FILES`, or lines of a path followed by a line with its text."""
     lines = captured(capture).split()
     pairs = [line.rsplit(":", 1) for line in lines] if ":" in lines[0] else zip(lines[::2], lines[1::2], strict=True)
     return {path: f"{text}\n" for path, text in pairs}
@@ -106,7 +106,7 @@ def test_the_memory_of_real_machines_gives_nothing_above_info(tmp_path: Path, ca
 @pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("mountinfo_*.txt")))
 def test_the_mounts_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str) -> None:
     lines = captured(capture).splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("1 1 0:5 /  /root"))  # a blank that no kernel writes
+    text = "\n".join(line for line in lines if not line.startswith("1 1 0:5 /  /root"))  # a space that no kernel writes
     mounts, garbled = parse_all(text)
     assert (bool(mounts), garbled) == (True, "")
     write(tmp_path, {"/proc/self/mountinfo": text})

@@ -1,4 +1,4 @@
-"""clock: whether something keeps this node's clock right."""
+"""clock: whether this node's clock is synchronised and its time source is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from healthd.host.host import Host
 from healthd.host.system import KernelClock
 
 RIGHT = KernelClock(True, 0.000012, 0.02)
-NEVER = KernelClock(False, 0.0, 16.0)  # as the kernel starts
+NEVER = KernelClock(False, 0.0, 16.0)  # the state at boot
 
 ABSENT_IS_FINE = {
     "": "a tree of files that stands in for a machine has no clock",
@@ -125,12 +125,12 @@ def test_every_reading_that_is_not_right_is_a_finding(synchronised, offset, erro
     assert bool(findings(clock, host)) == (abs(offset) > 1 or error > 5)
 
 
-# --- what the kernel reads the time from
+# --- the clock source of the kernel
 
 
 @pytest.mark.parametrize("source", ["hpet", "acpi_pm", "jiffies", "refined-jiffies"])
 def test_time_that_is_read_from_a_chip_warns(tmp_path, source):
-    write(tmp_path, {CLOCK_SOURCE: f"{source}\n", CLOCK_SOURCES: "hpet acpi_pm\n"})  # tsc is not listed any more
+    write(tmp_path, {CLOCK_SOURCE: f"{source}\n", CLOCK_SOURCES: "hpet acpi_pm\n"})  # tsc is no longer listed
     (finding,) = findings(clock, node(tmp_path))
     assert (finding.code, finding.severity, finding.clears) == ("clock/slow_source", Severity.WARNING, Clears.PASS)
     assert source in finding.message

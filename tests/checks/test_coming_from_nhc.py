@@ -1,4 +1,4 @@
-"""docs/coming-from-nhc.md: its settings are accepted, and each check of NHC has its place."""
+"""docs/coming-from-nhc.md: the settings are valid, and the page mentions each check of NHC."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
 def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
     loaded = resolve_settings(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
     config = loaded.checks["match", "blacklist"]
-    assert config.command[:2] == ("/usr/bin/ps", "-C")  # each process would exceed what is read of the output
-    assert config.exit_statuses == (0, 1)  # ps ends with 1 if there is none
-    assert config.fault_severity is Severity.WARNING  # every user can name a process so
+    assert config.command[:2] == ("/usr/bin/ps", "-C")  # all processes would be too much output
+    assert config.exit_statuses == (0, 1)  # ps exits with 1 if it finds no process
+    assert config.fault_severity is Severity.WARNING  # every user can give a process this name
     assert bool(re.search(config.forbids, listed)) is found

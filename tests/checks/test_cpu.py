@@ -1,4 +1,4 @@
-"""cpu: CPUs that are away, slow or hot."""
+"""cpu: CPUs that are offline, slow or hot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABSENT_IS_FINE = {
 
 
 def make(tmp_path, changed=None, online="0-7"):
-    """Two packages of four CPUs, as Linux numbers them with SMT; `changed`: path -> text."""
+    """Create two packages of four CPUs, numbered as Linux does with SMT. `changed`: path -> text."""
     files = {f"{CPUS}/online": f"{online}\n"}
     for first, siblings in ((0, "0-1,4-5"), (2, "2-3,6-7")):
         files |= {COUNT.format(first): "0\n", SIBLINGS.format(first): f"{siblings}\n"}

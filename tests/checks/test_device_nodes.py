@@ -1,4 +1,4 @@
-"""device_nodes: the device files of GPUs and InfiniBand that should be there, with their mode."""
+"""device_nodes: expected device files of GPUs and InfiniBand, with their mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.host.system import FileStat, Tree
 
-# /dev of a GPU node: the major numbers are fixed for nvidia, given out for the others
+# /dev of a GPU node. The major number is fixed for nvidia and assigned dynamically for the other files.
 EXPECTED = {
     "/dev/nvidia0": "0666",
     "/dev/nvidiactl": "0666",
@@ -33,7 +33,7 @@ def device(mode: int, kind: int = stat.S_IFCHR) -> FileStat:
 
 
 class Devices(Tree):
-    """A tree whose device files are made up: making real ones needs root."""
+    """A tree with simulated device files: real ones require root."""
 
     def __init__(self, files: dict[str, FileStat | OSError]) -> None:
         super().__init__("/nonexistent")
@@ -47,7 +47,7 @@ class Devices(Tree):
 
 
 def node(**changed: FileStat | OSError | None) -> Host:
-    """A node with all that is expected; node(nvidia0=None) takes /dev/nvidia0 away."""
+    """Create a node with all expected files; node(nvidia0=None) removes /dev/nvidia0."""
     there = {"/dev/null": "0666", **EXPECTED}
     files: dict[str, FileStat | OSError] = {path: device(int(mode, 8)) for path, mode in there.items()}
     for name, found in changed.items():
@@ -134,7 +134,7 @@ def test_a_wrong_device_file_drains_without_a_requeue_until_it_is_right(wrong):
     story = Story(device_nodes, BASELINE).look(node()).looks(node(nvidia0=wrong), 2, minutes=1)
     assert (story.drained, story.requeued) == (True, False)
     assert story.wait(600).looks(node(nvidia0=wrong), 20).drained
-    assert story.reboot().look(node(nvidia0=wrong)).drained  # a reboot that does not bring it back is no repair
+    assert story.reboot().look(node(nvidia0=wrong)).drained  # a reboot that does not restore the file clears nothing
     assert story.look(node()).drained
     assert not story.look(node()).drained
 

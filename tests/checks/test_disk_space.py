@@ -1,4 +1,4 @@
-"""disk_space: local disks that are about to be full."""
+"""disk_space: local disks that are nearly full."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABSENT_IS_FINE = {INFO: "a captured tree without it"}
 
 
 class Disks(Tree):
-    """A tree whose file systems have so much space; others are never asked for."""
+    """A tree whose file systems have this much space. `statvfs` of any other path fails the test."""
 
     def __init__(self, root: str, spaces: dict[str, FileSystem | OSError]) -> None:
         super().__init__(root)
@@ -48,7 +48,7 @@ class Disks(Tree):
 
 @pytest.fixture
 def node(tmp_path):
-    """Makes a host with these mounts: node(ROOT, {"/": FileSystem(...)})."""
+    """Return a function that creates a host with these mounts: node(ROOT, {"/": FileSystem(...)})."""
 
     def make(lines=ROOT + TMP + VAR, spaces=None):
         write(tmp_path, {INFO: lines})
@@ -285,7 +285,7 @@ def test_a_full_disk_drains_without_a_requeue_until_there_is_room_again(node, fu
     story = Story(disk_space).look(node()).look(node(spaces={"/tmp": full}))
     assert (story.drained, story.requeued) == (True, False)
     story.wait(600)
-    assert story.looks(node(spaces={"/tmp": full}), 20).drained  # the load is gone, the files are not
+    assert story.looks(node(spaces={"/tmp": full}), 20).drained  # the load is gone, the files are still there
     assert story.reboot().look(node(spaces={"/tmp": full})).drained
     assert story.look(node()).drained
     assert not story.look(node()).drained

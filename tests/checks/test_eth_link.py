@@ -1,4 +1,4 @@
-"""eth_link: Ethernet interfaces and bonds that should be up, at their speed."""
+"""eth_link: Ethernet interfaces and bonds that should be up, at the expected speed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NODE = {
 
 
 def make(root, **changed):
-    """eth0={"operstate": "down"} changes files of one interface. eth1 and eth2 are the members of bond0."""
+    """Create interfaces: eth0={"operstate": "down"} changes files of eth0. eth1 and eth2 are the members of bond0."""
     for name, files in NODE.items():
         for file, text in {**files, **changed.get(name, {})}.items():
             write(root, {f"{NET}/{name}/{file}": f"{text}\n"})
@@ -47,9 +47,9 @@ def healthy(tmp_path):
 
 
 ABSENT_IS_FINE = {
-    r".*/mtu": "of an interface that is not there; expected_mbps asks whether it is",
+    r".*/mtu": "of a missing interface; expected_mbps checks that it exists",
     r".*/carrier_changes": "Linux before 3.15 does not count them",
-    r"/sys/class/net/[a-z0-9]+": "listed only to find the members of a bond; what is there is read by name",
+    r"/sys/class/net/[a-z0-9]+": "listed only to find the members of a bond; existing interfaces are read by name",
 }
 
 
@@ -218,7 +218,7 @@ def test_an_interface_that_is_gone_drains_until_it_is_there_again(node, tmp_path
     life.look(host, minutes=1)
     assert (life.codes, life.drained, life.requeued) == (["eth_link/missing"], True, False)
     life.looks(host, 300).reboot().looks(host, 3)
-    assert (life.codes, life.drained) == (["eth_link/missing"], True)  # neither a day nor a reboot brings it back
+    assert (life.codes, life.drained) == (["eth_link/missing"], True)  # neither a day nor a reboot clears the condition
     node()
     assert life.look(host).drained
     life.look(host)

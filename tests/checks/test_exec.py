@@ -1,4 +1,4 @@
-"""exec: any program of the site, by its exit status."""
+"""exec: site programs, evaluated by their exit status, and NHC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from healthd.host.program import ENVIRONMENT, ProgramResult
 
 HOST = Host()
 
-HARMLESS = {(r"says .*|is (empty|cut short|binary)", r"/.*/check"): "exit status 0 is good whatever it prints"}
+HARMLESS = {(r"returns .*|is (empty|cut short|binary)", r"/.*/check"): "exit status 0 is good whatever it prints"}
 
 
 def sh(script: str, timeout_seconds: float = 20.0, **settings) -> Config:
@@ -31,7 +31,7 @@ def sh(script: str, timeout_seconds: float = 20.0, **settings) -> Config:
 
 
 def program(folder: Path, script: str, name: str = "check") -> Path:
-    """An executable that only its owner may write, in a directory of that kind."""
+    """Write an executable that only its owner may write, in a directory with the same rights."""
     folder.mkdir(mode=0o755, exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -45,7 +45,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, a zombie included."""
+    """Return True for a zombie too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -88,7 +88,7 @@ def test_exit_status_2_is_degraded_unless_the_site_says_else():
         ("echo what; exit 4", "exit status 4 is not 0, 1, 2 or 3: what"),
         ("exit 127", "exit status 127"),
         ("kill -SEGV $$", "was ended by SIGSEGV"),
-        ("echo words on stderr >&2; exit 5", "words on stderr"),
+        ("echo text on stderr >&2; exit 5", "text on stderr"),
     ],
 )
 def test_anything_else_is_a_failure_and_no_finding(script, error):
@@ -119,7 +119,7 @@ def test_a_program_that_is_too_slow_is_killed_with_all_that_it_started(tmp_path)
     pids = tmp_path / "pids"
     script = f"echo $$ >{pids}; sleep 1000 & echo $! >>{pids}; trap '' TERM; wait; sleep 1000"
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"did not end within 9 s"):  # so long it may take to begin
+    with pytest.raises(TimeoutError, match=r"did not end within 9 s"):  # includes time for a slow start
         run_check(exec_check, HOST, sh(script, timeout_seconds=10.0))
     assert time.monotonic() - began < 60.0
     assert all(ends(int(pid)) for pid in pids.read_text().split())
@@ -157,11 +157,11 @@ def test_a_command_by_its_absolute_path_is_accepted():
     assert validate(sh("exit 0")) is None
 
 
-# --- whose programs are run
+# --- permissions of the program
 
 
 def refused(path: Path, host: Host = HOST) -> str:
-    """Why it is not run; it says so if it is."""
+    """Return why the program is refused. Fail if it is run."""
     with pytest.raises(RuntimeError) as raised:
         run_check(exec_check, host, Config(name="mine", command=(str(path),)))
     return str(raised.value)
@@ -169,7 +169,7 @@ def refused(path: Path, host: Host = HOST) -> str:
 
 @pytest.fixture
 def ours(tmp_path):
-    """A program that leaves a trace when it is run."""
+    """A program that creates the file `it-ran`."""
     return program(tmp_path / "site", f"touch {tmp_path}/it-ran")
 
 
@@ -186,7 +186,7 @@ def test_a_program_that_others_may_write_is_refused_and_not_run(ours, tmp_path, 
 
 
 def test_a_program_in_a_directory_where_others_may_put_another_is_refused(ours, tmp_path):
-    """However far up: it could be moved away, and another put in its place."""
+    """This applies to each directory above: the program could be moved away and replaced."""
     for folder in (ours.parent, tmp_path):
         folder.chmod(0o777)
         assert refused(ours) == f"mine: command: refused: {folder} is writable by all users (mode 777)"
@@ -218,7 +218,7 @@ def test_links_that_go_round_in_a_circle_are_a_failure(tmp_path):
 
 
 def test_with_a_tree_for_the_machine_it_is_looked_at_where_it_is_run(ours, tmp_path):
-    """healthd check --root DIR runs this machine's program."""
+    """`healthd check --root DIR` runs the program of this machine."""
     ours.chmod(0o777)
     assert "is writable by all users" in refused(ours, Host(str(tmp_path / "tree")))
     assert not (tmp_path / "it-ran").exists()
@@ -260,7 +260,7 @@ NHC_FAILURES = {
     "nhc: check_file_test -r /nope/one": "check_file_test:  -r /nope/one returned 1.",
     "nhc: check_hw_eth nope9": "check_hw_eth:  Ethernet device nope9 not detected.",
 }
-# Lines that fail on every machine, and the words after which the rest of NHC's message depends on the machine.
+# Lines that fail on every machine, and the start of NHC's message. The rest of the message depends on the machine.
 FAILING_LINES = {
     "check_cmd_output -m '/never/' echo hello": 'check_cmd_output:  "/never/" failed to match',
     "check_cmd_status -r 0 /bin/false": "check_cmd_status:  1 (expected 0) returned by",
@@ -282,12 +282,12 @@ def nhc(*command: str | Path, **settings) -> Config:
 
 
 def stand_in(folder: Path, script: str) -> Config:
-    """A program in the place of NHC, for ends that NHC itself cannot be brought to."""
+    """Return a program in place of NHC, for exits that cannot be provoked in NHC itself."""
     return nhc(program(folder, script, "nhc"))
 
 
 def real(folder: Path, conf: str) -> Config:
-    """NHC itself, copied because healthd refuses a program that another user may write. A drain creates `offline`."""
+    """Return NHC itself, copied because healthd refuses a program that others may write. A drain creates `offline`."""
     (folder / "nhc.conf").write_text(conf)
     script = shutil.copy(NHC / "nhc", folder / "nhc")
     words = (f"INCDIR={NHC / 'scripts'}", "NHC_RM=slurm", f"OFFLINE_NODE='touch {folder}/offline;:'", "ONLINE_NODE=:")
@@ -324,7 +324,7 @@ def test_nhc_does_not_fork_its_checks(tmp_path):
 
 
 def test_forked_checks_of_nhc_are_named_by_their_message(tmp_path):
-    """NHC's sysconfig file may set NHC_CHECK_FORKED=1. It is read after the command line, and the status is then 0."""
+    """The sysconfig file of NHC may set NHC_CHECK_FORKED=1. NHC reads it after the command line and exits with 0."""
     (tmp_path / "sysconfig").mkdir()
     (tmp_path / "sysconfig/nhc").write_text("NHC_CHECK_FORKED=1\n")
     config = real(tmp_path, NHC_CONF)
@@ -402,7 +402,7 @@ def test_a_second_run_of_nhc_that_is_too_slow_leaves_what_the_first_one_found(tm
     config = replace(real(tmp_path, f"{NHC_CONF}* || sleep 60\n"), timeout_seconds=20.0)
     given, error = until_it_fails(exec_check, HOST, config)
     assert [item.subject for item in given if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
-    assert "did not end" in error  # else the checks that were not reached would pass
+    assert "did not end" in error  # otherwise the checks that did not run would count as passed
 
 
 def test_a_second_run_of_nhc_that_cannot_start_leaves_what_the_first_one_found(tmp_path):
@@ -438,7 +438,7 @@ def test_other_arguments_of_nhc_are_accepted(word):
 
 
 def test_an_empty_argument_of_nhc_is_refused():
-    """NHC reads its VARIABLE=value words up to the first empty one: MARK_OFFLINE=0 comes last."""
+    """NHC reads VARIABLE=value arguments up to the first empty one, and MARK_OFFLINE=0 comes last."""
     assert "empty argument" in (validate(nhc("/usr/sbin/nhc", "TIMEOUT=9", "")) or "")
 
 
@@ -457,7 +457,7 @@ def test_output_that_is_not_nhcs_names_no_failed_check(output):
 
 
 def says(folder: Path, status: int) -> Config:
-    path = program(folder, f"echo it is so; exit {status}")
+    path = program(folder, f"echo fan is slow; exit {status}")
     return Config(name="mine", command=(str(path),))
 
 
@@ -483,7 +483,7 @@ def test_a_program_that_cannot_look_neither_drains_nor_ends_a_drain(tmp_path):
     story = Story(exec_check, says(tmp_path, 2)).look(HOST)
     says(tmp_path, 3)
     for _ in range(5):
-        with pytest.raises(RuntimeError, match=r"mine: exit status 3 \(unknown\): it is so"):
+        with pytest.raises(RuntimeError, match=r"mine: exit status 3 \(unknown\): fan is slow"):
             story.look(HOST)
     assert story.drained
 

@@ -1,4 +1,4 @@
-"""What the live process told becomes findings, and what a job says of itself never drains."""
+"""failslow: slow jobs in the live document become findings, and data from a job itself never drains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from healthd.failslow.live.settings import LiveSettings, live_settings
 FILE = "/run/healthd/failslow.json"
 GPU = "0000:1b:00.0"
 SLOW = LiveJob("4711", 8, "client", True, 1000.0, 0.26, 12.5, GPU, "rank 5", "compute_gpu", ("its own work: 0.3 s",))
-ABSENT_IS_FINE = {FILE: "nothing was told so far; the daemon says where nobody writes it"}
+ABSENT_IS_FINE = {FILE: "nothing was reported so far; the daemon reports a missing live process"}
 
 
 def told(*jobs, written=None):
@@ -154,19 +154,19 @@ def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_want
         (lambda: {"since": time.time() - 600}, "it lost 120 s so far"),
         (lambda: {"lost_seconds": 599.0}, "its iterations were slow for less"),
         (lambda: {"slow": False, "since": None}, "it recovered"),
-        (lambda: {"node_changed": False}, "the node shows nothing: it may be another one of the gang"),
-        (lambda: {"source": "client"}, "it is a user's word"),
+        (lambda: {"node_changed": False}, "no counter of this node changed: another node may be the cause"),
+        (lambda: {"source": "client"}, "a user reported it"),
         (lambda: {"since": time.time() + 1e6}, "a clock was set"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_else_no_node_is_taken_out(tmp_path, unlike, why):
-    """`unlike`: asked when the test runs, which may be an hour after it was collected."""
+    """`make_changes` is called when the test runs, because it may run an hour after collection."""
     assert losses(tmp_path, ACTS, replace(COUNTED, **unlike())) == []
 
 
 def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
-    """Else a benchmark that is meant to be slow could be drained, though somebody said so."""
+    """An operator pauses detection for a benchmark that is slow on purpose. The node must not drain for it."""
     for until, found in ((time.time() + 60, 0), (time.time() - 60, 1)):
         document = LiveDocument(time.time(), until, (COUNTED,))
         host = write(tmp_path, {FILE: to_json(document)})
@@ -195,8 +195,8 @@ def test_act_needs_what_root_reads():
 
 
 def heard(sent):
-    """What the live process makes of these messages, on a node that shows a change all the while: a rank that was well
-    for 60 steps, then what was sent, then the rank as slow as it can be."""
+    """Return the live process's jobs for these messages. The node shows a change all the time. The messages follow 60
+    normal steps of a rank, and precede 30 very slow steps."""
     jobs = Jobs(
         LiveSettings(client=True),
         lambda pid, job, rank: GPU,
@@ -228,8 +228,8 @@ NUMBERS = st.one_of(st.floats(), st.floats(1e-6, 1e5), st.integers(-(2**31), 2**
 @settings(max_examples=60, deadline=None, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS, st.integers(1, 10**7)), max_size=150))
 def test_whatever_a_hostile_client_sends_it_takes_no_node_out(tmp_path, sent):
-    """Bytes as a client packs them, through the reader and the jobs of the live process, to the check of a site that
-    requeues at the first second of loss."""
+    """Send packed bytes through the parser and the jobs of the live process to a check that requeues at the first
+    second of loss."""
     found = findings(failslow, write(tmp_path, told(*heard(sent))), REQUEUES)
     assert {one.severity for one in found} <= {Severity.WARNING}
     assert "failslow/loss" not in codes(found)

@@ -1,4 +1,4 @@
-"""filesystem: what the kernel log says of file systems and their servers."""
+"""filesystem: kernel messages about file systems and their servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESTORED = "Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection restored to
 
 
 def found(*lines: str) -> list[Finding]:
-    """Findings of lines, ten seconds apart."""
+    """Return findings of lines, ten seconds apart."""
     findings = findings_of(filesystem, *lines, node=NODE)
     for finding in findings:
         explain = EXPLAIN[finding.code]

@@ -1,4 +1,4 @@
-"""gpu_access: whether the driver and every GPU answer."""
+"""gpu_access: whether the driver and every GPU respond."""
 
 from __future__ import annotations
 
@@ -187,11 +187,11 @@ def test_gpus_that_answer_every_question_with_an_error_never_pass_silently(host,
         run_check(check, host("random_failures = 1.0"))
 
 
-# a reset looks like a lost GPU
+# --- GPU resets, which look like a lost GPU
 
 
 def with_slurmd(tmp_path, *states: str, driver: str | None = "nvidia", process: str = "slurmd") -> list[Host]:
-    """Hosts with the GPUs in sysfs and in this process, one for each state of the fake NVML."""
+    """Return hosts with the GPUs in sysfs and this process running, one for each state of the fake NVML."""
     root = tmp_path / "node"
     gpus(root, [THIRD])
     link = root / PCI[1:] / THIRD / "driver"
@@ -266,12 +266,12 @@ def test_a_lost_gpu_counts_at_once_where_the_kernel_log_says_that_it_is_gone(tmp
 
 
 @pytest.mark.parametrize("said", [KernelEvent("xid", "79", THIRD), KernelEvent("pcie_hotplug", "link_down", THIRD)])
-@pytest.mark.parametrize("knows", ["nobody", "resumed", "acked", "acked before"])
+@pytest.mark.parametrize("knows", ["not at all", "resumed", "acked", "acked before"])
 @pytest.mark.parametrize(("minutes", "recent"), [(0.0, True), (9.9, True), (10.0, False), (3 * 24 * 60.0, False)])
 def test_what_the_log_said_before_somebody_knew_of_it_or_long_ago_confirms_no_reset(
     tmp_path, said, knows, minutes, recent
 ):
-    """An operator forgave an Xid 79 days ago: the next epilog that resets this GPU is no new fault."""
+    """An operator acknowledged an Xid 79 days ago: the next reset of this GPU by an epilog is no new fault."""
     (host,) = with_slurmd(tmp_path, "gpu.3.lost = true")
     check = Story(gpu_xid if said.kind == "xid" else pcie_hotplug)
     when = NOW - minutes * 60
@@ -285,18 +285,18 @@ def test_what_the_log_said_before_somebody_knew_of_it_or_long_ago_confirms_no_re
     (finding,) = findings(gpu_access, host)
     result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.0, (finding,))
     found = absorb_result(conditions, result, 2, BOOT, ())[finding.key]
-    at_once = recent and knows in ("nobody", "acked before")
+    at_once = recent and knows in ("not at all", "acked before")
     assert found.state is (ConditionState.OPEN if at_once else ConditionState.PENDING)
 
 
 def test_story_a_node_that_boots_with_a_lost_gpu_takes_no_job(tmp_path):
-    """healthd is ready, and slurmd starts, only once the drain stands."""
+    """healthd reports ready, so slurmd starts, only after the drain."""
     (lost,) = with_slurmd(tmp_path, "gpu.3.lost = true", process="systemd")
     story = Story(gpu_access).look(lost)
     assert (story.codes, story.drained) == (["gpu_access/lost"], True)
 
 
-# stories
+# --- stories
 
 
 @pytest.mark.parametrize("state", ["lost", "unreachable"])
@@ -305,9 +305,9 @@ def test_story_a_lost_gpu_requeues_and_waits_for_a_reboot(host, state):
     story = Story(gpu_access).look(host()).look(lost)
     assert (story.codes, story.drained, story.requeued) == (["gpu_access/lost"], True, True)
     story.looks(host(), 300)
-    assert story.drained, "it answers again, but nobody has rebooted"
+    assert story.drained, "it responds again, but there was no reboot"
     story.reset(THIRD)
-    assert story.drained, "a GPU reset brings nothing back to the bus"
+    assert story.drained, "a GPU reset does not restore a lost GPU"
     story.reboot().look(host())
     assert (story.codes, story.drained) == ([], False)
 
@@ -317,7 +317,7 @@ def test_story_a_lost_gpu_that_is_still_lost_after_the_reboot_drains_again(host)
     story = Story(gpu_access).look(lost).reboot().look(lost)
     assert (story.codes, story.drained) == (["gpu_access/lost"], True)
     story.repaired("gpu_access/lost", THIRD).look(lost)
-    assert story.drained, "somebody says so, and the check sees otherwise"
+    assert story.drained, "reported as repaired, but the check still finds it"
 
 
 SAYS_NOTHING, STILL_ASKS = "gpu.3.unsupported_fields = [230]", "gpu.3.recovery_action = 1"
@@ -329,7 +329,7 @@ def test_story_a_gpu_that_must_be_reset_requeues_until_it_is(host, how, answers)
     story = Story(gpu_access).look(host()).look(host("gpu.3.requires_reset = true"))
     assert (story.codes, story.drained, story.requeued) == (["gpu_access/reset_required"], True, True)
     story.looks(host(answers), 300)
-    assert story.drained, "it answers again, but nothing says that it was reset"
+    assert story.drained, "it responds again, but nothing proves a reset"
     if how == "reset":
         story.reset("0000:1b:00.0")
         assert story.drained, "that was another GPU"
@@ -346,7 +346,7 @@ def test_story_a_reset_that_no_line_tells_is_seen_where_the_driver_asks_for_noth
     refused = host("gpu.3.requires_reset = true\ngpu.5.requires_reset = true")
     story = Story(gpu_access).look(host()).looks(refused, 3)
     story.looks(host(f"{STILL_ASKS}\ngpu.5.requires_reset = true"), 2)
-    assert len(story.conditions) == 2, "the driver met it anew, and the mark in it is still there"
+    assert len(story.conditions) == 2, "the driver was reloaded, and its reset request remains"
     story.look(host("gpu.5.requires_reset = true"))
     ((ended,), (stands,)) = story.cleared, story.conditions.values()
     assert (ended.subject, stands.code, story.drained) == (THIRD, "gpu_access/reset_required", True)
@@ -362,7 +362,7 @@ def test_story_a_gpu_that_is_refused_again_right_after_its_reset_drains_again(ho
 
 
 def test_a_gpu_that_does_not_say_what_the_driver_wants_of_it_is_asked_again_and_hides_nothing(host):
-    """Its recovery action cannot be read in the look in which it answers again."""
+    """The recovery action cannot be read in the run in which the GPU responds again."""
     silent = host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }\ngpu.5.lost = true')
     story = Story(gpu_access).look(host()).look(host("gpu.3.requires_reset = true"))
     with pytest.raises(NvmlError):
@@ -386,7 +386,7 @@ def test_story_a_driver_that_does_not_work_drains_until_it_does(host, text, code
     story = Story(gpu_access).look(host()).look(broken)
     assert (story.codes, story.drained, story.requeued) == ([code], True, False)
     story.looks(broken, 20).reboot().look(broken)
-    assert story.drained, "neither time nor a reboot mends it"
+    assert story.drained, "neither time nor a reboot repairs it"
     story.looks(host(), 3)
     assert (story.codes, story.drained) == ([], False)
 
@@ -411,7 +411,7 @@ def test_story_a_driver_that_still_hangs_in_the_second_round_drains_until_it_ans
 @pytest.mark.parametrize("code", ["79", "119", "120"])
 @pytest.mark.parametrize("xid_first", [True, False])
 def test_story_a_hang_together_with_the_xid_of_a_dead_gpu_requeues_at_once(host, code, xid_first):
-    """The catalogue's third step: gpu_xid takes it, while every call into the driver hangs."""
+    """Third step in the catalogue: gpu_xid decides, while every driver call hangs."""
     node = Node([Story(gpu_access), Story(gpu_xid)]).look(host())
     xid = KernelEvent("xid", code, THIRD)
     if xid_first:
@@ -423,6 +423,6 @@ def test_story_a_hang_together_with_the_xid_of_a_dead_gpu_requeues_at_once(host,
     assert node.codes == ["gpu_access/hang", f"gpu_xid/{code}"]
     assert (node.drained, node.of("gpu_xid").requeued) == (True, True)
     node.looks(host(), 3)
-    assert node.drained, "the calls come back, but nobody has reset or rebooted anything"
+    assert node.drained, "the calls return, but there was no reset or reboot"
     node.each(Story.reboot).look(host())
     assert (node.codes, node.drained) == ([], False)

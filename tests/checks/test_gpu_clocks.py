@@ -1,4 +1,4 @@
-"""gpu_clocks: clocks that the hardware holds down, as the driver counts it or as the looks show it."""
+"""gpu_clocks: clock slowdowns by the hardware, from the driver's counters or from the bits of each run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 SLOWDOWN, THERMAL, BRAKE = 0x8, 0x48, 0x88
-# A driver before 580, which does not count the seconds.
+# A driver before 580, which does not count the seconds of slowdown.
 OLD = "".join(f"[gpu.{n}]\nunsupported_fields = [270, 271]\n" for n in range(8) if n != 3)
 OLD += "[gpu.3]\nunsupported_fields = [270, 271]\n"
 
@@ -39,7 +39,7 @@ healthy = healthy_gpus(Config())
 
 
 class Life(Story):
-    """A story of GPU 3: what its bits say, and for how many seconds more since the last look it was slow."""
+    """A story of GPU 3: its clock event bits, and the seconds of slowdown since the previous run."""
 
     def __init__(self, host: Callable[..., Host], profile: str = "dgx-h100") -> None:
         super().__init__(gpu_clocks)
@@ -50,7 +50,7 @@ class Life(Story):
     def sees(
         self, bits: int = 0, seconds: float | None = None, minutes: float = 5.0, text: str = "", **more: Any
     ) -> Life:
-        """Without `seconds`: a driver that does not count them."""
+        """Run the check once. Without `seconds` the driver does not count them."""
         self.seconds += seconds or 0.0
         head = OLD if seconds is None else f"[gpu.3]\nslowdown_hw_thermal_seconds = {self.seconds}\n"
         host = self.make(f"{head}clock_event_reasons = {bits}\n{text}", profile=self.profile)
@@ -125,7 +125,7 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_clocks/slowed_briefly"]
 
 
-# --- how much is 60 % of ten minutes
+# --- 60 % of ten minutes
 
 
 def test_60_percent_of_ten_minutes_is_degraded_and_less_warns(story):
@@ -158,13 +158,14 @@ def test_a_gpu_that_is_slow_half_of_the_time_never_drains_however_often_one_look
 
 
 def test_rounds_an_hour_apart_are_judged_by_their_share_of_the_hour(story):
-    """Where nobody else holds the driver: 60 % of an hour hold ten minutes of which 60 % were slow; 59 % need not."""
+    """On a node without persistence, runs are an hour apart. A slow share of 60 % proves ten minutes with 60 %, 59 %
+    does not."""
     assert story.sees(0, 0.0, minutes=60).sees(0, 0.59 * 3600, minutes=60).codes == ["gpu_clocks/slowed_briefly"]
     assert "gpu_clocks/slowed" in story.sees(0, 0.6 * 3600, minutes=60).codes
 
 
 def test_a_slow_hour_in_which_nobody_looked_does_not_count_as_the_ten_minutes_after_it(story):
-    """healthd was stopped for a day: half an hour of slowdown in it is little, then and in the next rounds."""
+    """healthd was stopped for a day with half an hour of slowdown. That is little, then and in the next rounds."""
     story.sees(0, 0.0).sees(0, 1800.0, minutes=24 * 60)
     for _ in range(3):
         story.sees(0, 60.0)
@@ -184,12 +185,12 @@ def test_a_hot_look_right_after_a_boot_does_not_go_on_from_before_it(story):
     assert story.sees(THERMAL, 0.0, minutes=0.1).codes == ["gpu_clocks/slowed_briefly"]
 
 
-# --- drivers that do not count
+# --- drivers without counters
 
 
 def test_where_the_driver_does_not_count_two_looks_stand_for_the_time_between_them(story):
     story.sees(0)
-    assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed_briefly"]  # one look
+    assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed_briefly"]  # one slow run
     assert story.sees(0x1).codes == ["gpu_clocks/slowed_briefly"]
     assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed_briefly"]
     assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed", "gpu_clocks/slowed_briefly"]
@@ -205,19 +206,19 @@ def test_looks_an_hour_apart_say_nothing_of_the_time_between_them(story):
 
 def test_a_missed_look_is_neither_slow_nor_well(story):
     story.sees(THERMAL).sees(THERMAL, minutes=10)
-    assert "gpu_clocks/slowed" in story.codes  # one round failed, and both sides of it were slow
+    assert "gpu_clocks/slowed" in story.codes  # one round failed, and the runs before and after were slow
     other = Life(story.make).sees(THERMAL).sees(THERMAL, minutes=15)
     assert other.codes == ["gpu_clocks/slowed_briefly"]
     assert "gpu_clocks/slowed" in other.sees(THERMAL).sees(THERMAL).codes
 
 
 def test_what_the_driver_counts_is_not_counted_by_looks_too(story):
-    """Ten seconds of heat in each round, and the look meets them each time."""
+    """Each round has ten seconds of heat, and each run coincides with them."""
     for _ in range(20):
         story.sees(THERMAL, 10.0)
     assert story.codes == ["gpu_clocks/slowed_briefly"]
     for _ in range(3):
-        story.sees(SLOWDOWN, 0.0)  # alone it is none of what the driver counts
+        story.sees(SLOWDOWN, 0.0)  # the driver's counters do not include this bit alone
     assert "gpu_clocks/slowed" in story.codes
 
 
@@ -244,12 +245,12 @@ def weak(story: Life) -> Life:
 
 @pytest.mark.parametrize("event", [hot, braked])
 def test_a_node_that_a_power_event_or_heat_drained_comes_back_by_itself_each_time(story, event):
-    """Nobody reboots a rack of nodes, or says "repaired" on each of them."""
+    """Operators do not reboot a rack of nodes, or report each one as repaired, after a power event."""
     for _ in range(3):
         event(story)
         assert (story.drained, story.requeued) == (True, False)
         story.well(hours=1 / 12)
-        assert story.drained, "its ten minutes are not over"
+        assert story.drained, "the ten minutes are not over"
         story.well(hours=0.5)
         assert not story.drained
 
@@ -263,7 +264,7 @@ def test_a_brake_that_holds_keeps_the_node_drained_while_it_is_idle(story):
 def test_a_slowdown_without_a_reason_ends_only_with_six_clean_hours_after_a_repair(story):
     weak(story)
     assert (story.drained, story.requeued) == (True, False)
-    story.well(hours=24)  # no load, no heat: that is no proof
+    story.well(hours=24)  # without load and heat this proves nothing
     assert story.drained
     story.reboot()
     story.well(hours=5)
@@ -294,7 +295,7 @@ def test_a_brake_that_went_and_left_a_slowdown_without_a_reason_is_the_gpus_own(
 
 
 def test_one_power_event_on_many_nodes_holds_back_those_beyond_the_limit(story):
-    """288 nodes of one partition, on all of which a GPU is braked: 28 may be drained, the others wait."""
+    """A brake on a GPU of each of 288 nodes in one partition: 28 nodes may be drained, the others wait."""
     for _ in range(3):
         story.sees(BRAKE)
     limits, own = FleetLimits(), is_own_hardware([slowed(story)])

@@ -1,4 +1,4 @@
-"""gpu_count: what PCI shows against NVML, and what the site expects."""
+"""gpu_count: the GPUs of PCI compared with NVML and with the settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ H100 = fake_pci_gpus("dgx-h100")
 OF_EACH = r"/sys/bus/pci/devices/[^/]+/"
 ABSENT_IS_FINE = {
     OF_EACH + "(revision|current_link_width)": "older kernels and virtual machines do not have it",
-    OF_EACH + "driver": "a GPU without a driver is missed in NVML, as one with a driver is",
-    OF_EACH + "(vendor|class)": "the device is being taken out: pcie_devices says so where it is expected",
+    OF_EACH + "driver": "a GPU without a driver counts as missing from NVML, like one with a driver",
+    OF_EACH + "(vendor|class)": "the device is being removed: pcie_devices reports it if it is expected",
     r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no port above",
 }
 
@@ -37,7 +37,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
 
 @pytest.fixture
 def host(tmp_path):
-    """host("gpu.3.gone = true"): the GPUs that are on PCI stay; `addresses` adds some."""
+    """Create a host with these GPUs in sysfs. host("gpu.3.gone = true") removes one from NVML only."""
     make = scenarios(tmp_path)
 
     def on_pci(text="", addresses=H100, **files):
@@ -128,7 +128,7 @@ def test_a_gpu_that_another_driver_has_is_not_missed(host, tmp_path, driver):
 
 
 def test_what_a_gpu_makes_for_virtual_machines_is_not_missed(host, tmp_path):
-    """With SR-IOV on, an A40 shows up to 32 more functions of its class, which the same driver has."""
+    """With SR-IOV an A40 shows up to 32 more functions of its class, bound to the same driver."""
     node = host(addresses=[*H100, "0000:f0:00.4"])
     (tmp_path / PCI[1:] / "0000:f0:00.4" / "physfn").symlink_to("../0000:f0:00.0")
     assert findings(gpu_count, node) == []
@@ -224,7 +224,7 @@ def test_story_a_gpu_that_nvml_lost_requeues_and_waits_for_a_reboot(host):
     story = Story(gpu_count).look(well).look(missing)
     assert (story.codes, story.drained, story.requeued) == (["gpu_count/missing"], True, True)
     story.looks(well, 300)
-    assert story.drained, "it is back, but nobody has rebooted"
+    assert story.drained, "it is back, but there was no reboot"
     story.reboot().look(well)
     assert (story.codes, story.drained) == ([], False)
 
@@ -256,7 +256,7 @@ def test_story_fewer_than_expected_drains_until_they_are_there(host):
     story = Story(gpu_count, Config(expected=8)).look(well).look(fewer)
     assert (story.codes, story.drained, story.requeued) == (["gpu_count/fewer_than_expected"], True, False)
     story.looks(fewer, 300).reboot().look(fewer)
-    assert story.drained, "neither time nor a reboot brings it"
+    assert story.drained, "neither time nor a reboot restores it"
     story.looks(well, 3)
     assert (story.codes, story.drained) == ([], False)
 

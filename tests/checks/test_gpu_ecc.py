@@ -1,4 +1,4 @@
-"""gpu_ecc: errors since the driver was loaded, in the GPU's life, and ECC that is off."""
+"""gpu_ecc: errors since the driver was loaded, lifetime errors, and disabled ECC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_healthy_machine_gives_its_counters_and_no_finding(host, profile):
 CONTAIN = {"A100, A30": (8, 0), "H100, H200": (9, 0), "B200": (10, 0)}
 REMAP = {"A10, A40": (8, 6), "L4, L40": (8, 9)}
 RETIRE = {"V100": (7, 0), "T4": (7, 5)}
-OTHERS = {"B300, GB300": (10, 3), "RTX PRO 6000 Blackwell": (12, 0), "one of tomorrow": (99, 0)}
+OTHERS = {"B300, GB300": (10, 3), "RTX PRO 6000 Blackwell": (12, 0), "future GPU": (99, 0)}
 DO_NOT_CONTAIN = {**REMAP, **RETIRE, **OTHERS}
 
 
@@ -42,7 +42,7 @@ def part(capability: tuple[int, int], text: str = "") -> str:
 
 
 def of_two(host, capability, before: str, after: str, **kw) -> list[Finding]:
-    """What the second of two rounds finds."""
+    """Return the findings of the second of two rounds."""
     given = rounds(gpu_ecc, [host(part(capability, text), **kw) for text in (before, after)])
     return [item for item in given if isinstance(item, Finding) and item.code != "gpu_ecc/aggregate"]
 
@@ -50,7 +50,7 @@ def of_two(host, capability, before: str, after: str, **kw) -> list[Finding]:
 @pytest.mark.parametrize("where", ["sram", "dram"])
 @pytest.mark.parametrize("capability", [*CONTAIN.values(), *DO_NOT_CONTAIN.values()])
 def test_an_uncorrected_error_that_is_there_at_first_sight_is_degraded_on_every_part(host, where, capability):
-    """Whose data it was, nobody knows."""
+    """Which jobs the error affected is unknown."""
     (finding,) = findings(gpu_ecc, host(part(capability, f"ecc_volatile_uncorrected_{where} = 2")))
     assert (finding.code, finding.subject) == ("gpu_ecc/uncorrected", PCI)
     assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.GPU_RESET)
@@ -66,18 +66,18 @@ def test_new_errors_are_critical_where_the_part_does_not_contain_them(host, capa
     assert (finding.code, finding.subject, finding.severity) == ("gpu_ecc/uncorrected", PCI, Severity.CRITICAL)
     assert finding.message == f"3 new uncorrected ECC errors; since the driver was loaded: {where} 5"
     (finding,) = of_two(host, capability, *counts[:1] * 2)
-    assert finding.severity is Severity.DEGRADED, "it did not grow"
+    assert finding.severity is Severity.DEGRADED, "the count did not grow"
 
 
 @pytest.mark.parametrize("capability", CONTAIN.values(), ids=CONTAIN)
 def test_new_errors_drain_only_where_the_part_contains_them_and_the_driver_asks_for_no_reset(host, capability):
     grown = "ecc_volatile_uncorrected_dram = 1"
-    for action in (0, 3, 4, 5):  # nothing, or what can wait until the jobs have ended
+    for action in (0, 3, 4, 5):  # no action, or one that can wait until the jobs have ended
         (finding,) = of_two(host, capability, "", f"{grown}\nrecovery_action = {action}")
         assert (finding.subject, finding.severity) == (PCI, Severity.DEGRADED)
         assert f"1 new uncorrected ECC errors, {SHOULD}; since" in finding.message
     (finding,) = of_two(host, capability, "", f"{grown}\nunsupported_fields = [230]")  # drivers before 570
-    assert (finding.severity, SHOULD in finding.message) == (Severity.DEGRADED, True), "nobody says that it was so"
+    assert (finding.severity, SHOULD in finding.message) == (Severity.DEGRADED, True), "no claim of containment"
     for action in (1, 2, 6, 7):
         (finding,) = of_two(host, capability, "", f"{grown}\nrecovery_action = {action}")
         assert (finding.severity, "contained" in finding.message) == (Severity.CRITICAL, False)
@@ -93,7 +93,7 @@ def test_a_part_that_does_not_say_what_it_is_contains_nothing(host):
     ("capability", "severity"), [((8, 0), Severity.DEGRADED), ((9, 0), Severity.DEGRADED), ((12, 0), Severity.CRITICAL)]
 )
 def test_with_mig_the_growth_for_life_is_judged_by_the_part_as_well(host, capability, severity):
-    """A contained error ends a process of one MIG device, and the jobs on the others go on."""
+    """A contained error ends a process of one MIG device, and jobs on the other devices continue."""
     (finding,) = of_two(host, capability, "mig = true", "mig = true\necc_aggregate_uncorrected_dram = 1")
     assert (finding.code, finding.subject, finding.severity) == ("gpu_ecc/uncorrected", PCI, severity)
     more = "mig = true\necc_aggregate_uncorrected_dram = 1\nrecovery_action = 1"
@@ -104,7 +104,7 @@ def test_errors_of_the_driver_before_are_no_growth_and_those_since_a_reset_are(h
     text = "ecc_volatile_uncorrected_dram = {}".format
     assert of_two(host, (7, 0), text(5), text(1))[0].severity is Severity.CRITICAL
     story = Story(gpu_ecc).look(host(part((7, 0)))).reboot().look(host(part((7, 0), text(1))))
-    assert (story.drained, story.requeued) == (True, False), "the first look of this boot"
+    assert (story.drained, story.requeued) == (True, False), "the first run of this boot"
 
 
 @pytest.mark.parametrize("mig", [False, True])
@@ -119,14 +119,14 @@ def test_errors_of_the_driver_before_are_no_growth_and_those_since_a_reset_are(h
     ],
 )
 def test_story_errors_that_came_while_nobody_looked_for_long_requeue_nobody(host, minutes, config, requeued, mig):
-    """Jobs that run now may have begun long after the error."""
+    """Current jobs may have started long after the error."""
     mode = "mig = true\n" if mig else ""
     grown = f"ecc_{'aggregate' if mig else 'volatile'}_uncorrected_dram = 1"
     capability = (12, 0) if mig else (7, 0)
     well, bad = host(part(capability, mode)), host(part(capability, f"{mode}{grown}"))
     story = Story(gpu_ecc, config).looks(well, 2).look(bad, minutes)
     assert (story.drained, story.requeued) == (True, requeued)
-    assert story.look(bad).requeued is requeued, "it grew no more"
+    assert story.look(bad).requeued is requeued, "the count did not grow again"
 
 
 def test_what_grows_after_a_long_time_without_a_look_is_new_again(host):
@@ -247,14 +247,14 @@ def test_counters_that_stand_or_grow_are_no_evidence(host):
 
 
 def test_a_v100_tells_its_memory_alone_and_its_caches_count_too(host):
-    """Neither Volta nor Pascal has the location SRAM."""
+    """Volta and Pascal do not have the location SRAM."""
     text = "[gpu.3]\necc_sram = false\necc_volatile_uncorrected_sram = 2\necc_volatile_uncorrected_dram = 1"
     (finding,) = findings(gpu_ecc, host(text))
     assert finding.evidence == "uncorrected: dram 1, caches 2"
 
 
 def test_with_mig_old_errors_are_no_fault_and_new_ones_are(host):
-    """nvml.h: volatile errors cannot be queried by the handle of a GPU with MIG; nvidia-smi shows N/A."""
+    """nvml.h: the handle of a GPU with MIG has no volatile errors. nvidia-smi shows N/A."""
     old, new = (host(f"[gpu.3]\nmig = true\necc_aggregate_uncorrected_dram = {n}") for n in (4, 5))
     assert codes(findings(gpu_ecc, old)) == ["gpu_ecc/aggregate"]
     assert codes([item for item in rounds(gpu_ecc, [old, old]) if isinstance(item, Finding)]) == ["gpu_ecc/aggregate"]
@@ -291,7 +291,7 @@ def test_counters_at_the_end_of_their_width_are_findings_too(host):
     ("on", "resets"), [([True, True], 1), ([True, False], 0), ([False, True], 0), ([False, False], 0)]
 )
 def test_a_count_that_fell_is_no_evidence_where_persistence_mode_is_off(host, tmp_path, on, resets):
-    """A job may have held the driver at both readings, and let go in between."""
+    """A job may have kept the driver loaded at both readings, but not in between."""
     write(tmp_path, {"/sys/module/nvidia/refcnt": "7\n"})
     counts = ["ecc_volatile_uncorrected_dram = 5", ""]
     nodes = [
@@ -302,7 +302,7 @@ def test_a_count_that_fell_is_no_evidence_where_persistence_mode_is_off(host, tm
 
 
 def test_with_persistence_mode_it_does_not_matter_who_holds_the_driver(host, tmp_path):
-    """The mode that nvidia-smi -pm 1 sets holds nothing open."""
+    """The mode set by `nvidia-smi -pm 1` opens no device file."""
     write(tmp_path, {"/sys/module/nvidia/refcnt": "0\n"})
     nodes = [host(text, root=str(tmp_path)) for text in ("gpu.3.ecc_volatile_uncorrected_dram = 5", "")]
     assert len([item for item in rounds(gpu_ecc, nodes) if isinstance(item, Repair)]) == 1
@@ -335,7 +335,7 @@ def test_a_gpu_that_fails_hides_no_other(host):
     assert [(item.code, item.subject) for item in found] == [("gpu_ecc/uncorrected", PCI)]
 
 
-# stories
+# --- stories
 
 
 @pytest.mark.parametrize(("capability", "requeued"), [((9, 0), False), ((8, 6), True), ((7, 0), True)])
@@ -346,10 +346,10 @@ def test_an_uncorrected_error_drains_until_the_gpu_is_reset_and_requeues_where_n
     story = Story(gpu_ecc).look(host()).look(bad)
     assert (story.drained, story.requeued) == (True, requeued)
     (condition,) = (c for c in story.conditions.values() if c.code == "gpu_ecc/uncorrected")
-    story.looks(bad, 300)  # the load is gone, and a day goes by
-    assert story.drained, "nobody has reset it"
+    story.looks(bad, 300)  # the load is gone, and a day passes
+    assert story.drained, "there was no reset"
     after = story.conditions[condition.key]
-    assert after.severity is condition.severity, "the count stands, and is no less bad"
+    assert after.severity is condition.severity, "the count is unchanged, so the severity stays"
     story.looks(host(), 2)
     assert story.codes == []
     assert not story.drained
@@ -362,7 +362,7 @@ def test_a_count_that_stood_and_then_grew_requeues_from_then_on(host):
     story.look(grown)
     assert (story.drained, story.requeued) == (True, True)
     (condition,) = (c for c in story.conditions.values() if c.code == "gpu_ecc/uncorrected")
-    assert condition.critical_at >= story.now, "jobs that started before that are its victims"
+    assert condition.critical_at >= story.now, "jobs that started before are affected"
 
 
 def test_new_errors_hit_the_jobs_on_that_gpu_and_no_others(host):
@@ -410,8 +410,8 @@ def test_the_flag_for_too_many_sram_errors_drains_until_an_operator_knows_and_th
     story.repaired("gpu_ecc/sram_threshold", PCI).looks(bad, 300)
     assert not story.drained
     story.reboot().looks(bad, 3)
-    assert not story.drained, "the same flag, which the operator knows"
-    story.looks(host(), 2)  # another GPU is there now
+    assert not story.drained, "the operator accepted this flag"
+    story.looks(host(), 2)  # a replacement GPU
     assert story.conditions == {}
 
 

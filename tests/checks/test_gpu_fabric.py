@@ -1,4 +1,4 @@
-"""gpu_fabric: whether each GPU has joined its NVLink fabric, and is well in it."""
+"""gpu_fabric: whether each GPU has joined its NVLink fabric and is healthy in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def host(tmp_path):
         plain = make(text, profile)
         root = tmp_path / ("plain" if systemd is None else "booted")
         (root / ("run" if systemd is None else "run/systemd/system")).mkdir(parents=True, exist_ok=True)
-        programs = {SYSTEMCTL_COMMAND: systemd or OSError("must not be asked")}
+        programs = {SYSTEMCTL_COMMAND: systemd or OSError("must not be queried")}
         return Host(str(root), plain._open_nvml, system=FakeSystem(str(root), programs=programs))
 
     return with_systemd
@@ -89,7 +89,7 @@ def test_while_none_has_joined_nobody_is_left_out(host):
 
 def test_story_a_gpu_that_is_left_out_drains_without_requeue_until_it_has_joined(host):
     story = Story(gpu_fabric).look(host()).look(host("gpu.3.fabric_state = 0"), 0.5)
-    assert not story.drained, "as while it is reset"
+    assert not story.drained, "this occurs during a reset"
     story.look(host("gpu.3.fabric_state = 0"))
     assert (story.codes, story.drained, story.requeued) == (["gpu_fabric/no_fabric"], True, False)
     story.looks(host(), 3)
@@ -152,7 +152,7 @@ def test_a_driver_that_tells_no_health_is_judged_by_its_state_alone(host):
 def test_of_the_first_four_1_says_that_something_is_wrong(host, shift, code, words):
     assert findings(gpu_fabric, host(health(2 << shift))) == []
     severity = Severity.CRITICAL if code == "gpu_fabric/unhealthy" else Severity.DEGRADED
-    for summary in (0, 2):  # "unhealthy" says no more than the mask
+    for summary in (0, 2):  # "unhealthy" adds nothing to the mask
         (finding,) = findings(gpu_fabric, host(health(1 << shift, summary)))
         assert (finding.code, finding.severity, finding.subject) == (code, severity, PCI)
         assert finding.message == f"the GPU is not healthy in the NVLink fabric: {words}"
@@ -231,7 +231,7 @@ BAD = ["fabric_state = 1", "fabric_state = 2", "fabric_health = 16", "fabric_hea
 @pytest.mark.parametrize("bad", [*BAD, "fabric_status = 999", "fabric_state = 0"])
 @pytest.mark.parametrize("why", ["mig = true", "virtualization = 3", "virtualization = 4"])
 def test_a_gpu_with_mig_and_one_of_a_vgpu_host_need_no_fabric(host, bad, why):
-    assert findings(gpu_fabric, host(f"[gpu.3]\n{bad}\n{why}", systemd=OSError("must not be asked"))) == []
+    assert findings(gpu_fabric, host(f"[gpu.3]\n{bad}\n{why}", systemd=OSError("must not be queried"))) == []
     assert len(findings(gpu_fabric, host(f"[gpu.3]\n{bad}"))) == 1
 
 
@@ -245,11 +245,11 @@ def test_on_a_host_that_shares_its_nvswitches_out_a_gpu_in_progress_waits_for_it
 
 def test_a_fabric_manager_is_no_cause_of_what_waits_for_its_partition(host, tmp_path):
     write(tmp_path / "booted", {MANAGER_SETTINGS: "FABRIC_MODE=1"})
-    assert findings(gpu_fabric, host(WAITING, systemd=OSError("must not be asked"))) == []
+    assert findings(gpu_fabric, host(WAITING, systemd=OSError("must not be queried"))) == []
 
 
 def test_in_a_virtual_machine_without_nvswitches_a_gpu_in_progress_waits_for_its_host_and_never_drains(host):
-    guest = host(WAITING + "virtualization = 1\n", systemd=OSError("must not be asked"))
+    guest = host(WAITING + "virtualization = 1\n", systemd=OSError("must not be queried"))
     (finding,) = findings(gpu_fabric, guest)
     assert (finding.code, finding.severity, finding.subject) == ("gpu_fabric/partition", Severity.WARNING, PCI)
     assert finding.confirm_seconds == 300.0
@@ -298,7 +298,7 @@ def test_one_that_runs_or_is_not_installed_here_is_not_the_cause(host, ran):
 
 @pytest.mark.parametrize("profile", ["dgx-h100", "dgx-a100"])
 def test_systemd_is_not_asked_while_all_gpus_are_in_the_fabric_or_there_is_none(host, profile):
-    assert findings(gpu_fabric, host(profile=profile, systemd=OSError("must not be asked"))) == []
+    assert findings(gpu_fabric, host(profile=profile, systemd=OSError("must not be queried"))) == []
 
 
 @pytest.mark.parametrize(

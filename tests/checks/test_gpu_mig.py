@@ -1,4 +1,4 @@
-"""gpu_mig: MIG in another state than the settings say."""
+"""gpu_mig: MIG state that differs from the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpu_nvlink: links that are down, and errors that grew."""
+"""gpu_nvlink: NVLinks that are down, and growing error counts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_gpu_on_a_baseboard_of_whose_links_the_driver_tells_nothing_is_critica
 
 
 def v100(*active):
-    """As in nvidia-smi nvlink --status on RWTH's nodes (help.itc.rwth-aachen.de): each GPU has 6 links."""
+    """V100 topology from `nvidia-smi nvlink --status` at RWTH (help.itc.rwth-aachen.de): each GPU has 6 links."""
     pci = ", ".join(f'"0000:{61 + n}:00.0"' for n in range(len(active)))
     cards = (
         f'[gpu.{n}]\nname = "Tesla V100-SXM2-16GB"\nnvlinks = 6\nnvlink_inactive = {sorted({*range(6)} - {*links})}\n'
@@ -260,17 +260,17 @@ def test_an_error_is_a_failure(host):
         run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))
 
 
-# stories
+# --- stories
 
 
 def test_story_a_link_that_is_down_for_a_minute_requeues_until_it_is_back(host):
     down = host("gpu.3.nvlink_inactive = [5]")
     story = Story(gpu_nvlink).look(host()).look(down)
-    assert not story.drained, "it may be trained anew"
+    assert not story.drained, "the link may be training"
     story.look(down, minutes=1.5)
     assert (story.codes, story.drained, story.requeued) == (["gpu_nvlink/inactive"], True, True)
     story.looks(down, 300).reboot().look(down)
-    assert story.drained, "neither a day nor a reboot mends it"
+    assert story.drained, "neither a day nor a reboot repairs it"
     story.looks(host(), 3)
     assert (story.codes, story.drained) == ([], False)
 
@@ -295,7 +295,7 @@ def test_story_errors_drain_until_a_reset_and_no_quiet_time_without_load_ends_th
     story = Story(gpu_nvlink).look(before).look(after)
     assert (story.codes, story.drained, story.requeued) == ([code], True, False)
     story.looks(after, 300)
-    assert story.drained, "a day without load says nothing of a link"
+    assert story.drained, "a day without load proves nothing about a link"
     story.reset("0000:1b:00.0").look(after)
     assert story.drained, "that was another GPU"
     story.reset(PCI).looks(before, 2)

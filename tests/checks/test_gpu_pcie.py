@@ -1,4 +1,4 @@
-"""gpu_pcie: lanes, generation and replays of the GPUs' PCI Express links."""
+"""gpu_pcie: lanes, generation and replays of the PCI Express links of GPUs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_missing_lanes_warn_after_two_minutes_and_are_degraded_where_more_are_kn
 
 
 def lanes_in_turn(host, *widths: int, config: Config | None = None) -> list[tuple[str, Severity]]:
-    """What the last of several rounds of one boot says of the lanes."""
+    """Return the lane findings of the last of several rounds of one boot."""
     given = rounds(gpu_pcie, [host(f"[gpu.3]\npcie_width = {width}") for width in widths], config)
     return [(f.message, f.severity) for f in given if isinstance(f, Finding)]
 
@@ -79,7 +79,7 @@ def test_a_machine_with_fewer_lanes_by_its_settings_is_degraded_below_them_and_e
 
 
 def test_a_link_that_had_more_lanes_in_this_boot_than_its_settings_say_warns(host):
-    """Who wrote 8 can do with 8: no drain. But this GPU was built with more, and lost them."""
+    """A site that sets 8 lanes accepts 8, so no drain. But this GPU had more lanes and lost them."""
     given = lanes_in_turn(host, 16, 8, config=Config(lanes=8))
     assert given == [("the PCIe link has 8 of 16 lanes", Severity.WARNING)]
     given = lanes_in_turn(host, 16, 4, config=Config(lanes=8))
@@ -93,7 +93,7 @@ def test_a_profile_that_guesses_fewer_lanes_silences_nothing(host):
 
 
 def test_story_the_remedy_of_a_machine_that_is_built_so_is_one(host):
-    """docs: write it as lanes, and say that it is repaired."""
+    """The documentation recommends this: set `lanes` and run `healthd repaired`."""
     narrow = host("[gpu.3]\npcie_width = 8")
     story = Story(gpu_pcie).looks(narrow, 3)
     assert story.codes == ["gpu_pcie/lanes"]
@@ -157,7 +157,7 @@ def test_a_slot_or_a_machine_that_cannot_do_more_is_no_fault(host):
 
 
 def in_slot(tmp_path: Path, lanes: str) -> str:
-    """A tree in which GPU 3 is below a port that has so many lanes."""
+    """Create a tree with GPU 3 below a port with this number of lanes."""
     pci_device(tmp_path, "0000:60:01.0", "0x060400", vendor="0x8086", max_link_width=lanes)
     pci_device(tmp_path, PCI, "0x030200", "0000:60:01.0")
     return str(tmp_path)
@@ -165,7 +165,7 @@ def in_slot(tmp_path: Path, lanes: str) -> str:
 
 @pytest.mark.parametrize(("slot", "lanes"), [("8", 8), ("16", 16), ("0", 16), ("255", 16)])
 def test_a_card_of_16_lanes_has_as_many_as_its_slot(host, tmp_path, slot, lanes):
-    """A T4 in the slot of 8 lanes of a server's riser: nvidia-smi shows 16x at most, 8x now."""
+    """A T4 in a riser slot with 8 lanes: nvidia-smi shows a maximum of 16x and a current width of 8x."""
     root = in_slot(tmp_path, slot)
     for now in (4, 8, 16):
         found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {now}", root=root))
@@ -239,7 +239,7 @@ def test_old_replays_and_a_counter_that_starts_again_are_nothing(host):
     assert replays(host, 10_000) == []
     assert replays(host, 10_000, 10_000) == []
     assert replays(host, 10_000, 9) == []
-    assert replays(host, 400, 150, apart=40.0) == [], "a GPU reset, and the link was trained"
+    assert replays(host, 400, 150, apart=40.0) == [], "a GPU reset, which trains the link"
 
 
 def test_a_few_replays_between_two_looks_within_seconds_are_no_rate(host):
@@ -263,9 +263,9 @@ def test_missing_lanes_drain_without_a_requeue_until_a_reboot_shows_them_again(h
     story.look(narrow, minutes=2)
     assert (story.drained, story.requeued) == (True, False)
     idle = host("[gpu.3]\npcie_width = 8\npcie_generation = 1\n")
-    story.looks(idle, 100)  # the load is gone, and with it what shows the fault
+    story.looks(idle, 100)  # the load is gone, and with it the evidence of the fault
     assert story.drained
-    story.looks(host(), 100)  # lanes that come back by themselves go again
+    story.looks(host(), 100)  # lanes that return without a repair disappear again
     assert story.drained
     assert not story.reboot().look(host()).drained
 

@@ -1,4 +1,4 @@
-"""gpu_persistence: whether the driver keeps the GPUs initialised while nobody uses them."""
+"""gpu_persistence: whether the driver keeps unused GPUs initialised."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ PCI = GPUS[3]
 REFERENCES = "/sys/module/nvidia/refcnt"
 HOLDERS = "/sys/module/nvidia/holders"
 ABSENT_IS_FINE = {
-    REFERENCES: "persistence mode decides; who holds the driver only tells that healthd looks less often",
-    HOLDERS: "as the number of references, from which it is taken",
+    REFERENCES: "persistence mode decides; the reference count only makes healthd run less often",
+    HOLDERS: "subtracted from the reference count, see there",
 }
-HARMLESS = {("says .*|is (empty|binary)", REFERENCES): "as where it is not there: persistence mode decides"}
+HARMLESS = {("returns .*|is (empty|binary)", REFERENCES): "treated like a missing file: persistence mode decides"}
 
 
 @pytest.fixture
 def host(tmp_path):
-    """Makes hosts: host(text, references=...); nvidia_uvm is one reference that is no process."""
+    """Return a function that creates hosts: host(text, references=...). nvidia_uvm is one reference without a
+    process."""
     make = scenarios(tmp_path)
 
     def node(text="", references="9"):

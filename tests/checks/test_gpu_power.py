@@ -1,4 +1,4 @@
-"""gpu_power: GPUs whose power limit is below the default of their model."""
+"""gpu_power: GPUs with a power limit below the default of their model."""
 
 from __future__ import annotations
 

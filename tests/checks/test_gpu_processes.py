@@ -1,4 +1,4 @@
-"""gpu_processes: what holds a GPU of a node on which no job runs."""
+"""gpu_processes: processes that use a GPU on a node without jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_A_LOGIN = "0::/user.slice/user-1000.slice/session-2.scope\n"
 
 @pytest.fixture
 def node(tmp_path):
-    """node("gpu.3.processes = [7]", {7: ("python3", 1000, OF_A_JOB)}): a host with these processes."""
+    """Create a host with these processes: node("gpu.3.processes = [7]", {7: ("python3", 1000, JOB_CGROUP)})."""
     host = scenarios(tmp_path)
 
     def make(text: str = "", processes: dict[int, tuple[str, int, str]] | None = None) -> Host:
@@ -55,7 +55,7 @@ def test_it_is_asked_only_on_an_idle_node():
 
 
 def test_what_a_validation_of_this_node_runs_is_no_leftover(node):
-    """Its lock names it; the programs that it runs are its children, and theirs."""
+    """The lock file contains the pid of the validation. Its programs are children and grandchildren of that process."""
     host = node("gpu.3.processes = [40, 50]", {40: ("nvbandwidth", 0, OF_A_LOGIN), 50: ("python3", 0, OF_A_LOGIN)})
     tree = {"/proc/40/status": "PPid:\t30\n", "/proc/30/status": "PPid:\t20\n", "/proc/50/status": "PPid:\t1\n"}
     write(Path(host.root), {**tree, "/run/healthd/validation.lock": "20\n"})
@@ -119,7 +119,7 @@ def test_story_a_leftover_keeps_the_node_drained_until_it_is_gone(node):
     left = node("gpu.3.processes = [7]", {7: ("python3", 1000, OF_A_JOB)})
     story = Story(gpu_processes).look(node())
     story.look(left)
-    assert not story.drained, "it may be about to end"
+    assert not story.drained, "the process may end soon"
     story.look(left, minutes=1.5)
     assert (story.codes, story.drained, story.requeued) == (["gpu_processes/leftover"], True, False)
     story.looks(left, 20)

@@ -1,4 +1,4 @@
-"""gpu_recovery_action: what the driver says must be done."""
+"""gpu_recovery_action: the recovery that the driver requests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_gpu_that_fails_hides_no_other(host):
     assert [item.code for item in given if isinstance(item, Finding)] == ["gpu_recovery_action/gpu_reset"]
 
 
-# stories
+# --- stories
 
 
 @pytest.mark.parametrize("action", [1, 2, 4, 6, 7])
@@ -86,7 +86,7 @@ def test_what_needs_a_reset_drains_until_the_driver_no_longer_asks_and_all_but_a
     story = Story(gpu_recovery_action).look(host()).look(bad)
     assert (story.drained, story.requeued) == (True, action != 4)
     story.looks(bad, 300).reboot().looks(bad, 3)
-    assert story.drained, "neither time nor a reboot: the driver asks still"
+    assert story.drained, "neither time nor a reboot: the driver still requests it"
     story.look(host())
     assert story.drained, "once is not enough"
     story.look(host())

@@ -1,4 +1,4 @@
-"""gpu_retired_pages: pages of GPU memory that are no longer used, or soon are not."""
+"""gpu_retired_pages: pages of GPU memory that are retired or about to be retired."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PCI = GPUS[3]
 
 
 def before_ampere(single: int = 0, double: int = 0, pending: bool = False, more: str = "") -> str:
-    """A scenario of GPUs that retire pages; the numbers are those of GPU 3."""
+    """Return a scenario of GPUs that retire pages. The numbers apply to GPU 3."""
     others = "".join(f"[gpu.{n}]\nretired_single_bit = 0\nretired_double_bit = 0\n" for n in range(8) if n != 3)
     numbers = (
         f"retired_single_bit = {single}\nretired_double_bit = {double}\nretired_pending = {str(pending).lower()}\n"
@@ -49,7 +49,7 @@ def test_a_machine_without_gpus_gives_nothing(tmp_path):
 
 
 def test_a_pending_page_is_degraded_until_a_reboot(host):
-    # two pages for single bit errors, and one waits: a V100 in github.com/stas00/ml-engineering, debug.md
+    # A V100 with two pages for single bit errors and one pending: github.com/stas00/ml-engineering, debug.md
     (finding,) = findings(gpu_retired_pages, host(2, 0, pending=True))
     assert (finding.code, finding.subject) == ("gpu_retired_pages/pending", PCI)
     assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.REBOOT)
@@ -84,7 +84,7 @@ def test_a_pending_status_that_fails_is_unknown(host):
     assert PCI in until_it_fails(gpu_retired_pages, node)[1]
 
 
-# stories
+# --- stories
 
 
 def test_a_pending_page_drains_until_a_reboot_has_retired_it(host):
@@ -92,7 +92,7 @@ def test_a_pending_page_drains_until_a_reboot_has_retired_it(host):
     assert story.drained
     assert not story.requeued
     story.looks(host(0, 1, pending=True), 300)
-    assert story.drained, "nobody has rebooted it"
+    assert story.drained, "there was no reboot"
     story.reboot().look(host(0, 1))
     assert not story.drained
 
@@ -113,5 +113,5 @@ def test_too_many_pages_drain_until_an_operator_knows_and_again_with_the_next_pa
     story.looks(host(60), 300).reboot().looks(host(60), 3)
     assert story.drained, "neither time nor a reboot ends it"
     story.repaired("gpu_retired_pages/too_many", PCI).looks(host(60), 300)
-    assert not story.drained, "the operator knows of sixty"
+    assert not story.drained, "the operator accepted sixty"
     assert story.look(host(61)).drained

@@ -1,4 +1,4 @@
-"""gpu_row_remap: rows that were, will be, or could not be replaced."""
+"""gpu_row_remap: memory rows that were remapped, are pending, or could not be remapped."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_gpu_that_fails_hides_no_other(host):
     assert codes([item for item in given if isinstance(item, Finding)]) == ["gpu_row_remap/failure"]
 
 
-# stories
+# --- stories
 
 
 def test_a_failed_remap_drains_and_requeues_until_an_operator_knows(host):
@@ -129,22 +129,22 @@ def test_a_failed_remap_drains_and_requeues_until_an_operator_knows(host):
     assert story.drained
     assert story.requeued
     story.looks(bad, 300).reboot().looks(bad, 3)
-    assert story.drained, "the flag is for life"
+    assert story.drained, "the flag is permanent"
     story.repaired("gpu_row_remap/failure", PCI).looks(bad, 300)
-    assert not story.drained, "the operator knows this flag"
+    assert not story.drained, "the operator accepted this flag"
 
 
 def test_unrepairable_memory_drains_until_an_operator_knows_and_not_again_for_the_same_flag(host):
     bad, good = host("gpu.3.unrepairable_memory = true"), host("gpu.3.unrepairable_memory = false")
     story = Story(gpu_row_remap).look(good).look(bad)
     assert story.drained
-    assert not story.requeued, "the job may never touch it"
+    assert not story.requeued, "the job may never use this memory"
     story.looks(bad, 300).reboot().looks(bad, 3)
     assert story.drained
     story.looks(good, 300)
-    assert story.drained, "nobody has said that the GPU is another"
+    assert story.drained, "a replacement was not reported"
     story.repaired("gpu_row_remap/unrepairable", PCI).looks(bad, 300)
-    assert not story.drained, "the operator knows this flag"
+    assert not story.drained, "the operator accepted this flag"
 
 
 def test_a_gpu_that_was_replaced_after_a_failed_remap_is_free_when_the_operator_says_so(host):
@@ -159,9 +159,9 @@ def test_a_pending_remap_drains_until_the_gpu_is_reset(host):
     pending = host("[gpu.3]\nremap_pending = true\nremap_uncorrectable = 1")
     story = Story(gpu_row_remap).look(host()).look(pending)
     assert story.drained
-    assert not story.requeued, "the job may live through it"
+    assert not story.requeued, "the job may survive"
     story.looks(pending, 300)
-    assert story.drained, "nobody has reset it"
+    assert story.drained, "there was no reset"
     story.look(host("gpu.3.remap_uncorrectable = 1"))
     assert not story.drained
 

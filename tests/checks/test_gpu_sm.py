@@ -1,4 +1,4 @@
-"""Xid 13 of different jobs on one processor of a GPU: a warning that names it."""
+"""gpu_sm: Xid 13 of different jobs on one streaming multiprocessor gives a warning that names it."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ def line(sm="GPC 7, TPC 7, SM 0", bus=BUS, pid=""):
 
 
 def seen(*told):
-    """Findings in (line, job, time)."""
+    """Return the findings of lines, given as (line, job, time)."""
     events = [event(text, at) for text, _, at in told]
     jobs = {number: job for number, (_, job, _) in enumerate(told, 1) if job}
     recent, _, _ = coalesce_events((), events, 1)
@@ -52,8 +52,8 @@ def test_one_sm_in_two_jobs_warns_and_is_named():
         [(line(), "12", 0.0), (line(), "12", HOUR)],  # one job, twice
         [(line(), "12", 0.0), (line("GPC 7, TPC 7, SM 1"), "13", HOUR)],
         [(line(), "12", 0.0), (line(bus="0000:cc:00"), "13", HOUR)],
-        [(line(), "12", 0.0), (line(), "", HOUR)],  # whose it is, nobody knows
-        [(line(), "12,13", 0.0), (line(), "13", HOUR)],  # it may be job 13's both times
+        [(line(), "12", 0.0), (line(), "", HOUR)],  # the job is unknown
+        [(line(), "12,13", 0.0), (line(), "13", HOUR)],  # both lines may belong to job 13
         [(line(), "12", 0.0), (line(), "13", WINDOW + 1)],
         [(line(), "12", 0.0), (line().replace(": 13,", ": 31,"), "13", HOUR)],
     ],
@@ -71,7 +71,7 @@ def test_jobs_that_share_a_gpu_are_different_ones_where_no_one_of_them_can_have_
 @pytest.mark.parametrize("count", [MAX_EVENTS, 10 * MAX_EVENTS])
 @pytest.mark.parametrize("others", [1, MAX_EVENTS])
 def test_exceptions_of_one_processor_are_judged_in_linear_time(count, others):
-    """Each pair compared: 0.7 s for one job's KEEP_EVENTS, a minute for ten times that, at each further line."""
+    """Comparing each pair took 0.7 s for MAX_EVENTS lines of one job, and a minute for ten times as many lines."""
     events = [replace(event(line(), NOW), sequence=n) for n in range(count)]
     events = with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
     assert list(correlate(events, NODE, Config())) == []
@@ -96,7 +96,7 @@ def test_an_instance_of_mig_has_processors_of_its_own():
 
 
 def burst(count, at=0.0):
-    """Lines of one incident, each of another SM."""
+    """Return events of one incident, each with another SM."""
     return [event(line(f"GPC {n // 9}, TPC {n % 9}, SM 0"), at) for n in range(count)]
 
 
@@ -132,7 +132,7 @@ LISTENERS = [
 
 
 def test_an_exception_that_was_forgotten_counts_and_a_job_that_is_named_late_does_too():
-    """The condition of the Xid itself ends after an hour. Without cgroups Slurm names the job a moment later."""
+    """The condition of the Xid ends after an hour. Without cgroups Slurm reports the job a moment later."""
     ledger = Ledger(boot_id=BOOT, inventory=NODE)
     ledger = intake.take_kernel_events(ledger, [event(line(), NOW, BOOT)], LISTENERS, NOW).ledger
     ledger = intake.take_jobs(ledger, {1: "12"}, LISTENERS)

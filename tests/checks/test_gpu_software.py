@@ -33,7 +33,7 @@ def test_a_machine_without_gpus_gives_nothing(tmp_path):
     assert run_check(gpu_software, Host(str(tmp_path)), Config(driver_version=DRIVER, vbios=VBIOS)) == []
 
 
-# driver
+# --- driver
 
 
 def test_another_driver_than_expected_warns(host):
@@ -52,7 +52,7 @@ def test_a_driver_that_cannot_be_asked_for_is_not_the_expected_one(host):
     assert codes(findings(gpu_software, node, Config(driver_version=DRIVER))) == ["gpu_software/driver"]
 
 
-# VBIOS
+# --- VBIOS
 
 
 def test_a_vbios_that_the_other_gpus_do_not_have_warns(host):
@@ -89,7 +89,7 @@ def test_mig_changes_nothing(host):
     assert findings(gpu_software, host("gpu.3.mig = true")) == []
 
 
-# InfoROM
+# --- InfoROM
 
 
 def test_a_corrupted_inforom_is_degraded(host):
@@ -128,10 +128,10 @@ def test_an_inforom_that_was_whole_is_looked_at_once_an_hour_and_a_bad_one_each_
     now[0] += 1
     assert look("gpu.3.inforom = false") == bad
     assert look("gpu.3.inforom = false") == bad
-    assert look("") == [], "what was repaired is seen at once"
+    assert look("") == [], "a repair is detected at once"
 
 
-# stories
+# --- stories
 
 
 def test_a_corrupted_inforom_drains_until_it_is_whole_again(host):
@@ -140,7 +140,7 @@ def test_a_corrupted_inforom_drains_until_it_is_whole_again(host):
     assert story.drained
     assert not story.requeued
     story.looks(bad, 300).reboot().looks(bad, 3)
-    assert story.drained, "neither time nor a reboot alone makes it whole"
+    assert story.drained, "neither time nor a reboot alone repairs it"
     assert story.look(host()).drained, "once is not enough"
     assert not story.look(host()).drained
 

@@ -1,4 +1,4 @@
-"""gpu_temperature: GPUs that are about to slow down because they are hot, and hot memory."""
+"""gpu_temperature: GPUs close to the slowdown temperature, and hot memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_a100_slows_down_at_89_and_warns_from_87(host):
 
 
 def test_an_h100_tells_what_is_left_and_slows_down_when_it_has_minus_two(host):
-    """It counts from the operating maximum (T.LIMIT), and the slowdown is two degrees above that."""
+    """The margin counts from the operating maximum (T.LIMIT), and the slowdown is two degrees above that maximum."""
     assert findings(gpu_temperature, host("gpu.3.temperature_margin = 1")) == []
     (finding,) = findings(gpu_temperature, host("gpu.3.temperature_margin = 0"))
     assert (finding.code, finding.subject) == ("gpu_temperature/hot", PCI)

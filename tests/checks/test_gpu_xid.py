@@ -300,7 +300,7 @@ ROW = "     0    76   GSP_RM_CONTROL        0x000000002080a097 0x000000000000049
             WINDOW,
         ),
         ("RPC history (CPU -> GSP):", Severity.INFO, Clears.WINDOW, 3600),
-        ("kgspSomethingNew_GB300: a sentence of tomorrow", Severity.INFO, Clears.WINDOW, 3600),
+        ("kgspSomethingNew_GB300: a future message", Severity.INFO, Clears.WINDOW, 3600),
     ],
 )
 def test_what_the_driver_says_of_the_gsp_without_an_xid_counts_for_the_gpu_with_that_number(
@@ -357,7 +357,7 @@ def test_what_an_xid_of_the_same_minute_says_is_not_said_twice(said, number):
     assert "gpu_xid/gsp" not in codes_found
     later = found(said, lines[0], times=[10.0, 71.0])
     assert "gpu_xid/gsp" in {finding.code for finding in later}
-    assert len(found(said, nvrm(HALTED, 4), times=[10.0, 11.0])) == 2, "of another GPU"
+    assert len(found(said, nvrm(HALTED, 4), times=[10.0, 11.0])) == 2, "lines of another GPU"
 
 
 def test_a_gsp_that_does_not_boot_is_said_by_the_gpu_that_is_not_initialised_whatever_its_number():
@@ -620,7 +620,7 @@ def test_what_a_job_did_never_drains_however_often_and_is_forgotten_after_an_hou
         *(to(action) for action in (3, 5, 0x1F)),
         xid("154, cut"),
         xid(NVLINK5.format("SRC_TRACK Nonfatal", 0x040988E2, 0x8)),
-        xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)"),  # not RESET_GPU
+        xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)"),  # other action
         xid("149, NETIR_INT  Fatal   XC0 i0 Link -1"),
         "NVRM: RmInitAdapter failed! (0x26:0xffff:1096)",
     ],
@@ -688,7 +688,7 @@ OTHER = NODE.gpus[1].pci
 @pytest.mark.parametrize("reboot", [xid("79, x"), xid("151, x"), to(2), to(7), LOST, RM_INIT, nvrm(NO_BOOT, 3)])
 def test_a_reset_of_one_gpu_ends_what_waits_for_it_there_and_nothing_else(reset, reboot):
     if "154" in reset and "154" in reboot:
-        return  # one state, the newest counts
+        return  # one state: the newest line counts
     there = reset.replace("0000:3b:00", OTHER.removesuffix(".0"))
     life = Life().says(reset).wait(2).says(there).wait(2).says(reboot)
     before = {(c.code, c.subject) for c in life.conditions.values()}
@@ -741,7 +741,7 @@ def test_a_reset_that_is_only_recommended_drains_and_one_that_becomes_necessary_
     life.says(to(1))
     assert life.acts == (True, True)
     life.says(to(4))
-    assert life.acts == (True, True), "it was never made"
+    assert life.acts == (True, True), "the reset was never performed"
 
 
 def test_a_recovery_action_that_got_worse_needs_the_reboot():

@@ -1,4 +1,4 @@
-"""ib_errors: errors that InfiniBand ports count."""
+"""ib_errors: error counters of InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(counter):
 
 
 def make(root, state="4: ACTIVE", up_seconds=864000, **counts):
-    """A node with one port; its counters are 0 but for `counts`."""
+    """Create a node with one port. Its counters are 0 except for `counts`."""
     counters = {
         file(each): f"{counts.get(each, 0)}\n" for each in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS, "link_downed")
     }
@@ -39,7 +39,7 @@ def healthy(tmp_path):
     counters = {path: f"{text}\n" for path, text in flat("infiniband_h100_counters.tsv").items()}
     for path in counters:
         if path.endswith("excessive_buffer_overrun_errors"):
-            counters[path] = "3\n"  # they stand at their end there: known, and INFO
+            counters[path] = "3\n"  # at their maximum in the capture: an INFO finding
     return write(tmp_path, counters), Config()
 
 
@@ -51,7 +51,7 @@ ABSENT_IS_FINE = {
 
 @pytest.fixture
 def after(tmp_path):
-    """Findings of the last of several rounds, with these counts one after the other."""
+    """Return a function that gives the findings of the last of several rounds with these counts."""
 
     def look(*steps, config=None, apart=300.0, state="4: ACTIVE"):
         hosts = [make(tmp_path / str(number), **{"state": state, **step}) for number, step in enumerate(steps)]
@@ -186,7 +186,7 @@ def test_nor_is_a_reset_of_the_adapter_that_begins_to_count_anew(after):
 
 
 def test_omni_path_counts_what_it_sends_again_as_link_integrity_errors(tmp_path):
-    """drivers/infiniband/hw/hfi1/mad.c: they are C_DC_RX_REPLAY."""
+    """drivers/infiniband/hw/hfi1/mad.c reports C_DC_RX_REPLAY as local_link_integrity_errors."""
     for number, driver in enumerate(("hfi1", "mlx5_core")):
         hosts = [make(tmp_path / f"{driver}{n}", local_link_integrity_errors=n) for n in (0, 1)]
         for n in (0, 1):
@@ -312,7 +312,7 @@ def test_a_bad_link_drains_until_it_was_clean_for_a_day_after_its_repair(node, c
     life = Story(ib_errors).look(node()).look(node(**{counter: counted}))
     assert (life.codes, life.drained, life.requeued) == ([f"ib_errors/{code}"], True, False)
     life.looks(node(**{counter: counted}), 2 * 288)
-    assert life.drained  # without load it shows nothing: two such days prove nothing
+    assert life.drained  # two days without load prove nothing
     life.reboot().looks(node(), 280)
     assert life.drained
     life.looks(node(), 12)

@@ -1,4 +1,4 @@
-"""ib_flap: ports whose link goes down and comes back, again and again."""
+"""ib_flap: ports whose link repeatedly goes down and returns."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ DAY = 86400.0
 
 
 def make(root, downed=0, lost=0, up_for=10 * DAY, **more):
-    """A node with one InfiniBand port and its interface; `more`: other files by their paths."""
+    """Create a node with one InfiniBand port and its interface. `more`: path -> text of other files."""
     files = {DOWNED: f"{downed}\n", LOST: f"{lost}\n", "/proc/uptime": f"{up_for:.2f} 12345.67\n", **more}
     return write(root, files)
 
 
 def healthy(tmp_path):
-    """As a DGX H100 has it, and a card with two ports, whose interfaces are told apart by dev_port."""
+    """A DGX H100, and a card with two ports whose interfaces differ by dev_port."""
     two = {f"{IB}/mlx4_0/ports/{port}/counters/link_downed": "0\n" for port in (1, 2)}
     for number, name in enumerate(("ib8", "ib9")):
         two[f"{IB}/mlx4_0/device/net/{name}/dev_port"] = f"{number}\n"
         two[f"{IB}/mlx4_0/device/net/{name}/carrier_down_count"] = "2\n"
     counters = {path: f"{text}\n" for path, text in flat("infiniband_h100_counters.tsv").items()}
-    counters[f"{IB}/mlx5_1/ports/1/counters/link_downed"] = "0\n"  # it is at its end there: known, and INFO
+    counters[f"{IB}/mlx5_1/ports/1/counters/link_downed"] = "0\n"  # at its maximum in the capture: an INFO finding
     return make(tmp_path, **counters, **two), Config()
 
 
 ABSENT_IS_FINE = {
-    "/proc/uptime": "a captured tree without it is one that was up for long",
+    "/proc/uptime": "a captured tree without it counts as up for a long time",
     r".*/link_downed": "drivers of virtual functions and older cards do not count this",
     r".*/(carrier_down_count|dev_port)": "Linux before 4.16 and 3.15 do not tell it",
     r".*/device/net": "InfiniBand without IPoIB has no network interface",
@@ -52,7 +52,7 @@ ABSENT_IS_FINE = {
 
 @pytest.fixture
 def after(tmp_path):
-    """Findings of the last of several rounds, with these nodes one after the other."""
+    """Return a function that gives the findings of the last of several rounds with these nodes."""
 
     def look(*steps, config=None, apart=300.0):
         hosts = [make(tmp_path / str(number), **step) for number, step in enumerate(steps)]
@@ -214,7 +214,7 @@ def test_a_flapping_port_drains_and_only_an_operator_ends_it_while_there_is_no_l
         life.look(node(**{file: number}))
     assert (life.codes, life.drained, life.requeued) == ([f"ib_flap/{code}"], True, False)
     life.looks(node(**{file: 5}), 2 * 288)
-    assert life.drained  # two days without load show nothing
+    assert life.drained  # two days without load prove nothing
     life.repaired(f"ib_flap/{code}").look(node(**{file: 5}))
     assert (life.codes, life.drained) == ([], False)
 
@@ -248,7 +248,7 @@ def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, path, content):
 
 
 def test_after_a_repair_what_was_before_it_does_not_count(node):
-    """A new cable, and one more loss of the link in the same three hours: its switch rebooted."""
+    """After a cable was replaced, one more link loss within three hours: the switch rebooted."""
     life = Story(ib_flap).look(node()).look(node(downed=4)).repaired("ib_flap/link_downed")
     life.look(node(downed=4)).look(node(downed=5))
     assert (life.codes, life.drained) == ([], False)

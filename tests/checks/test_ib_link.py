@@ -1,4 +1,4 @@
-"""ib_link: InfiniBand and RoCE ports that should be up, at their rate."""
+"""ib_link: InfiniBand and RoCE ports that should be up, at the expected rate."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def healthy(tmp_path):
     return write(tmp_path, files), Config(expected_gbps={f"{each}/1": 0.0 if each in slow else 400.0 for each in ports})
 
 
-ABSENT_IS_FINE = {r"/sys/class/infiniband(/[^/]+/ports)?": "what is expected is looked at whether it is listed or not"}
+ABSENT_IS_FINE = {r"/sys/class/infiniband(/[^/]+/ports)?": "expected ports are read by name, listed or not"}
 
 
 @pytest.fixture
 def h100(tmp_path):
-    """Makes a DGX H100's ports; mlx5_0="state" or ("state", "phys", "rate") changes one."""
+    """Return a function that creates the ports of a DGX H100. mlx5_0=("state", "phys", "rate") changes one port."""
 
     def make(**changed):
         files = {path: f"{text}\n" for path, text in flat("infiniband_h100.tsv").items()}
@@ -131,7 +131,7 @@ def test_a_port_that_is_gone_drains_after_a_minute_and_requeues_after_four_until
     life.look(host, minutes=1)
     assert life.requeued
     life.looks(host, 300).reboot().looks(host, 3)
-    assert (life.codes, life.drained) == (["ib_link/missing"], True)  # neither a day nor a reboot brings it back
+    assert (life.codes, life.drained) == (["ib_link/missing"], True)  # neither a day nor a reboot restores it
     h100()
     assert life.look(host).drained
     life.look(host)
@@ -198,7 +198,7 @@ def test_omni_path_and_older_cards_are_read(tmp_path):
 
 
 def test_a_number_and_word_that_do_not_belong_together_are_unknown(tmp_path):
-    host = write(tmp_path, flat("infiniband_procfs.tsv"))  # its mlx5_0 has the physical state "4: ACTIVE"
+    host = write(tmp_path, flat("infiniband_procfs.tsv"))  # the physical state of mlx5_0 is "4: ACTIVE"
     assert until_it_fails(ib_link, host, Config(expected_gbps={"mlx5_0/1": 25.0}))[1]
     assert until_it_fails(ib_link, host)[1] == ""
 

@@ -1,4 +1,4 @@
-"""iommu: DMA and interrupts that the IOMMU blocked."""
+"""iommu: DMA accesses and interrupts that the IOMMU blocked."""
 
 from __future__ import annotations
 

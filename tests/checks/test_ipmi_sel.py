@@ -1,4 +1,4 @@
-"""ipmi_sel: new entries in the BMC's event log that speak of broken hardware."""
+"""ipmi_sel: new entries in the BMC's event log that report broken hardware."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ABSENT_IS_FINE = {r"/dev/ipmi.*": "a machine without a BMC, or without its drive
 
 @pytest.fixture
 def bmc(tmp_path):
-    """Makes a node whose SEL holds `text`."""
+    """Return a function that creates a node whose SEL contains `text`."""
 
     def make(text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
         write(tmp_path, {"/dev/ipmi0": ""})
@@ -48,7 +48,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
 
 
 def found(*hosts: Host) -> list[Finding]:
-    """What the last of these looks finds."""
+    """Return the findings of the last of several runs."""
     return [item for item in rounds(ipmi_sel, hosts) if isinstance(item, Finding)]
 
 
@@ -57,14 +57,14 @@ def test_what_the_first_look_finds_is_history(bmc):
 
 
 def test_a_machine_without_a_bmc_or_without_ipmitool_gives_nothing(tmp_path):
-    system = FakeSystem(str(tmp_path), {ASK: OSError("asked")})
+    system = FakeSystem(str(tmp_path), {ASK: OSError("must not run")})
     assert run_check(ipmi_sel, Host(str(tmp_path), system=system)) == []
     assert run_check(ipmi_sel, write(tmp_path, {"/dev/ipmi0": ""})) == []
 
 
 def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
     """Without -a, modprobe passes the second name to the first module as a parameter (modprobe(8))."""
-    without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: OSError("asked")}))
+    without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: OSError("must not run")}))
     (no_device,) = ipmi_sel.run(without, Config(), History({}, 0.0, ""))
     with_device = write(tmp_path, {"/dev/ipmi0": ""})
     (no_program,) = ipmi_sel.run(with_device, Config(), History({}, 0.0, ""))
@@ -126,7 +126,7 @@ def test_power_that_came_back_between_two_looks_is_nothing(bmc):
     assert codes(found(bmc(OLD), bmc(OLD + AC_LOST))) == ["ipmi_sel/power_supply"]
 
 
-# --- what is new
+# --- new entries
 
 
 def test_in_a_log_that_was_cleared_all_is_new(bmc):
@@ -151,7 +151,7 @@ def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
     assert found(bmc(OLD + FATAL), bmc(OLD + rewritten)) == []
 
 
-# --- what cannot be read
+# --- unreadable logs
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the kernel says of itself becomes findings, and these a verdict."""
+"""kernel: messages of the kernel about itself."""
 
 from functools import partial
 
@@ -80,7 +80,7 @@ def test_the_oops_names_its_driver():
 
 
 def test_a_warning_in_a_driver_makes_no_driver_oops_of_a_bad_page_beside_it():
-    """A WARNING with its backtrace is a driver's everyday; what was counted wrong of a dying process is none of it."""
+    """A WARNING with its backtrace is common for a driver and unrelated to the wrong counter of an exiting process."""
     warning = "WARNING: CPU: 3 PID: 1234 at drivers/net/ethernet/mellanox/mlx5/core/cmd.c:123 f+0x2c/0x70 [mlx5_core]"
     bad = "BUG: Bad rss-counter state mm:00000000abcd type:MM_ANONPAGES val:1"
     for lines in ([warning, at("mlx5_core"), bad], [bad, warning, at("nvidia_uvm")]):
@@ -188,7 +188,7 @@ def test_every_finding_is_explained_as_it_is_judged():
     assert set(EXPLAIN) == {"kernel/pattern", *(f"kernel/{rule.code}" for rule in RULES.values())}
     for rule in RULES.values():
         text = EXPLAIN[f"kernel/{rule.code}"]
-        # An oops is as bad as its driver matters, a soft lockup as long as it lasts.
+        # The severity of an oops depends on its driver, that of a soft lockup on its duration.
         worst = Severity.DEGRADED if rule.code in ("oops", "soft_lockup") else rule.severity
         assert (text.severity, text.clears) == (worst, Clears.REBOOT if worst >= Severity.DEGRADED else rule.clears)
         assert all((text.meaning, text.matters, text.todo))
@@ -219,7 +219,7 @@ def test_a_soft_lockup_of_more_than_five_minutes_drains_until_a_reboot(seconds, 
 
 @pytest.mark.parametrize(("lines", "severity"), [(14, Severity.WARNING), (15, Severity.DEGRADED)])
 def test_a_kernel_that_always_says_22_seconds_is_counted_from_the_first_line_on(lines, severity):
-    """To Linux 5.12 each line has the time since the one before."""
+    """Up to Linux 5.12 each line has the time since the previous line."""
     times = [20.0 * n for n in range(lines)]
     (finding,) = found(*[stuck(22)] * lines, times=times)
     assert finding.severity is severity

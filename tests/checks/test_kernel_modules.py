@@ -22,7 +22,7 @@ EXPECTED = Config(expected=("nvidia", "nvidia_uvm", "nvidia-peermem", "ib_umad")
 
 
 def make(root: Path, **states: str | None) -> Host:
-    """A node with all that is expected, ib_umad built in. nvidia=None: not loaded; nvidia="going": its state."""
+    """A node with all expected modules, ib_umad built in. nvidia=None: not loaded; nvidia="going": its state."""
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem"):
         state = states.get(name, "live")
         write(root, {f"{MODULES}/{name}/initstate": f"{state}\n"})
@@ -108,7 +108,7 @@ def test_nothing_but_live_is_live(tmp_path_factory, state):
 def test_a_module_that_is_away_drains_without_a_requeue_until_it_is_loaded(node):
     gone = node(nvidia_peermem=None)
     story = Story(kernel_modules, EXPECTED).look(gone)
-    assert not story.drained, "it may be on its way"
+    assert not story.drained, "it may be loading"
     story.look(gone, minutes=1.5)
     assert (story.codes, story.drained, story.requeued) == (["kernel_modules/not_loaded"], True, False)
     assert story.looks(gone, 300).reboot().looks(gone, 3).drained

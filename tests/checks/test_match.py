@@ -1,4 +1,4 @@
-"""match: a line that a command's output or a file of the site must or must not have."""
+"""match: a line that must or must not be in a command's output or in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""memory_edac: errors of the host's memory and processors, counted and logged."""
+"""memory_edac: counted and logged errors of memory and processors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from healthd.common.model import Clears, Finding, Inventory, Severity
 from healthd.host.host import Host
 
 MC = "/sys/devices/system/edac/mc"
-# As the drivers of Intel's servers name them: https://github.com/prometheus/node_exporter/pull/3656
+# Labels of the drivers for Intel servers: https://github.com/prometheus/node_exporter/pull/3656
 LABEL = "CPU_SrcID#{}_Ha#0_Chan#{}_DIMM#0"
 HEALTHY = {
     "power/control": "auto",
@@ -48,14 +48,14 @@ HEALTHY = {
     },
 }
 ABSENT_IS_FINE = {
-    MC: "no EDAC driver: virtual machines, and boards whose firmware keeps the errors to itself",
-    rf"{MC}/mc\d+": "a memory controller without DIMMs is one without counts of DIMMs",
+    MC: "no EDAC driver: virtual machines, and boards whose firmware does not report errors",
+    rf"{MC}/mc\d+": "a memory controller without DIMMs has no DIMM counts",
 }
 
 
 @pytest.fixture
 def node(tmp_path):
-    """Makes a node of two controllers with two DIMMs each; node({"mc0/ue_count": "1"}) changes files."""
+    """Create a node with two controllers with two DIMMs each; node({"mc0/ue_count": "1"}) changes files."""
 
     def make(changed=()):
         return write(tmp_path, {f"{MC}/{file}": f"{text}\n" for file, text in {**HEALTHY, **dict(changed)}.items()})
@@ -72,7 +72,7 @@ def found(story: Story) -> list[Finding]:
     return list(story.result.findings)
 
 
-# what is read
+# --- counters
 
 
 def test_a_healthy_node_gives_its_counters_and_no_finding(node):
@@ -107,7 +107,7 @@ def test_a_kernel_that_has_both_is_not_counted_twice(node):
     assert "mc0/csrow0" not in {dict(item.labels)["part"] for item in given_}
 
 
-# what was there before is no news
+# --- counts from before the first run
 
 
 def test_counts_that_were_there_before_the_first_look_are_no_finding(node):
@@ -115,7 +115,7 @@ def test_counts_that_were_there_before_the_first_look_are_no_finding(node):
     assert not [item for item in given_ if isinstance(item, Finding)]
 
 
-# uncorrected errors
+# --- uncorrected errors
 
 
 def test_an_uncorrected_error_drains_and_requeues_until_a_reboot(node):
@@ -127,7 +127,7 @@ def test_an_uncorrected_error_drains_and_requeues_until_a_reboot(node):
     assert finding.message == f"1 new uncorrected memory errors (since boot: {LABEL.format(1, 2)} (mc1/dimm2) 1)"
     assert story.drained
     assert story.requeued
-    story.looks(bad, 400)  # a day without load and without news
+    story.looks(bad, 400)  # a day without load and without new errors
     assert story.drained
     story.reboot().looks(node({"mc1/ue_count": "0", "mc1/dimm2/dimm_ue_count": "0"}), 2)
     assert not story.drained
@@ -152,7 +152,7 @@ def test_an_uncorrected_error_that_no_dimm_is_named_for_counts_too(node):
 
 
 def test_an_error_of_a_named_dimm_is_one_finding(node):
-    """The controller's count has it, and the DIMM's."""
+    """The error is in the count of the controller and in that of the DIMM."""
     story = Story(memory_edac).look(node()).look(node({"mc0/ue_count": "1", "mc0/dimm0/dimm_ue_count": "1"}))
     assert codes(found(story)) == ["memory_edac/uncorrected"]
 
@@ -163,7 +163,7 @@ def test_names_that_cannot_be_read_hide_no_error(node, tmp_path):
     for name in ("dimm_ue_count", "dimm_label"):
         file = tmp_path / f"{MC}/mc0/dimm0/{name}"[1:]
         file.unlink()
-        file.mkdir()  # reading it gives EISDIR
+        file.mkdir()  # reading a directory fails with EISDIR
     assert codes(found(story.look(host))) == ["memory_edac/uncorrected"]
 
 
@@ -195,7 +195,7 @@ def test_one_that_was_counted_between_the_boot_and_the_first_look_warns_until_th
     assert (story.codes, story.drained) == ([], False)
 
 
-# corrected errors
+# --- corrected errors
 
 
 def corrected(node, count, file="mc0/dimm2/dimm_ce_count"):
@@ -257,7 +257,7 @@ def test_a_negative_limit_is_refused():
     assert validate(Config()) is None
 
 
-# garbage
+# --- garbled files
 
 
 def test_a_file_that_vanishes_is_unknown(node, tmp_path):
@@ -275,7 +275,7 @@ def test_what_is_no_count_is_refused_in_one_sentence(text):
         assert str(count) == text.lstrip("0") or count == 0
 
 
-# --- what the log says
+# --- the kernel log
 
 UE = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0 page:0x849923)"
 CE = UE.replace("UE", "CE")
@@ -431,7 +431,7 @@ def test_what_the_scrubber_found_drains_without_a_requeue_also_when_it_is_counte
     life.hear(event(SCRUBBED)).look(counted(2), 0.1)
     assert (life.drained, life.requeued) == (True, False)
     assert [(c.code, c.severity) for c in life.conditions.values()] == [("memory_edac/uncorrected", Severity.DEGRADED)]
-    life.looks(counted(2), 2).look(counted(3))  # and no line of it
+    life.looks(counted(2), 2).look(counted(3))  # an error without a log line
     assert (life.drained, life.requeued) == (True, True)
     assert not life.reboot().looks(node(), 2).drained
 

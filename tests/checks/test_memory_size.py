@@ -1,4 +1,4 @@
-"""memory_size: whether the machine has the memory that it should have."""
+"""memory_size: whether the machine has the expected memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from healthd.common.model import Clears, Severity
 from healthd.host.host import Host
 
 GIB = 2**30
-# proc_meminfo(5), the first lines; a DGX H100 has 2 TiB
+# First lines as in proc_meminfo(5). A DGX H100 has 2 TiB.
 MEMINFO = "MemTotal:       {:8d} kB\nMemFree:        2081226060 kB\nMemAvailable:   2086152368 kB\nBuffers: 1 kB\n"
 EXPECTED = Config(expected_bytes=2000 * GIB)
 
@@ -28,7 +28,7 @@ def node(tmp_path: Path, gib: float) -> Host:
 
 
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    """With the one line that is looked at, so that a file cut short is one in which it is."""
+    """Write only the line that the check reads, so that a truncated file is one in which this line is truncated."""
     return write(tmp_path, {"/proc/meminfo": MEMINFO.splitlines()[0].format(2000 * 2**20)}), EXPECTED
 
 
@@ -65,7 +65,7 @@ def test_a_missing_dimm_drains_until_it_is_back(tmp_path):
     assert story.drained
     assert not story.requeued
     story.looks(node(tmp_path, 1875), 400).reboot().looks(node(tmp_path, 1875), 5)
-    assert story.drained, "neither time nor a reboot brings it back"
+    assert story.drained, "neither time nor a reboot restores it"
     story.reboot().look(node(tmp_path, 2000))
     assert story.drained, "once is not enough"
     story.look(node(tmp_path, 2000))

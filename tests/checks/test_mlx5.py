@@ -1,4 +1,4 @@
-"""What the network cards say becomes findings, and these a verdict."""
+"""mlx5: kernel messages of NVIDIA network cards."""
 
 import re
 from functools import partial
@@ -51,7 +51,7 @@ def test_a_card_whose_firmware_is_dead_is_degraded_until_a_reboot():
         ([REPORT.format("firmware internal error", 3)], "health_fatal"),
         ([REPORT.format("firmware internal error", 0)], "health_fatal"),
         ([REPORT.format("ICM fetch PCI data poisoned error", 4)], "health_warning"),
-        ([SYNDROME], "health_fatal"),  # to Linux 5.13 there is no severity
+        ([SYNDROME], "health_fatal"),  # up to Linux 5.13 there is no severity
         ([REPORT.format("firmware internal error", 4), SYNDROME], "health_warning"),
         ([REPORT.format("firmware internal error", 3), SYNDROME], "health_fatal"),
     ],
@@ -250,7 +250,7 @@ def test_whatever_is_said_there_is_one_finding_for_each_code_and_part(lines):
     assert all(re.fullmatch(r"mlx5/\w+", code) for code, _ in keys)
 
 
-# A card whose sub-functions recover on their own (linux stable 33de865f7bce); the last line is the fault.
+# A card whose sub-functions recover separately (linux stable 33de865f7bce). The last line is the fault.
 SUB_FUNCTION = """\
 mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:387:(pid 40948): starting health recovery flow
 mlx5_core 0000:03:00.0: mlx5_pci_slot_reset was called

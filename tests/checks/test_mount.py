@@ -1,4 +1,4 @@
-"""mount: whether a file system is where jobs expect it, of the right kind, and answers."""
+"""mount: whether a file system is mounted where jobs expect it, has the right type, and responds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = Config(name="/data")
 
 
 class Answers(Host):
-    """A host whose statvfs gives an error, or mounts something first as an automounter does."""
+    """A host whose statvfs fails with an error, or first mounts something as an automounter does."""
 
     def __init__(self, root: str, error: int = 0, mounts: str = "") -> None:
         super().__init__(root)
@@ -54,7 +54,7 @@ def healthy(tmp_path):
 
 @pytest.fixture
 def host(tmp_path):
-    """Makes a host with these lines in mountinfo, and how its file systems answer."""
+    """Return a function that creates a host with these lines in mountinfo and this result of statvfs."""
 
     def make(lines=ROOT + NFS, error=0, mounts=""):
         write(tmp_path, {INFO: lines})
@@ -233,7 +233,7 @@ def test_no_content_of_the_table_passes_silently(tmp_path, content):
 
 
 def does_not_answer(story: Story, minutes: float) -> Story:
-    """A run that hangs in statvfs: what is said of it while it does."""
+    """Add a run that hangs in statvfs, with the findings reported during the hang."""
     story.wait(minutes)
     found = tuple(as_configured(finding, story.config) for finding in mount.overdue(story.config, 10.0))
     story.result = CheckResult("mount", "/data", Outcome.TIMED_OUT, story.now, 10.0, found)
@@ -257,7 +257,7 @@ def test_a_file_server_that_is_away_for_ten_minutes_drains_without_a_requeue_unt
     does_not_answer(story, 1)
     assert (story.drained, story.requeued) == (True, False)
     does_not_answer(story.wait(600), 5)
-    assert story.drained  # no load, and nobody repaired it
+    assert story.drained  # no load, and no repair
     assert story.look(host()).drained
     assert not story.look(host()).drained
 
@@ -274,7 +274,7 @@ def test_what_is_gone_or_stale_requeues_after_half_a_minute_and_clears_when_it_i
     story.look(host(lines, error), 0.5)
     assert (story.codes, story.drained, story.requeued) == ([code], True, True)
     assert story.looks(host(lines, error), 20).drained
-    assert story.reboot().look(host(lines, error)).drained  # a reboot that does not mount it is no repair
+    assert story.reboot().look(host(lines, error)).drained  # a reboot that does not mount it clears nothing
     assert story.look(host()).drained
     assert not story.look(host()).drained
 

@@ -1,13 +1,14 @@
-"""What a check asks of the node goes wrong, one question at a time: never a traceback, and never "healthy".
+"""Faults in the input of checks: each fault gives a finding or a failed run, never a traceback or "healthy".
 
-Each tests/checks/test_NAME.py gives `healthy(tmp_path) -> (Host, Config)`: a node on which its check reads all that it
-can. The check runs on it once to learn what it asks; then each answer in turn vanishes, fails in mid-read, is empty,
-cut short, or something else. What comes of it must be a finding, or an error that makes the run unknown. So in the
-first look, and in a later one, which compares with what the first one read and may ask for other things.
+Each tests/checks/test_NAME.py has `healthy(tmp_path) -> (Host, Config)`: a node on which the check can read all its
+input. The test runs the check once to record its queries. Then it mutates one answer at a time: the answer is missing,
+fails during the read, is empty, truncated, or has other content. Each mutation must give a finding, or an error that
+makes the run unknown. The test does this for the first run and for a later run, which compares with the earlier one and
+may read other files.
 
-Where an answer may be missing on a good machine the file says so: ABSENT_IS_FINE = {"regex of the path": "why"}; where
-another mutation decides nothing: HARMLESS = {("regex of the mutation", "regex of the path"): "why"}. An excuse that no
-silent answer needs fails the test.
+A test file declares answers that may be missing on a good machine: ABSENT_IS_FINE = {"regex of the path": "why"}, and
+other mutations that change nothing: HARMLESS = {("regex of the mutation", "regex of the path"): "why"}. An excuse that
+no silent mutation needs fails the test.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ MUTATIONS: dict[str, dict[str, Answer]] = {
         "read": cut,
         "run": lambda true: ProgramResult(true.status, true.stdout[: len(true.stdout) // 2], ""),
     },
-    "says N/A": {"read": saying(b"N/A\n"), "run": lambda _true: ProgramResult(0, "N/A\n", "")},
-    "says Unknown": {"read": saying(b"Unknown\n"), "run": lambda _true: ProgramResult(0, "Unknown\n", "")},
-    "says 2^64": {"read": saying(b"%d\n" % 2**64), "run": lambda _true: ProgramResult(0, f"{2**64}\n", "")},
+    "returns N/A": {"read": saying(b"N/A\n"), "run": lambda _true: ProgramResult(0, "N/A\n", "")},
+    "returns Unknown": {"read": saying(b"Unknown\n"), "run": lambda _true: ProgramResult(0, "Unknown\n", "")},
+    "returns 2^64": {"read": saying(b"%d\n" % 2**64), "run": lambda _true: ProgramResult(0, f"{2**64}\n", "")},
     "is binary": {"read": saying(b"\xff\x00\x01ELF\x80"), "run": lambda _true: ProgramResult(0, "\ufffd\0ELF", "")},
     "fails with a message": {"run": lambda _true: ProgramResult(1, "", "Connection timed out")},
     "is too slow": {"run": too_slow},
@@ -83,7 +84,7 @@ MUTATIONS: dict[str, dict[str, Answer]] = {
 
 
 class Asked(Tree):
-    """A system that notes what it is asked, and answers one question wrongly."""
+    """A system that records its queries and mutates the answer of one."""
 
     def __init__(self, system: Tree, wrong: Question | None = None, mutate: Answer | None = None) -> None:
         self.questions: dict[Question, Any] = {}
@@ -132,13 +133,13 @@ Store = dict[str, Series]
 
 
 def run(check: Check, host: Host, config: Any, system: Tree, store: Store) -> list[Any]:
-    """One run, on a host of its own: nothing that an earlier one read is remembered, but for what `store` has."""
+    """Run the check on a new host, which remembers nothing of earlier runs except `store`."""
     fresh = Host(host.root, host._open_nvml, host.now, system)
     return list(check.module.run(fresh, config, History(store, NOW, BOOT)))
 
 
 def store_of(look: str, check: Check, host: Host, config: Any) -> Store:
-    """What the check knows from before in this look."""
+    """Return the history of the check before this run."""
     if look == "first":
         return {}
     given = run(check, host, config, host._system, {})
@@ -174,10 +175,10 @@ def test_an_answer_that_goes_wrong_is_a_finding_or_unknown_or_excused(name: str,
                 if speaks(lambda q=question, m=mutate, s=store: run(check, host, config, Asked(host._system, q, m), s)):
                     continue
                 if not excuses.cover(mutation, question[1]):
-                    silent.append(f"{look} look: {' '.join(question)} {mutation}")
-    assert silent == [], f"and {name} says that all is well"
+                    silent.append(f"{look} run: {' '.join(question)} {mutation}")
+    assert silent == [], f"{name} reports nothing"
     assert excuses.without_reason() == []
-    assert excuses.unused() == [], f"{name} excuses what is never silent"
+    assert excuses.unused() == [], f"{name} has excuses that no mutation needs"
 
 
 def is_no_mutation(mutation: str, question: Question, true: Any) -> bool:
@@ -187,7 +188,7 @@ def is_no_mutation(mutation: str, question: Question, true: Any) -> bool:
 
 
 class Excuses:
-    """What a test file excuses, and which of it hid something."""
+    """The excuses of a test file, and which of them were needed."""
 
     def __init__(self, tests: ModuleType) -> None:
         absent = {(VANISHES, where): why for where, why in getattr(tests, "ABSENT_IS_FINE", {}).items()}
@@ -196,7 +197,7 @@ class Excuses:
 
     def cover(self, mutation: str, where: str) -> bool:
         of_it = [each for each in self._reasons if re.fullmatch(each[0], mutation) and re.fullmatch(each[1], where)]
-        if len(of_it) == 1:  # else none of them is needed for this
+        if len(of_it) == 1:  # otherwise none of the excuses is needed for this mutation
             self._needed.update(of_it)
         return bool(of_it)
 
@@ -208,7 +209,7 @@ class Excuses:
 
 
 def speaks(run_it: Callable[[], list[Any]]) -> bool:
-    """Whether a run gives a finding or fails in a way that the worker tells in one sentence."""
+    """Return True if the run gives a finding or fails with an error that the worker reports in one sentence."""
     try:
         given = run_it()
     except (OSError, ValueError, RuntimeError, NvmlError):

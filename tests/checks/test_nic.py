@@ -1,4 +1,4 @@
-"""nic: lines of network cards other than mlx5. The formats are those of Linux 6.12 and 7.3."""
+"""nic: messages of network cards other than mlx5. The formats are those of Linux 6.12 and 7.3."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_rdma_failure_names_a_device_that_udev_renamed(line):
     assert (event.code, event.field("ibdev")) == ("rdma_failed", "rocep65s0f0")
 
 
-# A Broadcom card whose RoCE is unusable while its port stays ACTIVE (a vendor's runbook).
+# A Broadcom card whose RoCE is unusable while its port stays ACTIVE (from a vendor's runbook).
 def test_reported_completion_queue_that_cannot_be_made_names_the_card():
     findings = found(f"bnxt_en {PCI}: QPLIB: cmdq[0xd3a]=0x9 status 0x3", f"{BNXT_RE}Failed to create HW CQ")
     assert {(each.code, each.severity, each.subject) for each in findings} == {

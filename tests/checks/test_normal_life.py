@@ -1,7 +1,7 @@
-"""What happens to every node now and then drains none: restarts, upgrades, resets, failovers, crashes of jobs.
+"""Events that every node has now and then drain none: restarts, upgrades, resets, failovers, job crashes.
 
-All built-in checks look at one DGX H100 together, set up as by `healthd baseline`. Each story has its counterpart just
-beyond the limit, which does drain: else a check that sees nothing would pass here.
+All built-in checks run together on one DGX H100, configured as by `healthd baseline`. Each story has a counterpart just
+above the limit, which does drain. Otherwise a check that detects nothing would pass here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def node(machine: Machine) -> Node:
-    """Every built-in check (but `exec` and `match`, which are the site's), after a first round in which all is well."""
+    """Return all built-in checks (except the site's, `exec` and `match`) after a first round without findings."""
     node = Node(
         Story(check.module, load(check.config, EXPECTED.get(name, {}), name))
         for name, check in built_in_checks().items()
@@ -70,7 +70,7 @@ def test_a_service_that_is_restarted(machine, node, unit, states):
         node.look(machine.now(), minutes=0.4)
     machine.units[unit] = "active running"
     node.looks(machine.now(), 3)
-    assert (node.seen, node.drained) == (set(), False), "it was back before anybody was told"
+    assert (node.seen, node.drained) == (set(), False), "it was active again before the confirmation time ended"
 
 
 def test_a_slurmd_that_stays_down_drains(machine, node):
@@ -92,7 +92,7 @@ def test_a_time_service_that_stays_down_only_warns_and_so_does_the_clock_hours_l
 def test_a_restart_of_the_time_service(machine, node):
     machine.clock = KernelClock(False, 0.0, 16.0)
     node.look(machine.now())
-    machine.clock = KernelClock(True, -0.3, 0.4)  # it steps or slews what was missed
+    machine.clock = KernelClock(True, -0.3, 0.4)  # the service steps or slews the clock
     node.looks(machine.now(), 3)
     assert (node.seen, node.drained) == (set(), False)
 
@@ -101,7 +101,7 @@ def test_a_restart_of_the_time_service(machine, node):
 
 
 def hang(node: Node, seconds: float, minutes: float) -> None:
-    """Of /data: its check does not come back, the others go on elsewhere."""
+    """Let the check of /data hang while the other checks continue."""
     node.of("mount").hang(seconds, minutes)
     node.each(lambda story: None)
 
@@ -115,7 +115,7 @@ def test_an_nfs_failover_of_90_seconds(machine, node):
     node.look(machine.now(), minutes=0.5)
     assert (node.seen, node.drained) == ({"mount/hang"}, False)
     node.look(machine.now())
-    assert node.codes == [], "and the warning is gone"
+    assert node.codes == [], "the warning is cleared"
 
 
 def test_an_nfs_server_that_is_away_for_ten_minutes_drains_without_requeue(machine, node):
@@ -165,7 +165,7 @@ def test_a_job_that_fills_tmp_to_the_end_keeps_others_away_only_until_it_is_clea
 
 
 def fabric(machine: Machine, up: bool, downed: int) -> None:
-    """Every port of the node at once, as when its leaf switch goes."""
+    """Change every InfiniBand port of the node, as when its leaf switch fails or returns."""
     for port in (0, 1):
         machine.port(port, up)
         machine.count(port, link_downed=downed)
@@ -243,7 +243,7 @@ def test_an_xid_13_from_each_node_of_a_job_array_and_what_else_jobs_do(machine, 
     assert node.seen == {"gpu_xid/13", "gpu_xid/31", "gpu_xid/94"}, "43, 45 and 63 are only recorded"
     assert not node.drained
     node.looks(machine.now(), 14)
-    assert node.codes == [], "an hour later it is forgotten"
+    assert node.codes == [], "an hour later the warnings are cleared"
 
 
 @pytest.mark.parametrize("code", [79, 48, 95])
@@ -264,7 +264,7 @@ def test_the_noise_of_a_boot(machine, node):
     machine.memory(corrected=3)
     node.each(Story.reboot).look(machine.now())
     machine.up_seconds = 600
-    for port in (0, 1):  # what each port of a DGX H100 that was well had counted
+    for port in (0, 1):  # counts of each port of a healthy DGX H100
         machine.count(port, link_downed=6, excessive_buffer_overrun_errors=15, port_rcv_errors=914, symbol_error=700)
     node.look(machine.now())
     machine.up_seconds = 1700
@@ -277,9 +277,9 @@ def test_the_noise_of_a_boot(machine, node):
 
 
 def test_what_is_not_there_yet_when_healthd_starts_after_a_boot(machine, node):
-    """slurmd waits for it, an NFS server and the fabric manager are late, chrony has no time yet."""
+    """slurmd waits for healthd, an NFS server and the fabric manager are late, chrony is not synchronised yet."""
     machine.up_seconds = 40
-    machine.units["slurmd"] = "inactive dead 4711"  # its start waits in systemd
+    machine.units["slurmd"] = "inactive dead 4711"  # the start job waits in systemd
     machine.mounts(ROOT, TMP)
     machine.all_gpus("fabric_state = 2")
     machine.clock = KernelClock(False, 0.0, 16.0)
@@ -295,12 +295,12 @@ def test_what_is_not_there_yet_when_healthd_starts_after_a_boot(machine, node):
 
 
 UVM = ("sys/module/nvidia_uvm/initstate", "sys/module/nvidia_uvm", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
-GONE = {"a module": ("sys/module/nvidia/initstate", "sys/module/nvidia/refcnt", "sys/module/nvidia")}
-GONE["a device file"] = ("dev/nvidia3",)
+GONE = {"module": ("sys/module/nvidia/initstate", "sys/module/nvidia/refcnt", "sys/module/nvidia")}
+GONE["device file"] = ("dev/nvidia3",)
 
 
 def set_up_by_a_baseline(machine: Machine) -> Node:
-    """The checks of what the driver brings, with what `healthd baseline` finds on this machine."""
+    """Return the checks of the driver's files, with the expectations that `healthd baseline` finds on this machine."""
     found = {}
     for check in ("kernel_modules", "device_nodes"):
         known = built_in_checks()[check]
@@ -320,7 +320,7 @@ def reboot_without(machine: Machine, node: Node, *paths: str) -> Node:
 
 
 def test_a_reboot_without_uvm_drains_nothing(machine, node):
-    """nvidia-modprobe may load it with the first CUDA program only, and a node that is drained never gets one."""
+    """nvidia-modprobe may load it only with the first CUDA program, and a drained node never runs one."""
     baselined = set_up_by_a_baseline(machine).looks(machine.now(), 2)
     reboot_without(machine, baselined, *UVM)
     node.each(Story.reboot).looks(machine.now(), 12)
@@ -373,7 +373,7 @@ def test_a_dimm_that_is_not_found_after_that_drains(machine, node):
     node.each(lambda story: story.hold("ticket 7: DIMM A1"))
     machine.memory(gib=1952)
     node.each(Story.reboot).look(machine.now(), minutes=240)
-    assert not node.drained, "it is the operator's"
+    assert not node.drained, "the operator holds the node"
     node.each(lambda story: story.hold(""))
     assert (node.codes, node.drained) == (["memory_size/too_small"], True)
 
@@ -395,13 +395,13 @@ def test_a_gpu_that_works_on_half_its_lanes_drains(machine, node):
     assert (node.codes, node.drained) == (["gpu_pcie/lanes"], True)
 
 
-STOPPED = "persistence = false"  # nvidia-persistenced was stopped: while it runs no GPU can be reset
+STOPPED = "persistence = false"  # nvidia-persistenced was stopped: no GPU can be reset while it runs
 TRAINING = f"{STOPPED}\nnvlink_inactive = [0, 1, 2, 3, 4, 5, 6, 7]\nfabric_state = 2\npcie_generation = 1"
 
 
 def test_an_operator_resets_the_gpus_of_a_drained_node(machine, node):
-    """What NVML shows meanwhile: nothing (it waits for the reset), no driver (where the modules are unloaded, as for
-    machines with NVSwitches), then GPUs whose links train and which wait for the fabric manager, with counters at 0.
+    """NVML first hangs until the reset is done. Then there is no driver, because machines with NVSwitches unload the
+    modules. Then the links of the GPUs train, the GPUs wait for the fabric manager, and the counters are 0.
     """
     machine.all_gpus("ecc_volatile_corrected_sram = 90\npcie_replays = 150")
     node.look(machine.now()).each(lambda story: story.hold("reset of the GPUs"))
@@ -448,7 +448,7 @@ def test_a_gpu_that_is_not_well_after_its_reset_drains(machine, node, text, code
     node.each(lambda story: story.hold("reset of the GPUs"))
     machine.gpus(f"[gpu.3]\n{text}")
     node.looks(machine.now(), 2, minutes=6)
-    assert not node.drained, "it is the operator's"
+    assert not node.drained, "the operator holds the node"
     node.each(lambda story: story.hold(""))
     assert node.drained
     assert code in node.codes
@@ -462,14 +462,14 @@ def test_whatever_nvml_says_of_a_gpu_during_a_reset_in_a_pause(machine, node, st
     machine.gpus()
     node.looks(machine.now(), 6)
     if state == "requires_reset":
-        assert not node.codes, "the driver asks for nothing any more: it was reset"
+        assert not node.codes, "the driver requests nothing any more: the GPU was reset"
     else:
-        assert node.codes, "what waits for a reboot is told until somebody says that it is repaired"
+        assert node.codes, "a fault that needs a reboot is reported until `healthd repaired`"
     assert not node.drained
 
 
 def test_mig_is_set_up_anew(tmp_path, machine):
-    """On a site that says nothing of MIG: between jobs the GPUs have other MIG devices, or none."""
+    """Without MIG settings, GPUs may have other MIG devices, or none, between jobs."""
     node = Node(Story(check.module) for name, check in built_in_checks().items() if not check.per)
     for text in ("mig = false", "mig_pending = true", "mig = true\nmig_devices = 3", "mig = true\nmig_devices = 7"):
         machine.all_gpus(text)
@@ -514,7 +514,7 @@ def test_a_driver_upgrade_in_a_pause(machine, node):
     node.looks(machine.now(), 14)
     assert node.of("gpu_access").trusted_since, "the pause is over"
     assert not node.drained
-    # What waits for a reboot is still told, and no longer acts; that the driver is another than the site wants warns.
+    # Faults that need a reboot are still reported but do not drain. The unexpected driver version warns.
     assert set(node.codes) == {"gpu_count/missing", "gpu_software/driver"}
     node.each(lambda story: story.repaired("gpu_count/missing") if story.check.name == "gpu_count" else None)
     assert node.look(machine.now()).codes == ["gpu_software/driver"]
@@ -543,15 +543,15 @@ def test_the_driver_is_loaded_again_and_counts_from_zero(machine, node):
 
 
 TRUE_OF_TEST_MACHINES = {
-    "clock/unsynchronised": "nobody sets up a time service in a container",
+    "clock/unsynchronised": "containers have no time service",
     "cpu/governor": "laptops save power",
-    "disk_space/": "its disk may really be full",
+    "disk_space/": "the disk may really be full",
     "gpu_persistence/": "a workstation has no nvidia-persistenced",
 }
 
 
 def test_without_expectations_this_machine_gives_nothing_above_info(tmp_path):
-    # Other tests, side by side with this, let processes hang.
+    # Other tests, which run in parallel, let processes hang.
     (tmp_path / "healthd.toml").write_text("[checks.processes]\nenabled = false\n")
     command = ["check", "--json", "--config", str(tmp_path / "healthd.toml"), "--profile", "none", "--baseline", ""]
     done = subprocess.run([sys.executable, "-m", "healthd", *command], capture_output=True, text=True, check=False)

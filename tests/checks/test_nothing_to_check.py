@@ -1,4 +1,4 @@
-"""A check with nothing to check reports that and why: it is not one that passed."""
+"""A check without anything to check reports that with a reason, and does not count as passed."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
 
 CHECKS = {name: check for name, check in registry.built_in_checks().items() if check.has_run}
-# Their healthy node in the tests has nothing of what they check; or the check needs none (exec, mount: per table).
+# Checks whose healthy test node has nothing to check, or which need nothing (exec, mount: one run per table).
 ALWAYS = {name for name, check in CHECKS.items() if check.per}
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS.keys() - ALWAYS))
 def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
-    """A completed run without a finding would be listed as passed, although nothing was there to check."""
+    """A completed run without a finding would be listed as passed, although there was nothing to check."""
     check = CHECKS[name]
     try:
         given = list(check.run(Host(str(tmp_path)), check.config(), History({}, NOW, BOOT)))
@@ -100,7 +100,7 @@ def test_checks_without_a_result_are_counted_by_the_reason():
     assert len(ran) + sum(map(len, left.values())) == len(every)
 
 
-# --- what healthd needs
+# --- requirements of healthd
 
 
 CASES = list(itertools.product(Mode, (True, False), (True, False)))
@@ -120,7 +120,7 @@ def slurm_answers(argv):
 
 @pytest.mark.parametrize(("mode", "log_readable", "slurm_there"), CASES)
 def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable, slurm_there, tmp_path):
-    """Status and check printed "healthy" with exit status 0 where the doctor exited with 2."""
+    """Status and check printed "healthy" with exit status 0 although the doctor exited with 2."""
     log = tmp_path / "kmsg"
     if log_readable:
         log.write_text("")
@@ -149,14 +149,14 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
     assert (status != 0) == needed
     # Without a daemon, `check` reads the log itself, and reports "unknown" if it cannot.
     assert (check != 0) == (not slurm_there and mode is not Mode.OBSERVE)
-    assert verdict_line(snapshot, False, NOW).startswith("ok "), "trouble of healthd itself never refuses a job"
+    assert verdict_line(snapshot, False, NOW).startswith("ok "), "a problem of healthd itself never refuses a job"
 
 
 NO_CONTROLLER = 'echo "slurm_load_node: Unable to contact slurm controller (connect failure)" >&2; exit 1'
 
 
 def slurm_programs(folder, sinfo):
-    """Put Slurm's programs into a folder; `sinfo`: the script of that one."""
+    """Create Slurm's programs in a folder. `sinfo`: the script of that program."""
     folder.mkdir()
     for name in PROGRAMS:
         path = folder / name
@@ -181,7 +181,7 @@ BAD_ROW = ("night", "1", "???", "", "", "", "")
         (table_of(IDLE_ROW, BAD_ROW), "1 row of sinfo could not be read"),
         (table_of(IDLE_ROW), ""),
     ],
-    ids=["away", "unknown node", "unreadable row", "well"],
+    ids=["away", "unknown node", "unreadable row", "available"],
 )
 @pytest.mark.parametrize("mode", Mode)
 def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
@@ -203,7 +203,7 @@ def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
 
 
 def answers(argv):
-    """Slurm's answers to the doctor: its programs, and a slurmctld that answers."""
+    """Answer the doctor's commands: sinfo runs, slurmctld responds to the others."""
     if argv[0] == "sinfo":
         return slurm.run(argv)
     return CommandResult(0, b"AuthType = auth/slurm\n")
@@ -240,7 +240,7 @@ def test_a_switched_off_kernel_log_is_a_choice():
 
 
 def test_doctor_runs_what_a_round_runs():
-    """It counted checks that run only on a drained, idle node, so its number differed from that of status."""
+    """The doctor counted checks that run only on a drained, idle node, so its number differed from that of status."""
     every = registry.built_in_checks()
     loaded = resolve_settings({}, "healthd.toml", {}, every, layers.layers_without_baseline)
     of_a_round = [run for run in loaded.checks if not every[run.check].when]
@@ -268,7 +268,7 @@ def run_check(tmp_path, capsys, mode="observe", log="off"):
 
 
 def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
-    """It printed "healthy" with exit status 0, where status warned and the doctor exited with 2."""
+    """Check printed "healthy" with exit status 0, although status warned and the doctor exited with 2."""
     status, (limit,) = run_check(tmp_path, capsys, log=f"{tmp_path}/gone.log")
     assert status == HEALTH_STATUS["warning"]
     assert f"{tmp_path}/gone.log" in limit

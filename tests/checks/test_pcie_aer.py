@@ -1,4 +1,4 @@
-"""pcie_aer: errors that the kernel counts for devices and the ports above them."""
+"""pcie_aer: PCI Express errors that the kernel counts or logs for devices and the ports above them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:
 
 
 def device(root, pci, pci_class, above="", vendor="0x10de", **counts):
-    """A device whose aer_dev_* files hold `counts`: fatal={"DLP": 1}."""
+    """Create a device whose aer_dev_* files have these counts: fatal={"DLP": 1}."""
     files = {f"aer_dev_{kind}": aer(kind, **counts.get(kind, {})) for kind in TOTALS}
     pci_device(root, pci, pci_class, above, vendor, **files)
 
@@ -37,14 +37,14 @@ def healthy(tmp_path):
 
 ABSENT_IS_FINE = {
     r".*/aer_dev_(correctable|nonfatal|fatal)": "AER belongs to the firmware, or the machine is virtual",
-    r".*/(vendor|class)": "the device is being taken out: pcie_devices says so where it is expected",
+    r".*/(vendor|class)": "the device is being removed: pcie_devices reports it if it is expected",
     r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no port above",
 }
 
 
 @pytest.fixture
 def node(tmp_path):
-    """Makes a node with a GPU below a port, a network card and an NVMe disk; `at` says whose counts are set."""
+    """Create a node with a GPU below a port, a network card and an NVMe disk. `at` is the device with `counts`."""
 
     def make(name="0", at=GPU, **counts):
         root = tmp_path / name
@@ -58,7 +58,7 @@ def node(tmp_path):
 
 
 def after(node, *steps, at=GPU, config=None, apart=300.0):
-    """Findings of the last of several rounds, with these counts one after the other."""
+    """Return the findings of the last of several rounds with these counts."""
     hosts = [node(str(n), at, **step) for n, step in enumerate(steps)]
     return [item for item in rounds(pcie_aer, hosts, config, apart) if isinstance(item, Finding)]
 
@@ -169,7 +169,7 @@ def test_a_fatal_error_under_load_drains_and_requeues_until_the_reboot(node):
     life = Story(pcie_aer).look(well).look(broken)
     assert (life.drained, life.requeued) == (True, True)
     life.looks(broken, 400).repaired("pcie_aer/nonfatal")
-    assert life.codes == ["pcie_aer/fatal"]  # a day and a half of quiet repairs nothing
+    assert life.codes == ["pcie_aer/fatal"]  # a day and a half without errors repairs nothing
     life.reboot().looks(well, 2)
     assert (life.codes, life.drained) == ([], False)
 
@@ -183,7 +183,7 @@ def test_repeated_errors_drain_and_idle_time_does_not_count_as_clean(node):
     life.looks(hosts[2], 2 * 288)
     assert life.codes == ["pcie_aer/nonfatal", "pcie_aer/nonfatal_repeated"]
     life.reboot().looks(node("3"), 280)
-    assert life.drained  # repaired, but not yet clean for a day
+    assert life.drained  # repaired, but not clean for a day yet
     life.looks(node("3"), 12)
     assert (life.codes, life.drained) == ([], False)
 
@@ -201,7 +201,7 @@ def test_a_single_error_and_many_corrected_ones_never_drain_and_are_forgotten_af
     assert life.codes == []
 
 
-# --- what the log says
+# --- the kernel log
 
 AUDIO, OTHER = "0000:1b:00.1", "0000:05:00.0"
 NODE = Inventory(
@@ -343,7 +343,7 @@ def test_in_the_log_of_another_machine_the_driver_tells_what_it_is():
 def test_a_fatal_error_in_the_log_outlives_clean_counts_and_waits_for_the_reboot(node):
     life = Story(pcie_aer).look(node("0")).hear(event(bus_error(GPU)), NODE)
     assert (life.codes, life.drained, life.requeued) == (["pcie_aer/fatal"], True, True)
-    life.looks(node("0"), 400)  # files that count nothing: AER belongs to the firmware
+    life.looks(node("0"), 400)  # the files count nothing: AER belongs to the firmware
     assert (life.codes, life.drained) == (["pcie_aer/fatal"], True)
     life.reboot().look(node("0"))
     assert (life.codes, life.drained) == ([], False)
@@ -399,7 +399,7 @@ def test_a_platform_that_logs_errors_at_each_boot_gets_its_drained_node_back(nod
     for uptime in (8.0, 20.0):
         life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
     assert life.drained
-    life.looks(node("0"), 289)  # a day
+    life.looks(node("0"), 289)  # one day
     assert not life.drained
 
 

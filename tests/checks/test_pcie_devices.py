@@ -1,4 +1,4 @@
-"""pcie_devices: devices of the baseline that are gone, or others in their place."""
+"""pcie_devices: expected devices that are missing or replaced by others."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def healthy(tmp_path):
 
 
 ABSENT_IS_FINE = {
-    r".*/class": "what kind of device it is decides nothing here",
-    r"/sys/bus/pci/devices/[^/]+": "nor does what is above it",
+    r".*/class": "the class of the device is not evaluated here",
+    r"/sys/bus/pci/devices/[^/]+": "the port above is not evaluated here",
 }
 
 
@@ -93,7 +93,7 @@ def test_a_card_that_is_gone_drains_until_it_is_back_however_long_that_takes(nod
     life.look(node).look(node, minutes=1)
     assert (life.codes, life.drained, life.requeued) == (["pcie_devices/gone"], True, False)
     life.looks(node, 300).reboot().looks(node, 3)
-    assert life.drained  # neither time nor a reboot brings it back
+    assert life.drained  # neither time nor a reboot restores it
     healthy(tmp_path)
     assert life.look(node).drained
     assert not life.look(node).drained
@@ -101,7 +101,7 @@ def test_a_card_that_is_gone_drains_until_it_is_back_however_long_that_takes(nod
 
 def test_another_card_drains_until_the_right_one_is_in_its_place(node, tmp_path):
     def put(device):
-        """The node is off while cards are changed: what looks at it afterwards remembers none."""
+        """Return a new host without a cache: the node is off while cards are replaced."""
         pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device=device)
         return Host(str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""pcie_hotplug: slots whose link went down or whose card went away."""
+"""pcie_hotplug: slots whose link went down or whose card was removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pcie_link: links that run narrower or slower than both ends can."""
+"""pcie_link: links that are narrower or slower than both ends support."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from healthd.checks.pcie_link import Config, parse
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 
-# A root port, a switch with its upper port and two lower ones, below these a GPU and a network card; an NVMe disk at
-# its own root port.
+# A root port, and a switch with an upstream port and two downstream ports, with a GPU and a network card below them.
+# An NVMe disk at its own root port.
 ROOT, UPPER, TO_GPU, TO_NIC = "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:17:01.0"
 GPU, NIC, AT_NVME, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:01:00.0", "0000:04:00.0"
 GEN5, GEN4, GEN3 = "32.0 GT/s PCIe", "16.0 GT/s PCIe", "8.0 GT/s PCIe"
@@ -28,7 +28,7 @@ def link(width="16", speed=GEN5, most="16", fastest=GEN5):
 
 
 def make(tree, **changed):
-    """nic={"current_link_width": "8"} changes files of one device."""
+    """Create the devices. nic={"current_link_width": "8"} changes files of one device."""
     for name, pci, pci_class, above, files in (
         ("root", ROOT, "0x060400", "", link()),
         ("upper", UPPER, "0x060400", ROOT, link()),
@@ -44,13 +44,13 @@ def make(tree, **changed):
 
 
 def healthy(tmp_path):
-    # The network card could do more than its slot: as built, but read with the slot's files.
+    # The card supports more than its slot, so the check reads the files of the slot too.
     return make(tmp_path, to_nic=link("8", GEN4, "8", GEN4), nic=link("8", GEN4)), Config()
 
 
 ABSENT_IS_FINE = {
     r".*/max_link_width": "not PCI Express: conventional PCI and virtual devices have none of these files",
-    r".*/(vendor|class|device)": "the device is being taken out: pcie_devices says so where it is expected",
+    r".*/(vendor|class|device)": "the device is being removed: pcie_devices reports it if it is expected",
     r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no link above",
 }
 
@@ -177,7 +177,7 @@ def test_a_bad_link_warns_after_two_minutes_and_never_drains(node, code, files):
     life.look(node(nic=files), minutes=2)
     assert (life.codes, life.drained) == ([code], False)
     life.looks(node(), 300)
-    assert life.codes == [code]  # good again by itself: what happened is not known
+    assert life.codes == [code]  # good again without a repair: the cause is unknown
     life.reboot().looks(node(), 2)
     assert (life.codes, life.drained) == ([], False)
 
@@ -187,7 +187,7 @@ def test_enforced_a_bad_link_drains_until_the_reboot_that_repairs_it(node, code,
     life = Story(pcie_link, Config(enforce=True)).looks(node(nic=files), 2)
     assert (life.codes, life.drained, life.requeued) == ([code], True, False)
     life.looks(node(nic=files), 100).looks(node(), 200)
-    assert (life.codes, life.drained) == ([code], True)  # no job runs, and the link is good again: not enough
+    assert (life.codes, life.drained) == ([code], True)  # no job runs and the link is good again: not sufficient
     life.reboot().looks(node(), 3)
     assert (life.codes, life.drained) == ([], False)
 

@@ -1,4 +1,4 @@
-"""processes: those that were killed and do not end, and zombies in masses."""
+"""processes: killed processes that do not end, and large numbers of zombies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.host.system import FileStat, Tree
 
-# Captured on Linux 6.18: /proc/2/stat, /proc/self/stat; the fields that the tests change are named.
+# Captured on Linux 6.18: /proc/2/stat, /proc/self/stat. The fields that the tests change have names.
 STAT = (
     "{pid} ({command}) {state} {parent} 1 1 0 -1 {flags} 1081 0 0 0 1 0 0 0 20 0 {threads} 0 {start} 9912320 1536 "
     "18446744073709551615 94020000 94040000 140720 0 0 0 0 16781312 134217730 0 0 0 17 1 0 0 0 0 0 94050000 94051000 "
@@ -39,22 +39,22 @@ ABSENT_IS_FINE = {
     r"/proc/\d+/task": "a process that ends",
     r"/proc/\d+/task/\d+/stat": "a thread that ends",
     r"/proc/\d+/task/\d+/status": "a thread that ends",
-    r"/proc/2/task/2/children": "kernels without CONFIG_PROC_CHILDREN: the kernel's threads are read too",
+    r"/proc/2/task/2/children": "kernels without CONFIG_PROC_CHILDREN: kernel threads are read too",
 }
 HARMLESS = {
-    ("is cut short", r"/proc/2/stat"): "its beginning tells that process 2 is the kernel's",
-    ("says .*|is (empty|binary)", r"/proc/2/task/2/children"): "names what need not be read; what it does not is read",
+    ("is cut short", r"/proc/2/stat"): "the beginning shows that process 2 belongs to the kernel",
+    ("returns .*|is (empty|binary)", r"/proc/2/task/2/children"): "lists the processes to skip; all others are read",
 }
 
 
 def process(pid: int, state: str = "S", command: str = "python3", own: str = "", **fields: int) -> dict[str, str]:
-    """/proc/PID/stat."""
+    """Return /proc/PID/stat."""
     values = {"parent": 1, "flags": 4194304, "threads": 1, "start": 100 * pid, **fields}
     return {f"/proc/{own or pid}/stat": STAT.format(pid=pid, command=command, state=state, **values)}
 
 
 def status(pid: int | str, own: str = CALM, shared: str = CALM, dumping: int = 0) -> dict[str, str]:
-    """/proc/PID/status, shortened."""
+    """Return a shortened /proc/PID/status."""
     lines = ("Name:\tpython3", "Umask:\t0022", "State:\tD (disk sleep)", f"CoreDumping:\t{dumping}", "Threads:\t1")
     signals = (f"SigPnd:\t{own}", f"ShdPnd:\t{shared}", f"SigBlk:\t{CALM}", f"SigIgn:\t{CALM}", f"SigCgt:\t{CALM}")
     return {f"/proc/{pid}/status": "\n".join([*lines, *signals, "Seccomp:\t0", ""])}
@@ -71,9 +71,9 @@ CALM_NODE = {
     **process(4, "D", command="jbd2/sda1-8", parent=2),
     "/proc/2/task/2/children": "3 4 \n",
     **process(100, command="a) D (b"),
-    **process(101, "D"),  # waits for a disk, killed by nobody
+    **process(101, "D"),  # waits for a disk, not killed
     **status(101),
-    **process(102, "Z", threads=2),  # the leader has ended, a thread works on
+    **process(102, "Z", threads=2),  # the leader has ended, one thread still runs
     **process(102, "Z", own="102/task/102"),
     **process(103, "D", own="102/task/103"),
     **status("102/task/103"),
@@ -89,7 +89,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
 
 @pytest.fixture
 def node(tmp_path):
-    """Makes a calm node with some processes beside."""
+    """Return a function that creates a calm node with additional processes."""
     return lambda *more: write(tmp_path, {path: text for files in (CALM_NODE, *more) for path, text in files.items()})
 
 
@@ -126,7 +126,7 @@ def test_a_name_that_cannot_be_printed_is_shown_all_the_same(node):
         {**process(200, "D"), **status(200, own=KILLED)},
         {**process(200, "D"), **status(200, shared=KILLED)},
         {**process(200, "D"), **status(200, shared="0000000100004102")},
-        {**process(200, "D", flags=4194304 | 0x4), **status(200)},  # it has taken the signal and hangs in its exit
+        {**process(200, "D", flags=4194304 | 0x4), **status(200)},  # it has taken the signal and hangs during its exit
     ],
 )
 def test_killed_is_a_pending_sigkill_or_an_exit_that_has_begun(node, more):
@@ -136,7 +136,7 @@ def test_killed_is_a_pending_sigkill_or_an_exit_that_has_begun(node, more):
 @pytest.mark.parametrize(
     "more",
     [
-        {**process(200, "D"), **status(200, own="0000000000004000")},  # SIGTERM that it handles
+        {**process(200, "D"), **status(200, own="0000000000004000")},  # SIGTERM, which it handles
         {**process(200, "D", flags=4194308), **status(200, own=KILLED, dumping=1)},  # writes a core dump
         {**process(200, "S"), **status(200, own=KILLED)},
         {**process(200, "R"), **status(200, own=KILLED)},
@@ -170,7 +170,7 @@ def zombies(count: int, parent: int = 100) -> dict[str, str]:
 
 
 def test_more_zombies_than_fifty_a_core_warn_and_name_the_parent(node):
-    (finding,) = findings(processes, node(zombies(199)))  # and the two that a calm node has, on 4 CPUs
+    (finding,) = findings(processes, node(zombies(199)))  # in addition to two zombies of a calm node with 4 CPUs
     assert (finding.code, finding.severity, finding.subject) == ("processes/zombies", Severity.WARNING, "")
     assert finding.message == "201 zombies, more than 200; 200 are children of process 100"
 
@@ -185,7 +185,7 @@ def test_cpus_are_counted_in_all_their_ranges(node):
     assert codes(findings(processes, node(zombies(149), ranges))) == ["processes/zombies"]
 
 
-# --- a share in each look
+# --- a share of the processes in each run
 
 
 ASLEEP = {path: text for pid in range(1, 2001) for path, text in process(pid).items()}
@@ -193,7 +193,7 @@ ASLEEP = {path: text for pid in range(1, 2001) for path, text in process(pid).it
 
 @pytest.fixture(scope="module")
 def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree with 2,000 processes that sleep."""
+    """Create a tree with 2,000 sleeping processes."""
     folder = tmp_path_factory.mktemp("sleepers")
     write(folder, ASLEEP)
     return folder
@@ -201,7 +201,7 @@ def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crowd(sleepers: Path) -> Iterator[Callable[..., Host]]:
-    """Makes hosts of 2,000 processes that sleep, except for what is given. At the end all sleep again."""
+    """Return a function that creates hosts with 2,000 sleeping processes and these changes, and undo the changes."""
     changed: dict[str, str] = {}
 
     def make(*more: dict[str, str]) -> Host:
@@ -216,7 +216,7 @@ def crowd(sleepers: Path) -> Iterator[Callable[..., Host]]:
 
 
 class Counting(FakeSystem):
-    """Notes which files are read."""
+    """A system that records which files are read."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -250,7 +250,7 @@ def test_a_stuck_process_is_found_within_ten_looks_wherever_it_is(crowd, pid):
         story.look(host)
         looks += 1
     assert looks <= 10
-    assert story.look(host).drained  # where something is suspicious the next look reads all
+    assert story.look(host).drained  # after a suspicious process, the next run reads all
 
 
 def test_too_many_zombies_in_a_share_have_all_counted(crowd):
@@ -306,7 +306,7 @@ def test_a_killed_process_that_hangs_drains_until_it_is_gone(node):
     story.looks(node(hangs), 20)  # the load is gone, the process is not
     assert story.drained
     gone = {"/proc/200/stat": STAT.format(pid=200, command="x", state="S", parent=1, flags=0, threads=1, start=9000)}
-    story.look(node(gone))  # the file server is back: it ended, and its number belongs to another
+    story.look(node(gone))  # the process has ended, and its pid belongs to another process
     assert story.drained
     story.look(node(gone))
     assert not story.drained
@@ -334,7 +334,7 @@ def test_zombies_warn_and_never_drain(node, tmp_path):
     assert story.looks(node(), 2).codes == []
 
 
-# --- what cannot be read
+# --- unreadable files
 
 
 def test_a_process_that_cannot_be_read_hides_no_other(node):
@@ -399,7 +399,7 @@ def test_whatever_a_program_is_called_its_state_is_read(command, state):
 def test_this_machines_processes_are_read():
     given_ = list(processes.run(Host(), Config(), History({}, NOW, BOOT)))
     worse = {item.code for item in given_ if isinstance(item, Finding) and item.severity > Severity.WARNING}
-    assert worse <= {"processes/unkillable"}  # other tests, side by side with this, let some hang
+    assert worse <= {"processes/unkillable"}  # other tests, which run in parallel, let processes hang
 
 
 def test_the_kernel_shows_a_leader_that_ended_with_a_thread_that_lives():
@@ -421,7 +421,7 @@ ctypes.CDLL(None).syscall({exit_of_this_thread}, 0)
     assert (seen.stuck, seen.unreadable) == ([], [])
 
 
-# --- a user's own file system
+# --- FUSE file systems of users
 
 
 FUSE = """[<0>] request_wait_answer+0x11c/0x220 [fuse]
@@ -446,7 +446,7 @@ DISK = "[<0>] io_schedule+0x42/0x70\n[<0>] ext4_file_read_iter+0x1/0x2\n"
 
 
 class Mounted(Tree):
-    """A tree with FUSE connections: number -> (its user, how many requests wait)."""
+    """A tree with FUSE connections: number -> (uid, number of waiting requests)."""
 
     def __init__(self, root: str, connections: dict[str, tuple[int, int]]) -> None:
         super().__init__(root)
@@ -498,7 +498,7 @@ def test_a_process_in_its_users_own_file_system_warns_and_never_drains(tmp_path,
     assert found_in(tmp_path, hangs(stack), THEIRS) == [CODE]
 
 
-# Lines of Linux 4.15, 5.10 and 6.18 (what the last ones call instead of a lock's own function).
+# Functions of Linux 4.15, 5.10 and 6.18. The last lines are callers that newer kernels show instead of a lock function.
 WHERE = [
     *("request_wait_answer", "request_wait_answer.isra.0", "fuse_get_req", "fuse_lock_inode", "fuse_file_write_iter"),
     *("rwsem_down_write_failed", "rwsem_down_write_slowpath", "rwsem_down_read_slowpath", "d_alloc_parallel"),
@@ -508,7 +508,7 @@ WHERE = [
 
 
 def refused_stack(wchan: str) -> dict[str, str]:
-    """As healthd.service has it, without CAP_SYS_ADMIN."""
+    """Return a hanging process as healthd.service sees it, without CAP_SYS_ADMIN."""
     files = {**hangs(""), "/proc/200/wchan": wchan}
     del files["/proc/200/stack"]
     return files
@@ -522,13 +522,13 @@ def test_where_the_stack_is_refused_the_function_in_which_it_waits_tells_of_its_
 @pytest.mark.parametrize(
     ("wchan", "connections"),
     [
-        ("nvidia_ioctl", THEIRS),  # in a driver, whatever else its user has
+        ("nvidia_ioctl", THEIRS),  # in a driver, regardless of the user's connections
         ("rpc_wait_bit_killable", THEIRS),
-        ("mnt_want_write", THEIRS),  # a disk that is frozen
+        ("mnt_want_write", THEIRS),  # a frozen disk
         ("folio_wait_writeback", THEIRS),
         ("path_openat", {"40": (1001, 2)}),
         ("0", THEIRS),
-        ("request_wait_answer", {"40": (0, 2)}),  # a shared one
+        ("request_wait_answer", {"40": (0, 2)}),  # a shared file system
         ("request_wait_answer", {"40": (1001, 2), "41": (0, 1)}),
         ("d_alloc_parallel", {"40": (0, 2)}),
     ],
@@ -547,7 +547,8 @@ FIRST = "         0          0 4294967295\n"
 )
 @pytest.mark.parametrize("wchan", ["path_openat", "request_wait_answer"])
 def test_of_a_container_without_root_its_user_is_who_started_it(tmp_path, wchan, uid_map, code):
-    """The user of the process is one of 65,536 that its user has (/etc/subuid); root's file system waits as well."""
+    """The uid of the process is one of 65,536 sub-ids of its user (/etc/subuid). A file system of root waits as
+    well."""
     files = refused_stack(wchan)
     files["/proc/200/status"] = files["/proc/200/status"].replace("1000", "100004")
     files["/proc/200/uid_map"] = uid_map
@@ -562,10 +563,10 @@ def test_a_users_file_system_hides_no_driver_no_file_server_and_no_disk(tmp_path
 @pytest.mark.parametrize(
     ("user", "connections", "code"),
     [
-        (1000, {"40": (0, 1)}, "processes/unkillable"),  # a file system that root mounted for all
-        (1000, {}, "processes/unkillable"),  # nobody knows: fusectl is not mounted
-        (1000, {"40": (1000, 0)}, "processes/unkillable"),  # nothing waits there
-        (1000, {"40": (1000, 10), "41": (0, 1)}, CODE),  # it hammers root's as well
+        (1000, {"40": (0, 1)}, "processes/unkillable"),  # a file system that root mounted for all users
+        (1000, {}, "processes/unkillable"),  # unknown: fusectl is not mounted
+        (1000, {"40": (1000, 0)}, "processes/unkillable"),  # no request waits
+        (1000, {"40": (1000, 10), "41": (0, 1)}, CODE),  # the user also waits for root's file system
         (1001, {"40": (1000, 1), "41": (0, 1)}, "processes/unkillable"),
         (1001, {"40": (1000, 1), "41": (0, 0)}, CODE),  # a sub-id of a user's container
         (0, {"40": (1000, 1), "41": (0, 1)}, "processes/unkillable"),

@@ -33,7 +33,7 @@ STATES = {
 
 
 def shown(unit: str, state: str = "good", restarts: int | None = 0, job: str = "", loaded: str = "loaded") -> str:
-    """A unit as systemd 252 shows it."""
+    """Return a unit in the output format of systemd 252."""
     active, sub = STATES[state].split()
     lines = ["Result=exit-code" if state in ("failed", "loop") else "Result=success"]
     lines += [] if restarts is None else [f"NRestarts={restarts}"]
@@ -42,7 +42,7 @@ def shown(unit: str, state: str = "good", restarts: int | None = 0, job: str = "
 
 
 def host(*units: str, text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
-    """A node whose systemctl shows `text` when it is asked for `units`."""
+    """Return a node whose systemctl prints `text` for `units`."""
     return Host("/nonexistent", system=FakeSystem("/nonexistent", {(*ASK, *units): ran or ProgramResult(0, text, "")}))
 
 
@@ -63,7 +63,7 @@ def test_units_that_are_active_give_no_finding(tmp_path):
 
 
 def test_without_units_nothing_is_asked():
-    assert run_check(services, host(ran=OSError("asked"))) == []
+    assert run_check(services, host(ran=OSError("must not run"))) == []
 
 
 def test_a_real_systemd_is_understood():
@@ -112,7 +112,7 @@ NOT_INSTALLED = host("slurmd", "munge", text=f"{shown('slurmd')}\n{shown('munge'
 
 
 def test_what_only_a_profile_names_and_this_site_does_not_have_is_nothing():
-    """Slurm with auth/slurm needs no munge."""
+    """Slurm with auth/slurm does not need munge."""
     given_ = run_check(services, NOT_INSTALLED, GUESSED)
     assert findings(services, NOT_INSTALLED, GUESSED) == []
     assert [item.labels for item in observed(given_, "service_active")] == [(("unit", "slurmd"),)]
@@ -171,7 +171,7 @@ def test_an_old_systemd_that_counts_no_restarts_is_understood():
     assert findings(services, slurmd(restarts=None), REQUIRED) == []
 
 
-# --- what cannot be told
+# --- unreadable states
 
 
 def test_without_systemctl_it_is_unknown_whether_units_run():

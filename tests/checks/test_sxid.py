@@ -35,7 +35,7 @@ one = partial(finding_of, sxid)
         ("20034, LTSSM", Severity.WARNING),
         ("12028, Non-fatal, Link 61 egress non-posted PRIV error (First)", Severity.WARNING),
         ("12028, Fatal, Link 61 x", Severity.WARNING),
-        ("19057, Fatal, Link 03 DAT0 RAM ECC Limit Error (First)", Severity.WARNING),  # the guide says non-fatal
+        ("19057, Fatal, Link 03 DAT0 RAM ECC Limit Error (First)", Severity.WARNING),  # the guide lists it as non-fatal
         ("28006, Fatal, Link 46 MC TS crumbstore MCTO (First)", Severity.CRITICAL),  # in no list
         ("28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)", Severity.WARNING),
         ("20035, Fatal, Link 30 LTSSM Fault Down", Severity.CRITICAL),
@@ -93,7 +93,7 @@ def test_it_says_which_switch_and_link():
     assert message == "SXid 24007: sourcetrack timeout error, NVSwitch 2, link 28, fatal"
 
 
-# The driver's source calls these fatal: open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel/{lr10,ls10}.
+# The driver's source reports these as fatal: open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel/{lr10,ls10}.
 FATAL_IN_NO_GUIDE = [
     10008,
     19004,

@@ -1,4 +1,4 @@
-"""validation: what the last `healthd validate` of this node left."""
+"""validation: results of the last `healthd validate` on this node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return node(tmp_path, result("ok")), Config()
 
 
-ABSENT_IS_FINE = {PLACE: "nobody has validated this node"}
+ABSENT_IS_FINE = {PLACE: "this node was never validated"}
 
 
 def test_a_node_that_nobody_has_validated_is_fine(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_failed_test_degrades_its_part_and_a_slow_part_warns(tmp_path: Path) -
 
 
 def test_the_same_words_are_the_same_evidence(tmp_path: Path) -> None:
-    """So "repaired" is taken for this document, and another one counts again."""
+    """Therefore `healthd repaired` applies to this document, and a later document counts again."""
     first, again = (findings(validation, node(tmp_path, result("failed"))) for _ in range(2))
     other = findings(validation, node(tmp_path, result("failed", message="wrong result")))
     assert first[0].evidence == again[0].evidence != other[0].evidence

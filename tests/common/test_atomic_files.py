@@ -1,4 +1,4 @@
-"""A file is replaced whole or not at all, whatever was left beside it."""
+"""atomic_files: a file is replaced completely or not at all, whatever other files exist."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_durable_file_is_written_again_only_where_it_is_another(tmp_path: Path
     assert replaced("{}")
     assert not replaced("{}")
     assert replaced("[]")
-    path.write_text("{}")  # somebody put an older one back
+    path.write_text("{}")  # an older file was restored
     assert replaced("[]")
     path.chmod(0o640)
     assert replaced("[]")
@@ -83,10 +83,10 @@ def test_a_durable_file_is_written_again_only_where_it_is_another(tmp_path: Path
 
 def test_a_link_that_lies_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:
     path, other = tmp_path / "a.rec", tmp_path / "other"
-    other.write_text("of somebody else")
+    other.write_text("another file")
     (tmp_path / f"a.rec.{os.getpid()}.new").symlink_to(other)
     replace_file(str(path), "new")
-    assert (path.read_text(), other.read_text()) == ("new", "of somebody else")
+    assert (path.read_text(), other.read_text()) == ("new", "another file")
     assert not path.is_symlink()
 
 
@@ -114,14 +114,14 @@ def test_overwrite_file_keeps_the_inode_and_blanks_the_rest_of_a_longer_text(tmp
 @pytest.mark.parametrize("kind", ["missing", "fifo", "link"])
 def test_overwrite_file_refuses_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "verdict", tmp_path / "other"
-    other.write_text("of somebody else")
+    other.write_text("another file")
     if kind == "fifo":
         os.mkfifo(path)
     if kind == "link":
         path.symlink_to(other)
     with pytest.raises(OSError):  # noqa: PT011 -- three kinds, three messages
         overwrite_file(str(path), "ok 1 x\n")
-    assert other.read_text() == "of somebody else"
+    assert other.read_text() == "another file"
 
 
 def test_open_own_file_replaces_a_fifo_with_or_without_a_reader(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Plain data <-> frozen dataclasses: no coercion, every error names its place, and what is dumped loads as it was."""
+"""codec: plain data to and from frozen dataclasses. No coercion, errors name their place, dumped data loads
+unchanged."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=10,
 )
-# Only what JSON can carry and the settings accept: finite numbers.
+# Only values that JSON can represent and the settings accept: finite numbers.
 CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, DrainRecord]
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
@@ -188,7 +189,7 @@ def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacemen
 
 @pytest.mark.parametrize("number", [2**64, -(2**64), 10**400])
 def test_a_whole_number_that_nothing_can_have_is_refused(number):
-    """What computes with one raises OverflowError at some other place."""
+    """Otherwise a calculation raises OverflowError elsewhere."""
     with pytest.raises(ConvertError, match=r"here\.whole: must be a number of at most 64 bits, got "):
         load(Everything, {"whole": number}, "here")
 
@@ -199,14 +200,14 @@ def test_the_largest_whole_numbers_are_taken(number):
 
 
 def test_one_is_not_left_out_where_the_default_is_true() -> None:
-    """They are equal to Python; "expected = 1" of a node with one GPU must not become "expected = true"."""
+    """They are equal in Python, but "expected = 1" of a node with one GPU must not become "expected = true"."""
     for value in (1, 1.0, True):
         loaded = load(Entry, json.loads(json.dumps(dump(Entry("gpu_count", "expected", value)))))
         assert (loaded.value, type(loaded.value)) == (value, type(value))
 
 
 def test_what_a_setting_may_be_is_as_typing_reads_it():
-    """values.py evaluates what classes of healthd have in common once."""
+    """values.py evaluates what healthd's classes have in common only once."""
     classes = [
         Settings,
         Loaded,
@@ -221,7 +222,7 @@ def test_what_a_setting_may_be_is_as_typing_reads_it():
 
 
 def shown(kinds):
-    """Without the places in memory of rules, each of which is made where it stands."""
+    """Return the representation without memory addresses, because each rule is a separate object."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(kinds))
 
 

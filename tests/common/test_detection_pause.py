@@ -1,4 +1,4 @@
-"""The pause of detection: a file that says until when, and nothing that it could say ends who reads it."""
+"""detection_pause: a file with the end of the pause. No content of the file can break its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""healthd's errors are one tree, and it is drawn as it is."""
+"""errors: all exceptions of healthd have one base class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import healthd
 from healthd.common.errors import HealthdError
 
-pytestmark = pytest.mark.one_python  # which has all extras: each module is imported
+pytestmark = pytest.mark.one_python  # it has all extras, and each module is imported
 
 
 def modules() -> list[ModuleType]:
@@ -20,7 +20,7 @@ def modules() -> list[ModuleType]:
 
 
 def raised() -> list[type[BaseException]]:
-    """Every class of an exception that a module of healthd defines."""
+    """Return every exception class that a module of healthd defines."""
     return [
         value
         for module in modules()

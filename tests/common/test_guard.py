@@ -1,4 +1,4 @@
-"""What a reader of others' text did not think of: dropped, counted, shown for a day, told once."""
+"""guard: unexpected errors of an input are dropped, counted, displayed for a day and logged once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.common.guard import DISPLAY_SECONDS, SLURM, SOCKET, never_raises
 
 def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
-        with guard.dropping_errors(SOCKET, {"asked": number}):
+        with guard.dropping_errors(SOCKET, {"number": number}):
             int("x")
     assert dict(guard.dropped) == {"socket": 3}
     now = time.time()
@@ -22,8 +22,8 @@ def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCa
     assert list(guard.problems(now + DISPLAY_SECONDS)) == []
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
-    assert "{'asked': 0}" in said.getMessage()
-    assert said.exc_info is not None, "with its traceback, once"
+    assert "{'number': 0}" in said.getMessage()
+    assert said.exc_info is not None, "logged once with its traceback"
 
 
 def test_the_same_mistake_at_another_boundary_is_told_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""What a check read before: last readings, and growth across wraps, resets and boots."""
+"""history: previous readings of a check, and growth across wraparounds, resets and boots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gauge(value: float) -> Observation:
 
 
 def after(*readings: Observation, apart: float = 100.0, boots: str = "") -> dict[str, Series]:
-    """The store after these readings at 0, 100, 200, ... s, in these boots ("aab"; all "a" unless told)."""
+    """Return the store after these readings at 0, 100, 200, ... s, in these boots ("aab"; by default all "a")."""
     store: dict[str, Series] = {}
     for number, reading in enumerate(readings):
         store = update(store, [reading], number * apart, boots[number] if boots else "a")
@@ -37,7 +37,7 @@ def after(*readings: Observation, apart: float = 100.0, boots: str = "") -> dict
 
 
 def grew(readings: list[Observation], within: float, boots: str = "") -> float | None:
-    """Growth up to the last of the readings, as its own check would ask."""
+    """Return the growth up to the last of the readings, as a check queries it."""
     boots = boots or "a" * len(readings)
     store = after(*readings[:-1], boots=boots)
     return History(store, (len(readings) - 1) * 100.0, boots[-1]).growth(readings[-1], within)
@@ -128,7 +128,7 @@ def test_a_part_that_was_repaired_has_no_growth_before_that_and_others_keep_thei
     assert [
         History(kept, 300.0, "a").growth(counter(n, port=p), 1000) for n, p in ((4, "a"), (10, "aa"), (6, "b"))
     ] == [*(0, 1, 3)]
-    assert History(kept, 300.0, "a").growth(counter(6), 1000) == 2, "what comes after it counts"
+    assert History(kept, 300.0, "a").growth(counter(6), 1000) == 2, "later growth counts"
     assert all(series.increments == () for series in without_growth(store, "").values())
 
 

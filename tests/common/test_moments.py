@@ -1,4 +1,4 @@
-"""The walk over all moments of a value."""
+"""moments: changing all time fields of a value."""
 
 from __future__ import annotations
 

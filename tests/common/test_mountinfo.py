@@ -1,4 +1,4 @@
-"""mountinfo: what is mounted where."""
+"""mountinfo: parsing the mount table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_a_line_says_where_what_and_how():
     ("mount", "file_system", "turned"),
     [
         ("rw", "rw", ""),
-        ("ro", "ro", ""),  # somebody mounted it so
-        ("ro", "rw", ""),  # a bind mount that is read-only
+        ("ro", "ro", ""),  # mounted read-only
+        ("ro", "rw", ""),  # a read-only bind mount
         ("rw", "ro", "read-only"),  # Linux before 6.15, after an error
         ("rw", "rw,errors=remount-ro", ""),
         ("rw", "rw,errors=remount-ro,emergency_ro", "read-only"),  # Linux 6.18, after an error
@@ -51,7 +51,7 @@ def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
         ({"/": "ext4"}, "/tmp", True),
         ({"/": "ext4", "/data": "nfs4"}, "/data/x", False),
         ({"/": "ext4", "/data": "nfs4"}, "/database", True),
-        ({"/": "ext4", "/data": "nfs4", "/data/scratch": "xfs"}, "/data/scratch", False),  # the way leads over NFS
+        ({"/": "ext4", "/data": "nfs4", "/data/scratch": "xfs"}, "/data/scratch", False),  # the path crosses NFS
         ({"/": "ext4", "/dev": "devtmpfs", "/dev/shm": "tmpfs"}, "/dev/shm", True),
         ({"/": "nfs4", "/tmp": "tmpfs"}, "/tmp", True),
         ({"/": "nfs4", "/tmp": "tmpfs"}, "/var", False),

@@ -1,4 +1,4 @@
-"""Whose a file is that healthd uses: root's, up to "/". A real second user attacks it where the tests run as root."""
+"""ownership: files that healthd uses must belong to root, up to "/". Some tests attack as a real second user."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from healthd.common.ownership import Untrusted, untrusted_reason
 from healthd.host.lock import lock
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root only")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1)) -> os.stat_result:
     return cast(os.stat_result, SimpleNamespace(st_mode=mode, st_uid=uid, st_gid=gid, st_dev=device))
 
 
-# --- the rule, as values
+# --- the rule for one stat result
 
 
 @pytest.mark.parametrize(
     ("mode", "uid", "gid", "who"),
     [
         (stat.S_IFREG | 0o600, 0, 4711, ""),
-        (stat.S_IFREG | 0o644, 1000, 4711, ""),  # whom healthd runs as
+        (stat.S_IFREG | 0o644, 1000, 4711, ""),  # the user that healthd runs as
         (stat.S_IFREG | 0o600, 1001, 0, "belongs to user 1001; it must belong to root"),
         (stat.S_IFREG | 0o664, 0, 0, ""),
         (stat.S_IFREG | 0o664, 0, 50, "is writable by group 50 (mode 664)"),
         (stat.S_IFREG | 0o602, 0, 0, "is writable by all users (mode 602)"),
         (stat.S_IFDIR | 0o1777, 0, 0, ""),
         (stat.S_IFDIR | 0o1775, 0, 50, ""),
-        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001; it must belong to root"),  # who may replace all in it
-        (stat.S_IFREG | 0o1666, 0, 0, "is writable by all users (mode 1666)"),  # on a file the bit says nothing
+        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001; it must belong to root"),  # owner can replace its files
+        (stat.S_IFREG | 0o1666, 0, 0, "is writable by all users (mode 1666)"),  # the sticky bit has no effect on a file
         (stat.S_IFLNK | 0o777, 0, 0, ""),
         (stat.S_IFLNK | 0o777, 1001, 0, "belongs to user 1001; it must belong to root"),
     ],
@@ -65,7 +65,7 @@ def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     assert "by other users through an ACL (mode 664" in untrusted_reason(found, {0}, has_acl=lambda: True)
     assert (
         untrusted_reason(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""
-    )  # its mask allows nobody to write
+    )  # the mask of the ACL denies writing
 
 
 @pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
@@ -83,7 +83,7 @@ def test_nothing_that_another_may_write_is_ever_taken(mode: int, uid: int, gid: 
         assert link or not mode & 0o020 or (gid == 0 and not acl)
 
 
-# --- the way to a file
+# --- the path to a file
 
 
 def test_each_step_up_to_the_root_is_looked_at(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_link_of_ours_is_followed_and_what_it_leads_through_is_looked_at(tmp_p
     (tmp_path / "real/below").mkdir()
     (tmp_path / "through").symlink_to("real/below")
     (tmp_path / "link").symlink_to(target.format(tmp_path))
-    if target.startswith("./through"):  # through/.. is real, as the kernel has it
+    if target.startswith("./through"):  # through/.. is real, as the kernel resolves it
         (tmp_path / "link").unlink()
         (tmp_path / "link").symlink_to("through/../file")
     assert ownership.read(str(tmp_path / "link")) == b"ours"
@@ -181,7 +181,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 
 
 def acl(user: int, rights: int) -> bytes:
-    """An access ACL that allows one user something beside owner and group (acl(5), linux/posix_acl_xattr.h)."""
+    """Return an access ACL that grants rights to one more user (acl(5), linux/posix_acl_xattr.h)."""
     undefined = 0xFFFFFFFF
     entries = [(1, 6, undefined), (2, rights, user), (4, 4, undefined), (0x10, 6, undefined), (0x20, 4, undefined)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
@@ -195,7 +195,7 @@ def test_a_file_that_an_acl_lets_another_write_is_refused(tmp_path: Path) -> Non
         os.setxattr(file, ownership.ACL, acl(NOBODY, 6))
     except OSError as error:
         pytest.skip(f"no ACLs on this file system: {error}")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o664  # all that the mode bits show of it
+    assert stat.S_IMODE(file.stat().st_mode) == 0o664  # the mode bits show nothing else of the ACL
     with pytest.raises(Untrusted, match="is writable by other users through an ACL"):
         ownership.read(str(file))
 
@@ -213,7 +213,7 @@ def test_whose_a_fuse_mount_is_stands_in_mountinfo() -> None:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that everybody reaches, as a node's /srv."""
+    """A folder that every user can access, like /srv of a node."""
     import shutil
     import tempfile
 
@@ -224,7 +224,7 @@ def shared() -> Iterator[Path]:
 
 
 def as_nobody(work: Callable[[], Any], wait: bool = True) -> int:
-    """Do something as the user nobody, in a process of its own; its pid, and waited for it was well done."""
+    """Run a function as the user nobody in a new process and return its pid. With `wait`, check that it succeeded."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -243,7 +243,7 @@ def as_nobody(work: Callable[[], Any], wait: bool = True) -> int:
 
 @pytest.fixture
 def users(shared: Path) -> Path:
-    """A folder of another user below it."""
+    """A folder of another user below `shared`."""
     folder = shared / "home"
     folder.mkdir(mode=0o755)
     os.chown(folder, NOBODY, NOBODY)
@@ -252,7 +252,7 @@ def users(shared: Path) -> Path:
 
 @as_root
 def test_a_textfile_in_a_users_folder_overwrites_nothing(shared: Path, users: Path) -> None:
-    """Planted: the name that root writes to, and a link in the way of each name that root may write first."""
+    """The user creates links at the target name and at each temporary name that root may use."""
     precious = shared / "precious"
     precious.write_text("root's")
 
@@ -288,7 +288,7 @@ def test_a_runtime_directory_of_somebody_else_is_not_taken(shared: Path, users: 
     as_nobody(lambda: (shared / "tmp/healthd").mkdir())
     with pytest.raises(Untrusted, match=f": refused: {shared}/tmp/healthd belongs to user {NOBODY}"):
         lock(str(shared / "tmp/healthd"))
-    os.close(lock(str(shared / "tmp/own")))  # a sticky folder of root's, where nobody else was first
+    os.close(lock(str(shared / "tmp/own")))  # a sticky folder of root, in which no other user created the name first
     assert precious.read_text() == "root's"
 
 
@@ -327,7 +327,7 @@ def imported(directory: Path) -> bool:
 def test_a_checks_directory_that_is_swapped_between_look_and_import_runs_no_code_of_its_swapper(
     shared: Path, users: Path
 ) -> None:
-    """A user swaps checks.d -- root's, and his own with other code -- as fast as he can, below a folder of his."""
+    """A user repeatedly swaps checks.d of root and a folder with other code, below a folder of the user."""
     trace = shared / "it-ran"
     trace.mkdir()
     trace.chmod(0o777)
@@ -357,16 +357,16 @@ def test_a_checks_directory_that_is_swapped_between_look_and_import_runs_no_code
     finally:
         os.kill(swapper, signal.SIGKILL)
         os.waitpid(swapper, 0)
-    assert not any(taken), "root's own files are in it at times, and are no more to be trusted there"
+    assert not any(taken), "the folder sometimes contains root's files, but they cannot be trusted there"
     assert list(trace.iterdir()) == []
 
 
 def test_what_was_looked_at_is_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another file takes the name after the look, and a compiled form of yet another lies beside it."""
+    """Another file takes the name after the check, and compiled files of yet another one exist."""
     import py_compile
 
     file, other = tmp_path / "fan.py", tmp_path / "other"
-    file.write_text(f"NOTE = 'looked at'\n{CHECK}")
+    file.write_text(f"NOTE = 'checked'\n{CHECK}")
     other.write_text(f"NOTE = 'swapped'\n{CHECK}")
     for hidden in (tmp_path / "__pycache__/fan.cpython-999.pyc", tmp_path / "fan.pyc"):
         py_compile.compile(str(other), cfile=str(hidden))
@@ -378,4 +378,4 @@ def test_what_was_looked_at_is_what_is_imported(tmp_path: Path, monkeypatch: pyt
         return content(descriptor)
 
     monkeypatch.setattr(ownership, "read_all", looked_at)
-    assert vars(registry.load_site(str(file)).module)["NOTE"] == "looked at"
+    assert vars(registry.load_site(str(file)).module)["NOTE"] == "checked"

@@ -1,4 +1,4 @@
-"""A pickle of others comes out as plain data, or is refused with one sentence."""
+"""safe_pickle: a foreign pickle gives plain data or is rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = st.recursive(
 
 
 class Made:
-    """An object with a state, as a pickle has it."""
+    """An object with a state in its pickle."""
 
     def __init__(self) -> None:
         self.value = 1

@@ -1,4 +1,4 @@
-"""Text of others: ASCII's digits and letters only, and no text that a pattern takes longer for than its length."""
+"""text: only ASCII digits and letters count, and no pattern needs more than linear time for any text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER_DIGITS = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 
 
 def modules() -> list[str]:
-    """Those of healthd that have patterns."""
+    """Return the names of healthd's modules that have patterns."""
     paths = [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]
     with_patterns = [path for path in paths if "regex(" in path.read_text("utf-8") and path.name != "text.py"]
     return sorted(
@@ -40,7 +40,7 @@ def modules() -> list[str]:
 
 
 def patterns(value: object) -> Iterator[re.Pattern[str]]:
-    """Those in a module's value, also within tables."""
+    """Yield the patterns in a module's value, also inside tables."""
     if isinstance(value, re.Pattern | LazyPattern) and isinstance(value.pattern, str):
         yield value
     elif isinstance(value, dict | tuple | list | frozenset):
@@ -57,8 +57,8 @@ SEARCHES = ("search", "sub", "subn", "finditer", "findall", "split")
 
 
 def searched_of(module: str) -> list[re.Pattern[str]]:
-    """The patterns that a module looks for anywhere in a text: by their name, as they stand in the call, or, where a
-    local name goes through them, all of its tables."""
+    """Return the patterns that a module searches for anywhere in a text: by name, literally in the call, or, if a local
+    name iterates over them, all patterns of its tables."""
     values = vars(importlib.import_module(module))
     found: list[re.Pattern[str]] = []
     for node in ast.walk(ast.parse(Path(values["__file__"]).read_text("utf-8"))):
@@ -67,7 +67,7 @@ def searched_of(module: str) -> list[re.Pattern[str]]:
         on = node.func.value
         if isinstance(on, ast.Name) and on.id in values:
             found += patterns(values[on.id])
-        elif isinstance(on, ast.Name) and node.func.attr != "split":  # which text has as well
+        elif isinstance(on, ast.Name) and node.func.attr != "split":  # str has this method too
             found += (one for value in values.values() if not hasattr(value, "pattern") for one in patterns(value))
         elif isinstance(on, ast.Call):
             found += (regex(text, flags) for text, flags in literals(on))
@@ -82,12 +82,13 @@ def use(pattern: re.Pattern[str], text: str, search: bool) -> object:
     return [*pattern.finditer(text)] if search else pattern.match(text)
 
 
-QUICK_SECONDS = 0.05  # 64 KiB in linear time take a tenth of this, in quadratic time ten times as much
+QUICK_SECONDS = 0.05  # linear time for 64 KiB is a tenth of this, quadratic time ten times as much
 KIB = 1024
 
 
 def is_linear(pattern: re.Pattern[str], text: str, search: bool = False) -> bool:
-    """Four times the text takes four times as long, not sixteen times. Both are measured by the same reference."""
+    """Four times the text takes about four times as long, not sixteen times. Both use the same reference
+    measurement."""
     quarter = text[: len(text) // 4] + text[-1]
     if seconds(pattern, quarter, search) > 1:
         return False
@@ -102,7 +103,7 @@ def test_what_takes_longer_than_its_length_is_noticed():
     assert all(is_linear(linear, text) for text in pumps(linear, 16 * KIB))
 
 
-# The centre's modules import what only .venv has.
+# The modules of the fleet import packages that only .venv has.
 EACH_MODULE = pytest.mark.parametrize(
     "module",
     [
@@ -142,7 +143,7 @@ def test_no_text_takes_a_search_longer_than_its_length(module):
 
 
 def test_every_rule_is_pumped_at_each_of_its_repeats():
-    """And none fails on what it is given then."""
+    """The rules must also not fail on these texts."""
     known = {p.pattern for module in modules() if ".rules." in module for p in patterns_of(module)}
     assert {rule.pattern.pattern for rule in RULES} <= known
     for rule in RULES:
@@ -156,8 +157,8 @@ def test_a_pattern_knows_the_digits_of_ascii_only(module):
 
 
 def literals(call: ast.Call) -> Iterator[tuple[str, int]]:
-    """(pattern, flags) of a call if it is regex("...") and its text stands there. One that is put together of parts is
-    a module's, or of our own words."""
+    """Yield (pattern, flags) if the call is regex("...") with a literal text. A text composed of parts is a module
+    value, or contains only healthd's own text."""
     if isinstance(call.func, ast.Name) and call.func.id == "regex":
         with contextlib.suppress(ValueError):
             text = ast.literal_eval(call.args[0])
@@ -166,7 +167,7 @@ def literals(call: ast.Call) -> Iterator[tuple[str, int]]:
 
 
 def literal_patterns() -> Iterator[tuple[str, str, int]]:
-    """(where, pattern, flags) of each regex("...") whose text stands in the call."""
+    """Yield (location, pattern, flags) of each regex("...") with a literal text."""
     for path in sorted([*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             for text, flags in literals(node) if isinstance(node, ast.Call) else ():
@@ -267,7 +268,7 @@ def test_what_is_longer_than_the_kernel_can_print_is_not_matched():
 
 
 def test_no_captured_line_is_longer_than_what_is_matched():
-    """So no fault is cut off."""
+    """Therefore no fault is truncated."""
     data = (ROOT / "tests/data").glob("kernel_lines*.jsonl")
     texts = [json.loads(row)["text"] for path in data for row in path.read_text("utf-8").splitlines()]
     assert max(len(message) for text in texts for message in messages(text)) <= MAX_TEXT

@@ -1,4 +1,4 @@
-"""Values and their JSON: strict, and the same after a round trip."""
+"""values: JSON encoding that is strict and equal after a round trip."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Machine(Value, frozen=True):
     maybe: float | None = None
 
 
-# Any text that Python can have of a file or a program: bytes that are not UTF-8 are lone surrogates (os.fsdecode).
+# Any text that Python can read from a file or program. Bytes that are not UTF-8 become lone surrogates (os.fsdecode).
 TEXT = st.text() | st.binary(max_size=9).map(lambda data: data.decode("utf-8", "surrogateescape"))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 PARTS = st.builds(Part, TEXT, st.integers(-(2**63), 2**63 - 1), st.sampled_from(Severity))

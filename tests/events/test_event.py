@@ -1,4 +1,4 @@
-"""The words of the stream: code, docs/events.md and docs/events.schema.json say the same, and a line is one line."""
+"""Event schema: the code, docs/events.md and docs/events.schema.json agree, and each event is one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLES = {
 
 
 def sample(name: str, stage: str = "") -> Event:
-    """An event with all its fields."""
+    """Return an event with all its fields."""
     says = EVENTS[name]
     fields = {
         each: event.ALLOWED_VALUES[each][0] if each in event.ALLOWED_VALUES else SAMPLES[FIELDS[each]]
@@ -72,11 +72,11 @@ def script():
     return module
 
 
-# --- the contract
+# --- schema and page
 
 
 def table(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading of the page."""
+    """Return the cells of the table below a heading of the page."""
     text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return [[*row, "", ""] for row in rows]
@@ -147,7 +147,7 @@ def test_the_example_of_the_page_is_as_the_schema_says():
     Draft202012Validator(script().schema()).validate(json.loads(example))
 
 
-# --- a line
+# --- rendering
 
 
 def test_a_line_is_this():

@@ -1,4 +1,4 @@
-"""From a line of an event stream to an event, or to the reason why it is none."""
+"""parse: from a line of an event stream to an event, or to the reason why it is invalid."""
 
 from __future__ import annotations
 

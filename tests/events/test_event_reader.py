@@ -1,4 +1,4 @@
-"""Every event of the files once, whatever writer, rotation and transport did to them."""
+"""Reading event streams: each event once, whatever happened during writing, rotation and transport."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def node(tmp_path: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-# --- which files, and in which order
+# --- files and their order
 
 
 def test_rotated_files_are_one_stream_in_the_order_of_their_numbers(tmp_path):
@@ -115,7 +115,7 @@ def open_files(most: int) -> Iterator[None]:
 
 
 def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path) -> None:
-    """1,000 nodes: the files of 16 may be open at once, and 16 times as many are merged in rounds."""
+    """1,000 nodes: the files of 16 may be open at once, and 16 times as many are merged in each round."""
     for node_of in range(1000):
         (tmp_path / f"n{node_of}").mkdir()
         for name, seq in (("events.jsonl.1", 1), ("events.jsonl", 2)):
@@ -128,7 +128,7 @@ def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path)
     times = [one.at or 0.0 for one in told]
     assert (len(told), times == sorted(times)) == (2000, True)
     assert (tally.problems, list(cursor.sequences.gaps())) == ({}, [])
-    assert len(os.listdir("/proc/self/fd")) <= free  # what other tests left may have been closed meanwhile
+    assert len(os.listdir("/proc/self/fd")) <= free  # files that other tests left open may have been closed meanwhile
 
 
 def test_only_what_is_wanted_is_kept_of_many_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_only_what_is_wanted_is_kept_of_many_nodes(tmp_path: Path, monkeypatch: 
 
 
 def test_a_stream_of_any_number_of_files_is_read_with_few_open_ones(tmp_path: Path) -> None:
-    """An object store has one for each five minutes."""
+    """An object store has one file for each five minutes."""
     folder = node(tmp_path, {f"events.jsonl-{9000 - n}.{n}.gz": gzip.compress(lines(n, n)) for n in range(1, 1500)})
     with open_files(len(os.listdir("/proc/self/fd")) + reader.MAX_OPEN_FILES + 3):
         told, tally, _ = all_of(folder)
@@ -157,7 +157,7 @@ def test_one_file_of_all_nodes_is_read_too(tmp_path):
     assert seqs(file) == [1, 2, 1, 2]
 
 
-# --- repeats and holes
+# --- repeats and gaps
 
 
 def test_a_line_that_was_written_twice_is_one_event(tmp_path):
@@ -188,7 +188,7 @@ def test_each_event_comes_once_however_lines_are_repeated_and_cut_into_files(tmp
     assert {n for hole in cursor.sequences.gaps() for n in range(hole.first, hole.last + 1)} == missing
 
 
-# --- what is damaged
+# --- damaged data
 
 
 def test_a_torn_line_is_told_with_its_place_and_costs_no_other(tmp_path):
@@ -242,7 +242,7 @@ def test_zero_bytes_that_a_crash_left_cost_no_event(tmp_path):
 
 
 class Endless(io.RawIOBase):
-    """`first`, then 1 GB that are one line, then `last`: no disk has to hold them."""
+    """A file with `first`, then a line of 1 GB, then `last`, without using disk space."""
 
     def __init__(self, first: bytes, last: bytes) -> None:
         piece = b"x" * (1 << 20)
@@ -295,7 +295,7 @@ def test_lines_are_the_same_however_they_are_read(pieces, block):
         assert content[: one.end].count(b"\n") == one.number if one.ended else one.end == len(content)
 
 
-# --- what cannot be read
+# --- unreadable files
 
 
 def test_a_folder_without_a_stream_and_a_file_that_is_not_there_are_told(tmp_path):
@@ -332,7 +332,7 @@ def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder with a file that its reader may not read, and one that it may; root is nobody for a while."""
+    """A folder with an unreadable file and a readable one. Root becomes the user nobody for the test."""
     with tempfile.TemporaryDirectory(prefix="healthd.") as name:
         folder, user = Path(name), os.geteuid()
         folder.chmod(0o755)
@@ -373,7 +373,7 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_in_a_folder_only_plain_files_are_read(tmp_path, monkeypatch, make, why):
-    """Who may write there could otherwise have its reader read for ever, or read what is nobody's business."""
+    """Otherwise a user with write access could make the reader block forever, or read secret files."""
     folder = node(tmp_path, {"events.jsonl.1": lines(1, 2)})
     monkeypatch.chdir(folder)
     try:
@@ -392,7 +392,7 @@ def test_what_a_person_names_may_be_a_link(tmp_path):
     assert seqs(tmp_path / "link") == seqs(tmp_path / "file") == [1, 2]
 
 
-# --- rotated while it is read, read again, followed
+# --- rotation during reading, reading again, following
 
 
 def rotate(folder: Path) -> None:
@@ -461,7 +461,7 @@ def test_a_line_that_comes_late_fills_its_hole(tmp_path):
 
 
 def following(folder: Path, *steps: Callable[[], object]) -> tuple[list[int | None], Tally]:
-    """What is read while the steps are done, one after each look."""
+    """Return what `follow` reads while the steps run, one step after each round."""
     left, tally = list(steps), Tally()
 
     def wait() -> bool:

@@ -1,4 +1,4 @@
-"""Repeats and holes: runs of numbers, against plain sets."""
+"""Repeats and gaps: ranges of numbers, compared with plain sets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_the_node_says_that_it_dropped_is_no_hole():
     assert list(seen.gaps()) == [StreamGap(A, 2, 2), StreamGap(A, 6, 9)]
     seen.drop(A, 0, 2**63 - 1)
     assert list(seen.gaps()) == []
-    assert seen.is_new(A, 7), "a node that says nonsense loses no line"
+    assert seen.is_new(A, 7), "a nonsensical range of a node loses no line"
 
 
 def test_a_cluster_that_got_its_name_meanwhile_makes_no_hole_and_hides_none():
@@ -64,7 +64,7 @@ def test_runs_are_a_set_of_numbers(added, asked):
     assert numbers(runs.without(*asked)) == numbers([asked]) - naive
     assert numbers(runs.gaps()) == ({*range(min(naive), max(naive))} if naive else set()) - naive
     kept = list(runs)
-    assert all(before + 1 < after for (_, before), (after, _) in pairwise(kept)), "no two touch"
+    assert all(before + 1 < after for (_, before), (after, _) in pairwise(kept)), "no two runs are adjacent"
 
 
 @given(st.lists(st.integers(0, 20)), st.lists(SMALL, max_size=4))

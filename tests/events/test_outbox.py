@@ -1,4 +1,4 @@
-"""Lines wait in the outbox until they are on the disk: numbered, bounded, and what does not fit is told."""
+"""outbox: events wait until they are on disk. They are numbered, limited, and dropped events are reported."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_every_number_is_a_line_or_is_named_by_a_dropped_event(steps):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["tell", "acknowledge", "save", "full", "full anew", "boot"]), st.integers(0, 12)),
+    st.tuples(st.sampled_from(["put", "acknowledge", "save", "full", "full unsaved", "boot"]), st.integers(0, 12)),
     max_size=40,
 )
 
@@ -160,14 +160,14 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_whatever_was_shed_no_number_that_was_written_is_named_as_dropped_and_each_line_is_counted_once(steps):
-    """As the daemon does it: a line is on the disk only once a ledger with it is saved; a full /run sheds what is not
-    in the ledger that was saved last, or all of it where none was."""
+    """Follow the daemon: a line is on disk only after a ledger with it was saved. A full /run drops the lines that are
+    not in the last saved ledger, or all lines if none was saved."""
     with pytest.MonkeyPatch.context() as bound:
         bound.setattr(outbox, "MAX_LINES", 8)
         streams, given_before, on_disk = 0, 0, []
         box = saved = Outbox(f"{streams:016x}")
         for step, number in steps:
-            if step == "tell":
+            if step == "put":
                 box = told(box, *[said()] * number)
             elif step == "acknowledge":
                 lines = [line for line in saved.lines if line in box.lines][:number]
@@ -177,7 +177,7 @@ def test_whatever_was_shed_no_number_that_was_written_is_named_as_dropped_and_ea
                 saved = box
             elif step == "full":
                 box = saved = truncate(box, saved.lines)
-            elif step == "full anew":
+            elif step == "full unsaved":
                 box = saved = truncate(box, [])
             else:
                 streams, given_before = streams + 1, given_before + box.next_seq - 1
@@ -199,6 +199,6 @@ def assert_all_is_known(box: Outbox, on_disk: list[str], given_before: int) -> N
     there = {(line["stream_id"], line["seq"]) for line in lines}
     assert not there & named
     here = {seq for stream, seq in there | named if stream == box.stream_id}
-    assert here == set(range(1, box.next_seq)), "a hole that nobody names"
+    assert here == set(range(1, box.next_seq)), "an unreported gap"
     told_of = sum(e["count"] + e.get("earlier", 0) for e in drops)
     assert len(there) + told_of + box.dropped == given_before + box.next_seq - 1

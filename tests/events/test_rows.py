@@ -1,4 +1,4 @@
-"""An event as people read it: whatever time a line may have, in whatever zone they are."""
+"""rows: events as users read them, for any time in any time zone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_first_time_of_all_is_shown_in_every_zone():
         assert "last alive 1969-12-31 16:00:00" in row
 
 
-BEGIN = -62135596800  # of the year 1
+BEGIN = -62135596800  # start of the year 1
 SECONDS = st.integers(BEGIN, int(LATEST)) | st.builds(
     lambda edge, off: min(max(edge + off, BEGIN), int(LATEST)),
     st.sampled_from([BEGIN, 0, int(LATEST)]),

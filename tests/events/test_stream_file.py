@@ -1,4 +1,4 @@
-"""The stream's files: each line once, on the disk, whatever killed the writer or filled the disk."""
+"""The files of the stream: each line is on disk once, even if the writer is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_line_that_a_kill_cut_is_closed_and_written_anew(tmp_path: Path, left:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Two lines fill a file."""
+    """Set the file limit to two lines."""
     monkeypatch.setattr(writer, "MAX_BYTES", most := 2 * (len(LINES[0]) + 1))
     return most
 
@@ -130,12 +130,12 @@ def test_lines_that_are_more_than_a_file_holds_are_one_file(tmp_path: Path, smal
     assert (written(tmp_path, 1), written(tmp_path)) == (LINES, [line(9)])
 
 
-# --- what is in the way
+# --- obstacles
 
 
 @contextlib.contextmanager
 def full_at(size: int) -> Iterator[None]:
-    """A file cannot grow beyond `size`: a write that would is cut there, as on a full disk."""
+    """Files cannot grow beyond `size`: a longer write is truncated, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -238,8 +238,8 @@ def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
 def test_however_often_it_is_cut_and_written_again_each_line_stands_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]
 ) -> None:
-    """As a daemon that is killed: it knows which lines were acknowledged, and gives all others again. So many wait at
-    most that two files hold them."""
+    """Act like a killed daemon: it knows which lines were acknowledged, and appends all others again. Two files can
+    hold all lines that may wait."""
     directory = tmp_path_factory.mktemp("state")
     every = [line(seq) for seq in range(1, 700)]
     most_waiting = 40
@@ -251,7 +251,7 @@ def test_however_often_it_is_cut_and_written_again_each_line_stands_once(
             decided = min(decided + more, acknowledged + most_waiting)
             append(str(directory), every[acknowledged:decided], may_repeat=True)
             newest = directory / writer.NAME
-            if cut and cut < newest.stat().st_size:  # killed in the write: the end of it is not there
+            if cut and cut < newest.stat().st_size:  # killed during the write: the end is missing
                 os.truncate(newest, newest.stat().st_size - min(cut, len(every[decided - 1]) + 1))
             else:
                 acknowledged = decided
@@ -320,7 +320,7 @@ def test_a_journal_that_does_not_read_is_not_waited_for_long(tmp_path: Path, mon
         sender = threading.Thread(target=lambda: lost.append(writer.send_to_journal(lines, str(tmp_path / "journal"))))
         sender.start()
         sender.join(60)
-        assert lost, "it still waits"
+        assert lost, "the sender still waits"
         taken = 0
         journald.setblocking(False)
         with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Real programs that do everything wrong: a child is never waited for, and nothing is left of it."""
+"""Child: real programs that misbehave are never waited for and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def child(program: str, seconds: float = 120.0) -> Child:
 
 
 def end_of(running: Child) -> float:
-    """Wait for it as the daemon does; how long that took."""
+    """Wait like the daemon and return the elapsed seconds."""
     began = time.monotonic()
     while not running.step():
         ready = select.poll()
@@ -77,7 +77,7 @@ def test_a_flood_keeps_nobody_from_other_work_and_ends_at_its_deadline() -> None
     steps = 1
     while not running.step():
         steps += 1
-    assert steps > 10, "each ends soon, and what else there is to do comes in between"
+    assert steps > 10, "each step is short, so other work can run in between"
     assert running.status is None
     assert 0 < len(running.output()[0]) <= MAX_OUTPUT_BYTES
 
@@ -103,7 +103,7 @@ def test_one_that_closes_its_outputs_and_goes_on_is_no_busy_loop() -> None:
 
 
 def test_an_overdue_program_is_killed_and_keeps_what_it_had_said() -> None:
-    running = child("echo so far; sleep 600", seconds=5.0)  # until then it must have said it
+    running = child("echo so far; sleep 600", seconds=5.0)  # enough time to print the output
     assert end_of(running) < 300
     assert (running.status, running.output()[0]) == (None, b"so far\n")
 

@@ -1,4 +1,4 @@
-"""Host: which GPUs are NVIDIA's driver's, and who held the driver before us."""
+"""Host: GPUs of NVIDIA's driver, and use of the driver by other processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_node_whose_gpus_are_others_is_healthy_without_nvidias_driver(tmp_path
 
 
 def without_nvml(root: Path, why: str) -> Host:
-    """What the real NVML says on a machine without it, also where this machine has one."""
+    """Return a host without the real NVML, even if this machine has one."""
 
     class Closed(Host):
         def has_nvidia_hardware(self) -> bool:
@@ -77,7 +77,7 @@ def without_nvml(root: Path, why: str) -> Host:
 )
 def test_the_driver_is_held_by_processes_not_by_the_modules_above_it(tmp_path, references, above, held):
     host = driver(tmp_path, references, above)
-    assert host.driver_was_in_use is None, "not looked at before NVML is opened"
+    assert host.driver_was_in_use is None, "not read before NVML is opened"
     host.gpus()
     assert host.driver_was_in_use is held
 

@@ -1,4 +1,4 @@
-"""Devices that are taken out, heard from the real kernel; a socket that dies or overflows is replaced."""
+"""hot_unplug: removed devices as the real kernel reports them. A closed or overflowing socket is replaced."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from healthd.host.hot_unplug import (
 )
 from tests.e2e.requirements import require, require_root
 
-pytestmark = [pytest.mark.one_python, pytest.mark.alone]  # each daemon of this machine hears of the devices
+pytestmark = [pytest.mark.one_python, pytest.mark.alone]  # each daemon on this machine receives the events
 
 
 @pytest.fixture
 def bridge() -> Iterator[str]:
-    """A PCI host bridge that the kernel can be told to report on."""
+    """A PCI host bridge for which the kernel can repeat events."""
     require_root()
     found = next((pci for pci in Host("/").list("/sys/bus/pci/devices") if _is_host_bridge(pci)), None)
     if found is None:
@@ -52,7 +52,7 @@ def heard(bridge: str) -> Iterator[HotUnplug]:
 
 
 def say(pci: str, action: str) -> None:
-    """The kernel repeats what it would say: the device stays where it is."""
+    """Make the kernel repeat an event. The device stays in place."""
     Path(f"/sys/bus/pci/devices/{pci}/uevent").write_text(action)
 
 
@@ -84,22 +84,22 @@ def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str
 
 
 def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge: str, heard: HotUnplug) -> None:
-    """The real overflow (ENOBUFS): poll(2) would report it for ever to who does not take it from the socket."""
+    """A real overflow (ENOBUFS): poll(2) reports it until it is read from the socket."""
     with socket.socket(fileno=os.dup(socket_of(heard))) as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     for _ in range(3000):
         say(bridge, "change")
     assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [""], "something may have been removed unheard"
+    assert heard.read() == [""], "a removal may have been lost"
     assert (heard.status.overruns_total, heard.status.restarts_total, heard.status.up) == (1, 1, True)
-    assert select.select([socket_of(heard)], [], [], 0)[0] == [], "nobody is woken for it again"
+    assert select.select([socket_of(heard)], [], [], 0)[0] == [], "poll does not report it again"
     say(bridge, "remove")
     assert select.select([socket_of(heard)], [], [], 60)[0]
     assert heard.read() == [bridge]
 
 
 def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge: str, heard: HotUnplug) -> None:
-    """Another socket in its place, at its end."""
+    """The descriptor is replaced by another socket at its end."""
     one, other = socket.socketpair()
     other.close()
     os.dup2(one.fileno(), socket_of(heard))
@@ -112,7 +112,7 @@ def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge
 
 
 def test_only_the_kernel_is_believed(bridge: str, heard: HotUnplug) -> None:
-    """Whoever may send to its group has another address than it."""
+    """Another sender to the group has a different address than the kernel."""
     forged = f"remove@/devices/{bridge}\0ACTION=remove\0DEVPATH=/devices/{bridge}\0SUBSYSTEM=pci\0".encode()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, KOBJECT_UEVENT) as other:
         other.sendto(forged, (0, KERNEL_GROUP))
@@ -132,7 +132,7 @@ def test_an_event_of_the_kernel_is_taken_apart() -> None:
     path = "/devices/pci0000:00/0000:00:1f.0"
     said = f"remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=pci\0MODALIAS=pci:v=1\0SEQNUM=7\0"
     assert parse_uevent(said.encode()) == Uevent("remove", path, "pci")
-    assert parse_uevent(b"libudev\0\xfe\xed\xca\xfe") is None, "udevd's"
+    assert parse_uevent(b"libudev\0\xfe\xed\xca\xfe") is None, "a message of udevd"
 
 
 def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:

@@ -1,4 +1,4 @@
-"""infiniband: what ports are called and what they count."""
+"""infiniband: names of ports and their counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has, from a tree that a DGX has and from this machine."""
+"""inventory: hardware of a simulated DGX and of this machine."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ MOUNTS = """\
 
 @pytest.fixture
 def with_disks(tmp_path: Path) -> Host:
-    """The root on LVM on a partition of an NVMe disk, a RAID of two, a SATA disk, one that comes over a network."""
+    """A host with the root on LVM on an NVMe partition, a RAID of two disks, a SATA disk and a network disk."""
     root = tmp_path / "tree"
     nvme, block, names = "/sys/class/nvme", "/sys/block", "/sys/class/block"
     files = {
@@ -162,7 +162,7 @@ def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_dis
 
 
 def redundant(root: Path, device: str, files: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(disks, redundant ones) of "/" on `device`. `files`: below /sys/class/block, a trailing slash is a layer."""
+    """Return (disks, redundant disks) of "/" on `device`. `files`: paths below /sys/class/block."""
     mounts = {"/proc/self/mountinfo": f"21 0 0:45 / / rw - ext4 /dev/{device} rw\n"}
     host = write(root, mounts | {f"/sys/class/block/{path}": text for path, text in files.items()})
     (mount,) = collect(host, gpus=False).mounts

@@ -1,4 +1,4 @@
-"""Which Slurm job a process belongs to, and which jobs hold a GPU: paths as slurmd makes them with cgroup/v1 and v2."""
+"""Jobs of processes and of GPUs, from cgroup paths as slurmd creates them with cgroup/v1 and v2."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
         ("0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0/slurm/job_2\n", "1"),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
         ("0::/user.slice/job_5/x\n", ""),
-        # forms of other set-ups: CgroupSlice, a container's cgroup before it, healthd in a container beside slurmd's
+        # forms of other set-ups: CgroupSlice, a container's cgroup in front, healthd in a container next to slurmd's
         ("0::/hpc.slice/slurmstepd.scope/job_31/step_0\n", "31"),
         ("0::/docker.slice/docker-0a1b.scope/system.slice/n1_slurmstepd.scope/job_32/step_0/user/task_0\n", "32"),
         ("0::/machine.slice/systemd-nspawn@n1.service/payload/system.slice/slurmstepd.scope/job_33\n", "33"),
         ("0::/../system.slice/slurmstepd.scope/job_34/step_0\n", "34"),
         ("4:memory:/docker/0a1b/slurm_n1/uid_1000/job_35/step_batch\n1:name=systemd:/docker/0a1b\n", "35"),
-        # what users may make below what systemd gave them
+        # cgroups that users can create below their own
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_77\n", ""),
         ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_77/step_0\n", ""),
         ("0::/user.slice/slurmstepd.scope/job_77/step_0\n", ""),
@@ -87,7 +87,7 @@ def test_a_process_is_of_a_job_of_none_or_gone(tmp_path: Path) -> None:
     assert [job_of_process(pid, str(tmp_path)) for pid in (42, 43, 44)] == ["4711", "", None]
 
 
-# --- the processes of all jobs
+# --- processes of all jobs
 
 
 def cgroups(root: Path, **members: str) -> str:
@@ -178,7 +178,7 @@ def test_which_jobs_are_here_does_not_depend_on_how_busy_the_node_is(
     assert process.local_jobs(root) == {"12", "13"}
 
 
-# --- who holds a GPU
+# --- processes that use a GPU
 
 
 def holds(root: Path, pid: int, *links: str) -> None:
@@ -217,7 +217,7 @@ def test_of_a_process_with_any_number_of_files_the_first_are_looked_at_and_it_is
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[int]:
-    """A real process that has a file open whose path ends as a GPU's."""
+    """A real process with an open file whose path ends like that of a GPU."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia5").touch()
     with (

@@ -1,4 +1,4 @@
-"""The daemon is spared when memory is short, what it starts is not."""
+"""oom: the kernel spares the daemon if memory runs out, but not its child processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def with_score(score: int, *argv: str) -> str:
-    """What a process says that begins with this score. A lower one than 0 is not for everybody to give."""
+    """Return the output of a program started with this score. Scores below 0 require privileges."""
     set_it = f"open({SCORE!r}, 'w').write({str(score)!r}); import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", set_it, *argv], capture_output=True, text=True, timeout=240, cwd=REPOSITORY

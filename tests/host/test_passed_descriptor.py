@@ -1,4 +1,4 @@
-"""Files that others hand to our sockets on a kernel that cannot refuse them (before Linux 6.16)."""
+"""Files that clients pass to healthd's sockets on a kernel that cannot refuse them (before Linux 6.16)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = 20
 
 @pytest.fixture(autouse=True)
 def old_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A socket option that no kernel knows; what SIGALRM is for in this process is put back."""
+    """Use a socket option that no kernel has, and restore the SIGALRM handler of this process."""
     monkeypatch.setattr(passed_descriptor, "SO_PASSRIGHTS", 9999)
     before, timer = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
     yield
@@ -34,7 +34,7 @@ def old_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def hand_over() -> Iterator[object]:
-    """hand_over(stream, data): with files of which nobody but the reader holds any, and each of which lingers."""
+    """Return hand_over(stream, data), which passes files that only the receiver keeps open and that linger at close."""
     with ExitStack() as peers:
 
         def send(stream: socket.socket, data: bytes) -> None:
@@ -43,7 +43,7 @@ def hand_over() -> Iterator[object]:
                 with socket.create_server(("127.0.0.1", 0)) as listening:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                     file = socket.create_connection(listening.getsockname())
-                    peers.enter_context(listening.accept()[0])  # which never reads
+                    peers.enter_context(listening.accept()[0])  # never reads
                 file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGERS_SECONDS))
                 file.setblocking(False)
                 with suppress(BlockingIOError):
@@ -53,7 +53,7 @@ def hand_over() -> Iterator[object]:
                 files.append(file)
             socket.send_fds(stream, [data], [file.fileno() for file in files])
             for file in files:
-                file.close()  # the message holds it: this is not its end
+                file.close()  # the message keeps it open: this does not close it
 
         yield send
 

@@ -1,4 +1,4 @@
-"""program: one program, run to its end within a deadline."""
+"""run_program: one program, run to its end within a deadline."""
 
 from __future__ import annotations
 

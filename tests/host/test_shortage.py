@@ -1,4 +1,4 @@
-"""No thread, process or file descriptor left: counted, reported, and neither an endless loop nor the daemon's end."""
+"""Shortage of threads, processes or descriptors: counted and reported, without an endless loop or end of the daemon."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_spare_descriptor_closes_all_waiting_connections(listener: socket.socket
         assert client.recv(64) == b"no room\n"
         assert client.recv(64) == b""
         client.close()
-    assert not select.select([listener], [], [], 0)[0], "nothing waits any more, so the loop sleeps"
+    assert not select.select([listener], [], [], 0)[0], "no connection waits any more, so the loop sleeps"
     assert shortage.counts[DESCRIPTORS] == 1
     spare.shed(listener)
     spare.close()
@@ -122,14 +122,14 @@ def test_control_server_without_descriptors_sheds_and_rests(tmp_path: Path, monk
         server.step()
     assert b'"again": true' in client.recv(4096)
     assert shortage.counts[DESCRIPTORS] == 1
-    assert server._listener.fileno() not in [descriptor for descriptor, _ in server.waits()], "it rests"
+    assert server._listener.fileno() not in [descriptor for descriptor, _ in server.waits()], "the listener pauses"
     assert server.deadline > time.monotonic() - 1
     client.close()
     server.close()
 
 
 def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `first` the first time, and `then` from the second time on."""
+    """Return a function that calls `first` the first time and `second` afterwards."""
     calls = iter([first])
     return lambda *args: next(calls, then)(*args)
 
@@ -149,7 +149,7 @@ def test_metrics_page_survives_an_accept_without_descriptors(monkeypatch: pytest
 
 
 def is_served(port: int) -> bool:
-    """Return False where the connection is still shed."""
+    """Return False if the connection is still closed."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=120) as answer:
             return bool(answer.status == 200)
@@ -159,7 +159,7 @@ def is_served(port: int) -> bool:
 
 def test_metrics_page_that_cannot_listen_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socketserver.socket.socket", failing(errno.EAFNOSUPPORT))
-    gc.collect()  # closes what earlier tests left to the garbage collector
+    gc.collect()  # closes descriptors that earlier tests left to the garbage collector
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(OSError, match="cannot listen on"):
@@ -172,7 +172,7 @@ def test_metrics_page_survives_clients_without_a_thread(monkeypatch: pytest.Monk
     try:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", no_thread)
-            for _ in range(40):  # more than may be served at a time
+            for _ in range(40):  # more than may be served at the same time
                 with pytest.raises(OSError):  # noqa: PT011
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=120)
         assert shortage.counts[THREADS] == 40
@@ -206,7 +206,7 @@ def test_publisher_serves_metrics_once_a_thread_can_be_started(
 def test_publisher_reports_a_page_whose_listener_gets_no_thread(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that reads the files starts, the one that listens does not."""
+    """The thread that reads the files starts, the listener thread does not."""
     start = threading.Thread.start
 
     def all_but_the_listener(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The fake NVML and its scenario files."""
+"""fake_nvml: the fake NVML and its scenario files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROFILES = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
 
 @pytest.fixture
 def scenario(tmp_path):
-    """Writes a scenario file and gives its path."""
+    """Return a function that writes a scenario file and returns its path."""
 
     def write(text: str) -> str:
         path = tmp_path / "scenario.toml"
@@ -74,7 +74,7 @@ def test_any_other_error_makes_no_gpu_unreachable(scenario):
     assert (len(nvml.gpus()), nvml.unreachable) == (8, ())
 
 
-# profiles
+# --- profiles
 
 
 def test_the_four_profiles_are_there():
@@ -147,7 +147,7 @@ def test_blackwell_counts_recoveries_and_packets_but_no_replays():
     assert link.effective_ber == link.symbol_ber == 15e-255
 
 
-# scenarios: one GPU
+# --- scenarios: one GPU
 
 
 def test_a_lost_gpu_is_unreachable_and_named(scenario):
@@ -351,7 +351,7 @@ def test_what_a_gpu_does_not_support_is_none(scenario):
     assert one.ecc_mode() is None
     assert one.temperature() is None
     assert one.recovery_action() is None
-    assert len(one.nvlinks() or ()) == 18, "found by asking link after link"
+    assert len(one.nvlinks() or ()) == 18, "found by querying each link"
 
 
 def test_a_field_that_a_gpu_does_not_support_is_none(scenario):
@@ -390,7 +390,7 @@ def test_a_broken_temperature_sensor_is_no_lost_gpu(scenario):
     assert nvml.unreachable == ()
 
 
-# scenarios: the whole machine
+# --- scenarios: the whole machine
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_a_closed_library_answers_no_more():
         one.temperature()
 
 
-# time
+# --- timelines
 
 
 TIMELINE = """
@@ -490,7 +490,7 @@ def test_without_a_start_time_counts_from_when_the_file_was_written(scenario):
     assert unreachable_at(path, 5031.0) == 1
 
 
-# trouble
+# --- random failures, hangs and crashes
 
 
 def test_random_failures_are_many_and_the_same_in_each_process(scenario):
@@ -539,7 +539,7 @@ def run(program: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment, check=check, capture_output=True, text=True)
 
 
-# pynvml's own behaviour
+# --- behaviour of pynvml
 
 
 def test_the_errors_are_those_of_pynvml(scenario):
@@ -571,7 +571,7 @@ def test_the_fake_takes_the_arguments_that_pynvml_takes():
         assert ours == list(inspect.signature(getattr(pynvml, name)).parameters), name
 
 
-# wrong files
+# --- invalid files
 
 
 @pytest.mark.parametrize(
@@ -633,7 +633,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
         open_fake("\0")
 
 
-# whatever is in the file
+# --- any content
 
 SCALARS = st.one_of(
     st.booleans(),
@@ -673,7 +673,7 @@ RIGHT: dict[object, st.SearchStrategy[object]] = {
 
 @st.composite
 def table(draw: st.DrawFn, of: type) -> dict[str, object]:
-    """Mostly the right names and values, but one in ten is of any kind."""
+    """Generate mostly valid names and values. One in ten tables has a value of any kind."""
     hints = typing.get_type_hints(of)
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=4))
     strategies = {name: RIGHT.get(hints[name], VALUES) for name in names}
@@ -684,7 +684,7 @@ def table(draw: st.DrawFn, of: type) -> dict[str, object]:
 
 @st.composite
 def entry(draw: st.DrawFn) -> dict[str, object]:
-    """One of [[at]]."""
+    """Generate one entry of [[at]]."""
     if draw(st.booleans()):
         return {"seconds": draw(st.floats(0, 10)), **draw(table(fake_scenario.Machine))}
     return {"seconds": draw(st.floats(0, 10)), "gpu": draw(st.integers(0, 7)), **draw(table(fake_scenario.Gpu))}

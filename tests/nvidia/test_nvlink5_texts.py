@@ -1,4 +1,4 @@
-"""`healthd explain nvlink5/149:4`: every row of NVIDIA's table in words, without a network."""
+"""`healthd explain nvlink5/149:4`: explains every row of NVIDIA's table offline."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_every_row_of_the_table_is_on_the_page_of_its_sub_code(row):
     if row.action == "RESET_GPU":
         assert any("reset the GPU" in line for line in lines)
         assert (text.severity, text.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
-    assert not re.search(r"\*|;;|_SI|CONTACT_|INVESTIGATE|IGNORE|PacketLoss", text.meaning), "in words"
+    assert not re.search(r"\*|;;|_SI|CONTACT_|INVESTIGATE|IGNORE|PacketLoss", text.meaning), "no raw names of the table"
 
 
 @pytest.mark.parametrize("xid", range(144, 151))

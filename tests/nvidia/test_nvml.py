@@ -1,4 +1,4 @@
-"""The real backend: through the loader, ctypes and pynvml, on a compiled libnvidia-ml.so.1 (see stub_nvml.c)."""
+"""The real NVML backend: loader, ctypes and pynvml with a compiled libnvidia-ml.so.1 (see stub_nvml.c)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from healthd.nvidia.nvml import (
     sysfs_address,
 )
 
-# What a child process prints of the stub's GPUs, as JSON.
+# Prints the GPUs of the stub as JSON in a child process.
 REPORT = """
 import json
 from msgspec.structs import asdict
@@ -79,7 +79,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="session")
 def stub(tmp_path_factory):
-    """Runs a program in a process that finds the stub; gives what it printed."""
+    """Return a function that runs a program in a process with the stub, and returns its output."""
     directory = tmp_path_factory.mktemp("nvml")
 
     def run(program: str = REPORT, minimal: bool = False, **settings: str) -> str:
@@ -92,7 +92,7 @@ def stub(tmp_path_factory):
     return run
 
 
-# the real way
+# --- all values
 
 
 def test_every_value_is_read_through_ctypes(stub):
@@ -236,7 +236,7 @@ def library_is_installed() -> bool:
     return True
 
 
-# Where a driver is installed, its library too.
+# A machine with a driver also has its library.
 LIBRARIES = ["stub", "minimal", *(["installed"] if library_is_installed() else [])]
 
 
@@ -249,7 +249,7 @@ def test_the_real_backend_keeps_the_contract(tmp_path, library):
     assert subprocess.run(command, env=environment, timeout=240).returncode == 0
 
 
-# errors
+# --- errors
 
 
 def test_a_lost_gpu_is_unreachable_and_the_others_answer(stub):
@@ -310,13 +310,13 @@ def test_a_library_that_cannot_be_opened_says_why(stub, number, kind):
 
 
 def test_a_machine_without_the_library_says_so(tmp_path):
-    # A file of that name that is no library stands before any real one.
+    # A file with this name that is no library is found before any real one.
     (tmp_path / stub_nvml.NAME).write_text("not a library")
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(stub_nvml.ROOT)}
     done = subprocess.run([sys.executable, "-c", REPORT], env=environment, stdout=subprocess.PIPE, timeout=240)
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "LIBRARY_NOT_FOUND"
-    with pytest.raises(pynvml.NVMLError) as theirs:  # said without it, in its words
+    with pytest.raises(pynvml.NVMLError) as theirs:  # raised without the library, with pynvml's text
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert (error["number"], error["text"]) == (theirs.value.value, f"nvmlInit: {theirs.value}")
 
@@ -363,7 +363,7 @@ def test_a_shutdown_that_fails_is_raised(stub):
     assert error["text"] == "nvmlShutdown: Unknown Error"
 
 
-# single calls
+# --- single calls
 
 
 def test_a_field_that_failed_is_raised_and_the_others_are_read(stub):
@@ -395,10 +395,10 @@ def test_text_that_is_not_utf8_is_an_error_of_that_call(stub):
 def test_the_stub_writes_to_the_file_where_it_is_to_hang(stub, tmp_path):
     path = tmp_path / "hang"
     stub(STUB_HANG_CALL="nvmlDeviceGetTemperature", STUB_HANG_PATH=str(path))
-    assert path.read_text() == "xxxx", "two GPUs, once at the enumeration and once by hand"
+    assert path.read_text() == "xxxx", "two GPUs, once during enumeration and once by the program"
 
 
-# pure parts
+# --- pure functions
 
 
 @given(st.integers())

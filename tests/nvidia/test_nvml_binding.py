@@ -1,4 +1,4 @@
-"""pynvml is imported without ctypes.util, and nobody else notices; whatever pynvml may do with that one day."""
+"""nvml_binding: pynvml is imported without ctypes.util, without side effects, for possible future versions too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ctypes.util
 assert ctypes.util.__file__ and sys.modules["ctypes.util"] is ctypes.util
 print(loaded, "shutil" in sys.modules and loaded, pynvml.found())
 """
-# What it is today, and what it may be one day -> whether ctypes.util must have been imported for it.
+# The present and possible future texts of pynvml -> whether ctypes.util must be imported.
 VERSIONS = {
     "from ctypes.util import find_library\ndef found(): return find_library('c')": False,
     "from ctypes.util import find_library\nC = find_library('c')\ndef found(): return C": True,

@@ -1,6 +1,6 @@
-"""One round on our own libnvidia-ml (stub_nvml.c), and on the fake: answers of NVML that must not pass in silence.
+"""One round of checks with a stub libnvidia-ml (stub_nvml.c) and with the fake: NVML results that must give findings.
 
-The stub goes the real way: `healthd check`, its worker, loader, ctypes, pynvml.
+The stub uses the real path: `healthd check`, its worker, loader, ctypes, pynvml.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stub_nvml
 SECOND = "0000:43:00.0"
 Checked = Callable[..., dict[str, Any]]
 
-# What makes the stub's GPUs healthy ones.
+# Settings that make the GPUs of the stub healthy.
 WELL = "link5=1,fabric_health=0"
 
 
@@ -32,8 +32,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["stub", "fake"])
 def checked(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Checked:
-    """The document of a round of the named checks: checked("gpu_ecc", stub="answers@1=1", fake="gpu.1.lost = true").
-    On the stub all is well but for `stub` (STUB_VALUES) and `settings`; the fake is a DGX H100."""
+    """Return a function that runs a round of the named checks and returns its document. The stub is healthy except for
+    `stub` (STUB_VALUES) and `settings`. The fake is a DGX H100. Example:
+    run_checks("gpu_ecc", stub="answers@1=1", fake="gpu.1.lost = true")."""
 
     def run(*names: str, stub: str = "", fake: str = "", config: str = "", **settings: str) -> dict[str, Any]:
         scenario, file = tmp_path / "scenario.toml", tmp_path / "healthd.toml"
@@ -102,13 +103,13 @@ FIVE = ("gpu_access", "gpu_ecc", "gpu_nvlink", "gpu_recovery_action", "gpu_row_r
 
 
 def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(checked: Checked) -> None:
-    """One question it answers, when it is looked for; the next one not."""
+    """The GPU answers the first call, when it is enumerated, and not the next one."""
     found = checked(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
     ((code, part, message),) = [each for each in conditions(found) if each[0].startswith("gpu_access")]
     assert (code, part) == ("gpu_access/lost", SECOND)
     assert message == f"GPU {SECOND} is lost (nvmlDeviceGetEccMode: GPU is lost)"
     assert found["health"] == "unhealthy"
-    assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "the others look at the others"
+    assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "other checks read other GPUs"
 
 
 def test_a_gpu_that_must_be_reset_from_the_middle_of_a_round_on_is_found_in_that_round(checked: Checked) -> None:
@@ -123,4 +124,4 @@ def test_a_call_that_hangs_in_another_check_is_told_as_a_hang_of_the_driver(chec
     assert conditions(found) == [("gpu_access/hang", "", "NVML has not responded for 1 s")]
     told = outcomes(found)
     assert (told["gpu_access"], told["gpu_ecc"], told["gpu_nvlink"]) == ("stuck", "timed_out", "stuck")
-    assert len(found["results"]) == len(FIVE), "one result of each check, also of the one that looked twice"
+    assert len(found["results"]) == len(FIVE), "one result per check, also for the check that ran twice"

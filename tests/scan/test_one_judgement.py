@@ -1,6 +1,6 @@
-"""A line gets one judgement, wherever it is read: by the daemon, or by `healthd scan` from a log of any machine.
+"""The daemon and `healthd scan` evaluate a kernel line in the same way.
 
-Every captured line goes both ways, on a machine of which nothing else is known. Codes, severities and parts must agree.
+Every captured line is read by both, without other knowledge of the machine. Codes, severities and parts must agree.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FILES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
 ROWS: list[dict[str, Any]] = [json.loads(line) for file in FILES for line in file.read_text("utf-8").splitlines()]
 LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 CORRELATE = correlate_all()
-# Kind of a fault and where: (code, severity, part). What only records (INFO) opens no condition that people see.
+# Code, severity and part. INFO findings open no condition that users see.
 Judgement = tuple[str, Severity, str]
-# gpud's tests put a date in brackets before a host. Only scan reads that form, and the daemon reads no such source.
+# Tests of gpud put a date in brackets before a host. Only scan reads this form, and the daemon has no such source.
 SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
 
 
@@ -57,15 +57,15 @@ def by_daemon(text: str) -> set[Judgement]:
 
 
 def same_part(part: str, subject: str) -> bool:
-    """Return True if both name one part. Where the daemon names none, scan shows a word of the line ("CPU18")."""
+    """Return True if both name one part. If the daemon names none, scan has a word of the line ("CPU18")."""
     return part == subject or (not subject and not pci_address(part))
 
 
 def differences(text: str) -> list[Judgement]:
-    """Return the judgements that only one of both makes.
+    """Return the assessments that only one of them makes.
 
-    The daemon keeps the worst of several lines about one disk, scan shows each line: these count if they are not worse.
-    """
+    The daemon keeps the worst of several lines about one disk, and scan returns each line: these count unless they are
+    worse."""
     scanned, daemon = by_scan(text), by_daemon(text)
     only_daemon = [
         one for one in daemon if not any(one[:2] == other[:2] and same_part(other[2], one[2]) for other in scanned)

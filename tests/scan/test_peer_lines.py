@@ -1,7 +1,7 @@
-"""Lines from the tests of other projects (tests/data/peer_lines.jsonl): what they read, healthd reads, and as bad.
+"""Lines from the tests of other projects (tests/data/peer_lines.jsonl): healthd reads them with a similar severity.
 
-They are right about what the kernel prints and sometimes wrong about how bad it is: where healthd differs on purpose, a
-row below says why, and docs/peers.md says so too.
+They are right about the text of the kernel and sometimes wrong about the severity. A row below explains each intended
+difference, and docs/peers.md does too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_t
 NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread
 LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 
-# (begin of what the line says, what they expect) -> why healthd differs. The words stand in docs/peers.md.
+# (start of the text, the other project's expectation) -> reason for healthd's difference, as in docs/peers.md.
 DIFFERS = {
     ("ACCESS_REG", "event"): "at each start the driver reads registers that some firmware does not have",
     ("segfault at", "event"): "a crashed process is its user's",
@@ -43,7 +43,7 @@ DIFFERS = {
 
 
 def events(text: str) -> list[KernelEvent]:
-    """Of the whole text as one record, else of its lines. What stands before a message is for tests of it."""
+    """Return the events of the whole text as one record, or of its lines. Prefixes are tested elsewhere."""
     for pieces in ([text], text.splitlines(), [text.rpartition(" kernel: ")[2]]):
         stripped = [found for piece in pieces if (found := strip_prefix(piece, time.time())) is not None]
         if found := [e for each in stripped if (e := make_event(RawLine(1000.0, each.text), BOOT)) is not None]:

@@ -1,4 +1,4 @@
-"""`healthd scan`: the real program over real and made-up logs, and the steps that it is made of."""
+"""`healthd scan`: the real program with real and made-up logs, and its steps."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def scanned(*lines: str | bytes) -> list[scan_judged.Judged]:
 
 
 def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
-    """(line, code, severity) of each event."""
+    """Return (line, code, severity) of each event."""
     return [(one.log_event.line, one.code, one.severity.name.lower()) for one in scanned(*lines)]
 
 
-# --- what one sees
+# --- output
 
 
 def test_the_table_has_one_incident_for_the_lines_of_one_fault_with_its_first_cause_on_top():
@@ -219,7 +219,7 @@ def test_a_pipe_is_read_as_it_comes():
 
 
 def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
-    # What a shell starts in the background, this test perhaps too, is deaf to Ctrl-C.
+    # A background process of a shell, perhaps this test too, ignores Ctrl-C.
     argv = ["env", "--default-signal=INT", sys.executable, "-m", "healthd", "scan", "--json", "-"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -242,7 +242,7 @@ def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
             assert process.stderr.read() == b""
 
 
-# --- what is read
+# --- input formats
 
 PREFIXES = [
     "",
@@ -343,7 +343,7 @@ FORGED = (
 @pytest.mark.parametrize("owner", ["Mar 29 15:38:59 gpu-042 bob[4711]: ", "[ 12.345678] gpu-042 bob[4711]: "])
 @pytest.mark.parametrize("forged", FORGED)
 def test_the_second_line_of_a_services_message_is_nothing_as_journalctl_shows_it(owner, forged):
-    """logger $'hello\nNVRM: Xid ...': one message, whose further lines journalctl indents by the prefix."""
+    """`logger $'hello\nNVRM: Xid ...'` writes one message. journalctl indents its further lines by the prefix."""
     further = "\n".join(" " * len(owner) + text for text in ("so", forged, "on", forged))
     kernels = f"Mar 29 05:56:30 gpu-042 kernel: [88000.100000] {XID.replace('18', '2a', 1)}"
     done = healthd_scan("-", "--json", log=f"{kernels}\n{owner}hello\n{further}\n")
@@ -369,10 +369,10 @@ def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, 
     assert stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
 
 
-# At midnight the clock is set in Cuba and in Chile.
+# Cuba and Chile change the clock at midnight.
 ZONES = ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "America/Havana", "America/Santiago"]
-DAYS = {"Mar 29", "Mar 30", "Oct 26", "Apr  6", "Oct  5", "Nov  1", "Feb 29", "Feb 30"}  # as Europe, Lord Howe, Canada
-DAYS |= {"Mar  8", "Mar  9", "Nov  2", "Apr  4", "Apr  5", "Sep  6", "Sep  7"}  # as Cuba, Chile
+DAYS = {"Mar 29", "Mar 30", "Oct 26", "Apr  6", "Oct  5", "Nov  1", "Feb 29", "Feb 30"}  # Europe, Lord Howe, Canada
+DAYS |= {"Mar  8", "Mar  9", "Nov  2", "Apr  4", "Apr  5", "Sep  6", "Sep  7"}  # Cuba, Chile
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -425,7 +425,7 @@ def test_a_literal_is_found_by_what_is_left_of_it(literal):
     line = f"[ 1.5] 0af1{literal}9c".encode()
     ((_, _, _, found, _),) = candidates.candidates([Block.from_lines(1, [line])], Tally())
     assert literal in found
-    assert len(literal.encode().translate(None, candidates.VARIES)) >= 2, "everything has it"
+    assert len(literal.encode().translate(None, candidates.VARIES)) >= 2, "every line contains it"
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
@@ -434,7 +434,7 @@ def test_any_bytes_are_scanned(lines):
         assert one.code
 
 
-# --- what it makes of it
+# --- events and incidents
 
 
 def test_repeated_lines_are_one_event_with_a_count():
@@ -493,11 +493,11 @@ def test_an_incident_that_comes_again_is_shown_once():
     assert GAP_SECONDS < 200
 
 
-# --- bounds
+# --- limits
 
 
 def many(count: int) -> Iterable[Block]:
-    """`count` different faults, some seconds apart."""
+    """Yield blocks with `count` different faults, some seconds apart."""
     for number in range(count):
         pci = f"{number // 8192 % 65536:04x}:{number // 32 % 256:02x}:{number % 32:02x}"
         yield Block.from_lines(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
@@ -523,7 +523,7 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
         tracemalloc.stop()
         return used
 
-    peak(1000)  # what is imported late and cached for good is there
+    peak(1000)  # loads late imports and permanent caches
     assert peak(6000) < peak(3000) + 500_000
 
 
@@ -543,7 +543,7 @@ def test_a_storm_is_one_event_and_hides_no_other():
 
 
 class Trickle:
-    """A pipe that gives what it has, a few bytes at a time."""
+    """A pipe that returns its data a few bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self.data, self.step = data, step
@@ -553,7 +553,7 @@ class Trickle:
         return given
 
 
-LINES_OF = st.binary(max_size=40).map(lambda line: line.translate(None, b"\n\0\xef"))  # zeros and a mark are taken off
+LINES_OF = st.binary(max_size=40).map(lambda line: line.translate(None, b"\n\0\xef"))  # without zero bytes and BOM
 
 
 @given(st.lists(LINES_OF, max_size=8), st.integers(1, 50))
@@ -590,7 +590,7 @@ def test_every_key_of_an_event_is_explained():
         assert [key for key in scan_judged.event_json(one) if f"`{key}`" not in text] == []
 
 
-# --- what is known already
+# --- equivalent results
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,8 @@ def test_every_key_of_an_event_is_explained():
     ],
 )
 def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
-    """Each captured message twice, of a host each: the whole log says what the lines say one by one."""
+    """Each captured message occurs twice, each time with another host. The whole log gives the same results as its
+    lines."""
     texts = [found.text for row in CAPTURED for line in row["text"].split("\n") if (found := strip_prefix(line, NOW))]
     correlate = correlate_all()
 

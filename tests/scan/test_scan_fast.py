@@ -1,4 +1,4 @@
-"""The short cuts of `healthd scan` find what is found line by line: storms, the search by re2, blocks of any size."""
+"""Fast paths of `healthd scan`: storms, search with re2, any block size. The results equal those of single lines."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def told(blocks: Iterator[Block]) -> tuple[list[dict[str, Any]], Tally]:
 
 
 def line_by_line(log: bytes) -> tuple[list[dict[str, Any]], Tally]:
-    """The plain way: each line is looked up by itself, no search goes further and no storm is seen."""
+    """Scan each line separately, without search across lines and without storm detection."""
     whole = [line for block in read_blocks(io.BytesIO(log), 1 << 20) for line in block.lines]
     return told(Block.from_lines(number, [line]) for number, line in enumerate(whole, 1))
 
 
 @st.composite
 def storms(draw: st.DrawFn) -> list[str]:
-    """A line again and again, at times that rise, stand still or fall."""
+    """Generate repetitions of a line, with times that rise, stay equal or fall."""
     prefix, text = draw(st.sampled_from(PREFIXES)), draw(st.sampled_from(TEXTS))
     second, micro = draw(st.integers(10, 12)), draw(st.sampled_from([0, 1, 999_990]))
     lines = []
@@ -97,7 +97,7 @@ OTHERS = st.sampled_from(
 LOGS = st.lists(storms() | OTHERS.map(lambda line: [line]), max_size=8).map(
     lambda parts: "\n".join(line for part in parts for line in part).encode()
 )
-# Faults of one part that take turns, with a detail: which of them a line belongs to depends on what came before.
+# Alternating faults of one part, with detail lines: the fault of a detail line depends on the lines before it.
 IN_TURN = [
     "nvme nvme1: frozen state error detected, reset controller",
     "nvme nvme1: I/O 775 QID 2 timeout, aborting",
@@ -125,7 +125,7 @@ def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: byte
 @pytest.mark.parametrize("search", ["skeletons", "re2"])
 @pytest.mark.parametrize("room", [200, candidates.SKELETONS_BYTES])
 def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search: str, room: int) -> None:
-    """Also where the table of what is left of lines is full again and again."""
+    """This includes a table of skeletons that repeatedly becomes full."""
     rows = (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()
     usual = "Mar 29 15:38:12 gpu-1 sshd[{}]: Accepted publickey for alice from 10.1.2.3 port {} ssh2"
     text = "\n".join(f"{usual.format(place, place)}\n{json.loads(row)['text']}" for place, row in enumerate(rows))
@@ -148,7 +148,7 @@ def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
 
 @pytest.mark.parametrize("other", [SimpleNamespace(), SimpleNamespace(Options=None), SimpleNamespace(compile=len)])
 def test_another_package_of_that_name_is_none(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
-    """pyre2 and fb-re2 have a module re2 without Options."""
+    """pyre2 and fb-re2 also have a module re2, but without Options."""
     monkeypatch.setitem(sys.modules, "re2", other)  # type: ignore[arg-type]
     assert candidates.make_re2_search() is None
 

@@ -1,4 +1,4 @@
-"""`healthd scan`: a line that may be the rest of another one, or a program's quotation, is shown as unproven."""
+"""`healthd scan`: a line that may be a further line of another message, or quoted by a program, is unproven."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVL = "overlayfs: failed to resolve '/zz"
 
 
 def told(*lines: str) -> list[tuple[int, str, str, bool]]:
-    """(line, code, severity, unproven) of each event."""
+    """Return (line, code, severity, unproven) of each event."""
     return [(one.log_event.line, one.code, one.severity.name.lower(), one.unproven) for one in scanned(*lines)]
 
 
@@ -38,9 +38,9 @@ def is_a_kernel_log(*lines: str) -> bool:
     return tally.kernel
 
 
-# What util-linux 2.38 (dmesg, -T, -x, --raw, -H), syslog(2) through dmesg -S, imklog and a console, and journalctl make
-# of one record, "overlayfs: failed to resolve '/zz", a line break, an Xid: the prefix of the record before, of its
-# first line, of its second.
+# One record, "overlayfs: failed to resolve '/zz", a line break, an Xid, as written by util-linux 2.38 (dmesg, -T, -x,
+# --raw, -H), by syslog(2) through dmesg -S, imklog and a console, and by journalctl: the prefix of the previous record,
+# of the first line, and of the second line.
 WRITTEN = [
     pytest.param("[  683.000001] ", "[  684.296997] ", "               ", id="dmesg"),
     pytest.param("[Sun Nov 22 08:51:08 2026] ", "[Sun Nov 22 08:51:09 2026] ", " " * 27, id="dmesg -T"),
@@ -81,7 +81,7 @@ def test_the_second_line_of_a_record_is_a_warning_however_it_is_written(other: s
     assert one.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
     at = scanned(f"{head}{XID}")[0].log_event
     assert (one.log_event.host, one.log_event.uptime, one.log_event.epoch) == (at.host, at.uptime, at.epoch), (
-        "the head's"
+        "those of the first line"
     )
 
 
@@ -94,7 +94,7 @@ def test_the_first_line_of_a_record_counts_as_ever(other: str, head: str, furthe
 @pytest.mark.parametrize("between", [[], ["[    1.000001] so"] * 5, [""] * 40, ["on"] * 40])
 @pytest.mark.parametrize("own", ["", "[    1.000001] ", "Nov 22 01:00:00 other kernel: "])
 def test_a_further_line_is_not_believed_what_it_says_of_itself(between: list[str], own: str) -> None:
-    """Neither its time, which might begin another boot, nor its machine."""
+    """Its time could begin another boot, and its host could be another machine."""
     indent = " " * len("[  684.296997] ")
     log = [f"[  684.296997] {OVL}", *(f"{indent}{line}" for line in between), f"{indent}{own}{XID}"]
     (one,) = scanned(*log, "[  700.000000] usb 1-1: x")
@@ -161,7 +161,7 @@ def test_the_table_shows_a_true_line_and_a_forged_one_apart() -> None:
     )
 
 
-# --- what is the kernel's own, though it looks alike
+# --- similar lines that are the kernel's own
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_how_far_back_a_record_may_have_begun() -> None:
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
     for others, found in ((MAX_FOREIGN_LINES, True), (MAX_FOREIGN_LINES + 1, False)):
         block = [b"n17: [  684.296997] x", *[b"n18: [  684.300000] y"] * others, b"n17: [  684.296997] NVRM: "]
-        near = PrecedingLines(lambda line: 21)  # anew: a time that is known is not looked for again
+        near = PrecedingLines(lambda line: 21)  # a new object, because a known time is not searched again
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
 
@@ -227,7 +227,7 @@ def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines
     ("blanks", "indent", "unproven"),
     [
         (0, 15, True),
-        (0, 16, False),  # deeper than the text before it
+        (0, 16, False),  # deeper than the preceding text
         (LEADING_BLANKS - 1, 15, True),
         (LEADING_BLANKS, 15, False),
         (0, 15 - LEADING_BLANKS + 1, True),
@@ -235,7 +235,7 @@ def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines
     ],
 )
 def test_an_indent_is_that_of_a_record_or_of_a_pasted_log(blanks: int, indent: int, unproven: bool) -> None:
-    """The record's own text may begin with blanks: its second line is indented by what stands before them."""
+    """The text of a record may begin with spaces. Its second line is indented by the width of the prefix only."""
     head = f"[  684.296997] {' ' * blanks}{OVL}"
     (one,) = scanned(head, f"{' ' * indent}[    1.000001] {XID}", "[  700.000000] usb 1-1: x")
     assert (one.unproven, one.severity.name) == (unproven, "WARNING" if unproven else "CRITICAL")
@@ -243,7 +243,7 @@ def test_an_indent_is_that_of_a_record_or_of_a_pasted_log(blanks: int, indent: i
 
 @given(st.lists(st.sampled_from([f"[  684.296997] {OVL}", XID, f"{' ' * 15}{XID}", "", "x"]), max_size=12), st.data())
 def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> None:
-    """A pipe gives lines as they come."""
+    """A pipe delivers lines in arbitrary blocks."""
     whole = [line.encode() for line in lines]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))) | {0, len(whole)})
     blocks = [Block.from_lines(a + 1, whole[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
@@ -265,13 +265,13 @@ def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> Non
     ids=["one time", "indented", "bare", "many hosts"],
 )
 def test_a_log_of_nothing_but_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
-    """Were each against all before it, this would be half a billion of comparisons."""
+    """Comparing each line with all previous ones would take half a billion comparisons."""
     blocks = [Block.from_lines(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
     assert sum(one.count for one in scan.events(blocks, NOW, Tally())) > 25_000
     assert cpu_seconds(lambda: list(scan.events(blocks, NOW, Tally())), 5.0) < 5.0
 
 
-# --- forms that people and programs quote the kernel in
+# --- quotations by people and programs
 
 QUOTED = [
     ("diff:371;NVRM: Xid (PCI:0000:37:00): 95, pid=5171, Uncontained: FBHUB. RST: Yes, D-RST: No", "gpu_xid/95"),
@@ -313,7 +313,7 @@ def test_what_stands_before_it_is_its_time_and_its_host() -> None:
         "mynode-066 | ERROR: nhc: Health check failed: check_gpu_xid: GPU Xid errors detected: [ 3606.832215] ",
         "E0312 12:00:00.000000    1234 log_monitor.go:160] ",
         'time=now level=error msg="',
-        "2024-01-01 00:00:00,000 INFO monitor: ",  # Python's logging, in the forms of its documentation
+        "2024-01-01 00:00:00,000 INFO monitor: ",  # Python's logging, in the formats of its documentation
         "2024-01-01 00:00:00,000 - monitor - ERROR - ",
         "2024-01-01 00:00:00,000 [ERROR] monitor: ",
         "2024-01-01 00:00:00.123 | ERROR    | monitor:look:12 - ",  # loguru
@@ -359,7 +359,7 @@ def test_prose_and_what_programs_and_users_wrote_in_the_kernels_log_is_nothing(l
     ],
 )
 def test_a_file_is_a_kernel_log_where_a_line_begins_with_what_only_the_kernel_prints(line: str) -> None:
-    """Also behind more lines than are looked at for a prefix, and where no line is a fault."""
+    """The line may come after the lines that are searched for a prefix, and no line needs to be a fault."""
     assert is_a_kernel_log(*["a title"] * 200, line)
     assert not is_a_kernel_log(*["a title"] * 200, f"of {line}")
 

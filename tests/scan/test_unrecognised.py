@@ -32,8 +32,8 @@ def counted(*lines: str) -> Tally:
     return tally
 
 
-# No rule reads them and no GPU is at fault, but the driver does not work for somebody: no GPU was found, its client or
-# its kernel module is of another version, another driver has the GPU.
+# No rule reads these lines and no GPU is faulty, but the driver does not work: no GPU was found, its client or its
+# kernel module has another version, or another driver uses the GPU.
 NOT_WORKING = {"m0065", "m0066", "m0148", "m0155", "m0171", "m0172"}
 
 

@@ -1,4 +1,4 @@
-"""What a measured value means: beside a floor, its peers, its own past."""
+"""judge: comparison of a measured value with a floor, with its peers, and with its own past."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_of_two_the_slower_one_is_slow():
 
 
 def test_only_pairs_that_lie_alike_are_peers():
-    """6 A6000 without NVLink (github.com/NVIDIA/nvbandwidth/issues/50): between the CPUs it is slower as built."""
+    """6 A6000 without NVLink (github.com/NVIDIA/nvbandwidth/issues/50): transfers between the CPUs are slower by
+    design."""
     near = [Measurement("p2p", f"{a}>{b}", 26.3, "GB/s", "measured", "", "x") for a, b in ((0, 1), (1, 2), (3, 4))]
     far = [Measurement("p2p", f"{a}>{b}", 21.8, "GB/s", "measured", "", "x") for a, b in ((2, 3), (5, 0))]
     nodes = {str(gpu): gpu // 3 for gpu in range(6)}
@@ -109,7 +110,7 @@ def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor
     assert all(one.message for one in found)
 
 
-# --- the past
+# --- past values
 
 
 def test_only_what_is_fine_is_remembered_and_the_newest_ten():
@@ -136,7 +137,7 @@ def test_a_damaged_line_is_passed_over():
     assert parse_history("\n".join([*bad, good])) == {("memory", "a", "x"): [3.0]}
 
 
-# --- the parts
+# --- parts
 
 
 def test_gpus_and_active_ports_are_found_in_sysfs(tmp_path):

@@ -1,4 +1,4 @@
-"""What an earlier validation found stands until a later one has looked at it again."""
+"""with_untested: an earlier failure remains until a later validation has tested the part again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAILED = validation(result("failed", message="the product is wrong"), result("ok
     [
         validation(stopped_by="a job"),
         validation(result("ok", A, "pcie_h2d")),  # --only pcie
-        validation(result("not_measured", "")),  # the tool is gone
+        validation(result("not_measured", "")),  # the tool is missing
         validation(result("not_measured")),
         validation(result("ok", B), stopped_by="time"),
     ],
@@ -40,7 +40,7 @@ FAILED = validation(result("failed", message="the product is wrong"), result("ok
 def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None:
     found = with_untested(later, FAILED)
     assert worst(found) == "failed"
-    assert FAILED.results[0] in found.results, "word for word: it is no news"
+    assert FAILED.results[0] in found.results, "unchanged, so it is not reported again"
     assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not tested again",)
     assert with_untested(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
 

@@ -1,4 +1,4 @@
-"""The file of the last validation: what is written is read again, and nothing else is."""
+"""The file of the last validation: it is read back unchanged, and other content is rejected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from healthd.validation.document import (
 
 SLOW = Result("gemm_bf16", "0000:1b:00.0", 412.5, "TFLOPS", "slow", "peers", 640.0, "412 of 711", "PyTorch 2.5.1")
 UNSEEN = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "there is no ib_write_bw", "")
-LAST = Validation("gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNSEEN), ("what only shows while both work",))
+LAST = Validation("gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNSEEN), ("faults that only a combined load shows",))
 
 PRINTED = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30)
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)

@@ -1,4 +1,4 @@
-"""Who sends to whom in which pass."""
+"""passes: pairs of sender and receiver in each pass."""
 
 from __future__ import annotations
 

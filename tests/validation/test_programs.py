@@ -1,4 +1,4 @@
-"""Programs of others: each ends, by itself or by us, and leaves nobody behind."""
+"""run: external programs end by themselves or are killed, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def python(code: str, *arguments: str, port: int = 0) -> Command:
 
 
 def is_gone(pid: int) -> bool:
-    """A zombie is gone: who should reap it is another matter."""
+    """A zombie counts as ended, because its parent must reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -72,7 +72,7 @@ def test_what_is_overdue_ends_with_its_whole_group_and_what_it_said_is_kept(tmp_
     told = tmp_path / "pids"
     (one,) = run([python(HANGS, str(told))], 5)
     assert (one.ending, one.is_hanging, one.status) == ("overdue", False, -signal.SIGKILL)
-    if told.exists():  # else this machine needed more than 5 s to start it
+    if told.exists():  # otherwise this machine needed more than 5 s to start it
         assert one.stdout == "begun\n"
         for pid in map(int, told.read_text().split()):
             until(lambda pid=pid: is_gone(pid), f"process {pid} is gone")
@@ -91,7 +91,7 @@ def test_when_we_are_told_to_end_all_end(tmp_path):
         ],
         stdout=writing,
     )
-    os.close(writing)  # when the teller ends, `reading` is at its end: it can be read
+    os.close(writing)  # when the stopper ends, `reading` is at its end and becomes readable
     try:
         (one,) = run([python(HANGS, str(told))], 300, reading)
     finally:
@@ -121,7 +121,7 @@ def test_nobody_is_left_behind_in_the_group_of_one_that_ended(tmp_path):
 
 
 def test_they_die_with_us(tmp_path):
-    """Also when we are killed by SIGKILL, and cannot end them."""
+    """They end even if the parent is killed by SIGKILL."""
     told = tmp_path / "pids"
     code = (
         "import sys\nfrom healthd.validation.programs import Command, run\n"
@@ -129,13 +129,13 @@ def test_they_die_with_us(tmp_path):
     )
     ours = subprocess.Popen([sys.executable, "-c", code, str(told), HANGS])
     try:
-        until(told.exists, "it has begun")
+        until(told.exists, "the program has started")
     finally:
         ours.kill()
         ours.wait(240)
     first, other = map(int, told.read_text().split())
     until(lambda: is_gone(first), "the program is gone")
-    os.kill(other, signal.SIGKILL)  # its own child is not ours: PR_SET_PDEATHSIG is not inherited
+    os.kill(other, signal.SIGKILL)  # the grandchild survives: PR_SET_PDEATHSIG is not inherited
 
 
 def test_a_client_starts_when_its_server_listens_and_a_server_without_client_ends():
@@ -152,7 +152,7 @@ def test_a_client_starts_when_its_server_listens_and_a_server_without_client_end
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_a_client_whose_server_never_listens_is_never_started(seconds):
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
+        bound.bind(("127.0.0.1", 0))  # does not listen
         port = bound.getsockname()[1]
         ended = run([python("import time; time.sleep(600)"), python("pass", port=port)], seconds)
     assert ended[1].status is None

@@ -1,4 +1,4 @@
-"""The commands of `healthd validate --nodes`: what is made is taken back, however it ends."""
+"""`healthd validate --nodes`: each reservation and job is removed again, however the run ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WANTED = ReservationRequest(
 
 
 def states(**nodes: tuple[str, str]) -> bytes:
-    """sinfo's table of these nodes: their address and state."""
+    """Return sinfo's table of these nodes with their address and state."""
     return b"".join(columns((name, *shown), STATE_COLUMNS) for name, shown in nodes.items())
 
 
@@ -40,7 +40,7 @@ OK = CommandResult(0)
 
 
 def labelled(*documents: dict[str, object]) -> str:
-    """As `srun --label` prints it: lines of several tasks, in any order."""
+    """Return output of `srun --label`: lines of several tasks in any order."""
     lines = [f"{task}: {line}" for task, one in enumerate(documents) for line in json.dumps(one, indent=1).splitlines()]
     return "\n".join(sorted(lines, key=lambda line: line.partition(":")[0])) + "\n"
 
@@ -58,7 +58,7 @@ def transfers(sender: str, receiver: str) -> dict[str, object]:
 
 
 def answer(argv: Argv) -> CommandResult:
-    """A Slurm on which all goes well."""
+    """Answer like a Slurm without errors."""
     if argv[0] == "sinfo":
         return CommandResult(0, IDLE)
     if argv[0] == "salloc":
@@ -74,7 +74,7 @@ def answer(argv: Argv) -> CommandResult:
 def run(
     answers: Callable[[Argv], CommandResult | Exception] = answer, wanted: ReservationRequest = WANTED
 ) -> tuple[NodesResult | Exception, list[Argv]]:
-    """How it ended, and what was sent. An Exception is thrown in in place of an answer."""
+    """Return the result and the sent commands. An Exception is raised instead of an answer."""
     steps, sent = validate(wanted), []
     try:
         command = next(steps)
@@ -215,7 +215,7 @@ def test_any_text_of_a_pass_is_a_role_or_refused(text: str) -> None:
     assert found is None or ("n1" in found[:2] and not found.address.startswith("-") and found.port > 0)
 
 
-# --- the judge
+# --- judge and suspects
 
 
 def sent(sender: str, receiver: str, gbits: float | None, state: str = "measured", rail: str = "mlx5_0/1") -> Transfer:

@@ -1,6 +1,6 @@
-"""`healthd validate` on real GPUs, beside published numbers (`make test-gpu`).
+"""`healthd validate` on real GPUs, compared with published numbers (`make test-gpu`).
 
-The machine's settings stay as they are: what makes a GPU slow is another program's kernel, no clock and no limit.
+The machine's settings stay unchanged: the kernel of another program slows a GPU down, not a clock or a limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="this Python has no PyTorch"),
 ]
 
-# What a GPU calls itself -> the profile whose floors were published for it (conf/profiles).
+# Name reported by the GPU -> profile with the published floors (conf/profiles).
 PROFILES = {"H200": "dgx-h200", "H100 80GB HBM3": "dgx-h100", "A100-SXM": "dgx-a100", "B200": "dgx-b200"}
 
 
@@ -46,14 +46,14 @@ def floors() -> dict[str, float]:
     name = name_of_gpu()
     profile = next((profile for part, profile in PROFILES.items() if part in name), None)
     if profile is None:
-        pytest.skip(f"nobody published floors of a {name}")
+        pytest.skip(f"no floors were published for a {name}")
     path = ROOT / f"conf/profiles/{profile}.toml"
     table = parse(path.read_text("utf-8"))
     return {test: float(least) for test, least in table["checks"]["validation"]["floors"].items()}
 
 
 def validate(state: Path, *arguments: str) -> dict:
-    """The document. The profile is left out: each test brings what it compares with."""
+    """Return the document. No profile is used: each test has its own reference values."""
     (state / "settings.toml").touch()
     command = [sys.executable, "-m", "healthd", "validate", "--json", "--state-dir", str(state / "state")]
     command += ["--runtime-dir", str(state / "run"), "--config", str(state / "settings.toml"), "--profile", "none"]
@@ -105,7 +105,7 @@ while True:
 
 @contextmanager
 def a_competing_kernel(told: Path) -> Iterator[None]:
-    """Another program computes on the first GPU. It runs from the moment on that it says so."""
+    """Run another program on the first GPU. It is computing as soon as it has printed."""
     with told.open("w") as file:
         other = subprocess.Popen([sys.executable, "-c", COMPETES], stdout=file, env={**os.environ, **ORDER})
     try:
@@ -125,7 +125,7 @@ def test_a_gpu_beside_a_competing_kernel_is_slower_than_it_was_and_only_that_one
     for _ in range(3):  # its own past
         before = validate(tmp_path, "--only", "gemm")
     assert {one["verdict"] for one in before["results"] if one["test"] == "gemm_bf16"} == {"ok"}
-    with a_competing_kernel(tmp_path / "told"):
+    with a_competing_kernel(tmp_path / "competitor"):
         beside = validate(tmp_path, "--only", "gemm")
     found = {one["part"]: one for one in beside["results"] if one["test"] == "gemm_bf16"}
     assert found[first]["verdict"] == "slow", found[first]

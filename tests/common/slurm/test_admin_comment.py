@@ -1,4 +1,4 @@
-"""What a job's user reads."""
+"""admin_comment: the comment that a job's user reads."""
 
 from __future__ import annotations
 

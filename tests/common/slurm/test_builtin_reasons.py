@@ -1,4 +1,4 @@
-"""Which reasons are Slurm's own, as SchedMD's source writes them, and which only begin like one."""
+"""Built-in reasons: those that Slurm itself sets, as in SchedMD's source, and those that only begin like one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster's name, from Slurm's settings on the node."""
+"""cluster_name: reading the cluster's name from slurm.conf."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.common.slurm.slurm_conf import cluster_name, parse_cluster_name
     ("text", "name"),
     [
         ("ClusterName=tux\nSlurmctldHost=a\n", "tux"),
-        ("# ClusterName=old\nSlurmctldHost=a\n  clustername = Prod_1.hpc # ours\n", "prod_1.hpc"),
+        ("# ClusterName=old\nSlurmctldHost=a\n  clustername = Prod_1.hpc # site name\n", "prod_1.hpc"),
         ('SlurmctldHost=a ClusterName="tux"', "tux"),
         ("ClusterName=\n", ""),
         ("MyClusterName=tux\n", ""),

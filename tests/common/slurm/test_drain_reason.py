@@ -1,4 +1,4 @@
-"""The words that our drains carry."""
+"""Reasons of healthd's drains: writing and parsing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.common.slurm.drain_reason import MAX_CHARACTERS, names_worst_cause,
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)
-# A longer part is cut: ten characters are at most 120 bytes in the text.
+# Longer parts are truncated: ten characters are at most 120 bytes in the text.
 PARTS = st.one_of(st.sampled_from(["", "0000:1b:00.0", "/data", "/data set", "mlx5_0/1"]), st.text(max_size=10))
 
 
@@ -54,9 +54,9 @@ def test_any_causes_give_one_short_ascii_line(code: str, subject: str, message: 
     assert len(text) <= MAX_CHARACTERS
     assert all(" " <= character <= "~" for character in text)
     assert '"' not in text
-    assert text == " ".join(text.split()), "a reason that is read back has single blanks"
+    assert text == " ".join(text.split()), "Slurm returns a reason with single spaces"
     assert text.endswith(f" (+{more} more)") or more == 0
-    assert names_worst_cause(text, [condition(code, subject, "in other words")])
+    assert names_worst_cause(text, [condition(code, subject, "another message")])
 
 
 @given(code=CODES, subject=PARTS, message=ANY_TEXT)
@@ -100,7 +100,7 @@ def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
 
 @pytest.mark.parametrize("part", [chr(0xD800), chr(0xDCFF), f"/data/{chr(0xDCE9)}t\u00e9", "\x00", "\U0001f600"])
 def test_a_part_of_any_characters_has_words(part: str) -> None:
-    """Half a character, a byte of a path that is no UTF-8: what decides must not stumble over it."""
+    """A lone surrogate, or a byte of a path that is no UTF-8, must not break the decision."""
     text = reason([condition(subject=part)])
     assert text.isascii()
     assert text.isprintable()

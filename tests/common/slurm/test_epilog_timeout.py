@@ -1,4 +1,4 @@
-"""How long Slurm lets an epilog run, by slurm.conf."""
+"""epilog_timeout: reading the time limit of epilogs from slurm.conf."""
 
 from __future__ import annotations
 

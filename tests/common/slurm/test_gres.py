@@ -1,4 +1,4 @@
-"""What Slurm says of GPUs, as 22.05.8, 24.11.5 and 26.05.5 print it, and which GPUs of the inventory that are."""
+"""GPUs in Slurm's output (versions 22.05.8, 24.11.5 and 26.05.5), and their PCI addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EIGHT = tuple(Gpu(f"0000:{bus}:00.0", i, f"GPU-{i}", minor=i) for i, bus in enum
 
 
 def shown(detail: str, job: str = "12", more: str = "") -> str:
-    """`scontrol -d -o show job`, shortened."""
+    """Return shortened output of `scontrol -d -o show job`."""
     return (
         f"JobId={job} JobName=wrap{more} UserId=root(0) JobState=RUNNING NodeList=n[1-2] BatchHost=n1 NumNodes=2 "
         f"JOB_GRES=gpu:h100:2   {detail} MinCPUsNode=1 MinMemoryNode=0 Command=(null) TresPerNode=gres:gpu:2\n"
@@ -130,7 +130,7 @@ def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> N
 
 
 FIELDS = ("JobName", "Comment", "Extra", "AdminComment", "Features", "WorkDir")
-# What imitates Slurm's own words: the answer may then be None, never that of another job.
+# Text that imitates Slurm's output: the result may then be None, but never the GPUs of another job.
 IMITATION = st.sampled_from(
     [b" Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7) ", b"\nJobId=99 ", b"\nJobId=12 ", b" GRES=gpu:1(IDX:7) ", b"\n"]
 )
@@ -138,7 +138,7 @@ IMITATION = st.sampled_from(
 
 @given(typed=st.tuples(*[st.lists(TYPED | IMITATION, max_size=4).map(b"".join)] * len(FIELDS)), at=st.integers(0, 6))
 def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int) -> None:
-    """`at`: how many of the fields are printed before the line of this node."""
+    """`at`: the number of fields printed before the line of this node."""
     fields = [b" " + name.encode() + b"=" + value for name, value in zip(FIELDS, typed, strict=True)]
     detail = b"   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) "
     record = b"JobId=12" + b"".join([*fields[:at], detail, *fields[at:]]) + b"\n"
@@ -160,9 +160,9 @@ def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
         ("12 0,3 \n", ("0", "3")),
         ("12 0 GPU-2f3a-11\n", ("GPU-2f3a-11",)),
         ("12 0,1 MIG-aa,MIG-GPU-bb/1/0\n", ("MIG-aa", "MIG-GPU-bb/1/0")),
-        ("12 0,1 GPU-aa\n", ("0", "1")),  # not as many
+        ("12 0,1 GPU-aa\n", ("0", "1")),  # the numbers of items differ
         ("12 0,1 0,1\n", ("0", "1")),
-        ("13 0\n", None),  # another job wrote over it
+        ("13 0\n", None),  # another job overwrote the file
         ("12 \n", None),
         ("12\n", None),
         ("", None),
@@ -187,7 +187,7 @@ def test_any_text_gives_an_answer(text: str) -> None:
         assert found is None or all(word.isdecimal() or word.startswith(("GPU-", "MIG-")) for word in found)
 
 
-# --- which GPUs these are
+# --- PCI addresses of GPUs
 
 
 @given(st.text("0123456789,-[] ", max_size=12))
@@ -220,14 +220,14 @@ def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
         (9, EIGHT),
         (0, EIGHT),
         (None, EIGHT),
-        (8, EIGHT[:7]),  # one is lost
+        (8, EIGHT[:7]),  # one GPU is lost
         (0, ()),
         (8, changed(3, minor=None)),
-        (8, changed(0, minor=9)),  # device files are in another order
+        (8, changed(0, minor=9)),  # the device files have another order
         (8, changed(3, minor=2)),
-        (8, changed(7, minor=8)),  # SLURM_JOB_GPUS would have 8
-        (8, changed(0, index=7)),  # NVML counts otherwise
-        (8, changed(0, mig=("MIG-1",))),  # whole GPUs beside MIG devices
+        (8, changed(7, minor=8)),  # SLURM_JOB_GPUS would contain 8
+        (8, changed(0, index=7)),  # NVML has another order
+        (8, changed(0, mig=("MIG-1",))),  # whole GPUs next to MIG devices
     ],
 )
 def test_a_number_that_can_mean_several_gpus_counts_for_none(slurms: int | None, gpus: tuple[Gpu, ...]) -> None:
@@ -243,7 +243,7 @@ def test_mig_devices_are_their_gpus() -> None:
     by_uuid = pci_by_uuid(gpus)
     assert pci_addresses(("1", "2"), order, by_uuid) == {"0000:01:00.0", "0000:11:00.0"}
     assert pci_addresses(("MIG-1b",), None, by_uuid) == {"0000:11:00.0"}
-    assert pci_addresses(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "as drivers before R470 name it"
+    assert pci_addresses(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "name format of drivers before R470"
     assert pci_addresses(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
 
 

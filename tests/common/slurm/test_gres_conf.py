@@ -1,4 +1,4 @@
-"""Whether gres.conf numbers the GPUs of a node in the order of their device files, as real gres.confs are written."""
+"""gres.conf: whether it numbers the GPUs of a node in the order of their device files. The examples are real ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_usual_lists_are_in_order(text: str) -> None:
         "Name=gpu File=/dev/nvidia[4-7]\nName=gpu File=/dev/nvidia[0-3]\n",
         "".join(f"Name=gpu File=/dev/nvidia{i}\n" for i in range(7, -1, -1)),
         "AutoDetect=nvml\nName=gpu File=/dev/nvidia[4-7,0-3]\n",
-        # which of two types comes first is slurm.conf's word
+        # slurm.conf decides which of two types comes first
         "Name=gpu Type=a File=/dev/nvidia[0-3]\nName=gpu Type=b File=/dev/nvidia[4-7]\n",
         "Name=gpu Type=a File=/dev/nvidia[4-7]\nName=gpu Type=b File=/dev/nvidia[0-3]\n",
         "Name=gpu Count=8\n",

@@ -1,4 +1,4 @@
-"""Slurm's host lists: what they name, and what no list can do."""
+"""Slurm's host lists: expanding, folding and searching them, and limits for hostile input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_hostile_range_costs_no_memory(text: str) -> None:
 
 @st.composite
 def lists(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A list in Slurm's writing, and its names by the definition."""
+    """Generate a list in Slurm's notation, and its names by definition."""
     text, names = [], []
     for _ in range(draw(st.integers(1, 4))):
         pieces, choices = [], []

@@ -1,4 +1,4 @@
-"""What Slurm's commands print, as healthd reads it."""
+"""Output of Slurm's commands, as healthd parses it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_node_is_read_from_fixed_columns() -> None:
     flags = frozenset({"ALLOCATED", "DRAIN"})
     assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0, GPU, 0)
     assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}), partitions=GPU, gpu_count=0)
-    assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to 20.11
+    assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to Slurm 20.11
     assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
 
 
@@ -77,7 +77,7 @@ def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "12" * 10, "\u0661\u0662"], ids=["5000", "20", "arabic"])
 def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
-    """int() raises for more than 4,300 digits, and takes those of any script."""
+    """int() raises an error above 4,300 digits, and accepts digits of any script."""
     table = f"PID JOBID STEPID\n{digits} {digits} 0\n7 12 0\n"
     assert parse_listpids(table) == ["12"]
     assert parse_processes(table) == {7: "12"}
@@ -161,19 +161,19 @@ def test_younger_drains_do_not_count_against_an_older_one() -> None:
 
 def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
     rows = [
-        ("gpu", "idle", "5", "healthd:", "1"),  # 24.11 keeps the reason of a drain that is over
+        ("gpu", "idle", "5", "healthd:", "1"),  # 24.11 keeps the reason after the drain has ended
         ("gpu", "down+drain+not_responding", "5", "healthd:", "2"),
         ("gpu", "mixed+cloud+completing+drain", "5", "healthd:", "4"),
         ("gpu", "idle+drain", "5", "mine", "8"),
         ("other", "idle+drain", "5", "healthd:", "16"),
-        ("gpu", "idle+drain", "5", "Kill task", "32"),  # of ours or Slurm's own: nothing that sinfo shows tells
+        ("gpu", "idle+drain", "5", "Kill task", "32"),  # set by healthd or by Slurm: sinfo does not show which
         ("gpu", "inval+drain", "5", "gres/gpu", "64"),
     ]
     text = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
     assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 111, 6)]
 
 
-CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long to be read whole: 1 node, not 12
+CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # truncated: 1 node instead of 12
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_count_that_is_none_is_trouble(text: bytes) -> None:
         parse_fleet(text, {"gpu"}, NOW)
 
 
-# --- text that a person typed
+# --- text entered by users
 
 
 def a_node(
@@ -194,12 +194,12 @@ def a_node(
 
 
 def a_fleet(*rows: tuple[str | bytes, ...]) -> list[PartitionCount]:
-    """The count of partition gpu, with 11 idle nodes beside these rows."""
+    """Return the count of partition gpu, with 11 idle nodes in addition to these rows."""
     table = [*rows, ("gpu", "idle", "Unknown", "none", "11")]
     return parse_fleet(b"".join(columns(row, FLEET_COLUMNS) for row in table), ["gpu"], float("inf"))
 
 
-# Reasons that broke the count on a real Slurm, and others like them.
+# Reasons that broke the count on a real Slurm, and similar ones.
 REASONS = [
     *(
         "L\u00fcfter tot",
@@ -290,7 +290,7 @@ def test_parse_node_has_no_number_of_gpus_if_gres_cannot_be_read(gres: str) -> N
 
 @given(reason=TYPED, user=TYPED, partition=TYPED.filter(lambda name: name.strip()), name=TYPED)
 def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes, partition: bytes, name: bytes) -> None:
-    """The node's name is no column, but it is part of what a person types and of errors."""
+    """The node's name is not a column, but users choose it and errors contain it."""
     rows = [
         (partition, "0", "n/a", "Unknown", "Unknown", "none", "(null)"),
         (partition, "1", "idle+drain", "1790000000", user, reason, "gpu:h100:8"),
@@ -305,7 +305,7 @@ def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes,
     )
     assert len(found.partitions) == 1
     assert "\n" not in found.reason
-    assert found.reason.isascii() or found.reason.encode()  # it can be written into a log
+    assert found.reason.isascii() or found.reason.encode()  # it can be written to a log
 
 
 @given(
@@ -325,7 +325,7 @@ def test_no_typed_text_changes_the_count(reasons: list[bytes], partition: bytes,
 
 @given(comment=TYPED, others=st.lists(TYPED, max_size=3))
 def test_no_typed_text_changes_another_job_or_is_written_back_changed(comment: bytes, others: list[bytes]) -> None:
-    """squeue prints the other tasks of an array too."""
+    """squeue also prints the other tasks of an array."""
     rows = [
         (f"{13 + number}", f"12_{number}", "RUNNING", "1", "5", "0", "1", other) for number, other in enumerate(others)
     ]
@@ -408,13 +408,13 @@ def test_readable_records_keeps_the_rows_before_a_cut_and_counts_the_others(
             records(whole[:length], table)
 
 
-# --- rows that cannot be read
+# --- unreadable rows
 
 PARTITIONS = ["gpu", "all", "night"]
 
 
 def node_rows(*changed: tuple[int, int, str]) -> bytes:
-    """Return a node's rows in PARTITIONS with some values (row, column, value) changed."""
+    """Return the rows of a node in PARTITIONS with some values changed, given as (row, column, value)."""
     rows = [[name, "1", "idle+drain", "1790000000", "root(0)", "fan", "gpu:8"] for name in PARTITIONS]
     for row, column, value in changed:
         rows[row][column] = value
@@ -453,7 +453,7 @@ def test_parse_node_without_a_readable_row_is_trouble_and_not_a_missing_node(tab
     assert not isinstance(error.value, NoSuchNode)
 
 
-# --- scontrol show config and show partition, which have no columns
+# --- `scontrol show config` and `show partition`, which have no columns
 
 
 ONE_LINE = TYPED.map(lambda typed: typed.replace(b"\n", b" ").decode("utf-8", "backslashreplace"))
@@ -471,7 +471,7 @@ def test_no_typed_text_changes_when_slurmctld_started(comment: str, name: str) -
 
 @given(name=ONE_LINE, typed=ONE_LINE)
 def test_no_typed_text_makes_the_cluster_smaller(name: str, typed: str) -> None:
-    """It spreads the first counts of a shared cause."""
+    """The cluster size spreads the first counts of a shared cause."""
     line = (
         f"PartitionName={name} AllowGroups={typed} Nodes=n[1-9] TotalCPUs=72 TotalNodes=9 SelectTypeParameters=NONE\n"
     )

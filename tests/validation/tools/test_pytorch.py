@@ -1,4 +1,4 @@
-"""The program that measures by PyTorch, on GPUs that take a time, fail or hang (real ones: test_validate_gpu.py)."""
+"""The PyTorch program, on fake GPUs that take time, fail or hang (real GPUs: test_validate_gpu.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 @pytest.fixture
 def told(capsys):
-    """What healthd reads of what the program printed since the last time: (test, part) -> (value, state, says)."""
+    """Return a function that parses the output since its last call: (test, part) -> measurement."""
 
     def read() -> dict:
         return {(one.test, one.part): one for one in pytorch.parse(capsys.readouterr().out)}

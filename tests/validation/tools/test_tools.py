@@ -1,4 +1,4 @@
-"""What tools that measure have printed, as people posted it: read, and nothing else is taken for a number."""
+"""Parsers of measuring tools, with outputs that users posted. Nothing else is taken for a number."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nvbandwidth_of_pairs_gives_each_pair_once_and_no_diagonal():
     assert len({one.part for one in found}) == len(found) == 30
     values = {one.part: one.value for one in found}
     assert values["gpu 3>gpu 0"] == 21.95  # row 0, column 3: GPU 0 reads from GPU 3
-    assert sum(values.values()) == pytest.approx(715.53, abs=0.1)  # the sum that it printed itself
+    assert sum(values.values()) == pytest.approx(715.53, abs=0.1)  # the sum that the tool printed
 
 
 def test_nvbandwidth_with_addresses_gives_them_and_a_copy_within_a_gpu_counts_both_ways():
@@ -96,8 +96,8 @@ def test_what_was_wrong_is_told():
     assert "unhandled cuda error" in nccl_tests.parse(recorded("nccl_cuda_error_2018.txt"), "nccl_sendrecv")[0].message
 
 
-# What says nothing of a part: somebody has the GPU, no room, a tool that is older than the GPU or the driver, a wrong
-# call. The words are CUDA's and NCCL's own (driver_types.h, cuda.h, ncclGetErrorString).
+# Errors that prove nothing about a part: the GPU is in use, no memory, a tool older than the GPU or the driver, a wrong
+# call. The texts are those of CUDA and NCCL (driver_types.h, cuda.h, ncclGetErrorString).
 EXCUSES = [
     "CUDA-capable device(s) is/are busy or unavailable",
     "out of memory",
@@ -306,7 +306,7 @@ def test_a_product_that_changes_is_a_failure():
     assert "3 of 1048576 numbers" in found.message
 
 
-# --- all of them
+# --- all tools
 
 PARSERS = {
     "nvbandwidth": nvbandwidth.parse,

@@ -1,4 +1,4 @@
-"""How long nodes were in service, out of it, planned away or not observed."""
+"""Tests of `availability`: time in service, out of service, planned and not observed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def node_state(start: int, end: int | None, state: str, set_by: str | None, node
 
 
 def told_by_slurm(made: History, first: int = 0, last: int = LENGTH) -> History:
-    """Slurm's record of node states was read for this time."""
+    """Record that Slurm's node states were read for this time."""
     made["ingests"].append(
         row("ingests", cluster="c1", source="node_states", name="f", from_time=BEGIN + first, to_time=BEGIN + last)
     )
@@ -79,7 +79,7 @@ def reserved(begin: int, end: int | None, maintenance: bool, name: str = "m") ->
     return row("reservations", cluster="c1", name=name, node="a", maintenance=maintenance, **times)
 
 
-# --- each second is one thing
+# --- each second has one kind
 
 
 @given(
@@ -120,7 +120,7 @@ def test_the_order_of_rows_changes_nothing(tmp_path: Path) -> None:
         assert its.availability(once) == its.availability(shuffled)
 
 
-# --- what a node was
+# --- outages and reservations
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_quantile_lies_between_two_numbers_in_proportion(numbers: list[int], a
     assert quantile(numbers, at) == value
 
 
-# --- the SLA, and what cannot be answered
+# --- the SLA, and questions without an answer
 
 
 def test_the_fleet_a_model_and_a_rack_below_the_sla_are_named_and_found(tmp_path: Path) -> None:

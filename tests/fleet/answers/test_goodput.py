@@ -1,4 +1,4 @@
-"""The work that was lost when nodes failed, and what counts as ended by a node."""
+"""Tests of `goodput`: work lost when nodes fail, and jobs that count as ended by a node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def asked_of(made: History, folder: Path, **flags: Any) -> Document:
 
 
 class Made:
-    """A history that is written job by job. Times are seconds after the begin of what is asked for."""
+    """A history written job by job. Times are seconds after the start of the period."""
 
     def __init__(self) -> None:
         self.history: History = {name: [] for name in TABLES}
@@ -82,7 +82,7 @@ class Made:
 
 
 def after_a_node_failed() -> Made:
-    """Job 1 of 16 GPUs lost a node; its requeue took a node of 2, and another job one of 3."""
+    """Job 1 (16 GPUs) lost a node. Its requeue preempted job 2; job 4 preempted job 3."""
     made = Made()
     made.job(1, "NODE_FAIL", 0, 2 * HOUR, "ab")
     made.job(2, "PREEMPTED", HOUR, 3 * HOUR, "c")
@@ -128,7 +128,7 @@ def test_a_preemptor_that_nobody_knows_may_be_of_second_order_and_is_said_to(tmp
 
 
 def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> None:
-    """The job was requeued again for another reason before it took the other's node."""
+    """The job was requeued again for another reason before its requeue preempted job 2."""
     made = after_a_node_failed()
     made.job(12, "REQUEUED", 2 * HOUR + 200, 2 * HOUR + 300, "ab", job_id=1)
     assert asked_of(made.history, tmp_path)["second_order"]["jobs"] == 0

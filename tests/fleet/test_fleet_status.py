@@ -1,5 +1,4 @@
-"""All nodes as a Prometheus server tells of them now: who counts as what, what people read, and servers that answer
-nonsense."""
+"""Tests of `healthd fleet status`: grouping of nodes, the printed text, and faulty Prometheus servers."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ HOUR = 3600
 
 
 class Server:
-    """A made server: `add` gives it samples; it is the `ask` of read()."""
+    """A simulated Prometheus server: `add` gives it samples, and `read_fleet` calls it."""
 
     def __init__(self, *names: str) -> None:
         self.samples: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -97,7 +96,7 @@ def told(server: Server, width: int = 100, **how: Any) -> str:
 
 
 def a_fleet() -> Server:
-    """One node of each group."""
+    """Return a server with one node of each group."""
     server = Server("gpu1")
     server.node("gpu2", "unhealthy")
     server.condition("gpu2", "gpu_xid/79", "0000:61:00.0", 3)
@@ -212,7 +211,7 @@ def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
     (node,) = [node for node in read_fleet(server).nodes if not node.seen]
     assert (node.node, node.last_seen) == ("gpu-9", 0.0)
     assert "does not answer Prometheus, not once in the last 7 days" in told(server)
-    assert "1 not seen\n" in told(server), "nobody knows for how long"
+    assert "1 not seen\n" in told(server), "the duration is not known"
 
 
 def test_metrics_of_a_textfile_are_nodes_without_a_target_of_healthds_own():
@@ -320,7 +319,7 @@ def test_broken_is_known_to_somebody_only_if_it_is():
 
 
 def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
-    """Each scraped at its own target, and as node_exporter's textfile collector tells of it."""
+    """Return nodes that are scraped directly and also through the textfile collector of node_exporter."""
     server = Server()
     for name in names:
         server.node(name, health)

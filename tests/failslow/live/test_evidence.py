@@ -1,4 +1,4 @@
-"""What changed on a node when a job became slow: read from made trees, judged from two spans of readings."""
+"""Tests of what changed on a node when a job became slow: readings from simulated trees, and their comparison."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def test_an_adapter_that_takes_its_time_holds_up_no_other_reading(tmp_path: Path
     assert now.disks
 
 
-# --- what is said of a change
+# --- changes
 
 
 def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
-    """Two readings before and one since, a minute apart each, alike but for what is given."""
+    """Return two readings before the onset and one after it, one minute apart, equal except for the given values."""
     quiet = Reading(
         0.0,
         {GPU: Gpu(60, 1980, 0)},
@@ -279,7 +279,7 @@ def test_lines_in_any_order_are_read(lines: list[str]) -> None:
         assert min(slow) >= 0
 
 
-# --- readings, so that there is a before
+# --- regular readings
 
 
 def test_the_node_is_read_each_minute_while_a_job_is_watched_and_forgotten_after() -> None:

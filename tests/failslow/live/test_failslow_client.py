@@ -1,4 +1,4 @@
-"""`healthd.client.step` against a real receiver: whatever happens there, a training loop goes on."""
+"""Tests of `healthd.client.step` with a real receiver: faults there never stop a training loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 
 
 class Ranks:
-    """A receiver on a made tree, in which processes of this machine are in jobs."""
+    """A receiver on a simulated tree, where processes of this machine belong to jobs."""
 
     def __init__(self, folder: Path, jobs: int = 4, ranks: int = 4) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int =
     return client.MESSAGE.pack(client.MAGIC, rank, rank, 1, steps, seconds, busy, client.NOT_MEASURED)
 
 
-# --- what is said
+# --- content of messages
 
 
 def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
@@ -188,7 +188,7 @@ def test_fields_that_later_versions_add_behind_are_passed_over():
     assert datagram.parse(message()[:-1]) is None
 
 
-# --- healthd is away, hung, restarted
+# --- healthd is missing, blocked or restarted
 
 
 def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_attempts_to_connect_are_far_apart(ranks, monkeypatch):
 
 def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all_steps_later(ranks):
     client.step()
-    for _ in range(2000):  # more than any queue of messages holds
+    for _ in range(2000):  # more than any message queue holds
         client.step()
     for _ in range(2000):
         ranks.step()
@@ -317,7 +317,7 @@ def test_threads_that_step_at_once_raise_nothing(ranks):
     for thread in threads:
         thread.join()
     assert failed == []
-    until(lambda: ranks.step().heard)  # the first look accepts, the next reads
+    until(lambda: ranks.step().heard)  # the first step accepts the connection, the next reads
 
 
 LOOP = """
@@ -333,7 +333,7 @@ while True:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, monkeypatch):
-    """Its own mount and pid namespace, in which the socket's folder is mounted elsewhere; its client is a copy."""
+    """The rank has its own mount and pid namespace, with the socket's folder elsewhere and a copy of the client."""
     made = Ranks(tmp_path)
     copy, mounted = tmp_path / "image", tmp_path / "image/run"
     mounted.mkdir(parents=True)
@@ -349,7 +349,7 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
             pytest.skip("no namespaces here")
         inside = int(children.read_text().split()[0])
         made.in_job(inside, "99")
-        # Its first connection may have come before we said that it is in a job: then it tries again.
+        # Its first connection may precede the assignment to the job; then it connects again.
         until(lambda: made.step().heard or time.sleep(0.05), seconds=60)
         assert (made.heard[0].pid, made.heard[0].job, made.heard[0].step.rank) == (inside, "99", 3)
     finally:
@@ -358,7 +358,7 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
         made.receiver.close()
 
 
-# --- what a user may try
+# --- hostile users
 
 
 def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
@@ -425,7 +425,7 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
         ranks.step().step()
         dropped = ranks.receiver.dropped_counts()
         assert (dropped.file_descriptors, dropped.series) == (2, 0)
-        assert listener.calls == 2, "one try a look"
+        assert listener.calls == 2, "one attempt per step"
         assert ranks.step().step().heard[-1].step.seconds == 0.5
     assert dict(shortages) == {shortage.DESCRIPTORS: 2}
 
@@ -478,7 +478,7 @@ def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
 
 
 def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
-    """To close it may take days: where the kernel can refuse it, it does."""
+    """Closing such a file could block for days, so healthd refuses it if the kernel can."""
     with ranks.connect() as rank:
         with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
             socket.send_fds(rank, [message(0.25)], [0])
@@ -487,7 +487,7 @@ def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
 
 
 def refuses_files(stream: socket.socket) -> bool:
-    """Linux 6.16 and later."""
+    """Return whether the kernel has SO_PASSRIGHTS (Linux 6.16 and later)."""
     try:
         return stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
     except OSError:
@@ -507,7 +507,7 @@ def test_who_sends_only_nonsense_is_hung_up_on(ranks):
 
 
 def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
-    """The flood fills its own queues only; of each look the other job has its share."""
+    """The flood fills only its own queues; the other job has its share of each step."""
     floods = [ranks.connect() for _ in range(4)]
     ranks.step()
     ranks.in_job(os.getpid(), "8")
@@ -550,7 +550,7 @@ def test_one_look_reads_no_more_than_its_budget(ranks):
 
 
 def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
-    """4 jobs of 4 ranks are watched; who comes beyond is hung up on, and no descriptor is left behind."""
+    """4 jobs of 4 ranks are accepted. Further ones are disconnected, and no file descriptor leaks."""
     before = len(os.listdir("/proc/self/fd"))
     kept, jobs = [], 0
     for number in range(10_000):

@@ -1,4 +1,4 @@
-"""What is believed of the jobs that tell their steps: who is slow, since when, what it cost, and who is to blame."""
+"""Tests of jobs that send their steps: which are slow, since when, the cost, and the rank to blame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu_of(pid: int, job: str, local: int) -> str:
 
 
 class Gang:
-    """Ranks of one job that wait for each other; times have some noise, the same each time."""
+    """Ranks of one job that wait for each other; their times have some reproducible noise."""
 
     def __init__(
         self, ranks: int = 8, watched: LiveSettings | None = None, tells_busy: bool = True, job: str = "4711"
@@ -120,7 +120,7 @@ def test_half_of_the_ranks_are_no_minority():
 
 
 def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
-    """All wait for another node: their own work is as ever."""
+    """All ranks wait for another node, and their own busy times do not change."""
     gang = Gang().step(100)
     for _ in range(40):
         gang.at, gang.now = gang.at + 1, gang.now + 0.8
@@ -213,7 +213,7 @@ def test_the_document_comes_back_as_it_was():
     assert parse(to_json(told)) == told
 
 
-# --- who is to blame, for any times
+# --- evaluation of any times
 
 points = st.builds(Point, st.just(0), st.just(9), st.floats(0.1, 50), st.just(0.9))
 channels = st.builds(

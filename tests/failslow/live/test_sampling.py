@@ -1,4 +1,4 @@
-"""The process that samples counters, at a made clock on made trees; and what is on the other end of its pipe."""
+"""Tests of the process that samples counters, with a simulated clock and tree, and of the reader of its pipe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COUNTERS = ("port_rcv_data", "port_xmit_data")
 
 
 class Node:
-    """A made node whose one port counts by `rate`, one number a sample, from a made clock."""
+    """A simulated node with one port that counts by `rate`, one number per sample, and with its own clock."""
 
     def __init__(self, root: Path, setup: Setup | None = None, here: RunningJobs = JOB) -> None:
         self.root, self.here = root, here
@@ -61,7 +61,7 @@ class Node:
         self.sampling = Sampling(setup, host, self.lines.append, lambda last: self.here, lambda: self.cpu)
 
     def run(self, rates: Iterable[float]) -> None:
-        """One step each half second."""
+        """Do one step per half second."""
         for rate in rates:
             self.counted += int(rate * 1e6)
             for file in self.files:
@@ -188,7 +188,7 @@ def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Pat
 
 
 class Gpus:
-    """A source that notes when it is open, with so many parts, of which each costs."""
+    """A source with a number of parts that records when it is open."""
 
     def __init__(self, parts: int = 8) -> None:
         self.parts, self.is_open, self.opened = parts, False, 0
@@ -251,7 +251,7 @@ def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_a
     assert [line["problem"][0] for line in lines if "problem" in line] == ["nvml"]
 
 
-# --- what it may cost
+# --- the cost limit
 
 
 def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_one_sentence(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "period", "can_narrow", "what"),
     [
-        (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of a second: the rhythm is still seen
+        (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of one second each still show the rhythm
         (0.5, 19.9, True, Reduction.FEWER),
         (0.5, None, True, Reduction.FEWER),
         (0.5, 10.0, False, Reduction.SLOWER),
@@ -313,7 +313,7 @@ def test_a_share_is_that_of_a_minute() -> None:
     assert budget.share(10.0 + 2 * BUDGET_SECONDS, 1.6) == 0
 
 
-# --- whose node it is
+# --- jobs of the node
 
 
 def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = None) -> None:
@@ -338,7 +338,7 @@ def test_the_job_that_is_alone_and_its_process_that_holds_a_gpu_are_seen(tmp_pat
     assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711", "4712"}))
 
 
-# --- the other end
+# --- the reader
 
 
 def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
@@ -348,7 +348,7 @@ def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
 
 
 def steps(sampler: Sampler, now: float, done: Callable[[], object]) -> list[Any]:
-    """Steps until it is done; what they gave."""
+    """Step until it is done, and return the results of all steps."""
     found: list[Any] = []
 
     def look() -> object:
@@ -489,4 +489,4 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
             assert not free(lock)
             ours.close()
             assert live.wait(240) == 0
-            until(lambda: free(lock), "the sampling process ends, too")
+            until(lambda: free(lock), "the sampling process ends too")

@@ -1,4 +1,4 @@
-"""S3: who changes places with whom, against brute force."""
+"""Tests of S3: which ranks exchange positions, against brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.one_python
 
 
 def job(stages: int, dp: int, tp: int = 1) -> dict[int, RankPosition]:
-    """As Megatron numbers its ranks: tensor-parallel ranks first, then data-parallel, then stages."""
+    """Return positions as Megatron numbers ranks: tensor-parallel first, then data-parallel, then stages."""
     return {
         (stage * dp + group) * tp + rank: RankPosition(stage, group, rank)
         for stage in range(stages)
@@ -82,7 +82,7 @@ def test_no_more_stages_hold_stragglers_than_must_and_interior_ones_first(
 @settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_there_is_no_way_with_fewer_moves(made: tuple[dict[int, RankPosition], set[int]]) -> None:
-    """Brute force: each choice of as few stages, as many of them interior; a move brings one slow group into them."""
+    """Try every choice of the fewest stages with the most interior ones; one move brings one slow group there."""
     places, stragglers = made
     told = rearrange(places, stragglers)
     stages, width = (1 + max(place[of] for place in places.values()) for of in (0, 1))

@@ -402,7 +402,7 @@ def test_the_watchdog_s_lines_tell_who_never_entered(tmp_path):
 
 
 def test_the_watchdog_s_lines_of_old_versions_are_read_too(tmp_path):
-    """torch 1.13: one log for all ranks, without groups and sizes. Rank 1 is in another collective at the same number."""
+    """torch 1.13: one log for all ranks, without groups and sizes. Rank 1 is in another collective."""
     (tmp_path / "job.log").write_text(
         "".join(
             f"[E ProcessGroupNCCL.cpp:737] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="

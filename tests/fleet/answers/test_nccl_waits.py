@@ -27,7 +27,7 @@ def suspects(judgement: Judgement) -> list[int]:
 
 @st.composite
 def jobs(draw, most_stops=1):
-    """Return a job with groups as in tensor, data and pipeline parallel jobs: a grid's rows and columns, all, others."""
+    """Return a job with groups as in tensor, data and pipeline parallel jobs: rows, columns, all, others."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     ranks = list(range(rows * columns))
     groups = [tuple(ranks)]

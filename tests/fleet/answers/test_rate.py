@@ -161,7 +161,7 @@ def test_what_healthd_requeued_is_a_failure_of_the_node_that_requeued_it_and_oth
 
 
 def test_all_answers_count_the_same_large_jobs_as_ended_by_their_nodes(tmp_path):
-    """states, goodput, rate, ettr and compare each have their own SQL. All count jobs that ran; only rate skips others."""
+    """Each of these answers has its own SQL. All jobs here ran, because rate skips other jobs."""
     ends = Counter[str]()
     for seed in range(60):  # until each way to end occurred; a change of the generator changes all histories
         if seed >= 3 and all(ends.values()):

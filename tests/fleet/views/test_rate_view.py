@@ -1,4 +1,4 @@
-"""The chapters of rate and ettr: what they say, and that their charts hold what the documents have."""
+"""Tests of the report chapters of `rate` and `ettr`: sentences, and charts with the data of the documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 
 def drawn(chart) -> str:
-    """The chart as SVG; what cannot be drawn raises."""
+    """Return the chart as SVG; an invalid chart raises."""
     return vl_convert.vegalite_to_svg(json.dumps({**chart.spec, "width": 600}))
 
 

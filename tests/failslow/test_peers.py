@@ -349,7 +349,7 @@ def test_a_node_that_told_what_slows_it_is_named_where_times_cannot() -> None:
         [told("elsewhere", ONSET)],
         [told(f"gpu-{node}", ONSET) for node in range(4)],
     ],
-    ids=["over before", "came later", "no node of the job", "all nodes"],
+    ids=["ended before", "began later", "node outside the job", "all nodes"],
 )
 def test_a_node_is_not_named_by_what_does_not_single_it_out(evidence: list[Evidence]) -> None:
     series = on_nodes(values_only(gang(16, [Fault("busy", [1], 0.4)])))

@@ -1,6 +1,6 @@
 """Tests that no join of the fleet's SQL grows with the product of two tables, also if a store lacks a source.
 
-The query plan depends on which tables are empty, so every answer and question runs on a made history without each
+The query plan depends on which tables are empty, so every answer and query runs on a generated history without each
 source in turn. The test counts the rows that joins produce and compares; it asserts no time and no memory.
 """
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from trees import Refusing, aer, pci_device, write
 
 from healthd.failslow.live import node_reading
-from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, is_hardware_fault
-from healthd.failslow.live.evidence import find_changes as said_of
+from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, find_changes, is_hardware_fault
 from healthd.failslow.live.node import Readings, read_node
 from healthd.failslow.live.node_reading import Gpu, Link, OperationTimes, Reading
 from healthd.failslow.model import Cause
@@ -48,7 +47,7 @@ PSI = "some avg10=1.53 avg60=1.87 avg300=1.73 total={}\nfull avg10=0.00 avg60=0.
 
 
 def evidence(*given: Any) -> tuple[str, ...]:
-    return tuple(one.sentence for one in said_of(*given))
+    return tuple(one.sentence for one in find_changes(*given))
 
 
 def healthy(root: Path) -> Host:
@@ -342,7 +341,7 @@ def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
     ],
 )
 def test_a_clock_that_is_held_down_is_a_fault_of_the_node_and_a_power_limit_that_is_met_is_none(since, is_fault):
-    assert any(map(is_hardware_fault, said_of(*span(**since)))) is is_fault
+    assert any(map(is_hardware_fault, find_changes(*span(**since)))) is is_fault
 
 
 def test_what_a_job_can_cause_is_no_fault_of_the_node():

@@ -40,7 +40,7 @@ def in_job(root: Path, pid: int, job: str = "4711") -> None:
     (place / "cgroup").write_text(CGROUP.format(job))
 
 
-# --- what is advised
+# --- content of advice
 
 
 def test_a_job_that_never_was_slow_has_no_advice() -> None:

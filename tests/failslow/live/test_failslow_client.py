@@ -23,7 +23,7 @@ from waiting import until
 
 from healthd import client
 from healthd.failslow.live import datagram, process
-from healthd.failslow.live import document as told
+from healthd.failslow.live import document as live_document
 from healthd.failslow.live.receiver import Disconnected, Received, Receiver
 from healthd.failslow.live.settings import LiveSettings, Locations
 from healthd.host import shortage
@@ -374,7 +374,7 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
 
 def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
-    document = tmp_path / told.FILE
+    document = tmp_path / live_document.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
@@ -382,10 +382,10 @@ def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, 
         try:
             live.reconfigure(LiveSettings(client=True))
             live.step()
-            assert told.parse(document.read_text()).dropped.strangers == 0
+            assert live_document.parse(document.read_text()).dropped.strangers == 0
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(str(tmp_path / "failslow.sock"))
-                until(lambda: live.step() or told.parse(document.read_text()).dropped.strangers == 1)
+                until(lambda: live.step() or live_document.parse(document.read_text()).dropped.strangers == 1)
         finally:
             live.close()
 
@@ -435,13 +435,13 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     with ranks.connect() as rank:
         rank.send(message(0.5))
         assert ranks.step().step().heard[-1].step.seconds == 0.5
-    assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, told.Dropped())
+    assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, live_document.Dropped())
 
 
 def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path, shortages, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
     monkeypatch.setattr(process, "EVALUATION_SECONDS", 0.0)
-    document = tmp_path / told.FILE
+    document = tmp_path / live_document.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
@@ -450,11 +450,11 @@ def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path
             live.step()
             shortage.record(shortage.DESCRIPTORS)
             live.step()
-            (problem,) = told.parse(document.read_text()).problems
+            (problem,) = live_document.parse(document.read_text()).problems
             assert "file descriptors" in problem
             monkeypatch.setattr(shortage, "REPORT_SECONDS", 0.0)
             live.step()
-            assert told.parse(document.read_text()).problems == ()
+            assert live_document.parse(document.read_text()).problems == ()
         finally:
             live.close()
 

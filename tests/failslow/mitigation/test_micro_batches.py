@@ -62,7 +62,7 @@ def test_of_all_splits_with_the_least_makespan_it_is_the_one_of_least_variance(
 
 
 def test_the_variance_alone_misses_the_earliest_end() -> None:
-    """The paper minimizes the variance (arXiv 2410.12588, S2). Here that is not the earliest end."""
+    """The paper minimises the variance (arXiv 2410.12588, S2). Here that is not the earliest end."""
     times, micro_batches = (1.4, 1.3, 1.6, 2.0), 18
     papers = min(every_split(4, micro_batches), key=lambda way: variance(times, way))
     assert papers == (5, 5, 4, 4)

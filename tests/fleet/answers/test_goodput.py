@@ -14,7 +14,7 @@ from fleet_history import BEGIN, END, HOUR, History, history, row, write
 from fleet_views import text_of
 
 from healthd.common.page import Page
-from healthd.fleet.answers import goodput as its
+from healthd.fleet.answers import goodput
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Choice, Study, open_study
 from healthd.fleet.statistics.job_sizes import format_size, size_class_sql
@@ -32,7 +32,7 @@ def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator
 
 def asked_of(made: History, folder: Path, **flags: Any) -> Document:
     with study(made, folder) as asked:
-        return its.goodput(asked, **flags)
+        return goodput.goodput(asked, **flags)
 
 
 class Made:
@@ -104,7 +104,7 @@ def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_re
     assert [one["jobs"] for one in second["by_how"]] == [1, 0]
     shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
     assert shown == [(8, 0, 1), (16, 1, 0)]
-    assert not its.has_findings(told)
+    assert not goodput.has_findings(told)
     assert "33.3 % of the loss is of second order" in text_of(told, Page())
 
 
@@ -199,7 +199,7 @@ def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path
     assert (loop["preemptions"], loop["preempted_gpus"]) == (1, 8)
     assert loop["first_order_gpu_seconds"] == 5 * 16 * 1800
     assert loop["second_order_gpu_seconds"] == 8 * 1800
-    assert its.has_findings(told)
+    assert goodput.has_findings(told)
     assert "5 times" in text_of(told, Page())
 
 
@@ -216,7 +216,7 @@ def test_the_orders_sum_over_sizes_and_ways_to_the_whole_and_rows_may_come_in_an
             lost += its_own["jobs"]
         (tmp_path / f"{seed}b").mkdir()
         with open_study(write(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
-            assert its.goodput(shuffled) == told
+            assert goodput.goodput(shuffled) == told
     assert lost > 10
 
 
@@ -225,7 +225,7 @@ def test_a_choice_leaves_the_victims_that_are_it_whoever_took_their_nodes(tmp_pa
     for job in made["jobs"]:
         job["account"] = "speech" if job["job_id"] == 2 else "vision"
     with study(made, tmp_path, Choice(account="speech")) as asked:
-        told = its.goodput(asked)
+        told = goodput.goodput(asked)
     assert (told["first_order"]["jobs"], told["second_order"]["jobs"]) == (0, 1)
 
 

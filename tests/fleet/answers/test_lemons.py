@@ -70,7 +70,7 @@ spells = st.deferred(
 )
 
 
-# --- a made fleet
+# --- a simulated fleet
 
 
 def empty() -> History:
@@ -147,7 +147,7 @@ def names(document: Document) -> list[str]:
     return [one["node"] for one in document["nodes"]]
 
 
-# --- what is a lemon
+# --- lemons
 
 
 def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_path: Path) -> None:

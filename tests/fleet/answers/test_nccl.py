@@ -46,8 +46,10 @@ def answer(path) -> dict:
 
 
 def test_of_a_real_job_the_ranks_with_the_gpu_error_are_the_suspects():
-    """The data is of NVIDIA's own fault injection. Rank 12 never entered the collective that ranks 13 to 15 wait in,
-    and rank 14 did not leave a collective that rank 15 left.
+    """The data is of NVIDIA's own fault injection; none of its numbers was chosen for this test.
+
+    Rank 12 never entered the collective that ranks 13 to 15 wait in. Rank 14 did not leave a collective that rank 15
+    left.
     """
     told = answer(REAL)
     assert (told["kind"], told["suspects"], told["held_up"]) == ("missing", [12, 14], 14)
@@ -72,7 +74,7 @@ def test_the_lowest_last_number_over_all_groups_is_not_the_answer():
     assert not {4, 5, 6, 7, 8, 9, 10, 11} & set(answer(REAL)["suspects"])
 
 
-# --- forms of dumps and names
+# --- formats of dumps and names
 
 
 @pytest.mark.parametrize(

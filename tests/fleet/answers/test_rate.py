@@ -186,7 +186,7 @@ def test_all_answers_count_the_same_large_jobs_as_ended_by_their_nodes(tmp_path)
             if ours["r_f"] is not None:
                 assert ettr.ettr(study)["parameters"]["rate"] == ours["r_f"]
         ends.update(ours["by_end"])
-    assert all(ends.values()), "the histories have each way to end"
+    assert all(ends.values()), "the histories must contain each way to end"
 
 
 def test_each_size_has_its_own_rate_and_time_to_failure(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.fleet.answers import states as its
+from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.states import Outcome, gpu_use, outcomes, share_difference
 from healthd.fleet.answers.study import Choice
@@ -27,7 +27,7 @@ LENGTH = END - BEGIN
 
 def asked_of(made: History, folder: Path, chosen: Choice | None = None, **flags: Any) -> Document:
     with study(made, folder, chosen) as asked:
-        return its.states(asked, **flags)
+        return states.states(asked, **flags)
 
 
 def with_nodes(made: Made, names: str = "ab", until: int = LENGTH) -> History:

@@ -84,7 +84,7 @@ def calls(folder: Path) -> list[tuple[list[str], str | None, str | None]]:
     return [eval(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-# --- which days
+# --- days
 
 
 def test_a_first_run_begins_a_year_ago_or_where_it_is_told() -> None:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda one: one.partition("\n")[0])
+@pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda text: text.partition("\n")[0])
 def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
     assert block(commands(terminal), lambda command: printed(command, folder)) == terminal
 

@@ -346,7 +346,7 @@ def test_the_shares_of_a_whole_sum_to_one(
         (("--memory", "255"), "argument --memory: must be a whole number of MiB, from 256 on"),
         (("--wrong",), "--wrong"),
     ],
-    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...], says: str, db: Path) -> None:
     status, out, err = asked(name, db, *flags)

@@ -74,7 +74,7 @@ class Profiled:
 
     def __init__(self, connection: Any, stored: int) -> None:
         self._connection, self._stored = connection, stored
-        self.wrong: list[str] = []
+        self.large_joins: list[str] = []
         self.profiled = 0
 
     def execute(self, sql: str, values: Any = ()) -> Any:
@@ -82,7 +82,7 @@ class Profiled:
         makes_table = query.startswith("CREATE TABLE ")
         if makes_table or query.startswith(("SELECT", "WITH")):
             (row,) = self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {query}", values).fetchall()
-            self.wrong += [f"{joined}\n{query}" for joined in too_large(json.loads(row[1]), self._stored)]
+            self.large_joins += [f"{joined}\n{query}" for joined in too_large(json.loads(row[1]), self._stored)]
             self.profiled += 1
         # Profiling a CREATE TABLE also creates the table; profiling a query discards its rows.
         return self._connection if makes_table else self._connection.execute(sql, values)
@@ -122,7 +122,7 @@ def test_joins_stay_linear_without_each_source(files: dict[str, list[str]], miss
             except Unanswerable:
                 assert missing != "nothing" or part.name == "ettr", part.name  # a month has too few runs
     assert profiled.profiled > 50
-    assert not profiled.wrong, "\n\n".join(profiled.wrong)
+    assert not profiled.large_joins, "\n\n".join(profiled.large_joins)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_a_quadratic_join_is_found(files: dict[str, list[str]], query: str) -> N
     with engine.open_database(files, 1, 1024) as connection:
         profiled = Profiled(connection, 10_000)
         profiled.execute(query)
-    assert profiled.wrong
+    assert profiled.large_joins

@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, *names: str) -> None:
         self.samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         for name in names:
             self.node(name)
 
@@ -73,7 +73,7 @@ class Server:
     def __call__(self, path: str, parameters: Any) -> Any:
         assert path == "query"
         query = parameters["query"]
-        self.asked.append(query)
+        self.queries.append(query)
         if query == "time()":
             return {"resultType": "scalar", "result": [NOW, str(NOW)]}
         name = "up" if query.startswith("up{") else "last seen" if query.startswith("max_over_time") else query
@@ -252,7 +252,7 @@ def test_two_thousand_nodes_take_as_many_queries_as_two_and_fit_a_screen():
     small.down("n3", NOW - HOUR)
     said = told(large, 80)
     read_fleet(small)
-    assert len(large.asked) == len(small.asked) < 25
+    assert len(large.queries) == len(small.queries) < 25
     assert "2,000 healthy: gpu[0001-2000]" in " ".join(said.split())
     assert len(said.splitlines()) < 12
     every = read_fleet(large)
@@ -264,7 +264,7 @@ def test_many_that_are_down_are_asked_of_in_few_queries():
     for n in range(3 * TARGETS_PER_QUERY):
         server.down(f"n{n + 1}", NOW - HOUR)
     fleet = read_fleet(server)
-    assert sum(query.startswith("max_over_time") for query in server.asked) == 3
+    assert sum(query.startswith("max_over_time") for query in server.queries) == 3
     assert all(node.last_seen for node in fleet.nodes if not node.seen)
 
 
@@ -344,7 +344,7 @@ def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
     server = by_two_jobs("n1", "n2")
     fleet = read_fleet(server, "node")
     assert [(node.instance, node.health) for node in fleet.nodes] == [("n1:9100", "healthy"), ("n2:9100", "healthy")]
-    assert all('job="node"' in query for query in server.asked[1:])
+    assert all('job="node"' in query for query in server.queries[1:])
     with pytest.raises(ServerError, match='no target of the job "other"'):
         read_fleet(server, "other")
 

@@ -40,8 +40,8 @@ class Ranks:
         self.folder = folder
         self.path = str(folder / "failslow.sock")
         self.receiver = Receiver(self.path, str(folder), jobs, ranks)
-        self.heard: list[Received] = []
-        self.left: list[Disconnected] = []
+        self.received: list[Received] = []
+        self.disconnected: list[Disconnected] = []
         self.now = 0.0
 
     def in_job(self, pid: int, job: str) -> None:
@@ -52,7 +52,7 @@ class Ranks:
     def step(self) -> Ranks:
         self.now += 1.0
         for one in self.receiver.step(self.now):
-            (self.heard if isinstance(one, Received) else self.left).append(one)
+            (self.received if isinstance(one, Received) else self.disconnected).append(one)
         return self
 
     def connect(self) -> socket.socket:
@@ -88,7 +88,7 @@ def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int =
 def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
     client.step()
     client.step(busy=0.25)
-    (heard,) = ranks.step().step().heard
+    (heard,) = ranks.step().step().received
     said = heard.step
     assert (heard.job, heard.pid) == ("4711", os.getpid())
     assert (said.rank, said.local_rank, said.step, said.steps, said.busy, said.wait) == (5, 1, 1, 1, 0.25, None)
@@ -103,14 +103,14 @@ def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
         client.step()
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step()
-    assert [one.step.steps for one in ranks.step().step().heard] == [1, 10]
+    assert [one.step.steps for one in ranks.step().step().received] == [1, 10]
 
 
 def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
     client.step()
     for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
         client.step(busy=busy)
-    assert {one.step.busy for one in ranks.step().step().step().step().step().heard} == {None}
+    assert {one.step.busy for one in ranks.step().step().step().step().step().received} == {None}
 
 
 class Tensor:
@@ -124,7 +124,7 @@ class Tensor:
 def test_step_accepts_whatever_float_accepts(ranks, value):
     client.step()
     client.step(busy=value, wait=value)
-    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().heard] == [(0.25, 0.25)]
+    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().received] == [(0.25, 0.25)]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64", "array"])
@@ -132,7 +132,7 @@ def test_step_accepts_numpy_scalars(ranks, kind):
     numpy = pytest.importorskip("numpy")
     client.step()
     client.step(busy=getattr(numpy, kind)(1))
-    assert [one.step.busy for one in ranks.step().step().heard] == [1.0]
+    assert [one.step.busy for one in ranks.step().step().received] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypat
     client.step(busy=bad)
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step(busy=0.4)
-    last = [one.step for one in ranks.step().step().step().heard][-1]
+    last = [one.step for one in ranks.step().step().step().received][-1]
     assert (last.steps, last.busy) == (3, pytest.approx(0.3))
 
 
@@ -221,23 +221,23 @@ def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all
         ranks.step()
     client.step()
     ranks.step()
-    steps = [one.step for one in ranks.heard]
+    steps = [one.step for one in ranks.received]
     assert sum(one.steps for one in steps) == 2001
     assert len(steps) < 2001
-    assert [one.step.step for one in ranks.heard][-1] == 2001
+    assert [one.step.step for one in ranks.received][-1] == 2001
 
 
 def test_a_healthd_that_was_restarted_is_found_again(ranks):
     client.step()
     client.step()
-    assert len(ranks.step().step().heard) == 1
+    assert len(ranks.step().step().received) == 1
     ranks.receiver.close()
     for _ in range(3):
         client.step()
     ranks.receiver = Receiver(ranks.path, str(ranks.folder), 4, 4)
     ranks.now = 0.0
-    until(lambda: client.step() or len(ranks.step().heard) > 1)
-    assert ranks.heard[-1].job == "4711"
+    until(lambda: client.step() or len(ranks.step().received) > 1)
+    assert ranks.received[-1].job == "4711"
 
 
 def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(ranks):
@@ -250,8 +250,8 @@ def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(rank
     client.step()
     with ranks.connect() as other:
         other.send(message(rank=7))
-        until(lambda: len(ranks.step().heard) == 3)
-    assert {one.step.rank for one in ranks.heard} == {5, 7}
+        until(lambda: len(ranks.step().received) == 3)
+    assert {one.step.rank for one in ranks.received} == {5, 7}
 
 
 # --- processes, threads, containers
@@ -269,9 +269,9 @@ def test_a_child_has_a_connection_of_its_own(ranks):
     assert os.waitpid(child, 0)[1] == 0
     client.step()
     ranks.step().step().step().step()
-    by_connection = {one.connection: one.pid for one in ranks.heard}
+    by_connection = {one.connection: one.pid for one in ranks.received}
     assert sorted(by_connection.values()) == sorted((os.getpid(), child))
-    assert [one.connection for one in ranks.left] == [c for c, pid in by_connection.items() if pid == child]
+    assert [one.connection for one in ranks.disconnected] == [c for c, pid in by_connection.items() if pid == child]
 
 
 LAST_STEPS = """
@@ -317,7 +317,7 @@ def test_threads_that_step_at_once_raise_nothing(ranks):
     for thread in threads:
         thread.join()
     assert failed == []
-    until(lambda: ranks.step().heard)  # the first step accepts the connection, the next reads
+    until(lambda: ranks.step().received)  # the first step accepts the connection, the next reads
 
 
 LOOP = """
@@ -350,8 +350,8 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
         inside = int(children.read_text().split()[0])
         made.in_job(inside, "99")
         # Its first connection may precede the assignment to the job; then it connects again.
-        until(lambda: made.step().heard or time.sleep(0.05), seconds=60)
-        assert (made.heard[0].pid, made.heard[0].job, made.heard[0].step.rank) == (inside, "99", 3)
+        until(lambda: made.step().received or time.sleep(0.05), seconds=60)
+        assert (made.received[0].pid, made.received[0].job, made.received[0].step.rank) == (inside, "99", 3)
     finally:
         rank.kill()
         rank.wait()
@@ -368,7 +368,7 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
         ranks.step().step()
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stranger.send(message())
-    assert ranks.heard == []
+    assert ranks.received == []
     assert ranks.receiver.dropped_counts().strangers == 1
 
 
@@ -426,7 +426,7 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
         dropped = ranks.receiver.dropped_counts()
         assert (dropped.file_descriptors, dropped.series) == (2, 0)
         assert listener.calls == 2, "one attempt per step"
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
+        assert ranks.step().step().received[-1].step.seconds == 0.5
     assert dict(shortages) == {shortage.DESCRIPTORS: 2}
 
 
@@ -434,7 +434,7 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     ranks.receiver._listener = Listener(ranks.receiver._listener, errno.ECONNABORTED)
     with ranks.connect() as rank:
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
+        assert ranks.step().step().received[-1].step.seconds == 0.5
     assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, live_document.Dropped())
 
 
@@ -465,7 +465,7 @@ def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size)
         stream.send(b"x" * size)
         stream.send(message())
         ranks.step().step()
-        assert len(ranks.heard) == 1
+        assert len(ranks.received) == 1
         assert ranks.receiver.dropped_counts().oversized == 1
 
 
@@ -474,7 +474,7 @@ def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
         with pytest.raises(OSError, match="too long"):
             stream.send(bytes(1 << 20))
         stream.send(message())
-        assert len(ranks.step().step().heard) == 1
+        assert len(ranks.step().step().received) == 1
 
 
 def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
@@ -483,7 +483,7 @@ def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
         with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
             socket.send_fds(rank, [message(0.25)], [0])
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
+        assert ranks.step().step().received[-1].step.seconds == 0.5
 
 
 def refuses_files(stream: socket.socket) -> bool:
@@ -501,7 +501,7 @@ def test_who_sends_only_nonsense_is_hung_up_on(ranks):
         for _ in range(60):
             ranks.step()
         assert ranks.receiver.dropped_counts().malformed == 50
-        assert ranks.heard == []
+        assert ranks.received == []
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stream.send(message())
 
@@ -525,7 +525,7 @@ def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
             honest.send(message(seconds=1.0 + turn))
             ranks.step()
         ranks.step()
-        assert [one.step.seconds for one in ranks.heard if one.job == "8"] == [1.0 + turn for turn in range(50)]
+        assert [one.step.seconds for one in ranks.received if one.job == "8"] == [1.0 + turn for turn in range(50)]
     for stream in floods:
         stream.close()
 
@@ -538,13 +538,13 @@ def test_one_look_reads_no_more_than_its_budget(ranks):
     for stream in floods:
         for _ in range(5):
             stream.send(message())
-    before = len(ranks.heard)
+    before = len(ranks.received)
     ranks.step()
-    assert 0 < len(ranks.heard) - before <= 100
-    seen = {one.connection for one in ranks.heard}
+    assert 0 < len(ranks.received) - before <= 100
+    seen = {one.connection for one in ranks.received}
     for _ in range(10):
         ranks.step()
-    assert len({one.connection for one in ranks.heard}) == 100 > len(seen)
+    assert len({one.connection for one in ranks.received}) == 100 > len(seen)
     for stream in floods:
         stream.close()
 
@@ -562,7 +562,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
             kept.append(stream)
         except OSError:
             stream.close()
-        jobs = max(jobs, len({one.job for one in ranks.step().heard}))
+        jobs = max(jobs, len({one.job for one in ranks.step().received}))
     dropped = ranks.receiver.dropped_counts()
     assert (len(kept), jobs) == (16, 4)
     assert dropped.series + dropped.jobs == 10_000 - 16
@@ -570,7 +570,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
     for stream in kept:
         stream.close()
     ranks.step()
-    assert len(ranks.left) == 16
+    assert len(ranks.disconnected) == 16
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -579,4 +579,4 @@ def test_a_rank_that_calls_itself_as_another_is_a_series_of_its_own(ranks):
         one.send(message(rank=3))
         other.send(message(rank=3))
         ranks.step().step()
-        assert len({heard.connection for heard in ranks.heard}) == 2
+        assert len({heard.connection for heard in ranks.received}) == 2

@@ -178,7 +178,7 @@ def test_a_link_within_a_tensor_parallel_group_is_told_to_remain() -> None:
         (job(2, 2), {9}, (), "rank 9 has no position in the job"),
         (job(2, 2), (), {(0, 7)}, "rank 7 has no position in the job"),
         (job(1, MAX_RANKS + 1), (), (), "the maximum is 65,536"),
-        (job(30, 30), (), {(0, one) for one in range(1, MAX_LINKS + 2)}, "257 slow links are too many"),
+        (job(30, 30), (), {(0, rank) for rank in range(1, MAX_LINKS + 2)}, "257 slow links are too many"),
     ],
 )
 def test_what_is_no_job_is_refused_with_a_sentence(

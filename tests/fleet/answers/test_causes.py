@@ -303,7 +303,7 @@ FAILURES = st.builds(
     start_time=st.none() | st.integers(4000, 6000),
     nodes=st.integers(0, 3),
 )
-WHO = st.lists(SEEN, max_size=8, unique_by=lambda one: (one.node, one.code, one.subject))
+WHO = st.lists(SEEN, max_size=8, unique_by=lambda entry: (entry.node, entry.code, entry.subject))
 
 
 @given(FAILURES, WHO, st.randoms(use_true_random=False))

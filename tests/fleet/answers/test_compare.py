@@ -139,7 +139,7 @@ def test_of_200_pairs_of_equal_shares_at_most_one_in_twenty_is_told_apart(a, b, 
     assert found <= 10
 
 
-SHARES = st.integers(1, 400).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of)))
+SHARES = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 
 
 @given(SHARES, SHARES, st.floats(1, 9))

@@ -170,7 +170,7 @@ def test_without_a_number_it_is_time_and_no_gpu_hour():
     )
 
 
-TIMES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda some: (some[0], some[0] + some[1]))
+TIMES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(

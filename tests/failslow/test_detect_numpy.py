@@ -44,7 +44,7 @@ def test_both_ways_find_the_same_points(kind: Kind) -> None:
 
 
 def restless(seed: int) -> list[float]:
-    """Return a series of changing levels with drift and pauses, long enough that parts of it are skipped."""
+    """Return a series of changing levels with drift and pauses, long enough for skipped parts."""
     chance = random.Random(seed)
     cv, wander, height, drift, value = chance.choice((0.01, 0.05, 0.1)), chance.choice((0, 0.02)), 1.0, 0.0, []
     for _ in range(chance.choice((700, 5000))):

@@ -1,4 +1,4 @@
-"""Tests of which rank, node or group is blamed for slowness, and when none is."""
+"""Tests of `compare_peers`: the rank, node or group to blame for slowness, or none."""
 
 from __future__ import annotations
 

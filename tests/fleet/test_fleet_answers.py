@@ -120,7 +120,7 @@ def not_json(word: str) -> None:
 
 
 def leaves(told: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) for every value that is no list and no object."""
+    """Yield (key, value) for every value except lists and objects."""
     if isinstance(told, dict):
         for name, value in told.items():
             yield from leaves(value, name)

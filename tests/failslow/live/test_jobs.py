@@ -62,7 +62,7 @@ def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled(
     assert job.slow
     assert (job.source, job.ranks) == ("counters", 1)  # the loss is not divided by ranks
     assert job.slowdown == pytest.approx(0.5, rel=0.05)
-    assert 40 * 10 * 0.8 <= job.lost_seconds <= 40 * 10 * 1.05  # each sample stands for ten iterations
+    assert 40 * 10 * 0.8 <= job.lost_seconds <= 40 * 10 * 1.05  # each sample covers ten iterations
 
 
 def test_a_job_whose_counters_are_no_longer_sampled_is_over_and_one_in_a_pause_is_not() -> None:

@@ -74,7 +74,7 @@ def test_the_variance_alone_misses_the_earliest_end() -> None:
 
 
 def test_the_variance_alone_misses_it_in_a_few_of_a_hundred_cases() -> None:
-    """Of 400 random cases it misses 1 to 40, depending on the seed and on how unequal the groups are."""
+    """It misses 1 to 40 of 400 random cases, depending on the seed and on how unequal the groups are."""
     chance = random.Random(7)
     missed = 0
     for _ in range(400):

@@ -118,7 +118,7 @@ def cost_of(
 def test_with_several_the_bound_is_one_more_than_were_applied_times_the_best_and_one_iteration(
     losses: list[float], costs: Overheads, shares: list[float], settles: int
 ) -> None:
-    """`leaves` has the share of the slowness that a remedy leaves. The best plan applies any of them at the onset."""
+    """`leaves` has the share of the slowness that a remedy leaves. The best plan applies any remedies at the onset."""
     leaves = dict(zip(CANDIDATES[COMPUTE], shares, strict=True))
     state, spent, share, iterations = HEALTHY, 0.0, 1.0, [0.0]
     for lost in losses:

@@ -189,7 +189,7 @@ def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, da
 
 
 def said(path: str) -> str:
-    """Return the error message of a file, or a text that says that there is none."""
+    """Return the error message of a file, or a text without an error."""
     try:
         read_table(path, Columns(value="t"), "damaged")
     except HealthdError as error:

@@ -219,7 +219,9 @@ def test_the_dates_of_checks_are_those_at_which_most_of_the_fleet_got_them():
     made = Made(*nodes, observed=False)
     for number, node in enumerate(nodes):
         made.line(node, ENDED + number, "check_enabled", check_name="mount", version="0.2")
-    made.line("n0", ENDED + DAY, "check_changed", check_name="gpu_ecc", version="0.3")  # one node is no rollout
+    made.line(
+        "n0", ENDED + DAY, "check_changed", check_name="gpu_ecc", version="0.3"
+    )  # a single node counts as no rollout
     made.job(1, "n1")
     (date,) = asked_of(made.history)["check_dates"]
     assert (date["check"], date["event"], date["nodes"], date["first_time"]) == ("mount", "check_enabled", 20, ENDED)

@@ -139,7 +139,7 @@ def test_ranks_that_are_counted_anew_in_each_node_are_told_in_a_sentence(tmp_pat
 
 
 def test_a_dump_s_groups_say_whose_it_is_where_its_name_has_other_numbers(tmp_path):
-    """Of the numbers 3 and 99, only 3 is in the groups of the dump."""
+    """The name has the numbers 3 and 99, but only 3 is in the groups of the dump."""
     told = answer(folder(tmp_path, name="trace-{}-of-99"))
     assert [one["rank"] for one in told["files"]] == list(range(8))
 

@@ -1,4 +1,4 @@
-"""Tests of calls to sacct: the days, the arguments, and faults of sacct. A script stands in for sacct."""
+"""Tests of calls to sacct: the days, the arguments, and faults of sacct. A script replaces sacct."""
 
 from __future__ import annotations
 

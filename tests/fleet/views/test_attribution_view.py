@@ -37,7 +37,7 @@ def spiked() -> Made:
 
 
 def weekly(document: Document, days: Sequence[float]) -> View:
-    """Return the view of this document with the causes of its first week in weeks of so many days."""
+    """Return the view of this document with the causes of its first week in weeks with these numbers of days."""
     from healthd.fleet.views.attribution import view
 
     (first, *_) = document["weeks"]

@@ -632,7 +632,7 @@ WRITTEN = st.lists(TYPED | IMITATION, max_size=4).map(b"".join)
 def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes, ...]) -> None:
     """The typed job is between two others. It is correct, or it is counted as unread.
 
-    In a file, text with line ends and delimiters cannot always be distinguished from columns, so only one of the two is typed.
+    In a file, text with line ends and delimiters may look like columns, so only one of the two is typed.
     """
     if delimiter == b"|" and b"\n" in b"".join(typed):
         typed = tuple(value.replace(b"|", b"") for value in typed)

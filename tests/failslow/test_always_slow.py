@@ -1,4 +1,4 @@
-"""Series that were slower than their peers from the first sample on; and what is not compared."""
+"""Tests of series that were slower than their peers from the first sample on, and of series that are not compared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_slow_rank_of_a_told_group_is_reported(ratio: float, reported: list[tu
 
 
 def test_workers_of_a_told_group_are_compared_by_their_busy_time() -> None:
-    """As in a trace whose slow worker took 45 s against 19 s of its stage peers, in all of 44 steps."""
+    """From a trace whose slow worker took 45 s in all of 44 steps, and its peers 19 s."""
     draw = random.Random(5)
     series = []
     for worker in range(8):
@@ -65,7 +65,7 @@ def test_workers_of_a_told_group_are_compared_by_their_busy_time() -> None:
 
 
 def test_an_index_with_gaps_that_all_share_is_compared() -> None:
-    """A trace that has every hundredth stretch of a job's steps."""
+    """The trace has only short periods of the job's steps."""
     series = gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES, samples=44)
     index = [step if step < 5 else 900 + step if step < 40 else 50_000 + step for step in range(44)]
     found = compare_with_peers([replace(one, index=index) for one in series])

@@ -1,4 +1,4 @@
-"""Plots of fail-slow: the content of their panels, well-formed files for any name, and their size."""
+"""Tests of fail-slow plots: the content of panels, well-formed files for any name, and their size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from healthd.failslow.plot import (
 )
 from healthd.failslow.times import TimeStyle
 
-pytestmark = pytest.mark.one_python  # vl-convert is of healthd[failslow]
+pytestmark = pytest.mark.one_python  # vl-convert is part of healthd[failslow]
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = (
@@ -72,7 +72,7 @@ def drawn(series: Sequence[Series], judgement: Diagnosis) -> list[dict[str, Any]
 
 
 def rows(panel: dict[str, Any], kind: str, mark: str) -> list[dict[str, Any]]:
-    """Return what the layers of this colour and mark show."""
+    """Return the rows of the layers with this colour and mark."""
     return [
         row
         for layer in panel["layer"]
@@ -209,7 +209,7 @@ def test_times_stand_on_the_axis_as_times(tmp_path: Path) -> None:
     write_plot(timed, judgement, str(tmp_path / "plot.svg"))
     texts = ["".join(one.itertext()) for one in xml.parse(tmp_path / "plot.svg").getroot().iter(f"{SVG}text")]
     assert "slow from 2023-11-15T02:13:20+01:00 to 2023-11-15T02:28:20+01:00, +60 %, recovered" in "".join(texts)
-    assert {"02:00", "2023-11-15"} <= set(texts), "by the clock of the file's time zone"
+    assert {"02:00", "2023-11-15"} <= set(texts), "the axis must use the time zone of the file"
 
 
 @pytest.mark.parametrize("name", ["plot.png", "plot", "svg", "plot.html.gz", ""])

@@ -1,4 +1,4 @@
-"""The detector: what it finds in made series, what it leaves alone, and that nothing later moves what it said."""
+"""Tests of the detector: points found in simulated series, healthy series, and stable results with later samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from healthd.failslow.bocd import HAZARD_SAMPLES, MIN_PROBABILITY, RECENT, RunLe
 from healthd.failslow.detect import Detector, detect, isotonic_fit, median_filter
 from healthd.failslow.model import Kind, Point
 
-pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
+pytestmark = pytest.mark.one_python  # pure arithmetic that takes minutes
 
 
 def times(count: int, cv: float = 0.03, seed: int = 1, rest: float = 2.0) -> list[float]:
@@ -94,7 +94,7 @@ def test_a_pause_before_a_step_does_not_move_its_onset() -> None:
 
 
 def test_what_is_slow_for_short_again_and_again_is_told_twice() -> None:
-    """An evaluation each hundred iterations; one that lasts longer, or is much slower, is told again."""
+    """An evaluation recurs every hundred iterations; a longer or much slower one is reported again."""
     value = times(1500)
     for begin in range(100, 1300, 100):
         value = slower(value, begin, begin + 15, 0.3)
@@ -272,7 +272,7 @@ def test_the_memory_of_a_detector_is_bounded() -> None:
 
 
 def test_the_rule_as_printed_never_fires() -> None:
-    """P(r_t = 0) is the hazard, whatever the sample is: FALCON's rule cannot be meant."""
+    """P(r_t = 0) is the hazard for any sample, so FALCON's rule cannot be meant as printed."""
     runs = RunLengths()
     for one in [0.0] * 100 + [5.0] * 100:
         runs.add(one)

@@ -1,4 +1,4 @@
-"""numpy's way finds what the standard library's does, in each series."""
+"""Tests that the numpy detector finds the same points as the standard library detector."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_both_ways_find_the_same_points(kind: Kind) -> None:
 
 
 def restless(seed: int) -> list[float]:
-    """Of levels that come and go, drift and pauses, long enough for stretches that are passed over."""
+    """Return a series of changing levels with drift and pauses, long enough for skipped parts."""
     chance = random.Random(seed)
     cv, wander, height, drift, value = chance.choice((0.01, 0.05, 0.1)), chance.choice((0, 0.02)), 1.0, 0.0, []
     for _ in range(chance.choice((700, 5000))):
@@ -103,7 +103,7 @@ def test_smoothed_returns_what_the_detector_smooths_sample_by_sample(samples: li
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
-@example(6145, 6)  # a run that becomes the longest one: its probability was counted twice
+@example(6145, 6)  # a run that becomes the longest one had its probability counted twice
 def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, count: int) -> None:
     import numpy as np
 
@@ -120,6 +120,6 @@ def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, 
 
 
 def _is_a_tie(chances: list[float]) -> bool:
-    """numpy adds and multiplies in another order: a decision between equal numbers may differ."""
+    """numpy adds and multiplies in another order, so it may decide differently between nearly equal numbers."""
     first, second = sorted(chances[1:])[-2:][::-1]
     return first - second < 1e-9 * first or abs(sum(chances) - MIN_PROBABILITY) < 1e-9

@@ -1,4 +1,4 @@
-"""`healthd failslow --db`: a gang of which only whole iterations are told gets its suspect from the fleet's store."""
+"""Tests of `healthd failslow --db`: the fleet store names the suspect if a gang reports only whole iterations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGE = "GPU 3 runs at 900 MHz for its temperature."
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """gpu-2 tells from a minute before the slow iterations to their end that a GPU is throttled; gpu-9 runs no rank."""
+    """Return a store where gpu-2 reports a throttled GPU around the slow iterations; gpu-9 runs no rank."""
     from fleet_rows import made, row
 
     def told(node: str, seq: int, event: str, time: int, **more: Any) -> Any:
@@ -45,7 +45,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gang(folder: Path, index: str = "seconds", nodes: bool = True) -> str:
-    """Eight ranks on four nodes, of which each waits for all: 30 % slower, and no column tells whose work it was."""
+    """Write eight ranks on four nodes that wait for each other. They slow down by 30 %, and no column shows why."""
     draw = random.Random(14)
     lines = [f"rank,{'node,' if nodes else ''}at,step_time"]
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""Files that are wrong in ways that people's files are: each is read for what it is, or ends with one sentence."""
+"""Tests of faulty input files as they occur in practice: each is read correctly or ends with one sentence."""
 
 from __future__ import annotations
 

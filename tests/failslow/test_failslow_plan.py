@@ -1,4 +1,4 @@
-"""`healthd failslow plan` and `split` as people type them; and what docs/fail-slow-plan.md shows of them."""
+"""Tests of `healthd failslow plan` and `split`, and of the examples in docs/fail-slow-plan.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda one: one.partition("\n")[0])
+@pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda text: text.partition("\n")[0])
 def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
     assert block(commands(terminal), lambda command: printed(command, folder)) == terminal
 
@@ -89,7 +89,7 @@ def test_plan_tells_when_a_remedy_was_worth_its_cost(capsys: Captured, folder: P
     job = str(folder / "gang.csv")
     status, out, _ = ran(capsys, "plan", job, "--index", "step", "--gpus", "8", "--overhead", "S2=5,s3=60", "--json")
     told = json.loads(out)
-    assert status == 0  # it is over
+    assert status == 0  # the slowness has ended
     assert told["overhead_seconds"] == {"s2": 5.0, "s3": 60.0, "s4": 600.0}
     (slow,) = told["slow"]
     assert slow["series"] == ["5"]
@@ -160,7 +160,7 @@ def test_a_wrong_plan_is_refused_with_one_sentence(
 
 
 def job_with_a_slow_rank(tmp_path: Path) -> str:
-    """Return the file of nine ranks, of which rank 8 is slow until the end."""
+    """Write a job of nine ranks, where rank 8 is slow until the end. Return its path."""
     rows = ["rank,step,step_time,busy,wait,transfer"]
     for series in gang(9, [Fault("busy", [8], 0.4)]):
         for at, value in enumerate(series.value):

@@ -1,4 +1,4 @@
-"""Which series move together, in whatever way their samples stand in a file."""
+"""Tests of finding series that move together, for any layout of their samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an iteration usually takes, wherever in it its mark lies, and whatever was paused or lost."""
+"""Tests of the usual iteration time, for any position of the mark, with pauses and lost operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def from_mark(took: list[float], mark: int) -> Chain:
 
 @pytest.mark.parametrize("mark", range(0, OPERATIONS, 3))
 def test_where_the_mark_lies_in_the_iteration_changes_nothing(mark: int) -> None:
-    """One iteration in three takes longer: what mixes them has another median."""
+    """One iteration in three takes longer; a mixture of both would have another median."""
     chance = random.Random(1)
     took = [chance.gauss(1.0, 0.01) * (1.5 if chance.random() < 0.33 else 1.0) for _ in range(100)]
     told = estimate_iteration_time(stream(took), [from_mark(took, mark)], OPERATIONS)
@@ -54,7 +54,7 @@ def test_the_less_of_the_iterations_was_seen_the_less_is_known() -> None:
         stream(took), [Chain(marks[at : at + 3], 0, 0) for at in range(0, 60, 4)], OPERATIONS
     )
     assert 0 < whole.relative_error < torn.relative_error
-    # Times that are all multiples of 25 ms may be a clock's that ticks so.
+    # Times that are multiples of 25 ms may come from a clock with that tick.
     assert estimate_iteration_time(
         stream([0.5] * 60), [Chain(marks, 0, 0)], OPERATIONS
     ).relative_error == pytest.approx(0.025 / 0.5)

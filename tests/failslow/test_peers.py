@@ -1,4 +1,4 @@
-"""Who is to blame for slowness, and when nobody is."""
+"""Tests of `compare_peers`: the rank, node or group to blame for slowness, or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.failslow.groups import find_pools
 from healthd.failslow.model import Confidence, Diagnosis, Evidence, Series
 from healthd.failslow.peers import compare_peers
 
-pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
+pytestmark = pytest.mark.one_python  # pure arithmetic that takes minutes
 
 SIZES = (4, 8, 16, 64)
 RANKS_OF_GROUPS = {rank: f"g{rank // 4}" for rank in range(32)}
@@ -32,7 +32,7 @@ def test_the_rank_whose_own_time_rose_is_named_and_what_rose_is_the_cause(
     found = judged(gang(ranks, [Fault(what, [1], by)]))
     assert named(found) == [("rank", "1", cause)]
     assert found.slow_jobs == ()
-    assert all(found.points), "each rank of the gang is slow, and keeps its point"
+    assert all(found.points), "each rank of the gang is slow and keeps its point"
 
 
 @pytest.mark.parametrize("ranks", SIZES)
@@ -141,7 +141,7 @@ def test_a_whole_stage_that_works_longer_is_the_jobs_imbalance() -> None:
 
 
 def stages(ranks: int) -> dict[int, str]:
-    """Groups of so many ranks each, of 32."""
+    """Return groups of `ranks` ranks each, for 32 ranks."""
     return {rank: f"g{rank // ranks}" for rank in range(32)}
 
 
@@ -197,7 +197,7 @@ def test_a_stage_on_one_of_two_nodes_is_not_called_imbalance() -> None:
 
 
 def test_the_node_common_to_the_slow_groups_is_named() -> None:
-    """Of eight groups across nodes two transfer long; they share node gpu-9 and no other."""
+    """Two of eight groups across nodes transfer slowly; they share only node gpu-9."""
     faults = [Fault("transfer", range(8), 2.0)]
     series = [
         replace(one, node="gpu-9" if at in (0, 4) else f"gpu-1{at}")
@@ -320,7 +320,7 @@ def test_a_worker_that_only_waits_longer_is_a_victim() -> None:
     ]
 
 
-# --- what nodes told by themselves
+# --- evidence of nodes
 
 
 def told(node: str, begin: float, end: float | None = None, code: str = "gpu_clocks/hw_thermal") -> Evidence:
@@ -349,7 +349,7 @@ def test_a_node_that_told_what_slows_it_is_named_where_times_cannot() -> None:
         [told("elsewhere", ONSET)],
         [told(f"gpu-{node}", ONSET) for node in range(4)],
     ],
-    ids=["over before", "came later", "no node of the job", "all nodes"],
+    ids=["ended before", "began later", "node outside the job", "all nodes"],
 )
 def test_a_node_is_not_named_by_what_does_not_single_it_out(evidence: list[Evidence]) -> None:
     series = on_nodes(values_only(gang(16, [Fault("busy", [1], 0.4)])))
@@ -483,11 +483,11 @@ def test_how_many_peers_were_compared_is_told_and_how_many_there_are(count: int,
     assert who in suspect.evidence[0]
 
 
-# --- what happens while a slowness lasts
+# --- changes during a slowness
 
 
 def stretches(judgement: Diagnosis) -> list[tuple[str, int, int | None]]:
-    """Of each suspect: from when to when, to the nearest ten samples."""
+    """Return (suspect, onset, relief) for each suspect, rounded to ten samples."""
     found = []
     for one in judgement.suspects:
         assert one.point is not None

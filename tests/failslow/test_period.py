@@ -1,4 +1,4 @@
-"""How long an iteration is, from the rhythm of a rank's operations."""
+"""Tests of finding the iteration time from the rhythm of a rank's operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streams import NESTED, calls
 
 from healthd.failslow.period import PeriodNotFound, find_period
 
-pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
+pytestmark = pytest.mark.one_python  # pure arithmetic that takes minutes
 
 PATTERNS = {
     "buckets": ["all_reduce"] * 25 + ["broadcast"],
@@ -92,7 +92,7 @@ def test_each_iteration_has_its_time():
     made, took = calls(PATTERNS["buckets"], 100, seed=4)
     told = found(made)
     assert len(told.seconds) == len(told.begin_seconds) == 99
-    # it begins with the rarest operation, the last one of the made iteration
+    # The first time begins at the rarest operation, which is the last one of a simulated iteration.
     assert statistics.fmean(told.seconds) == pytest.approx(statistics.fmean(took), rel=0.01)
 
 
@@ -138,7 +138,7 @@ def test_an_evaluation_that_is_as_long_as_two_iterations_is_none():
 
 @pytest.mark.parametrize("pace", [1.4, 0.5])
 def test_an_evaluation_that_calls_the_same_operations_is_no_iteration(pace):
-    """Forward passes: those of training without the last one, which is the mark."""
+    """An evaluation has the operations of training except the last one, which marks an iteration."""
     chance = random.Random(6)
     made, now = [], 0.0
     for number in range(300):

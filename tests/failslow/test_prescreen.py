@@ -1,4 +1,4 @@
-"""What is passed over for certain has no point, and is most of what is healthy."""
+"""Tests of the prescreen: series that it skips have no point, and most healthy series are skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_python
 
 
 def made(seed: int) -> list[float]:
-    """Noise, pauses, and steps about as high as what is told."""
+    """Return noise, pauses, and steps with heights around the detection limit."""
     chance = random.Random(seed)
     count, noise = chance.randrange(1, 700), chance.choice((0.002, 0.01, 0.02, 0.05))
     heights, height, value = [0.0, 0.0, 0.03, 0.06, 0.09, 0.1, 0.11, 0.2, -0.1], 0.0, []

@@ -1,4 +1,4 @@
-"""What healthd failslow prints and how it ends, as a user drives it; and its document as text."""
+"""Tests of the output and exit status of `healthd failslow`, and of its document as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, stdin: str = "", columns: int = 100, first: Path = ROOT) -> tuple[int, str, str]:
-    """first: from where modules are imported before all others."""
+    """Run `healthd failslow`; modules are imported from `first` before all other folders."""
     places = f"{first}:{ROOT}"
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": places, "COLUMNS": str(columns), "LC_ALL": "C.UTF-8"}
     argv = [sys.executable, "-m", "healthd", "failslow", *arguments]
@@ -38,7 +38,7 @@ def document(*arguments: str, stdin: str = "") -> tuple[int, Any]:
 
 
 def job(slow: dict[int, tuple[int, int]], workers: int = 8, samples: int = 400) -> str:
-    """A CSV of workers that do not wait for each other. slow: of a worker the first and last sample at + 60 %."""
+    """Return a CSV of independent workers. `slow` has the first and last sample at +60 % of a worker."""
     draw = random.Random(7)
     lines = ["worker,step,at,step_time"]
     for step in range(samples):
@@ -304,13 +304,13 @@ def test_rows_that_were_left_out_are_counted_in_places():
     assert (point["relief"], point["relief_index"]) == (None, None)
 
 
-# --- many of them
+# --- many suspects
 
 
 def many(
     number: int, said: tuple[str, ...] = (), kind: str = "worker", name: str = "{}"
 ) -> tuple[Diagnosis, list[Series]]:
-    """So many suspects of 100 series, each 40 samples after the one before: the later, the slower."""
+    """Return suspects among 100 series. Each starts 40 samples after the previous one and is slower."""
     series = [replace(made(name.format(at)), label=kind, index=range(4000), value=[1.0] * 4000) for at in range(100)]
     points = [Point(40 * at, 40 * at + 4, 0.2 + at / 100, 0.99, 40 * at + 15) for at in range(number)]
     suspects = tuple(
@@ -390,7 +390,7 @@ def test_of_many_notes_the_first_are_shown_and_the_others_counted():
     assert lines[-1] == f"and {30 - report.MAX_NOTES} notes more: --json has them"
 
 
-# --- a plot that cannot be
+# --- plots that cannot be written
 
 
 @pytest.mark.one_python  # only .venv has vl-convert

@@ -1,4 +1,4 @@
-"""Figures as data."""
+"""Tests of figures as data."""
 
 from __future__ import annotations
 

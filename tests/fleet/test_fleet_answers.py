@@ -1,4 +1,4 @@
-"""What holds for every answer of `healthd fleet`, as it is typed, over small made histories that are full of edges."""
+"""Tests that hold for every answer of `healthd fleet`, over small generated histories with many edge cases."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.fleet.test_fleet_query import HAS_A_TIME
 pytestmark = pytest.mark.one_python
 
 Document = dict[str, Any]
-UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # what Python says where a person should read "-"
+UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # Python's values where the text must have "-"
 
 WITHOUT_A_STORE, OF_TWO_SIDES = {"nccl"}, {"compare"}
 NAMES = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - WITHOUT_A_STORE)
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 MODELS, SWITCHES, PARTITIONS, ACCOUNTS = ("H100", "A100"), ("leaf1", "leaf2"), ("train", "debug"), ("speech", "vision")
-# What an answer cannot do without, beside the store and its time.
+# Required flags of an answer, besides the store and its period.
 FLAGS: dict[str, tuple[str, ...]] = {
     "compare": ("2026-10-30..2026-11-01", "2026-11-01..2026-11-03"),
     "ettr": ("--gpus", "1024"),
@@ -57,7 +57,7 @@ CHOICES = (
 
 
 def a_site(random: Random, size: int = 30) -> History:
-    """A history whose jobs and nodes have what can be chosen, and large jobs too."""
+    """Return a history with every field that flags can choose, and with large jobs."""
     site = history(random, size)
     for job in site["jobs"]:
         job["partition"] = random.choice((*PARTITIONS, "train,debug", None))
@@ -76,26 +76,26 @@ def a_site(random: Random, size: int = 30) -> History:
                 "rack": f"r{number}",
             },
         ]
-    # Every name that CHOICES has is there, whatever chance left out.
+    # Make sure that every name in CHOICES occurs.
     for job, (partition, account) in zip(site["jobs"], (("train", "speech"), ("debug", "vision")), strict=False):
         job["partition"], job["account"] = partition, account
     return site
 
 
 def stored(site: History, folder: Path, order: Random | None = None) -> Path:
-    """A store of it. `order`: of its rows, in two steps."""
+    """Write the store of a history; with `order`, its rows are shuffled and written in two steps."""
     rows: dict[str, list[Row]] = {table: [tuple(one.values()) for one in some] for table, some in site.items() if some}
     if order is None:
         return made(folder, rows)
     mixed = {table: order.sample(some, len(some)) for table, some in rows.items()}
     first = {table: some[: len(some) // 2] for table, some in mixed.items()}
-    # What is one thing in several rows comes at once: a later step replaces what an earlier one said of it.
+    # Rows with a common key come in one step, because a later step replaces them.
     whole = {table: some for table, some in mixed.items() if TABLES[table].row_key_columns}
     return made(folder, {**first, **whole}, {t: some[len(some) // 2 :] for t, some in mixed.items() if t not in whole})
 
 
 def asked(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of `healthd fleet NAME`, in this process."""
+    """Run `healthd fleet NAME` in this process. Return the exit status, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(["fleet", name, "--db", str(db), *FLAGS.get(name, ()), *flags])
@@ -103,7 +103,7 @@ def asked(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
 
 
 def document(name: str, db: Path, *flags: str) -> Document | None:
-    """None: it cannot be answered, and one sentence says why."""
+    """Return the answer, or None if the command exits with 3 and one sentence."""
     status, out, err = asked(name, db, "--json", *(flags if "--from" in flags else (*TIMES, *flags)))
     if status == 3:
         assert out == ""
@@ -120,7 +120,7 @@ def not_json(word: str) -> None:
 
 
 def leaves(told: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(the key it stands below, value) of all that is no list and no object."""
+    """Yield (key, value) for every value except lists and objects."""
     if isinstance(told, dict):
         for name, value in told.items():
             yield from leaves(value, name)
@@ -132,7 +132,7 @@ def leaves(told: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rounded(told: Any) -> Any:
-    """A fraction to nine digits: two threads sum it in no order."""
+    """Round fractions to nine digits, because two threads sum in any order."""
     if isinstance(told, dict):
         return {name: rounded(value) for name, value in told.items()}
     if isinstance(told, list):
@@ -141,7 +141,7 @@ def rounded(told: Any) -> Any:
 
 
 def judge(name: str, told: Document) -> None:
-    """What holds for each document, its text and its view."""
+    """Assert properties of every document, its text and its view."""
     module = importlib.import_module(f"healthd.fleet.answers.{name}")
     assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "filters", "notes"]
     assert (told["answer"], told["version"]) == (name, 1)
@@ -203,7 +203,7 @@ def store_of_one_row(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
 @functools.cache
 def of_all(name: str, db: Path) -> Document | None:
-    """The document of the whole store. Not to be changed: tests share it."""
+    """Return the document of the whole store. Tests share it, so it must not be changed."""
     return document(name, db)
 
 
@@ -221,7 +221,7 @@ def test_every_answer_is_json_and_has_a_text_and_a_view_whatever_the_history(
 def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(
     seed: int, store_of_seed: Callable[[int], Path]
 ) -> None:
-    """Each side has its time: what asks the others of one time is not for it."""
+    """`compare` has a period for each side, so the tests of answers with one period do not cover it."""
     status, out, err = asked("compare", store_of_seed(seed), "--json")
     assert (status in (0, 1), err) == (True, "")
     judge("compare", json.loads(out, parse_constant=not_json))
@@ -229,7 +229,7 @@ def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_usual_history_has_an_answer(name: str, db: Path) -> None:
-    """Else the tests here could compare nothing with nothing."""
+    """Without it, the tests here could compare empty answers."""
     told = of_all(name, db)
     assert told is not None
     assert [value for key, value in leaves(told) if value not in (None, 0, "", False) and key != "notes"]
@@ -285,7 +285,7 @@ def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str
             assert total(part) <= total(whole) + 1e-6
 
 
-# What a choice leaves less of.
+# Counts that a choice must not increase.
 Total = Callable[[Document], float]
 
 
@@ -306,7 +306,7 @@ TOTALS: dict[str, tuple[Total, ...]] = {
     "lemons": (summed("fleets", "nodes"),),
     "states": (summed("by_state", "jobs"), summed("by_state", "gpu_seconds")),
 }
-# Of these rows the shares are of one whole.
+# The shares of these rows sum to one.
 WHOLES = {"states": (("by_state", "share_of_jobs"), ("by_state", "share_of_gpu_time"))}
 
 
@@ -322,10 +322,10 @@ def test_the_shares_of_a_whole_sum_to_one(
     assert sum(shares) == pytest.approx(1)
 
 
-# --- what cannot be asked, and what cannot be answered
+# --- invalid flags and unreadable stores
 
 
-@pytest.mark.parametrize("name", ["alarms", "ettr", "states"])  # all have the same flags for what is chosen
+@pytest.mark.parametrize("name", ["alarms", "ettr", "states"])  # all answers have the same choice flags
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -346,7 +346,7 @@ def test_the_shares_of_a_whole_sum_to_one(
         (("--memory", "255"), "argument --memory: must be a whole number of MiB, from 256 on"),
         (("--wrong",), "--wrong"),
     ],
-    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...], says: str, db: Path) -> None:
     status, out, err = asked(name, db, *flags)
@@ -381,7 +381,7 @@ def test_a_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Pat
     for path in folder.glob("*/*/*.parquet"):
         whole = path.read_bytes()
         half = len(whole) // 2
-        # The end of a file tells where its columns lie, and what is in them at most.
+        # The end of a Parquet file has the positions and statistics of its columns.
         path.write_bytes(whole[:half] if damage == "cut" else whole[:4] + bytes(half) + whole[half + 4 :])
     status, out, err = asked(name, folder, *TIMES)
     assert (status, out, err.count("\n")) == (3, "", 1), err
@@ -396,11 +396,11 @@ def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None
         study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 
 
-# --- how it ends, and what it reads
+# --- endings, and concurrent writes
 
 
 def test_a_reader_that_goes_away_is_no_error(db: Path) -> None:
-    """Every answer is written in the same way."""
+    """One answer is enough: every answer is written in the same way."""
     reading, writing_end = os.pipe()
     os.close(reading)
     try:
@@ -416,7 +416,7 @@ def test_a_reader_that_goes_away_is_no_error(db: Path) -> None:
     assert (done.returncode in (0, 1), done.stderr) == (True, b"")
 
 
-# The signal comes while DuckDB works, which has it for itself, on what would take for ever.
+# The signal arrives while DuckDB, which handles signals itself, runs an endless query.
 INTERRUPTED = """
 import os, signal, threading
 from healthd.fleet.answers import study
@@ -443,7 +443,7 @@ def test_a_store_that_is_written_meanwhile_is_read_as_it_was(
     choose = study.Study._create_chosen_tables
 
     def while_it_is_written(self: study.Study) -> None:
-        with open_for_writing(str(folder)) as store:  # its months anew: no manifest names the old files
+        with open_for_writing(str(folder)) as store:  # replaces its months: no manifest names the old files
             put(store, more)
         choose(self)
 

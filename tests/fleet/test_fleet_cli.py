@@ -1,4 +1,4 @@
-"""`healthd fleet`, as it is typed: its sentences and exit statuses."""
+"""Tests of the `healthd fleet` command: its messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fleet(*arguments: str | Path, program: str = "") -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of `healthd fleet ...`, in a Python that runs `program` first."""
+    """Run `healthd fleet ...` in a Python that runs `program` first. Return exit status, output and errors."""
     start = f"{program}\nimport sys\nfrom healthd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", start, "fleet", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)

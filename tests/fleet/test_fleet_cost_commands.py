@@ -1,4 +1,4 @@
-"""`healthd fleet states`, `goodput` and `availability`, as they are typed."""
+"""Tests of the commands `healthd fleet states`, `goodput` and `availability`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_python
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A day of one node: it ended a job of 8 GPUs after an hour, and was down for two; its requeue went on."""
+    """Return a store of one node and one day: it ended a job of 8 GPUs after one hour and was down for two hours."""
     ran = {"start_time": NOVEMBER, "nodes": 1, "gpus": 8, "node_list": "a", "partition": "train"}
     times = {"from_time": NOVEMBER, "to_time": NOVEMBER + DAY}
     rows = {

@@ -1,4 +1,4 @@
-"""`--engine` of the answers: which database computes them."""
+"""Tests of `--engine`: which database computes an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def masters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Put DuckDB in the place of Spark. Returns the masters of the sessions that were started."""
+    """Replace Spark by DuckDB. Return the list of masters of the started sessions."""
     started: list[str] = []
 
     @contextmanager

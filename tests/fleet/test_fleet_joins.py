@@ -1,6 +1,6 @@
-"""No join of the fleet's SQL grows with the product of two tables, whichever sources a store lacks.
+"""Tests that no join of the fleet's SQL grows with the product of two tables, also if a store lacks a source.
 
-The query plan depends on which tables are empty, so every answer and question runs on a made history without each
+The query plan depends on which tables are empty, so every answer and query runs on a generated history without each
 source in turn. The test counts the rows that joins produce and compares; it asserts no time and no memory.
 """
 
@@ -31,15 +31,15 @@ except ModuleNotFoundError as error:
         raise
 
 SIZE = Size(jobs=6000, nodes=nodes_for(6000, 1), months=1, seed=3)
-# Rows out of a join, over all rows of the store. The greatest of the shipped SQL is below 1.
+# Rows out of a join, divided by all rows of the store. The largest ratio of the shipped SQL is below 1.
 MOST_ROWS_OUT = 3
 # A join on these columns alone pairs each row with all rows of a cluster or a node.
 COARSE = {"cluster = cluster", "node = node"}
-FEW = 100  # rows: a side as small as this may be joined with anything
+FEW = 100  # rows: a side up to this size may be joined with any other
 
 
 def nodes_of_plan(plan: Any) -> Iterator[dict[str, Any]]:
-    """The operators of EXPLAIN (ANALYZE, FORMAT json); DuckDB 2 names the keys differently from DuckDB 1."""
+    """Yield the operators of EXPLAIN (ANALYZE, FORMAT json); DuckDB 1 and 2 name the keys differently."""
     yield plan
     for child in (*plan.get("children", ()), *plan.get("operator", ())):
         yield from nodes_of_plan(child)
@@ -50,7 +50,7 @@ def rows_out(operator: dict[str, Any]) -> int:
 
 
 def too_large(plan: Any, stored: int) -> list[str]:
-    """The joins of a plan that grow with the product of their sides."""
+    """Return the joins of a plan that grow with the product of their sides."""
     found = []
     for operator in nodes_of_plan(plan):
         kind = str(operator.get("type") or operator.get("operator_type") or operator.get("operator_name"))
@@ -60,7 +60,7 @@ def too_large(plan: Any, stored: int) -> list[str]:
         conditions = [conditions] if isinstance(conditions, str) else conditions
         equal = {one for one in conditions if " = " in one or " IS NOT DISTINCT FROM " in one}
         sides = [rows_out(child) for child in operator["children"]]
-        # An ASOF join takes one row a match, by merging.
+        # An ASOF join yields one row per match, by merging.
         coarse = min(sides) > FEW and equal <= COARSE and not kind.startswith(("ASOF", "DELIM"))
         # `numbers` makes a row for each day of a run: a merge of sorted sides, whose rows out are limited below.
         coarse = coarse and not (kind.startswith("PIECEWISE_MERGE") and engine.NUMBER_COUNT in sides)
@@ -70,11 +70,11 @@ def too_large(plan: Any, stored: int) -> list[str]:
 
 
 class Profiled:
-    """A connection that profiles each query which it executes."""
+    """A connection that profiles each query that it executes."""
 
     def __init__(self, connection: Any, stored: int) -> None:
         self._connection, self._stored = connection, stored
-        self.wrong: list[str] = []
+        self.large_joins: list[str] = []
         self.profiled = 0
 
     def execute(self, sql: str, values: Any = ()) -> Any:
@@ -82,9 +82,9 @@ class Profiled:
         makes_table = query.startswith("CREATE TABLE ")
         if makes_table or query.startswith(("SELECT", "WITH")):
             (row,) = self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {query}", values).fetchall()
-            self.wrong += [f"{joined}\n{query}" for joined in too_large(json.loads(row[1]), self._stored)]
+            self.large_joins += [f"{joined}\n{query}" for joined in too_large(json.loads(row[1]), self._stored)]
             self.profiled += 1
-        # The profile of a CREATE TABLE has made the table, that of a query has lost its rows.
+        # Profiling a CREATE TABLE also creates the table; profiling a query discards its rows.
         return self._connection if makes_table else self._connection.execute(sql, values)
 
 
@@ -122,13 +122,13 @@ def test_joins_stay_linear_without_each_source(files: dict[str, list[str]], miss
             except Unanswerable:
                 assert missing != "nothing" or part.name == "ettr", part.name  # a month has too few runs
     assert profiled.profiled > 50
-    assert not profiled.wrong, "\n\n".join(profiled.wrong)
+    assert not profiled.large_joins, "\n\n".join(profiled.large_joins)
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        # Two tables that have only the cluster in common, as preempted.sql once joined jobs with its victims.
+        # Two tables that have only the cluster in common, as an earlier preempted.sql joined jobs with victims.
         "SELECT count(*) FROM jobs AS a JOIN jobs AS b ON a.cluster = b.cluster AND a.job_id <> b.job_id",
         "SELECT count(*) FROM job_nodes AS a JOIN job_nodes AS b ON a.node = b.node AND a.start_time < b.end_time",
         "SELECT count(*) FROM jobs AS a JOIN jobs AS b ON a.start_time < b.end_time AND a.gpus > b.gpus",
@@ -138,4 +138,4 @@ def test_a_quadratic_join_is_found(files: dict[str, list[str]], query: str) -> N
     with engine.open_database(files, 1, 1024) as connection:
         profiled = Profiled(connection, 10_000)
         profiled.execute(query)
-    assert profiled.wrong
+    assert profiled.large_joins

@@ -1,4 +1,4 @@
-"""`healthd fleet query`, as it is typed, and what its engine may do."""
+"""Tests of `healthd fleet query`: the command, and the limits of its engine."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
     assert err.endswith("is not installed here: pip install pyspark sqlglot\n")
 
 
-# --- what the engine may do
+# --- limits of the engine
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db)
         rows = connection.execute("SELECT name, value FROM duckdb_settings()").fetchall()
     found = dict(rows)
     assert found["autoinstall_known_extensions"] == found["autoload_known_extensions"] == "false"
-    assert (found["threads"], found["memory_limit"]) == ("1", "384.0 MiB"), "three quarters: the rest is not counted"
+    assert (found["threads"], found["memory_limit"]) == ("1", "384.0 MiB"), "three quarters of 512 MiB"
 
 
 def test_what_does_not_fit_in_memory_lies_on_the_disk_and_goes(db, tmp_path, monkeypatch):
@@ -331,7 +331,7 @@ def test_a_question_that_stands_on_itself_is_refused():
         queries.with_dependencies(first, {"first": first, "second": second})
 
 
-# --- what docs/fleet.md says of it
+# --- docs/fleet.md
 
 PAGE = (Path(__file__).parents[2] / "docs/fleet.md").read_text("utf-8")
 

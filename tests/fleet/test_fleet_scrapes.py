@@ -1,4 +1,4 @@
-"""Conditions as a Prometheus server tells of them: spans of scrapes, pieces of a long time, servers that misbehave."""
+"""Tests of conditions from a Prometheus server: spans of scrapes, pieces of a long period, faulty servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERIES = ("c1", "n1", "gpu_xid", "gpu_xid/79", "61")
 
 
 def matrix(*scraped: tuple[int, int], severity: int = 3, enforced: bool = True, **labels: str) -> dict[str, Any]:
-    """A series of (time of the point, time of the scrape), as the query's one number."""
+    """Return a series with one number per (time of the point, time of the scrape)."""
     values = [[at, str(scrape * 8 + 4 * enforced + severity)] for at, scrape in scraped]
     return {"metric": {**LABELS, **labels}, "values": values}
 
@@ -53,7 +53,7 @@ def told(*series: Any, standing: Any = None, last: int = 600, step: int = 60) ->
 def test_a_span_goes_from_the_first_scrape_to_the_last_and_ends_where_a_point_is_missing():
     rows, after, _ = told(matrix((60, 58), (120, 118), (300, 298)))
     assert rows == [row(58, 118), row(298, 298)]
-    assert after == {}, "none of them stands at the last point"
+    assert after == {}, "no span is open at the last point"
 
 
 def test_what_stands_at_the_last_point_goes_on_in_the_next_piece():
@@ -62,7 +62,7 @@ def test_what_stands_at_the_last_point_goes_on_in_the_next_piece():
     rows, after, _ = told(matrix((660, 658), (720, 718)), standing=after, last=1200)
     assert (rows, after) == ([row(538, 718)], {})
     rows, _, _ = told(matrix((720, 718)), standing={SERIES: span(538, 598, 600)}, last=1200)
-    assert rows == [row(718, 718)], "the point at 660 did not show it"
+    assert rows == [row(718, 718)], "it is missing at the point of 660"
 
 
 def test_a_point_that_repeats_a_scrape_makes_a_span_no_longer():
@@ -75,7 +75,7 @@ def test_a_condition_that_becomes_worse_does_not_end_and_begin():
     rows, _, _ = told({"metric": LABELS, "values": points})
     assert rows == [row(58, 178, "critical", "warning", 118)]
     rows, _, _ = told(matrix((60, 58), severity=3), matrix((120, 118), severity=2))
-    assert rows == [row(58, 118)], "the worst stays"
+    assert rows == [row(58, 118)], "the worst severity stays"
 
 
 def test_what_rests_only_on_a_log_that_users_can_forge_says_so_until_it_counts():
@@ -130,7 +130,7 @@ PRESENT = st.lists(st.booleans(), min_size=1, max_size=60)
 
 @given(PRESENT, st.integers(1, 20))
 def test_the_pieces_of_a_query_change_no_span(present, points):
-    """As if the whole time were one query: runs of points that are there."""
+    """The result equals one query over the whole period: runs of present points."""
 
     def answer(path, parameters):
         first, last = int(parameters["start"]), int(parameters["end"])
@@ -159,7 +159,7 @@ def test_the_pieces_of_a_query_change_no_span(present, points):
 
 @contextmanager
 def serving(answer: Any, tls: bool = False) -> Iterator[tuple[str, list[Any]]]:
-    """A server that answers with (status, headers, body) of answer(request); its address, and the requests."""
+    """Run a server that responds with (status, headers, body) of answer(request). Yield its address and requests."""
     seen: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -211,7 +211,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_of_the_ca_file
     with serving(lambda request: good(), tls=True) as (url, seen):
         with pytest.raises(ServerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
             query_server(parse_server(url, token_file=str(tmp_path / "token")), "query_range", {})
-        assert seen == [], "it got no token"
+        assert seen == [], "no request, so no token, was sent"
         assert query_server(parse_server(url, ca_file=str(CERTIFICATE)), "query_range", {}) == {
             "resultType": "matrix",
             "result": [],
@@ -380,7 +380,7 @@ def test_what_still_stands_is_one_row_that_each_ingest_makes_longer(tmp_path):
 
 
 def always(start: int) -> Any:
-    """A server whose one condition stands since then, scraped 5 s before each point."""
+    """Return the response of a server with one condition since `start`, scraped 5 s before each point."""
 
     def answer(request):
         asked = parse_qs(urlsplit(request.path).query)
@@ -391,7 +391,7 @@ def always(start: int) -> Any:
 
 
 def asked_times(seen: list[Any]) -> list[tuple[int, int]]:
-    """(start, end) of each query since the last time that this was asked."""
+    """Return (start, end) of each query since the last call."""
     found = [parse_qs(urlsplit(request.path).query) for request in seen]
     seen.clear()
     return [(int(one["start"][0]), int(one["end"][0])) for one in found]
@@ -424,12 +424,12 @@ def test_an_earlier_from_adds_what_was_before(tmp_path):
         assert run(6660, from_time=600) == [(600, 2940), (6600, 6600)]
         assert run(6660, from_time=600) == []
     spans = [(one["first_time"], one["last_time"]) for one in live(db, "scraped_conditions")]
-    assert spans == [(595, 2935), (2995, 6595)], "where two readings meet a condition is two, and none is lost"
+    assert spans == [(595, 2935), (2995, 6595)], "a condition is two rows where two reads meet"
 
 
 @pytest.mark.one_python
 def test_a_stretch_before_does_not_make_what_begins_there_shorter(tmp_path):
-    """A scrape is told again for five minutes: both readings have the first one of what begins at their border."""
+    """A scrape is repeated for five minutes, so both reads have the first scrape of a condition at their border."""
 
     def answer(request):
         asked = parse_qs(urlsplit(request.path).query)

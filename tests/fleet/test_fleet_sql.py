@@ -1,5 +1,4 @@
-"""Each question beside plain Python on small made-up histories: the same rows, whatever the order, the files, and who
-else is in the store."""
+"""Tests of each query against plain Python on small generated histories, for any order of rows, files and clusters."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ Shown = list[tuple[tuple[str, Any], ...]]
 
 
 def shown(rows: Any) -> Shown:
-    """Rows as values that can be compared, in one order; a fraction to nine digits."""
+    """Return rows as comparable values in a fixed order, with fractions rounded to nine digits."""
     plain = (
         tuple(sorted((n, float(f"{v:.9g}") if isinstance(v, float) else v) for n, v in one.items())) for one in rows
     )
@@ -43,13 +42,13 @@ def shown(rows: Any) -> Shown:
 def answers(
     made: History, *names: str, asked: engine.QueryParameters = ASKED, parts: int = 1, random: Random | None = None
 ) -> dict[str, Shown]:
-    """What DuckDB answers to these questions, or to every one."""
+    """Return the rows of these queries, or of all queries, from DuckDB."""
     with TemporaryDirectory() as folder:
         return ask(write(made, Path(folder), parts, random), *names, asked=asked)
 
 
 def answer(made: History, name: str, asked: engine.QueryParameters = ASKED) -> Shown:
-    """What DuckDB answers to a question."""
+    """Return the rows of one query from DuckDB."""
     return answers(made, name, asked=asked)[name]
 
 
@@ -63,7 +62,7 @@ def ask(files: engine.Files, *names: str, asked: engine.QueryParameters = ASKED)
 
 
 def naive(made: History, name: str, like: Shown) -> Shown:
-    """What Python answers, with the columns that the question has."""
+    """Return the rows of the Python implementation, with the columns of the query."""
     rows = ANSWERS[name](made, BEGIN, END)
     columns = {column for column, _ in like[0]} if like else set(rows[0] if rows else ())
     return shown({column: one[column] for column in columns} for one in rows)
@@ -89,7 +88,7 @@ def test_sql_and_python_answer_alike_on_more_rows(seed):
 
 
 def test_these_histories_ask_something_of_each_question():
-    """Else the tests above could compare nothing with nothing."""
+    """Without them, the tests above could compare empty answers."""
     found = answers(history(Random(2), 60))
     assert {name for name, rows in found.items() if len(rows) < 2} == set()
     how = {dict(one)["how"] for one in found["preempted"]}
@@ -108,7 +107,7 @@ def test_the_order_of_rows_and_how_they_lie_in_files_change_nothing(random):
 
 
 def only(made: History, cluster: str) -> History:
-    """What is of one cluster; of the streams those that name it anywhere."""
+    """Return the rows of one cluster, with whole event streams that name it in any line."""
     streams = {e["stream_id"] for e in made["events"] if e["cluster"] == cluster}
     kept = {
         table: [one for one in rows if one["cluster"] == cluster] for table, rows in made.items() if table != "events"
@@ -130,7 +129,7 @@ def test_another_cluster_in_the_store_changes_nothing(random):
 def seen(
     made: History, edge: int, kind: str = "edge", event: str = "opened", first: int | None = None, **more: Any
 ) -> Row:
-    """A condition of gpu-1 that was last seen at `edge`. `more`: other values of its line."""
+    """Add a condition of gpu-1 that was last seen at `edge`. `more` has further values of its line."""
     seq = len(made["events"]) + 1
     plain = {
         "cluster": "c1",
@@ -159,7 +158,7 @@ def seen(
 
 
 def a_failed_job(state: str = "FAILED") -> History:
-    """It ran on gpu-1 for an hour, with 256 GPUs, and failed at its end."""
+    """Return a job that ran on gpu-1 for one hour with 256 GPUs and ended in this state."""
     made: History = {name: [] for name in TABLES}
     times = {"submit_time": BEGIN, "start_time": BEGIN + 100, "end_time": BEGIN + 3700}
     made["jobs"].append(row("jobs", cluster="c1", db_index=1, job_id=7, state=state, nodes=1, gpus=256, **times))
@@ -191,7 +190,7 @@ def test_a_level_that_stands_for_long_does_not_count_but_where_it_began_or_worse
 @pytest.mark.parametrize("kind", ["edge", "level"])
 @pytest.mark.parametrize("said", [{"observed": True}, {"history": True}, {"observed": None, "history": None}])
 def test_what_a_user_can_forge_and_what_was_there_before_healthd_is_no_cause(kind, said):
-    """Nor what a store holds that did not keep the difference."""
+    """The same holds for rows from an older store without these two columns."""
     made = a_failed_job()
     seen(made, BEGIN + 3700, kind, **said)
     seen(made, BEGIN + 3700, kind, "worsened", BEGIN, **said)
@@ -215,7 +214,7 @@ def test_a_moment_of_which_a_forged_line_tells_too_is_what_the_other_line_says()
 
 
 def test_what_healthd_found_in_the_log_at_its_first_start_does_not_begin_when_it_is_seen_again():
-    """The later line has the same first sight and is no history."""
+    """The later line has the same first time but no history flag."""
     made = a_failed_job()
     end, life = BEGIN + 3700, {"condition_id": "x", "code": "mount/missing"}
     seen(made, end, "level", **life, history=True)
@@ -264,7 +263,7 @@ def test_a_job_without_an_end_ran_until_it_was_last_read_and_no_longer():
     over = {**job, "db_index": 2, "job_id": 8, "gpus": 1, "state": "COMPLETED", "end_time": BEGIN + 2100}
     elsewhere = {**over, "cluster": "c2", "end_time": BEGIN + 9100}
     found = answers({**made, "ingests": [read], "jobs": [job, over, elsewhere]}, "node_days", "jobs_known")
-    assert [dict(one)["node_seconds"] for one in found["node_days"]] == [2000], "a row of its cluster is later"
+    assert [dict(one)["node_seconds"] for one in found["node_days"]] == [2000], "a later row of its cluster counts"
     assert [dict(one)["known_until"] for one in found["jobs_known"]] == [BEGIN + 2100, BEGIN + 9100]
     sooner = engine.QueryParameters(BEGIN, BEGIN + 600, PARAMETERS)
     assert [dict(one)["node_seconds"] for one in answer(made | {"ingests": [read]}, "node_days", sooner)] == [500]
@@ -279,7 +278,7 @@ def test_a_job_that_was_last_read_before_the_time_asked_for_did_not_run_in_it():
 
 @pytest.mark.parametrize("begin", [BEGIN, BEGIN + 3701])
 def test_a_line_of_the_log_tells_of_one_end_of_a_job(begin):
-    """JobId 7 was pre-empted, requeued and pre-empted again 40 seconds later, of which no line is here."""
+    """JobId 7 was preempted, requeued and preempted again 40 seconds later; the log line of the second is missing."""
     made = a_failed_job("PREEMPTED")
     [job] = made["jobs"]
     again = {**job, "db_index": 2, "start_time": BEGIN + 3710, "end_time": BEGIN + 3740}
@@ -300,7 +299,7 @@ def drained(made: History, time: int, stage: str = "drain", stream: str = "s1", 
 @pytest.mark.parametrize("behind", [-200, 0, 30])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_drain_of_a_node_that_was_installed_anew_ends_as_slurms_does(behind: int, again: bool) -> None:
-    """Its new ledger knows of no drain, so that no line tells the resume; and it may be drained again later."""
+    """The new ledger knows no drain, so no event records the resume. The node may be drained again later."""
     made: History = {name: [] for name in TABLES}
     state = {"cluster": "c1", "node": "gpu-1", "state": "DRAIN", "reason": "healthd: gpu_xid/79", "set_by": "healthd"}
     spells = [(BEGIN + 1000, BEGIN + 4600), *([(BEGIN + 90_000, BEGIN + 91_000)] if again else [])]
@@ -329,7 +328,7 @@ def test_a_store_into_which_the_same_came_twice_answers_as_its_rows_do(tmp_path)
     rows = {table: [tuple(one.values()) for one in some] for table, some in told.items() if some}
     with open_for_reading(str(store_of(tmp_path / "db", rows, rows))) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-        assert sum(map(len, files.values())) > len(rows), "some have several months"
+        assert sum(map(len, files.values())) > len(rows), "some tables have several months"
         assert ask(files) == answers(told)
 
 
@@ -339,7 +338,7 @@ def test_an_empty_store_answers_with_no_rows():
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_table_of_one_row_that_says_almost_nothing_is_answered(table):
-    """Everything that may be NULL is."""
+    """Everything that may be NULL is NULL."""
     kept = {"cluster": "c1", "node": "gpu-1", "db_index": 1, "job_id": 1, "submit_time": BEGIN, "time": BEGIN}
     kept |= {"start_time": BEGIN, "first_time": BEGIN, "name": "", "stream_id": "s", "seq": 1, "event": "started"}
     made: History = {name: [] for name in TABLES}
@@ -356,9 +355,8 @@ def name(request) -> Iterator[str]:
 
 
 def test_a_question_says_in_its_comment_what_it_is_made_of(name):
-    """Title, columns, source."""
     question = THERE[name]
-    assert question.title.endswith("."), "the first line is a sentence"
+    assert question.title.endswith("."), "the first line must be a sentence"
     assert len(question.title) <= 78
     assert "\n-- source: " in question.sql
     assert "\n-- columns" in question.sql

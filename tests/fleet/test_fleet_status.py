@@ -1,5 +1,4 @@
-"""All nodes as a Prometheus server tells of them now: who counts as what, what people read, and servers that answer
-nonsense."""
+"""Tests of `healthd fleet status`: grouping of nodes, the printed text, and faulty Prometheus servers."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ HOUR = 3600
 
 
 class Server:
-    """A made server: `add` gives it samples; it is the `ask` of read()."""
+    """A simulated Prometheus server: `add` gives it samples, and `read_fleet` calls it."""
 
     def __init__(self, *names: str) -> None:
         self.samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         for name in names:
             self.node(name)
 
@@ -74,7 +73,7 @@ class Server:
     def __call__(self, path: str, parameters: Any) -> Any:
         assert path == "query"
         query = parameters["query"]
-        self.asked.append(query)
+        self.queries.append(query)
         if query == "time()":
             return {"resultType": "scalar", "result": [NOW, str(NOW)]}
         name = "up" if query.startswith("up{") else "last seen" if query.startswith("max_over_time") else query
@@ -97,7 +96,7 @@ def told(server: Server, width: int = 100, **how: Any) -> str:
 
 
 def a_fleet() -> Server:
-    """One node of each group."""
+    """Return a server with one node of each group."""
     server = Server("gpu1")
     server.node("gpu2", "unhealthy")
     server.condition("gpu2", "gpu_xid/79", "0000:61:00.0", 3)
@@ -212,7 +211,7 @@ def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
     (node,) = [node for node in read_fleet(server).nodes if not node.seen]
     assert (node.node, node.last_seen) == ("gpu-9", 0.0)
     assert "does not answer Prometheus, not once in the last 7 days" in told(server)
-    assert "1 not seen\n" in told(server), "nobody knows for how long"
+    assert "1 not seen\n" in told(server), "the duration is not known"
 
 
 def test_metrics_of_a_textfile_are_nodes_without_a_target_of_healthds_own():
@@ -253,7 +252,7 @@ def test_two_thousand_nodes_take_as_many_queries_as_two_and_fit_a_screen():
     small.down("n3", NOW - HOUR)
     said = told(large, 80)
     read_fleet(small)
-    assert len(large.asked) == len(small.asked) < 25
+    assert len(large.queries) == len(small.queries) < 25
     assert "2,000 healthy: gpu[0001-2000]" in " ".join(said.split())
     assert len(said.splitlines()) < 12
     every = read_fleet(large)
@@ -265,7 +264,7 @@ def test_many_that_are_down_are_asked_of_in_few_queries():
     for n in range(3 * TARGETS_PER_QUERY):
         server.down(f"n{n + 1}", NOW - HOUR)
     fleet = read_fleet(server)
-    assert sum(query.startswith("max_over_time") for query in server.asked) == 3
+    assert sum(query.startswith("max_over_time") for query in server.queries) == 3
     assert all(node.last_seen for node in fleet.nodes if not node.seen)
 
 
@@ -320,7 +319,7 @@ def test_broken_is_known_to_somebody_only_if_it_is():
 
 
 def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
-    """Each scraped at its own target, and as node_exporter's textfile collector tells of it."""
+    """Return nodes that are scraped directly and also through the textfile collector of node_exporter."""
     server = Server()
     for name in names:
         server.node(name, health)
@@ -345,7 +344,7 @@ def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
     server = by_two_jobs("n1", "n2")
     fleet = read_fleet(server, "node")
     assert [(node.instance, node.health) for node in fleet.nodes] == [("n1:9100", "healthy"), ("n2:9100", "healthy")]
-    assert all('job="node"' in query for query in server.asked[1:])
+    assert all('job="node"' in query for query in server.queries[1:])
     with pytest.raises(ServerError, match='no target of the job "other"'):
         read_fleet(server, "other")
 

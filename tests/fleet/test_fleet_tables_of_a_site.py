@@ -1,4 +1,4 @@
-"""Tables that a site or another tool writes: tickets, failures, jobs."""
+"""Tests of tables that a site or another tool writes: tickets, failures, jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingest: its sources one after another, in steps that a rerun continues after, and rows that cannot be read."""
+"""Tests of an ingest: its sources, steps that a rerun continues after, and unread rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(read: Callable[[Run, list[str]], None], name: str = "tickets") -> Sou
 
 
 def each(run: Run, files: list[str]) -> None:
-    """A source that has a ticket for each "file", a step each, and remembers it."""
+    """Read a ticket from each "file" in its own step, and store a cursor for it."""
     for name in files:
         if run.cursor(name) is None:
             with run.step(name, NOVEMBER, NOVEMBER + 9) as step:
@@ -90,7 +90,7 @@ def fails(error: BaseException) -> Source:
 def test_a_source_that_fails_does_not_keep_the_others_from_the_store(tmp_path, error, sentence):
     came = ingest(str(tmp_path / "db"), [(fails(error), []), (source(each), ["a"])], ASKED)
     assert came.failed == [sentence]
-    assert came.sources == ["failing", "tickets"]  # of the first something was read before
+    assert came.sources == ["failing", "tickets"]  # the failing source had read a ticket
     assert content(tmp_path / "db")["tickets"] == [ticket("a"), ticket("before")]
 
 
@@ -158,7 +158,7 @@ def test_the_key_is_in_no_other_file_of_the_store(tmp_path):
     assert [path for path in others if key in path.read_bytes()] == []
 
 
-# --- what a source is told
+# --- options and messages
 
 
 def told(folder: Path, asked: IngestOptions) -> Run:

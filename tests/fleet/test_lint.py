@@ -1,5 +1,4 @@
-"""What SQL a question may use: each construct that the engines answer differently, or that a large store drowns in, is
-refused with its line."""
+"""Tests of the SQL lint: it rejects constructs that the engines treat differently or that do not scale."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ KNOWN = (*TABLES, "parameters", "numbers")
 
 
 def why(sql: str) -> str:
-    """The first refusal, "" if there is none."""
+    """Return the first error, or "" without one."""
     found = lint.find_errors(sql, KNOWN)
     return f"{found[0].line}: {found[0].reason}" if found else ""
 

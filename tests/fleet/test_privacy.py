@@ -1,4 +1,4 @@
-"""What is kept of users, and the key that their hashes are made with."""
+"""Tests of how users are stored, and of the key for their hashes."""
 
 from __future__ import annotations
 

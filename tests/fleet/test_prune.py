@@ -1,4 +1,4 @@
-"""What is older than a date leaves the store, and does not come back."""
+"""Tests of `prune`: rows older than a date are removed and do not return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_job_that_is_over_goes_with_all_that_hangs_on_it(tmp_path):
 
 
 def running(end):
-    """A job that began before December, with its node and what it excluded."""
+    """Return a job that began before December, with its node and its exclusion."""
     its = {"cluster": "c1", "db_index": 1, "submit_time": NOVEMBER}
     return {
         "jobs": [job(1, NOVEMBER, end_time=end)],

@@ -1,4 +1,4 @@
-"""The report's page and its file: one file that fetches nothing, escaped, and never in the place of another's."""
+"""Tests of the report page and its file: self-contained, escaped, and never in place of another file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JSON = st.recursive(
 
 
 class Elements(HTMLParser):
-    """The elements of a page, as a browser would find them."""
+    """Parse the elements of a page as a browser does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_a_chart_with_a_number_that_is_none_is_refused() -> None:
         embed_json({"n": float("nan")})
 
 
-@given(st.text(min_size=1, max_size=60))  # a longer one moves a chart's words into its details
+@given(st.text(min_size=1, max_size=60))  # a longer name moves the description of a chart into its details
 def test_no_name_becomes_an_element(name: str) -> None:
     from fleet_page import made
 
@@ -170,11 +170,11 @@ def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
     assert path.is_symlink() == (there == "link")
 
 
-# --- of a store
+# --- reports of stores
 
 
 def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
-    """The documents and the page of a store."""
+    """Return the documents and the page of a store."""
     from healthd.fleet import report
     from healthd.fleet.report_page import Assets
 
@@ -187,7 +187,7 @@ def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tmp_path: Path) -> None:
-    """A store without a row at first."""
+    """The store of seed 0 has no rows."""
     from healthd.fleet import report
 
     made = history(Random(seed), 4 * seed) if seed else {name: [] for name in TABLES}
@@ -352,7 +352,7 @@ def write_store(folder: Path) -> str:
 
 
 def commands(page: str) -> dict[str, list[str]]:
-    """Name of a chapter -> the words of the command below it."""
+    """Return the command printed below each chapter, split into words."""
     found = {}
     for chapter in re.split(r'(?=<section class="chapter" )', page)[1:]:
         name = re.search(r'id="chapter-([^"]+)"', chapter)

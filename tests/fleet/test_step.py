@@ -1,4 +1,4 @@
-"""Which rows stay: whatever their order, their split over steps, and however often they are ingested."""
+"""Tests of a step: which rows stay for any order, any split into steps and repeated ingests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_corrected_end_replaces_the_wrong_one_also_where_it_is_earlier(tmp_pat
 
 
 def test_a_job_whose_submission_comes_to_another_month_is_there_once(tmp_path):
-    """As after an ingest with a wrong --timezone."""
+    """This happens after an ingest with a wrong --timezone."""
     wrong, right, other = job(1, DECEMBER - 60), job(1, DECEMBER + 3540), job(2, DECEMBER - 60)
     db = made(tmp_path / "db", {"jobs": [wrong, other]}, {"jobs": [right]})
     assert content(db)["jobs"] == [right, other]
@@ -79,7 +79,7 @@ def test_the_nodes_of_a_job_are_replaced_together(tmp_path):
 
 @st.composite
 def versions(draw: st.DrawFn) -> list[tuple[Row, list[Row]]]:
-    """What sacct says of a few jobs of two clusters at several times: what is known of one job only grows."""
+    """Return records of sacct for a few jobs of two clusters; later records of a job have more values."""
     found = []
     for index in range(draw(st.integers(1, 4))):
         cluster = draw(st.sampled_from(["c1", "c2"]))
@@ -95,7 +95,7 @@ def versions(draw: st.DrawFn) -> list[tuple[Row, list[Row]]]:
 
 
 def best(said: Sequence[tuple[Row, list[Row]]]) -> dict[str, list[Row]]:
-    """The same, naively: of each job the version that knows most."""
+    """Return the expected rows, computed naively: the record with the most values for each job."""
     newest: dict[Row, tuple[Row, list[Row]]] = {}
     for job_row, nodes in said:
         if job_row[:2] not in newest or job_row[6] > newest[job_row[:2]][0][6]:

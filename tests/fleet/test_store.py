@@ -1,4 +1,4 @@
-"""The store: what is committed stays whole, what is damaged is named, what is somebody else's is left."""
+"""Tests of the store: atomic commits, damaged files are named, and other files are left alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def failing(store: Store) -> None:
     with step(store) as one:
         one.stage("tickets", [ticket("b")])
         one.stage("failures", [("c1", "a", NOVEMBER, "gpu")])
-        one.execute("ALTER TABLE staging.tickets DROP COLUMN words")  # it is merged after the failures
+        one.execute("ALTER TABLE staging.tickets DROP COLUMN words")  # tickets are merged after failures
 
 
 def test_an_error_while_the_files_are_written_leaves_no_file_behind(tmp_path):
@@ -110,7 +110,7 @@ def test_a_store_that_is_made_is_for_its_owner_alone(tmp_path, umask):
     before = os.umask(umask)
     try:
         db = made(tmp_path / "db", {"tickets": [ticket("a")]})
-        assert os.umask(umask) == umask, "the umask is as it was"
+        assert os.umask(umask) == umask, "the umask is unchanged"
     finally:
         os.umask(before)
     assert modes(db) == {(True, 0o700), (False, 0o600)}
@@ -201,7 +201,7 @@ def test_a_file_goes_when_nobody_reads_it_any_more(tmp_path):
     assert files(db) == {"tickets/month=2026-11/2.parquet"}
 
 
-# --- what cannot be used
+# --- stores that are refused
 
 
 def refused(folder: Path) -> str:
@@ -227,7 +227,7 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
     db = made(tmp_path / "db", {"tickets": [ticket("a")]})
     (db / "manifest.json").write_text(text)
     assert refused(db).startswith(f"{db}/manifest.json: is damaged: ")
-    assert files(db) == {"tickets/month=2026-11/1.parquet"}  # it may be all that is left
+    assert files(db) == {"tickets/month=2026-11/1.parquet"}  # the data file is kept
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_file_that_became_other_bytes_is_named_among_its_neighbours(tmp_path):
     file.write_bytes(bytes(len(whole)))
     assert refused(db).startswith(f"{file}: is damaged: ")
     assert other.exists()
-    file.write_bytes(whole[:8] + bytes(40) + whole[48:])  # the footer is as it was, the rows are not
+    file.write_bytes(whole[:8] + bytes(40) + whole[48:])  # the footer is intact, the rows are not
     assert refused(db).startswith(f"{file}: is damaged: ")
 
 

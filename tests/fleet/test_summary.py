@@ -1,4 +1,4 @@
-"""The five sentences that a report opens with: from the numbers, and true where there are none."""
+"""Tests of the five opening sentences of a report: their numbers, and missing data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times as Slurm and people write them: one meaning, or refused by name."""
+"""Tests of times as Slurm and people write them: one meaning, or an error that names the text."""
 
 from __future__ import annotations
 

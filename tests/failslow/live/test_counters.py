@@ -1,4 +1,4 @@
-"""What a node counts while a job runs: read from made trees and from a stub of NVML, also where it goes wrong."""
+"""Tests of the activity counters of a node, read from simulated trees and a stub of NVML, also with faults."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PORTS = "/sys/class/infiniband/{}/ports/1/counters/{}"
 
 
 def tree(root: Path, **counts: tuple[str, str]) -> Host:
-    """device = (received, sent)."""
+    """Write port counters, given as device=(received, sent)."""
     for device, (received, sent) in counts.items():
         write(root, {PORTS.format(device, "port_rcv_data"): received, PORTS.format(device, "port_xmit_data"): sent})
     return Host(str(root))
 
 
 def descriptors() -> list[str]:
-    """The counters that this process has open."""
+    """Return the port counters that this process has open."""
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sorted(os.readlink(link) for link in links if os.path.lexists(link) and "/ports/" in os.readlink(link))
 
@@ -169,7 +169,7 @@ def test_a_node_without_gpus_is_said_so(tmp_path: Path) -> None:
         GpuCounters(Host(str(tmp_path)), ("nvlink",)).open()
 
 
-# --- what was counted meanwhile
+# --- growth and totals
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_node_without_gpus_is_said_so(tmp_path: Path) -> None:
         (5, 5, 0),
         (2**64 - 10, 5, 15),
         (2**32 - 10, 5, 15),
-        (2**40, 5, 0),  # set back
+        (2**40, 5, 0),  # reset
         (2**63, 5, 0),
         (2**32 + 10, 5, 0),
     ],

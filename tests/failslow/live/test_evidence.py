@@ -1,4 +1,4 @@
-"""What changed on a node when a job became slow: read from made trees, judged from two spans of readings."""
+"""Tests of what changed on a node when a job became slow: readings from simulated trees, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from trees import Refusing, aer, pci_device, write
 
 from healthd.failslow.live import node_reading
-from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, is_hardware_fault
-from healthd.failslow.live.evidence import find_changes as said_of
+from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, find_changes, is_hardware_fault
 from healthd.failslow.live.node import Readings, read_node
 from healthd.failslow.live.node_reading import Gpu, Link, OperationTimes, Reading
 from healthd.failslow.model import Cause
@@ -48,7 +47,7 @@ PSI = "some avg10=1.53 avg60=1.87 avg300=1.73 total={}\nfull avg10=0.00 avg60=0.
 
 
 def evidence(*given: Any) -> tuple[str, ...]:
-    return tuple(one.sentence for one in said_of(*given))
+    return tuple(one.sentence for one in find_changes(*given))
 
 
 def healthy(root: Path) -> Host:
@@ -110,11 +109,11 @@ def test_an_adapter_that_takes_its_time_holds_up_no_other_reading(tmp_path: Path
     assert now.disks
 
 
-# --- what is said of a change
+# --- changes
 
 
 def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
-    """Two readings before and one since, a minute apart each, alike but for what is given."""
+    """Return two readings before the onset and one after it, one minute apart, equal except for the given values."""
     quiet = Reading(
         0.0,
         {GPU: Gpu(60, 1980, 0)},
@@ -279,7 +278,7 @@ def test_lines_in_any_order_are_read(lines: list[str]) -> None:
         assert min(slow) >= 0
 
 
-# --- readings, so that there is a before
+# --- regular readings
 
 
 def test_the_node_is_read_each_minute_while_a_job_is_watched_and_forgotten_after() -> None:
@@ -342,7 +341,7 @@ def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
     ],
 )
 def test_a_clock_that_is_held_down_is_a_fault_of_the_node_and_a_power_limit_that_is_met_is_none(since, is_fault):
-    assert any(map(is_hardware_fault, said_of(*span(**since)))) is is_fault
+    assert any(map(is_hardware_fault, find_changes(*span(**since)))) is is_fault
 
 
 def test_what_a_job_can_cause_is_no_fault_of_the_node():

@@ -1,4 +1,4 @@
-"""Advice to running jobs: its content, who may read it, and a training loop that follows it."""
+"""Tests of the advice to running jobs: its content, who may read it, and a training loop that follows it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_job(root: Path, pid: int, job: str = "4711") -> None:
     (place / "cgroup").write_text(CGROUP.format(job))
 
 
-# --- what is advised
+# --- content of advice
 
 
 def test_a_job_that_never_was_slow_has_no_advice() -> None:
@@ -85,7 +85,7 @@ def test_whatever_a_job_shows_its_advice_is_a_document(looks: list[tuple[bool, f
 
 
 def test_a_restart_is_advised_when_as_much_is_lost_as_the_site_says_that_it_costs() -> None:
-    """Of an unknown cause nothing else is left."""
+    """For an unknown cause, a restart is the only remedy."""
     unknown = replace(SLOW, cause=Cause.UNKNOWN.value, lost_seconds=100.0)
     assert follow(FollowedJob(), unknown, Overheads()).action is Action.IGNORE
     assert follow(FollowedJob(), unknown, Overheads(s4=100.0)).action is Action.RESTART
@@ -109,7 +109,7 @@ def test_a_slow_job_has_a_file_and_loses_it_when_it_ends(advising: AdviceWriter)
     assert (document["action"], document["rank"], document["lost_seconds"]) == ("s2", "rank 3", 6.0)
     assert document["next"] == {"action": "s3", "at_lost_seconds": 60.0}
     assert advising.step([told()], 6.0) is None
-    assert json.loads(Path(advising.folder, "4711.json").read_text())["written"] == 5.0, "the same advice"
+    assert json.loads(Path(advising.folder, "4711.json").read_text())["written"] == 5.0, "the advice did not change"
     advising.step([], 7.0)
     assert files(advising) == []
 
@@ -142,7 +142,7 @@ def test_a_job_whose_user_is_not_known_has_no_file(advising: AdviceWriter) -> No
 
 
 def read_as(uid: int, path: str) -> bool:
-    """Whether a process of this user can read the file."""
+    """Return whether a process of this user can read the file."""
     child = os.fork()
     if child == 0:
         try:
@@ -160,7 +160,7 @@ def read_as(uid: int, path: str) -> bool:
 @only_root
 def test_the_jobs_user_reads_it_and_nobody_else_does(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("run")
-    for above in (folder, *folder.parents):  # pytest's own folders are root's alone
+    for above in (folder, *folder.parents):  # pytest's own folders belong to root and are closed to others
         if above.stat().st_uid == os.geteuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)
     advising = AdviceWriter(str(folder), {"4711": NOBODY}.get)
@@ -170,14 +170,14 @@ def test_the_jobs_user_reads_it_and_nobody_else_does(tmp_path_factory: pytest.Te
     path = os.path.join(advising.folder, "4711.json")
     assert read_as(NOBODY, path)
     assert not read_as(NOBODY - 1, path)
-    assert os.stat(path).st_uid == os.geteuid()  # or its reader could fill the node's /run
+    assert os.stat(path).st_uid == os.geteuid()  # an owner among users could fill /run of the node
 
 
-# --- reading it
+# --- reading advice
 
 
 class Ranks:
-    """A receiver on a made tree in which this process belongs to job 4711."""
+    """A receiver on a simulated tree, where this process belongs to job 4711."""
 
     def __init__(self, folder: Path) -> None:
         in_job(folder, os.getpid())
@@ -221,7 +221,7 @@ def test_advice_that_is_no_document_is_none(tmp_path: Path, monkeypatch: pytest.
     assert client.advice() is None
 
 
-# --- a loop that follows it
+# --- a training loop
 
 
 SCRIPT = """
@@ -247,7 +247,7 @@ print(json.dumps({"moved_at": shared.moved_at.value, "counts": list(shared.count
 
 @pytest.mark.one_python
 def test_a_training_loop_moves_its_micro_batches_and_becomes_faster_again(tmp_path: Path) -> None:
-    """A real live process, four real ranks, of which one becomes eight times as slow at iteration 100."""
+    """A real live process and four real ranks; one rank becomes eight times as slow at iteration 100."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     place = {"runtime_dir": str(tmp_path), "root": str(tmp_path)}
     setup = json.dumps({"locations": place, "settings": {"client": True}})

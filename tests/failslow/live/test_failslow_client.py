@@ -1,4 +1,4 @@
-"""`healthd.client.step` against a real receiver: whatever happens there, a training loop goes on."""
+"""Tests of `healthd.client.step` with a real receiver: faults there never stop a training loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waiting import until
 
 from healthd import client
 from healthd.failslow.live import datagram, process
-from healthd.failslow.live import document as told
+from healthd.failslow.live import document as live_document
 from healthd.failslow.live.receiver import Disconnected, Received, Receiver
 from healthd.failslow.live.settings import LiveSettings, Locations
 from healthd.host import shortage
@@ -34,14 +34,14 @@ CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 
 
 class Ranks:
-    """A receiver on a made tree, in which processes of this machine are in jobs."""
+    """A receiver on a simulated tree, where processes of this machine belong to jobs."""
 
     def __init__(self, folder: Path, jobs: int = 4, ranks: int = 4) -> None:
         self.folder = folder
         self.path = str(folder / "failslow.sock")
         self.receiver = Receiver(self.path, str(folder), jobs, ranks)
-        self.heard: list[Received] = []
-        self.left: list[Disconnected] = []
+        self.received: list[Received] = []
+        self.disconnected: list[Disconnected] = []
         self.now = 0.0
 
     def in_job(self, pid: int, job: str) -> None:
@@ -52,7 +52,7 @@ class Ranks:
     def step(self) -> Ranks:
         self.now += 1.0
         for one in self.receiver.step(self.now):
-            (self.heard if isinstance(one, Received) else self.left).append(one)
+            (self.received if isinstance(one, Received) else self.disconnected).append(one)
         return self
 
     def connect(self) -> socket.socket:
@@ -82,13 +82,13 @@ def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int =
     return client.MESSAGE.pack(client.MAGIC, rank, rank, 1, steps, seconds, busy, client.NOT_MEASURED)
 
 
-# --- what is said
+# --- content of messages
 
 
 def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
     client.step()
     client.step(busy=0.25)
-    (heard,) = ranks.step().step().heard
+    (heard,) = ranks.step().step().received
     said = heard.step
     assert (heard.job, heard.pid) == ("4711", os.getpid())
     assert (said.rank, said.local_rank, said.step, said.steps, said.busy, said.wait) == (5, 1, 1, 1, 0.25, None)
@@ -103,14 +103,14 @@ def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
         client.step()
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step()
-    assert [one.step.steps for one in ranks.step().step().heard] == [1, 10]
+    assert [one.step.steps for one in ranks.step().step().received] == [1, 10]
 
 
 def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
     client.step()
     for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
         client.step(busy=busy)
-    assert {one.step.busy for one in ranks.step().step().step().step().step().heard} == {None}
+    assert {one.step.busy for one in ranks.step().step().step().step().step().received} == {None}
 
 
 class Tensor:
@@ -124,7 +124,7 @@ class Tensor:
 def test_step_accepts_whatever_float_accepts(ranks, value):
     client.step()
     client.step(busy=value, wait=value)
-    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().heard] == [(0.25, 0.25)]
+    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().received] == [(0.25, 0.25)]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64", "array"])
@@ -132,7 +132,7 @@ def test_step_accepts_numpy_scalars(ranks, kind):
     numpy = pytest.importorskip("numpy")
     client.step()
     client.step(busy=getattr(numpy, kind)(1))
-    assert [one.step.busy for one in ranks.step().step().heard] == [1.0]
+    assert [one.step.busy for one in ranks.step().step().received] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypat
     client.step(busy=bad)
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step(busy=0.4)
-    last = [one.step for one in ranks.step().step().step().heard][-1]
+    last = [one.step for one in ranks.step().step().step().received][-1]
     assert (last.steps, last.busy) == (3, pytest.approx(0.3))
 
 
@@ -188,7 +188,7 @@ def test_fields_that_later_versions_add_behind_are_passed_over():
     assert datagram.parse(message()[:-1]) is None
 
 
-# --- healthd is away, hung, restarted
+# --- healthd is missing, blocked or restarted
 
 
 def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
@@ -215,29 +215,29 @@ def test_attempts_to_connect_are_far_apart(ranks, monkeypatch):
 
 def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all_steps_later(ranks):
     client.step()
-    for _ in range(2000):  # more than any queue of messages holds
+    for _ in range(2000):  # more than any message queue holds
         client.step()
     for _ in range(2000):
         ranks.step()
     client.step()
     ranks.step()
-    steps = [one.step for one in ranks.heard]
+    steps = [one.step for one in ranks.received]
     assert sum(one.steps for one in steps) == 2001
     assert len(steps) < 2001
-    assert [one.step.step for one in ranks.heard][-1] == 2001
+    assert [one.step.step for one in ranks.received][-1] == 2001
 
 
 def test_a_healthd_that_was_restarted_is_found_again(ranks):
     client.step()
     client.step()
-    assert len(ranks.step().step().heard) == 1
+    assert len(ranks.step().step().received) == 1
     ranks.receiver.close()
     for _ in range(3):
         client.step()
     ranks.receiver = Receiver(ranks.path, str(ranks.folder), 4, 4)
     ranks.now = 0.0
-    until(lambda: client.step() or len(ranks.step().heard) > 1)
-    assert ranks.heard[-1].job == "4711"
+    until(lambda: client.step() or len(ranks.step().received) > 1)
+    assert ranks.received[-1].job == "4711"
 
 
 def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(ranks):
@@ -250,8 +250,8 @@ def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(rank
     client.step()
     with ranks.connect() as other:
         other.send(message(rank=7))
-        until(lambda: len(ranks.step().heard) == 3)
-    assert {one.step.rank for one in ranks.heard} == {5, 7}
+        until(lambda: len(ranks.step().received) == 3)
+    assert {one.step.rank for one in ranks.received} == {5, 7}
 
 
 # --- processes, threads, containers
@@ -269,9 +269,9 @@ def test_a_child_has_a_connection_of_its_own(ranks):
     assert os.waitpid(child, 0)[1] == 0
     client.step()
     ranks.step().step().step().step()
-    by_connection = {one.connection: one.pid for one in ranks.heard}
+    by_connection = {one.connection: one.pid for one in ranks.received}
     assert sorted(by_connection.values()) == sorted((os.getpid(), child))
-    assert [one.connection for one in ranks.left] == [c for c, pid in by_connection.items() if pid == child]
+    assert [one.connection for one in ranks.disconnected] == [c for c, pid in by_connection.items() if pid == child]
 
 
 LAST_STEPS = """
@@ -317,7 +317,7 @@ def test_threads_that_step_at_once_raise_nothing(ranks):
     for thread in threads:
         thread.join()
     assert failed == []
-    until(lambda: ranks.step().heard)  # the first look accepts, the next reads
+    until(lambda: ranks.step().received)  # the first step accepts the connection, the next reads
 
 
 LOOP = """
@@ -333,7 +333,7 @@ while True:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, monkeypatch):
-    """Its own mount and pid namespace, in which the socket's folder is mounted elsewhere; its client is a copy."""
+    """The rank has its own mount and pid namespace, with the socket's folder elsewhere and a copy of the client."""
     made = Ranks(tmp_path)
     copy, mounted = tmp_path / "image", tmp_path / "image/run"
     mounted.mkdir(parents=True)
@@ -349,16 +349,16 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
             pytest.skip("no namespaces here")
         inside = int(children.read_text().split()[0])
         made.in_job(inside, "99")
-        # Its first connection may have come before we said that it is in a job: then it tries again.
-        until(lambda: made.step().heard or time.sleep(0.05), seconds=60)
-        assert (made.heard[0].pid, made.heard[0].job, made.heard[0].step.rank) == (inside, "99", 3)
+        # Its first connection may precede the assignment to the job; then it connects again.
+        until(lambda: made.step().received or time.sleep(0.05), seconds=60)
+        assert (made.received[0].pid, made.received[0].job, made.received[0].step.rank) == (inside, "99", 3)
     finally:
         rank.kill()
         rank.wait()
         made.receiver.close()
 
 
-# --- what a user may try
+# --- hostile users
 
 
 def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
@@ -368,13 +368,13 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
         ranks.step().step()
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stranger.send(message())
-    assert ranks.heard == []
+    assert ranks.received == []
     assert ranks.receiver.dropped_counts().strangers == 1
 
 
 def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
-    document = tmp_path / told.FILE
+    document = tmp_path / live_document.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
@@ -382,10 +382,10 @@ def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, 
         try:
             live.reconfigure(LiveSettings(client=True))
             live.step()
-            assert told.parse(document.read_text()).dropped.strangers == 0
+            assert live_document.parse(document.read_text()).dropped.strangers == 0
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(str(tmp_path / "failslow.sock"))
-                until(lambda: live.step() or told.parse(document.read_text()).dropped.strangers == 1)
+                until(lambda: live.step() or live_document.parse(document.read_text()).dropped.strangers == 1)
         finally:
             live.close()
 
@@ -425,8 +425,8 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
         ranks.step().step()
         dropped = ranks.receiver.dropped_counts()
         assert (dropped.file_descriptors, dropped.series) == (2, 0)
-        assert listener.calls == 2, "one try a look"
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
+        assert listener.calls == 2, "one attempt per step"
+        assert ranks.step().step().received[-1].step.seconds == 0.5
     assert dict(shortages) == {shortage.DESCRIPTORS: 2}
 
 
@@ -434,14 +434,14 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     ranks.receiver._listener = Listener(ranks.receiver._listener, errno.ECONNABORTED)
     with ranks.connect() as rank:
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
-    assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, told.Dropped())
+        assert ranks.step().step().received[-1].step.seconds == 0.5
+    assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, live_document.Dropped())
 
 
 def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path, shortages, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
     monkeypatch.setattr(process, "EVALUATION_SECONDS", 0.0)
-    document = tmp_path / told.FILE
+    document = tmp_path / live_document.FILE
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
@@ -450,11 +450,11 @@ def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path
             live.step()
             shortage.record(shortage.DESCRIPTORS)
             live.step()
-            (problem,) = told.parse(document.read_text()).problems
+            (problem,) = live_document.parse(document.read_text()).problems
             assert "file descriptors" in problem
             monkeypatch.setattr(shortage, "REPORT_SECONDS", 0.0)
             live.step()
-            assert told.parse(document.read_text()).problems == ()
+            assert live_document.parse(document.read_text()).problems == ()
         finally:
             live.close()
 
@@ -465,7 +465,7 @@ def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size)
         stream.send(b"x" * size)
         stream.send(message())
         ranks.step().step()
-        assert len(ranks.heard) == 1
+        assert len(ranks.received) == 1
         assert ranks.receiver.dropped_counts().oversized == 1
 
 
@@ -474,20 +474,20 @@ def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
         with pytest.raises(OSError, match="too long"):
             stream.send(bytes(1 << 20))
         stream.send(message())
-        assert len(ranks.step().step().heard) == 1
+        assert len(ranks.step().step().received) == 1
 
 
 def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
-    """To close it may take days: where the kernel can refuse it, it does."""
+    """Closing such a file could block for days, so healthd refuses it if the kernel can."""
     with ranks.connect() as rank:
         with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
             socket.send_fds(rank, [message(0.25)], [0])
         rank.send(message(0.5))
-        assert ranks.step().step().heard[-1].step.seconds == 0.5
+        assert ranks.step().step().received[-1].step.seconds == 0.5
 
 
 def refuses_files(stream: socket.socket) -> bool:
-    """Linux 6.16 and later."""
+    """Return whether the kernel has SO_PASSRIGHTS (Linux 6.16 and later)."""
     try:
         return stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
     except OSError:
@@ -501,13 +501,13 @@ def test_who_sends_only_nonsense_is_hung_up_on(ranks):
         for _ in range(60):
             ranks.step()
         assert ranks.receiver.dropped_counts().malformed == 50
-        assert ranks.heard == []
+        assert ranks.received == []
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stream.send(message())
 
 
 def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
-    """The flood fills its own queues only; of each look the other job has its share."""
+    """The flood fills only its own queues; the other job has its share of each step."""
     floods = [ranks.connect() for _ in range(4)]
     ranks.step()
     ranks.in_job(os.getpid(), "8")
@@ -525,7 +525,7 @@ def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
             honest.send(message(seconds=1.0 + turn))
             ranks.step()
         ranks.step()
-        assert [one.step.seconds for one in ranks.heard if one.job == "8"] == [1.0 + turn for turn in range(50)]
+        assert [one.step.seconds for one in ranks.received if one.job == "8"] == [1.0 + turn for turn in range(50)]
     for stream in floods:
         stream.close()
 
@@ -538,19 +538,19 @@ def test_one_look_reads_no_more_than_its_budget(ranks):
     for stream in floods:
         for _ in range(5):
             stream.send(message())
-    before = len(ranks.heard)
+    before = len(ranks.received)
     ranks.step()
-    assert 0 < len(ranks.heard) - before <= 100
-    seen = {one.connection for one in ranks.heard}
+    assert 0 < len(ranks.received) - before <= 100
+    seen = {one.connection for one in ranks.received}
     for _ in range(10):
         ranks.step()
-    assert len({one.connection for one in ranks.heard}) == 100 > len(seen)
+    assert len({one.connection for one in ranks.received}) == 100 > len(seen)
     for stream in floods:
         stream.close()
 
 
 def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
-    """4 jobs of 4 ranks are watched; who comes beyond is hung up on, and no descriptor is left behind."""
+    """4 jobs of 4 ranks are accepted. Further ones are disconnected, and no file descriptor leaks."""
     before = len(os.listdir("/proc/self/fd"))
     kept, jobs = [], 0
     for number in range(10_000):
@@ -562,7 +562,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
             kept.append(stream)
         except OSError:
             stream.close()
-        jobs = max(jobs, len({one.job for one in ranks.step().heard}))
+        jobs = max(jobs, len({one.job for one in ranks.step().received}))
     dropped = ranks.receiver.dropped_counts()
     assert (len(kept), jobs) == (16, 4)
     assert dropped.series + dropped.jobs == 10_000 - 16
@@ -570,7 +570,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
     for stream in kept:
         stream.close()
     ranks.step()
-    assert len(ranks.left) == 16
+    assert len(ranks.disconnected) == 16
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -579,4 +579,4 @@ def test_a_rank_that_calls_itself_as_another_is_a_series_of_its_own(ranks):
         one.send(message(rank=3))
         other.send(message(rank=3))
         ranks.step().step()
-        assert len({heard.connection for heard in ranks.heard}) == 2
+        assert len({heard.connection for heard in ranks.received}) == 2

@@ -1,4 +1,4 @@
-"""What is believed of the jobs that tell their steps: who is slow, since when, what it cost, and who is to blame."""
+"""Tests of jobs that send their steps: which are slow, since when, the cost, and the rank to blame."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def gpu_of(pid: int, job: str, local: int) -> str:
 
 
 class Gang:
-    """Ranks of one job that wait for each other; times have some noise, the same each time."""
+    """Ranks of one job that wait for each other; their times have some reproducible noise."""
 
     def __init__(
-        self, ranks: int = 8, watched: LiveSettings | None = None, tells_busy: bool = True, job: str = "4711"
+        self, ranks: int = 8, live_settings: LiveSettings | None = None, sends_busy: bool = True, job: str = "4711"
     ) -> None:
-        self.jobs = Jobs(watched or LiveSettings(), gpu_of)
-        self.ranks, self.tells_busy, self.job = ranks, tells_busy, job
+        self.jobs = Jobs(live_settings or LiveSettings(), gpu_of)
+        self.ranks, self.sends_busy, self.job = ranks, sends_busy, job
         self.now, self.at = 10_000.0, 0
 
     def step(self, count: int, slow: tuple[int, ...] = (), by: float = 1.5, all_by: float = 1.0) -> Gang:
@@ -42,14 +42,14 @@ class Gang:
             length = max(work) + 0.1
             self.now += length
             for rank in range(self.ranks):
-                busy = work[rank] if self.tells_busy else None
+                busy = work[rank] if self.sends_busy else None
                 said = StepMessage(rank, rank, self.at, 1, length, busy, None)
                 self.jobs.add_step(rank, 100 + rank, self.job, said, self.now)
         self.jobs.evaluate(False)
         return self
 
     @property
-    def told(self):
+    def record(self):
         (job,) = self.jobs.records()
         return job
 
@@ -66,69 +66,69 @@ def test_the_gpu_of_a_rank_that_shows_none_is_looked_for_a_few_times_only():
     gang.step(100)
     for _ in range(4 * MAX_GPU_LOOKUPS):
         gang.step(10, slow=(3,))
-    assert (gang.told.slow, gang.told.rank, gang.told.suspect) == (True, "rank 3", "")
+    assert (gang.record.slow, gang.record.rank, gang.record.suspect) == (True, "rank 3", "")
     assert looks == [103] * MAX_GPU_LOOKUPS
 
 
 def test_a_job_that_is_as_ever_is_told_and_not_slow():
-    told = Gang().step(200).told
+    told = Gang().step(200).record
     assert (told.ranks, told.source, told.slow, told.suspect, told.evidence) == (8, "client", False, "", ())
 
 
 @pytest.mark.parametrize("by", [1.2, 1.5, 3.0])
 def test_the_rank_that_works_longer_is_named_with_its_gpu(by):
-    told = Gang().step(100).step(40, slow=(5,), by=by).told
+    told = Gang().step(100).step(40, slow=(5,), by=by).record
     assert (told.slow, told.rank, told.suspect, told.cause) == (True, "rank 5", GPUS[5], "compute_gpu")
     assert told.slowdown == pytest.approx(0.4 * (by - 1) / 0.5, rel=0.15)
     assert told.since == pytest.approx(10_000.0 + 100 * 0.5, abs=5.0)
 
 
 def test_what_it_cost_is_the_sum_over_all_ranks_that_waited():
-    told = Gang().step(100).step(100, slow=(5,), by=1.5).told
+    told = Gang().step(100).step(100, slow=(5,), by=1.5).record
     assert told.lost_seconds == pytest.approx(8 * 100 * 0.2, rel=0.05)
 
 
 def test_it_is_over_once_its_steps_are_as_before_and_what_it_cost_stays():
     gang = Gang().step(100).step(40, slow=(5,))
-    lost = gang.told.lost_seconds
-    told = gang.step(60).told
+    lost = gang.record.lost_seconds
+    told = gang.step(60).record
     assert (told.slow, told.suspect, told.since) == (False, "", None)
     assert told.lost_seconds >= lost > 0
 
 
-@pytest.mark.parametrize("tells_busy", [True, False])
-def test_where_all_work_longer_nobody_is_named(tells_busy):
-    told = Gang(tells_busy=tells_busy).step(100).step(40, all_by=1.5).told
+@pytest.mark.parametrize("sends_busy", [True, False])
+def test_where_all_work_longer_nobody_is_named(sends_busy):
+    told = Gang(sends_busy=sends_busy).step(100).step(40, all_by=1.5).record
     assert (told.slow, told.rank, told.suspect) == (True, "", "")
 
 
 def test_without_busy_times_a_gang_names_nobody():
-    told = Gang(tells_busy=False).step(100).step(40, slow=(5,)).told
+    told = Gang(sends_busy=False).step(100).step(40, slow=(5,)).record
     assert (told.slow, told.rank) == (True, "")
 
 
 def test_fewer_than_four_ranks_name_nobody():
-    assert Gang(3).step(100).step(40, slow=(1,)).told.rank == ""
-    assert Gang(4).step(100).step(40, slow=(1,)).told.rank == "rank 1"
+    assert Gang(3).step(100).step(40, slow=(1,)).record.rank == ""
+    assert Gang(4).step(100).step(40, slow=(1,)).record.rank == "rank 1"
 
 
 def test_half_of_the_ranks_are_no_minority():
-    assert Gang(8).step(100).step(40, slow=(0, 1, 2, 3)).told.rank == ""
-    told = Gang(8).step(100).step(40, slow=(1, 2)).told
+    assert Gang(8).step(100).step(40, slow=(0, 1, 2, 3)).record.rank == ""
+    told = Gang(8).step(100).step(40, slow=(1, 2)).record
     assert told.rank in ("rank 1", "rank 2")
     assert any("slower too" in sentence for sentence in told.evidence)
 
 
 def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
-    """All wait for another node: their own work is as ever."""
+    """All ranks wait for another node, and their own busy times do not change."""
     gang = Gang().step(100)
     for _ in range(40):
         gang.at, gang.now = gang.at + 1, gang.now + 0.8
         for rank in range(8):
             gang.jobs.add_step(rank, rank, "4711", StepMessage(rank, rank, gang.at, 1, 0.8, 0.4, None), gang.now)
     gang.jobs.evaluate(False)
-    assert (gang.told.slow, gang.told.rank) == (True, "")
-    assert "another node" in gang.told.evidence[0]
+    assert (gang.record.slow, gang.record.rank) == (True, "")
+    assert "another node" in gang.record.evidence[0]
 
 
 def test_during_a_pause_nothing_new_is_told_and_what_was_told_ends_as_ever():
@@ -155,22 +155,22 @@ def test_a_pause_hides_what_begins_in_it_until_it_is_over():
                 rank, rank, "4711", StepMessage(rank, rank, 1, 1, 0.8, 0.7 if rank == 5 else 0.4, None), gang.now
             )
     assert not jobs.evaluate(True)
-    assert not gang.told.slow
+    assert not gang.record.slow
     assert jobs.evaluate(False)
-    assert gang.told.rank == "rank 5"
+    assert gang.record.rank == "rank 5"
 
 
 def test_a_threshold_changes_for_jobs_that_run_without_what_they_have_shown_being_lost():
-    gang = Gang(watched=LiveSettings(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
-    assert not gang.told.slow
+    gang = Gang(live_settings=LiveSettings(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
+    assert not gang.record.slow
     gang.jobs.reconfigure(LiveSettings(slow_percent=10.0))
-    told = gang.step(20, slow=(5,), by=1.5).told
+    told = gang.step(20, slow=(5,), by=1.5).record
     assert (told.slow, told.rank) == (True, "rank 5")
 
 
 def test_a_job_ends_with_its_last_rank_and_only_the_last_ones_are_kept():
     gang = Gang().step(100).step(40, slow=(5,))
-    lost = gang.told.lost_seconds
+    lost = gang.record.lost_seconds
     for rank in range(8):
         gang.jobs.remove_connection(rank, "4711", 20_000.0)
     assert gang.jobs.records() == ()
@@ -213,7 +213,7 @@ def test_the_document_comes_back_as_it_was():
     assert parse(to_json(told)) == told
 
 
-# --- who is to blame, for any times
+# --- evaluation of any times
 
 points = st.builds(Point, st.just(0), st.just(9), st.floats(0.1, 50), st.just(0.9))
 channels = st.builds(

@@ -1,4 +1,4 @@
-"""What the watched jobs of a node lost, over their ends."""
+"""Tests of the time that monitored jobs of a node lost, also after their end."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled(
     jobs.evaluate(False)
     (job,) = jobs.records()
     assert job.slow
-    assert (job.source, job.ranks) == ("counters", 1)  # so that the loss is not divided among them
+    assert (job.source, job.ranks) == ("counters", 1)  # the loss is not divided by ranks
     assert job.slowdown == pytest.approx(0.5, rel=0.05)
-    assert 40 * 10 * 0.8 <= job.lost_seconds <= 40 * 10 * 1.05  # each sample stands for ten iterations
+    assert 40 * 10 * 0.8 <= job.lost_seconds <= 40 * 10 * 1.05  # each sample covers ten iterations
 
 
 def test_a_job_whose_counters_are_no_longer_sampled_is_over_and_one_in_a_pause_is_not() -> None:
@@ -89,4 +89,4 @@ def test_a_new_job_is_written_and_only_a_slow_one_is_news() -> None:
     assert jobs.evaluate(False)
     assert not jobs.evaluate(False)
     jobs.end_quiet_jobs(at, "")
-    assert jobs.evaluate(False)  # it ended while it was slow
+    assert jobs.evaluate(False)  # the job ended while it was slow

@@ -1,4 +1,4 @@
-"""The period of a counter's rate, on made rates whose truth is known (bench/failslow/counters.py)."""
+"""Tests of the period of a counter's rate, on simulated rates with a known answer (bench/failslow/counters.py)."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_a_rhythm_does_not_depend_on_what_is_counted(period: float, unit: float,
 
 
 def test_the_autocorrelation_does_not_shrink_with_the_lag() -> None:
-    """Of a pure rhythm it is one at each multiple of the period: (L-k)/L of that with the biased rule."""
+    """For a pure rhythm it is 1 at each multiple of the period; a biased estimate would be (L-k)/L."""
     found = autocorrelation([math.sin(2 * math.pi * at / 32) for at in range(WINDOW)], 4 * 32)
     assert found is not None
     assert [found[lag] for lag in (32, 64, 96, 128)] == pytest.approx([1, 1, 1, 1], abs=1e-9)
 
 
-# --- readings of a counter, to iteration times
+# --- iteration times from counter readings
 
 
 def read(rates: list[float], seconds: float, seed: int = 1, missed: float = 0.0, late: float = 0.0) -> list[Iteration]:

@@ -1,4 +1,4 @@
-"""The process that samples counters, at a made clock on made trees; and what is on the other end of its pipe."""
+"""Tests of the process that samples counters, with a simulated clock and tree, and of the reader of its pipe."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ COUNTERS = ("port_rcv_data", "port_xmit_data")
 
 
 class Node:
-    """A made node whose one port counts by `rate`, one number a sample, from a made clock."""
+    """A simulated node with one port that counts by `rate`, one number per sample, and with its own clock."""
 
-    def __init__(self, root: Path, setup: Setup | None = None, here: RunningJobs = JOB) -> None:
-        self.root, self.here = root, here
+    def __init__(self, root: Path, setup: Setup | None = None, running_jobs: RunningJobs = JOB) -> None:
+        self.root, self.running_jobs = root, running_jobs
         self.now, self.clock, self.cpu = 1000.0, 1.7e9, 0.0
         self.counted = 0
         self.cpu_each = 0.0
@@ -58,10 +58,10 @@ class Node:
         self.lines: list[Mapping[str, Any]] = []
         host = Host(str(root))
         setup = setup or Setup(("ib",), SECONDS, str(root))
-        self.sampling = Sampling(setup, host, self.lines.append, lambda last: self.here, lambda: self.cpu)
+        self.sampling = Sampling(setup, host, self.lines.append, lambda last: self.running_jobs, lambda: self.cpu)
 
     def run(self, rates: Iterable[float]) -> None:
-        """One step each half second."""
+        """Do one step per half second."""
         for rate in rates:
             self.counted += int(rate * 1e6)
             for file in self.files:
@@ -76,8 +76,8 @@ class Node:
             while self.sampling.deadline <= self.now:
                 self.sampling.step(self.now, self.clock)
 
-    def told(self, what: str) -> list[Any]:
-        return [line[what] for line in self.lines if what in line]
+    def values_of(self, key: str) -> list[Any]:
+        return [line[key] for line in self.lines if key in line]
 
 
 def made(period_seconds: float, seconds: float, seed: int = 1) -> list[float]:
@@ -87,41 +87,41 @@ def made(period_seconds: float, seconds: float, seed: int = 1) -> list[float]:
 def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run(made(14, 600))
-    samples = node.told("sample")
+    samples = node.values_of("sample")
     assert len(samples) >= 5
     assert {(job, series) for job, series, _, _ in samples} == {("4711", "ib")}
     assert [seconds for *_, seconds in samples] == pytest.approx([14] * len(samples), rel=0.03)
     assert all(1.7e9 < moment <= node.clock for _, _, moment, _ in samples)
-    assert node.told("steps")[0] == round(STRIDE * SECONDS / 14)
-    assert node.told("problem") == []
+    assert node.values_of("steps")[0] == round(STRIDE * SECONDS / 14)
+    assert node.values_of("problem") == []
 
 
 def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
-    node = Node(tmp_path, here=RunningJobs(frozenset({"1", "2"})))
+    node = Node(tmp_path, running_jobs=RunningJobs(frozenset({"1", "2"})))
     node.run(made(14, 400))
-    assert node.told("sample") == []
-    ((what, sentence),) = node.told("problem")
+    assert node.values_of("sample") == []
+    ((what, sentence),) = node.values_of("problem")
     assert (what, sentence) == ("jobs", "2 jobs on this node: counters cannot be attributed to a job")
-    node.here = JOB
+    node.running_jobs = JOB
     node.run(made(14, 400))
-    assert node.told("sample")
-    assert node.told("problem")[-1] == ["jobs", ""]
+    assert node.values_of("sample")
+    assert node.values_of("problem")[-1] == ["jobs", ""]
 
 
 def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run(made(14, 300))
-    assert node.told("sample")
+    assert node.values_of("sample")
     node.lines.clear()
-    node.here = RunningJobs(frozenset({"4712"}), 18)
+    node.running_jobs = RunningJobs(frozenset({"4712"}), 18)
     node.run(made(21, 600, seed=2))
-    jobs = {job for job, *_ in node.told("sample")}
+    jobs = {job for job, *_ in node.values_of("sample")}
     assert jobs == {"4712"}
-    assert all(abs(seconds / 21 - 1) < 0.05 for *_, seconds in node.told("sample"))
+    assert all(abs(seconds / 21 - 1) < 0.05 for *_, seconds in node.values_of("sample"))
 
 
 def test_without_a_job_nothing_is_open_and_the_next_look_is_far(tmp_path: Path) -> None:
-    node = Node(tmp_path, here=RunningJobs(frozenset()))
+    node = Node(tmp_path, running_jobs=RunningJobs(frozenset()))
     node.run([1.0] * 200)
     assert counters_open(tmp_path) == 0
     node.now = node.sampling.deadline
@@ -150,8 +150,10 @@ def test_a_clock_that_is_set_moves_the_times_and_no_iteration(tmp_path: Path) ->
     node.clock -= 86400
     node.lines.clear()
     node.run(made(14, 200, seed=3))
-    assert [seconds for *_, seconds in node.told("sample")] == pytest.approx([14] * len(node.told("sample")), rel=0.05)
-    assert all(abs(moment - node.clock) < 300 for _, _, moment, _ in node.told("sample"))
+    assert [seconds for *_, seconds in node.values_of("sample")] == pytest.approx(
+        [14] * len(node.values_of("sample")), rel=0.05
+    )
+    assert all(abs(moment - node.clock) < 300 for _, _, moment, _ in node.values_of("sample"))
 
 
 def test_a_machine_that_slept_begins_anew(tmp_path: Path) -> None:
@@ -160,9 +162,9 @@ def test_a_machine_that_slept_begins_anew(tmp_path: Path) -> None:
     node.now += 3600
     node.lines.clear()
     node.run(made(14, 100))
-    assert node.told("sample") == []
+    assert node.values_of("sample") == []
     node.run(made(14, 300))
-    assert node.told("sample")
+    assert node.values_of("sample")
 
 
 def test_a_counter_that_is_set_back_is_no_iteration(tmp_path: Path) -> None:
@@ -170,25 +172,27 @@ def test_a_counter_that_is_set_back_is_no_iteration(tmp_path: Path) -> None:
     node.run(made(14, 300))
     node.counted = 0
     node.run(made(14, 300, seed=2))
-    assert [seconds for *_, seconds in node.told("sample")] == pytest.approx([14] * len(node.told("sample")), rel=0.05)
+    assert [seconds for *_, seconds in node.values_of("sample")] == pytest.approx(
+        [14] * len(node.values_of("sample")), rel=0.05
+    )
 
 
 def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Path) -> None:
     node = Node(tmp_path)
     shutil.rmtree(tmp_path / "sys")
     node.pass_time(300)
-    assert node.told("problem") == [["ib", "ib: no InfiniBand port has byte counters"]]
+    assert node.values_of("problem") == [["ib", "ib: no InfiniBand port has byte counters"]]
     write(tmp_path, dict.fromkeys(node.files, "0\n"))
     node.run(made(14, 500))
-    assert node.told("sample")
-    assert node.told("problem")[-1] == ["ib", ""]
+    assert node.values_of("sample")
+    assert node.values_of("problem")[-1] == ["ib", ""]
 
 
 # --- the driver
 
 
 class Gpus:
-    """A source that notes when it is open, with so many parts, of which each costs."""
+    """A source with a number of parts that records when it is open."""
 
     def __init__(self, parts: int = 8) -> None:
         self.parts, self.is_open, self.opened = parts, False, 0
@@ -211,8 +215,8 @@ class Gpus:
         self.is_open = False
 
 
-def with_gpus(root: Path, here: RunningJobs, gpus: Gpus) -> Node:
-    node = Node(root, Setup(("nvlink",), SECONDS, str(root)), here)
+def with_gpus(root: Path, running_jobs: RunningJobs, gpus: Gpus) -> Node:
+    node = Node(root, Setup(("nvlink",), SECONDS, str(root)), running_jobs)
     node.sampling._sources = {"nvml": gpus}
     node.sampling._gpus_at = float("inf")
     return node
@@ -223,16 +227,16 @@ def test_the_driver_is_open_only_while_the_job_holds_a_gpu(tmp_path: Path) -> No
     node = with_gpus(tmp_path, JOB._replace(gpu_process=0), gpus)
     node.run([1.0] * 400)
     assert gpus.opened == 0
-    node.here = JOB
+    node.running_jobs = JOB
     node.run([1.0] * 100)
     assert gpus.is_open
-    node.here = JOB._replace(gpu_process=0)
+    node.running_jobs = JOB._replace(gpu_process=0)
     node.run([1.0] * 40)
     assert not gpus.is_open
-    node.here = JOB
+    node.running_jobs = JOB
     node.run([1.0] * 40)
     assert gpus.is_open
-    node.here = RunningJobs(frozenset())
+    node.running_jobs = RunningJobs(frozenset())
     node.run([1.0] * 40)
     assert not gpus.is_open
     assert gpus.opened == 2
@@ -251,7 +255,7 @@ def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_a
     assert [line["problem"][0] for line in lines if "problem" in line] == ["nvml"]
 
 
-# --- what it may cost
+# --- the cost limit
 
 
 def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_one_sentence(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_o
     assert steps == [(8, 0.5), (4, 0.5), (2, 0.5), (1, 0.5), (1, 1.0), (1, 2.0), (1, 4.0)]
     assert node.sampling.stopped
     assert not gpus.is_open
-    problems = node.told("problem")
+    problems = node.values_of("problem")
     assert problems[0] == [
         "rate",
         "sampling used 0.20% of a core (limit 0.1%): it continues every 1 s, and iterations shorter than 20 s are not "
@@ -286,14 +290,14 @@ def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
     node.cpu_each = 0.9 * MAX_SHARE * SECONDS
     node.run([1.0] * 2000)
     assert (gpus.parts, node.sampling.seconds) == (8, SECONDS)
-    assert node.told("problem") == []
-    assert node.told("share")[-1] == pytest.approx(0.9 * MAX_SHARE)
+    assert node.values_of("problem") == []
+    assert node.values_of("share")[-1] == pytest.approx(0.9 * MAX_SHARE)
 
 
 @pytest.mark.parametrize(
     ("seconds", "period", "can_narrow", "what"),
     [
-        (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of a second: the rhythm is still seen
+        (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of one second each still show the rhythm
         (0.5, 19.9, True, Reduction.FEWER),
         (0.5, None, True, Reduction.FEWER),
         (0.5, 10.0, False, Reduction.SLOWER),
@@ -313,7 +317,7 @@ def test_a_share_is_that_of_a_minute() -> None:
     assert budget.share(10.0 + 2 * BUDGET_SECONDS, 1.6) == 0
 
 
-# --- whose node it is
+# --- jobs of the node
 
 
 def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = None) -> None:
@@ -338,7 +342,7 @@ def test_the_job_that_is_alone_and_its_process_that_holds_a_gpu_are_seen(tmp_pat
     assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711", "4712"}))
 
 
-# --- the other end
+# --- the reader
 
 
 def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
@@ -348,7 +352,7 @@ def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
 
 
 def steps(sampler: Sampler, now: float, done: Callable[[], object]) -> list[Any]:
-    """Steps until it is done; what they gave."""
+    """Step until it is done, and return the results of all steps."""
     found: list[Any] = []
 
     def look() -> object:
@@ -489,4 +493,4 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
             assert not free(lock)
             ours.close()
             assert live.wait(240) == 0
-            until(lambda: free(lock), "the sampling process ends, too")
+            until(lambda: free(lock), "the sampling process ends too")

@@ -1,4 +1,4 @@
-"""S2: the split of micro-batches is the best there is, by brute force, and what cannot be split is refused."""
+"""Tests of S2: the split of micro-batches is optimal by brute force, and invalid input is rejected."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from healthd.failslow.mitigation.micro_batches import (
 pytestmark = pytest.mark.one_python
 
 TIMES = st.one_of(
-    st.floats(0.5, 2.0),  # of one type of GPU
-    st.integers(1, 6).map(float),  # so that several ways are equally early
-    st.sampled_from((1.0, 1.1, 5.0, 30.0)),  # so that one group alone is late, whatever the others do
+    st.floats(0.5, 2.0),  # GPUs of one type
+    st.integers(1, 6).map(float),  # several splits have the same makespan
+    st.sampled_from((1.0, 1.1, 5.0, 30.0)),  # one group alone decides the makespan
 )
 
 
@@ -62,7 +62,7 @@ def test_of_all_splits_with_the_least_makespan_it_is_the_one_of_least_variance(
 
 
 def test_the_variance_alone_misses_the_earliest_end() -> None:
-    """The paper's objective (arXiv 2410.12588, S2), on a case of which its best is not the earliest."""
+    """The paper minimises the variance (arXiv 2410.12588, S2). Here that is not the earliest end."""
     times, micro_batches = (1.4, 1.3, 1.6, 2.0), 18
     papers = min(every_split(4, micro_batches), key=lambda way: variance(times, way))
     assert papers == (5, 5, 4, 4)
@@ -74,7 +74,7 @@ def test_the_variance_alone_misses_the_earliest_end() -> None:
 
 
 def test_the_variance_alone_misses_it_in_a_few_of_a_hundred_cases() -> None:
-    """Of 400 made cases: 1 to 40, by the seed and by how unequal the groups are."""
+    """It misses 1 to 40 of 400 random cases, depending on the seed and on how unequal the groups are."""
     chance = random.Random(7)
     missed = 0
     for _ in range(400):
@@ -96,7 +96,7 @@ def test_groups_of_one_time_have_the_same_number_or_one_more() -> None:
 
 
 def test_the_rest_is_even_where_one_group_is_late_whatever_they_do() -> None:
-    """The makespan is 100 however the rest is divided: then the variance decides."""
+    """The makespan is 100 for any split of the rest, so the variance decides."""
     shares = split([100.0, 1.0, 1.0, 1.0, 1.0], 41).micro_batches
     assert shares == (1, 10, 10, 10, 10)
 

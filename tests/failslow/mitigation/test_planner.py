@@ -1,4 +1,4 @@
-"""The planner: never before its time, and never much dearer than one who knew how long the slowness would last."""
+"""Tests of the planner: no remedy before its time, and a bounded cost compared with full knowledge."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def slow(lost: float, cause: Cause = COMPUTE, gpus: int = 8) -> Observation:
 
 
 def followed(looks: Iterable[Observation], costs: Overheads, settles: int = 0) -> list[tuple[int, Action, float]]:
-    """When which remedy was applied, and what had been lost by then."""
+    """Return (iteration, remedy, lost seconds) for each applied remedy."""
     state, applied = HEALTHY, []
     for at, look in enumerate(looks):
         state, action = advance(state, look, costs, settles)
@@ -89,7 +89,7 @@ def test_nothing_is_applied_before_the_loss_has_reached_its_cost(
 def test_one_remedy_that_removes_the_slowness_is_at_most_twice_the_best_and_one_iteration(
     losses: list[float], cost: float
 ) -> None:
-    """The best one knows the whole trace: it acts at once or never. Of an unknown cause only a restart is left."""
+    """The best plan knows the whole trace and acts at once or never. For an unknown cause the only remedy is S4."""
     spent, iteration = 0.0, 0.0
     state = HEALTHY
     for lost in losses:
@@ -99,7 +99,7 @@ def test_one_remedy_that_removes_the_slowness_is_at_most_twice_the_best_and_one_
         if action is not None:
             assert action is Action.RESTART
             spent += cost
-            break  # it is removed
+            break  # the slowness is removed
     best = min(sum(losses), cost)
     assert spent <= 2 * best + iteration + 1e-6
 
@@ -107,7 +107,7 @@ def test_one_remedy_that_removes_the_slowness_is_at_most_twice_the_best_and_one_
 def cost_of(
     losses: Sequence[float], remedies: Iterable[Action], costs: Overheads, leaves: dict[Action, float]
 ) -> float:
-    """Of one who takes these at the onset."""
+    """Return the total cost when these remedies are taken at the onset."""
     remedies = list(remedies)
     share = min([1.0, *(leaves[one] for one in remedies)])
     return sum(overhead_seconds(one, costs) for one in remedies) + share * sum(losses)
@@ -118,7 +118,7 @@ def cost_of(
 def test_with_several_the_bound_is_one_more_than_were_applied_times_the_best_and_one_iteration(
     losses: list[float], costs: Overheads, shares: list[float], settles: int
 ) -> None:
-    """leaves: what share of the slowness each remedy leaves. The best takes any of them, at the onset."""
+    """`leaves` has the share of the slowness that a remedy leaves. The best plan applies any remedies at the onset."""
     leaves = dict(zip(CANDIDATES[COMPUTE], shares, strict=True))
     state, spent, share, iterations = HEALTHY, 0.0, 1.0, [0.0]
     for lost in losses:
@@ -172,7 +172,7 @@ def test_after_a_remedy_as_many_iterations_pass_as_it_takes_to_see_what_it_did()
 
 
 def test_the_loss_is_that_of_the_whole_gang_and_so_is_the_cost() -> None:
-    """More GPUs lose more and cost more: when a remedy is due does not depend on how many there are."""
+    """More GPUs lose more and cost more, so the due time of a remedy does not depend on their number."""
     for gpus in (1, 8, 16_384):
         applied = followed([slow(1.0, gpus=gpus)] * 100, Overheads(5, 60, 600))
         assert [at for at, _, _ in applied] == [4, 59]

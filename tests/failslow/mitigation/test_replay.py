@@ -1,4 +1,4 @@
-"""What the planner would have done in a job whose truth is known."""
+"""Tests of `replay`: the plan for a job with a known fault."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_where_nothing_is_slow_there_is_no_stretch() -> None:
 
 
 def test_a_pause_within_is_no_loss_of_an_hour() -> None:
-    """A checkpoint that counts as an iteration, a hundred times as long."""
+    """A checkpoint counts as one iteration that is a hundred times as long."""
     value = [1.0] * 100 + [1.5] * 100 + [1.0] * 100
     paused = [*value[:150], 100.0, *value[151:]]
     told = []
@@ -76,7 +76,7 @@ def test_a_pause_within_is_no_loss_of_an_hour() -> None:
 
 
 def test_a_longer_regime_is_held_against_its_own_level() -> None:
-    """Sequences of double length take double the time, and are no loss."""
+    """Sequences of double length take twice as long without a loss."""
     names = ["short" if at % 2 else "long" for at in range(300)]
     value = [(1.0 if name == "short" else 2.0) * (1.5 if 100 <= at < 200 else 1.0) for at, name in enumerate(names)]
     series = Series("0", value, range(300), regimes=names)

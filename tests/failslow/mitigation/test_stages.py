@@ -1,4 +1,4 @@
-"""S3: who changes places with whom, against brute force."""
+"""Tests of S3: which ranks exchange positions, against brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.one_python
 
 
 def job(stages: int, dp: int, tp: int = 1) -> dict[int, RankPosition]:
-    """As Megatron numbers its ranks: tensor-parallel ranks first, then data-parallel, then stages."""
+    """Return positions as Megatron numbers ranks: tensor-parallel first, then data-parallel, then stages."""
     return {
         (stage * dp + group) * tp + rank: RankPosition(stage, group, rank)
         for stage in range(stages)
@@ -82,7 +82,7 @@ def test_no_more_stages_hold_stragglers_than_must_and_interior_ones_first(
 @settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_there_is_no_way_with_fewer_moves(made: tuple[dict[int, RankPosition], set[int]]) -> None:
-    """Brute force: each choice of as few stages, as many of them interior; a move brings one slow group into them."""
+    """Try every choice of the fewest stages with the most interior ones; one move brings one slow group there."""
     places, stragglers = made
     told = rearrange(places, stragglers)
     stages, width = (1 + max(place[of] for place in places.values()) for of in (0, 1))
@@ -178,7 +178,7 @@ def test_a_link_within_a_tensor_parallel_group_is_told_to_remain() -> None:
         (job(2, 2), {9}, (), "rank 9 has no position in the job"),
         (job(2, 2), (), {(0, 7)}, "rank 7 has no position in the job"),
         (job(1, MAX_RANKS + 1), (), (), "the maximum is 65,536"),
-        (job(30, 30), (), {(0, one) for one in range(1, MAX_LINKS + 2)}, "257 slow links are too many"),
+        (job(30, 30), (), {(0, rank) for rank in range(1, MAX_LINKS + 2)}, "257 slow links are too many"),
     ],
 )
 def test_what_is_no_job_is_refused_with_a_sentence(

@@ -1,4 +1,4 @@
-"""Rows become samples: in order, each once; a job that starts anew is no disorder; more rows change nothing before."""
+"""Tests of cleaning rows into samples: order, repeats, restarts, and appended rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_late_rows_of_an_attempt_stay_in_it():
 
 
 def test_a_long_gap_of_time_is_a_restart_and_a_pause_that_comes_again_is_none():
-    steps = ([1.0, 1.1] * 25 + [100.0]) * 4  # the first pause is as long as a restart, those after it are pauses
+    steps = ([1.0, 1.1] * 25 + [100.0]) * 4  # the first pause counts as a restart, the following ones as pauses
     index = [sum(steps[:place]) for place in range(len(steps) + 1)]
     assert of(index, timed=True)[0].starts == (0, 51)
     restart = [*index, *(index[-1] + 5000 + place for place in range(50))]

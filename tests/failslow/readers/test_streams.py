@@ -1,4 +1,4 @@
-"""What is read of records of operations, and what they tell: iterations, waiting, and who stands still."""
+"""Tests of records of operations: iterations, waiting times, and stopped ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from healthd.failslow.readers.streams import (
 )
 from healthd.failslow.stream import StreamError, analyse_streams, find_stream_period
 
-# An entry of PyTorch 2.x, as a test of NVIDIA/nvidia-resiliency-ext (Apache-2.0) has it, without its stack.
+# An entry of PyTorch 2.x, from a test of NVIDIA/nvidia-resiliency-ext (Apache-2.0), without its stack.
 ENTRY = {
     "record_id": 86709,
     "pg_id": 5,

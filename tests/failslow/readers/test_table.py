@@ -1,4 +1,4 @@
-"""What stands in a table of times is what the series have, whatever its kind; what is wrong is one sentence."""
+"""Tests of reading tables of times: the series of each format, and one sentence for invalid input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def only(path: str, asked: Columns = Columns()) -> Series:  # noqa: B008
 
 
 def wrong(path: str, asked: Columns = Columns()) -> str:  # noqa: B008
-    """The sentence, without the folder."""
+    """Return the error message without the folder."""
     with pytest.raises(Unreadable) as caught:
         read_table(path, asked)
     return str(caught.value).replace(f"{os.path.dirname(path)}/", "")
@@ -46,7 +46,7 @@ def values(folder: Path, text: str, asked: Columns = Columns()) -> list[float]: 
     return list(only(table(folder, text), asked).value)
 
 
-# --- what was written is read
+# --- written tables are read
 
 CELLS = st.lists(
     st.tuples(st.sampled_from(("0", "1", "gpu-2", "10")), st.floats(1e-6, 1e6), st.integers(0, 10**18)),
@@ -157,7 +157,7 @@ def test_the_order_of_rows_of_different_series_changes_nothing(tmp_path_factory,
     assert first == second
 
 
-# --- whatever stands there
+# --- any content
 
 HOSTILE = st.one_of(
     st.binary(max_size=300),
@@ -189,7 +189,7 @@ def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, da
 
 
 def said(path: str) -> str:
-    """The sentence of a file, or that there is none."""
+    """Return the error message of a file, or a text without an error."""
     try:
         read_table(path, Columns(value="t"), "damaged")
     except HealthdError as error:
@@ -268,7 +268,7 @@ def test_a_pipe_a_folder_and_nothing_are_one_sentence_each(tmp_path):
     )
 
 
-# --- columns, and cells that are no numbers
+# --- columns and cells without numbers
 
 
 def test_columns_that_are_not_named_are_found_and_told(tmp_path):
@@ -367,7 +367,7 @@ def test_standard_input_is_read_too():
 
 @pytest.mark.parametrize("last", ["11", "11.5"])
 def test_of_very_many_series_each_has_all_of_its_rows_in_their_order(tmp_path, last):
-    """A part of the file that is read at once has a few rows of each."""
+    """A chunk of the file has only a few rows of each series."""
     steps = [*map(str, range(11)), last]
     lines = [
         f"{worker},{step},{worker + nth + 1},b{nth // 6}" for nth, step in enumerate(steps) for worker in range(9000)

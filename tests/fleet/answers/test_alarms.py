@@ -1,4 +1,4 @@
-"""Completed jobs that saw a failing check: which count, which do not, and how sure the share is."""
+"""Tests of `alarms`: completed jobs that saw a failing check, and the confidence interval of their share."""
 
 from __future__ import annotations
 

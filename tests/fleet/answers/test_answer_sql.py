@@ -1,4 +1,4 @@
-"""Each query of an answer, over tables of a few rows that were written by hand."""
+"""Tests of each answer query with small hand-written tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = {"cluster": "c", "db_index": 1}
 
 
 def fields(names: str) -> Any:
-    """A row with these columns, with blanks between them."""
+    """Return a row class with these columns, which are separated by blanks."""
     return namedtuple("Found", names)
 
 
@@ -43,7 +43,7 @@ def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
 def test_every_query_has_a_test_of_its_own() -> None:
     files = Path(__file__).parent.glob("test_*_sql.py")
     tested = {name for file in files for name in TEST.findall(file.read_text("utf-8"))}
-    assert set(QUERIES) - tested == {"seen_by_chance"}, "it is seen_with_failures: test_study.py"
+    assert set(QUERIES) - tested == {"seen_by_chance"}, "test_study.py tests seen_by_chance"
 
 
 # --- hardware ends

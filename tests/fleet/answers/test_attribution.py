@@ -1,4 +1,4 @@
-"""What ended the jobs that failed, asked of a store."""
+"""Tests of `attribution`: the most likely cause of each failed job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from healthd.fleet.answers.study import Choice, Study, open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
-ENDED = BEGIN + DAY  # when the jobs below ended
+ENDED = BEGIN + DAY  # end of the jobs below
 
 
 @contextmanager
@@ -59,7 +59,7 @@ class Made:
         self.rows["events"].append(
             row("events", cluster="c1", node=node, seq=self._seq, time=time, event=event, **plain, **more)
         )
-        # The lines of a stream are numbered without a hole in the order of their times.
+        # Number the lines of a stream without gaps, in order of time.
         of_stream = [one for one in self.rows["events"] if one["node"] == node]
         for number, one in enumerate(sorted(of_stream, key=lambda one: (one["time"], one["seq"])), 1):
             one["place"] = number
@@ -149,7 +149,7 @@ def test_what_is_seen_an_hour_earlier_is_expected_by_chance():
 def test_without_a_cause_it_says_how_well_the_nodes_were_looked_at():
     made = Made("n1")
     for hour in range(2):
-        made.line("n2", BEGIN + hour * HOUR, "alive")  # then nobody looked
+        made.line("n2", BEGIN + hour * HOUR, "alive")  # n2 is not observed afterwards
     made.job(1, "n1")
     made.job(2, "n2")
     made.job(3, "n1", "n2")
@@ -194,7 +194,7 @@ def test_a_fault_that_names_another_job_of_the_node_is_that_jobs():
     assert only(asked_of(made.history))["db_index"] == 2
     made.rows["events"][-1]["jobs"] = "7_3"
     assert only(asked_of(made.history))["db_index"] == 1
-    made.rows["events"][-1]["rest"] = '{"jobs_more":3}'  # the list was cut: which others it names is not known
+    made.rows["events"][-1]["rest"] = '{"jobs_more":3}'  # the list was cut: it may name any job
     assert len(asked_of(made.history)["jobs"]) == 2
 
 
@@ -219,7 +219,9 @@ def test_the_dates_of_checks_are_those_at_which_most_of_the_fleet_got_them():
     made = Made(*nodes, observed=False)
     for number, node in enumerate(nodes):
         made.line(node, ENDED + number, "check_enabled", check_name="mount", version="0.2")
-    made.line("n0", ENDED + DAY, "check_changed", check_name="gpu_ecc", version="0.3")  # one node is no roll-out
+    made.line(
+        "n0", ENDED + DAY, "check_changed", check_name="gpu_ecc", version="0.3"
+    )  # a single node counts as no rollout
     made.job(1, "n1")
     (date,) = asked_of(made.history)["check_dates"]
     assert (date["check"], date["event"], date["nodes"], date["first_time"]) == ("mount", "check_enabled", 20, ENDED)
@@ -230,7 +232,7 @@ def test_the_weeks_have_each_cause_and_the_gpu_hours_of_all_jobs():
     made = Made("n1")
     made.job(1, "n1")
     made.job(2, "n1", state="COMPLETED", start_time=ENDED - 2 * HOUR)
-    made.job(3, "n1", state="RUNNING", end=None, start_time=ENDED - HOUR)  # until its jobs are known
+    made.job(3, "n1", state="RUNNING", end=None, start_time=ENDED - HOUR)  # counts until the end of the known jobs
     made.seen("n1", "mount/missing", ENDED)
     told = asked_of(made.history)
     assert sum(one["gpu_hours"] for one in told["weeks"]) == pytest.approx(8 * ((ENDED - BEGIN) / HOUR - 1 + 2 + 1))
@@ -306,7 +308,7 @@ def test_the_order_of_rows_changes_nothing_and_the_sums_hold(random):
 
 
 def test_these_histories_have_jobs_with_a_cause():
-    """Else the test above could compare nothing with nothing."""
+    """Without them, the test above would compare empty answers."""
     found = 0
     for seed in range(12):
         found += len(asked_of(history(Random(seed), 25))["jobs"])
@@ -335,7 +337,7 @@ ENDING = sorted(
 @pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL"])
 @pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2")])
 def test_states_and_attribution_agree_on_what_ends_a_job(state: str, nodes: tuple[str, ...]) -> None:
-    """One job and one critical condition of each code that can end jobs."""
+    """Use one job and one critical condition for each code that can end jobs."""
     made = Made("n1", "n2")
     for number, code in enumerate(ENDING, 1):
         end = ENDED + number * HOUR

@@ -1,4 +1,4 @@
-"""The queries of `attribution`, and small ones of others, over tables of a few rows that were written by hand."""
+"""Tests of the queries of `attribution`, and of small queries of other answers, with hand-written tables."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ Seen = namedtuple("Seen", ("by_chance", *attribution.ConditionRow._fields))
 
 
 def seen(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> list[Any]:
-    """Conditions, each beside the lines of it: {jobs, rest, first_time, last_time, ...}."""
+    """Return the condition rows for lines with {jobs, rest, first_time, last_time, ...}."""
     other = {**LINE, "node": "z", "seq": 0, "first_time": None, "last_time": None}
     numbered = [{**other, **LINE, "seq": number, **line} for number, line in enumerate(lines, 1)]
     return query(
@@ -236,7 +236,7 @@ def test_query_of_attribution_weeks__splits_a_run_at_each_monday(
 
 
 def dates(times: list[int], telling: int = 0, **asked: Any) -> list[Any]:
-    """One check that came at these times, each on its node; `telling` more nodes told of another."""
+    """Return the dates of a check that each node got at one of `times`; `other_nodes` more nodes got another check."""
     every = [("mount", time, f"n{place}") for place, time in enumerate(times)]
     every += [("other", 5, f"m{place}") for place in range(telling)]
     lines = [
@@ -298,7 +298,7 @@ def test_query_of_attribution_tickets__was_opened_in_the_period() -> None:
     assert found == [("c", "n1", 5, None, "swap")]
 
 
-# --- of others
+# --- other answers
 
 
 def test_query_of_rate_clusters__has_each_once() -> None:

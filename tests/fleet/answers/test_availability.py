@@ -1,4 +1,4 @@
-"""How long nodes were in service, out of it, planned away or not observed."""
+"""Tests of `availability`: time in service, out of service, planned and not observed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.fleet.answers import availability as its
+from healthd.fleet.answers import availability
 from healthd.fleet.answers.availability import (
     OUT_KINDS,
     PLANNED_KINDS,
@@ -55,7 +55,7 @@ def node_state(start: int, end: int | None, state: str, set_by: str | None, node
 
 
 def told_by_slurm(made: History, first: int = 0, last: int = LENGTH) -> History:
-    """Slurm's record of node states was read for this time."""
+    """Record that Slurm's node states were read for this time."""
     made["ingests"].append(
         row("ingests", cluster="c1", source="node_states", name="f", from_time=BEGIN + first, to_time=BEGIN + last)
     )
@@ -71,7 +71,7 @@ def one_node(*states: dict[str, Any], **more: list[dict[str, Any]]) -> History:
 
 def asked_of(made: History, folder: Path, **flags: Any) -> Document:
     with study(made, folder) as asked:
-        return its.availability(asked, **flags)
+        return availability.availability(asked, **flags)
 
 
 def reserved(begin: int, end: int | None, maintenance: bool, name: str = "m") -> dict[str, Any]:
@@ -79,7 +79,7 @@ def reserved(begin: int, end: int | None, maintenance: bool, name: str = "m") ->
     return row("reservations", cluster="c1", name=name, node="a", maintenance=maintenance, **times)
 
 
-# --- each second is one thing
+# --- each second has one kind
 
 
 @given(
@@ -117,10 +117,10 @@ def test_the_order_of_rows_changes_nothing(tmp_path: Path) -> None:
         open_study(write(made, tmp_path / "a"), BEGIN, END) as once,
         open_study(write(made, tmp_path / "b", 3, Random(1)), BEGIN, END) as shuffled,
     ):
-        assert its.availability(once) == its.availability(shuffled)
+        assert availability.availability(once) == availability.availability(shuffled)
 
 
-# --- what a node was
+# --- outages and reservations
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_node_that_was_reserved_all_the_time_has_no_availability(tmp_path: Pat
     told = asked_of(one_node(reservations=[reserved(-DAY, None, True)]), tmp_path, sla=99.5)
     assert told["fleet"]["availability"] is None
     assert told["fleet"]["shares"]["up"] is None
-    assert not its.has_findings(told)
+    assert not availability.has_findings(told)
     assert "-" in text_of(told, Page())
 
 
@@ -238,7 +238,7 @@ def test_a_quantile_lies_between_two_numbers_in_proportion(numbers: list[int], a
     assert quantile(numbers, at) == value
 
 
-# --- the SLA, and what cannot be answered
+# --- the SLA, and questions without an answer
 
 
 def test_the_fleet_a_model_and_a_rack_below_the_sla_are_named_and_found(tmp_path: Path) -> None:
@@ -250,10 +250,10 @@ def test_the_fleet_a_model_and_a_rack_below_the_sla_are_named_and_found(tmp_path
         ("model", "H100"),
         ("rack", "r1"),
     ]
-    assert its.has_findings(told)
+    assert availability.has_findings(told)
     assert "Below 97 %: the fleet (95.00 %), model H100 (90.00 %), rack r1 (90.00 %)." in text_of(told, Page())
-    assert not its.has_findings(asked_of(made, tmp_path / "b", sla=90))
-    assert not its.has_findings(asked_of(made, tmp_path / "c"))
+    assert not availability.has_findings(asked_of(made, tmp_path / "b", sla=90))
+    assert not availability.has_findings(asked_of(made, tmp_path / "c"))
 
 
 @pytest.mark.parametrize("sla", [-1.0, 0.995, 100.5, float("nan")])

@@ -1,4 +1,4 @@
-"""What each code of a check means for a job that ended, and the most likely cause of one failed job."""
+"""Tests of the meaning of each code for a job that ended, and of the most likely cause of a failed job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_a_cause_belongs_to_is_preferred_to_it():
 
 
 def test_a_code_that_ends_jobs_isolates_a_node_by_its_usual_severity_or_is_the_programs():
-    """What only warns decides nothing by itself; a program's own fault does not isolate its node."""
+    """A warning alone decides nothing, and a program's own fault does not isolate its node."""
     wrong = [
         code
         for code, text in EXPLAINED.items()
@@ -303,7 +303,7 @@ FAILURES = st.builds(
     start_time=st.none() | st.integers(4000, 6000),
     nodes=st.integers(0, 3),
 )
-WHO = st.lists(SEEN, max_size=8, unique_by=lambda one: (one.node, one.code, one.subject))
+WHO = st.lists(SEEN, max_size=8, unique_by=lambda entry: (entry.node, entry.code, entry.subject))
 
 
 @given(FAILURES, WHO, st.randoms(use_true_random=False))

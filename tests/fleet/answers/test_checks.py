@@ -1,4 +1,4 @@
-"""Which check was first, alone, never; and how long it took from the first evidence to the drain."""
+"""Tests of `checks`: first and only checks of incidents, silent checks, and the time from evidence to drain."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_the_time_to_the_drain_begins_with_the_first_sight_of_what_stood_when_it
 @pytest.mark.parametrize(
     "before",
     [
-        {"cleared": AT - HOUR},  # it was over
-        {"time": AT - 3 * DAY},  # nobody saw it in the day before
+        {"cleared": AT - HOUR},  # cleared before the drain
+        {"time": AT - 3 * DAY},  # not seen in the day before
         {"severity": "warning"},
         {"observed": True},
         {"time": AT + 301},  # after the drain

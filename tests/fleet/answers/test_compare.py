@@ -1,4 +1,4 @@
-"""Two sides compared: with itself nothing differs, by chance next to nothing, and what truly differs is found."""
+"""Tests of `compare`: equal sides do not differ, and real differences are found."""
 
 from __future__ import annotations
 
@@ -69,15 +69,17 @@ def test_the_two_sides_exchanged_give_the_inverse_ratio_and_the_same_p(a, b):
     if sum(a) and sum(b):
         assert one["ratio"] * other["ratio"] == pytest.approx(1)
         low, high = one["interval"][0], other["interval"][1]
-        # What is next to nothing has, the other way round, no end that a float can tell.
+        # The inverse of a bound near zero is too large for a float.
         assert low * high == pytest.approx(1, rel=1e-6) if high is not None and high < 1e6 else low < 1e-5
     assert one["dispersion"] >= 1
 
 
 @pytest.mark.parametrize("dispersion", [1, 3, 7])
 def test_of_300_comparisons_in_which_nothing_differs_at_most_one_in_twenty_finds_something(dispersion):
-    """Seven measures each, of 100 nodes whose counts have 1, 3 or 7 times the variance of independent ones (LANL's have
-    3 to 7). 15 false findings are what the level of 5 % allows."""
+    """Compare seven measures of 100 nodes each. The counts have 1, 3 or 7 times the variance of independent counts.
+
+    LANL's failure counts have 3 to 7 times. A level of 5 % allows 15 false findings in 300 comparisons.
+    """
     found = 0
     for seed in range(300):
         random = np.random.default_rng(10_000 * dispersion + seed)
@@ -87,7 +89,7 @@ def test_of_300_comparisons_in_which_nothing_differs_at_most_one_in_twenty_finds
 
 
 def drawn(random, dispersion, mean=0.5, nodes=100):
-    """Negative binomial counts: variance / mean = dispersion."""
+    """Return negative binomial counts with variance / mean = dispersion."""
     if dispersion == 1:
         return [int(n) for n in random.poisson(mean, nodes)]
     return [int(n) for n in random.negative_binomial(mean / (dispersion - 1), 1 / dispersion, nodes)]
@@ -102,7 +104,7 @@ def test_twice_as_many_failures_of_independent_nodes_are_found_and_a_loop_of_one
 
 
 def jobs(random, share, count=3000, users=300):
-    """Shares of so many jobs, each by itself, on 30 days and of so many users."""
+    """Return the measures of random jobs of 30 days. Each job completes with probability `share`."""
     ok = random.random(count) < share
     by_unit = []
     for units in (random.integers(0, 30, count), random.integers(0, users, count)):
@@ -137,7 +139,7 @@ def test_of_200_pairs_of_equal_shares_at_most_one_in_twenty_is_told_apart(a, b, 
     assert found <= 10
 
 
-SHARES = st.integers(1, 400).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of)))
+SHARES = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 
 
 @given(SHARES, SHARES, st.floats(1, 9))
@@ -217,7 +219,7 @@ def test_a_check_that_looked_on_one_side_only_is_not_compared_nor_counted_in_the
     everywhere = [side(one.name, *one.measures, looked={"gpu_xid": 600, "ib_flap": 600}) for one in (before, after)]
     assert differs(compare.compare_sides(*everywhere)) == [
         "code ib_flap/link_downed"
-    ]  # in their sum it is not found again
+    ]  # all_codes does not report the difference again
 
 
 def test_a_code_that_one_side_never_saw_is_none_of_as_long_a_time():
@@ -241,7 +243,7 @@ def periods(made, folder, chosen=None):
 
 
 def crashing():
-    """200 jobs in each half; in the second half of them many are ended by their nodes, each by another."""
+    """Return 200 jobs in each half; in the second half every fifth job ends NODE_FAIL."""
     made = Made()
     nodes = [chr(ord("A") + at) for at in range(40)]
     made.alive("".join(nodes), BEGIN - DAY, END + DAY)

@@ -1,4 +1,4 @@
-"""`healthd fleet ettr`: as it is typed, and what the runs of a store had."""
+"""Tests of `healthd fleet ettr`: the command, and the ETTR of runs in a store."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_grid_has_each_size_beside_each_interval_and_rate():
 
 
 def run_of(made: History, key: str, attempts: list[tuple[float, float, str]], *, gpus: int = 256) -> None:
-    """attempts: (hours in the queue, hours of running, how it ended), one after another."""
+    """Add a run. Each attempt has queued hours, running hours and a state; they follow one another."""
     at = BEGIN
     for queued, ran, state in attempts:
         start = at + int(queued * HOUR)
@@ -137,7 +137,7 @@ def test_a_run_loses_its_starts_and_half_an_interval_for_each_interruption(tmp_p
     run_of(made, "short", [(0, 23, "COMPLETED")])
     found = told(made, tmp_path)
     (row_,) = found["measured"]
-    # 20 h lose 5 min + 30 min, 15 min lose all 15, 10 h lose 5 min; of 30.25 h that ran and 3 h in the queue
+    # 20 h lose 5 + 30 min, 0.25 h lose all 15 min, 10 h lose 5 min; 30.25 h of running and 3 h in the queue.
     lost = (35 + 15 + 5) / 60
     assert (row_["gpus_up_to"], row_["runs"], row_["attempts"], row_["interruptions"]) == (256, 1, 3, 2)
     assert row_["mean"] == pytest.approx((30.25 - lost) / 33.25)

@@ -1,4 +1,4 @@
-"""What nodes told of what slows a job that runs on them, out of the fleet's store."""
+"""Tests of `slowdown_evidence`: conditions in the store that can slow a job."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_was_scraped_was_seen_until_then(tmp_path: Path) -> None:
         {"severity": "info"},
         {"code": "disk_space/full", "check_name": "disk_space"},
     ],
-    ids=["a user can forge it", "before healthd came", "nothing bad", "slows nothing"],
+    ids=["observed", "before healthd started", "info", "slows nothing"],
 )
 def test_what_is_no_evidence_of_slowness_is_not_told(tmp_path: Path, more: dict[str, Any]) -> None:
     made = store(line(1, "opened", NOON, **{"code": "gpu_clocks/slowed", "observed": False, **more}))

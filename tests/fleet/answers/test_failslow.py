@@ -1,4 +1,4 @@
-"""What slow jobs cost: by the seconds that were told and the GPUs that were accounted; what is not known is never 0."""
+"""Tests of `failslow`: slow time, its cost in GPU time, and costs that are not known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def asked(made, folder, **more):
 
 
 def slow(made, node, onset, told, until, slowdown, jobs, cleared=None, code="failslow/job"):
-    """A slowness that opens some time after its onset, and is seen until then."""
+    """Add a slowness from `onset` to `until` that opens at `reported`."""
     its = {"slowdown": slowdown, "onset_time": onset, "jobs": jobs}
     more = {"until": until} if cleared is None else {"until": until, "cleared": cleared}
     made.seen(node, code, told, "warning", "level", **its, **more)
@@ -88,7 +88,7 @@ def test_what_lasts_from_before_the_time_that_is_asked_for_counts_within_it_only
     slow(made, "a", BEGIN - HOUR, BEGIN - 60, BEGIN + HOUR, 1.0, str(job), cleared=BEGIN + HOUR + 60)
     told = asked(made, tmp_path)
     assert (told["slow_seconds"], told["lost_gpu_seconds"]) == (HOUR, pytest.approx(4 * HOUR))
-    assert told["reaction"]["episodes"] == 0, "it was told before"
+    assert told["reaction"]["episodes"] == 0, "it was reported before the period"
 
 
 def test_how_long_it_took_to_tell_to_act_and_to_end(tmp_path):
@@ -144,7 +144,7 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
     assert failslow.has_findings(told)
 
 
-# --- what a node lost
+# --- the loss of a node
 
 
 def test_a_job_that_is_not_named_loses_nothing_where_another_is():
@@ -170,7 +170,7 @@ def test_without_a_number_it_is_time_and_no_gpu_hour():
     )
 
 
-TIMES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda some: (some[0], some[0] + some[1]))
+TIMES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(
@@ -199,7 +199,7 @@ def test_second_by_second_it_is_the_same(stretches, ran):
     assert told.gpu_seconds == pytest.approx(gpu_seconds)
 
 
-# --- how long it took
+# --- reaction times
 
 
 def life(onset, told, last, cleared=None, known=None):
@@ -239,7 +239,7 @@ def test_the_end_of_the_time_is_no_second_more(tmp_path):
 
 
 def shown(folder):
-    """Three slownesses of two jobs, and a validation that failed: what a terminal of 120 columns shows of them."""
+    """Return the page of 120 columns for four slow times on three nodes and a failed validation."""
     made = Made()
     whole, small = made.job("abcd", AT, AT + 20 * HOUR), made.job("e", AT, AT + 5 * HOUR)
     made.job("f", AT, AT + 40 * HOUR)

@@ -1,4 +1,4 @@
-"""The work that was lost when nodes failed, and what counts as ended by a node."""
+"""Tests of `goodput`: work lost when nodes fail, and jobs that count as ended by a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet_history import BEGIN, END, HOUR, History, history, row, write
 from fleet_views import text_of
 
 from healthd.common.page import Page
-from healthd.fleet.answers import goodput as its
+from healthd.fleet.answers import goodput
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Choice, Study, open_study
 from healthd.fleet.statistics.job_sizes import format_size, size_class_sql
@@ -32,11 +32,11 @@ def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator
 
 def asked_of(made: History, folder: Path, **flags: Any) -> Document:
     with study(made, folder) as asked:
-        return its.goodput(asked, **flags)
+        return goodput.goodput(asked, **flags)
 
 
 class Made:
-    """A history that is written job by job. Times are seconds after the begin of what is asked for."""
+    """A history written job by job. Times are seconds after the start of the period."""
 
     def __init__(self) -> None:
         self.history: History = {name: [] for name in TABLES}
@@ -82,7 +82,7 @@ class Made:
 
 
 def after_a_node_failed() -> Made:
-    """Job 1 of 16 GPUs lost a node; its requeue took a node of 2, and another job one of 3."""
+    """Job 1 (16 GPUs) lost a node. Its requeue preempted job 2; job 4 preempted job 3."""
     made = Made()
     made.job(1, "NODE_FAIL", 0, 2 * HOUR, "ab")
     made.job(2, "PREEMPTED", HOUR, 3 * HOUR, "c")
@@ -104,7 +104,7 @@ def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_re
     assert [one["jobs"] for one in second["by_how"]] == [1, 0]
     shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
     assert shown == [(8, 0, 1), (16, 1, 0)]
-    assert not its.has_findings(told)
+    assert not goodput.has_findings(told)
     assert "33.3 % of the loss is of second order" in text_of(told, Page())
 
 
@@ -128,7 +128,7 @@ def test_a_preemptor_that_nobody_knows_may_be_of_second_order_and_is_said_to(tmp
 
 
 def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> None:
-    """The job was requeued again for another reason before it took the other's node."""
+    """The job was requeued again for another reason before its requeue preempted job 2."""
     made = after_a_node_failed()
     made.job(12, "REQUEUED", 2 * HOUR + 200, 2 * HOUR + 300, "ab", job_id=1)
     assert asked_of(made.history, tmp_path)["second_order"]["jobs"] == 0
@@ -199,7 +199,7 @@ def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path
     assert (loop["preemptions"], loop["preempted_gpus"]) == (1, 8)
     assert loop["first_order_gpu_seconds"] == 5 * 16 * 1800
     assert loop["second_order_gpu_seconds"] == 8 * 1800
-    assert its.has_findings(told)
+    assert goodput.has_findings(told)
     assert "5 times" in text_of(told, Page())
 
 
@@ -216,7 +216,7 @@ def test_the_orders_sum_over_sizes_and_ways_to_the_whole_and_rows_may_come_in_an
             lost += its_own["jobs"]
         (tmp_path / f"{seed}b").mkdir()
         with open_study(write(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
-            assert its.goodput(shuffled) == told
+            assert goodput.goodput(shuffled) == told
     assert lost > 10
 
 
@@ -225,7 +225,7 @@ def test_a_choice_leaves_the_victims_that_are_it_whoever_took_their_nodes(tmp_pa
     for job in made["jobs"]:
         job["account"] = "speech" if job["job_id"] == 2 else "vision"
     with study(made, tmp_path, Choice(account="speech")) as asked:
-        told = its.goodput(asked)
+        told = goodput.goodput(asked)
     assert (told["first_order"]["jobs"], told["second_order"]["jobs"]) == (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes to take out: one event is one evidence, exclusions are none alone, and never too many."""
+"""Tests of `lemons`: which nodes are lemons, the limit on them, and how evidence counts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ spells = st.deferred(
 )
 
 
-# --- a made fleet
+# --- a simulated fleet
 
 
 def empty() -> History:
@@ -78,7 +78,7 @@ def empty() -> History:
 
 
 def fleet(nodes: int = FLEET) -> History:
-    """So many nodes on which one job of each day ended well; every tenth failed once."""
+    """Return a fleet where each node completed one job and every tenth node failed once."""
     made = empty()
     for number in range(nodes):
         name = f"g{number:03d}"
@@ -108,7 +108,7 @@ def down(made: History, node: str, start: int, end: int | None = None) -> None:
 
 
 def died(made: History, node: str, at: int, others: int = 0, job_id: int | None = None) -> None:
-    """A job ended NODE_FAIL on this node, and on others of the fleet."""
+    """Add a job that ended NODE_FAIL on this node and on `others` further nodes."""
     rest = [f"g{number:03d}" for number in range(FLEET) if f"g{number:03d}" != node][:others]
     job(made, [node, *rest], at, "NODE_FAIL", job_id)
     down(made, node, at)
@@ -147,7 +147,7 @@ def names(document: Document) -> list[str]:
     return [one["node"] for one in document["nodes"]]
 
 
-# --- what is a lemon
+# --- lemons
 
 
 def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_path: Path) -> None:
@@ -199,14 +199,14 @@ def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Pa
     made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, text="swap GPU"))
     down(made, "g005", at + 3 * HOUR, at + 2 * DAY)
     document = told(made, tmp_path)
-    assert names(document) == [], "however many signals: it is one event"
+    assert names(document) == [], "all signals belong to one event"
     (one,) = [one for one in document["candidates"] if one["node"] == "g005"]
     assert one["incidents"] == 1
     assert one["signals"]["multi_node_node_fails"] == one["signals"]["single_node_node_fails"] == 1
 
 
 def drained(made: History, node: str, at: int, code: str) -> None:
-    """healthd drained the node for a condition; no job was on it."""
+    """Let healthd drain the idle node for a condition."""
     seen(made, node, at, code)
     reason = f"healthd: {code} gpu: broken"
     times = {"start_time": at + 3, "end_time": at + 8 * HOUR}
@@ -216,7 +216,7 @@ def drained(made: History, node: str, at: int, code: str) -> None:
 
 
 def idle_fleet_with_one_bad_node() -> History:
-    """Most drains meet no job here; g005 is drained five times in 28 days, without a job."""
+    """Return a fleet where most drains meet no job; g005 is drained five times in 28 days, without a job."""
     made = fleet()
     for number in range(10, 26):
         drained(made, f"g{number:03d}", BEGIN + number * DAY, "gpu_xid/79")

@@ -1,4 +1,4 @@
-"""What `healthd fleet lemons --apply` asks of Slurm for one node, and when it refuses."""
+"""Tests of `healthd fleet lemons --apply`: the Slurm calls for one node, and when it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(name: str, state: str = "IDLE", reason: str = "none") -> bytes:
 
 
 def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -> tuple[LemonResult, list[Argv]]:
-    """How it ends, and what was asked, where sinfo prints these."""
+    """Return the result and the Slurm calls of a drain, with these tables from sinfo."""
     asked: list[Argv] = []
     steps = drain_lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
     fleet = columns(("gpu", "idle", "Unknown", "none", "100"), commands.FLEET_COLUMNS)
@@ -93,7 +93,7 @@ def test_a_node_with_a_row_that_cannot_be_read_is_not_drained() -> None:
         drained("g1", b"", shown=node("g1") + unread)
 
 
-# --- when it refuses
+# --- refusals
 
 
 def told(known_until: float | None, *clusters: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_what_ended_within_a_day_is_now(until: int | None) -> None:
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A Slurm that answers so."""
+    """Put a scontrol with this script first on PATH."""
     program = folder / "scontrol"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The queries of `lemons`, over tables of a few rows that were written by hand."""
+"""Tests of the queries of `lemons` with small hand-written tables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_query_of_lemons_sightings__counts_states_of_slurm() -> None:
     assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
 
 
-# --- met, node_fails, moments
+# --- failed jobs, node failures, moments
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
     ]
 
 
-# --- outages, and what others noted
+# --- outages and external records
 
 
 def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -> None:
@@ -210,7 +210,7 @@ def test_query_of_lemons_external_records__has_tickets_and_failures_of_the_windo
     assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
 
 
-# --- since when, until when
+# --- first and last times
 
 
 def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None:

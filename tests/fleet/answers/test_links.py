@@ -1,4 +1,4 @@
-"""Links: what is an episode, what stands out, and that a fleet in which all are alike has next to nothing of it."""
+"""Tests of `links`: episodes, outliers, switch events, and false findings among equal links."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ def test_one_bad_node_is_no_evidence_against_its_switch_and_eight_are():
 
 
 def test_of_fleets_whose_links_are_all_alike_at_most_one_in_twelve_names_a_port_or_a_switch():
-    """60 fleets: of false findings at the level of 5 % three are to be expected, and more than seven would be chance
-    in 2 of 100."""
+    """At a level of 5 %, three of 60 fleets are expected to have one; more than seven occur in 2 % of trials."""
     nodes, named = fleet(60), 0
     for seed in range(60):
         random = np.random.default_rng(1000 + seed)
@@ -182,7 +181,7 @@ def test_adjusted_values_keep_the_order_and_never_fall_and_holms_are_the_larger(
 
 
 def test_the_methods_find_what_their_papers_find():
-    # Benjamini and Hochberg (1995), section 2.3: of these 15 at 5 % four by theirs, three by Bonferroni's.
+    # Benjamini and Hochberg (1995), section 2.3: of 15 p-values, four pass their method at 5 % and three Bonferroni's.
     p_values = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719, 0.6528,
                 0.7590, 1.0]  # fmt: skip
     assert sum(p < 0.05 for p in benjamini_hochberg(p_values)) == 4

@@ -1,4 +1,4 @@
-"""`healthd fleet nccl DIR`: a folder of dumps and logs, also of a hostile one, to its answer."""
+"""Tests of `healthd fleet nccl DIR`: dumps and logs of stuck jobs, also from hostile folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthd.fleet.answers import nccl
 from healthd.fleet.answers.document import Unanswerable
 
 REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
-# Eight ranks, two tensor parallel groups of four, data parallel pairs; rank 5 stops in its program after 20 of its own.
+# Eight ranks, two tensor parallel groups of four, data parallel pairs; the program of rank 5 stops after 20 calls.
 JOB = Job(
     [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), *((one, one + 4) for one in range(4))],
     [(1, 1), (2, 1), (3, 0), (4, 0), (5, 0), (6, 0), (0, 0)] * 20,
@@ -46,8 +46,11 @@ def answer(path) -> dict:
 
 
 def test_of_a_real_job_the_ranks_with_the_gpu_error_are_the_suspects():
-    """NVIDIA's own fault injection; no number here was chosen by this job: rank 12 never entered what its neighbours
-    wait in, rank 14 did not come out of what rank 15 left."""
+    """The data is of NVIDIA's own fault injection; none of its numbers was chosen for this test.
+
+    Rank 12 never entered the collective that ranks 13 to 15 wait in. Rank 14 did not leave a collective that rank 15
+    left.
+    """
     told = answer(REAL)
     assert (told["kind"], told["suspects"], told["held_up"]) == ("missing", [12, 14], 14)
     assert [(one["rank"], one["why"]) for one in told["reasons"]] == [(12, "missing"), (14, "stayed")]
@@ -71,7 +74,7 @@ def test_the_lowest_last_number_over_all_groups_is_not_the_answer():
     assert not {4, 5, 6, 7, 8, 9, 10, 11} & set(answer(REAL)["suspects"])
 
 
-# --- forms of dumps and names
+# --- formats of dumps and names
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_the_rank_and_the_host_are_read_from_a_file_s_name(tmp_path, name, host)
     assert told["reasons"][0]["host"] == host
 
 
-# Here no dump's groups say whose it is.
+# Here the groups of a dump do not identify its rank.
 ONE_GROUP = Job([tuple(range(8))], [(0, 0)] * 10, {3: 9})
 
 
@@ -136,7 +139,7 @@ def test_ranks_that_are_counted_anew_in_each_node_are_told_in_a_sentence(tmp_pat
 
 
 def test_a_dump_s_groups_say_whose_it_is_where_its_name_has_other_numbers(tmp_path):
-    """Of 3 and 99 only 3 is in the groups of the dump."""
+    """The name has the numbers 3 and 99, but only 3 is in the groups of the dump."""
     told = answer(folder(tmp_path, name="trace-{}-of-99"))
     assert [one["rank"] for one in told["files"]] == list(range(8))
 
@@ -162,7 +165,7 @@ def test_dumps_of_versions_1_have_one_sequence_number_and_no_groups(tmp_path):
 
 
 def test_what_a_ring_buffer_wrote_over_is_not_missing(tmp_path):
-    """The group of all is used once at the beginning; afterwards some buffers have it no more."""
+    """The group of all ranks is used once at the start; later some buffers no longer have that entry."""
     job = Job([(0, 1, 2, 3), (0, 1), (2, 3)], [(0, 0)] + [(1, 0), (2, 0)] * 40, {3: 30}, 2)
     told = answer(folder(tmp_path, job=job, buffer=5, status=False))
     assert (told["suspects"], [row["group"] for row in told["groups"]]) == ([3], ["2"])
@@ -262,7 +265,7 @@ def without_groups(dump):
 
 @pytest.mark.parametrize(("killed", "kind", "suspects"), [(3, "missing", [3]), (0, "missing", [0]), (7, "network", [])])
 def test_where_no_group_is_told_a_gap_in_the_ranks_is_a_rank_without_dump(tmp_path, killed, kind, suspects):
-    """The highest rank leaves no gap: so the answer says that it does not know who is in the group."""
+    """Without the highest rank there is no gap, so the answer notes that the members of the group are not known."""
     folder(tmp_path, job=Job([tuple(range(8))], [(0, 0)] * 10, {killed: 9}), write=without_groups)
     (tmp_path / f"nccl_trace_rank_{killed}").unlink()
     told = answer(tmp_path)
@@ -314,7 +317,7 @@ def pipeline(tmp_path, entries, ranks=(10, 20, 30)):
 
 
 def test_a_stage_that_sends_nothing_holds_up_the_pipeline(tmp_path):
-    """Places in the group are 0, 1, 2, ranks 10, 20, 30: 30 waits for 20, 20 for 10."""
+    """Places 0, 1, 2 of the group are ranks 10, 20, 30: rank 30 waits for 20, and 20 for 10."""
     done = "completed"
     told = pipeline(
         tmp_path,
@@ -345,7 +348,7 @@ def test_a_send_and_its_receive_that_are_both_entered_and_not_done_are_the_netwo
 
 
 def test_sends_of_a_batch_are_done_when_their_batch_is(tmp_path):
-    """The entries of a batch stay "scheduled" for ever; "coalesced" beside them tells (ProcessGroupNCCL.cpp)."""
+    """The entries of a batch stay "scheduled"; only their "coalesced" entry is completed (ProcessGroupNCCL.cpp)."""
     batch = [
         pair_entry(0, 1, "send", 0, 1),
         pair_entry(1, 1, "recv", 0, 1),
@@ -361,7 +364,7 @@ def test_sends_of_a_batch_are_done_when_their_batch_is(tmp_path):
 
 
 def test_a_receive_that_was_entered_early_hides_no_stopped_program(tmp_path):
-    """Rank 0 entered its receive and stopped before the collective in which rank 1 waits, which so never sends."""
+    """Rank 0 entered its receive and stopped before the collective in which rank 1 waits. So rank 1 never sends."""
     collective = {**stuck_jobs.dumps(Job([(0, 1)], [(0, 0)]), stuck_jobs.run(Job([(0, 1)], [(0, 0)])))[0]["entries"][0]}
     config = {
         "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
@@ -379,7 +382,7 @@ def test_a_receive_that_was_entered_early_hides_no_stopped_program(tmp_path):
 
 
 def test_the_watchdog_s_lines_tell_who_never_entered(tmp_path):
-    """torch 2.6: the rank that times out says of what; the one that never came says only how far it is."""
+    """torch 2.6: the rank that times out names the operation; the rank that never entered reports only its progress."""
     for rank in range(3):
         (tmp_path / f"rank_{rank}.log").write_text(
             f"step 10\n[rank{rank}]:[E808 04:21:41.160918398 ProcessGroupNCCL.cpp:655] [Rank {rank}] Watchdog caught "
@@ -401,7 +404,7 @@ def test_the_watchdog_s_lines_tell_who_never_entered(tmp_path):
 
 
 def test_the_watchdog_s_lines_of_old_versions_are_read_too(tmp_path):
-    """torch 1.13: one log of all ranks, no group, no sizes; rank 1 is behind by one and waits in it."""
+    """torch 1.13: one log for all ranks, without groups and sizes. Rank 1 is in another collective."""
     (tmp_path / "job.log").write_text(
         "".join(
             f"[E ProcessGroupNCCL.cpp:737] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="

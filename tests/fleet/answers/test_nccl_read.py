@@ -1,4 +1,4 @@
-"""What is read of dumps and logs, whatever they hold: plain data, or one sentence."""
+"""Tests of reading dumps and logs of any content: plain data, or one sentence."""
 
 from __future__ import annotations
 

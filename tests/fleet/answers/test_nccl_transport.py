@@ -1,4 +1,4 @@
-"""Failed InfiniBand requests and hanging watchdogs in the logs of ranks, as each version writes them."""
+"""Tests of failed InfiniBand requests and hanging watchdogs in logs of ranks, in the format of each version."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_the_command_prints_both_ends(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_registration_of_memory_is_told_from_the_network(tmp_path: Path) -> None:
-    """The adapter of rank 0 may not access its memory; then the other end's request is not acknowledged."""
+    """The adapter of rank 0 has no access to its memory. Then the request of the other end is not acknowledged."""
     logs = {"rank1.log": [HEAD + LINES["2.20"][0]], "rank0.log": [HEAD + LINES["2.18 over IPv6"][0]] * 3}
     told = answer(tmp_path, logs)
     assert (told["kind"], told["suspects"]) == ("memory", [])

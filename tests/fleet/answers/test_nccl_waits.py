@@ -1,4 +1,4 @@
-"""Who holds up a stuck job: on made jobs of which it is known."""
+"""Tests of `judge`: who blocks a stuck job, on simulated jobs with a known answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def suspects(judgement: Judgement) -> list[int]:
 
 @st.composite
 def jobs(draw, most_stops=1):
-    """Groups as tensor, data and pipeline parallel jobs have them: rows and columns of a grid, all, and odd ones."""
+    """Return a job with groups as in tensor, data and pipeline parallel jobs: rows, columns, all, others."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     ranks = list(range(rows * columns))
     groups = [tuple(ranks)]
@@ -83,9 +83,9 @@ def test_the_rank_that_stopped_is_a_suspect_without_its_dump(job, how):
 
 @given(jobs(), HOW, st.data())
 def test_a_rank_whose_gpu_stopped_did_not_leave_what_others_left(job, how, data):
-    """Its program goes on to enter; of the last ones that are done its GPU never told."""
+    """Its program continues to enter collectives, but its GPU did not complete the last ones."""
     (rank,) = job.stops
-    how["status"] = how["status"] or how["only_waiting"]  # PyTorch writes both: else nobody knows who has left what
+    how["status"] = how["status"] or how["only_waiting"]  # PyTorch writes both; without them no rank's exit is known
     state = stuck_jobs.run(job)
     late = data.draw(st.integers(1, 3))
     shared = state.mine[rank][max(0, state.done[rank] - late) : state.done[rank]]
@@ -105,7 +105,7 @@ def test_the_answer_is_the_same_in_whatever_order_the_files_come(job, how):
 
 @given(jobs())
 def test_all_entered_and_none_left_is_the_network(job):
-    """The last collective of the job, in the group of all, is entered by all, and done for nobody."""
+    """All ranks enter the last collective of the job, in the group of all; it completes on none."""
     job.stops = {}
     job.program.append((0, 0))
     state = stuck_jobs.run(job)
@@ -117,7 +117,7 @@ def test_all_entered_and_none_left_is_the_network(job):
 
 @given(jobs(), st.data())
 def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(job, data):
-    """All programs entered the last collective; the GPU of one is in a kernel before it."""
+    """All programs entered the last collective; the GPU of one rank is in an earlier kernel."""
     job.stops = {}
     job.program.append((0, 0))
     state = stuck_jobs.run(job)
@@ -132,7 +132,7 @@ def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(
 
 @given(jobs(), st.data())
 def test_ranks_whose_collectives_differ_are_a_mismatch(job, data):
-    """One rank calls another collective, another size or another type as the job's last one."""
+    """One rank's last call has another collective, size or type than the job's."""
     job.stops = {}
     job.program.append((0, 0))
     state = stuck_jobs.run(job)

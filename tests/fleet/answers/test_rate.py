@@ -1,4 +1,4 @@
-"""How often large jobs fail by their nodes, on histories small enough to count by hand."""
+"""Tests of `rate`: node failures of large jobs, on histories small enough to count by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(made: History, folder: Path, chosen: Choice | None = None, **given: int
 def job(
     made: History, number: int, state: str, hours: float, *, nodes: int = 20, gpus: int = 160, start: int = BEGIN
 ) -> None:
-    """On n1 to n20, or as many as it has."""
+    """Add a job on nodes n1, n2 and so on."""
     times = {"submit_time": start, "start_time": start, "end_time": start + int(hours * HOUR)}
     made["jobs"].append(
         row(
@@ -76,7 +76,7 @@ def critical(made: History, node: str, time: int, code: str = "gpu_xid/79", seve
 
 
 def requeued(made: History, node: str, time: int, job_id: int) -> None:
-    """healthd says on this node that it requeued the job."""
+    """Add the event that healthd on this node requeued the job."""
     number = len(made["events"])
     made["events"].append(
         row(
@@ -101,13 +101,13 @@ def empty() -> History:
 
 
 def by_hand() -> History:
-    """100 node-days of jobs of 160 GPUs on 20 nodes, with three failures; and a job of one node that failed too."""
+    """Return 100 node-days of jobs of 160 GPUs on 20 nodes with three failures, and a failed job of one node."""
     made = empty()
     job(made, 1, "COMPLETED", 60)
     job(made, 2, "NODE_FAIL", 24)  # Slurm set n7 down
     job(made, 3, "FAILED", 24, start=BEGIN + DAY)  # n3 had a critical condition
-    job(made, 4, "FAILED", 6)  # its program's
-    job(made, 5, "NODE_FAIL", 6)  # nobody saw where
+    job(made, 4, "FAILED", 6)  # failed by its own program
+    job(made, 5, "NODE_FAIL", 6)  # the node is not known
     job(made, 6, "NODE_FAIL", 48, nodes=1, gpus=8)
     made["node_states"].append(
         row(
@@ -128,7 +128,7 @@ def test_failures_and_node_days_are_those_of_the_large_jobs(tmp_path):
     assert (found["failures"], found["by_end"]) == (3, {"node_fail": 2, "failed": 1, "requeued": 0})
     assert found["node_days"] == pytest.approx(20 * 120 / 24)
     assert found["r_f"] == pytest.approx(30)
-    assert found["interval"] == pytest.approx([6.187, 87.67], rel=1e-3)  # Garwood's of 3, over 0.1
+    assert found["interval"] == pytest.approx([6.187, 87.67], rel=1e-3)  # Garwood's interval of 3, divided by 0.1
     assert found["method"] == "poisson"
     assert found["placed"] == 2
     assert any("The node of 1 of 3 failures is not known" in note for note in found["notes"])
@@ -137,8 +137,8 @@ def test_failures_and_node_days_are_those_of_the_large_jobs(tmp_path):
 @pytest.mark.parametrize(
     ("code", "severity", "failed"),
     [
-        ("ib_link/down", "degraded", 2),  # the paper calls a link that is down critical
-        ("gpu_xid/31", "critical", 1),  # a program's own
+        ("ib_link/down", "degraded", 2),  # the paper counts a link that is down as critical
+        ("gpu_xid/31", "critical", 1),  # a program's own fault
         ("gpu_temperature/slowdown", "warning", 1),
     ],
 )
@@ -161,9 +161,9 @@ def test_what_healthd_requeued_is_a_failure_of_the_node_that_requeued_it_and_oth
 
 
 def test_all_answers_count_the_same_large_jobs_as_ended_by_their_nodes(tmp_path):
-    """states, goodput, rate, ettr and compare, each by its own SQL, over jobs that ran; rate leaves out others."""
+    """Each of these answers has its own SQL. All jobs here ran, because rate skips other jobs."""
     ends = Counter[str]()
-    for seed in range(60):  # until each way to end was met: what else a history gets changes all that is drawn
+    for seed in range(60):  # until each way to end occurred; a change of the generator changes all histories
         if seed >= 3 and all(ends.values()):
             break
         made = history(Random(seed), 60)
@@ -186,7 +186,7 @@ def test_all_answers_count_the_same_large_jobs_as_ended_by_their_nodes(tmp_path)
             if ours["r_f"] is not None:
                 assert ettr.ettr(study)["parameters"]["rate"] == ours["r_f"]
         ends.update(ours["by_end"])
-    assert all(ends.values()), "the histories have each way to end"
+    assert all(ends.values()), "the histories must contain each way to end"
 
 
 def test_each_size_has_its_own_rate_and_time_to_failure(tmp_path):
@@ -195,7 +195,7 @@ def test_each_size_has_its_own_rate_and_time_to_failure(tmp_path):
     assert set(sizes) == {8, 256}
     assert sizes[8]["mttf_seconds"] == pytest.approx(2 * DAY)
     assert sizes[256]["mttf_seconds"] == pytest.approx(120 * HOUR / 3)
-    # The projection for its own size is what was measured there.
+    # The projection for the measured size is the measured value.
     assert sizes[256]["projected_mttf_seconds"] == pytest.approx(sizes[256]["mttf_seconds"])
     assert sizes[8]["projected_mttf_seconds"] == pytest.approx(1000 * DAY / 30)
 
@@ -223,7 +223,7 @@ def test_a_requeue_loop_is_one_incident(tmp_path, many):
     low, high = found["interval"]
     exact = rate.rate_row({"node_seconds": found["node_days"] * DAY, "jobs": 1}, [], [])["interval"][1]
     assert low < found["r_f"] < high
-    assert high > many * exact  # as if one incident was seen, of so many failures
+    assert high > many * exact  # one incident with many failures
 
 
 def test_failures_of_one_job_hours_later_or_of_another_job_are_incidents_of_their_own():
@@ -272,7 +272,7 @@ def test_a_job_without_a_node_list_counts_all_the_same(tmp_path):
     made["job_nodes"] = []
     found = told(made, tmp_path)
     assert found["node_days"] == pytest.approx(100)
-    assert found["failures"] == 2  # of job 3 no node is known, so none that had a condition
+    assert found["failures"] == 2  # job 3 has no known node, so no condition counts for it
 
 
 def test_an_empty_store_cannot_answer(tmp_path):
@@ -307,8 +307,10 @@ def test_twice_the_nodes_have_half_the_time_to_failure(r_f, nodes, times):
 
 
 def test_the_projection_gives_the_published_two_and_no_more():
-    """1.8 h at 16,384 GPUs and 0.23 h at 131,072 follow of r_f = 6.5; the paper's 7.9 h at 1,024 and 47.7 d at 8 were
-    measured, and no r_f gives both."""
+    """1.8 h at 16,384 GPUs and 0.23 h at 131,072 follow from r_f = 6.5.
+
+    The paper measured its 7.9 h at 1,024 and 47.7 d at 8 GPUs; no r_f gives both.
+    """
     hours = {one["gpus"]: one["mttf_seconds"] / HOUR for one in rate.projection(6.5, None, 8)}
     assert hours[16_384] == pytest.approx(1.8, abs=0.05)
     assert hours[131_072] == pytest.approx(0.23, abs=0.01)

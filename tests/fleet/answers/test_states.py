@@ -1,4 +1,4 @@
-"""What became of the jobs and of the GPUs' time."""
+"""Tests of `states`: outcomes of jobs and use of GPU time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
-from healthd.fleet.answers import states as its
+from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.states import Outcome, gpu_use, outcomes, share_difference
 from healthd.fleet.answers.study import Choice
@@ -27,11 +27,11 @@ LENGTH = END - BEGIN
 
 def asked_of(made: History, folder: Path, chosen: Choice | None = None, **flags: Any) -> Document:
     with study(made, folder, chosen) as asked:
-        return its.states(asked, **flags)
+        return states.states(asked, **flags)
 
 
 def with_nodes(made: Made, names: str = "ab", until: int = LENGTH) -> History:
-    """Nodes of 8 GPUs, and jobs that were read from the begin on."""
+    """Add nodes of 8 GPUs, and that jobs were read from the start of the period until `until`."""
     made.history["nodes"] = [row("nodes", cluster="c1", node=name, gpus=8) for name in names]
     made.history["ingests"] = [
         row("ingests", cluster="c1", source="sacct", name="d", from_time=BEGIN, to_time=BEGIN + until, read_time=END)
@@ -72,10 +72,10 @@ def test_what_the_nodes_ended_is_a_share_of_jobs_of_runtime_and_of_gpu_time(tmp_
 
 def test_utilisation_and_goodput_are_of_the_gpus_and_of_the_time_that_is_known(tmp_path: Path) -> None:
     made = Made()
-    made.job(1, "COMPLETED", -HOUR, 2 * HOUR, "a")  # an hour of it lies before
+    made.job(1, "COMPLETED", -HOUR, 2 * HOUR, "a")  # one hour is before the period
     made.job(2, "PREEMPTED", 0, HOUR, "b")
-    made.job(3, "RUNNING", 3 * HOUR, None, "b")  # until it was last read
-    made.job(4, "COMPLETED", 0, HOUR, "x")  # of a node of which nothing is known
+    made.job(3, "RUNNING", 3 * HOUR, None, "b")  # counts until jobs were last read
+    made.job(4, "COMPLETED", 0, HOUR, "x")  # on an unknown node
     use = asked_of(with_nodes(made, until=4 * HOUR), tmp_path)["use"]
     assert (use["gpus"], use["nodes"], use["nodes_without_gpus"]) == (16, 2, 1)
     assert use["jobs_per_day"] == pytest.approx(3 * 6)  # three ended in four hours
@@ -174,7 +174,7 @@ def test_a_side_without_large_jobs_has_no_share(tmp_path: Path) -> None:
 
 
 def test_the_difference_of_two_shares_is_newcombes() -> None:
-    """56 of 70 against 48 of 80: the first example of his table II, method 10."""
+    """56 of 70 against 48 of 80: the first example of Newcombe's table II, method 10."""
     shares = [{"share": k / n, "interval": list(wilson(k, n) or ())} for k, n in ((48, 80), (56, 70))]
     change = share_difference(*shares)
     assert change["difference"] == pytest.approx(0.2)
@@ -193,7 +193,7 @@ def test_an_interval_holds_its_share_and_a_change_its_difference(some: list[tupl
         assert change["interval"][0] <= change["difference"] <= change["interval"][1]
 
 
-# --- what is not there
+# --- missing data
 
 
 def test_jobs_without_nodes_nodes_without_jobs_and_ends_before_starts_have_no_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A store, open for one time and one choice of jobs and nodes."""
+"""Tests of `open_study`: a store opened for one period and one choice of jobs and nodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}
 
 
 def two_models() -> History:
-    """Four jobs that ended: 1 and 2 on a, 3 on a and b, 4 on b; a is an H100 in train, b an A100 of which less is
-    known."""
+    """Return four ended jobs: 1 and 2 on a, 3 on a and b, 4 on b.
+
+    Node a is an H100 in partition train; b is an A100 with fewer known facts.
+    """
     made: History = {name: [] for name in TABLES}
     for number, nodes in ((1, "a"), (2, "a"), (3, "ab"), (4, "b")):
         times = {"submit_time": BEGIN, "start_time": BEGIN, "end_time": BEGIN + 3600 * number}

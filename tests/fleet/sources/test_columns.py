@@ -1,4 +1,4 @@
-"""Files of others: what is a line, what is a row, and what is neither."""
+"""Tests of reading delimited files: lines, rows, and what is unread."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_a_csv_writer_wrote_is_read_as_it_was(written, separator):
     noted = Noted()
     lines = list(iterate_lines(io.BytesIO(out.getvalue().encode()), noted.reading))
     found = [(row["node"], row["words"]) for _, row in rows(lines, COLUMNS, noted.reading)]
-    # a row of nothing but blanks is no row
+    # A row of blanks only is skipped.
     wanted = [(node.strip(), words.strip()) for node, words in written]
     assert [row for row in found if any(row)] == [row for row in wanted if any(row)]
     assert noted.unread == []

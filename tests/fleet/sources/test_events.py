@@ -1,4 +1,4 @@
-"""The nodes' event streams on their way into the store."""
+"""Tests of reading event streams of nodes into the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(content: bytes, cluster: str = "c1") -> dict:
 
 
 def known(content: bytes) -> dict:
-    """What of it is not None, but for the head of every line."""
+    """Return the values that are not None, without the head of the line."""
     head = ("cluster", "node", "boot_id", "stream_id", "seq", "time", "mono", "schema_version", "event")
     return {name: value for name, value in row(content).items() if value is not None and name not in head}
 
@@ -92,7 +92,7 @@ def test_dropped_lines_are_counted_apart_from_sights():
         "rest": '{"from_seq":5,"to_seq":8}',
     }
     of_a_stream_before = known(line(9, "dropped", count=0, from_seq=0, to_seq=0, earlier=4))
-    assert of_a_stream_before["dropped"] == 0, "no hole of this stream is told by that"
+    assert of_a_stream_before["dropped"] == 0, "the lines are missing from an earlier stream"
 
 
 def test_a_start_has_its_times_and_no_time_is_none():
@@ -182,7 +182,7 @@ def test_no_name_stands_in_the_manifest_in_any_form(tmp_path, users):
     manifest = (store / "manifest.json").read_text()
     assert "stream" in manifest
     for form in ("alice", b"alice".hex(), hashlib.blake2b(content[-64:], digest_size=16).hexdigest()):
-        assert form not in manifest, "without the key nobody can try out names"
+        assert form not in manifest, "a guess of the name must need the key"
 
 
 def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_forgets_them(tmp_path):
@@ -223,7 +223,7 @@ def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path)
     assert run(store, tmp_path / "srv").unread.rows["events"] == 20
     assert run(store, tmp_path / "srv").unread.rows["events"] == 0
     os.rename(file, node / "events.jsonl.1")
-    file.write_bytes(lines(19, 30))  # it begins with what was written again
+    file.write_bytes(lines(19, 30))  # it begins with lines that were written before
     assert run(store, tmp_path / "srv").unread.rows["events"] == 10
     assert seqs(store) == list(range(1, 31))
     shutil.copy(node / "events.jsonl.1", node / "events.jsonl.2")
@@ -263,7 +263,7 @@ def test_lines_that_are_missing_are_told(tmp_path, capsys):
     run(store, tmp_path)
     assert "events: 3 lines of the streams missing" in capsys.readouterr().err
     run(store, tmp_path)
-    assert "missing" not in capsys.readouterr().err, "it is told once"
+    assert "missing" not in capsys.readouterr().err, "missing lines are reported once"
 
 
 def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp_path, capsys):
@@ -345,7 +345,7 @@ def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, mo
     monkeypatch.setattr(events, "row", killed)
     with pytest.raises(KeyboardInterrupt):
         run(store, srv)
-    assert len(seqs(store)) == 40, "the first step is kept, the second is not"
+    assert len(seqs(store)) == 40, "the first batch is kept, the second is not"
     monkeypatch.setattr(events, "row", real)
     assert run(store, srv).unread.rows["events"] == 60
     assert len(seqs(store)) == 100
@@ -386,7 +386,7 @@ def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_
 
     run(store, srv)
     first = [("c1", AT + 1, AT + 4, 4, 0), ("c2", AT + 60, AT + 90, 4, 1)]
-    assert covered() == first, "a clock that is not set, or ahead, says no time"
+    assert covered() == first, "times of a wrong clock are ignored"
     run(store, srv)
     assert covered() == first, "nothing new was read"
     with open(srv / "n1" / "events.jsonl", "ab") as file:

@@ -1,4 +1,4 @@
-"""Nodes that a job's user excluded, by the command and by the script. test_node_facts.py tests those of squeue."""
+"""Tests of nodes that a job excluded, from submit line and script. test_node_facts.py tests those of squeue."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
         ("salloc", NO_EXCLUSIONS),
         ("sbatch --wrap hostname", NO_EXCLUSIONS),
         ("sbatch -N 2 --wrap=python train.py", NO_EXCLUSIONS),
-        # the script may say more
+        # the script may exclude more
         ("sbatch run.sh", UNKNOWN),
         ("sbatch --exclusive run.sh", UNKNOWN),
         ("sbatch run.sh --exclude=n1", UNKNOWN),
         ("sbatch run.sh -x n1", UNKNOWN),
         ("sbatch -- -x n1", UNKNOWN),
-        # nobody knows whose these words are
+        # it is not clear which command these words belong to
         ("sbatch --wrap python train.py -x n1", UNKNOWN),
         ("srun -J my job -x n1 hostname", UNKNOWN),
         ("srun hostname -x", UNKNOWN),
-        # a file with names, no list, nothing, others
+        # a file of names, an invalid list, nothing, another command
         ("sbatch --exclude=/home/u/bad_nodes run.sh", UNKNOWN),
         ("sbatch --exclude=n[1-99999999] run.sh", UNKNOWN),
         ("sbatch -x n[1 run.sh", UNKNOWN),

@@ -1,4 +1,4 @@
-"""What nodes are: a site's table, scontrol and sinfo, topology.conf, squeue's exclusions."""
+"""Tests of node facts: a site's table, scontrol and sinfo, topology.conf, and the exclusions of squeue."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_features_that_read_like_gres_make_the_node_unread():
     assert ([name for name, _ in found], noted.lines) == (["cpu-1"], [1])
 
 
-# What a person may type where scontrol prints it: no line that begins with NodeName= itself, which begins a record.
+# Text that a user may type into a field of scontrol. A line with NodeName= at its start would begin a record.
 IMITATION = [b" Gres=gpu:a100:4 ", b"NodeName=x", b"\n\n", b"\n   \n", b"\x85", b"\r"]
 
 
@@ -98,7 +98,7 @@ BEFORE_GRES, AFTER_GRES = written(*IMITATION), written(*IMITATION, b" Partitions
     partition=st.sampled_from(["gpu", "gro\u00dfer"]),
 )
 def test_no_typed_text_changes_what_a_node_is(separator, features, comment, extra, reason, partition):
-    """The typed node comes between two others. Its facts are right, or its lines are counted as unread."""
+    """The typed node is between two other nodes. Its facts are correct, or its lines are counted as unread."""
     nodes = []
     for name, typed in (("n1", b"x"), ("n2", None), ("n3", b"x")):
         fields = [
@@ -249,7 +249,7 @@ def test_facts_of_several_sources_join_in_the_store_in_any_order(tmp_path):
         came = ingest(str(store), wanted, IngestOptions(1795400000, "c1"))
         assert (came.failed, came.unread.unread) == ([], {})
         rows.append(live(store, "nodes"))
-        assert ingest(str(store), wanted, IngestOptions(1795400001, "c1")).unread.rows == {}, "nothing is new"
+        assert ingest(str(store), wanted, IngestOptions(1795400001, "c1")).unread.rows == {}, "a rerun adds nothing"
     assert rows[0] == rows[1]
     assert [(row["node"], row["gpus"], row["switch"]) for row in rows[0]] == [
         ("dev0", 8, "s0"),

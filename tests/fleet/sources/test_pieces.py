@@ -1,4 +1,4 @@
-"""A command of Slurm that we run ourselves, and what is told of a file as a whole."""
+"""Tests of Slurm commands that healthd runs, and of records about whole files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from healthd.fleet.sources import (
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is first in PATH."""
+    """Return a folder that is first in PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -91,7 +91,7 @@ def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
     ]
     came = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000))
     assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
-    assert came.unread.unread["nodes"] == 1, "the line of the configuration is no node"
+    assert came.unread.unread["nodes"] == 1, "the configuration line is not a node"
 
 
 NOON = "2026-11-01T12:00:00"
@@ -117,7 +117,7 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
         return ingest(str(db), [(source, [str(file)])], asked).failed
 
     assert came("") == []
-    assert live(db, table) == [], "a time without a zone is unread"
+    assert live(db, table) == [], "a time without a zone is not read"
     assert came("Europe/Rome") == []
     kept = live(db, table)
     assert len(kept) == 1
@@ -127,7 +127,7 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
             "Europe/Rome again, or, if it was wrong, read everything into a new store"
         ]
         assert live(db, table) == kept
-        file.write_text(text + text)  # also when it has grown
+        file.write_text(text + text)  # the same holds after the file has grown
     assert came("Europe/Rome") == []
     assert live(db, table) == kept
 
@@ -156,7 +156,7 @@ def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
     (tmp_path / "tickets.csv").write_text("node,opened\nn1,1795348800\nN2.example.org,1795348800\nn[3-9],1795348800\n")
     wanted = [(site_tables.TICKETS, [str(tmp_path / "tickets.csv")])]
     ingest(str(tmp_path / "first"), wanted, IngestOptions(1795400000, "c1"))
-    assert capsys.readouterr().err == "", "the store knows no nodes yet"
+    assert capsys.readouterr().err == "", "this store knows no nodes"
     ingest(
         str(tmp_path / "db"),
         [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted],
@@ -197,7 +197,7 @@ def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earli
     assert asked(now + hour, cluster="c2", from_time=now - 50 * hour) == [("c2", -50 * hour, hour)]
     assert asked(now + hour, from_time=now - 9 * hour, to_time=now - 8 * hour) == []
     assert capsys.readouterr().err == ""
-    assert asked() == [("c1", -61 * hour + 1, 0)], "a clock was ahead: the stretch is read anew"
+    assert asked() == [("c1", -61 * hour + 1, 0)], "after a clock was ahead, the period is read again"
     assert "a clock was ahead" in capsys.readouterr().err
 
 
@@ -212,7 +212,7 @@ def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
         return sorted((row["cluster"], row["from_time"], row["to_time"]) for row in live(tmp_path / "db", "ingests"))
 
     first = ("c1", common.MIN_SLURM_TIME, now)
-    assert covered(now) == [first], "without --from everything is asked for"
+    assert covered(now) == [first], "without --from the whole period is queried"
     assert covered(now + hour) == [first, ("c1", now - hour, now + hour)]
     assert covered(now + 9 * hour, from_time=now + 5 * hour)[-1] == ("c1", now + 5 * hour, now + 9 * hour)
 
@@ -241,10 +241,10 @@ def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_le
     assert covered() == [("c7", begin, end)]
     asked = covered(from_time=begin + 10, to_time=end - 10)
     if table == "failures":
-        assert asked == [("", None, None), ("c7", begin, end)], "no row of it is of that time"
+        assert asked == [("", None, None), ("c7", begin, end)], "the file has no row in that period"
         return
     assert asked == [("c7", begin + 10, end - 10)]
-    assert covered(now=end - 60) == [("c7", begin, end - 60)], "nothing is read of what is not yet"
+    assert covered(now=end - 60) == [("c7", begin, end - 60)], "coverage ends at the time of the ingest"
 
 
 @pytest.mark.one_python

@@ -1,4 +1,4 @@
-"""slurmctld's log: the lines of preempt.c, node_scheduler.c and gang.c, with each LogTimeFormat in front."""
+"""Tests of slurmctld's log: messages of preempt.c, node_scheduler.c and gang.c with each LogTimeFormat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parsed(text: str, changed: float = CHANGED) -> tuple[list[tuple], Noted]:
     return list(preemptions.parse(numbered(text), noted.reading, changed)), noted
 
 
-# Each format string with the jobs as _jobid2fmt() of log.c writes them: one, a task of an array, a part of a het job.
+# Jobs are as _jobid2fmt() of log.c writes them: a single job, a task of an array, a part of a het job.
 @pytest.mark.parametrize(
     ("message", "row"),
     [
@@ -150,7 +150,7 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
         assert (came.failed, came.unread.unread) == ([], {})
         return came.unread.rows["preemptions"]
 
-    log.write_text(filler + first + second[:30])  # slurmctld is in the middle of a line
+    log.write_text(filler + first + second[:30])  # slurmctld has written half of a line
     assert run(log) == 1
     log.write_text(filler + first + second)
     assert run(log) == 1
@@ -168,7 +168,7 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
     damaged.write_bytes(gzip.compress(filler.encode())[:40])
     came = ingest(str(store), [(preemptions.SOURCE, [str(damaged)])], IngestOptions(1795400000, "c1"))
     assert [sentence.startswith(f"preemptions: {damaged}: ") for sentence in came.failed] == [True]
-    log.write_text(filler.replace("filler", "later"))  # cut: it is read from its beginning
+    log.write_text(filler.replace("filler", "later"))  # after the cut, the log is read from its start
     assert run(log) == 0
     assert [row["job_id"] for row in live(store, "preemptions")] == [1, 3, 2, 4]
     about = {row["name"]: (row["from_time"], row["to_time"]) for row in live(store, "ingests")}

@@ -1,4 +1,4 @@
-"""Records of delimited text: put together where there is one way, else counted with their line."""
+"""Tests of records of delimited text: joined if unambiguous, else counted with their line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from healthd.fleet.sources.records import MAX_RECORD_BYTES, read_records
 
 
 class Form:
-    """Columns "N..." hold digits, all others any text; N and A are used."""
+    """A format where columns "N..." have digits and all others any text; only N, A and N2 are used."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         return "N" in names and (is_first or "A" in names)
@@ -32,7 +32,7 @@ class Form:
 
 
 def read(text: bytes | str, delimiter: str = "") -> tuple[list[tuple[int, list[str]]], list[tuple[int, str]]]:
-    """(line, fields) of what is read, (line, why) of what is not."""
+    """Return the read rows as (line, fields), and the unread ones as (line, reason)."""
     unread: list[tuple[int, str]] = []
     raw = text if isinstance(text, bytes) else text.encode()
     batches = read_records(io.BytesIO(raw), Form(), lambda line, why: unread.append((line, why)), delimiter)
@@ -102,9 +102,9 @@ def test_a_delimiter_within_text_is_part_of_it_where_there_is_one_way() -> None:
 
 def test_a_delimiter_within_text_is_never_guessed() -> None:
     assert read("N|A|B|N2\n1|a|b|c|2\n") == ([], [(2, "5 fields, but the header has 4")])
-    # both ways give the same in what is used
+    # both splits give the same values for the used columns
     assert read("N|B|C|N2\n1|a|b|c|2\n")[0][0][1][0] == "1"
-    # only a digit fits between
+    # only a digit fits into N2
     assert read("N|A|N2|B\n1|a|b|2|c\n") == ([(2, ["1", "a|b", "2", "c"])], [])
 
 
@@ -162,7 +162,7 @@ def test_what_was_written_is_read(rows: list[tuple[int, str, int]]) -> None:
 @given(
     st.binary(max_size=300) | st.lists(st.sampled_from([b"1", b"|", b"\n", b"x", b"N|A|N2\n", b"\xff"])).map(b"".join)
 )
-@example(b"N\x00\x00\n\x00\x00\n")  # a header of its own, of two columns
+@example(b"N\x00\x00\n\x00\x00\n")  # another header, with two columns
 def test_any_bytes_are_records_or_told_and_every_line_at_most_once(raw: bytes) -> None:
     unread: list[int] = []
     batches = list(read_records(io.BytesIO(b"N|A|N2\n" + raw), Form(), lambda line, why: unread.append(line)))

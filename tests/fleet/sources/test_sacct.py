@@ -1,4 +1,4 @@
-"""Jobs from files of sacct: each a row that says what its fields said, or counted with its line."""
+"""Tests of jobs from files of sacct: each becomes a row, or is counted with its line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def asked(**values: Any) -> IngestOptions:
 
 
 def read(tmp_path: Path, *texts: str | bytes, **values: Any) -> tuple[dict[str, list[dict[str, Any]]], Unread]:
-    """Every row of a new store, as dicts, and what could not be read."""
+    """Ingest files into a new store. Return its rows as dicts, and the unread rows."""
     paths = []
     for number, its in enumerate(texts):
         path = tmp_path / f"{number}.txt"
@@ -85,7 +85,7 @@ def rows(db: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def one(tmp_path: Path, **job: str) -> dict[str, Any]:
-    """The row of `jobs` of a job."""
+    """Return the row in `jobs` of one job."""
     found, unread = read(tmp_path, text(job))
     assert not unread.examples
     (row,) = found["jobs"]
@@ -93,7 +93,7 @@ def one(tmp_path: Path, **job: str) -> dict[str, Any]:
 
 
 def why_not(tmp_path: Path, **job: str) -> str:
-    """Why a job was not read."""
+    """Return why a job was not read."""
     found, unread = read(tmp_path, text(job))
     assert "jobs" not in found
     (words,) = unread.examples
@@ -179,7 +179,7 @@ def test_a_field_says(tmp_path: Path, said: dict[str, str], expected: dict[str, 
 
 
 def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> None:
-    """sacct 22.05 says that it started when it was cancelled."""
+    """sacct 22.05 reports the time of the cancellation as the start."""
     never = {"State": "CANCELLED by 0", "NodeList": "None assigned", "Start": JOB["End"], "AllocTRES": ""}
     found, _ = read(tmp_path, text(never))
     (row,) = found["jobs"]
@@ -265,7 +265,7 @@ def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
 
 
 def cut_off(tmp_path: Path, its: str | bytes) -> tuple[list[dict[str, Any]], str]:
-    """The jobs before the cut, and what is said of it."""
+    """Ingest a file that is cut. Return the jobs before the cut, and the error."""
     path = tmp_path / "cut.txt"
     path.write_bytes(its if isinstance(its, bytes) else its.encode())
     came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked())
@@ -276,7 +276,7 @@ def cut_off(tmp_path: Path, its: str | bytes) -> tuple[list[dict[str, Any]], str
 
 
 def refused(tmp_path: Path, its: str) -> str:
-    """Why nothing of a file was read."""
+    """Return the error for a file from which nothing is kept."""
     path = tmp_path / "refused.txt"
     path.write_text(its)
     (words,) = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked()).failed
@@ -485,7 +485,7 @@ def test_a_file_of_steps_only_has_no_job(tmp_path: Path) -> None:
 
 
 def json_job(**values: Any) -> dict[str, Any]:
-    """As data_parser/v0.0.45 writes JOB, in part."""
+    """Return JOB as data_parser/v0.0.45 writes it, in part."""
 
     def number(value: int) -> dict[str, Any]:
         return {"set": True, "infinite": False, "number": value}
@@ -597,7 +597,7 @@ def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -
     assert len(unread.examples) == 2
 
 
-# --- anything
+# --- any content
 
 
 LINES = st.lists(
@@ -619,7 +619,7 @@ def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
             assert "\n" not in line
 
 
-# Fields that a person types. JobID=... and header lines are what a hostile one would try.
+# Fields that a user types. A hostile user would try JobID=... and header lines.
 TYPED_FIELDS = ("JobName", "Comment", "AdminComment", "Extra", "Constraints", "SubmitLine", "WorkDir", "Partition")
 COLUMNS = (*(name for name in JOB if name not in (*TYPED_FIELDS, "DBIndex")), *TYPED_FIELDS, "DBIndex")
 IMITATION = st.sampled_from([b"\nJobID\n", b"\njobid|x\n", b"|", b"||||", b"\n", b"\n\n", b"\x85", b"101|", b"\r\n"])
@@ -630,9 +630,9 @@ WRITTEN = st.lists(TYPED | IMITATION, max_size=4).map(b"".join)
 @settings(max_examples=200, deadline=None)
 @given(typed=st.tuples(*[WRITTEN] * len(TYPED_FIELDS)))
 def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes, ...]) -> None:
-    """The typed job comes between two others. It is right, or it is counted as unread.
+    """The typed job is between two others. It is correct, or it is counted as unread.
 
-    In a file, text with both line ends and delimiters cannot always be told from columns, so only one of them is typed.
+    In a file, text with line ends and delimiters may look like columns, so only one of the two is typed.
     """
     if delimiter == b"|" and b"\n" in b"".join(typed):
         typed = tuple(value.replace(b"|", b"") for value in typed)
@@ -666,7 +666,7 @@ def test_every_field_that_is_read_has_its_place() -> None:
     assert len(set(FIELDS)) == len(FIELDS) == 28
 
 
-# --- what was lost without a message
+# --- data that was lost without a message
 
 
 def test_a_node_fail_without_its_nodes_keeps_its_times_and_gpus(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How sacct is asked: which days, with what, and what it may do wrong. A script stands in for sacct."""
+"""Tests of calls to sacct: the days, the arguments, and faults of sacct. A script replaces sacct."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIELDS = {
     "JobName": "a|b\x1f\nc",
     "SubmitLine": "sbatch run.sh",
 }
-# Prints the records below, with the delimiter that it is given; each call is a line in the file "calls".
+# Prints the records below with the given delimiter; each call adds a line to the file "calls".
 SACCT = """\
 #!/usr/bin/env python3
 import os, sys
@@ -55,7 +55,7 @@ Stand = Callable[..., Path]
 
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
-    """Puts a sacct in front of all others."""
+    """Return a function that puts a sacct first on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -84,7 +84,7 @@ def calls(folder: Path) -> list[tuple[list[str], str | None, str | None]]:
     return [eval(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-# --- which days
+# --- days
 
 
 def test_a_first_run_begins_a_year_ago_or_where_it_is_told() -> None:
@@ -99,7 +99,7 @@ def test_a_rerun_begins_some_days_before_the_end_of_what_was_read() -> None:
     late = [NOON + DAY // 2 - n * DAY for n in range(OVERLAP_DAYS + 1, -1, -1)]
     assert missing_days(NOON + DAY, read, None, None) == late
     assert missing_days(NOON + DAY, read, NOON - 9 * DAY, None) == late, (
-        "the line for cron is the line that was typed first"
+        "a cron job may keep the arguments of the first run"
     )
     assert missing_days(NOON + DAY, read, NOON - 11 * DAY, None) == [
         *(NOON - DAY // 2 - n * DAY for n in (11, 10)),
@@ -117,7 +117,7 @@ def test_each_day_is_one_call_from_midnight_to_midnight_and_the_last_has_begun()
 
 
 def asked_days(folder: Path) -> list[int]:
-    """How many days before today each call began, since the last time that this was asked."""
+    """Return how many days before today each call began, for the calls since the last use of this function."""
     found = [
         (NOON - DAY // 2 - int(word.partition("=uts")[2])) // DAY
         for argv, _, _ in calls(folder)
@@ -161,14 +161,16 @@ def test_a_clock_that_was_ahead_once_stops_nothing(
     asked_days(folder)
     capsys.readouterr()
     run(tmp_path, from_time=None)
-    assert asked_days(folder) == [5, 4, 3, 2, 1, 0], "the whole stretch: what of it was over then nobody knows"
+    assert asked_days(folder) == [5, 4, 3, 2, 1, 0], (
+        "all days are read again: those read with the wrong clock are not known"
+    )
     assert "which is in the future: a clock was ahead" in capsys.readouterr().err
     run(tmp_path, from_time=None)
     assert asked_days(folder) == [2, 1, 0]
     assert capsys.readouterr().err == ""
 
 
-# --- how it is asked
+# --- arguments
 
 
 def test_sacct_is_asked_for_what_is_kept_in_epoch_seconds_and_with_a_delimiter_that_nobody_knows(
@@ -180,7 +182,7 @@ def test_sacct_is_asked_for_what_is_kept_in_epoch_seconds_and_with_a_delimiter_t
     assert run(tmp_path, from_time=NOON - DAY).failed == []
     (first, second) = calls(folder)
     midnight = NOON - DAY // 2
-    ahead = 366 * DAY  # also jobs that were given a later day
+    ahead = 366 * DAY  # also jobs with a begin time in the future
     for (argv, form, columns), begin, span in ((first, midnight - DAY, DAY), (second, midnight, ahead)):
         assert argv[:5] == ["--allusers", "--duplicates", "--allocations", "--noconvert", "--parsable2"]
         assert (f"--starttime=uts{begin}", f"--endtime=uts{begin + span}") == (argv[-2], argv[-1])
@@ -217,7 +219,7 @@ def test_a_column_of_newer_versions_is_left_out_where_sacct_does_not_know_it(sta
     folder = stand({}, first=f'if "Restarts" in options["format"]:\n    sys.exit("{words}")')
     assert run(tmp_path, from_time=NOON - DAY).failed == []
     assert len(jobs(tmp_path)) == 1
-    assert len(calls(folder)) == 3  # it is asked with it once
+    assert len(calls(folder)) == 3  # one call with the column, then two without
 
 
 def test_a_column_that_every_version_has_is_not_left_out(stand: Stand, tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_column_that_every_version_has_is_not_left_out(stand: Stand, tmp_path:
     assert run(tmp_path).failed == ['sacct: sacct failed: sacct: error: Invalid field requested: "DBIndex"']
 
 
-# --- what goes wrong
+# --- faults
 
 
 def test_without_sacct_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +271,7 @@ def test_days_before_one_that_fails_stay_and_a_rerun_goes_on(stand: Stand, tmp_p
     assert [row["db_index"] for row in jobs(tmp_path)] == [7, 8]
 
 
-# --- what is still open
+# --- open jobs
 
 
 def test_a_job_that_slurm_does_not_tell_as_open_any_more_is_asked_for_by_its_id(stand: Stand, tmp_path: Path) -> None:

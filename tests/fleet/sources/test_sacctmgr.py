@@ -1,4 +1,4 @@
-"""`sacctmgr show event` and `sacctmgr show reservation`, as the versions print them."""
+"""Tests of `sacctmgr show event` and `sacctmgr show reservation`, in the formats of its versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.fleet.sources import sacctmgr
 from healthd.fleet.store import open_for_reading
 from healthd.fleet.tables import TABLES
 
-# The columns of our own call, and those that sacctmgr prints unasked (event_functions.c, sacctmgr_list_event()).
+# The columns of healthd's call, and the default columns (event_functions.c, sacctmgr_list_event()).
 OURS = "Cluster|NodeName|TimeStart|TimeEnd|State|User|Reason\n"
 DEFAULT = "Cluster|NodeName|TimeStart|TimeEnd|State|Reason|User\n"
 

@@ -1,4 +1,4 @@
-"""Formulas of the effective training time ratio: against published numbers, each other and the simulation."""
+"""Tests of the formulas of the effective training time ratio: published numbers, each other, and the simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ else:
 @pytest.mark.parametrize(
     ("nodes", "rate", "checkpoint", "restart", "queue", "ettr"),
     [
-        # Kokolis et al.: those of their numbers that their formula gives.
+        # Kokolis et al.: the published numbers that their formula reproduces.
         (2048, 6.5, 60, 5, 0, 0.68),
         (2048, 6.5, 5, 5, 0, 0.93),
         (1000, 6.5, 30, 5, 1, 0.91),
@@ -61,9 +61,9 @@ def test_the_simulation_agrees_with_the_exact_form(nodes, productive, queue, wri
     job = Job(nodes, 6.5, 3600, 300, queue, write, productive)
     simulated = model.simulate(job, 7)
     exact = model.exact(job)
-    # Of a short run the mean of ratios lies above the ratio of means, by about its variance.
+    # The mean of ratios of short runs is above the ratio of means, by about its variance.
     above = 0.0 if simulated.high is None else (simulated.high - simulated.low) ** 2 / (4 * exact) + 0.02 * exact
-    if productive == 1800.0:  # one interval: that is no approximation any more
+    if productive == 1800.0:  # one interval only: the approximation does not hold
         assert simulated.ettr >= exact - 4 * simulated.standard_error
     else:
         assert -4 * simulated.standard_error <= simulated.ettr - exact <= 4 * simulated.standard_error + above
@@ -83,7 +83,7 @@ def test_each_form_is_a_share_and_the_formula_is_never_above_the_exact_one(data)
     job = data.draw(JOBS)
     for form in (model.analytic, model.closed_form, model.exact):
         assert 0 <= form(job) <= 1
-    # The last interval writes nothing, for which the formula charges; else it is a lower bound.
+    # The formula also charges a write for the last interval, which has none; otherwise it is a lower bound.
     free = replace(job, write_seconds=0.0)
     assert model.analytic(free) <= model.exact(free) * (1 + 1e-9)
 

@@ -1,4 +1,4 @@
-"""Intervals of rates: against tables, against each other, and where there is next to nothing."""
+"""Tests of intervals of rates: tables, consistency, and very few events."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_failures_of_few_nodes_have_a_wider_interval():
     uneven = Spread([12, 9, 0, 15] + [0] * 96, [1.0] * 100)
     estimate = intervals.rate_estimate(uneven)
     assert estimate.method == "bootstrap"
-    assert estimate.dispersion == pytest.approx(12.1, rel=0.15)  # by hand: sum of squares / sum, less 1 part in 100
+    assert estimate.dispersion == pytest.approx(12.1, rel=0.15)  # by hand: sum of squares / sum, minus 1 %
     exact = intervals.poisson_interval(36, 100.0)
     assert estimate.interval[0] < exact[0]
     assert estimate.interval[1] > exact[1]

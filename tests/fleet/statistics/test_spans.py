@@ -1,4 +1,4 @@
-"""Stretches of time, against sets of their seconds."""
+"""Tests of time spans, against sets of their seconds."""
 
 from __future__ import annotations
 

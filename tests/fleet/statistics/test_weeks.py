@@ -1,4 +1,4 @@
-"""Failures by week: incidents, weeks that stand out, and the nodes that made them."""
+"""Tests of failures by week: incidents, spikes, and the nodes that caused them."""
 
 from __future__ import annotations
 
@@ -73,9 +73,11 @@ def test_a_week_as_the_others_and_one_with_more_gpu_time_do_not_stand_out():
     assert spikes(quiet(), HOURS) == []
     assert spikes([*quiet(), *happened(0, *"aaaaabbb")], {**HOURS, MONDAY: 8000.0}) == []
     busy = [one for week in range(1, 10) for one in happened(week, *(f"n{number}" for number in range(100)))]
-    assert spikes([*busy, *happened(0, *(f"n{number}" for number in range(150)))], HOURS) == []  # not twice as many
-    assert spikes([*quiet(), *happened(0, *"aaaa")], HOURS) == []  # less than five are no spike
-    assert spikes(happened(0, *"aaaaaaaa"), {MONDAY: 5.0}) == []  # there is nothing to compare with
+    assert (
+        spikes([*busy, *happened(0, *(f"n{number}" for number in range(150)))], HOURS) == []
+    )  # less than twice as many
+    assert spikes([*quiet(), *happened(0, *"aaaa")], HOURS) == []  # fewer than five incidents
+    assert spikes(happened(0, *"aaaaaaaa"), {MONDAY: 5.0}) == []  # no other weeks to compare with
     assert spikes([], {}) == []
 
 

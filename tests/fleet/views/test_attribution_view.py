@@ -1,4 +1,4 @@
-"""What ended the jobs that failed, as a chapter of the report."""
+"""Tests of the report chapter of `attribution`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def described(made: Made) -> View:
 
 
 def spiked() -> Made:
-    """One node loses its mount five times in a day, another once."""
+    """Return a history where one node loses its mount five times in one day, and another node once."""
     made = Made("n1", "n2")
     for number in range(6):
         node, end = ("n1" if number else "n2"), ENDED + 7200 * number
@@ -37,7 +37,7 @@ def spiked() -> Made:
 
 
 def weekly(document: Document, days: Sequence[float]) -> View:
-    """The chapter of the same document, with its causes in so many weeks of so many days."""
+    """Return the view of this document with the causes of its first week in weeks with these numbers of days."""
     from healthd.fleet.views.attribution import view
 
     (first, *_) = document["weeks"]

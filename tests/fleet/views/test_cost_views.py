@@ -1,4 +1,4 @@
-"""The chapters of states, goodput and availability: what a reader gets to see."""
+"""Tests of the report chapters of `states`, `goodput` and `availability`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chapter of the lemons."""
+"""Tests of the report chapter of `lemons`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chapter of the stuck job."""
+"""Tests of the report chapter of the stuck job."""
 
 from __future__ import annotations
 

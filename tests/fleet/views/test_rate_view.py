@@ -1,4 +1,4 @@
-"""The chapters of rate and ettr: what they say, and that their charts hold what the documents have."""
+"""Tests of the report chapters of `rate` and `ettr`: sentences, and charts with the data of the documents."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from healthd.fleet.tables import TABLES
 from tests.fleet.answers.test_ettr import run_of
-from tests.fleet.answers.test_ettr import told as told_ettr
+from tests.fleet.answers.test_ettr import told as ettr_document
 from tests.fleet.answers.test_rate import by_hand, empty, job
-from tests.fleet.answers.test_rate import told as told_rate
+from tests.fleet.answers.test_rate import told as rate_document
 
 pytestmark = pytest.mark.one_python
 
@@ -26,12 +26,12 @@ except ModuleNotFoundError as error:
 
 
 def drawn(chart) -> str:
-    """The chart as SVG; what cannot be drawn raises."""
+    """Return the chart as SVG; an invalid chart raises."""
     return vl_convert.vegalite_to_svg(json.dumps({**chart.spec, "width": 600}))
 
 
 def test_the_rate_has_its_sentences_its_chart_and_both_tables(tmp_path: Path) -> None:
-    chapter = rate.view(told_rate(by_hand(), tmp_path))
+    chapter = rate.view(rate_document(by_hand(), tmp_path))
     assert "r_f 30.0 failures per 1000 node-days (95 %: 6.19 to 87.7)" in chapter.sentences[0]
     assert chapter.sentences[1].startswith("2 NODE_FAIL, 1 FAILED with a failing check, 0 REQUEUED by healthd.")
     assert "every 23 min" in chapter.sentences[2]
@@ -43,10 +43,10 @@ def test_the_rate_has_its_sentences_its_chart_and_both_tables(tmp_path: Path) ->
 def test_a_rate_of_nothing_is_a_sentence_and_no_chart(tmp_path: Path) -> None:
     made = empty()
     job(made, 1, "COMPLETED", 10, nodes=1, gpus=8)
-    chapter = rate.view(told_rate(made, tmp_path / "small"))
+    chapter = rate.view(rate_document(made, tmp_path / "small"))
     assert (chapter.figures, len(chapter.sentences)) == ((), 1)
     job(made, 2, "COMPLETED", 10)
-    without_failure = rate.view(told_rate(made, tmp_path / "large"))
+    without_failure = rate.view(rate_document(made, tmp_path / "large"))
     assert without_failure.figures == ()
     assert "0 failures" in without_failure.sentences[0]
 
@@ -61,6 +61,6 @@ def test_the_grids_say_their_numbers_without_colour(tmp_path: Path) -> None:
 def test_the_measured_runs_have_a_chart_and_a_table(tmp_path: Path) -> None:
     made = {name: [] for name in TABLES}
     run_of(made, "long", [(1, 20, "NODE_FAIL"), (0, 10, "COMPLETED")])
-    chapter = ettr.view(told_ettr(made, tmp_path))
+    chapter = ettr.view(ettr_document(made, tmp_path))
     assert chapter.tables[-1].cell_texts()[0][0] == "256"
     assert "measured" in drawn(chapter.figures[-1])

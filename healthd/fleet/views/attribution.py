@@ -44,9 +44,9 @@ BY_CAUSE = (
     Column("per million GPU-hours", "jobs_per_million_gpu_hours", NUMBER),
 )
 TOGETHER = (
-    Column("what", "what"),
-    Column("of", "of", COUNT),
-    Column("here", "share", PERCENT),
+    Column("faults", "what"),
+    Column("out of", "of", COUNT),
+    Column("this fleet", "share", PERCENT),
     Column("paper, RSC-1", "paper.RSC-1", PERCENT),
     Column("paper, RSC-2", "paper.RSC-2", PERCENT),
 )
@@ -74,7 +74,7 @@ BY_WEEK: dict[str, Accessor] = {
 CHECK_DATES = (
     Column("date (UTC)", "time", DAY),
     Column("check", "check"),
-    Column("what", lambda row: row["event"].removeprefix("check_")),
+    Column("change", lambda row: row["event"].removeprefix("check_")),
     Column("version", "version"),
     Column("nodes", "nodes", COUNT),
 )

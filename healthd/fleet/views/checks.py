@@ -15,20 +15,20 @@ from healthd.fleet.view import COUNT, DAY, DURATION, PERCENT, Column, Form, Row,
 CHECKS = (
     Column("check", "check"),
     Column("first", "first", COUNT),
-    Column("of incidents", "share_first", PERCENT),
+    Column("share of incidents", "share_first", PERCENT),
     Column("95 % interval", "interval", interval(PERCENT)),
     Column("alone", "alone", COUNT),
     Column("incidents", "incidents", COUNT),
     Column("warned", "warnings", COUNT),
-    Column("looked", "node_days_running", Form(lambda days: f"{days:,} node-days")),
+    Column("ran on", "node_days_running", Form(lambda days: f"{days:,} node-days")),
     Column("since", "since_time", DAY),
 )
 DRAINS = (
     Column("drains", "which"),
-    Column("how many", "drains", COUNT),
+    Column("number", "drains", COUNT),
     Column("evidence", "with_evidence", COUNT),
     *(Column(f"{p} %", f"p{p}_seconds", DURATION) for p in PERCENTILES),
-    Column("nothing seen", "nothing_seen", COUNT),
+    Column("no finding", "nothing_seen", COUNT),
     Column("not observed", "not_observed", COUNT),
 )
 

@@ -38,7 +38,7 @@ def _rate(row: Row, side: str) -> str:
 
 RATE = Form(str)
 COLUMNS = (
-    Column("what", "title"),
+    Column("measure", "title"),
     Column("unit", "unit"),
     Column("A", lambda row: _rate(row, "a"), RATE),
     Column("B", lambda row: _rate(row, "b"), RATE),

@@ -18,7 +18,7 @@ NODES = (
     Column("times", "times", COUNT),
     Column("worst", "worst_slowdown", Form(lambda slowdown: "-" if slowdown is None else f"+{percent(slowdown)}")),
     Column("GPU-hours lost", "lost_gpu_seconds", Form(lambda gpu_seconds: number(gpu_seconds / 3600))),
-    Column("not known", "unknown_seconds", SECONDS),
+    Column("cost unknown", "unknown_seconds", SECONDS),
     Column("validations failed", "failed_validations", COUNT),
     Column("validated slow", "slow_validations", COUNT),
 )

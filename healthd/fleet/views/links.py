@@ -28,7 +28,7 @@ SWITCHES = (
     Column("switch", "switch"),
     Column("kind", "kind", SPACED),
     Column("nodes hit", "nodes_hit", COUNT),
-    Column("of", "nodes", COUNT),
+    Column("nodes", "nodes", COUNT),
     Column("episodes", "episodes", COUNT),
     Column("expected", "expected", TWO_DIGITS),
     Column("p, adjusted", "adjusted", TWO_DIGITS),
@@ -43,8 +43,8 @@ def view(links: Document) -> View:
         _sentences(links, ports, switches),
         [
             Table("All links", KINDS, links["kinds"]),
-            Table("Ports that stand out", PORTS, ports, MAX_ROWS),
-            Table("Switches that stand out", SWITCHES, switches, MAX_ROWS),
+            Table("Outlier ports", PORTS, ports, MAX_ROWS),
+            Table("Outlier switches", SWITCHES, switches, MAX_ROWS),
         ],
         [_rate_figure(links), _switch_figure(links)],
     )

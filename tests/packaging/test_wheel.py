@@ -60,8 +60,8 @@ def test_a_stranger_a_missing_file_and_another_content_are_told(tree: Path) -> N
     (tree / "conf/healthd.toml").write_text("")
     assert strangers(wheel, tree) == [
         "not in the wheel: healthd/new.py",
-        "a stranger in the wheel: healthd/cli/main.py",
-        "not as in the tree: data/share/healthd/healthd.toml",
+        "unexpected in the wheel: healthd/cli/main.py",
+        "differs from the tree: data/share/healthd/healthd.toml",
     ]
 
 

@@ -26,7 +26,7 @@ hypothesis.settings.register_profile(
     # The duration of an example only shows the load of the machine.
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    # The examples are the same each time. `make test-all` has more of them, and others.
+    # The examples are the same each time. `make test-all` runs more, and others.
     max_examples=25,
 )
 hypothesis.settings.load_profile("repeatable")
@@ -104,7 +104,7 @@ WIDE = {
     "development/test_new_check.py": "`make check` on a new tree",
     "packaging/test_wheel.py": "builds wheels",
 }
-# Tests of those files that `make test` runs nevertheless: the core with real parts, and tests without cost.
+# Tests that `make test` runs from wide files: the core with real parts, and tests without cost.
 CORE = {
     "e2e/test_daemon.py": (
         "test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone",
@@ -190,7 +190,7 @@ def group(nodeid: str) -> str:
 
 
 def is_wide(nodeid: str) -> bool:
-    """Whether `make test` leaves out "tests/e2e/test_boot.py::test_..."."""
+    """Return whether `make test` leaves out "tests/e2e/test_boot.py::test_..."."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     return file in WIDE and test not in CORE.get(file, ())
 

@@ -1,4 +1,4 @@
-"""Tests of the Slurm hooks: they are bounded in time and never fail a node; the prolog refuses jobs only for a drain."""
+"""Tests of the Slurm hooks: bounded in time, and they never fail a node. The prolog refuses jobs only for a drain."""
 
 from __future__ import annotations
 

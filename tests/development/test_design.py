@@ -137,7 +137,7 @@ LAZY = {
     "systemd": ({"agent.kernel_log.journal", "agent.reporting.systemd"}, set()),
 }
 
-# Modules that use files of the package: data files beside them, or the program files themselves.
+# Modules that use files of the package: adjacent data files, or the program files themselves.
 USE_PACKAGE_FILES = {
     "agent.doctor.service",
     "agent.settings.layers",

@@ -1,4 +1,4 @@
-"""Tests of the modules that a command, the daemon and its worker must not load. bench/start.py measures the start time."""
+"""Tests of modules not to be loaded by a command, the daemon and its worker. bench/start.py measures the start time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A headless Chromium that the DevTools protocol controls over two pipes; errors of the page are recorded.
 
-The protocol: https://chromedevtools.github.io/devtools-protocol/. Over pipes, a message is JSON and ends with a NUL. The
-browser reads descriptor 3 and writes descriptor 4 (--remote-debugging-pipe).
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Over pipes, a message is JSON and ends with a NUL.
+The browser reads descriptor 3 and writes descriptor 4 (--remote-debugging-pipe).
 """
 
 from __future__ import annotations

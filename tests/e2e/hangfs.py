@@ -1,8 +1,8 @@
 """hangfs.py MOUNTPOINT [ERRNO [UID [opens]]]: a FUSE mount of this user that answers only INIT, or all with an error.
 
-With "opens", any name except "lost" exists and can be opened, and a name that ends in "d" is a directory; other requests
-are not answered. It prints "ready", then the pid of each process whose request it has read and not answered. It ends at
-the end of its input.
+With "opens", any name except "lost" exists and can be opened, and a name that ends in "d" is a directory. Other
+requests get no answer. It prints "ready", then the pid of each process whose request it has read and not answered. It
+ends at the end of its input.
 """
 
 import contextlib

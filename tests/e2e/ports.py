@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 
-PORTS = range(20000, 32000)  # below the ephemeral ports, so that no outgoing connection uses one of them
+PORTS = range(20000, 32000)  # below the ephemeral ports, to avoid conflicts with outgoing connections
 
 
 def free_ports(count: int, held: contextlib.ExitStack) -> int:

@@ -238,9 +238,7 @@ class SlurmCluster:
         """Wait until slurmctld has saved the job, which it does at most every 5 s."""
         mark, file = uuid.uuid4().hex, self.directory / "state/job_state"
         self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
-        self._until(
-            lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is saved", WAIT_SECONDS
-        )
+        self._until(lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is saved", WAIT_SECONDS)
 
     def sdiag_counts(self) -> dict[str, int]:
         """Return how many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}.

@@ -93,7 +93,7 @@ class Row:
     """code, part   the condition that the fault opens
     fault, repair   steps that change the node. The repair must be complete, or the condition stays open
     well        state of the machine before the fault
-    meanwhile   after the drain: an event that looks like a repair and is none
+    meanwhile   after the drain: an event that looks like a repair but is not one
     checks      other checks that run: their evidence ends the condition, or they detect the same fault
     also        further conditions that open, and that end with the same repair
     settings    by check, in addition to those of the machine (machine.EXPECTED)

@@ -531,5 +531,5 @@ LEFT = {
     for what in ("unsynchronised", "uncertain", "offset")
 } | {
     "kernel/rule_failed": "only a mistake in a rule opens it: test_no_input_ends_it.py causes one",
-    "kernel/pattern": "its patterns are no setting of a check: test_kernel_site.py tests them",
+    "kernel/pattern": "its patterns are not settings of a check: test_kernel_site.py tests them",
 }

@@ -92,7 +92,7 @@ ROWS = [
         fault=steps(counted(NIC, "nonfatal", CmpltTO=1), rounds(2), counted(NIC, "nonfatal", CmpltTO=2)),
         repair=steps(counted(NIC, "nonfatal"), rebooted),
         also=frozenset({"pcie_aer/nonfatal"}),
-        settings={"pcie_aer": {"clean_seconds": 5.0}},  # without load, none of them count
+        settings={"pcie_aer": {"clean_seconds": 5.0}},  # only seconds under load count
     ),
     warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=WINDOW_SECONDS),
     warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=WINDOW_SECONDS),

@@ -14,12 +14,13 @@ paths, read-only: `sys.executable` runs the same code inside and outside, withou
 is a machine without anything installed, not even this checkout. `prepare` runs before it boots, with this machine's
 network, certificates and proxies: for apt and pip.
 
-Needs root and the packages systemd-container and mmdebstrap. Nothing outlives the test, even if it is killed: the
+Needs root and the packages systemd-container and mmdebstrap. Everything ends with the test, even if it is killed: the
 overlay is mounted in its own mount namespace, and the container ends with the thread that started it.
 
 The container deliberately has its own network (loopback only), read-only /sys and /proc/sys, no udevd and no
 systemd-sysctl: those act on the machine (a container's udevd has renamed the network card of its host). /dev/kmsg
-is the machine's one kernel log. Where cgroup controllers are bound to v1, MemoryMax= and the like have no effect.
+is the machine's only kernel log. MemoryMax= and similar settings have no effect if the cgroup controllers are bound
+to v1.
 """
 
 from __future__ import annotations

@@ -202,7 +202,9 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         broken, edited, dead = nodes
         url = prometheus.url
         names = {f"gpu{number}" for number in (1, 2, 3)}
-        until(lambda: {row["metric"]["node"] for row in prometheus.query("healthd_node_info")} == names, "all are scraped")
+        until(
+            lambda: {row["metric"]["node"] for row in prometheus.query("healthd_node_info")} == names, "all are scraped"
+        )
         fault, refused = ("HealthdGpuFault", "gpu1"), ("HealthdReloadFailed", "gpu2")
         assert not {fault, refused} & set(prometheus.alerts())
 
@@ -229,7 +231,8 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         down = ("HealthdTargetDown", "gpu3")  # under the name that it had while it answered
         until(lambda: down in prometheus.alerts(), "the alert of the dead healthd fires")
         until(
-            lambda: [alert for alert in prometheus.alerts() if alert[1] == "gpu3"] == [down], "no other alert of gpu3 fires"
+            lambda: [alert for alert in prometheus.alerts() if alert[1] == "gpu3"] == [down],
+            "no other alert of gpu3 fires",
         )
 
         def one_is_not_seen(all_: dict[str, Any]) -> bool:

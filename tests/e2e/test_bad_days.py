@@ -40,7 +40,7 @@ time.time = now
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    # slurmctld asks a node to register each third of slurmd_timeout, and takes a late answer for a reboot.
+    # slurmctld makes a node register each third of slurmd_timeout, and takes a late answer for a reboot.
     with SlurmCluster(nodes=8, gpus=0, slurmd_timeout=600) as running:
         yield running
 

@@ -419,7 +419,7 @@ def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) ->
         told = "incident: gpu_xid/79 0000:61:00.0 belongs to the incident of gpu_xid/48 0000:61:00.0"
         assert daemon.log.read_text().count(told) == 1
         daemon.ask(command="repaired", code="gpu_xid/48", part="0000:61:00.0")
-        daemon.until(lambda s: s["incidents"] == [], "a single condition is no incident")
+        daemon.until(lambda s: s["incidents"] == [], "a single condition is not an incident")
 
 
 @pytest.mark.alone  # each daemon of this machine receives the event and runs checks

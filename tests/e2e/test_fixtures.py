@@ -101,7 +101,7 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
 
 @pytest.mark.parametrize("version", ["", *slurm_versions.DEBIAN])
 def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
-    """A slurmstepd and its job are no children of the test, and the job lacks the cluster's environment."""
+    """A slurmstepd and its job are not children of the test, and the job lacks the cluster's environment."""
     with SlurmCluster(nodes=1, gpus=0, version=version) as cluster:
         job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
         until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")

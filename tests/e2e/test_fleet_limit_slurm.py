@@ -169,7 +169,9 @@ def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str |
         third.memory = DrainRecord()
         hold = third.look(verdict).record.hold
         assert hold is not None
-        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), "the other partition has room"
+        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), (
+            "the other partition has room"
+        )
         again = first.look(verdict)
         assert again.owner is Owner.HEALTHD, again.decision
         assert second.look(HEALTHY).owner is Owner.NONE

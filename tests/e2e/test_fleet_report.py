@@ -111,7 +111,9 @@ def test_the_report_opens_without_an_error_or_a_request_and_draws_each_chart(
     charts = shown.ask(CHARTS)
     assert charts
     assert [chart["title"] for chart in charts if not chart["marks"]] == []
-    assert [chart["title"] for chart in charts if len(chart["label"]) < 40] == [], "each chart has a text for screen readers"
+    assert [chart["title"] for chart in charts if len(chart["label"]) < 40] == [], (
+        "each chart has a text for screen readers"
+    )
     assert [chart["title"] for chart in charts if not chart["rows"]] == [], "each chart has a table"
     assert (shown.complaints(), shown.requests()) == ([], [])
 
@@ -130,7 +132,9 @@ def test_on_a_phone_nothing_is_cut_and_each_chart_is_drawn_for_its_width(
     assert shown.ask("document.documentElement.scrollWidth") == width
     charts = shown.ask(CHARTS)
     assert [chart["title"] for chart in charts if chart["right"] > width] == []
-    assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], "text overlaps other text"
+    assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], (
+        "text overlaps other text"
+    )
     assert shown.ask(BROKEN_CELLS) == [], "a name breaks at its hyphen"
     shrunk = [chart["title"] for chart in charts if chart["width"] < 0.85 * chart["made_for"]]
     assert shrunk == [], "the text is too small to read"

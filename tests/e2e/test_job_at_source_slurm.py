@@ -120,7 +120,7 @@ def test_a_lost_gpu_names_the_jobs_that_held_it_and_no_other(
             found = with_job(daemon, "gpu_xid/79")
             assert not mine.closed
         assert found["job"] == ",".join(jobs)
-        assert (found["state"], found["count"]) == ("open", 1), "a job that is found later is no second fault"
+        assert (found["state"], found["count"]) == ("open", 1), "a job found later is not a second fault"
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79")
     ledger = json.loads((daemon.run_dir / "ledger.json").read_text())
     (kept,) = (c for c in ledger["conditions"] if c["code"] == "gpu_xid/79")

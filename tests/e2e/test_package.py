@@ -131,7 +131,7 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
     assert "No module named pip" in box.exec("/opt/healthd/bin/python", "-m", "pip", check=False).stderr
     for command in (("list",), ("explain", "gpu_xid/79"), ("fleet", "--help")):
         box.exec("healthd", *command)
-    # Nothing exists beside the files of dpkg, and none of those has changed.
+    # dpkg owns all files, and no file has changed.
     assert box.exec("dpkg", "--verify", "healthd").stdout == ""
     owned = set(box.exec("dpkg", "-L", "healthd").stdout.splitlines())
     assert set(box.exec("find", "/opt/healthd").stdout.splitlines()) <= owned

@@ -155,7 +155,9 @@ def test_a_resume_in_the_first_minute_of_our_drain_is_heard_though_the_prolog_re
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
         read = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         now = daemon.until(lambda s: s["round"]["number"] > read["round"]["number"], "the next round")
-        daemon.until(lambda s: s["slurm"]["read_at"] > now["round"]["started"], "Slurm is read at the end of that round")
+        daemon.until(
+            lambda s: s["slurm"]["read_at"] > now["round"]["started"], "Slurm is read at the end of that round"
+        )
         with hearing_nothing(daemon):
             node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
             node.job()
@@ -192,7 +194,9 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_fails_in_that_
             node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
             node.job()
             node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
-        daemon.until(lambda s: "healthd's prolog refused a job" in s["decision"]["text"], "the daemon waits for the check")
+        daemon.until(
+            lambda s: "healthd's prolog refused a job" in s["decision"]["text"], "the daemon waits for the check"
+        )
         if restarts:
             daemon.kill()
             daemon.start()
@@ -255,7 +259,7 @@ def test_an_epilog_ends_also_where_the_daemon_hangs_and_never_drains_the_node(tm
         node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
         daemon.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
         daemon.kill()
-        job, _ = node.job("true")  # nobody listens at the socket
+        job, _ = node.job("true")  # the socket has no listener
         node.cluster.wait_job(job, "COMPLETED")
         node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
 
@@ -275,7 +279,7 @@ def test_the_health_check_program_of_slurmd_can_be_healthd(tmp_path: Path) -> No
 
 
 def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_stays(tmp_path: Path) -> None:
-    """A captured cgroup tree of Slurm stands in for that of the machine and shows that the node is empty."""
+    """A captured cgroup tree of Slurm replaces that of the machine and shows that the node is empty."""
     scope = tmp_path / "tree/sys/fs/cgroup/system.slice/slurmstepd.scope/system"
     scope.mkdir(parents=True)
     (scope / "cgroup.procs").write_text("1\n")
@@ -288,12 +292,16 @@ def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_st
         with daemon:
             assert condition(daemon.status(), "gpu_processes/leftover") is None
             assert daemon.ask(command="job-ended")["done"]
-            found = daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "the leftover is pending")
+            found = daemon.until(
+                lambda s: condition(s, "gpu_processes/leftover") is not None, "the leftover is pending"
+            )
             assert (condition(found, "gpu_processes/leftover") or {})["state"] == "pending"
             job = scope.parent / "job_12/step_0"
             job.mkdir(parents=True)
             (job / "cgroup.procs").write_text("4712\n")
-            daemon.until(lambda s: condition(s, "gpu_processes/leftover") is None, "the process may belong to the new job")
+            daemon.until(
+                lambda s: condition(s, "gpu_processes/leftover") is None, "the process may belong to the new job"
+            )
             (job / "cgroup.procs").write_text("")
             daemon.ask(command="job-ended")
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/leftover")

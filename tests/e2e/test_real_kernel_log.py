@@ -203,7 +203,7 @@ COMMS = ("NVRM: Xid (PCI:0", "Xid (0): 79, a", "NVRM: Xid (0): ", "SXid (0): 110
 
 
 def nothing_of(source, mark, tmp_path, lines=()):
-    """Check that the kernel wrote lines with `mark` and that no source makes an event of them. `lines`: read before."""
+    """Check that the kernel wrote lines with `mark` and that no source makes an event. `lines`: read before."""
     lines = list(lines)
     end = time.monotonic() + 60
     while not any(mark in line.text for line in lines) and time.monotonic() < end:

@@ -30,7 +30,7 @@ PCI = tuple(f"0000:{bus}:00.0" for bus in BUSES)
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate(PCI))
 NODE = Inventory(GPUS, tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in PCI))
 BY_PART = replace(ACT, requeue=Requeue.PART)
-# scontrol also reads the table of all nodes, for the CPUs it shows beside the GPUs.
+# scontrol also reads the table of all nodes, because it shows the CPUs with the GPUs.
 ASKED = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_FED_INFO": 1, "REQUEST_NODE_INFO": 1}
 JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_INFO": 1}
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}

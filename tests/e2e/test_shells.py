@@ -1,6 +1,6 @@
 """TAB in real shells.
 
-bash and zsh run on a terminal and execute the completed line; fish is asked by its `complete -C`.
+bash and zsh run on a terminal and execute the completed line; fish completes through `complete -C`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     # KillWait: the test may notice an ending job this late.
     more = [f"RebootProgram={reboot}", "ResumeTimeout=600", "KillWait=15"]
     version = getattr(request, "param", None)
-    # slurmd_timeout: slurmctld makes a node register again every third of it, and after a boot.
+    # slurmd_timeout: slurmctld makes a node register again after each third of the timeout, and after a boot.
     with SlurmCluster(nodes=8, slurmd_timeout=600, extra_conf=more, version=version) as running:
         yield running
 
@@ -117,8 +117,7 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
 
 
 def is_asked(name: str) -> bool:
-    """Whether the RPC is a request by healthd, and neither a report of slurmd on an ended job nor the query of
-    sdiag."""
+    """Return whether the RPC comes from healthd, and is neither slurmd's report of an ended job nor sdiag's query."""
     others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
     return name.startswith("REQUEST") and not name.startswith(others)
 
@@ -778,7 +777,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
 
 
-# A network without any answer, not even a refusal: nobody here has the address, and nobody forwards it.
+# A network without any answer, not even a refusal: no host here has the address, and no router forwards it.
 BLACK_HOLE = 'ip link set lo up && ip route add 10.99.0.2 dev lo && exec "$@"'
 
 

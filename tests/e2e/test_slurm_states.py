@@ -47,7 +47,7 @@ def is_drained_and_resumed(healthd: Healthd, *flags: str) -> None:
 
 
 def is_drained_and_not_resumed(healthd: Healthd, *flags: str) -> None:
-    """Check that the drain beside `flags` stays also when all is clean: Slurm has not finished with the node."""
+    """Check that the drain stays with `flags`, even when all is clean: Slurm has not finished with the node."""
     cluster, name = healthd.cluster, healthd.node
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     report = healthd.look(HEALTHY)

@@ -1,4 +1,4 @@
-"""Every draining row of the catalogue has a story, told by the real `healthd run` and a real Slurm (stories.py).
+"""Every draining row of the catalogue has a story, run by the real `healthd run` and a real Slurm (stories.py).
 
 The stories run in parallel: each test waits for its own.
 """

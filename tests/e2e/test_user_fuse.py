@@ -39,7 +39,7 @@ ASKING = {
     "lock": "fcntl.lockf(os.open('e', os.O_RDWR), fcntl.LOCK_EX)",
     "statfs": "os.statvfs('.')",
 }
-# ... and calls that wait for a lock held by one of those.
+# ... and calls that wait for a lock held by such a call.
 BEHIND = {
     "stat": "os.stat('lost')",
     "make": "os.mkdir('d/other')",

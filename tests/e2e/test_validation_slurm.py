@@ -1,4 +1,4 @@
-"""A validation beside a real Slurm: a starting job ends it, and a drained node is validated before its resume."""
+"""A validation with a real Slurm: a starting job ends it, and a drained node is validated before its resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the alerts in packaging/prometheus: they use existing metrics, link to existing pages and have promtool tests.
+"""Tests of the alerts in packaging/prometheus: existing metrics, links to existing pages, and promtool tests.
 
 Prometheus itself reads and runs them in e2e/test_alerts_prometheus.py.
 """

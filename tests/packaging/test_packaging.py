@@ -46,7 +46,7 @@ def test_jobs_that_eat_the_memory_do_not_cost_the_node_its_watch() -> None:
 
 
 def test_the_settings_file_of_the_package_is_the_same_for_ever() -> None:
-    """If it and the administrator's file both differ from the last version's, dpkg asks, or aborts without a
+    """If it and the administrator's file both differ from the last version's, dpkg prompts, or aborts without a
     terminal."""
     shipped = (PACKAGING / "debian/healthd.toml").read_bytes()
     assert hashlib.sha256(shipped).hexdigest() == SETTINGS_SHA256

@@ -1,4 +1,4 @@
-"""Tests of packaging/systemd: directives that healthd.service must not have, and why. tests/e2e/test_hardening.py runs it."""
+"""Tests of packaging/systemd: directives forbidden in healthd.service, and why. tests/e2e/test_hardening.py runs it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     alone = [item for item in items if item.get_closest_marker("alone")]
     if alone and part == "beside":
-        Path(os.environ["HEALTHD_TEST_RUN"], "alone").touch()  # tells scripts/run_tests.py that such tests exist
+        Path(os.environ["HEALTHD_TEST_RUN"], "alone").touch()  # informs scripts/run_tests.py that such tests exist
     beside = [item for item in items if item not in alone]
     items[:], left = (alone, beside) if part == "alone" else (beside, alone)
     if left:

@@ -1,7 +1,7 @@
 """The parts of PyTorch that healthd/validation/tools/pytorch_program.py uses, with GPUs that take time, fail or hang.
 
-A matrix product takes `seconds[gpu]`. A GPU in `errors` raises that text; a GPU in `hangs` never finishes. Nothing
-is computed: a tensor stores its GPU and how many of its numbers differ.
+A matrix product takes `seconds[gpu]`. A GPU in `errors` raises that text; a GPU in `hangs` never finishes. The
+program computes nothing: a tensor stores its GPU and how many of its numbers differ.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ALIVE = '{"conditions":[],"checks":["gpu_xid","ib_link","mount"]}'
 
 
 class Made:
-    """A history that grows: each method adds what its name says. Times are epoch seconds."""
+    """A history that grows: each method adds the signal in its name. Times are epoch seconds."""
 
     def __init__(self) -> None:
         self.history: History = {name: [] for name in TABLES}

@@ -1,6 +1,6 @@
 """Golden decisions on whole machines: replayed recordings, faults of fake GPUs, and the stories of e2e/.
 
-Nothing waits: the machines have simulated clocks, and the steps of the stories run without a daemon.
+No step waits: the machines have simulated clocks, and the steps of the stories run without a daemon.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[
 def told_by(uid: int, tell: Callable[[int], None]) -> int:
     """Run `tell` as another user and return a descriptor of its output.
 
-    The process is no child of this one, so no caller has to wait for its end.
+    The process is not a child of this one, so no caller has to wait for its end.
     """
     reading, writing = os.pipe()
     between = os.fork()

@@ -55,7 +55,7 @@ def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]
 
 
 def _inner(name: str, value: Any) -> list[Any]:
-    """Return the sequences inside a node that is no repeat."""
+    """Return the sequences inside a node other than a repeat."""
     if name == "SUBPATTERN":
         return [value[3]]
     if name == "BRANCH":

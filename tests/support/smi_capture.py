@@ -1,6 +1,6 @@
 """A fake NVML that answers as a real machine did, from the output of `nvidia-smi -q -x`.
 
-It covers hardware that the project does not own. The first line of each capture in tests/data/nvidia_smi names its source.
+It covers hardware that the project does not own. The first line of each capture in tests/data/nvidia_smi is its source.
 """
 
 from __future__ import annotations

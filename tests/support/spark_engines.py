@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from fleet_complete import CHOSEN, complete  # the path comes first
+from fleet_complete import CHOSEN, complete  # noqa: E402  the path comes first
 from fleet_history import BEGIN, END, NODES  # noqa: E402
 from fleet_rows import made  # noqa: E402
 

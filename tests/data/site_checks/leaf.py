@@ -1,4 +1,4 @@
-"""Check that the leaf switch of each rail answers. It uses everything that a check may declare, except for swap.py's."""
+"""Check that the leaf switch of each rail answers. It uses everything a check may declare, except for swap.py's."""
 
 import time
 from collections.abc import Iterator

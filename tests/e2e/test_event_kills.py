@@ -245,9 +245,11 @@ def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
     all_figures = [patient.figures for patient in patients]
     done = sum(f.daemon_kills + f.worker_kills for f in all_figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), {lines} events, "
+        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), "
+        f"{lines} events, "
         f"{dropped} dropped and reported, {repeats} repeats, {sum(p.tally.unread for p in patients)} torn lines, "
-        f"{sum(f.rotations for f in all_figures)} rotations, {sum(f.full for f in all_figures)} full disks, "
+        f"{sum(f.rotations for f in all_figures)} rotations, "
+        f"{sum(f.full for f in all_figures)} full disks, "
         f"{sum(f.jumps for f in all_figures)} clock jumps, "
         f"{sum(f.faults for f in all_figures)} faults: {seconds:.0f} s"
     )

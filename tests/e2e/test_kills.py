@@ -275,9 +275,12 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
     done = sum(f.daemon_kills + f.worker_kills for f in figures)
     between = sum(f.between for f in figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, {between} between drain and requeue), "
-        f"{sum(f.events for f in figures)} events, {sum(f.faults for f in figures)} drains, "
-        f"{sum(requeues.values())} requeues, {sum(f.completed for f in figures)} jobs that completed in the gap: "
+        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, "
+        f"{between} between drain and requeue), "
+        f"{sum(f.events for f in figures)} events, "
+        f"{sum(f.faults for f in figures)} drains, "
+        f"{sum(requeues.values())} requeues, "
+        f"{sum(f.completed for f in figures)} jobs that completed in the gap: "
         f"{seconds:.0f} s"
     )
     assert done >= kills

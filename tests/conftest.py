@@ -1,4 +1,4 @@
-"""Which tests are wide, and `pytest -n auto`: side by side, in more processes than there are cores, for most wait."""
+"""Selection of the wide tests, and `pytest -n auto`: more processes than cores, since most tests wait."""
 
 from __future__ import annotations
 
@@ -20,91 +20,91 @@ pytest_plugins = ("alone", "started")
 
 hypothesis.settings.register_profile(
     "repeatable",
-    # `make test` says the same of the same commit: the same examples each time, and none that an earlier run found.
+    # `make test` gives the same result for the same commit: the same examples each time, and none from an earlier run.
     derandomize=True,
     database=None,
-    # How long an example takes says only what else the machine does.
+    # The duration of an example only shows the load of the machine.
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    # They are the same each time: `make test-all` has more of them, and others.
+    # The examples are the same each time. `make test-all` runs more, and others.
     max_examples=25,
 )
 hypothesis.settings.load_profile("repeatable")
-# `make test-all` looks further, by a seed that it prints and that alone says which examples.
+# `make test-all` searches further, with a printed seed that alone determines the examples.
 hypothesis.settings.register_profile(
     "random",
     hypothesis.settings.default,
     derandomize=False,
-    # What a reader makes of a text depends hardly on the version of Python: one of them tries more.
+    # A parser's result hardly depends on the version of Python: one version tries more examples.
     max_examples=25 if os.environ.get("HEALTHD_FEW_EXAMPLES") else 100,
 )
 
-# A shell's background job has SIGINT ignored, and so would have each program that a test starts and interrupts.
+# SIGINT is ignored in a shell's background job, and would be in each program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What `make test` leaves to `make test-all`, for what it costs or needs, never because it failed.
+# Tests that `make test` leaves to `make test-all` for their cost or needs, never because they failed.
 WIDE = {
     "e2e/test_alerts_prometheus.py": "a real Prometheus that scrapes for a minute",
-    "e2e/test_bad_days.py": "minutes of reboots, jumps of the clock and full disks",
+    "e2e/test_bad_days.py": "minutes of reboots, clock jumps and full disks",
     "e2e/test_board.py": "a real Grafana or its queries, and a browser",
     "e2e/test_boot.py": "minutes of boots",
-    "e2e/test_daemon.py": "the machine's one kernel log, real devices' events, every profile",
-    "e2e/test_daemon_slurm.py": "minutes, and slurmctlds that die and hang",
-    "e2e/test_deploy_slurm.py": "Slurm set up as docs/deploy.md says, a minute",
-    "e2e/test_doctor_node.py": "nodes that lack this and that, a container each",
-    "e2e/test_drained_page.py": "what docs/drained.md says to type, on a real Slurm",
+    "e2e/test_daemon.py": "the machine's only kernel log, events of real devices, every profile",
+    "e2e/test_daemon_slurm.py": "minutes, with slurmctlds that die and hang",
+    "e2e/test_deploy_slurm.py": "Slurm set up as in docs/deploy.md, a minute",
+    "e2e/test_doctor_node.py": "nodes with missing parts, one container each",
+    "e2e/test_drained_page.py": "the commands of docs/drained.md on a real Slurm",
     "e2e/test_event_kills.py": "kills",
-    "e2e/test_event_transport.py": "rsyslog and rsync, restarted in the middle",
+    "e2e/test_event_transport.py": "rsyslog and rsync, restarted during the transfer",
     "e2e/test_failslow_live.py": "real jobs that become slow, a minute",
     "e2e/test_failslow_plot.py": "a browser",
     "e2e/test_failslow_unit.py": "the unit's limits under a real systemd",
     "e2e/test_files_removed.py": "the installed files removed under a running daemon",
-    "e2e/test_files_replaced.py": "another version installed under a running daemon, and the way back",
+    "e2e/test_files_replaced.py": "an upgrade under a running daemon, and its rollback",
     "e2e/test_fixtures.py": "frozen and hanging file systems",
-    "e2e/test_flapping_slurm.py": "minutes of faults that come and go",
+    "e2e/test_flapping_slurm.py": "minutes of flapping faults",
     "e2e/test_fleet_air_gap.py": "a container without a network",
     "e2e/test_fleet_ingest_kills.py": "kills",
     "e2e/test_fleet_lemons_apply.py": "a real Slurm, minutes",
-    "e2e/test_fleet_limit_slurm.py": "many daemons at once, and Slurm 24.11",
+    "e2e/test_fleet_limit_slurm.py": "many simultaneous daemons, and Slurm 24.11",
     "e2e/test_fleet_prometheus.py": "Prometheus and VictoriaMetrics",
     "e2e/test_fleet_report.py": "a browser",
-    "e2e/test_fleet_slurm_sources.py": "a real slurmctld's logs and reservations, minutes",
+    "e2e/test_fleet_slurm_sources.py": "logs and reservations of a real slurmctld, minutes",
     "e2e/test_fleet_slurmdbd.py": "a MariaDB and a slurmdbd of each version",
-    "e2e/test_hardening.py": "a container a rule of the unit",
-    "e2e/test_hung_driver.py": "processes in D state, beside all that look for such",
+    "e2e/test_hardening.py": "one container for each rule of the unit",
+    "e2e/test_hung_driver.py": "processes in D state, visible to all tests that look for them",
     "e2e/test_job_at_source_slurm.py": "real jobs in real cgroups",
     "e2e/test_journal_fields.py": "a journald",
     "e2e/test_kills.py": "100 kills",
     "e2e/test_long_rounds.py": "rounds longer than their interval",
     "e2e/test_normal_days.py": "minutes of upgrades and restarts",
-    "e2e/test_package.py": "packages in fresh Debians, from the network",
-    "e2e/test_package_kernel_log.py": "a fresh Debian, and the machine's one kernel log",
-    "e2e/test_prolog_epilog.py": "a cluster a test, some of which hang",
-    "e2e/test_readme_on_a_node.py": "fresh Debians, from the network",
-    "e2e/test_real_file_system.py": "real errors of a file system, in the machine's one kernel log",
-    "e2e/test_real_kernel_log.py": "the machine's one kernel log, and all that it can hold",
-    "e2e/test_requeue_by_part.py": "jobs side by side on each version of Slurm",
-    "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs that are killed in the midst of them",
+    "e2e/test_package.py": "packages in fresh Debian systems, from the network",
+    "e2e/test_package_kernel_log.py": "a fresh Debian system, and the machine's only kernel log",
+    "e2e/test_prolog_epilog.py": "one cluster for each test, some with hanging programs",
+    "e2e/test_readme_on_a_node.py": "fresh Debian systems, from the network",
+    "e2e/test_real_file_system.py": "real errors of a file system, in the machine's only kernel log",
+    "e2e/test_real_kernel_log.py": "the machine's only kernel log, filled to its capacity",
+    "e2e/test_requeue_by_part.py": "parallel jobs on each version of Slurm",
+    "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs killed while using them",
     "e2e/test_shells.py": "TAB in bash, zsh and fish",
     "e2e/test_site_checks.py": "a site's check that hangs",
     "e2e/test_slurm_accounting.py": "a MariaDB and a slurmdbd",
-    "e2e/test_slurm_commands.py": "each of Slurm's commands, late and broken",
+    "e2e/test_slurm_commands.py": "each Slurm command, late and broken",
     "e2e/test_slurm_failover_versions.py": "failovers on newer versions of Slurm, from the network",
     "e2e/test_slurm_real.py": "every version of Slurm, from the network",
     "e2e/test_slurm_states.py": "each state of a node, minutes",
-    "e2e/test_soak_short.py": "two minutes of everything",
-    "e2e/test_stories.py": "every fault that drains, told to its end",
-    "e2e/test_storm.py": "100,000 lines into the machine's one kernel log",
+    "e2e/test_soak_short.py": "two minutes of all events",
+    "e2e/test_stories.py": "every draining fault, from start to end",
+    "e2e/test_storm.py": "100,000 lines into the machine's only kernel log",
     "e2e/test_user_fuse.py": "a user's file system that hangs",
     "e2e/test_validation_nodes.py": "reservations and jobs between nodes, minutes",
     "e2e/test_validation_slurm.py": "jobs that end a validation, minutes",
     "e2e/test_web.py": "minutes of clients that guess, hang and flood",
-    "docs/test_fleet_limit_figure.py": "draws a figure of docs/ anew",
-    "host/test_hot_unplug.py": "devices' events that every daemon of this machine hears",
+    "docs/test_fleet_limit_figure.py": "draws a figure of docs/ again",
+    "host/test_hot_unplug.py": "device events received by every daemon of this machine",
     "development/test_new_check.py": "`make check` on a new tree",
     "packaging/test_wheel.py": "builds wheels",
 }
-# Tests of those files that `make test` runs all the same: the core of real parts, and what costs nothing.
+# Tests that `make test` runs from wide files: the core with real parts, and tests without cost.
 CORE = {
     "e2e/test_daemon.py": (
         "test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone",
@@ -140,7 +140,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OURS = ("tests", "bench", "scripts", "examples")
 
-# They write into the machine's one kernel log, or read it all the while.
+# They write into the machine's only kernel log, or read it all the time.
 KERNEL_LOG = (
     "test_daemon",
     "test_package_kernel_log",
@@ -148,14 +148,14 @@ KERNEL_LOG = (
     "test_real_kernel_log",
     "test_storm",
 )
-# Their tests of one release of Debian stay together.
+# Tests of one Debian release stay together.
 BY_RELEASE = ("test_package", "test_readme_on_a_node")
 
 
 @pytest.hookimpl(optionalhook=True)  # also for `pytest -p no:xdist`
 def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0))
-    return min(2 * cores, cores + 8)  # each collects all tests, which takes it 20 s
+    return min(2 * cores, cores + 8)  # each worker collects all tests, for 20 s
 
 
 @pytest.hookimpl(optionalhook=True)  # also for `pytest -p no:xdist`
@@ -165,21 +165,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A warning is an error where it blames a module of ours, also one of no package in pyproject.toml."""
+    """Make a warning from a module of ours an error, also from one outside the packages of pyproject.toml."""
     paths = (path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
     names = {name for path in paths for name in path.with_suffix("").parts}
     config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(sorted(names))})\b")
 
 
 class Scheduling(LoadScopeScheduling):
-    """xdist's own, which gives all tests of a group to one process."""
+    """The scheduling of xdist, with all tests of a group in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
 
 
 def group(nodeid: str) -> str:
-    """An end-to-end file: its tests share a cluster or a container, or a package. Elsewhere the cases of one test."""
+    """Return the group of a test: its end-to-end file (shared cluster, container or package), elsewhere its
+    function."""
     file, _, test = nodeid.partition("::")
     if "e2e" not in PurePath(file).parts and PurePath(file).stem not in KERNEL_LOG:
         return f"{file}::{test.partition('[')[0]}"
@@ -189,12 +190,12 @@ def group(nodeid: str) -> str:
 
 
 def is_wide(nodeid: str) -> bool:
-    """Whether `make test` leaves it out: "tests/e2e/test_boot.py::test_..."."""
+    """Return whether `make test` leaves out "tests/e2e/test_boot.py::test_..."."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
     return file in WIDE and test not in CORE.get(file, ())
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` names
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests for `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_wide(item.nodeid):
@@ -202,7 +203,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What healthd counts of its own mistakes is the whole process's, like its log: it begins anew with each test."""
+    """Clear the count and log of healthd's internal errors, which belong to the whole process, before each test."""
     guard.dropped.clear()
     guard._last_drops.clear()
     guard._logged_locations.clear()
@@ -210,11 +211,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Callable[..., Host]:
-    """Makes hosts that have GPUs: host("gpu.3.lost = true")."""
+    """Return a function that makes hosts with GPUs: host("gpu.3.lost = true")."""
     return scenarios(tmp_path)
 
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Host]:
-    """Makes hosts as the test's file says, with its `make(folder, ...)`, in a folder of this test."""
+    """Return a function that makes hosts with `make(folder, ...)` of the test's file, in a folder of this test."""
     return partial(request.module.make, tmp_path)

@@ -1,4 +1,4 @@
-"""healthd.api: the names that a check imports."""
+"""healthd.api: the names for checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from healthd import api
 
-# A name may be added. To remove or rename one breaks the checks of sites.
+# Names may be added. Removing or renaming one breaks checks of sites.
 NAMES = """
 AbsolutePath AbsolutePathOrNone Baseline Bytes Celsius CheckConfig CheckSettings Clears Count Cpus Ends EndsJob Entry
 ExitStatus Explain FailureCause Finding Gbps Gib Gpu Gpus History Host Inventory KernelEvent Lanes LeftOut Links Mbps

@@ -1,4 +1,4 @@
-"""The programs of bench/ are run by people, not by `make test`: that they still begin is held here."""
+"""The programs of bench/ run by hand and not in `make test`; this tests that their imports work."""
 
 from __future__ import annotations
 

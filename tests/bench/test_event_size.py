@@ -1,4 +1,4 @@
-"""The size of a stream that docs/events.md states is what the real ledger and files make of a month."""
+"""Test of the stream size that docs/events.md states, with the real ledger and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few sets of `make bench-failslow`: what healthd finds in them, and whether their judge is to be believed."""
+"""Tests of a few sets of `make bench-failslow`: what healthd finds in them, and whether the scoring is correct."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_sets(positive: int, negative: int) -> list[Made]:
-    """Of little noise and few ranks."""
+    """Return the sets with little noise and few ranks."""
     from failslow.generate import sets
 
     return [one for one in sets(TUNED_ON, positive, negative) if one.cv <= 0.05 and len(one.series) <= 16]
 
 
 def oracle(made: Made) -> Diagnosis:
-    """The answer of somebody who knows."""
+    """Return a perfect diagnosis, from the generated truth."""
     points = []
     for series, at in zip(made.series, made.at, strict=True):
         of = [event for event in made.events if made.gang or series.name in event.slow]
@@ -81,7 +81,7 @@ def test_who_knows_the_truth_is_always_right_and_who_says_nothing_misses_all() -
     assert all(met for met, _ in aims(right))
     assert {one.blamed for one in right} == {"right", "nobody"}
     assert not any(one.stray or one.missed for one in right)
-    assert max(abs(found.onset) for one in right for found in one.found) <= 2  # but for samples that are missing
+    assert max(abs(found.onset) for one in right for found in one.found) <= 2  # except for missing samples
     silent = [outcome(one, Diagnosis(tuple(() for _ in one.series))) for one in made]
     assert all(one.missed is one.made.positive and not one.alarmed for one in silent)
 

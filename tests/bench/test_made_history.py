@@ -1,4 +1,4 @@
-"""The made history is what it says: its shares are the paper's, nothing in it contradicts itself, its truth is true."""
+"""Tests of the made-up history: it has the shares of the paper, is consistent, and its truth matches the files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Record(NamedTuple):
     submitted: int
     eligible: int
     start: int  # 0: it never ran
-    end: int  # 0: not yet
+    end: int  # 0: it still runs
     nodes: tuple[int, ...]
     gpus: int
     qos: str
@@ -97,15 +97,15 @@ def digest(folder: Path, below: str = "**/*") -> str:
     return whole.hexdigest()[:16]
 
 
-# --- the same seed
+# --- seed
 
 
 def test_a_seed_makes_the_same_bytes_on_every_python(tmp_path):
-    """Each Python that runs this has the same digest to meet: whoever changes the generator notes the new one here."""
+    """All Pythons check the same digests. After a change of the generator, update TINY_DIGESTS."""
     make(TINY, tmp_path / "one")
     assert [digest(tmp_path / "one", below) for below in ("sacct/*", "truth/*.csv", "*.*")] == TINY_DIGESTS
     make(TINY, tmp_path / "two")
-    assert digest(tmp_path / "one") == digest(tmp_path / "two"), "also the streams, in one Python"
+    assert digest(tmp_path / "one") == digest(tmp_path / "two"), "the streams too, with one Python"
 
 
 def test_another_seed_makes_another_history(tmp_path):
@@ -115,7 +115,7 @@ def test_another_seed_makes_another_history(tmp_path):
 
 
 def test_more_of_one_thing_does_not_move_another(tmp_path, monkeypatch):
-    """Programs that tell more Xids change streams and truth, and no job."""
+    """Programs with more Xids change streams and truth only."""
     make(TINY, tmp_path / "few")
     monkeypatch.setattr(faults, "PROGRAM_TELLS", 1.0)
     make(TINY, tmp_path / "many")
@@ -139,7 +139,7 @@ def test_a_size_that_cannot_be_is_refused_with_one_that_can(size, says):
     assert (says in refusal(size)) if says else refusal(size) == ""
 
 
-# --- the shares of the paper (arXiv 2410.21680)
+# --- shares of the paper (arXiv 2410.21680)
 
 
 @pytest.mark.one_python
@@ -149,7 +149,7 @@ def test_the_states_have_the_shares_of_the_paper(made):
     share = {state: count / len(made.records) for state, count in states.items()}
     assert 0.57 < share["COMPLETED"] < 0.63
     assert 0.22 < share["FAILED"] < 0.26
-    assert 0.06 < share["PREEMPTED"] < 0.12  # 10 % in the full size: here the largest jobs are missing
+    assert 0.06 < share["PREEMPTED"] < 0.12  # 10 % at full size; this size lacks the largest jobs
     assert 0.015 < share["REQUEUED"] < 0.025
     assert 0.004 < share["TIMEOUT"] < 0.008
     assert 0.0005 < share["OUT_OF_MEMORY"] < 0.002
@@ -179,7 +179,7 @@ def test_the_cluster_is_as_busy_as_the_papers(made):
         if one.start
     )
     assert used / (size.nodes * 8 * (size.end - size.start)) == pytest.approx(made.summary["utilisation"], abs=1e-4)
-    assert 0.76 < made.summary["utilisation"] < 0.87  # 0.83 in the full size
+    assert 0.76 < made.summary["utilisation"] < 0.87  # 0.83 at full size
 
 
 @pytest.mark.one_python
@@ -193,12 +193,12 @@ def test_lemons_are_few_and_fail_often(made):
 
 @pytest.mark.one_python
 def test_large_jobs_fail_at_the_rate_of_the_paper(made):
-    """6.5 in 1000 node-days; here some 50 of them: within four standard deviations of a Poisson count."""
+    """The rate is 6.5 in 1000 node-days, about 50 failures here: within four standard deviations of a Poisson count."""
     expected = 0.0065 * made.summary["large_jobs_node_days"]
     assert abs(made.summary["large_jobs_hit"] - expected) < 4 * expected**0.5
 
 
-# --- nothing contradicts itself
+# --- consistency
 
 
 @pytest.mark.one_python
@@ -231,7 +231,7 @@ def test_no_job_starts_on_a_node_that_is_out_and_none_runs_in_a_maintenance(made
     assert reserved
     for one in made.records:
         for node in one.nodes:
-            # A job is given its nodes up to 40 s before it starts: while those it takes them from end.
+            # A job gets its nodes up to 40 s before it starts, while the jobs that it preempts end.
             assert not any(begin + 40 < one.start < end for begin, end in out[node]), one
             assert not any(one.start < end and (one.end or made.size.end) > begin for begin, end in reserved[node]), one
     for times in out.values():
@@ -309,18 +309,18 @@ def test_nobody_runs_where_they_did_not_want_to(made):
     assert {row["why"] for row in made.truth("exclusions")} == {"fault", "superstition"}
 
 
-# --- the streams
+# --- streams
 
 
 def lines_of(made: Made) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line once, as a reader has it."""
+    """Yield each line once, as a reader gets it."""
     for path in sorted((made.folder / "events").glob("*/events.jsonl")):
         seen: set[tuple[str, int]] = set()
         for text in path.read_text("ascii").splitlines():
             try:
                 line = json.loads(text)
             except ValueError:
-                continue  # torn
+                continue  # torn line
             if (line["stream_id"], line["seq"]) not in seen:
                 seen.add((line["stream_id"], line["seq"]))
                 yield path.parent.name, line
@@ -354,7 +354,7 @@ def test_what_the_streams_open_is_in_the_truth_and_what_nobody_saw_is_not_in_the
     assert all(int(row["onset"]) <= int(row["opened"]) for row in truth if row["opened"])
     assert any(not row["opened"] for row in truth)
     mounts = [int(row["opened"]) for row in truth if row["opened"] and row["code"].startswith("mount/")]
-    assert min(mounts) >= made.size.at(0.2), "the mount check was not there before"
+    assert min(mounts) >= made.size.at(0.2), "the mount check was enabled later"
 
 
 @pytest.mark.one_python
@@ -369,7 +369,7 @@ def test_a_node_that_is_not_observed_tells_nothing(made):
         assert not any(begin + 1 < at < end for begin, end in silent[node]), line
 
 
-# --- the way through the store
+# --- ingest
 
 
 @pytest.mark.one_python
@@ -398,7 +398,7 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
     asked = IngestOptions(made.size.end + DAY, cluster="made", zone=timezone.utc, users="keep")
     came = ingest(str(tmp_path / "db"), wanted, asked)
     assert came.failed == []
-    # of torn lines those alone in whose stream a number is missing too
+    # Only torn lines whose sequence number is also missing count as unread.
     assert set(came.unread.unread) <= {"events"}
     assert came.unread.unread["events"] <= made.summary["torn_lines"]
     store: dict[str, list[dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""The fleet limit in a small simulated fleet: the real decisions of many nodes against a modelled slurmctld."""
+"""Tests of the fleet limit in a small simulated fleet: the real decisions of many nodes with a modelled slurmctld."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = 3600.0
 
 
 def kept(fleet: Fleet) -> set[str]:
-    """Nodes whose drain stands and was counted."""
+    """Return the nodes that have a drain which was counted."""
     return {name for name, node in fleet.nodes.items() if node.memory.reason and not node.memory.awaits_count}
 
 
@@ -50,7 +50,7 @@ def test_a_dead_file_server_drains_as_many_as_the_limit_and_all_come_back() -> N
     assert all(node.memory.hold is None for node in fleet.nodes.values())
     asked = sum(slurmctld.requests.values())
     fleet.run(12 * HOUR)
-    assert sum(slurmctld.requests.values()) == asked, "a healthy fleet asks nothing"
+    assert sum(slurmctld.requests.values()) == asked, "a healthy fleet sends no requests"
 
 
 def test_a_wave_of_hardware_faults_is_all_drained_at_once() -> None:
@@ -86,7 +86,7 @@ def test_places_that_become_free_are_taken_by_those_that_wait() -> None:
     fleet.break_with(dead_file_server(fleet.nodes, 0, 12 * HOUR))
     fleet.run(HOUR)
     first = set(slurmctld.drained)
-    for name in sorted(first)[:10]:  # an operator takes them over
+    for name in sorted(first)[:10]:  # an operator takes over these drains
         slurmctld.run(("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=mine"), fleet.now)
     fleet.run(HOUR + 1.3 * HOUR)
     ours = {name for name, node in slurmctld.drained.items() if node.reason.startswith("healthd: ")}

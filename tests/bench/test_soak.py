@@ -1,4 +1,4 @@
-"""What a round leaves behind: nothing. Over thousands of rounds a process must not grow (`make bench` measures it)."""
+"""Tests that a process does not grow over thousands of rounds (`make bench` measures it)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from healthd.common.model import Observation, Outcome
 from healthd.common.values import decode, encode
 from healthd.host.host import Host
 
-LITTLE = 32 << 10  # bytes; one round of what is tried here has more
+LITTLE = 32 << 10  # bytes; less than one round of these tests allocates
 
 CHANGING = """
 from healthd.common.model import Observation
@@ -35,7 +35,7 @@ def run(host, config, past):
 
 
 def grown(step: Callable[[int], object], first: int, last: int) -> int:
-    """How many bytes more are in use after the step's last time than after its first ones."""
+    """Return how many bytes more are in use after the last call than after the first calls."""
     tracemalloc.start()
     try:
         for number in range(first):
@@ -51,7 +51,7 @@ def grown(step: Callable[[int], object], first: int, last: int) -> int:
 
 
 def peak(step: Callable[[], object]) -> int:
-    """The bytes that a step needs at a time, beyond those that are in use before."""
+    """Return the peak memory of a step, beyond the bytes in use before."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -88,7 +88,7 @@ def test_a_worker_keeps_of_readings_that_never_come_again_only_those_of_the_last
 
 
 def test_a_worker_keeps_no_store_that_the_daemon_did_not_take(tmp_path: Path) -> None:
-    """After a run that came too late the daemon sends the older text again, and the worker reads that."""
+    """After a run that was too late, the daemon sends the older text again, and the worker reads it."""
     worker = drifting(tmp_path)
     first = answer(worker, 0).past
     assert grown(lambda number: answer(worker, number, first), first=5, last=105) < LITTLE
@@ -108,7 +108,7 @@ def test_the_daemon_keeps_of_readings_that_never_come_again_only_those_of_the_la
 
 
 def test_a_short_answer_needs_little_memory_for_a_moment_too(tmp_path: Path) -> None:
-    """A megabyte that is asked for and given back at each answer leaves holes in the heap, which never close."""
+    """Allocating a megabyte for each answer would leave holes in the heap that never close."""
     runner = WorkerClient(Setup(root=str(tmp_path)), str(tmp_path), lambda: 0.0)
     reply = runner.send(Request("", 60.0, CloseNvml()))
     try:
@@ -145,7 +145,7 @@ def test_of_more_readings_than_a_page_can_carry_so_many_are_kept_and_the_rest_co
     checks = tmp_path / "checks" / "drifts.py"
     for more in (0, 1, 10_000):
         checks.write_text(CHANGING.replace("range(20)", f"range({workers.MAX_OBSERVATIONS + more})"))
-        worker.checks = workers.NO_CHECKS  # it finds them anew
+        worker.checks = workers.NO_CHECKS  # it reloads the checks
         found = answer(worker, 0)
         assert (len(found.observations), found.dropped_observations) == (workers.MAX_OBSERVATIONS, more)
         check = built_in_checks()["gpu_temperature"]

@@ -1,4 +1,4 @@
-"""The judge of `make soak` itself: what it must see, and what is right."""
+"""Tests of the evaluation of `make soak`: which mistakes it must detect and what is correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def of_fault(event: str, **also: Any) -> dict[str, Any]:
 
 
 def story() -> list[dict[str, Any]]:
-    """A fault, its drain, a job's requeue, an ack, a repair, the resume."""
+    """Return the events of a fault, its drain, a job's requeue, an ack, a repair and the resume."""
     return [
         of_fault("opened"),
         {"event": "drain", "stage": "sent", "reason": REASON},
@@ -62,9 +62,9 @@ def test_an_event_that_is_told_twice_is_seen(at: int, kills: int) -> None:
     known = kills and (events[at]["event"], events[at].get("stage")) in {
         *(("drain", stage) for stage in ("sent", "confirmed")),
         *(("resume", stage) for stage in ("sent", "confirmed")),
-        ("requeue", "sent"),  # a kill may come between word and deed, and then the word is said again
+        ("requeue", "sent"),  # a kill may come between the event and the command; the event is then sent again
     }
-    again = events[at].get("was") == "acknowledged"  # that it counts again is told as often as acks end
+    again = events[at].get("was") == "acknowledged"  # the number of these events depends on the acks
     assert bool(what_is_wrong(events, commands(), wanted(kills))) is not bool(known or again)
 
 
@@ -92,7 +92,7 @@ def test_a_fault_that_nobody_made_is_seen_and_one_that_was_made_and_not_told_too
     made = wanted()
     del made.opened["gpu_xid/79", PART]
     made.opened["gpu_xid/31", PART] = 0
-    assert what_is_wrong(story(), commands(), made) == [], "a code that nobody made may open as it likes"
+    assert what_is_wrong(story(), commands(), made) == [], "unexpected codes may open any number of times"
     made.opened["gpu_xid/79", PART] = 0
     assert what_is_wrong(story(), commands(), made) == [f"gpu_xid/79 {PART} opened 1 times, not 0"]
 
@@ -127,7 +127,7 @@ def samples(descriptors: list[float], kib: list[float]) -> list[Sample]:
 def test_one_descriptor_more_has_grown_and_memory_after_the_warm_up_only() -> None:
     level = [20000.0, 21000, 22000, 22000, 22000, 22000]
     assert what_grew(samples([14.0] * 6, level), 1024, 0) == []
-    assert what_grew(samples([14.0, 15, 15, 15, 14, 14], level), 1024, 0) == [], "closed again"
+    assert what_grew(samples([14.0, 15, 15, 15, 14, 14], level), 1024, 0) == [], "it was closed again"
     (said,) = what_grew(samples([14.0, 14, 14, 14, 14, 15], level), 1024, 0)
     assert said == "descriptors: 14 in round 0, 15 in 500"
     (said,) = what_grew(samples([14.0] * 6, [*level[:-1], 24000.0]), 1024, 0)

@@ -1,4 +1,4 @@
-"""`healthd baseline`: what a node has becomes settings that the checks hold it to; what looks broken never does."""
+"""Tests of `healthd baseline`: it records the hardware of a node as settings and omits parts that look broken."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Node(FakeSystem):
 
 
 def systemctl(**states: str) -> dict[tuple[str, ...], ProgramResult | OSError]:
-    """The answer of systemctl for any order in which the usual units are asked for."""
+    """Return the answers of systemctl for the orders in which the usual units are queried."""
     from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
     def shown(units: tuple[str, ...]) -> str:
@@ -156,7 +156,7 @@ def interface(root: Path, name: str, state: str = "up", speed: str = "100000", d
 
 
 def seen(host: Host) -> Present:
-    """Every check, as the worker looks at them, through the plain data that it sends."""
+    """Collect the baseline of every check as the worker does, through the plain data that it sends."""
     found: list[Entry | LeftOut] = []
     for name in WANTS:
         found += look(host, name)
@@ -188,7 +188,7 @@ def baselined(root: Path) -> Loaded:
     return settled(seen(node(root)))
 
 
-# --- what is written
+# --- content
 
 
 def test_a_node_becomes_settings(tmp_path):
@@ -249,7 +249,7 @@ def test_the_file_says_what_each_thing_is(tmp_path):
 
 
 def worst(loaded: Loaded, host: Host) -> list[str]:
-    """What the checks of a baseline find above INFO."""
+    """Return the codes above INFO that the checks of a baseline report."""
     found = []
     for (name, instance), config in loaded.checks.items():
         if name in WANTS and (KNOWN[name].per == "" or instance):
@@ -278,7 +278,7 @@ def rewrite(path: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-LOSSES = {  # what is taken away -> the check that drains for it, and its code
+LOSSES = {  # removed part -> the check that drains the node for it, and its code
     "a GPU": ("gpu_count", "", "fewer_than_expected", unlink("sys/bus/pci/devices/0000:61:00.0")),
     "a NIC": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:18:00.0")),
     "an NVMe": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:02:00.0")),
@@ -320,7 +320,7 @@ def test_a_service_that_is_gone_drains_the_node(tmp_path):
     assert story.drained
 
 
-# --- what looks broken is left out, with the reason
+# --- parts that look broken are omitted, with the reason
 
 
 def left_out(found: Present, check: str) -> list[tuple[str, str]]:
@@ -413,7 +413,7 @@ def test_services_that_a_profile_wants_are_asked_for_by_either_name(tmp_path):
     found = look(host, "services", wanted=("chrony", "slurmd"), required=("data.mount",))
     by_setting = {(item.setting, item.key) for item in found}
     assert {("wanted", "chrony.service"), ("required", "data.mount"), ("required", "munge.service")} <= by_setting
-    assert ("wanted", "slurmd.service") in by_setting  # the settings' word goes before ours
+    assert ("wanted", "slurmd.service") in by_setting  # the site's setting takes precedence over our default
 
 
 def test_a_link_that_is_down_on_every_gpu_is_no_norm(tmp_path):
@@ -614,7 +614,7 @@ def test_any_list_of_mounts_gives_tables_that_can_be_used(lines):
             assert config.fstype not in ("", "autofs", "overlay", "tmpfs", "squashfs")  # type: ignore[attr-defined]
 
 
-# --- the file, whatever is in it
+# --- the file with arbitrary content
 
 
 TEXTS = st.text() | st.sampled_from(['"', "\\", "\x7f", "\n", "\ud800", "# x", "é😀", "'''"])
@@ -633,7 +633,7 @@ def test_any_text_comes_back_from_the_file(devices, note, why):
     assert got == {clean(path): clean(mode) for path, mode in devices.items()}
 
 
-# --- what has changed
+# --- changes
 
 
 def changes(before: Present, after: Present) -> dict[str, tuple[str, str]]:
@@ -699,7 +699,7 @@ def test_what_could_not_be_looked_at_is_unknown_and_not_gone(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path: Path) -> list[str]:
-    """Flags for a node on a tree. In a tree there is no systemctl, and its device files are none."""
+    """Return the flags for a node on a tree. The tree has no systemctl, and its device files are regular files."""
     node(tmp_path / "node")
     return [
         "--root",
@@ -791,10 +791,10 @@ def test_what_goes_together_is_said(tree, capsys):
     assert main(["baseline", *tree[:-1], "", "--diff"]) == 64
 
 
-# --- what could not be read
+# --- unreadable parts
 
 
-SILENT = 'library = "mismatch"'  # NVML answers nobody
+SILENT = 'library = "mismatch"'  # NVML fails for every caller
 UNREAD = "left out: gpu_count: could not be read: "
 
 
@@ -861,7 +861,7 @@ def test_a_baseline_is_for_programs_too(tree, tmp_path, capsys):
     assert ("gpu_count", 8) in [(entry["check"], entry["value"]) for entry in kept]
 
 
-# --- what hangs
+# --- hanging calls
 
 
 def test_a_driver_that_hangs_costs_its_own_part_only(tree, monkeypatch, tmp_path, capsys):
@@ -887,7 +887,7 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
     assert "# left out: mount /raid: not read: other instances took too long" in capsys.readouterr().out
 
 
-# --- a site's check
+# --- checks of a site
 
 
 SITE = """
@@ -920,7 +920,7 @@ def run(host, config, past):
 
 @pytest.fixture
 def site(tree, tmp_path) -> Callable[[str], list[str]]:
-    """Flags for a site with one check, by its text."""
+    """Return a function that installs a site check with this text and returns the flags for it."""
 
     def make(text: str) -> list[str]:
         folder = tmp_path / "checks.d"

@@ -1,4 +1,4 @@
-"""`healthd check NAME` of what only listens says what the daemon has heard, and never "healthy" without one."""
+"""Tests of `healthd check NAME` for checks that only read the kernel log: the result comes from the daemon."""
 
 from __future__ import annotations
 

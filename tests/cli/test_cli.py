@@ -1,4 +1,4 @@
-"""The command line, driven as a user does: the real program, its text, its sentences and its exit status."""
+"""Tests of the command line as a user runs it: the real program, its output, its errors and its exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen of
 
 
 class Done:
-    """What a run of healthd left: `status`, and what it said on either stream."""
+    """The result of a healthd command: exit status and output."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
@@ -54,14 +54,14 @@ def run(*arguments: str, **environment: str) -> Done:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A machine without anything in it."""
+    """Create an empty machine."""
     plain_machine(tmp_path / "tree")
     return tmp_path / "tree"
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    """A fake DGX H100 whose GPU 3 is lost."""
+    """Create a scenario: a DGX H100 with GPU 3 lost."""
     file = tmp_path / "lost.toml"
     file.write_text('profile = "dgx-h100"\ngpu.3.lost = true\n')
     return file
@@ -297,7 +297,7 @@ def test_a_program_that_exists_here_is_no_warning(tmp_path):
 
 
 def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, monkeypatch, capsys):
-    """`sleep` stands for a look at a file that never ends; the time limit ends it."""
+    """`sleep` replaces a stat call that never returns; the time limit ends it."""
     from healthd.cli import config
     from healthd.host import program
 
@@ -325,7 +325,7 @@ def test_a_few_checks_have_a_row_each(tree):
     ).out.splitlines()
     assert head.split() == ["check", "outcome", "took", "finding"]
     assert rows[0].split()[:2] == ["gpu_ecc", "completed"]
-    assert rows[1:3] == ["", "No result"], "what only listens has nothing to look at, and nobody listened there"
+    assert rows[1:3] == ["", "No result"], "gpu_xid only reads the kernel log, and no daemon runs"
     assert rows[3].split()[:2] == ["gpu_xid", "only"]
 
 
@@ -394,7 +394,7 @@ def test_a_hung_driver_ends_at_its_deadline_and_nobody_waits_for_the_worker(tree
     hang.write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 90\n')
     file = settings(tmp_path, "[checks.gpu_ecc]\ntimeout_seconds = 0.5\n")
     began = time.monotonic()
-    done = run("check", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))  # to the end of its streams
+    done = run("check", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))  # until its streams close
     assert time.monotonic() - began < 60
     assert done.status == 3
     assert re.search(r"(?m)^gpu_ecc +timed out", done.out)
@@ -657,12 +657,12 @@ def test_the_list_has_every_check_with_its_times(tmp_path):
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(its runtime directory, the file that it reads as kernel log)."""
+    """Run a daemon; yield its runtime directory and the file that it reads as kernel log."""
     folder = tmp_path_factory.mktemp("daemon")
     log = folder / "kernel.log"
     log.touch()
     runtime = str(folder / "run")
-    off = ("processes", "disk_space")  # of the machine that runs the tests
+    off = ("processes", "disk_space")  # they depend on the machine that runs the tests
     config = settings(folder, "".join(f"[checks.{check}]\nenabled = false\n" for check in off))
     argv = [sys.executable, "-m", "healthd", "run", "--config", config]
     argv += ["--fake-nvml", "dgx-h100", "--kernel-log", str(log)]

@@ -1,4 +1,4 @@
-"""What TAB offers: the program itself, run as argcomplete's scripts run it."""
+"""Tests of completion: the program itself, run as the scripts of argcomplete run it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONDITIONS = (
 
 
 def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `healthd` as bash's script does; what it offers is in `folder`/offered."""
+    """Run `healthd` as the script for bash does; the completions are in `folder`/offered."""
     (folder / "offered").write_text("")
     own = {
         "PYTHONPATH": str(ROOT),
@@ -136,7 +136,7 @@ def test_every_command_is_offered_word_by_word(tmp_path: Path) -> None:
         ("fleet ingest --nodes kern.log ke", ["kern.log"]),
         ("completion ", sorted(SHELLS)),
         ("status ", []),
-        ("validate --pai", []),  # for internal use, not in the help
+        ("validate --pai", []),  # internal option that the help omits
         ("help config sh", ["show"]),
     ],
 )
@@ -152,7 +152,7 @@ def test_ack_offers_open_conditions_and_their_parts(tmp_path: Path, daemon: Stat
         assert offers(f"{at} ", tmp_path) == ["exec/critical", "gpu_xid/79", "ib_link/down", "kernel/taint"]
         assert offers(f"{at} gpu", tmp_path) == ["gpu_xid/79"]
         assert offers(f"{at} gpu_xid/79 ", tmp_path) == ["0000:1b:00.0", "0000:61:00.0"]
-        assert offers(f"{at} gpu_xid/79 0000:6", tmp_path) == ["61:00.0"], "bash takes a colon for the end of a word"
+        assert offers(f"{at} gpu_xid/79 0000:6", tmp_path) == ["61:00.0"], "bash ends a word at a colon"
         assert offers(f"{at} exec/critical nhc:", tmp_path) == ["\\ check_fs_free\\ /tmp\\ 3%"]
         assert offers(f"{at} exec/critical 'nhc: ch", tmp_path) == ["nhc: check_fs_free /tmp 3%"]
         assert offers(f"{at} kernel/taint ", tmp_path) == []
@@ -195,7 +195,7 @@ def test_checks_of_the_site_are_offered(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_offer_nothing_and_fail_quietly(tmp_path: Path) -> None:
-    """The scripts discard standard error; a status that is not 0 leaves the line as it is."""
+    """The scripts discard standard error; an exit status other than 0 leaves the command line unchanged."""
     (tmp_path / "settings.toml").write_text("mode = 3\n")
     done = run("healthd check --config settings.toml gpu", tmp_path)
     assert done.returncode == 64

@@ -1,4 +1,4 @@
-"""Which daemons run here: told by their command lines."""
+"""Tests of finding running daemons by their command lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_any_command_line_is_read(words):
 
 @pytest.fixture
 def one() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like a daemon."""
+    """Run a process whose command line looks like that of a daemon."""
     program = "import sys; print(flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "healthd", "run", "--runtime-dir", "/tmp/elsewhere"],

@@ -1,4 +1,4 @@
-"""`healthd events`, driven as a user does: the real program, its rows, its sentences and its exit status."""
+"""Tests of `healthd events` as a user runs it: the real program, its rows, its messages and its exit status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A node's, with a day of its life: an hour of it rotated away."""
+    """Create the state directory of a node with a day of events; the first hour is in a rotated file."""
     made = tmp_path / "state"
     made.mkdir()
     old = line(1, "started", version="0.1.0", mode="act", last_alive=None, clean=True) + b"\n"
@@ -82,7 +82,7 @@ def test_what_a_start_says_of_each_check_is_one_row_but_none_waits_while_the_str
     page = Page(200, colour=False, fold=True)
 
     def said(row: str) -> str:
-        """Without its times, which are local ones."""
+        """Return the row without its times, which are local times."""
         return " ".join(re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "THEN", row).split()[1:])
 
     assert [said(row) for row in list(rows(told, page))[1:]] == [
@@ -161,7 +161,7 @@ def test_a_row_is_folded_on_a_terminal_and_coloured_by_severity():
     assert rest
 
 
-# --- which events
+# --- selection of events
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_settings_say_where_the_stream_is(folder, tmp_path):
     assert run("--config", file, "--json").stdout == run("--state-dir", folder, "--json").stdout != ""
 
 
-# --- trouble
+# --- errors
 
 
 def refused(*arguments: object, **options: Any) -> tuple[int, str]:
@@ -276,7 +276,7 @@ def test_a_torn_line_that_was_written_again_is_a_note(tmp_path):
         0,
         f"healthd events: {torn} line 3 is truncated or damaged: it is not JSON; no event is missing\n",
     )
-    (tmp_path / "events.jsonl").unlink()  # nothing says what that line was
+    (tmp_path / "events.jsonl").unlink()  # no other file has that line
     done = run(tmp_path, "--json")
     assert (done.returncode, done.stderr) == (
         1,
@@ -289,7 +289,7 @@ def test_a_torn_line_that_was_written_again_is_a_note(tmp_path):
     [
         (None, None, 1, ["line 4 is truncated", "lines 4 to 5 are", "line 8 is"]),
         ("12:00:02", "12:00:03", 1, ["line 4 is truncated", "lines 4 to 5 are"]),
-        ("12:00:04", "12:00:05", 1, ["line 4 is truncated", "lines 4 to 5 are"]),  # only there may it have been
+        ("12:00:04", "12:00:05", 1, ["line 4 is truncated", "lines 4 to 5 are"]),  # or of that time
         ("12:00:06", "12:00:06", 1, ["line 4 is truncated", "lines 4 to 5 are"]),
         ("12:00:07", "12:00:07", 1, ["line 8 is"]),
         ("12:00:08", None, 1, ["line 8 is"]),
@@ -308,7 +308,7 @@ def test_only_what_is_wrong_at_the_time_that_is_asked_for_is_told(tmp_path, sinc
     assert all(sentence in row for sentence, row in zip(sentences, said, strict=True))
 
 
-# --- following, and who stops reading
+# --- following, and a reader that ends
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`healthd explain`: what it says of a code is what the daemon does with a condition of that code."""
+"""Tests of `healthd explain`: its description of a code matches what the daemon does with a condition of that code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def config_of(code: str) -> CheckConfig:
 
 
 def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
-    """When a condition that is seen in look after look drains and requeues, by the daemon's own way in."""
+    """Return when a condition that every run reports drains and requeues, by the daemon's own code."""
     ledger, found = Ledger(boot_id="b"), {"drains": None, "requeues": None}
     at = 0.0
     while at <= LONGEST_SECONDS:
@@ -79,14 +79,14 @@ def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[
 
 
 def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
-    """The same as explain says it."""
+    """Return the same times as explain reports them."""
     steps = timeline(finding, config, Policy(mode=mode))
     drains = (s.after_seconds for s in steps if s.effect in (Effect.DRAINS, Effect.REQUEUES))
     requeues = (s.after_seconds for s in steps if s.effect is Effect.REQUEUES)
     return {"drains": next(drains, None), "requeues": next(requeues, None)}
 
 
-@pytest.mark.one_python  # of the rules, and a third of a minute
+@pytest.mark.one_python  # tests the rules only and takes 20 s
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(name):
     for code in CHECKS[name].codes():
@@ -137,7 +137,7 @@ def test_settings_that_a_text_names_exist():
         assert [name for name in named if name and not hasattr(config, name)] == [], code
 
 
-# --- what is typed
+# --- query
 
 
 def correlate(events, node):
@@ -293,7 +293,7 @@ def test_whatever_is_typed_has_an_answer(words):
     assert isinstance(means(words), Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown)
 
 
-# --- what is said
+# --- output
 
 
 def explained(capsys, *arguments: str) -> dict:
@@ -314,7 +314,7 @@ def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_
     assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "  To clear it now: healthd repaired gpu_xid/79 0000:61:00.0" in shown
-    assert any(line.startswith("  healthd removes its own drain") for line in shown), "on a line of its own"
+    assert any(line.startswith("  healthd removes its own drain") for line in shown), "on its own line"
 
 
 @pytest.mark.parametrize(

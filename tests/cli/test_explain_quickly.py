@@ -1,5 +1,7 @@
-"""`healthd explain CODE` imports the check of that code and those that the settings name, and says what it would say if
-it had imported all."""
+"""Tests of the fast path of `healthd explain CODE`.
+
+It imports only the check of that code and those of the settings, and must print the same as with all checks imported.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_each_code_is_told_as_if_all_checks_were_known(
 ) -> None:
     args = arguments(tmp_path, text)
     all_of_them = load_settings(args)
-    monkeypatch.setattr(explain, "load_settings", lambda args: all_of_them)  # once: it takes long
+    monkeypatch.setattr(explain, "load_settings", lambda args: all_of_them)  # loaded once because it is slow
     for code in CODES:
         quickly = explain._code_document(code, args)
         assert quickly is not None, code

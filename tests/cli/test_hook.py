@@ -1,4 +1,4 @@
-"""What Slurm calls is bounded and never fails a node; the prolog refuses only where a drain was decided and allowed."""
+"""Tests of the Slurm hooks: bounded in time, and they never fail a node. The prolog refuses jobs only for a drain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAIN = "drain {} gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *
 def run(
     tmp_path: Path, script: Path, settings: Sequence[str] = (), shell: str = "/bin/sh", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """As slurmd runs it: with what it puts into the environment and nothing else."""
+    """Run a script as slurmd does, with only the environment of slurmd."""
     default = tmp_path / "default"
     default.write_text("\n".join((f"HEALTHD_RUNTIME_DIR={tmp_path}", *settings)) + "\n")
     copy = tmp_path / script.name
@@ -45,7 +45,7 @@ def verdict(tmp_path: Path, line: str, seconds: float = 300) -> None:
     (tmp_path / "verdict").write_text(line.format(int(time.time() + seconds)))
 
 
-# --- the prolog
+# --- prolog
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -108,7 +108,7 @@ def test_the_prologs_note_has_the_time_and_job_of_each_refusal_and_stays_small(t
     assert len(note.read_text().splitlines()) == 48
     run(tmp_path, PROLOG, shell=shell, SLURM_JOB_ID="49")
     jobs = [line.split()[1] for line in note.read_text().splitlines()]
-    assert jobs == [str(number) for number in range(25, 50)], "the last ones are kept"
+    assert jobs == [str(number) for number in range(25, 50)], "the newest lines are kept"
 
 
 def test_the_prologs_note_is_never_written_through_a_link_nor_into_a_pipe(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_slip_of_the_pen_in_the_settings_fails_no_node(tmp_path: Path, shell: 
     assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 0
     assert run(tmp_path, EPILOG, [slip], shell=shell).returncode == 0
     verdict(tmp_path, DRAIN)
-    assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 1, "what stands before it counts"
+    assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 1, "settings before the bad line count"
 
 
 def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path)
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    """pytest's own directories are for their owner alone."""
+    """Create a directory that every user can read; those of pytest are private."""
     with tempfile.TemporaryDirectory(prefix="healthd-hook.") as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -200,18 +200,21 @@ def test_a_hanging_output_holds_up_no_prolog(tmp_path: Path) -> None:
     assert run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "out"), **job).returncode == 1
     assert time.monotonic() - start < 60
     with suppress(OSError), open(os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)):
-        pass  # who waits there may end
+        pass  # ends the process that waits there
 
 
-# --- the epilog
+# --- epilog
 
 
 @contextmanager
 def daemon(tmp_path: Path, *answers: bytes | None) -> Iterator[list[bytes]]:
-    """Something that listens where the daemon does: says these, one a connection (None: it never answers)."""
+    """Listen on the daemon's socket and send these answers, one per connection (None: no answer).
+
+    Yield the list of received requests.
+    """
     asked: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
-        os.chdir(tmp_path)  # the path of a socket is short
+        os.chdir(tmp_path)  # the path of a socket must be short
         listener.bind("healthd.sock")
         listener.listen()
         over: list[socket.socket] = []
@@ -223,7 +226,7 @@ def daemon(tmp_path: Path, *answers: bytes | None) -> Iterator[list[bytes]]:
                 except OSError:
                     return
                 over.append(stream)
-                with suppress(OSError):  # who asked may be gone
+                with suppress(OSError):  # the client may have disconnected
                     asked.append(stream.recv(4096))
                     if answer is not None:
                         stream.sendall(answer)
@@ -310,11 +313,11 @@ def test_without_a_daemon_the_epilog_is_over_at_once(tmp_path: Path) -> None:
     assert took < 150
 
 
-# --- a validation in the epilog
+# --- validation in the epilog
 
 
 def then(tmp_path: Path, code: str, seconds: float = 40.0) -> bytes:
-    """The daemon's answer where the epilog is to run this; it notes the arguments that were added."""
+    """Return the answer of a daemon that requests a command; the command records its added arguments."""
     noted = f"import sys; open({str(tmp_path / 'ran')!r}, 'w').write(' '.join(sys.argv[1:])); {code}"
     told = {"argv": [sys.executable, "-c", noted], "seconds": seconds}
     return json.dumps({"asked": 5, "left": [], "then": [told]}).encode()
@@ -330,7 +333,7 @@ def test_after_the_last_job_the_epilog_validates_and_has_the_daemon_look(tmp_pat
 def answers_as(uid: int, folder: Path, answer: bytes) -> int:
     """Start a process of `uid` that answers one request on the socket in `folder`.
 
-    Return the descriptor of a pipe that it writes a byte to once it listens.
+    Return the descriptor of a pipe to which it writes a byte once it listens.
     """
 
     def serve(writing: int) -> None:
@@ -431,6 +434,7 @@ def test_the_health_check_without_a_verdict_says_so(tmp_path: Path) -> None:
 def test_a_user_who_locks_the_verdict_which_everybody_may_read_keeps_the_health_check_from_nothing(
     tmp_path: Path,
 ) -> None:
+    """The file is world-readable, so any user can lock it."""
     (tmp_path / "verdict").write_text("drain 2000 x\n")
     with open(tmp_path / "verdict") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

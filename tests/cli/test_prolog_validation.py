@@ -1,4 +1,4 @@
-"""A job's prolog has a validation of the node let go of it first: asked, then killed, and never for ever."""
+"""Tests of how the prolog of a job ends a validation: SIGTERM, then SIGKILL, with a time limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ time.sleep(600)
 
 @contextmanager
 def holding(tmp_path: Path, *how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that holds the lock as a validation does, and the program that it runs."""
+    """Run a process that holds the lock as a validation does. Yield it and the pid of the program that it runs, or
+    0."""
     argv = [sys.executable, "-c", HOLDS, str(tmp_path / "validation.lock"), *how]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         program = 0
@@ -56,7 +57,7 @@ def is_held(tmp_path: Path) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """A zombie that nobody reaps has."""
+    """Return True if the process does not exist or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -86,11 +87,11 @@ def test_one_that_stands_still_is_killed(tmp_path: Path) -> None:
     with holding(tmp_path) as (process, _):
         process.send_signal(signal.SIGSTOP)
         assert run(tmp_path, PROLOG).returncode == 0
-        assert process.wait(240) in (-signal.SIGTERM, -signal.SIGKILL)  # the first waits for it when the second comes
+        assert process.wait(240) in (-signal.SIGTERM, -signal.SIGKILL)  # SIGTERM is pending when SIGKILL arrives
 
 
 def test_a_process_that_only_has_the_number_of_an_old_validation_is_left_alone(tmp_path: Path) -> None:
-    with holding(tmp_path / "..") as (other, _):  # it holds another lock
+    with holding(tmp_path / "..") as (other, _):  # the process holds another lock
         (tmp_path / "validation.lock").write_text(f"{other.pid}\n")
         assert run(tmp_path, PROLOG).returncode == 0
         assert other.poll() is None

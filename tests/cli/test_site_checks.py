@@ -1,4 +1,4 @@
-"""A site's own checks: what they find, explain, refuse and declare."""
+"""Tests of a site's own checks: findings, explanations, settings and declarations."""
 
 from __future__ import annotations
 

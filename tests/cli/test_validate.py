@@ -1,4 +1,4 @@
-"""`healthd validate`: a real measurement on the CPU, what is kept of it, and what it refuses."""
+"""Tests of `healthd validate`: a real measurement on the CPU, the saved results, and the refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def environment(path: str) -> dict[str, str]:
 
 
 def tool(folder: Path, name: str, text: str) -> None:
-    """A program of that name, which only we can write."""
+    """Write a program that only its owner can change."""
     folder.mkdir(exist_ok=True, mode=0o755)
     (folder / name).write_text(f"#!{sys.executable} -I\n{text}")
     (folder / name).chmod(0o755)
@@ -54,7 +54,7 @@ def test_a_matrix_product_on_the_cpu_is_measured_kept_and_compared(tmp_path):
     tree = no_jobs(tmp_path)
     for number in range(1, 5):
         done = healthd(tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", tree, "--json")
-        assert done.returncode in (0, 1), done.stderr  # on a busy machine the CPU is slower than before
+        assert done.returncode in (0, 1), done.stderr  # a busy machine makes the CPU slower than before
         told = json.loads(done.stdout)
         (result,) = told["results"]
         assert result["test"] == "cpu_gemm"
@@ -110,14 +110,14 @@ def test_gpus_that_nothing_here_can_measure_are_not_looked_at(tmp_path):
         str(tmp_path / "tree"),
     )
     told = json.loads(done.stdout)
-    assert (done.returncode, told["verdict"]) == (3, "not_measured")  # the CPU alone says nothing of a GPU
+    assert (done.returncode, told["verdict"]) == (3, "not_measured")  # the CPU result says nothing about the GPU
     message = {result["test"]: result["message"] for result in told["results"] if result["verdict"] == "not_measured"}
     assert "PyTorch" in message["memory"]
     assert "nccl: this node has only one GPU" in told["unmeasured"]
     assert message["dcgm"] == "there is no dcgmi"
 
 
-# A Python that has torch, and answers as PyTorch's program does, if that is what it was given.
+# A Python with torch that answers as pytorch_program.py does, if it runs that program.
 PYTHON = """
 import json, os, sys
 if "-c" not in sys.argv:
@@ -174,7 +174,7 @@ FAILING_DCGM = {
 }
 
 
-# Prints what was recorded; as a server it first waits for its client, as ib_write_bw does.
+# Prints a recorded output; as a server it waits for its client first, as ib_write_bw does.
 PRINTS = """
 import socket, sys
 if "-p" in sys.argv and sys.argv[-1] != "127.0.0.1":
@@ -187,8 +187,8 @@ print(open({name!r}).read())
 RECORDED = ROOT / "tests/data/validation"
 
 
-# A server that finds its port taken: the first so many, then none. `stranger`: who took it listens there, and has the
-# client for himself.
+# A server that finds its port in use for the first `times` runs. `stranger`: another server listens on the port and
+# gets the client.
 TAKEN = """
 import os, socket, sys
 mark = {mark!r}
@@ -343,7 +343,7 @@ def test_what_a_tool_put_into_a_session_of_its_own_is_ended_too(tmp_path):
     arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path))
     ours = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     try:
-        until(told.exists, "what the tool started runs")
+        until(told.exists, "the child of the tool runs")
         ours.send_signal(signal.SIGTERM)
         assert ours.wait(120) == 3
     finally:
@@ -362,7 +362,7 @@ def test_what_a_tool_calls_failed_when_it_is_ended_is_no_failure(tmp_path):
     arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json")
     ours = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     try:
-        until(said.exists, "the tool has said it")
+        until(said.exists, "the tool has printed its result")
         ours.send_signal(signal.SIGTERM)
         out, _ = ours.communicate(timeout=120)
     finally:
@@ -411,7 +411,7 @@ def test_one_validation_at_a_time(tmp_path):
     finally:
         first.terminate()
         first.wait(240)
-    # An old file with a pid, which nobody holds, keeps nobody from it.
+    # An old lock file with a pid that no process holds does not block a validation.
     lock.write_text("1\n")
     assert healthd(
         tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", no_jobs(tmp_path)

@@ -1,4 +1,4 @@
-"""A validation as people read it: what is wrong first, and nothing that was not looked at goes missing."""
+"""Tests of the text of a validation: failures come first, and parts that were not measured are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`healthd status --watch`, on a terminal of its own and in a pipe: the real program beside a daemon that answers."""
+"""Tests of `healthd status --watch` on a terminal and in a pipe: the real program with a fake daemon."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 
 
 class Terminal:
-    """The program on a terminal, and all that it has drawn so far."""
+    """The program on a terminal, and everything that it has drawn so far."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self.master, slave = os.openpty()
@@ -49,14 +49,14 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, pattern: str, since: int = 0) -> int:
-        """Wait until this is drawn (in what came after `since`); returns how much is drawn by then."""
+        """Wait until `pattern` is drawn after position `since`. Return the length of the drawn text."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not re.search(pattern, self.drawn[since:]):
             assert time.monotonic() < deadline, f"{pattern!r} is not in {self.drawn[since:]!r}"
             if select.select([self.master], [], [], 1.0)[0]:
                 try:
                     self.drawn += os.read(self.master, 1 << 16).decode("utf-8", "replace")
-                except OSError:  # it has ended
+                except OSError:  # the program has ended
                     assert re.search(pattern, self.drawn[since:]), self.drawn[since:]
         return len(self.drawn)
 
@@ -132,7 +132,7 @@ def test_a_daemon_that_goes_is_told_above_what_it_said_last_and_one_that_comes_b
             seen = shown.until("back: .*unhealthy", seen)
         seen = shown.until("healthd is not running", seen)
         shown.process.send_signal(signal.SIGINT)
-        assert shown.process.wait(PATIENCE_SECONDS) == 3, "that of the last look"
+        assert shown.process.wait(PATIENCE_SECONDS) == 3, "the status of the last query"
     finally:
         shown.close()
 
@@ -164,7 +164,7 @@ def test_a_pipe_gets_one_text_after_another_until_nobody_reads(daemon, tmp_path,
         assert process.stderr.read() == ""
 
 
-# --- the frame
+# --- frame
 
 
 def test_what_has_no_room_is_counted():

@@ -1,4 +1,4 @@
-"""What conftest.py and pyproject.toml say of all tests: which examples are tried, and whose warnings are errors."""
+"""Tests of tests/conftest.py and pyproject.toml: the examples of Hypothesis, and the warnings that are errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANDOM = ("--hypothesis-profile=random", "--hypothesis-seed=7")
 
 
 def run(folder: Path, tests: str, *options: str) -> str:
-    """What pytest says of tests that it takes for this file, by our settings. `stranger` is a module of others."""
+    """Run pytest on `tests` with our settings and return its output. `stranger` is a module of a third party."""
     (folder / "test_conftest.py").write_text(tests)
     (folder / "stranger.py").write_text("import warnings\ndef warn(c, level=1): warnings.warn('old', c, level)\n")
     given = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", *options]

@@ -1,4 +1,4 @@
-"""The import contracts in pyproject.toml apply to each check: a forbidden import in one of them fails."""
+"""Tests of the import contracts in pyproject.toml: a forbidden import in one check fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINT = ROOT / ".venv/bin/lint-imports"
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the package and its contracts."""
+    """Create a copy of the package and its contracts."""
     copy = tmp_path_factory.mktemp("tree")
     without = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "healthd", copy / "healthd", ignore=without, symlinks=True)

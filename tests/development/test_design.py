@@ -71,12 +71,12 @@ PURE_MAY = {
     "fleet.status.queries",
     "nvidia.codes",
 }
-# Modules of the standard library without a clock, a file or a process ...
+# Modules of the standard library without a clock, a file or a process.
 PURE_STDLIB = (
     "__future__ array bisect calendar collections contextlib copy dataclasses datetime difflib enum functools heapq "
     "itertools math operator re statistics string textwrap types typing zlib"
 )
-# ... and those that a pure module may use for conversions only.
+# Modules that a pure module may use for conversions only.
 PURE_EXCEPTIONS = {
     ("agent.kernel_log.prefix", "time"),
     ("common.page", "time"),
@@ -137,7 +137,7 @@ LAZY = {
     "systemd": ({"agent.kernel_log.journal", "agent.reporting.systemd"}, set()),
 }
 
-# Modules that use files of the package: data files beside them, or the program files themselves.
+# Modules that use files of the package: adjacent data files, or the program files themselves.
 USE_PACKAGE_FILES = {
     "agent.doctor.service",
     "agent.settings.layers",
@@ -250,8 +250,10 @@ def test_pure_module_imports_pure_modules_only(module: str) -> None:
 
 
 def test_text_of_others_is_read_as_ascii() -> None:
-    """Python's "\\d", int() and str.isdecimal() accept the digits of every script. Only healthd/common/text.py compiles
-    patterns for text and tests for numbers. Patterns for bytes match ASCII only."""
+    r"""Only healthd/common/text.py compiles patterns for text and tests for numbers.
+
+    Python's "\\d", int() and str.isdecimal() accept digits of every script. Patterns for bytes match ASCII only.
+    """
     wrong = []
     for name, tree in modules().items():
         for call in ast.walk(tree):
@@ -335,6 +337,6 @@ def test_check_has_a_table_in_the_sample_settings(check: str) -> None:
 
 
 def test_modules_are_imported_by_name_in_three_places_only() -> None:
-    """importlib imports are not visible to import-linter."""
+    """import-linter does not see imports through importlib."""
     found = {name for name, tree in modules().items() if "import_module" in ast.unparse(tree)}
     assert found == {"agent.settings.registry", "api", "cli.main"}

@@ -1,4 +1,4 @@
-"""A short form of `make fuzz`: each boundary takes some hundred hostile inputs, the same ones each time."""
+"""A short form of `make fuzz`: each boundary gets a few hundred hostile inputs, always the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No decision changes unnoticed: what golden.py generates is what data/golden_decisions.txt has."""
+"""Tests of the golden decisions: the output of golden.py equals data/golden_decisions.txt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_golden_decisions_are_unchanged(kept: str) -> None:
     shown = "\n".join(diff[:MOST_LINES])
     assert not diff, (
         f"{len(diff)} lines of difference:\n{shown}\n"
-        "If these decisions are to change: .venv/bin/python tests/support/golden.py --write"
+        "If these changes are intended: .venv/bin/python tests/support/golden.py --write"
     )
 
 

@@ -1,4 +1,4 @@
-"""Libraries and packages that a command, the daemon and its worker must not load. bench/start.py measures the start."""
+"""Tests of modules not to be loaded by a command, the daemon and its worker. bench/start.py measures the start time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.agent.worker import test_installed_files as test_own_files
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-# A command as its process begins; what is loaded when it has ended.
+# Runs a command and prints the modules that are loaded at its end.
 COMMAND = """
 import json, sys
-before = set(sys.modules)  # what .pth files load
+before = set(sys.modules)  # includes modules that .pth files load
 from healthd.cli.main import main
 sys.argv[1:] = json.loads(sys.argv[1])
 main()
@@ -29,7 +29,7 @@ print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 
 
 COMMANDS = ("--version", "--help", "hook healthcheck", "hook epilog", "status", "explain gpu_xid/79", "check")
-# Libraries that none of these may load: a node's command has no use for them, or not at its start.
+# Libraries that none of these commands may load: a command on a node does not need them, or not at its start.
 NEVER = {
     "asyncio",
     "difflib",
@@ -44,7 +44,7 @@ NEVER = {
 }
 
 
-# Packages of healthd that take most of a start.
+# Packages of healthd that take most of the start time.
 SLOW = ("healthd.checks", "healthd.agent.settings", "healthd.agent.conditions", "healthd.nvidia")
 
 
@@ -71,17 +71,17 @@ def test_each_command_that_a_node_runs_often_is_measured() -> None:
     assert {word for words in COMMANDS if words != "--help" for word in words.split()} <= measured
 
 
-# --- what stays: the daemon and its worker
+# --- long-running processes: the daemon and its worker
 
-# Each of these was in both once, or comes with what looks harmless: pathlib brings urllib and ipaddress, shutil brings
-# bz2 and lzma, secrets a libcrypto.
+# The daemon and the worker loaded each of these once, or load it through a harmless-looking module: pathlib imports
+# urllib and ipaddress, shutil imports bz2 and lzma, secrets a libcrypto.
 NO_USE = {
-    *("ast", "dataclasses", "dis", "inspect"),  # a site's check may import them
+    *("ast", "dataclasses", "dis", "inspect"),  # a check of a site may import them
     *("asyncio", "bz2", "difflib", "email", "hashlib", "http", "ipaddress", "lzma", "multiprocessing", "numpy"),
     *("pathlib", "pkgutil", "prometheus_client", "pynvml", "pyudev", "secrets", "shutil", "ssl", "tempfile"),
     *("urllib", "yaml"),
 }
-# The worker has hardly ever a word to say, and copies a ledger without knowing what is in it.
+# The worker rarely logs, and copies a ledger without parsing it.
 NO_USE_TO_WORKER = {
     *("argparse", "csv", "gettext", "logging", "random", "traceback"),
     *(
@@ -93,8 +93,8 @@ NO_USE_TO_WORKER = {
     ),
     *("healthd.agent.conditions.store", "healthd.agent.kernel_log", "healthd.agent.worker.client"),
 }
-# A worker that has looked with each check but those that ask NVML, whose binding brings its own, and has kept what the
-# daemon gives it.
+# A worker that has run each check except those that use NVML, whose binding has its own imports, and has answered each
+# other request of the daemon.
 WORKER = """
 import sys
 from healthd.common.codec import dump
@@ -121,12 +121,15 @@ print(*sys.modules)
 """
 
 
-# msgspec imports it, with inspect, where it is installed. Only a development tool needs it.
+# msgspec imports it, with inspect, if it is installed. Only a development tool needs it.
 WITHOUT_TOOLS = "import sys; sys.modules['typing_extensions'] = None"
 
 
 def loaded_without_site(program: str, *argv: str) -> set[str]:
-    """By a Python that has no .pth files, as where healthd is installed: those of a checkout load some of it."""
+    """Return the modules that a program loads without .pth files, as where healthd is installed.
+
+    The .pth files of a checkout load some of them.
+    """
     paths = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"{WITHOUT_TOOLS}\n{program}", *argv],

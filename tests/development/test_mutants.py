@@ -1,4 +1,4 @@
-"""The list of mutants (scripts/mutants.py) fits the source: after a rename or a move it must be adapted."""
+"""Tests of scripts/mutants.py and its list: after a rename or a move the list must be adapted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mutants() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants_script"] = module  # where dataclasses look it up
+    sys.modules["mutants_script"] = module  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 
@@ -82,7 +82,7 @@ def test_applied_replaces_one_line_and_keeps_its_indentation(mutants):
         ("first", "continue", "break", 0),  # twice
         ("first", "continue", "break", 3),
         ("first", "return items", "return (items)", 0),  # no change
-        ("first", "return items", "return items)", 0),  # no Python
+        ("first", "return items", "return items)", 0),  # invalid Python
     ],
 )
 def test_applied_refuses_what_does_not_fit(mutants, function, line, mutated, occurrence):
@@ -114,7 +114,7 @@ def test_edits_change_logic_and_no_text(mutants):
 
 @pytest.fixture
 def gauge(mutants, monkeypatch, tmp_path):
-    """A tree with one area, which has two functions."""
+    """Create a tree with one area that has two functions."""
     (tmp_path / "gauge").mkdir()
     (tmp_path / "gauge/gauge.py").write_text(SOURCE)
     monkeypatch.setattr(mutants, "AREAS", {"gauge": ("gauge", 2)})

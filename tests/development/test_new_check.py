@@ -1,4 +1,4 @@
-"""scripts/new_check.py: what it writes is a check with its test, its table and its pages, and nothing is missing."""
+"""Tests of scripts/new_check.py: it writes a complete check with its test, its table and its pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTEST = ("pytest", "-p", "no:cacheprovider", "-n", "0")
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout, its links as links."""
+    """Create a copy of this checkout that keeps links."""
     copy = tmp_path_factory.mktemp("new_check") / "healthd"
     shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
     return copy

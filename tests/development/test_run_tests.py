@@ -1,4 +1,5 @@
-"""scripts/run_tests.py: what fails runs again alone, a run that is over leaves nothing, and says what it was at."""
+"""Tests of scripts/run_tests.py: failed tests run again alone, nothing is left behind, and a timeout names its
+tests."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from waiting import until
 
 TESTS = Path(__file__).parents[1]
 RUN_TESTS = TESTS.parent / "scripts" / "run_tests.py"
-# Fails in its first process, like a test that does not bear what runs beside it.
+# Fails in its first process, like a test that cannot run in parallel with others.
 FLAKY = """
     from pathlib import Path
     def test_it(): 
@@ -29,7 +30,7 @@ RIGHT = "def test_right(): pass"
 
 
 def project(folder: Path, **files: str) -> Path:
-    """Test files, and the hooks that run_tests.py needs."""
+    """Create test files, and the hooks that run_tests.py needs."""
     plugins = 'pytest_plugins = ["alone", "started"]'
     (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS / 'support')!r})\n{plugins}\n")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers = alone\n")
@@ -42,19 +43,19 @@ def project(folder: Path, **files: str) -> Path:
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     argv = [sys.executable, str(RUN_TESTS), *options]
-    own = {**os.environ, "TMPDIR": str(folder)}  # or other runs find what is left of this one
+    own = {**os.environ, "TMPDIR": str(folder)}  # so that other runs do not find leftovers of this one
     return subprocess.Popen(argv, cwd=folder, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def run(folder: Path, *options: str) -> tuple[int, str]:
-    """(exit status, what was printed)"""
+    """Return the exit status and the output."""
     process = start(folder, *options)
     printed, _ = process.communicate()
     return process.returncode, printed
 
 
 def lives(pid: str) -> bool:
-    """Not a zombie either: PID 1 may be slow to reap."""
+    """Return True if the process runs. A zombie does not count: PID 1 may be slow to reap."""
     try:
         return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -185,7 +186,7 @@ def test_at_the_end_of_its_time_a_run_names_the_tests_that_were_running_and_leav
     process = start(project(tmp_path, test_a=HANGS.format(note=str(note))), "-n", "2")
     until(note.exists, "the test hangs")
     pid, folder = note.read_text().split()
-    # xdist reports the end of the other test later than this one hangs.
+    # xdist may report the end of the other test after this one hangs.
     until(lambda: "-test_a.py::test_quick\n" in Path(folder, "running").read_text(), "the other test has ended")
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate()
@@ -220,7 +221,7 @@ def test_the_folders_of_others_are_not_touched(tmp_path):
 
 
 def test_the_tables_of_tiers_name_files_and_tests_that_exist():
-    tables = runpy.run_path(str(TESTS / "conftest.py"))  # by its path: tests/e2e has a conftest too
+    tables = runpy.run_path(str(TESTS / "conftest.py"))  # by path, because tests/e2e has a conftest too
     wide, core = tables["WIDE"], tables["CORE"]
     assert core.keys() <= wide.keys()
     for file in wide:

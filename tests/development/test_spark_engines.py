@@ -1,4 +1,4 @@
-"""How `make test-spark` compares answers, and how `make test-all` runs it. Without Spark."""
+"""Tests of how `make test-spark` compares answers and how `make test-all` runs it, without Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_query_of_an_answer_has_rows_to_compare_and_every_answer_a_documen
 
 
 def within(tmp_path: Path, ends: str) -> tuple[int, str]:
-    """test_spark_within.sh, and what it prints, where the comparison ends so."""
+    """Run test_spark_within.sh with this comparison. Return its exit status and output."""
     (tmp_path / "scripts").mkdir()
     for name, text in (
         ("test_spark_within.sh", (ROOT / "scripts/test_spark_within.sh").read_text("utf-8")),

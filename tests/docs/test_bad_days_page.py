@@ -1,4 +1,4 @@
-"""docs/bad-days.md: each day has tests that tell it, and each test that is named exists."""
+"""Tests of docs/bad-days.md: each day names tests, and each named test exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def defined_in(path: str) -> set[str]:
 
 
 def sections() -> dict[str, str]:
-    """Heading -> what stands below it."""
+    """Return heading -> text below it."""
     return dict(re.findall(r"(?ms)^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE))
 
 

@@ -1,4 +1,4 @@
-"""docs/checks.md, the number of checks in README.md and what docs/peers.md has not compared are what the checks say."""
+"""Tests of docs/checks.md, the number of checks in README.md and the list in docs/peers.md against the checks."""
 
 from __future__ import annotations
 

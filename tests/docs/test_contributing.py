@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md has the current tree, the example of a check in docs/development.md works, SECURITY.md a contact."""
+"""Tests of CONTRIBUTING.md (current tree), the example check in docs/development.md, and the contact in SECURITY.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents name functions, files and codes that exist."""
+"""Tests of the documents: each function, file, link and code that they name exists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(page: Path) -> str:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """Functions, classes and methods: "run", "Daemon", "Daemon.hear"."""
+    """Return functions, classes and methods: "run", "Daemon", "Daemon.hear"."""
     names = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -60,7 +60,7 @@ def is_defined(name: str) -> bool:
     and a method may follow the name of a value (`past.growth`).
     """
     words = name.removeprefix("healthd.").split(".")
-    if words[0] == "api":  # its names are imported when they are used first
+    if words[0] == "api":  # its names are imported at their first use
         return words[1] in api.__all__
     for count in range(1, len(words)):
         of_module = ".".join(words[count:])
@@ -125,7 +125,7 @@ def test_a_link_leads_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_code_that_is_named_exists(page):
     text = page.read_text("utf-8")
-    if page.name == "kernel-lines.md":  # the last column is what kernels said: "log mount/recovery failed"
+    if page.name == "kernel-lines.md":  # the last column quotes kernel lines: "log mount/recovery failed"
         text = re.sub(r"(?m) `[^`]*` \|$", "", text)
     for code in re.findall(rf"\b(?<!/)((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?![./])", text):
         assert registry.explain(CHECKS, code) is not None, code

@@ -1,6 +1,6 @@
-"""docs/fail-slow.md shows what a terminal and a plot show: its commands are run, its pictures drawn, its loop executed.
+"""Tests of docs/fail-slow.md: its commands, pictures and training loop produce the content of the page.
 
-The jobs are made from a fixed seed. `scripts/failslow_figures.py` writes what the commands print and draw now.
+The jobs are generated from a fixed seed. `scripts/failslow_figures.py` writes the current output into the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("terminal", TERMINALS, ids=lambda terminal: terminal.partition("\n")[0][2:60])
 def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
     now = FIGURES.block(FIGURES.commands(terminal), lambda command: FIGURES.printed(command, folder))
-    assert now == terminal, "scripts/failslow_figures.py writes the page anew"
+    assert now == terminal, "scripts/failslow_figures.py updates the page"
     assert "Traceback" not in now
 
 
@@ -53,7 +53,7 @@ def test_each_picture_is_on_the_page_and_is_what_is_drawn_now(folder: Path, tmp_
     FIGURES.draw(folder, tmp_path)
     for name in FIGURES.FIGURES:
         again = (tmp_path / name).read_text("utf-8") == (ROOT / "docs" / name).read_text("utf-8")
-        assert again, f"docs/{name}: scripts/failslow_figures.py draws it anew"
+        assert again, f"docs/{name}: scripts/failslow_figures.py draws it"
 
 
 def test_the_files_of_the_page_are_made_by_the_command_that_it_names(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
-"""The callbacks and the TaskProlog that tell healthd of steps. The base classes here are stand-ins: neither Lightning
-nor transformers is installed for a test. With the real ones (pytorch-lightning 2.6.6, transformers 5.17.0) each step of
-a small training arrived, also with gradients accumulated and an evaluation between: tried by hand."""
+"""Tests of the callbacks and the TaskProlog that report steps to healthd.
+
+The base classes are fakes: Lightning and transformers are not installed for tests. With the real ones
+(pytorch-lightning 2.6.6, transformers 5.17.0), each step of a small training arrived in a manual test, also with
+accumulated gradients and an evaluation in between.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_the_trainer_of_transformers_tells_each_step(told, monkeypatch):
 
 
 def variables(tmp_path: Path, **environment: str) -> dict[str, str]:
-    """What Slurm would set of what the script prints: lines of "export NAME=value"."""
+    """Return the variables that Slurm sets from the lines "export NAME=value" of the script."""
     script = TASK_PROLOG.read_text().replace("/etc/default/healthd-task-prolog", str(tmp_path / "default"))
     done = subprocess.run(
         ["/bin/sh", "-c", script],

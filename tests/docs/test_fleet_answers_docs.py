@@ -1,7 +1,7 @@
-"""The terminals in docs/fleet-answers.md show what a terminal shows: their commands are run, and compared literally.
+"""Tests of docs/fleet-answers.md: its commands produce the output on the page, compared literally.
 
-The store is made from a history with a fixed seed, so that every machine has the same. `scripts/fleet_excerpts.py`
-writes what the commands print now.
+The store is generated from a history with a fixed seed, so it is the same on every machine.
+`scripts/fleet_excerpts.py` writes the current output into the page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("terminal", TERMINALS, ids=lambda terminal: terminal.partition("\n")[0][2:60])
 def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
     now = EXCERPTS.block(EXCERPTS.commands(terminal), lambda command: EXCERPTS.printed(command, folder))
-    assert now == terminal, "scripts/fleet_excerpts.py writes the page anew"
+    assert now == terminal, "scripts/fleet_excerpts.py updates the page"
 
 
 def test_each_terminal_begins_with_a_command_and_no_command_ends_in_a_traceback() -> None:

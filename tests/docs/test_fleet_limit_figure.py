@@ -1,4 +1,4 @@
-"""The picture of a bad day in docs/fleet-limit.md."""
+"""Tests of the picture of a bad day in docs/fleet-limit.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 FIGURE = ROOT / "docs/fleet-limit.svg"
-# .venv has it (scripts/setup.sh); the other Pythons draw nothing.
+# .venv has matplotlib (scripts/setup.sh); the other Pythons skip the drawing.
 DRAWS = importlib.util.find_spec("matplotlib") is not None or Path(sys.prefix) == ROOT / ".venv"
 
 

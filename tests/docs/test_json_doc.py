@@ -1,4 +1,4 @@
-"""docs/json.md names every key of the documents, and the documents have what is promised."""
+"""Tests of docs/json.md: it names every key and value of the documents, and the documents have the promised keys."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ STATUS_DOCUMENT = status_json(SNAPSHOT)
 
 
 def explained() -> list[dict[str, Any]]:
-    """Each document of `healthd explain --json`."""
+    """Return each kind of document of `healthd explain --json`."""
     checks = built_in_checks()
     codes = list(codes_json({"mount": checks["mount"]}))
     text = checks["mount"].explain("mount/hang")

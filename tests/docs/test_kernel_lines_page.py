@@ -1,4 +1,4 @@
-"""docs/kernel-lines.md says what the rules read, and the captured lines are read as they must be."""
+"""Tests of docs/kernel-lines.md, and of how the rules parse the captured lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "run scripts/kernel_lines_page.py: a rule, a check or the captured lines changed"
-RECOGNISED = 0.95  # of the lines of each kind but Xids and SXids
+RECOGNISED = 0.95  # of the lines of each kind except Xids and SXids
 
 
 def script():

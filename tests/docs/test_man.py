@@ -1,4 +1,4 @@
-"""The manual pages are well formed, and say what the command line and the settings have."""
+"""Tests of the manual pages: they are well formed and match the command line and the settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS, SETTINGS = ROOT / "man/healthd.8", ROOT / "man/healthd.toml.5"
 
 
 def text(page: Path) -> str:
-    """Without the fonts and escapes of roff."""
+    """Return the page without the fonts and escapes of roff."""
     plain = re.sub(r"\\f[BIPR]", "", page.read_text("utf-8"))
     return plain.replace(r"\-", "-").replace(r"\(dq", '"').replace(r"\(aq", "'").replace(r"\e", "\\")
 
@@ -79,7 +79,7 @@ def defaults(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def shown() -> dict[str, str]:
-    """ "kernel_log.source" -> '"kmsg", start', as the page has it."""
+    """Return "kernel_log.source" -> '"kmsg", start', as on the page."""
     found, section = {}, ""
     for line in text(SETTINGS).splitlines():
         if line.startswith(".SS ["):

@@ -1,4 +1,4 @@
-"""docs/metrics.md: every metric that a page can have stands there, as the code has it."""
+"""Tests of docs/metrics.md: every metric is documented as the code defines it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.agent.metrics.test_families import healthy, troubled
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-PAGES = (healthy, troubled)  # fixtures: what a DGX H100's checks read, and everything that can be wrong at once
+PAGES = (healthy, troubled)  # fixtures: the readings of a DGX H100, and a node with every possible problem
 ROW = re.compile(r"(?m)^\| `(healthd_\w+)` \| (gauge|counter) \| ([^|]*) \| [^|]* \| [^|]+ \|$")
 
 
@@ -42,7 +42,7 @@ def test_each_series_of_a_page_has_its_row_with_its_type_and_its_labels(
     page = render(request.getfixturevalue(name)).decode()
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            if sample.name == "healthd_mount_stalls_total":  # of test_metrics.py's own
+            if sample.name == "healthd_mount_stalls_total":  # a metric of test_metrics.py only
                 continue
             kind, labels = listed[sample.name]
             assert family.type == kind, sample.name
@@ -65,5 +65,5 @@ def test_each_text_says_the_unit_that_the_name_has() -> None:
         elif plain.endswith(("_seconds", "_bytes", "_celsius", "_watts")):
             assert plain.rpartition("_")[2] in text.lower(), name
         assert text.endswith("."), name
-        assert not text.startswith("Whether"), f"{name}: which of 0 and 1 is it?"
+        assert not text.startswith("Whether"), f"{name}: say which of 0 and 1 it is"
         assert PREFIX not in name

@@ -1,4 +1,4 @@
-"""docs/peers.md: what it says healthd has, healthd has; and no check of a peer is left out of its table."""
+"""Tests of docs/peers.md: everything that it attributes to healthd exists, and each check of a peer has a row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.one_python
 PAGE = (Path(__file__).parents[2] / "docs/peers.md").read_text("utf-8")
 CHECKS = registry.built_in_checks()
 CODES = set(registry.explained(CHECKS))
-WITHOUT = "no"  # the last column says why
+WITHOUT = "no"  # the last column gives the reason
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
-    """(heads, rows) of each table."""
+    """Return (column heads, rows) of each table."""
     found = []
     for block in re.findall(r"(?m)(?:^\|.*\n)+", text):
         rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines()]
@@ -34,7 +34,7 @@ ROWS = [(heads, row) for heads, rows in tables(PAGE) for row in rows]
 
 
 def resolves(name: str) -> bool:
-    """A code, a check, a setting of a check as in "ib_flap.links_downed", or a command as in "healthd record"."""
+    """Return True for a code, a check, a setting as in "ib_flap.links_downed", or a command as in "healthd record"."""
     if name.startswith("healthd "):
         return name.removeprefix("healthd ") in FAMILIES
     check, _, setting = name.partition(".")
@@ -58,7 +58,7 @@ def test_what_healthd_is_said_to_have_exists(row):
 
 
 def test_nothing_is_said_to_come_later_that_is_there():
-    """The kernel's lines of disks and file systems were "not yet" read in two sentences, and read in the tables."""
+    """Two sentences once called disk and file system lines "not yet" read, while the tables listed them."""
     assert "not yet" not in PAGE.lower()
     assert {"block_device/command_error", "filesystem/errors", "mlx5/slot_power"} <= set(re.findall(r"`([^`]+)`", PAGE))
 

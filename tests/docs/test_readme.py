@@ -1,4 +1,4 @@
-"""The terminals in README.md and docs/try-it.md: their commands are run, and the output is compared.
+"""Tests of the console blocks in README.md and docs/try-it.md: their commands run, and the output is compared.
 
 Times and line breaks are not compared. `HEALTHD_WRITE_README=1` writes the current output into the pages.
 """
@@ -26,17 +26,17 @@ TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
 TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;)]|$)")
 
 
-# Without the processes of this machine: other tests, side by side with this, let some hang. What runs them is root.
+# Hides the processes of this machine: other tests that run in parallel make some hang. It needs root.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if os.geteuid() == 0 else ()
 
 
 def commands(terminal: str) -> list[tuple[str, str]]:
-    """(command, what it prints) for each line that begins with "$ "."""
+    """Return (command, output) for each line that begins with "$ "."""
     parts = re.split(r"(?m)^\$ (.*)\n", terminal)[1:]
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-# Which checks have something to check depends on the machine that the test runs on (disks, EDAC, a BMC).
+# The checks with something to check depend on the machine that runs the test (disks, EDAC, a BMC).
 OF_THIS_MACHINE = re.compile(
     r"(?ms)^ *\d+ checks? (?:passed|had nothing to check).*?(?=^ *\d+ checks? only read|^exit status|^Service|\Z)"
 )
@@ -48,7 +48,7 @@ def without_times(text: str) -> list[str]:
 
 
 class Shell:
-    """A folder, and a shell in which `healthd` is this one. A command with "&" behind it is waited for to be there."""
+    """A folder and a shell in which `healthd` is this one. After a command with "&" it waits for the daemon."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ INSTALLS = [
 
 @pytest.mark.parametrize("command", INSTALLS)
 def test_settings_are_installed_where_nothing_stands_and_no_link_is_replaced(command: str, tmp_path: Path) -> None:
-    """A link into a place that is not mounted yet is what the site says, too."""
+    """A link into a file system that is not mounted yet is a setting of the site, too."""
     path = re.findall(r"/etc/\S+", command)[-1]
     source = re.findall(r"/opt/\S+", command)[0]
     settings, ours = tmp_path / path[1:], tmp_path / source[1:]

@@ -1,4 +1,4 @@
-"""docs/runbooks: made from the texts of `healthd explain`, and where alert rules look for each code."""
+"""Tests of docs/runbooks: generated from the texts of `healthd explain`, with the anchors that alert rules use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ PAGES = SCRIPT.pages(CHECKS)
 
 
 def anchors(text: str) -> list[str]:
-    """GitHub's anchors of the headings: lower case, without what is no letter, digit, hyphen, underscore or blank."""
+    """Return GitHub's anchors of the headings: lower case, with only letters, digits, hyphens, underscores and
+    blanks."""
     return [
         re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"(?m)^#+ (.*)$", text)
     ]

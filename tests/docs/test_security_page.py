@@ -1,4 +1,4 @@
-"""docs/security.md promises nothing that no test holds."""
+"""Tests of docs/security.md: each promise names an existing test."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_each_statement_of_a_promise_names_a_test() -> None:
 
 
 def promises() -> list[list[str]]:
-    """The rows of each table whose last column is "held by"."""
+    """Return the rows of each table whose last column is "held by"."""
     tables = re.split(r"\n\n", PAGE)
     return [table.splitlines()[2:] for table in tables if re.match(r"\|.*\| held by \|\n", table)]
 
 
 def names_in(file: str) -> set[str]:
-    """The names of a file's tests, and "" for the file itself."""
+    """Return the names of a file's tests, and "" for the file itself."""
     path = ROOT / "tests" / file
     if not path.is_file():
         return set()

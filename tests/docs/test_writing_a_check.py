@@ -1,4 +1,4 @@
-"""docs/writing-a-check.md stays true: each of its blocks is run, each of its sentences is what healthd says."""
+"""Tests of docs/writing-a-check.md: each block runs, and each sentence of its table is an output of healthd."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TABLES = [block for kind, block in BLOCKS if kind == "toml" and "scratch" not in
 FOLDERS = next(block for kind, block in BLOCKS if kind == "toml" and "scratch" in block)
 CONSOLES = [block for kind, block in BLOCKS if kind == "console"]
 SENTENCES = dict(re.findall(r"(?m)^\| (.*?) \| `(.*)` \|$", TEXT))
-ENDLESS = "__import__('time').sleep(1e6)"  # without work for the processor: tests run beside it
+ENDLESS = "__import__('time').sleep(1e6)"  # without CPU load, because other tests run in parallel
 SWAPS = "Filename\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/sda2       partition\t8388604\t\t{}\t\t-2\n"
 
 
 class Site(NamedTuple):
-    """A node's /etc/healthd, and the tree that stands for the node."""
+    """A node's /etc/healthd, and the tree of the node."""
 
     folder: Path
 
@@ -51,7 +51,7 @@ class Site(NamedTuple):
         (self.folder / "tree/proc/swaps").write_text(SWAPS.format(used))
 
     def healthd(self, *words: str) -> str:
-        """All that it prints, with the paths of the document."""
+        """Return the output, with the paths of the document."""
         where = [] if words[0] == "config" else ["--config", f"{self.folder}/healthd.toml"]
         where += ["--root", f"{self.folder}/tree"] if words == ("check", "swap") else []
         command = [sys.executable, "-m", "healthd", *words, *where]
@@ -127,7 +127,7 @@ def test_the_program_warns_when_it_should(site):
     assert re.search("a reboot is pending since 20[0-9-]+ [0-9:]+\n", site.healthd("check", "exec"))
 
 
-# --- what goes wrong
+# --- mistakes
 
 
 def writes(text: str) -> Callable[[Site], None]:
@@ -135,7 +135,7 @@ def writes(text: str) -> Callable[[Site], None]:
 
 
 def gives(what: str) -> Callable[[Site], None]:
-    """A run() that gives something."""
+    """Return a step that writes a check whose run() yields this value."""
     return writes(f"from healthd.api import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n")
 
 
@@ -196,7 +196,7 @@ def test_a_mistake_in_a_run_is_said_as_the_document_shows(site, mistake):
     check, make = RUNNING[mistake]
     site.configure(TABLES[1] if check == "exec" else "")
     make(site)
-    said = " ".join(site.healthd("check", check).split())  # it breaks long lines
+    said = " ".join(site.healthd("check", check).split())  # long lines are folded
     assert SENTENCES[mistake] in said
     assert "n1: unknown" in said
 

@@ -1,7 +1,7 @@
-"""A headless Chromium, told what to do by the DevTools protocol over two pipes; what it complains of is kept.
+"""A headless Chromium that the DevTools protocol controls over two pipes; errors of the page are recorded.
 
-The protocol: https://chromedevtools.github.io/devtools-protocol/. Over pipes a message is JSON and ends with a NUL; the
-browser reads descriptor 3 and writes descriptor 4 (--remote-debugging-pipe).
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Over pipes, a message is JSON and ends with a NUL.
+The browser reads descriptor 3 and writes descriptor 4 (--remote-debugging-pipe).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 COMMAND = ("chromium", "chromium-browser", "google-chrome")
-# What the browser itself would like to fetch has nothing to do with the page.
+# The browser must not fetch anything on its own: only requests of the page count.
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -39,7 +39,7 @@ class Browser:
         self._events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str = "", **values: Any) -> dict[str, Any]:
-        """The result of a command. What happens meanwhile is kept for `events`."""
+        """Return the result of a command. Events that arrive meanwhile are stored for `events`."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": values, **({"sessionId": session} if session else {})}
@@ -67,14 +67,14 @@ class Browser:
             ready, _, _ = select.select([self._reads], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._reads, 1 << 20) if ready else b""
             if not data:
-                pytest.fail("the browser says nothing more")
+                pytest.fail("the browser sends nothing more")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
 
 
 class Tab:
-    """A page that is open. `width` in CSS pixels; `media` as in {"prefers-color-scheme": "dark"}."""
+    """An open page. `width` in CSS pixels; `media` as in {"prefers-color-scheme": "dark"}."""
 
     def __init__(self, browser: Browser, url: str, width: int, media: dict[str, str]) -> None:
         self._browser = browser
@@ -95,15 +95,15 @@ class Tab:
         return self._browser.call(method, self._session, **values)
 
     def ask(self, expression: str) -> Any:
-        """The value of some JavaScript; a promise is waited for."""
+        """Return the value of a JavaScript expression; a promise is awaited."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             pytest.fail(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def complaints(self) -> list[str]:
-        """What the console has of errors and warnings, and what nobody caught."""
-        self.ask("new Promise(requestAnimationFrame)")  # what was said until now has come
+        """Return the errors and warnings of the console, and uncaught exceptions."""
+        self.ask("new Promise(requestAnimationFrame)")  # all messages until now have arrived
         said = [
             f"{event['type']}: {[a.get('value', a.get('description')) for a in event['args']]}"
             for event in self._events("Runtime.consoleAPICalled")
@@ -114,7 +114,7 @@ class Tab:
         return said
 
     def requests(self) -> list[str]:
-        """What the page wanted beside itself, also where it did not get it."""
+        """Return the URLs that the page requested apart from itself, even if the request failed."""
         wanted = [event["request"]["url"] for event in self._events("Network.requestWillBeSent")]
         return [url for url in wanted if url != self.url]
 
@@ -125,19 +125,19 @@ class Tab:
         self.call("Emulation.setEmulatedVisionDeficiency", type="achromatopsia")
 
     def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Save the whole page as PNG."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def printed(self, path: Path) -> None:
-        """On A4, as PDF."""
+        """Save the page as PDF for A4."""
         data = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)["data"]
         path.write_bytes(base64.b64decode(data))
 
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A Chromium whose files lie below `folder`, and that ends with the block."""
+    """Run a Chromium with its files below `folder` until the block ends."""
     program = next(filter(None, map(shutil.which, COMMAND)), None)
     if program is None:
         pytest.fail("chromium is missing: scripts/setup.sh test-packages")
@@ -157,7 +157,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     try:
         yield Browser(our_end, our_other_end)
     finally:
-        os.close(our_end)  # it ends when nobody tells it anything any more
+        os.close(our_end)  # the browser ends when its pipe is closed
         os.close(our_other_end)
         try:
             process.wait(20)
@@ -167,7 +167,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Its reading and its writing end, neither of them 3 or 4, which are the browser's."""
+    """Return a reading and a writing end that are not 3 or 4, the descriptors of the browser."""
     low = os.pipe()
     reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
     for end in low:
@@ -177,6 +177,6 @@ def _pipe() -> tuple[int, int]:
 
 @contextmanager
 def tab(browser: Browser, path: Path, width: int = 1200, **media: str) -> Iterator[Tab]:
-    """The file as a page; `media` as in prefers_color_scheme="dark"."""
+    """Open the file as a page; `media` as in prefers_color_scheme="dark"."""
     features = {name.replace("_", "-"): value for name, value in media.items()}
     yield Tab(browser, path.resolve().as_uri(), width, features)

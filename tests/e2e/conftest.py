@@ -1,4 +1,4 @@
-"""What several files need, most of them of the cluster that each has for itself."""
+"""Fixtures that several files use, most of them for the cluster of each file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_cluster import SlurmCluster
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows what its cluster's slurmctld said last: one that fails by chance does so once."""
+    """Add the end of slurmctld's log to the report of a failed test: a rare failure may not happen again."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and cluster is not None:
@@ -29,7 +29,8 @@ def unused(cluster: SlurmCluster) -> Iterator[str]:
 
 @pytest.fixture
 def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
-    """A node that no test has used yet. What is left of its drain afterwards would count for the fleet limit."""
+    """Yield a node that no test has used yet. Its drain is removed afterwards, because it would count for the fleet
+    limit."""
     name = next(unused)
     yield name
     cluster.attempt("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
@@ -37,7 +38,7 @@ def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Short enough for a socket's path."""
+    """Create a directory whose path is short enough for a socket."""
     path = Path(tempfile.mkdtemp(prefix="healthd."))
     yield path
     shutil.rmtree(path)
@@ -45,7 +46,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """What the node is made of, well."""
+    """Create the files of a healthy node."""
     machine = Machine(tmp_path)
     machine.now()
     return machine

@@ -1,7 +1,7 @@
-"""Failovers between two real slurmctlds right after a change by healthd.
+"""Failovers between two real slurmctlds immediately after a change by healthd.
 
-A slurmctld saves a change within 5 s, and the first of several at once. So another node is changed right before, and
-the primary is killed right after healthd's own change.
+A slurmctld saves the first of several changes at once and the others within 5 s. So these tests change another node
+first, and kill the primary immediately after healthd's own change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def wait_saved(cluster: SlurmCluster, text: str) -> None:
 
 
 def lose_a_drain(cluster: SlurmCluster) -> None:
-    """The drain is put back; an operator's resume after that is an operator's."""
+    """Check that the drain is repeated, and that a later resume by an operator counts as such."""
     healthd = Healthd(cluster, "n1", POLICY)
     save_another_node(cluster)
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
@@ -50,7 +50,7 @@ def lose_a_drain(cluster: SlurmCluster) -> None:
     assert "DRAIN" in cluster.node("n1").flags
 
     unsaved = healthd.memory.unsaved_change
-    if unsaved is not None:  # as if WRITTEN_SECONDS had passed
+    if unsaved is not None:  # simulates that WRITTEN_SECONDS have passed
         healthd.memory = replace(healthd.memory, unsaved_change=replace(unsaved, sent_at=0.0))
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
@@ -59,7 +59,7 @@ def lose_a_drain(cluster: SlurmCluster) -> None:
 
 
 def lose_a_resume(cluster: SlurmCluster) -> None:
-    """The drain that the backup brings back is healthd's own and is lifted again."""
+    """Check that the drain which the backup restores is recognised as healthd's own and lifted again."""
     healthd = Healthd(cluster, "n1", POLICY)
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     wait_saved(cluster, XID)

@@ -1,14 +1,14 @@
-"""Filesystems that hang, for a test: one in which a process sits in D state, one that answers nothing.
+"""File systems that hang, for tests: one that puts processes into D state, and one that never answers.
 
     with FrozenFilesystem(tmp_path) as disk:
         with disk.frozen():
-            ...  # whoever writes below disk.path is in D state, deaf to SIGKILL, until the end of this block
+            ...  # a process that writes below disk.path is in D state, immune to SIGKILL, until the end of this block
 
     with HangFs(tmp_path) as mount:
-        ...  # whoever touches mount.path blocks: killable at first, in D state after any fatal signal
+        ...  # a process that accesses mount.path blocks: killable at first, in D state after any fatal signal
 
-Both need root. A process of its own stands by each of them and thaws, unmounts and ends as soon as the test has
-closed its pipe, by `with`, by a crash or by being killed: no test can leave a process in D state behind.
+Both need root. A separate process watches each of them. It thaws, unmounts and ends as soon as the test has closed its
+pipe, by `with`, by a crash or by being killed, so no test can leave a process in D state behind.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from requirements import require_programs, require_root
 PACKAGES = "e2fsprogs mount util-linux"
 IMAGE_BYTES = 16 << 20
 PROC = Path("/proc")
-SITS_SECONDS = 0.3  # so long the read of a page does not take
+SITS_SECONDS = 0.3  # reading a page takes less
 
-# Thaws and unmounts at the end of its input. Lazily: a bind mount or a process of the test may still be there.
+# Thaws and unmounts at the end of its input. Lazily, because a bind mount or a process of the test may still exist.
 GUARD = 'cat >/dev/null; fsfreeze --unfreeze "$0" 2>/dev/null; umount --lazy "$0"'
 
 
 class FrozenFilesystem:
-    """An ext4 filesystem of 16 MiB at `path`, to be frozen and thawed at will. `directory` holds its image."""
+    """An ext4 file system of 16 MiB at `path` that can be frozen and thawed. `directory` contains its image."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -61,16 +61,16 @@ class FrozenFilesystem:
         _end(self._guard)
 
     def freeze(self) -> None:
-        """From now on every write to it, the access time of a first read included, waits in D state."""
+        """From now on every write waits in D state, including the access time of a first read."""
         _run("fsfreeze", "--freeze", str(self.path))
 
     def thaw(self) -> None:
-        """Let everything go on that waited. Nothing happens if it is not frozen."""
+        """Let all waiting processes continue. Without effect if it is not frozen."""
         subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], capture_output=True, timeout=240)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Frozen for the time of a block."""
+        """Freeze the file system for the time of a block."""
         self.freeze()
         try:
             yield
@@ -79,11 +79,13 @@ class FrozenFilesystem:
 
 
 class HangFs:
-    """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go.
+    """A mount at `path` that answers nothing, like a dead file server. `release` ends it.
 
-    `path`: where to mount it, else in a new directory. `error`: an errno that it answers to everything instead.
-    `user`: whose mount it is, as fusermount3 would say. `opens`: any name but "lost" is found and opened (one that ends
-    in "d" is a directory), what is then asked of it is not answered.
+    path     mount point, by default a new directory
+    error    an errno that it answers to every request instead
+    user     owner of the mount, as fusermount3 sets it
+    opens    any name except "lost" exists and can be opened (a name that ends in "d" is a directory); further requests
+             are not answered
     """
 
     def __init__(
@@ -114,8 +116,10 @@ class HangFs:
         self.release()
 
     def wait_until_it_hears(self, *pids: int) -> None:
-        """Until it has read a question of each of these processes that it does not answer. They are in D state once
-        they are killed: one whose question still waits to be read just dies."""
+        """Wait until it has read an unanswered request of each of these processes.
+
+        Only these processes are in D state after a kill; a process whose request was not read yet just dies.
+        """
         assert self._server.stdout is not None
         missing = set(pids)
         for line in self._server.stdout:
@@ -125,17 +129,20 @@ class HangFs:
         raise RuntimeError(f"hangfs ended with status {self._server.wait(240)}")
 
     def release(self) -> None:
-        """End it: whoever waits gets an error, the mount point is an empty directory again."""
+        """End it: waiting processes get an error, and the mount point is an empty directory again."""
         _end(self._server)
 
 
 def in_d_state(pid: int, proc: Path = PROC) -> bool:
-    """Whether this process waits in the kernel, deaf to signals. `proc`: where its pid holds, as in a container."""
+    """Return True if this process waits in the kernel, immune to signals.
+
+    proc: the /proc in which its pid is valid, as in a container.
+    """
     return _state(pid, proc) == "D"
 
 
 def wait_for_d_state(pid: int, timeout: float = 240.0) -> None:
-    """Until it sits there: while a page of its program is read a process is in D state, too, for a moment."""
+    """Wait until the process stays in D state: it is also there for a moment while a page of its program is read."""
     deadline, since, asleep = time.monotonic() + timeout, 0.0, ""
     while True:
         now, before, asleep = time.monotonic(), asleep, _sleeps(pid)
@@ -149,7 +156,7 @@ def wait_for_d_state(pid: int, timeout: float = 240.0) -> None:
 
 
 def _sleeps(pid: int) -> str:
-    """How often a process that is in D state went to sleep until now, "" if it is not."""
+    """Return how often a process in D state has gone to sleep, or "" if it is not in D state."""
     try:
         status = (PROC / str(pid) / "status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -158,7 +165,7 @@ def _sleeps(pid: int) -> str:
 
 
 def _state(pid: int, proc: Path = PROC) -> str:
-    """The state letter of /proc/PID/stat; "" when there is no such process."""
+    """Return the state letter of /proc/PID/stat, or "" if there is no such process."""
     try:
         return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -166,7 +173,7 @@ def _state(pid: int, proc: Path = PROC) -> str:
 
 
 def pending_signals(pid: int, proc: Path = PROC) -> set[int]:
-    """The signals that wait for a process or its threads: SIGKILL on one in D state is here until it wakes."""
+    """Return the signals that are pending for a process or its threads. A SIGKILL stays pending in D state."""
     pending = 0
     for task in (proc / str(pid) / "task").iterdir():
         for line in (task / "status").read_text().splitlines():
@@ -182,7 +189,7 @@ def _run(*argv: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close its input, which is its sign to clean up, and wait for that."""
+    """Close its pipes, which makes it clean up, and wait for its end."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -1,7 +1,9 @@
-"""hangfs.py MOUNTPOINT [ERRNO [UID [opens]]]: a FUSE mount of this user that answers INIT and nothing else, or this
-error to all that is asked. With "opens" each name but "lost" is found and opened, one that ends in "d" is a directory,
-and nothing else of it is answered. It says "ready", then the pid of each process whose question it has read and did not
-answer. It ends at the end of its input."""
+"""hangfs.py MOUNTPOINT [ERRNO [UID [opens]]]: a FUSE mount of this user that answers only INIT, or all with an error.
+
+With "opens", any name except "lost" exists and can be opened, and a name that ends in "d" is a directory. Other
+requests get no answer. It prints "ready", then the pid of each process whose request it has read and not answered. It
+ends at the end of its input.
+"""
 
 import contextlib
 import ctypes
@@ -30,7 +32,7 @@ def attributes(node):
 
 
 def answer(opcode, node, name):
-    """The answer to a question of one who only opens, None to any other."""
+    """Return the answer to a request that is part of opening a file, or None for any other request."""
     if opcode == LOOKUP and name != b"lost":
         found = nodes.setdefault((node, name), len(nodes) + 1)
         return struct.pack("<5Q", found, *[0] * 4) + attributes(found)
@@ -50,7 +52,7 @@ assert opcode == FUSE_INIT
 reply = INIT_REPLY.pack(7, 31, 0, LOCKS_AND_PARALLEL_DIROPS if opens else 0, 16, 12, 4096, 1, 0, 0, 0, *[0] * 7)
 os.write(fuse, REPLY.pack(REPLY.size + len(reply), 0, unique) + reply)
 print("ready", flush=True)
-os.set_blocking(fuse, False)  # a question is gone again where its process was killed before it was read
+os.set_blocking(fuse, False)  # a request disappears if its process is killed before it is read
 os.set_blocking(sys.stdout.fileno(), False)
 while STDIN not in select.select([fuse, STDIN], [], [])[0]:
     try:
@@ -62,9 +64,9 @@ while STDIN not in select.select([fuse, STDIN], [], [])[0]:
     if opens and (told := answer(opcode, node, name)) is not None:
         os.write(fuse, REPLY.pack(REPLY.size + len(told), 0, unique) + told)
         continue
-    with contextlib.suppress(BlockingIOError):  # nobody reads so many lines
+    with contextlib.suppress(BlockingIOError):  # the pipe may be full
         os.write(sys.stdout.fileno(), b"%d\n" % pid)
     if error and opcode not in UNANSWERED:
         os.write(fuse, REPLY.pack(REPLY.size, -error, unique))
-os.close(fuse)  # whoever waits gets an error now
+os.close(fuse)  # waiting processes get an error now
 libc.umount2(mountpoint, MNT_DETACH)

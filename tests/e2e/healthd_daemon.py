@@ -1,4 +1,4 @@
-"""`healthd run` as a user starts it, beside the test: its own directories, a followed file as its kernel log."""
+"""`healthd run` as a user starts it, in a separate process: own directories, and a followed file as kernel log."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from healthd.host.program import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EACH_SECOND = "interval_seconds = 1.0\n"
-# What the test machine has is no part of a story: a killed process takes a moment to go, its disk may be full.
+# These checks depend on the test machine: a killed process takes a moment to end, and its disk may be full.
 UNCONCERNED = ("processes", "disk_space")
 PROGRAMS_FIRST = ENVIRONMENT["PATH"].partition(":")[0]
 
 
 class Healthd:
-    """`with Healthd("--mode", "act", ...) as daemon:`; the kernel log is `daemon.kernel_log`, a file to append to.
+    """`with Healthd("--mode", "act", ...) as daemon:`; the kernel log is the file `daemon.kernel_log`.
 
-    `config` is the text of healthd.toml. `kill` and `start` again keep the directories, as a restart on a node does.
-    `programs`: what lies in this folder is found first by checks that ask programs (systemctl, ipmitool), on a
-    machine that was booted with systemd. `instead`: folders of this machine, and what the daemon sees in their place.
+    config     the text of healthd.toml
+    programs   a folder whose programs (systemctl, ipmitool) checks find first, on a machine that systemd booted
+    instead    folders of this machine, and their replacements for the daemon
+
+    `kill` and `start` again keep the directories, as a restart on a node does.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Healthd:
             print(self.log.read_text(errors="replace")[-8000:], file=sys.stderr)
 
     def configure(self, config: str) -> None:
-        """Other settings, for the next start or reload."""
+        """Write other settings, for the next start or reload."""
         off = (f"[checks.{check}]\nenabled = false\n" for check in UNCONCERNED if f"[checks.{check}]" not in config)
         self.config.write_text(f"{config}\n{''.join(off)}")
 
@@ -93,7 +95,7 @@ class Healthd:
         argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
         if not self.instead:
             return argv
-        # In a mount namespace of its own, and where systemd runs, as sd_booted(3) has it.
+        # Run in its own mount namespace, in which systemd runs as sd_booted(3) detects it.
         first = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit; "
         first += 'while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit; done; shift; exec "$@"'
         mounts = [str(path) for seen, own in self.instead.items() for path in (own, seen)]
@@ -111,16 +113,18 @@ class Healthd:
         return self.process.wait(seconds)
 
     def stop_at_rest(self) -> int:
-        """Stop it while its worker is idle and so writes what is told of the end: a busy one is not waited for. Its
-        settings begin with EACH_SECOND."""
+        """Stop the daemon while its worker is idle, so that it saves its last events; it does not wait for a busy one.
+
+        The settings must begin with EVERY_SECOND.
+        """
         assert self.process is not None
         settings = self.config.read_text()
         self.config.write_text("interval_seconds = 3600.0\n" + settings.removeprefix(EACH_SECOND))
         self.process.send_signal(signal.SIGHUP)
-        self.until(lambda s: s["interval_seconds"] == 3600, "no round comes any more")
+        self.until(lambda s: s["interval_seconds"] == 3600, "no further round is due")
         self.until(
             lambda s: s["time"] - end_of_round(s) > 9 and not s["stream"]["waiting"],
-            "the last one is long over",
+            "the last round ended 9 s ago",
         )
         self.config.write_text(settings)
         return self.stop()
@@ -131,7 +135,7 @@ class Healthd:
         self.process.wait(120)
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """One request on the control socket. Raises OSError where no daemon listens."""
+        """Send one request on the control socket. Raise OSError if no daemon listens."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(120)
             stream.connect(str(self.run_dir / "healthd.sock"))
@@ -147,7 +151,7 @@ class Healthd:
         return found
 
     def until(self, reached: Callable[[dict[str, Any]], bool], what: str, seconds: float = 120) -> dict[str, Any]:
-        """Wait until the status satisfies `reached`; the status then."""
+        """Wait until `reached(status)` is true and return that status."""
         end = time.monotonic() + seconds
         status: dict[str, Any] | None = None
         while time.monotonic() < end:
@@ -172,13 +176,13 @@ class Healthd:
             log.write("".join(f"{line}\n" for line in lines))
 
     def worker(self) -> int:
-        """The pid of the worker that is there now, or will be: one may just have been left, or be about to begin."""
+        """Return the pid of the current or next worker: the last one may just have been given up."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         end = time.monotonic() + 120
         while True:
             for pid in children.read_text().split():
-                with contextlib.suppress(OSError):  # a child that ended since
+                with contextlib.suppress(OSError):  # the child has ended
                     if b"healthd.agent.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                         return int(pid)
             assert time.monotonic() < end, "there is no worker"
@@ -186,33 +190,33 @@ class Healthd:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """A daemon that reads it meanwhile sees the old text or the new one."""
+    """Replace a file so that a daemon reads either the old text or the new one."""
     beside = file.with_suffix(".new")
     beside.write_bytes(text.encode())
     beside.replace(file)
 
 
 def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
-    """Wait until `count` more whole rounds are over; the status then."""
+    """Wait until `count` more complete rounds have ended and return the status."""
     last = daemon.status()["round"]["number"] + count
     return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
 
 def end_of_round(status: dict[str, Any]) -> float:
-    """When the last round was over (epoch), infinity while one is in progress that was due."""
+    """Return the end of the last round (epoch), or infinity while a due round is in progress."""
     its = status["round"]
     return float(its["started"] + its["seconds"]) if its["next_at"] > its["started"] else float("inf")
 
 
 def looked_since(status: dict[str, Any], moment: float) -> bool:
-    """Whether each check has looked after that moment (epoch). On a busy machine two wishes to look are one round."""
+    """Return True if each check has run after that time (epoch). On a busy machine two requests can share a round."""
     return all(found["started"] >= moment for found in status["results"])
 
 
 def xid(
     code: int, pci: str = "0000:61:00", text: str = "GPU has fallen off the bus.", when: float | None = None
 ) -> str:
-    """A kernel line as the driver writes it; `when` puts dmesg's time before it (seconds since boot)."""
+    """Return a kernel line as the driver writes it. `when` adds dmesg's time stamp (seconds since boot)."""
     prefix = "" if when is None else f"[{when:12.6f}] "
     return f"{prefix}NVRM: Xid (PCI:{pci}): {code}, pid='<unknown>', name=<unknown>, {text}"
 

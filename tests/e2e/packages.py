@@ -1,10 +1,10 @@
-"""The package of this checkout and an older one of the same making, and nodes to install them on.
+"""The package of this checkout and an older version of it, and nodes to install them on.
 
     with package_node("bookworm", built_package("bookworm")) as box:
         box.exec("apt-get", "install", "-y", "/debs/new.deb")
 
-A package is built once for what lies in the tree (scripts/package.sh: a minute, two more where the root that it is
-built in must be made), and kept in CACHE. Needs root, Debian's archive and PyPI.
+A package is built once per content of the tree (scripts/package.sh: a minute, and two more if the build root must be
+created) and stored in CACHE. Needs root, Debian's archive and PyPI.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from systemd_container import CACHE, CHECKOUT, FRESH, SystemdContainer
 
 PYTHONS = {"bookworm": "python3.11", "trixie": "python3.13"}
 RELEASES = tuple(PYTHONS)
-# procps is for the tests; what else the package depends on is in every Debian, for nothing can be downloaded there.
+# procps is for the tests. All other dependencies must be in every Debian, because these nodes have no network.
 NODE_PACKAGES = (*FRESH, "procps")
 OLD_VERSION = "0.0.9"
 ARCHIVE, PYPI = "http://deb.debian.org/debian", os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 BUILD_SECONDS = 900.0
-KEPT = 4  # packages of other trees, in CACHE
+KEPT = 4  # number of packages of other trees in CACHE
 NOT_PACKED = re.compile(r"^(tests|bench|\.ci)/")
 CODE = "opt/healthd/lib/{python}/site-packages/healthd"
 
 
 def built_package(release: str) -> Path:
-    """The .deb of what lies in the checkout now, committed or not."""
+    """Return the .deb of the current content of the checkout, committed or not."""
     require_root()
     require_programs("git", "mmdebstrap", "systemd-nspawn", packages="git mmdebstrap systemd-container")
     folder = CACHE / "packages"
@@ -53,7 +53,7 @@ def built_package(release: str) -> Path:
 
 
 def _tree() -> str:
-    """What stands for all that a package is made of."""
+    """Return a digest of everything that goes into a package."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=True).stdout
     digest = hashlib.sha256()
@@ -81,7 +81,7 @@ def _build(release: str, into: Path) -> None:
 
 
 def older_package(package: Path, release: str, folder: Path) -> Path:
-    """The same package as version OLD_VERSION."""
+    """Return the same package with version OLD_VERSION."""
     tree = folder / "older"
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True, timeout=120)
     put_old_version(tree, release)
@@ -94,13 +94,14 @@ def older_package(package: Path, release: str, folder: Path) -> Path:
 
 
 def put_old_version(tree: Path, release: str) -> None:
-    """Have the program in `tree`, which has the package's folders, report OLD_VERSION."""
+    """Make the program in `tree`, which has the folders of the package, report OLD_VERSION."""
     code = tree / CODE.format(python=PYTHONS[release])
     (code / "__init__.py").write_text(f'"""An older version."""\n\n__version__ = "{OLD_VERSION}"\n')
 
 
 def package_node(release: str, folder: Path, *, kmsg: bool = False) -> SystemdContainer:
-    """A node of that release that has no network, with what the package depends on. `folder` is seen there."""
-    options = ["--system-call-filter=clock_adjtime"]  # to ask how right the clock is, as everybody may but in nspawn
+    """Return a node of that release without network, with the dependencies of the package. `folder` is visible
+    there."""
+    options = ["--system-call-filter=clock_adjtime"]  # to query the clock; only nspawn forbids it
     packages = (*NODE_PACKAGES, PYTHONS[release])
     return SystemdContainer(fresh=release, packages=packages, binds=[folder], options=options, kmsg=kmsg)

@@ -6,11 +6,11 @@ import contextlib
 import random
 import socket
 
-PORTS = range(20000, 32000)  # below the ephemeral ports, so that no outgoing connection sits on one of ours
+PORTS = range(20000, 32000)  # below the ephemeral ports, to avoid conflicts with outgoing connections
 
 
 def free_ports(count: int, held: contextlib.ExitStack) -> int:
-    """The first of `count` consecutive ports on which nobody listens; no other cluster gets one until `held` ends."""
+    """Return the first of `count` consecutive free ports. No other cluster gets one of them until `held` ends."""
     while True:
         first = random.SystemRandom().randrange(PORTS.start, PORTS.stop - count)
         with contextlib.ExitStack() as ours, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What an end-to-end test needs of the machine. Missing: the test is skipped, where tests must run it fails."""
+"""Requirements of the end-to-end tests. If one is missing, the test is skipped, or fails where tests must run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def require(reason: str) -> NoReturn:
-    """Skip this test because of `reason`; with CI or HEALTHD_REQUIRE_E2E in the environment, fail it."""
+    """Skip this test because of `reason`, or fail it if CI or HEALTHD_REQUIRE_E2E is set."""
     if os.environ.get("CI") or os.environ.get("HEALTHD_REQUIRE_E2E"):
         pytest.fail(f"end-to-end tests must run here, but {reason}")
     pytest.skip(reason)
@@ -23,14 +23,14 @@ def require_root() -> None:
 
 
 def require_programs(*names: str, packages: str) -> None:
-    """`packages`: what to install for them ("slurmctld munge")."""
+    """Require these programs. `packages` is the apt-get text for them ("slurmctld munge")."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
         require(f"{', '.join(missing)} not found: apt-get install {packages}")
 
 
 def require_network(*urls: str) -> None:
-    """For a test that installs packages as people do."""
+    """Require these URLs, for a test that installs packages as users do."""
     for url in urls:
         try:
             urllib.request.urlopen(url, timeout=120).close()

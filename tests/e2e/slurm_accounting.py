@@ -1,4 +1,4 @@
-"""slurmdbd with a MariaDB of its own for a SlurmCluster, so that sacct and sacctmgr work: about 5 s at the start."""
+"""slurmdbd with its own MariaDB for a SlurmCluster, so that sacct and sacctmgr work. It adds 5 s to the start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PidFile={directory}/slurmdbd.pid
 
 
 def write_slurmdbd_conf(directory: Path, port: int, plugins: Path | None = None) -> None:
-    """`plugins`: where they are, if not where this machine's own are."""
+    """Write slurmdbd.conf. `plugins`: their directory if it is not the default."""
     conf = directory / "slurmdbd.conf"
     conf.touch(mode=0o600)
     where = f"PluginDir={plugins}\n" if plugins else ""
@@ -47,7 +47,7 @@ def make_database(directory: Path) -> None:
 
 
 def mariadbd(directory: Path, port: int) -> tuple[str, ...]:
-    """The command. It listens on a socket and on loopback, and is slow to write: what is lost is only a test's."""
+    """Return the command of a MariaDB on a socket and on loopback. It flushes lazily: only test data can be lost."""
     at = directory / "database"
     return (
         *("mariadbd", "--no-defaults", "--user=root", f"--datadir={at}", f"--socket={at}/s", f"--pid-file={at}/pid"),

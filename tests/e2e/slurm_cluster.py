@@ -1,4 +1,4 @@
-"""A real Slurm on this one machine for a test: munged, slurmctld and N slurmds with fake GPUs, on loopback.
+"""A real Slurm on this machine for a test: munged, slurmctld and N slurmds with fake GPUs, on loopback.
 
     with SlurmCluster(nodes=2) as cluster:
         job = cluster.sbatch("sleep 60", "-w", "n1")
@@ -6,9 +6,9 @@
         cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
         assert "DRAIN" in cluster.node("n1").flags
 
-Needs root and the packages slurmctld, slurmd, slurm-client, munge; starts in about 1 s. Any number can run side by
-side. Everything that it starts carries a mark in its environment, jobs included. A slurmstepd writes its title over
-that, but has its log open in the cluster's directory. At the end exactly these are killed.
+Needs root and the packages slurmctld, slurmd, slurm-client, munge; starts in about 1 s. Clusters can run in parallel.
+Every process that it starts has a mark in its environment, including jobs. A slurmstepd overwrites its environment with
+its title, but has its log open in the cluster's directory. At the end exactly these processes are killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ports import free_ports
 from requirements import require_programs, require_root
 
 MARK = "HEALTHD_TEST_CLUSTER"
-WAIT_SECONDS = 120.0  # what comes at once on an idle machine; who waits for it to fail gives a time
+WAIT_SECONDS = 120.0  # for events that happen at once on an idle machine; tests of a timeout pass their own
 
 SLURM_CONF = """\
 ClusterName=test
@@ -82,7 +82,7 @@ NODE = (
 PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
 GIVE_UP = "MessageTimeout=3\n"
 BACKUP_HOST = "standby"
-# Each slurmctld listens at its own address, and so both can have one port.
+# Each slurmctld listens at its own address, so both can use the same port.
 BACKUP = f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)\nCommunicationParameters=NoCtldInAddrAny\n"
 
 
@@ -99,11 +99,14 @@ class Node:
 class SlurmCluster:
     """Nodes are n1, n2, ...; `env` is the environment in which Slurm's commands reach this cluster.
 
-    `directory` is made in the run's folder and removed at the end if not given (a socket's path holds 107 characters).
-    `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
-    slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
-    `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr. `backup`: with a second slurmctld; each
-    has a UTS namespace of its own, because a slurmctld finds its own SlurmctldHost line by the hostname.
+    directory    created in the run's folder by default, and removed at the end (a socket's path has at most 107
+                 characters)
+    extra_conf   lines for slurm.conf; a line that repeats a key above overrides it
+    version      a Slurm of slurm_versions.py ("24.11"); "" is the installed one; None the one of HEALTHD_TEST_SLURM, or
+                 the installed one
+    accounting   with a slurmdbd of the same version, for sacct and sacctmgr
+    backup       with a second slurmctld; each has its own UTS namespace, because a slurmctld finds its SlurmctldHost
+                 line by the hostname
     """
 
     def __init__(
@@ -112,8 +115,8 @@ class SlurmCluster:
         nodes: int = 3,
         gpus: int = 8,
         base_port: int | None = None,
-        slurmd_timeout: int = 300,  # of a node that does not answer: also a busy machine's
-        message_timeout: int = 20,  # the same of a daemon
+        slurmd_timeout: int = 300,  # for a node that does not answer; long enough for a busy machine
+        message_timeout: int = 20,  # the same for a daemon
         extra_conf: Sequence[str] = (),
         version: str | None = None,
         accounting: bool = False,
@@ -164,7 +167,7 @@ class SlurmCluster:
 
     @property
     def giving_up(self) -> dict[str, str]:
-        """The environment of a command that does not wait long for a slurmctld that is away or does not answer."""
+        """Return the environment of a command that does not wait long for a slurmctld that is down or hangs."""
         conf = self.directory / "giving_up.conf"
         conf.write_text((self.directory / "slurm.conf").read_text() + GIVE_UP)
         return {"SLURM_CONF": str(conf)}
@@ -172,7 +175,7 @@ class SlurmCluster:
     # commands
 
     def run(self, *argv: str, timeout: float = WAIT_SECONDS, check: bool = True) -> str:
-        """What the command prints; a failure raises with its stderr."""
+        """Return the output of a command. A failure raises RuntimeError with its stderr."""
         done = self.attempt(*argv, timeout=timeout)
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
@@ -184,7 +187,7 @@ class SlurmCluster:
         )
 
     def sbatch(self, script: str, *options: str) -> str:
-        """Submit the shell commands `script` as a batch job; the job's id."""
+        """Submit the shell commands `script` as a batch job and return its id."""
         output = () if any(o.startswith(("-o", "--output")) for o in options) else ("--output=/dev/null",)
         command = ("sbatch", "--parsable", "--chdir=/tmp", *output, *options, "--wrap", script)
         return self.run(*command).strip().partition(";")[0]
@@ -204,7 +207,7 @@ class SlurmCluster:
         reason: str | None = None,
         timeout: float = WAIT_SECONDS,
     ) -> Node:
-        """Wait until the node has all of `flags`, none of `without`, and `reason` as the Reason's beginning."""
+        """Wait until the node has all of `flags`, none of `without`, and a Reason that starts with `reason`."""
         seen: list[Node] = []
 
         def reached() -> bool:
@@ -219,7 +222,7 @@ class SlurmCluster:
         raise TimeoutError(f"{name} not {'+'.join(flags)} after {timeout} s but {seen}")
 
     def job(self, job: str) -> dict[str, str]:
-        """The fields of `scontrol show job` (JobState, Restarts, BatchFlag, ...)."""
+        """Return the fields of `scontrol show job` (JobState, Restarts, BatchFlag, ...)."""
         text = self.run("scontrol", "show", "job", "-o", job)
         return dict(re.findall(r"(?:^| )([A-Za-z/:]+)=(\S*)", text))
 
@@ -232,16 +235,15 @@ class SlurmCluster:
         return self.job(job)
 
     def save(self, job: str) -> None:
-        """Until slurmctld has written the job down: it does so at most every 5 s."""
+        """Wait until slurmctld has saved the job, which it does at most every 5 s."""
         mark, file = uuid.uuid4().hex, self.directory / "state/job_state"
         self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
-        self._until(
-            lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is written down", WAIT_SECONDS
-        )
+        self._until(lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is saved", WAIT_SECONDS)
 
     def sdiag_counts(self) -> dict[str, int]:
-        """How many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}. sdiag itself adds one
-        REQUEST_STATS_INFO.
+        """Return how many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}.
+
+        sdiag itself adds one REQUEST_STATS_INFO.
         """
         by_type = self.run("sdiag").partition("by message type")[2].partition("by user")[0]
         return {name: int(n) for name, n in re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)", by_type)}
@@ -254,7 +256,7 @@ class SlurmCluster:
             self._until(self._controller_answers, "slurmctld is up", WAIT_SECONDS)
 
     def start_backup(self) -> None:
-        """Start the second slurmctld, which takes over SlurmctldTimeout (10 s) after the first died."""
+        """Start the second slurmctld, which takes over SlurmctldTimeout (10 s) after the first one ended."""
         conf = self.directory / "backup.conf"
         own = ("slurmctld.pid", "backup.pid"), ("slurmctld.log", "backup.log")
         text = (self.directory / "slurm.conf").read_text()
@@ -277,7 +279,7 @@ class SlurmCluster:
         self._stop("backup", signal_number)
 
     def upgrade_slurmctld(self, version: str) -> None:
-        """This version's slurmctld goes on with the state; commands and slurmds stay as old as they are."""
+        """Replace slurmctld with this version, with the same state. Commands and slurmds keep their version."""
         self.kill_slurmctld(signal.SIGTERM)
         newer, conf = slurm_versions.programs(version), self.directory / "upgraded.conf"
         conf.write_text((self.directory / "slurm.conf").read_text() + f"PluginDir={newer}/plugins\n")
@@ -288,11 +290,11 @@ class SlurmCluster:
         self._stop("slurmctld", signal_number)
 
     def signal_slurmctld(self, signal_number: int) -> None:
-        """SIGSTOP and SIGCONT: a controller that hangs."""
+        """Send a signal to slurmctld: SIGSTOP and SIGCONT simulate a controller that hangs."""
         self._processes["slurmctld"].send_signal(signal_number)
 
     def start_slurmd(self, name: str, *options: str) -> None:
-        """`-b` says that the node has just booted."""
+        """Start a slurmd. `-b` reports that the node has just booted."""
         stepd = ("-d", f"{self._programs}/slurmstepd") if self._programs else ()
         self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *stepd, *options)
 
@@ -300,7 +302,7 @@ class SlurmCluster:
         self._stop(f"slurmd.{name}", signal_number)
 
     def mend(self, name: str) -> None:
-        """A node in whatever state is idle again: its jobs end, its slurmd is another."""
+        """Make a node idle from any state: its jobs end, and its slurmd is restarted."""
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=mended")
         if f"slurmd.{name}" in self._processes:
             self.stop_slurmd(name, signal.SIGKILL)
@@ -309,7 +311,7 @@ class SlurmCluster:
         self.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
 
     def kill_slurmstepd(self, job: str) -> None:
-        """Of a batch job, whose processes run on."""
+        """Kill the slurmstepd of a batch job, whose processes continue to run."""
         name = f"slurmstepd: [{job}.batch]".encode()
 
         def found() -> list[Process]:
@@ -327,7 +329,8 @@ class SlurmCluster:
         assert killed, f"job {job} has no slurmstepd"
 
     def remove_dead_slurmstepd(self, job: str) -> None:
-        """What it leaves: a socket, on which others wait, and the script, which is in the way of the job's next run."""
+        """Remove the files of a killed slurmstepd: its socket, on which others wait, and the script, which blocks a
+        rerun."""
         for left in self.directory.rglob(f"*_{job}.*"):
             if left.is_socket():
                 left.unlink()
@@ -341,10 +344,10 @@ class SlurmCluster:
         self._start_munged()
 
     def log(self, daemon: str) -> str:
-        """The log of "slurmctld" or "slurmd.n1"."""
+        """Return the log of "slurmctld" or "slurmd.n1"."""
         return (self.directory / "log" / f"{daemon}.log").read_text(errors="replace")
 
-    # inside
+    # internals
 
     def _write_files(self) -> None:
         at, host = self.directory, socket.gethostname().partition(".")[0]
@@ -474,7 +477,7 @@ class SlurmCluster:
         self._ports.close()
 
     def _left(self) -> set[Process]:
-        """What we started, and all that descends from it. A zombie is dead."""
+        """Return the processes that this cluster started and their descendants, without zombies."""
         alive = {process.pid: process for process in processes()}
         ours = {pid for pid, process in alive.items() if self._started(process)}
         while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
@@ -487,7 +490,7 @@ class SlurmCluster:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`started` (ticks since boot) tells it from a later one with the same pid."""
+    """A process. `started` (ticks since boot) distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -495,7 +498,7 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """All that live."""
+    """Yield all living processes."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := living(int(entry))):
             yield process
@@ -503,7 +506,7 @@ def processes() -> Iterator[Process]:
 
 def living(pid: int) -> Process | None:
     with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # proc(5), from 3 on
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # from field 3 on
         if fields[0] != "Z":
             return Process(pid, int(fields[1]), int(fields[19]))
     return None
@@ -517,7 +520,7 @@ def marked(pid: int, directory: Path) -> bool:
 
 
 def is_slurm_of(pid: int, directory: Path) -> bool:
-    """Whether it is a program of Slurm that has a file below `directory` open."""
+    """Return True if it is a program of Slurm that has a file below `directory` open."""
     try:
         if not Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("slurm"):
             return False
@@ -532,7 +535,7 @@ def is_slurm_of(pid: int, directory: Path) -> bool:
 
 
 def kill(process: Process) -> None:
-    """SIGKILL by a descriptor that is opened first and checked then: never a stranger that got the same pid."""
+    """Send SIGKILL through a descriptor that is opened before the check, so that a reused pid is never hit."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(process.pid)
         try:
@@ -549,8 +552,8 @@ def mounts_below(directory: Path) -> list[str]:
 
 
 def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
-    """The id of a job that runs on the node."""
+    """Start a job on the node and return its id."""
     job = cluster.sbatch("sleep 3000", "-w", node, *options)
     cluster.wait_job(job, "RUNNING")
-    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
+    time.sleep(1)  # Slurm's times are whole seconds; the job must start before later events
     return job

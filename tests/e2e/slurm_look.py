@@ -1,4 +1,4 @@
-"""What the daemon does with one node of a SlurmCluster, in the test's own thread, and what tests need for that."""
+"""The reconciliation of one node of a SlurmCluster in the thread of the test, and helpers for it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from healthd.common.model import (
 )
 from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
 
-# tests leave drained nodes to each other, and are not about how many
+# Tests leave drained nodes to later tests, and do not test the limit.
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)
-# which of its jobs a fault hits is the matter of test_requeue_by_part.py
+# test_requeue_by_part.py tests which jobs a fault hits.
 ACT = Policy(mode=Mode.ACT, command_timeout_seconds=60, requeue_retry_seconds=3, fleet=NO_LIMIT, requeue=Requeue.NODE)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
@@ -57,14 +57,14 @@ def condition(severity: Severity = Severity.CRITICAL, code: str = "gpu_xid/79", 
 
 
 def faulty(*causes: Condition, fault_time: float | None = None) -> Verdict:
-    """CRITICAL now: every job that runs is a victim, unless `fault_time` says otherwise."""
+    """Return a verdict that is CRITICAL now: it affects every running job, unless `fault_time` is given."""
     at = time.time() if fault_time is None else fault_time
     return Verdict(Health.UNHEALTHY, causes=causes or (condition(),), fault_time=at)
 
 
 @dataclasses.dataclass
 class Healthd:
-    """What the daemon does with the generator, run to its end in this thread; `memory` is its ledger."""
+    """Runs the daemon's reconciliation to its end in this thread. `memory` is the drain record of the ledger."""
 
     cluster: SlurmCluster
     node: str
@@ -122,7 +122,7 @@ class Healthd:
         )
 
     def running(self, script: str, *options: str) -> str:
-        """A job that runs on this node, its first process seen by its slurmstepd."""
+        """Start a job on this node and wait until its slurmstepd lists its processes."""
         job = self.cluster.sbatch(script, "-w", self.node, "-n1", *options)
         self.cluster.wait_job(job, "RUNNING")
         return until_listed(self.cluster, job, self.node)
@@ -131,7 +131,7 @@ class Healthd:
         return self.cluster.node(self.node)
 
     def changes(self) -> list[tuple[str, ...]]:
-        """Of the node's state and of jobs, but for what the jobs' users are told."""
+        """Return the commands that changed the node or jobs, without comments for the users of jobs."""
         kinds = ("update", "requeue", "requeuehold")
         return [argv for argv in self.commands if argv[1] in kinds and not argv[2].startswith("JobId=")]
 
@@ -168,7 +168,8 @@ def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
 
 
 def until_not_listed(cluster: SlurmCluster, job: str, node: str) -> None:
-    """A slurmstepd that ends is a trouble for that moment: its socket goes when it answers no more."""
+    """Wait until the job's processes and its slurmstepd have ended: a slurmstepd that ends causes errors until its
+    socket is removed."""
     spool = cluster.directory / "spool" / node
 
     def is_over() -> bool:
@@ -182,15 +183,17 @@ def is_listed(cluster: SlurmCluster, job: str, node: str) -> bool:
 
 
 def listed(cluster: SlurmCluster, job: str, node: str) -> list[int]:
-    """The pids of the job's processes on the node."""
+    """Return the pids of the job's processes on the node."""
     rows = map(str.split, cluster.attempt("scontrol", "listpids", "*", node).stdout.splitlines())
     return [int(row[0]) for row in rows if row[1:2] == [job]]
 
 
 def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
-    """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds. What is
-    left of its last run would end the next one (slurmd: "Job already running"), and slurmd takes a start in the second
-    in which that was ended for it ("already killed, do not launch")."""
+    """Start a requeued job without Slurm's delay; its node may need a moment until it responds.
+
+    Leftovers of the last run would end the next one (slurmd: "Job already running"), and slurmd rejects a start in
+    the second in which the last run was killed ("already killed, do not launch").
+    """
     time.sleep(2)
     until_not_listed(cluster, job, node)
     cluster.wait_state(node, without=("COMPLETING",))
@@ -206,7 +209,7 @@ def is_drained(node: Node, reason: str) -> bool:
 
 
 def on_slurm(*versions: str | None) -> pytest.MarkDecorator:
-    """Run the test with these versions; None is this machine's own."""
+    """Run the test with these versions; None is the installed one."""
     return pytest.mark.parametrize("cluster", versions, indirect=True, scope="module")
 
 

@@ -1,9 +1,9 @@
-"""Other versions of Slurm beside this machine's own: the packages of a newer Debian, unpacked and made to run here.
+"""Other versions of Slurm besides the installed one: the packages of a newer Debian, unpacked and patched to run here.
 
     programs("24.11")   the directory with its sinfo, scontrol, slurmctld, slurmd, ...; built once, about 10 s
 
-apt fetches the packages with all that they need and checks them against the archive's signature; nothing is
-installed. Their programs are then told to use the C library and Slurm plugins that were unpacked with them.
+apt fetches the packages with their dependencies and checks the archive's signature; nothing is installed. The programs
+are patched to use the C library and the Slurm plugins that were unpacked with them.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ import pytest
 from requirements import require_programs
 
 CACHE = Path("/var/cache/healthd-tests")
-# The archive that has it. sid moves on: when it has another version, there is no 26.05 to be had.
+# The Debian release with this version. sid changes: with another version in it, 26.05 is not available.
 DEBIAN = {"24.11": "trixie", "26.05": "sid"}
 MIRROR = "http://deb.debian.org/debian"
 RETRY_SECONDS = 10.0
-FETCH_SECONDS = 80.0  # three times within the 300 s that a test may take
+FETCH_SECONDS = 80.0  # three attempts within the 300 s that a test may take
 PACKAGES = ("slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge")
 COMMANDS = ("sinfo", "squeue", "scontrol", "sbatch", "srun", "salloc", "scancel", "sacct", "sacctmgr", "sdiag")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
 
 
-_why_none: dict[str, str] = {}  # version -> what went wrong: tried once in a run of the tests
+_why_none: dict[str, str] = {}  # version -> error; built only once per run of the tests
 
 
 class NotToBeHad(Exception):
-    """Why this version cannot be made here, one sentence or more."""
+    """The reason why this version cannot be built here, one sentence or more."""
 
 
 def programs(version: str) -> Path:
-    """Its directory, made at the first use. What sid does not give today skips the test: sid may be broken for a day
-    and moves on. Anything else fails it."""
+    """Return its directory, built at the first use.
+
+    A failure with sid skips the test, because sid may be broken for a day and changes. Any other failure fails the
+    test.
+    """
     require_programs("mmdebstrap", "patchelf", packages="mmdebstrap patchelf debian-archive-keyring")
     CACHE.mkdir(parents=True, exist_ok=True)
-    root = CACHE / f"slurm-{version}-with-slurmdbd"  # older caches are without it
+    root = CACHE / f"slurm-{version}-with-slurmdbd"  # older caches lack slurmdbd
     with open(CACHE / "slurm.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
@@ -57,23 +60,23 @@ def programs(version: str) -> Path:
 
 
 def _build(root: Path, version: str) -> None:
-    """Raises NotToBeHad, at once if this was so before in this run."""
+    """Build the version. Raise VersionUnavailable, immediately if a build failed before in this run."""
     if version in _why_none:
         raise NotToBeHad(_why_none[version])
     building = root.with_name(root.name + ".building")
     _fetch(building, DEBIAN[version])
     try:
         _patch(building, root)
-        # Nothing but /programs of it is used by path, so it runs from its final place only.
+        # Only /programs is used by path, so it runs only from its final place.
         building.rename(root)
         _ask(root / "programs", version)
-    except (NotToBeHad, OSError, StopIteration) as error:  # a package that is laid out otherwise
+    except (NotToBeHad, OSError, StopIteration) as error:  # a package with another layout
         shutil.rmtree(root, ignore_errors=True)
         raise NotToBeHad(f"its packages do not run here: {error!r}") from error
 
 
 def _fetch(into: Path, release: str) -> None:
-    """Mirrors time out, and change while they are read: tried three times."""
+    """Fetch the packages, with three attempts: mirrors time out, and change while they are read."""
     keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
     command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={','.join(PACKAGES)}", f"--keyring={keys}"]
     command += [
@@ -93,7 +96,7 @@ def _fetch(into: Path, release: str) -> None:
 
 
 def _ask(folder: Path, version: str) -> None:
-    """Each program loads its libraries and plugins, and is of this version (slurmstepd, slurmdbd cannot be asked)."""
+    """Check that each program loads its libraries and has this version (slurmstepd and slurmdbd have no -V)."""
     conf = folder / "slurm.conf"
     lines = ("ClusterName=test", "SlurmctldHost=localhost", f"PluginDir={folder}/plugins", "NodeName=n1")
     conf.write_text("".join(f"{line}\n" for line in (*lines, "PartitionName=gpu Nodes=n1")))
@@ -114,7 +117,7 @@ def _run(*command: str, seconds: float) -> str:
 
 
 def _patch(building: Path, root: Path) -> None:
-    """Programs in `building` that will run in `root`: their interpreter and libraries are those that came along."""
+    """Patch the programs in `building` for `root`: they use the interpreter and the libraries of their packages."""
     libraries = next(building.glob("usr/lib/*/slurm-wlm")).parent
     interpreter = next(libraries.glob("ld-linux*.so.*"))
     there = root / libraries.relative_to(building)
@@ -127,7 +130,7 @@ def _patch(building: Path, root: Path) -> None:
         program = Path(os.path.realpath(found))
         _run("patchelf", "--set-interpreter", str(there / interpreter.name), *search, str(program), seconds=240)
         (folder / name).symlink_to(os.path.relpath(program, folder))
-    for library in (libraries / "slurm-wlm").glob("*.so"):  # their own search path would hide the programs'
+    for library in (libraries / "slurm-wlm").glob("*.so"):  # it would take precedence
         if not library.is_symlink():
             _run("patchelf", "--remove-rpath", str(library), seconds=240)
     (folder / "plugins").symlink_to(os.path.relpath(libraries / "slurm-wlm", folder))

@@ -1,11 +1,11 @@
-"""A row of the catalogue, told by the real `healthd run` and a real Slurm:
+"""A row of the catalogue as a test with the real `healthd run` and a real Slurm:
 
     a healthy node with a job -> fault -> condition -> drain (and requeue) -> the load is gone, still drained
                                                     -> repair -> cleared -> resumed
 
-A row that is added is a `Row` in the list of a file of them (stories_*.py), mostly of a few lines. What the parts of a
-machine look like is for tests/support/machine.py and the fake NVML to say; steps change them. Rounds come twice a
-second, so a row shortens confirm times and windows by its settings.
+To add a row, add a `Row` of a few lines to the list of one of the files stories_*.py. tests/support/machine.py and the
+fake NVML define the parts of a machine; steps change them. There are two rounds per second, so a row shortens
+confirmation times and windows by its settings.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from healthd.common.model import Severity
 from healthd.common.slurm.drain_reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
-FREE_SECONDS = 240.0  # a node that could not be mended is not given to another
-IDLE_SECONDS = 120.0  # after a story, or the node is mended and the story has failed
-WINDOW_SECONDS = 45.0  # of what ends by itself: longer than a story takes, on a busy machine, until it waits for that
-ROUNDS = 4  # in which nothing may happen: more than `clear_after`
+FREE_SECONDS = 240.0  # a node that could not be reset is not given to another story
+IDLE_SECONDS = 120.0  # after a story; otherwise the node is reset and the story fails
+WINDOW_SECONDS = 45.0  # for conditions that end by time: longer than a story takes up to that point on a busy machine
+ROUNDS = 4  # for checks that nothing happens: more than `clear_after`
 GPU = GPUS[3]
 CHECKS = registry.built_in_checks()
 NOT_YET = "not told yet"
 BASE = """\
 profile = "none"
 baseline_file = ""
-[fleet]  # each story is its own node's
+[fleet]  # the limits do not apply between stories
 limit_percent = 100
 own_hardware_limit_percent = 100
 jitter_seconds = 0
@@ -50,8 +50,10 @@ jitter_seconds = 0
 
 @dataclass
 class Scene:
-    """A node with a running job, what it is made of, and its daemon. `boots`: how often it was booted again. `ends`:
-    what steps mounted, undone when the story is over."""
+    """A node with a running job, its files, and its daemon.
+
+    boots: number of reboots. ends: undoes the mounts of the steps after the story.
+    """
 
     row: Row
     cluster: SlurmCluster
@@ -63,18 +65,18 @@ class Scene:
     ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def rounds(self, count: int = ROUNDS) -> dict[str, Any]:
-        """The status after so many more whole rounds."""
+        """Return the status after `count` more complete rounds."""
         last = self.daemon.status()["round"]["number"] + count
-        time.sleep(count * INTERVAL_SECONDS)  # it cannot be sooner, and each question costs what others wait for
+        time.sleep(count * INTERVAL_SECONDS)  # it cannot be sooner, and each query delays other stories
         return self.daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
     def drain(self) -> str:
-        """The words of the drain that stands, "" without one."""
+        """Return the reason of the current drain, "" without one."""
         found = self.cluster.node(self.node)
         return found.reason if "DRAIN" in found.flags else ""
 
     def job_fate(self) -> tuple[str, int]:
-        """(state, how often it was requeued)."""
+        """Return the state of the job and how often it was requeued."""
         job = self.cluster.job(self.job)
         return job["JobState"], int(job["Restarts"])
 
@@ -89,17 +91,17 @@ def nothing(scene: Scene) -> None:
 @dataclass(frozen=True)
 class Row:
     """code, part   the condition that the fault opens
-    fault, repair   what happens to the node. No part of the repair may be missing, or the condition stands
-    well        what else the machine is before the fault
-    meanwhile   after the drain: what looks like a repair and is none
-    checks      others that look at it too: their evidence ends the condition, or they see the same fault
-    also        conditions that these open besides, and that end with the same repair
-    settings    by check, beside what the machine needs (machine.EXPECTED)
-    severity    where it is not as explained: after it worsened, or by a setting
-    how         tells rows of one code apart
-    programs    names of programs that the checks ask; a step says what they print (`prints`). The daemon then looks at
-                this machine instead of the made tree: only for checks that ask nothing but programs and NVML
-    fake        the machine whose GPUs it has
+    fault, repair   steps that change the node. The repair must be complete, or the condition stays open
+    well        state of the machine before the fault
+    meanwhile   after the drain: an event that looks like a repair but is not one
+    checks      other checks that run: their evidence ends the condition, or they detect the same fault
+    also        further conditions that open, and that end with the same repair
+    settings    by check, in addition to those of the machine (machine.EXPECTED)
+    severity    if it is not the explained one: after it worsened, or by a setting
+    how         distinguishes rows of one code
+    programs    names of programs that the checks run; a step sets their output (`prints`). The daemon then reads this
+                machine instead of the fake tree: only for checks that use nothing but programs and NVML
+    fake        the fake machine whose GPUs it has
     """
 
     code: str
@@ -142,27 +144,27 @@ def steps(*several: Step) -> Step:
 
 
 def gpu(text: str) -> Step:
-    """GPU 3 is so, the others are well: gpu("lost = true")."""
+    """Change GPU 3, with the others healthy: gpu("lost = true")."""
     return lambda scene: scene.machine.gpus(f"[gpu.3]\n{text}")
 
 
 def gpus(text: str) -> Step:
-    """All GPUs, or the machine: the rest of a scenario file. With "" all are well."""
+    """Change all GPUs or the machine: the rest of a scenario file. With "" all are healthy."""
     return lambda scene: scene.machine.gpus(text)
 
 
 def writes(files: Mapping[str, str]) -> Step:
-    """Files of the made tree."""
+    """Write files of the fake tree."""
     return lambda scene: scene.machine.write(dict(files))
 
 
 def kernel(*lines: str) -> Step:
-    """The kernel says so, now."""
+    """Write lines to the kernel log now."""
     return lambda scene: scene.daemon.kernel_line(*lines)
 
 
 def prints(program: str, text: str) -> Step:
-    """What this program prints from now on."""
+    """Set the output of this program from now on."""
 
     def do(scene: Scene) -> None:
         assert scene.daemon.programs is not None
@@ -175,7 +177,7 @@ def prints(program: str, text: str) -> Step:
 
 
 def opens(*codes: str) -> Step:
-    """These are open, besides what the row is about."""
+    """Wait until these codes are open too."""
     return lambda scene: scene.daemon.until(lambda s: counting(s).issuperset(codes), f"{codes} are open") and None
 
 
@@ -187,18 +189,18 @@ def rounds(count: int = ROUNDS) -> Step:
 
 
 def repaired(scene: Scene) -> None:
-    """`healthd repaired CODE PART`"""
+    """Run `healthd repaired CODE PART`."""
     answer = scene.daemon.ask(command="repaired", code=scene.row.code, part=scene.row.part)
     assert "done" in answer, answer
 
 
 def resumed(scene: Scene) -> None:
-    """It was, by healthd: what stands is known to a person."""
+    """Wait until healthd has resumed the node: the remaining conditions are acknowledged."""
     scene.cluster.wait_state(scene.node, without=("DRAIN",))
 
 
 def taken_out(pci: str) -> Step:
-    """A PCI device is not on the bus any more."""
+    """Remove a PCI device from the bus."""
 
     def do(scene: Scene) -> None:
         device = scene.machine.root / PCI[1:] / pci
@@ -215,14 +217,13 @@ def put_back(pci: str) -> Step:
 
 
 def restarted(scene: Scene) -> None:
-    """healthd, in the same boot."""
+    """Restart healthd in the same boot."""
     scene.daemon.stop()
     scene.daemon.start()
 
 
 def booted(change: Step) -> Step:
-    """The machine, and while it is down `change` happens. /run is empty after it: what is known is in the state
-    directory."""
+    """Reboot the machine, with `change` while it is down. /run is empty afterwards; the state directory is kept."""
 
     def do(scene: Scene) -> None:
         scene.daemon.stop()
@@ -241,7 +242,7 @@ def rebooted(scene: Scene) -> None:
     booted(nothing)(scene)
 
 
-# --- the story
+# --- story
 
 
 def live(scene: Scene) -> None:
@@ -257,10 +258,10 @@ def live(scene: Scene) -> None:
         cluster.wait_state(node, "DRAIN", reason="healthd: ")
     if worst is Severity.CRITICAL:
         cluster.wait_job(scene.job, "PENDING")
-        assert scene.job_fate() == ("PENDING", 1), "requeued, once"
+        assert scene.job_fate() == ("PENDING", 1), "the job is requeued once"
     else:
         scene.rounds(2)
-        assert scene.job_fate() == ("RUNNING", 0), "the job goes on"
+        assert scene.job_fate() == ("RUNNING", 0), "the job continues"
     if worst is Severity.DEGRADED:
         cluster.run("scancel", scene.job)
         cluster.wait_state(node, "IDLE", "DRAIN")
@@ -268,9 +269,9 @@ def live(scene: Scene) -> None:
     row.meanwhile(scene)
     words = scene.drain()
     status = scene.rounds()
-    assert is_open(status, row, severity), "nobody has repaired it"
+    assert is_open(status, row, severity), "no repair was recorded"
     assert counting(status) <= {row.code, *row.also}
-    assert scene.drain() == words, "nobody has repaired it"
+    assert scene.drain() == words, "no repair was recorded"
     if not row.also or worst is Severity.WARNING:
         assert parse_reason(words) == ((row.code, row.part) if worst > Severity.WARNING else None)
 
@@ -279,9 +280,9 @@ def live(scene: Scene) -> None:
     daemon.until(lambda s: s["health"] == "healthy", "healthy again")
     cluster.wait_state(node, without=("DRAIN",))
     status = scene.rounds()
-    assert (status["health"], counting(status), scene.drain()) == ("healthy", set(), ""), "and it stays so"
+    assert (status["health"], counting(status), scene.drain()) == ("healthy", set(), ""), "the node stays healthy"
     if worst is Severity.WARNING:
-        assert scene.job_fate() == ("RUNNING", 0), "the job never felt it"
+        assert scene.job_fate() == ("RUNNING", 0), "the job was not affected"
 
 
 def is_open(status: dict[str, Any], row: Row, severity: Severity) -> bool:
@@ -290,16 +291,16 @@ def is_open(status: dict[str, Any], row: Row, severity: Severity) -> bool:
 
 
 def counting(status: dict[str, Any]) -> set[str]:
-    """The codes that count as a warning at least."""
+    """Return the codes with a severity of warning or above."""
     return {found["code"] for found in status["conditions"] if found["severity"] != "info"}
 
 
 def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
-    """On a node that is free, and is so again afterwards. Raises AssertionError, with the daemon's log."""
+    """Run a story on a free node, which is free again afterwards. Raise AssertionError with the daemon's log."""
     try:
         node = free.get(timeout=FREE_SECONDS)
     except queue.Empty:
-        why = f"no node was free in {FREE_SECONDS:g} s: those of other stories could not be mended"
+        why = f"no node was free in {FREE_SECONDS:g} s: the nodes of other stories could not be reset"
         raise AssertionError(f"{row}: {why}") from None
     folder, job = Path(tempfile.mkdtemp(prefix="story.")), ""
     try:
@@ -323,7 +324,7 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
 
 
 def give_back(cluster: SlurmCluster, node: str, free: queue.SimpleQueue[str]) -> None:
-    """For the next story. Raises what kept the node from being idle, but not before it is: no other story must wait."""
+    """Return a node for the next story. If it does not become idle, reset and return it, then raise the error."""
     try:
         cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"), timeout=IDLE_SECONDS)
     except (TimeoutError, RuntimeError):
@@ -347,9 +348,9 @@ def scene_of(row: Row, cluster: SlurmCluster, node: str, folder: Path, job: str)
 
 
 def tables(row: Row) -> Iterable[str]:
-    """The settings of all checks: those that the row does not name are off."""
+    """Yield the settings of all checks; checks that the row does not name are disabled."""
     own = row.code.partition("/")[0]
-    looking = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}  # without any there are no rounds
+    looking = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}  # rounds need a run
     for name, check in CHECKS.items():
         if name not in looking:
             if not check.per:

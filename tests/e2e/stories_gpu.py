@@ -1,4 +1,4 @@
-"""Rows of GPUs: what NVML and the driver's lines tell of them."""
+"""Rows of GPUs: faults that NVML and lines of the driver report."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ SWITCH = "0000:85:00.0"
 REMAPPED = "remap_uncorrectable = 1"
 NO_RECOVERY = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 WELL = gpus("")
-OF_AN_OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not say which recovery it asks for
+OF_AN_OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not report the required recovery
 RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
-ANY_NUMBER = {"gpu_count": {"expected": 0}}  # or the number says it, too
+ANY_NUMBER = {"gpu_count": {"expected": 0}}  # otherwise gpu_count reports it too
 SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
 SLOWED = {"gpu_clocks": {"within_seconds": 3.0, "clean_seconds": 2.0}}
-SLOW_SECONDS = 60  # longer than the story takes until its repair
-A10 = "compute_capability = [8, 6]\n"  # it contains no errors
+SLOW_SECONDS = 60  # longer than the story takes up to its repair
+A10 = "compute_capability = [8, 6]\n"  # this GPU contains no errors
 LEFT_OVER = "processes = [4711]"
 A100, B200 = fake_pci_gpus("dgx-a100")[3], fake_pci_gpus("dgx-b200")[3]
 
 
 def each(texts: Iterable[str]) -> Step:
-    """Of GPU 0, 1, ..."""
+    """Set GPU 0, 1, ... to these texts."""
     return gpus("".join(f"[gpu.{index}]\n{text}\n" for index, text in enumerate(texts)))
 
 
 def sliced(instances: int) -> Step:
-    """MIG is on, and GPU 3 has so many instances, the others 7."""
+    """Enable MIG, with this number of instances on GPU 3 and 7 on the others."""
     counts = (instances if pci == GPU else 7 for pci in GPUS)
     return each(f"mig = true\nmig_devices = {count}" for count in counts)
 
 
 def pages(single: int = 0, double: int = 0, pending: bool = False) -> Step:
-    """GPUs that retire pages, as those before Ampere did: so many on GPU 3, none on the others."""
+    """Set GPUs that retire pages, as those before Ampere did: these counts on GPU 3, none on the others."""
     well = "retired_single_bit = 0\nretired_double_bit = 0"
     bad = f"retired_single_bit = {single}\nretired_double_bit = {double}\nretired_pending = {str(pending).lower()}"
     return each(bad if index == 3 else well for index in range(8))
 
 
 def slower() -> Step:
-    """The driver counts each second of the next ones as one in which GPU 3 was too hot for its clocks."""
+    """The driver counts the next seconds as time in which GPU 3 was too hot for full clocks."""
     quarters = (quarter / 4 for quarter in range(4 * SLOW_SECONDS + 1))
     counts = "".join(f"[[at]]\nseconds = {s}\ngpu = 3\nslowdown_hw_thermal_seconds = {s}\n" for s in quarters)
     return gpu(f"clock_event_reasons = 0x48\n{counts}")
@@ -83,7 +83,7 @@ def warns(
     fake: str = "dgx-h100",
     **settings: float,
 ) -> Row:
-    """One that warns while, or for some time after, GPU 3 is so."""
+    """Return a row that warns while GPU 3 is in this state, or for some time after."""
     own = {code.partition("/")[0]: settings} if settings else {}
     return Row(code, part, fault=gpu(bad), repair=good, settings=own, severity=Severity.WARNING, fake=fake)
 
@@ -99,7 +99,7 @@ ACCESS = [
     Row(
         "gpu_access/lost",
         GPU,
-        how="longer than a reset takes",
+        how="lasts longer than a reset",
         well=writes({"/proc/4242/comm": "slurmd\n"}),
         fault=gpu("lost = true"),
         meanwhile=WELL,
@@ -126,10 +126,10 @@ ACCESS = [
             checks=("gpu_xid",),
         )
         for how, answers, repair in (
-            ("with a reset that Xid 154 tells", OF_AN_OLDER_DRIVER, kernel(xid(154, BUS, NO_RECOVERY))),
-            ("with a reset after which the driver asks for nothing", gpu("recovery_action = 1"), WELL),
+            ("with a reset that Xid 154 reports", OF_AN_OLDER_DRIVER, kernel(xid(154, BUS, NO_RECOVERY))),
+            ("with a reset after which no recovery is required", gpu("recovery_action = 1"), WELL),
             ("with a reboot", OF_AN_OLDER_DRIVER, rebooted),
-            ("when an engineer says so", OF_AN_OLDER_DRIVER, repaired),
+            ("with healthd repaired", OF_AN_OLDER_DRIVER, repaired),
         )
     ),
     Row(
@@ -138,7 +138,7 @@ ACCESS = [
         fault=gpus('hang = "nvmlDeviceGetCount"\nhang_seconds = 12'),
         repair=WELL,
         settings={"gpu_access": {"timeout_seconds": 1.0}},
-        how="of a moment",
+        how="is short",
     ),
     Row(
         "gpu_access/hang",
@@ -147,7 +147,7 @@ ACCESS = [
         repair=WELL,
         settings={"gpu_access": {"timeout_seconds": 1.0, "hang_degraded_seconds": 3.0}},
         severity=Severity.DEGRADED,
-        how="that lasts",
+        how="lasts",
     ),
     Row(
         "gpu_count/missing",
@@ -178,7 +178,7 @@ MEMORY = [
     Row(
         "gpu_ecc/uncorrected",
         GPU,
-        how="that the GPU contained",
+        how="is contained",
         fault=gpu("ecc_volatile_uncorrected_dram = 2"),
         repair=gpu("ecc_volatile_uncorrected_dram = 0"),
         severity=Severity.DEGRADED,
@@ -186,7 +186,7 @@ MEMORY = [
     Row(
         "gpu_ecc/uncorrected",
         GPU,
-        how="of a GPU that contains none",
+        how="is not contained",
         fault=gpu(f"{A10}ecc_volatile_uncorrected_dram = 2"),
         repair=gpu("ecc_volatile_uncorrected_dram = 0"),
     ),
@@ -202,7 +202,7 @@ MEMORY = [
         GPU,
         fault=gpu("sram_threshold_exceeded = true"),
         meanwhile=rebooted,
-        repair=steps(repaired, resumed, rounds(), WELL),  # known until the GPU is replaced
+        repair=steps(repaired, resumed, rounds(), WELL),  # acknowledged until the GPU is replaced
     ),
     warns("gpu_ecc/corrected", "ecc_volatile_corrected_sram = 10001"),
     warns("gpu_ecc/disabled", "ecc = false"),
@@ -284,7 +284,7 @@ LINKS = [
     Row(
         "gpu_nvlink/replay",
         GPU,
-        how="ends with a reset that another check sees",
+        how="ends with a reset that another check detects",
         fault=gpu("recovery_action = 1\nnvlink_replay = {4 = 7}"),
         repair=gpu("recovery_action = 0"),
         checks=("gpu_recovery_action",),
@@ -347,7 +347,7 @@ LINKS = [
     Row(
         "sxid/26006",
         SWITCH,
-        how="has no word, but its controller halted",
+        how="has no severity word, but its controller halted",
         fault=kernel(f"nvidia-nvswitch2: SXid (PCI:{SWITCH}): 26006, SOE HALTED"),
         repair=rebooted,
     ),
@@ -379,7 +379,7 @@ XIDS = [
     Row(
         "gpu_xid/119",
         GPU,
-        how="ends with a reset that Xid 154 tells",
+        how="ends with a reset that Xid 154 reports",
         fault=kernel(xid(119, BUS, "Timeout after 6s of waiting for RPC response from GPU3 GSP!")),
         repair=kernel(xid(154, BUS, NO_RECOVERY)),
     ),
@@ -409,7 +409,7 @@ STATE = [
         "gpu_clocks/slowed",
         GPU,
         fault=slower(),
-        repair=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # what nodes share ends by itself
+        repair=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # the shared cause ends by itself
         also=frozenset({"gpu_clocks/slowed_briefly"}),
         settings=SLOWED,
         how="by heat",
@@ -418,7 +418,7 @@ STATE = [
         "gpu_clocks/slowed",
         GPU,
         fault=gpu("clock_event_reasons = 0x8"),
-        meanwhile=WELL,  # no load, no slowdown
+        meanwhile=WELL,  # without load there is no slowdown
         repair=rebooted,
         also=frozenset({"gpu_clocks/slowed_briefly"}),
         settings=SLOWED,
@@ -446,7 +446,7 @@ STATE = [
         GPU,
         fault=steps(
             writes({"/proc/4711/comm": "python3\n", "/proc/4711/status": "Uid:\t1000\t1000\t1000\t1000\n"}),
-            gpu(f"{LEFT_OVER}\n{A10}ecc_volatile_uncorrected_dram = 2"),  # the job goes, and leaves it behind
+            gpu(f"{LEFT_OVER}\n{A10}ecc_volatile_uncorrected_dram = 2"),  # the job ends and leaves it behind
         ),
         meanwhile=steps(gpu(LEFT_OVER), rounds()),
         repair=WELL,
@@ -457,7 +457,7 @@ STATE = [
     Row(
         "gpu_software/inforom",
         GPU,
-        fault=steps(gpu("inforom = false"), restarted),  # one that was whole is looked at again after an hour
+        fault=steps(gpu("inforom = false"), restarted),  # an intact InfoROM is read again after an hour
         meanwhile=rebooted,
         repair=WELL,
     ),
@@ -482,7 +482,7 @@ STATE = [
 
 
 def validated(verdict: str) -> Step:
-    """`healthd validate` has left this of GPU 3."""
+    """Write a result of `healthd validate` for GPU 3."""
     says = Result("gemm_bf16", GPU, None, "TFLOPS", verdict, "", None, "the product is wrong", "PyTorch 2.5.1")
     text = as_text(Validation("", "", 1.0, 2.0, "manual", "", (says,), ()))
     return lambda scene: scene.machine.write({f"{scene.daemon.directory}/state/{FILE}": text})
@@ -501,5 +501,5 @@ VALIDATED = [
 
 ROWS = [*ACCESS, *MEMORY, *LINKS, *XIDS, *STATE, *VALIDATED]
 
-# Codes that drain and are not told here, and why.
+# Codes that drain and have no story, and why.
 LEFT: dict[str, str] = {}

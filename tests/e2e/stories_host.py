@@ -35,7 +35,7 @@ from healthd.common.model import Severity
 from healthd.failslow.live.document import FILE, LiveDocument, LiveJob, to_json
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
-HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, also on a busy machine
+HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, even on a busy machine
 QUICK_SERVICES = {"services": {"confirm_seconds": 1.0}}
 QUICK_NODES = {"device_nodes": {"confirm_seconds": 1.0}}
 SPACE = {"disk_space": {"paths": ("/tmp",)}}
@@ -58,7 +58,7 @@ KERNEL_WARNS = {
 }
 
 
-# What the process beside the daemon tells of a job that its sampled counters show, and what a site may do about it.
+# Reports of the live process about a job whose sampled counters it reads, and the reaction of a site.
 WELL = LiveJob("4711", 4, "counters")
 LOST = LiveJob(
     *("4711", 4, "counters", True, time.time() - 7200, 0.3, 8000.0, "", "", "unknown"),
@@ -70,7 +70,7 @@ REQUEUES = {"failslow": {"sample": ("ib",), "action": "requeue", "loss_window_se
 
 
 def tells(job: LiveJob) -> Step:
-    """A check reads the daemon's runtime directory below the made tree."""
+    """Write the report into the daemon's runtime directory below the fake tree, where the check reads it."""
 
     def do(scene: Scene) -> None:
         told = to_json(LiveDocument(written=time.time(), jobs=(job,)))
@@ -84,7 +84,7 @@ def mounts(*lines: str) -> Step:
 
 
 def unit(name: str, state: str) -> Step:
-    """systemd shows it so, and the others as they are: unit("munge", "failed failed")."""
+    """Set the state of a unit in systemd: unit("munge", "failed failed")."""
 
     def do(scene: Scene) -> None:
         scene.machine.units[name] = state
@@ -94,7 +94,7 @@ def unit(name: str, state: str) -> Step:
 
 
 def restarts(count: int) -> Step:
-    """systemd started munge again so often."""
+    """Set how often systemd restarted munge."""
 
     def do(scene: Scene) -> None:
         shown = scene.machine.shown_units().replace("NRestarts=0\nId=munge", f"NRestarts={count}\nId=munge")
@@ -108,7 +108,7 @@ def memory(gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> Step:
 
 
 def device(path: str, mode: int = 0o666) -> Step:
-    """A device file with these rights."""
+    """Create a device file with this mode."""
 
     def do(scene: Scene) -> None:
         node = scene.machine.root / path.lstrip("/")
@@ -120,12 +120,12 @@ def device(path: str, mode: int = 0o666) -> Step:
 
 
 def without(path: str) -> Step:
-    """This file of the made tree is gone."""
+    """Remove this file of the fake tree."""
     return lambda scene: (scene.machine.root / path.lstrip("/")).unlink()
 
 
 def small_tmp(scene: Scene) -> None:
-    """/tmp is a file system of 1 MiB and a hundred files."""
+    """Mount a file system of 1 MiB and a hundred files at /tmp."""
     point = str(scene.machine.root / "tmp")
     options = f"size={TMP_KIB}k,nr_inodes={TMP_FILES}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "story", point], check=True)
@@ -133,12 +133,12 @@ def small_tmp(scene: Scene) -> None:
 
 
 def used(share: float) -> Step:
-    """So much of the space of /tmp."""
+    """Use this share of the space of /tmp."""
     return lambda scene: (scene.machine.root / "tmp/data").write_bytes(bytes(int(share * TMP_KIB) * KIB)) and None
 
 
 def files(count: int) -> Step:
-    """So many are in /tmp."""
+    """Create this number of files in /tmp."""
 
     def do(scene: Scene) -> None:
         tmp = scene.machine.root / "tmp"
@@ -152,7 +152,7 @@ def files(count: int) -> Step:
 
 
 def ends(status: int, words: str) -> Step:
-    """The site's program does so."""
+    """Set the exit status and output of the site's program."""
 
     def do(scene: Scene) -> None:
         assert scene.daemon.programs is not None
@@ -165,7 +165,7 @@ def ends(status: int, words: str) -> Step:
 
 
 def bmc(scene: Scene) -> None:
-    """The machine has one: its /dev shows it, and ipmitool prints its log."""
+    """Add a BMC: /dev shows it, and ipmitool prints its log."""
     devices = scene.daemon.directory / "dev"
     devices.mkdir()
     os.mknod(devices / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -175,7 +175,7 @@ def bmc(scene: Scene) -> None:
 
 
 def entry(name: str, sensor: str, event: str) -> Row:
-    """A new one in the BMC's log, which an engineer says is repaired."""
+    """Return a row for a new entry in the BMC's log, which an engineer reports as repaired."""
     line = f"  91 | 11/20/2026 | 10:01:17 | {sensor} | {event} | Asserted"
     return Row(
         f"ipmi_sel/{name}",
@@ -189,7 +189,7 @@ def entry(name: str, sensor: str, event: str) -> Row:
 
 
 def process(pid: int, state: str) -> Mapping[str, str]:
-    """Of /proc: one that was killed."""
+    """Return the /proc files of a process that was killed."""
     signals = "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"
     return {
         f"/proc/{pid}/status": f"Name:\tpython3\n{signals}",
@@ -210,7 +210,7 @@ def ended(*pids: int) -> Step:
 
 
 def server(error: int = 0) -> Step:
-    """What is mounted at /data answers nothing any more, or this error to everything."""
+    """Make the mount at /data unresponsive, or let every access fail with this error."""
 
     def do(scene: Scene) -> None:
         scene.ends.enter_context(HangFs(Path(), scene.machine.root / "data", error))
@@ -255,21 +255,21 @@ ROWS = [
         well=writes({THROTTLED: "5\n", f"{CPUS}/cpu0/topology/core_siblings_list": "0-3\n"}),
         fault=writes({THROTTLED: "6\n"}),
         repair=nothing,
-        settings={"cpu": {"clear_after": 15}},  # rounds in which it is not hot any more
+        settings={"cpu": {"clear_after": 15}},  # number of rounds without throttling
     ),
     Row("memory_size/too_small", "", fault=memory(gib=1920), repair=memory()),
     Row("memory_edac/uncorrected", "mc0", fault=memory(uncorrected=1), repair=booted(memory())),
     Row(
         "memory_edac/uncorrected",
         "mc0",
-        how="as the kernel says",
+        how="from the kernel log",
         fault=kernel("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0 page:0x8)"),
         repair=rebooted,
     ),
     Row(
         "memory_edac/uncorrected",
         "mc0",
-        how="that the scrubber found",
+        how="found by the scrubber",
         fault=steps(
             kernel("EDAC MC0: 1 UE memory scrubbing error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0)"),
             memory(uncorrected=1),
@@ -332,7 +332,7 @@ ROWS = [
     Row(
         "kernel/rcu_stall",
         "",
-        how="and all else that ends by itself",
+        how="and all others that expire",
         fault=steps(kernel(*KERNEL_WARNS.values()), opens(*KERNEL_WARNS)),
         repair=nothing,
         also=frozenset(KERNEL_WARNS) - {"kernel/rcu_stall"},
@@ -353,7 +353,7 @@ ROWS = [
     Row(
         "kernel/soft_lockup",
         "",
-        how="of more than five minutes",
+        how="of more than 5 min",
         fault=kernel("watchdog: BUG: soft lockup - CPU#18 stuck for 306s! [python3:2254956]"),
         repair=rebooted,
     ),
@@ -467,7 +467,7 @@ ROWS = [
     Row(
         "mount/hang",
         "/data",
-        how="for so long that it is degraded",
+        how="until it is degraded",
         fault=server(),
         repair=server_is_back,
         settings={"mount": {**HANGS, "hang_degraded_seconds": 6.0}},
@@ -525,11 +525,11 @@ ROWS = [
     ),
 ]
 
-# Codes that are not told here, and why.
+# Codes without a story, and why.
 LEFT = {
-    f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
+    f"clock/{what}": "the check reads this machine's clock, which a story would have to change"
     for what in ("unsynchronised", "uncertain", "offset")
 } | {
-    "kernel/rule_failed": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one",
-    "kernel/pattern": "its patterns are no setting of a check: test_kernel_site.py tells its story",
+    "kernel/rule_failed": "only a mistake in a rule opens it: test_no_input_ends_it.py causes one",
+    "kernel/pattern": "its patterns are not settings of a check: test_kernel_site.py tests them",
 }

@@ -1,4 +1,4 @@
-"""Rows of InfiniBand, Ethernet and the cards."""
+"""Rows of InfiniBand, Ethernet and network cards."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def port(up: bool) -> Step:
 
 
 def counts(**counters: int) -> Step:
-    """The first port's."""
+    """Set counters of the first port."""
     return lambda scene: scene.machine.count(0, **counters)
 
 
 def hardware_counts(**counters: int) -> Step:
-    """Those of the card's maker."""
+    """Set the counters of the card's vendor."""
     return writes({PORT.format(0, f"hw_counters/{name}"): f"{value}\n" for name, value in counters.items()})
 
 
 def without(path: str) -> Step:
-    """This directory of the made tree is gone."""
+    """Remove this directory of the fake tree."""
     return lambda scene: shutil.rmtree(scene.machine.root / path.lstrip("/"))
 
 
@@ -56,7 +56,7 @@ def ethernet(up: bool = True, changes: int = 2) -> Step:
 
 
 def bond(second: str = "up") -> Step:
-    """Of two interfaces."""
+    """Create a bond of two interfaces."""
 
     def do(scene: Scene) -> None:
         scene.machine.write({f"{NET}/bond0/bonding/mode": "802.3ad 4\n", f"{NET}/bond0/operstate": "up\n"})
@@ -74,7 +74,7 @@ def quick_ethernet(**more: object) -> Mapping[str, Mapping[str, object]]:
 
 
 def ends_by_itself(name: str, well: Step, fault: Step) -> Row:
-    """A rate of one look, and none in the next."""
+    """Return a row with a rate in one run only."""
     return Row(f"ib_errors/{name}", "mlx5_0/1", well=well, fault=fault, repair=nothing, settings=BRIEF)
 
 
@@ -89,7 +89,7 @@ ROWS = [
     Row(
         "ib_link/down",
         "mlx5_0/1",
-        how="for so long that it is critical",
+        how="until it is critical",
         fault=port(up=False),
         repair=port(up=True),
         settings={"ib_link": {"confirm_seconds": 1.0, "critical_seconds": 3.0}},
@@ -187,7 +187,7 @@ ROWS = [
     Row(
         "mlx5/command_timeout",
         NICS[0],
-        how="that leaks",
+        how="with a leak",
         fault=kernel(
             f"{CARD} wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource"
         ),
@@ -202,14 +202,14 @@ ROWS = [
     Row(
         "nic/command_timeout",
         NICS[0],
-        how="that closes the queue of commands",
+        how="closes the command queue",
         fault=kernel(f"efa {NICS[0]}: Wait for completion (polling) timeout"),
         repair=rebooted,
     ),
     Row(
         "mlx5/temperature",
         NICS[0],
-        how="and all else that ends by itself",
+        how="and all others that expire",
         fault=steps(kernel(*CARD_WARNS.values()), opens(*CARD_WARNS)),
         repair=nothing,
         also=frozenset(CARD_WARNS) - {"mlx5/temperature"},
@@ -217,5 +217,5 @@ ROWS = [
     ),
 ]
 
-# Codes that drain and are not told here, and why.
+# Codes that drain and have no story, and why.
 LEFT: dict[str, str] = {}

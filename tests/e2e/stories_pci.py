@@ -27,7 +27,7 @@ from trees import aer
 from healthd.common.model import Severity
 
 NIC, DRIVE = NICS[0], "0000:06:00.0"
-PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # above them
+PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # the ports above them
 WIDE = {"width": "16", "speed": "32.0 GT/s PCIe"}
 
 
@@ -49,12 +49,12 @@ def link(width: str = WIDE["width"], speed: str = WIDE["speed"]) -> Step:
 
 
 def model(device: str) -> Step:
-    """Another card is in the NIC's place: it is changed while the node is off."""
+    """Replace the NIC by another card while the node is off."""
     return steps(writes({f"{PCI}/{NIC}/device": f"{device}\n"}), rebooted)
 
 
 def warns(code: str, part: str, fault: Step, **settings: float) -> Row:
-    """One that warns for some time under load."""
+    """Return a row that warns for some time under load."""
     own: Mapping[str, Mapping[str, Any]] = {code.partition("/")[0]: settings}
     return Row(code, part, fault, repair=nothing, settings=own, severity=Severity.WARNING, how="warns")
 
@@ -76,7 +76,7 @@ ROWS = [
     Row(
         "pcie_aer/fatal",
         NIC,
-        how="that is logged only",
+        how="is logged only",
         fault=kernel(bus_error(NIC, "mlx5_core")),
         repair=rebooted,
     ),
@@ -92,7 +92,7 @@ ROWS = [
         fault=steps(counted(NIC, "nonfatal", CmpltTO=1), rounds(2), counted(NIC, "nonfatal", CmpltTO=2)),
         repair=steps(counted(NIC, "nonfatal"), rebooted),
         also=frozenset({"pcie_aer/nonfatal"}),
-        settings={"pcie_aer": {"clean_seconds": 5.0}},  # of which none counts without load
+        settings={"pcie_aer": {"clean_seconds": 5.0}},  # only seconds under load count
     ),
     warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=WINDOW_SECONDS),
     warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=WINDOW_SECONDS),
@@ -150,7 +150,7 @@ ROWS = [
         Row(
             code,
             NIC,
-            how="warns where nobody enforces it",
+            how="warns without enforce",
             fault=bad,
             meanwhile=link(),
             repair=repaired,
@@ -161,5 +161,5 @@ ROWS = [
     ),
 ]
 
-# Codes that drain and are not told here, and why.
+# Codes that drain and have no story, and why.
 LEFT: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Rows of disks and of what the kernel says of file systems."""
+"""Rows of disks, and of kernel lines about file systems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRIEF = {
 
 
 def controller(state: str) -> Step:
-    """The NVMe controller's, which is the card that PCI shows."""
+    """Set the state of the NVMe controller, which is the PCI device DISK."""
     return writes({f"{NVME}/address": f"{DISK}\n", f"{NVME}/state": f"{state}\n"})
 
 
@@ -35,7 +35,7 @@ def pulled(scene: Scene) -> None:
 
 
 def ends_by_itself(code: str, part: str, line: str, how: str = "") -> Row:
-    """What the kernel said once, and no more: a warning."""
+    """Return a row for a line that the kernel logged once: a warning."""
     return Row(
         code,
         part,
@@ -66,7 +66,7 @@ ROWS = [
     Row(
         "block_device/nvme",
         DISK,
-        how="as the kernel says",
+        how="from the kernel log",
         well=controller("live"),
         fault=kernel("nvme nvme0: Removing after probe failure status: -19"),
         repair=rebooted,
@@ -115,7 +115,7 @@ ROWS = [
         fault=kernel(PATH.format("Failing")),
         repair=kernel(PATH.format("Reinstating")),
     ),
-    ends_by_itself("block_device/io_error", "sdb", IO_ERROR.format("sdb"), "of a disk that holds nothing"),
+    ends_by_itself("block_device/io_error", "sdb", IO_ERROR.format("sdb"), "of an empty disk"),
     ends_by_itself("block_device/raid_disk", "md0", "md/raid1:md0: Disk failure on sdb1, disabling device."),
     ends_by_itself("block_device/command_error", "nvme0", "nvme nvme0: I/O 39 QID 3 timeout, aborting"),
     ends_by_itself("block_device/adapter", "mpt3sas_cm0", "mpt3sas_cm0: fault_state(0x2100)!"),
@@ -147,5 +147,5 @@ ROWS = [
     ),
 ]
 
-# Codes that drain and are not told here, and why.
+# Codes that drain and have no story, and why.
 LEFT: dict[str, str] = {}

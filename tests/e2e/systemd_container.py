@@ -5,21 +5,22 @@
         box.systemctl("start", "healthd")
         assert "Started" in box.exec("journalctl", "-u", "healthd").stdout
 
-Boots in about 1 s on a throw-away overlay of a root that is built once (mmdebstrap, 20 to 60 s) and kept in CACHE.
-The root is of this machine's own release, and the interpreter, its environment and this checkout appear in it at
-their own paths, read-only: `sys.executable` runs the same code inside and outside, without pip or network.
+Boots in about 1 s on a throw-away overlay of a root that is built once (mmdebstrap, 20 to 60 s) and stored in CACHE.
+The root has the release of this machine. The interpreter, its environment and this checkout appear in it at their own
+paths, read-only: `sys.executable` runs the same code inside and outside, without pip or network.
 
     with SystemdContainer(fresh="trixie", prepare="apt-get update && apt-get install -y python3-venv") as box:
 
-is a machine on which nothing is installed yet, this checkout neither. `prepare` runs before it boots, with this
-machine's network, certificates and proxies: for apt and pip.
+is a machine without anything installed, not even this checkout. `prepare` runs before it boots, with this machine's
+network, certificates and proxies: for apt and pip.
 
-Needs root and the packages systemd-container and mmdebstrap. Nothing outlives the test, even if it is killed: the
-overlay is mounted in a mount namespace of its own, and the container ends with the thread that started it.
+Needs root and the packages systemd-container and mmdebstrap. Everything ends with the test, even if it is killed: the
+overlay is mounted in its own mount namespace, and the container ends with the thread that started it.
 
-On purpose the container has its own network (loopback only), read-only /sys and /proc/sys, no udevd and no
+The container deliberately has its own network (loopback only), read-only /sys and /proc/sys, no udevd and no
 systemd-sysctl: those act on the machine (a container's udevd has renamed the network card of its host). /dev/kmsg
-is the machine's one kernel log. Where cgroup controllers are bound to v1, MemoryMax= and the like do nothing.
+is the machine's only kernel log. MemoryMax= and similar settings have no effect if the cgroup controllers are bound
+to v1.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ MASKED = (
 NSENTER = ("nsenter", "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "-t")
 ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root")
 BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS, PREPARE_SECONDS = 180.0, 30.0, 180.0, 600.0
-# How this machine reaches the archives of packages, as far as a fresh root does not know it by itself.
+# The machine's access to package archives, as far as a fresh root lacks it.
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
 
 OWN_MOUNTS = ("unshare", "--mount", "--propagation=private")
 WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
-# In a mount namespace of its own: the overlay's upper half in memory, cgroups of its own, then nspawn as this process.
+# Runs in its own mount namespace: the overlay's upper layer in memory, its own cgroups, then nspawn as this process.
 START = """\
 set -eu
 mount -t tmpfs healthd-test "$STATE"
@@ -88,14 +89,18 @@ exec systemd-nspawn "$@" --boot --private-network --resolv-conf=off
 
 
 class ContainerError(Exception):
-    """The container did not do what was asked; with the last lines that it printed."""
+    """A request to the container failed; with the last lines that it printed."""
 
 
 class SystemdContainer:
-    """`binds` appear inside at the same path, writable. `kmsg`: /dev/kmsg, for journald too.
-    `options` go to systemd-nspawn as they are. `fresh`: a Debian release ("bookworm") of which only systemd is there.
-    `packages`: of which these are there (FRESH).
-    `prepare`: what bash does as root before it boots; ContainerError if a command fails.
+    """A container.
+
+    binds      paths that appear inside at the same path, writable
+    kmsg       with /dev/kmsg, for journald too
+    options    further options of systemd-nspawn
+    fresh      a Debian release ("bookworm") with only `packages` installed
+    packages   the installed packages (FRESH)
+    prepare    commands that bash runs as root before it boots; ContainerError if one fails
     """
 
     def __init__(
@@ -173,7 +178,7 @@ class SystemdContainer:
         raise ContainerError(f"not up after {seconds:.0f} s ({state}):\n{self.console()}")
 
     def stop(self) -> None:
-        """Power off, in bounded time: what sits in D state inside is left to end by itself."""
+        """Power off within a bounded time: processes in D state inside are left to end by themselves."""
         if self._nspawn is not None:
             leader = self._leader()
             if leader is not None:
@@ -189,7 +194,7 @@ class SystemdContainer:
         clean_up(self.directory, self.cgroups)
 
     def _leader(self) -> int | None:
-        """The pid, as this machine sees it, of the container's PID 1."""
+        """Return the pid of the container's PID 1 in the namespace of this machine."""
         if self._nspawn is None:
             return None
         with contextlib.suppress(OSError):
@@ -208,7 +213,7 @@ class SystemdContainer:
         return leader
 
     def console(self) -> str:
-        """The last lines that the container printed."""
+        """Return the last lines that the container printed."""
         try:
             text = (self.directory / "console").read_text(errors="replace")
         except OSError:
@@ -216,11 +221,11 @@ class SystemdContainer:
         return "\n".join(text.splitlines()[-30:])
 
     def path(self, inside: str) -> Path:
-        """Where this machine finds the container's file `inside` ("/etc/healthd/healthd.toml")."""
+        """Return the path on this machine of the container's file `inside` ("/etc/healthd/healthd.toml")."""
         return Path(f"/proc/{self.leader}/root{inside}")
 
     def popen(self, *argv: str) -> subprocess.Popen[str]:
-        """Start a command inside, its output on pipes."""
+        """Start a command inside, with its output on pipes."""
         return subprocess.Popen(
             [*NSENTER, str(self.leader), "env", "-i", *ENVIRONMENT, *argv],
             stdin=subprocess.DEVNULL,
@@ -231,12 +236,12 @@ class SystemdContainer:
         )
 
     def exec(self, *argv: str, check: bool = True, timeout: float = EXEC_SECONDS) -> subprocess.CompletedProcess[str]:
-        """Run a command inside to its end. ContainerError if it fails (with `check`) or does not end in time."""
+        """Run a command inside to its end. Raise ContainerError if it fails (with `check`) or does not end in time."""
         process = self.popen(*argv)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()  # and not waited for: it may sit in D state
+            process.kill()  # without waiting: it may be in D state
             raise ContainerError(f"{shlex.join(argv)}: no end after {timeout:.0f} s") from None
         if check and process.returncode != 0:
             raise ContainerError(f"{shlex.join(argv)}: exit status {process.returncode}\n{out}{err}")
@@ -246,11 +251,11 @@ class SystemdContainer:
         return self.exec("systemctl", *argv, check=check, timeout=timeout).stdout.strip()
 
     def show(self, unit: str, name: str) -> str:
-        """One property of a unit: show("healthd", "MainPID")."""
+        """Return one property of a unit: show("healthd", "MainPID")."""
         return self.systemctl("show", "--value", f"--property={name}", unit)
 
     def wait(self, unit: str, name: str, value: str, timeout: float = 120.0) -> None:
-        """Until a property of a unit has this value."""
+        """Wait until a property of a unit has this value."""
         deadline = time.monotonic() + timeout
         while (seen := self.show(unit, name)) != value:
             if time.monotonic() > deadline:
@@ -260,7 +265,7 @@ class SystemdContainer:
             time.sleep(0.05)
 
     def status(self, *flags: str) -> dict[str, Any]:
-        """What `healthd status` says as soon as the daemon answers, which it is given 5 s for."""
+        """Return the status as soon as the daemon answers; each attempt waits up to 5 s."""
         deadline = time.monotonic() + EXEC_SECONDS
         while not (said := self.exec("healthd", "status", "--json", *flags, check=False)).stdout.startswith("{"):
             if time.monotonic() > deadline:
@@ -269,8 +274,8 @@ class SystemdContainer:
         return found
 
     def log(self, unit: str) -> str:
-        """What the journal has of a unit, oldest first."""
-        self.exec("journalctl", "--sync")  # else what was just said may not be in it yet
+        """Return the journal of a unit, oldest first."""
+        self.exec("journalctl", "--sync")  # writes out the latest messages
         return self.exec("journalctl", "--no-pager", "--quiet", "--output=short-precise", f"--unit={unit}").stdout
 
     def write(self, inside: str, text: str, mode: int = 0o644) -> None:
@@ -280,12 +285,12 @@ class SystemdContainer:
         path.chmod(mode)
 
     def install_unit(self, name: str, text: str) -> None:
-        """Make a unit known; start it with systemctl."""
+        """Install a unit; start it with systemctl."""
         self.write(f"/etc/systemd/system/{name}", text)
         self.systemctl("daemon-reload")
 
     def install_healthd(self, config: str = "") -> None:
-        """The project's own unit, /usr/bin/healthd running this checkout, and its settings; not started."""
+        """Install the project's unit, a /usr/bin/healthd that runs this checkout, and settings. Nothing is started."""
         command = f"PYTHONPATH={shlex.quote(str(CHECKOUT))} exec {shlex.quote(sys.executable)} -m healthd"
         self.write("/usr/bin/healthd", f'#!/bin/sh\n{command} "$@"\n', 0o755)
         self.write("/etc/healthd/healthd.toml", config)
@@ -293,14 +298,14 @@ class SystemdContainer:
 
 
 def clean_up(directory: Path, cgroups: Sequence[Path]) -> None:
-    """Remove what a container that has ended leaves: empty cgroups and its console output."""
+    """Remove the leftovers of a container that has ended: empty cgroups and its console output."""
     for cgroup in cgroups:
         _remove_cgroup(cgroup)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _code() -> list[Path]:
-    """What of this machine must be seen inside to run this interpreter on this checkout."""
+    """Return the paths of this machine that the interpreter and the checkout need inside."""
     wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
     found: list[Path] = []
     for path in sorted({p for p in wanted if p != Path("/usr")}):
@@ -310,7 +315,7 @@ def _code() -> list[Path]:
 
 
 def built_root(release: str, packages: Sequence[str]) -> Path:
-    """The directory of the root that containers are an overlay of; built now if it is not in the cache."""
+    """Return the root directory of which containers are an overlay. It is built if it is not in the cache."""
     require_root()
     require_programs("systemd-nspawn", "mmdebstrap", packages="systemd-container mmdebstrap")
     key = hashlib.sha256(repr((release, packages, MASKED)).encode()).hexdigest()[:12]
@@ -355,7 +360,7 @@ def _build(root: Path, release: str, packages: Sequence[str]) -> None:
 
 
 def _mirror(release: str) -> list[str]:
-    """The archive that this machine itself installs from; [] leaves the choice to mmdebstrap."""
+    """Return the archive that this machine installs from; [] leaves the choice to mmdebstrap."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     command += ["Identifier: Packages", f"Release: {release}", "Component: main"]
     try:
@@ -370,13 +375,13 @@ def _proxies() -> dict[str, str]:
 
 
 def _online() -> list[str]:
-    """Options of systemd-nspawn for a container that reaches what this machine reaches; no space in any."""
+    """Return systemd-nspawn options that give the container this machine's network access; they contain no space."""
     certificates = [f"--bind-ro={CERTIFICATES}"] if CERTIFICATES.is_dir() else []
     return ["--resolv-conf=copy-host", *certificates, *(f"--setenv={name}" for name in _proxies())]
 
 
 def _cgroups(name: str) -> list[Path]:
-    """New cgroups in each hierarchy that systemd uses, so that the container never touches this machine's own."""
+    """Create cgroups in each hierarchy that systemd uses, so that the container never changes this machine's own."""
     made = []
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, options, *_ = line.split()
@@ -388,7 +393,7 @@ def _cgroups(name: str) -> list[Path]:
 
 
 def _remove_cgroup(cgroup: Path) -> None:
-    for _ in range(20):  # a process that has just ended leaves its cgroup a moment later
+    for _ in range(20):  # the cgroup of an ended process is busy for a moment
         for directory, _, _ in os.walk(cgroup, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)

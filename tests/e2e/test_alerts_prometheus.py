@@ -1,5 +1,5 @@
-"""The rules of packaging/prometheus in the real promtool and in a real Prometheus that scrapes real healthds, and
-`healthd fleet status` of the same."""
+"""Tests of the rules in packaging/prometheus with the real promtool and a real Prometheus that scrapes real
+healthds, and of `healthd fleet status` on it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def there(node: str) -> list[dict[str, str]]:
 
 
 def firing(series: list[dict[str, str]], expected: dict[str, float], at: str, directory: Path) -> None:
-    """That these alerts fire then, and how many of each: no other does."""
+    """Assert that these alerts fire at that time, with these counts, and no others."""
     samples = [{"labels": f'{{alertname="{name}"}}', "value": count} for name, count in expected.items()]
     test = {
         "interval": "1m",
@@ -84,7 +84,7 @@ def firing(series: list[dict[str, str]], expected: dict[str, float], at: str, di
 def test_a_file_server_that_dies_under_many_nodes_is_one_alert_beside_the_gpu_that_falls_off_the_bus(
     tmp_path: Path,
 ) -> None:
-    names = [f"gpu{number:04d}" for number in range(1, 501)]  # promtool's engine loads 10,000 samples at most
+    names = [f"gpu{number:04d}" for number in range(1, 501)]  # promtool's engine loads at most 10,000 samples
     series = [one for name in names for one in (*there(name), *standing(name, "mount/stale", "/data", severity="2x20"))]
     series += standing("gpu0007", "gpu_xid/79", GPU)
     firing(series, {"HealthdManyNodes": 1, "HealthdGpuFault": 1}, "10m", tmp_path)
@@ -105,11 +105,11 @@ def test_what_one_fault_shows_in_five_codes_is_one_alert(tmp_path: Path) -> None
     firing(series, {"HealthdGpuFault": 1}, "10m", tmp_path)
 
 
-# --- a real Prometheus and real healthds
+# --- a real Prometheus with real healthds
 
 
 class Prometheus:
-    """A real one with the rules, evaluated each second, `for:` of each alert rewritten to nothing in a copy."""
+    """A real Prometheus with the rules, evaluated each second. In its copy, `for:` of each alert is 0 s."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -121,7 +121,7 @@ class Prometheus:
         return result
 
     def alerts(self) -> dict[tuple[str, str], dict[str, str]]:
-        """(alert, node) of those that fire -> their annotations."""
+        """Return (alert, node) -> annotations of the firing alerts."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=120) as response:
             rows = json.loads(response.read())["data"]["alerts"]
         firing = [row for row in rows if row["state"] == "firing"]
@@ -178,7 +178,8 @@ def groups(document: dict[str, Any]) -> dict[str, str]:
 def until_the_fleet(
     url: str, reached: Callable[[dict[str, Any]], bool], what: str, *flags: str
 ) -> tuple[int, dict[str, Any]]:
-    """What is said then. A busy machine's daemon may need longer than a scrape may take: then it is not seen."""
+    """Return the status when `reached` is true. On a busy machine a scrape can time out, so a node may be missing
+    for a while."""
     said: list[tuple[int, dict[str, Any]]] = []
 
     def asked() -> bool:
@@ -201,11 +202,14 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         broken, edited, dead = nodes
         url = prometheus.url
         names = {f"gpu{number}" for number in (1, 2, 3)}
-        until(lambda: {row["metric"]["node"] for row in prometheus.query("healthd_node_info")} == names, "all are seen")
+        until(
+            lambda: {row["metric"]["node"] for row in prometheus.query("healthd_node_info")} == names, "all are scraped"
+        )
         fault, refused = ("HealthdGpuFault", "gpu1"), ("HealthdReloadFailed", "gpu2")
         assert not {fault, refused} & set(prometheus.alerts())
 
-        # a GPU falls off the bus of the first node, the second one's settings become wrong, the third one dies
+        # GPU 3 of the first node falls off the bus, the settings of the second become invalid, and the third daemon
+        # dies.
         broken.kernel_line(xid(79))
         right = edited.config.read_text()
         edited.config.write_text("interval_seconds = -1\n")
@@ -217,23 +221,24 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
             firing[:] = [prometheus.alerts()]
             return {fault, refused} <= set(firing[0])
 
-        until(both_fire, "the fault and the refused settings fire")
+        until(both_fire, "the alerts of the fault and of the rejected settings fire")
         told = firing[0][fault]
         assert f"Open on gpu1: gpu_xid/79 {GPU}. The node is NOT drained (mode observe)" in told["description"]
         assert told["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
-        in_service = "the mode is observe: it is broken and in service"
+        in_service = "a faulty node stays in service in mode observe"
         until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "drain_waiting", in_service)
         dead.kill()
-        down = ("HealthdTargetDown", "gpu3")  # by the name that it had while it answered
-        until(lambda: down in prometheus.alerts(), "the dead healthd fires")
+        down = ("HealthdTargetDown", "gpu3")  # under the name that it had while it answered
+        until(lambda: down in prometheus.alerts(), "the alert of the dead healthd fires")
         until(
-            lambda: [alert for alert in prometheus.alerts() if alert[1] == "gpu3"] == [down], "and nothing else of it"
+            lambda: [alert for alert in prometheus.alerts() if alert[1] == "gpu3"] == [down],
+            "no other alert of gpu3 fires",
         )
 
         def one_is_not_seen(all_: dict[str, Any]) -> bool:
             return [node["node"] for node in all_["nodes"] if not node["seen"]] == ["gpu3"]
 
-        status, document = until_the_fleet(url, one_is_not_seen, "it alone is not seen", "--problems")
+        status, document = until_the_fleet(url, one_is_not_seen, "only gpu3 is missing", "--problems")
         assert (status, groups(document)["gpu3"]) == (2, "not_seen")
         (unseen,) = [node for node in document["nodes"] if not node["seen"]]
         assert unseen["last_seen"] is None or abs(unseen["last_seen"] - document["time"]) < 3600
@@ -242,7 +247,7 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         assert "gpu_xid/79" in {c["code"] for c in first["conditions"]}
         assert document["counts"]["nodes"] == 3
 
-        # the repair of each
+        # the repairs
         dead.start()
         edited.config.write_text(right)
         edited.process.send_signal(signal.SIGHUP)
@@ -250,6 +255,6 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         ended = {fault, refused, down}
         until(lambda: not ended & set(prometheus.alerts()), "all three have ended", 400)
         until_the_fleet(
-            url, lambda all_: not {"drain_waiting", "not_seen"} & set(groups(all_).values()), "all are back"
+            url, lambda all_: not {"drain_waiting", "not_seen"} & set(groups(all_).values()), "all nodes are back"
         )
         assert os.path.exists(tmp_path / "data")

@@ -1,4 +1,5 @@
-"""Bad days that no other test tells (docs/bad-days.md has them all), each to its end: what Slurm and healthd hold."""
+"""Bad days that have no other test (docs/bad-days.md lists all), each to its end: the final state of Slurm and
+healthd."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from waiting import until
 
 HOUR = 3600.0
 LOST = "[gpu.3]\nlost = true\n"
-# Before anything else is imported: the wall clock of this process and its children, as a file says.
+# Imported before anything else: shifts the wall clock of this process and its children by the offset in a file.
 CLOCK = """\
 import time
 right = time.time
@@ -39,7 +40,7 @@ time.time = now
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    # slurmd_timeout: slurmctld has a node register again each third of it, and takes one that comes late for a boot
+    # slurmctld makes a node register each third of slurmd_timeout, and takes a late answer for a reboot.
     with SlurmCluster(nodes=8, gpus=0, slurmd_timeout=600) as running:
         yield running
 
@@ -56,31 +57,31 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
     job = running_job(cluster, node)
     scontrol = shutil.which("scontrol")
     (tmp_path / "bin").mkdir()
-    # The requeue never gets through: the node goes down first.
+    # The requeue never succeeds: the node goes down first.
     program(tmp_path / "bin" / "scontrol", f'case "$1" in requeue*) exec sleep 600;; esac\nexec {scontrol} "$@"')
     with healthd(cluster, node, machine, env={**cluster.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}) as daemon:
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        until(lambda: "running: scontrol requeue" in daemon.log.read_text(), "it wants to requeue")
+        until(lambda: "running: scontrol requeue" in daemon.log.read_text(), "the requeue has started")
         copy = tmp_path / "state" / "ledger.json"
-        until(lambda: copy.exists() and "healthd: gpu_xid/79" in copy.read_text(), "the copy knows of the drain")
+        until(lambda: copy.exists() and "healthd: gpu_xid/79" in copy.read_text(), "the copy contains the drain")
         daemon.kill()
         cluster.stop_slurmd(node, signal.SIGKILL)
-        shutil.rmtree(tmp_path / "run")  # tmpfs
+        shutil.rmtree(tmp_path / "run")  # a tmpfs is empty after a reboot
         (tmp_path / "bin" / "scontrol").unlink()
         machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
         time.sleep(2.1)  # slurmctld compares whole seconds
         cluster.start_slurmd(node, "-b")
         daemon.start()
-        # Slurm itself requeues what ran on a node that booted; the fault waited for a boot.
+        # Slurm itself requeues jobs of a node that rebooted; the fault ends with the boot.
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        status = daemon.until(lambda s: s["health"] == "healthy", "the boot has ended the fault")
+        status = daemon.until(lambda s: s["health"] == "healthy", "the boot has cleared the fault")
         assert [c["cleared_by"] for c in status["cleared"]] == ["reboot"]
         found = cluster.node(node)
-        if "DOWN" in found.flags:  # "Node unexpectedly rebooted": for a person, as without healthd
+        if "DOWN" in found.flags:  # "Node unexpectedly rebooted": left to an operator, as without healthd
             assert found.reason.startswith("healthd: gpu_xid/79 ")
             said = "repaired, but the node is DOWN"
-            daemon.until(lambda s: s["decision"]["text"].startswith(said), "the DOWN is left to a person")
+            daemon.until(lambda s: s["decision"]["text"].startswith(said), "the DOWN state is left to an operator")
             cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         cluster.wait_state(node, "IDLE", without=("DRAIN", "DOWN"))
         rounds(daemon, 2)
@@ -110,10 +111,10 @@ def test_the_clock_jumps_by_an_hour(
         rounds(daemon, 1)
         before = daemon.status()
         offset.write_text(str(jump))
-        until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is noticed")
+        until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is detected")
         rounds(daemon, 2)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
-        # the fault stands, with its time as the new clock tells it; the drain was neither sent again nor lifted
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
+        # The fault stays open, with its time on the new clock; the drain was neither repeated nor lifted.
         for code in ("gpu_xid/79", "gpu_access/lost"):
             old, new = condition(before, code), condition(status, code)
             assert old is not None
@@ -122,7 +123,7 @@ def test_the_clock_jumps_by_an_hour(
         assert status["decision"]["action"] == "leave"
         found = cluster.node(node)
         assert (found.reason, found.reason_time) == (drained.reason, drained.reason_time)
-        # the pause lasts as long as was said, no hour more and not a second less
+        # The pause keeps its length.
         assert status["pause"]["until"] == pytest.approx(before["pause"]["until"] + jump, abs=0.5)
         daemon.until(lambda s: s["pause"] is None, "the pause ends in time", 300)
         machine.gpus()
@@ -130,7 +131,7 @@ def test_the_clock_jumps_by_an_hour(
         for code in ("gpu_xid/79", "gpu_access/lost"):
             assert "done" in daemon.ask(command="repaired", code=code)
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        # and what comes afterwards acts at once
+        # Later faults act at once.
         daemon.kernel_line(xid(79, pci="0000:1b:00"))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 0000:1b:00.0: ")
         assert "operator resumed" not in daemon.log.read_text()
@@ -158,26 +159,26 @@ def test_the_disk_of_the_state_directory_is_full(
         daemon.start()
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        until(lambda: "could not save copy" in daemon.log.read_text(), "it is said")
+        until(lambda: "could not save copy" in daemon.log.read_text(), "the error is logged")
         rounds(daemon, 2)
-        first = daemon.until(lambda s: len(s["problems"]) == 2, "both troubles are told")
-        assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
+        first = daemon.until(lambda s: len(s["problems"]) == 2, "both problems are reported")
+        assert first["health"] == "unhealthy", "checks, decisions and the live ledger continue"
         problem, stream = first["problems"]
         assert "events are not written: " in stream
         assert problem.startswith(f"{disk}: the ledger is not copied, and a reboot would lose it: ")
         assert "No space left on device" in problem
         daemon.kill()
-        daemon.start()  # the live ledger is not on that disk
+        daemon.start()  # the live ledger is on another disk
         rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
         assert condition(status, "gpu_xid/79") is not None
         assert [path.name for path in disk.iterdir() if path.name.endswith(".new")] == []
         (disk / "filler").unlink()
         until(
             lambda: (disk / "ledger.json").exists() and "gpu_xid/79" in (disk / "ledger.json").read_text(),
-            "the copy is made up for when there is room",
+            "the copy is saved once there is room",
         )
-        daemon.until(lambda s: not s["problems"], "the trouble is over")
+        daemon.until(lambda s: not s["problems"], "the problem has ended")
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 
@@ -206,12 +207,12 @@ def test_run_is_full_when_the_daemon_is_killed_after_its_drain(
         fill(disk)
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         assert daemon.status()["problems"] == []
         daemon.kill()
         daemon.start()  # the disk is still full
         rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
         assert condition(status, "gpu_xid/79") is not None
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
@@ -232,7 +233,7 @@ def test_the_same_xid_comes_back_after_its_repair(cluster: SlurmCluster, node: s
         second = condition(rounds(daemon, 1), "gpu_xid/79")
         assert second is not None
         assert second["clears"] == "operator"
-        # a boot is no longer enough
+        # a reboot is no longer enough
         daemon.kill()
         machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
         daemon.start()
@@ -264,7 +265,7 @@ def test_an_operator_knows_of_a_fault_and_wants_the_node_for_a_while(
         assert (found["state"], found["ack"]["who"]) == ("acknowledged", "root (uid 0)")
         assert (status["health"], daemon.verdict().split()[0]) == ("warning", "warning")
         assert "DRAIN" not in cluster.node(node).flags
-        # another fault is another matter
+        # another fault still acts
         daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout after 6s of waiting for RPC response from GPU."))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/119 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
@@ -275,4 +276,4 @@ def test_an_operator_knows_of_a_fault_and_wants_the_node_for_a_while(
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
         assert "the ack by root (uid 0) ended, it expired: enough" in daemon.log.read_text()
         rounds(daemon, 2)
-        assert cluster.job(later)["JobState"] == "RUNNING", "it was let in beside a fault that was known"
+        assert cluster.job(later)["JobState"] == "RUNNING", "it started while the fault was acknowledged"

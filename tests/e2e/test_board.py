@@ -1,5 +1,7 @@
-"""Each query of the dashboards in a real Prometheus: over the made day of the pictures each has something to show, and
-of a real healthd with a fault none is wrong."""
+"""Tests of each dashboard query in a real Prometheus.
+
+Over the made-up day of the pictures each panel has data, and with a real healthd with a fault no query fails.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from waiting import until
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import board_figure as board
 
-# What a healthy machine of this kind does not have: nothing to show is right.
+# A healthy machine of this kind has no data for these panels.
 EMPTY_WITHOUT_THAT_PART = {"InfiniBand errors", "Fleet limit in use", "Failing checks"}
 EMPTY_WITHOUT_WATCHED_JOBS = {
     *("Slow jobs", "GPUs lost to slow jobs", "Nodes with slow jobs", "Slowdown of the slowest job"),
@@ -49,7 +51,7 @@ def test_each_panel_shows_something_of_the_day_of_the_pictures(tmp_path: Path) -
 
 
 def two_clusters() -> Iterator[str]:
-    """The same day in two clusters, whose nodes have the same names, and an exporter of others that is down."""
+    """Yield the same day in two clusters with equal node names, and a third-party exporter that is down."""
     lines = list(board.history())
     for line in lines[:-1]:
         if line.startswith("#"):
@@ -71,7 +73,7 @@ def test_two_clusters_with_nodes_of_the_same_names_and_others_exporters_are_told
         with board.prometheus_of(two_clusters(), tmp_path, port) as url:
             for name in ("fleet", "node"):
                 for panel in board.panels(name):
-                    for target in panel["targets"]:  # none is an error; one of two clusters is half of both
+                    for target in panel["targets"]:  # none fails; one of two clusters is half of both
                         both = board.asked(url, target, board.BEGIN, board.END, board.VARIABLES)
                         first = board.asked(url, target, board.BEGIN, board.END, {**board.VARIABLES, "cluster": "c1"})
                         assert len(first) <= len(both)
@@ -98,7 +100,7 @@ def scraping(target: str, folder: Path, port: int) -> Iterator[str]:
 def test_a_real_healthd_with_a_fault_fills_the_panels_that_a_machine_of_its_kind_has(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         listen = f"127.0.0.1:{free_ports(1, stack)}"
-        config = "interval_seconds = 1.0\n[checks.disk_space]\n"  # on, whatever the disk of this machine has
+        config = "interval_seconds = 1.0\n[checks.disk_space]\n"  # enabled, whatever disk this machine has
         node = stack.enter_context(Healthd("--listen", listen, "--node-name", "gpu-1", config=config))
         url = stack.enter_context(scraping(listen, tmp_path, free_ports(1, stack)))
         node.kernel_line(xid(79))
@@ -110,7 +112,7 @@ def test_a_real_healthd_with_a_fault_fills_the_panels_that_a_machine_of_its_kind
             return []
 
         def shows(panel: dict[str, Any]) -> bool:
-            """Not for a moment where a busy machine's daemon needed longer than a scrape may take."""
+            """Return True if the panel had data in the last 600 s. On a busy machine a scrape can time out."""
             now = int(time.time())
             found = [board.asked(url, target, now - 600, now, variables) for target in panel["targets"]]
             return any(found)

@@ -1,5 +1,7 @@
-"""A node boots, with a real slurmctld and slurmd: one that is broken is drained before slurmd starts, and stays so
-whatever slurmd's registration does to the drain; one whose ledger is gone knows what its Reason says.
+"""Tests of booting nodes with a real slurmctld and slurmd.
+
+A faulty node is drained before slurmd starts and stays drained whatever slurmd's registration does to the drain; a node
+without its ledger restores the condition from its Reason.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ pytestmark = on_slurm(None, "24.11")
 CONFIG = "[checks.gpu_count]\nexpected = 8\n"
 LOST = "[gpu.3]\nlost = true\n"
 LOST_REASON = "healthd: gpu_access/lost 0000:61:00.0: "
-INTERVAL_SECONDS = 600  # no round comes by itself but the first
+INTERVAL_SECONDS = 600  # only the first round runs
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ class Booting:
         self.daemon = Healthd(*flags, directory=directory, env=env, **options)
 
     def goes_down(self, *lost: str) -> None:
-        """Daemon and slurmd are gone, /run is empty; `lost`: what else of its directories is."""
+        """Stop daemon and slurmd abruptly and empty /run; `lost`: further directories that are removed."""
         if self.daemon.process is not None:
             self.daemon.kill()
         self.cluster.stop_slurmd(self.node, signal.SIGKILL)
@@ -61,7 +63,7 @@ class Booting:
         self.machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
 
     def starts_healthd(self) -> None:
-        """As systemd does: until READY, before slurmd."""
+        """Start healthd as systemd does: wait for READY, before slurmd starts."""
         self.daemon.start()
         self.wait_ready()
 
@@ -119,10 +121,10 @@ def test_a_node_that_boots_broken_is_drained_before_slurmd_starts_and_takes_no_j
     job = booting.waiting_job()
     booting.machine.gpus(LOST)
     booting.starts_healthd()
-    assert "DRAIN" in booting.flags(), "before READY, and so before slurmd"
+    assert "DRAIN" in booting.flags(), "before READY, so before slurmd"
     assert cluster.node(node).reason.startswith(LOST_REASON)
     assert booting.daemon.verdict().startswith("drain "), "for the prolog"
-    time.sleep(10)  # slurmd comes late
+    time.sleep(10)  # slurmd starts late
     booting.starts_slurmd()
     cluster.wait_state(node, "DRAIN", without=("NOT_RESPONDING",))
     time.sleep(5)
@@ -152,16 +154,16 @@ def test_a_drain_that_a_wanted_reboot_takes_away_is_put_back_when_slurmd_has_reg
     booting.starts_healthd()
     assert "DRAIN" in booting.flags()
     time.sleep(late_seconds)
-    assert "DRAIN" in booting.flags(), "nor does the wait for slurmd take it away"
+    assert "DRAIN" in booting.flags(), "the wait for slurmd does not remove it"
     booting.starts_slurmd()
     cluster.wait_state(node, without=("REBOOT_ISSUED", "NOT_RESPONDING", "DOWN"))
     registered = time.monotonic()
     cluster.wait_state(node, "DRAIN", reason=LOST_REASON, timeout=INTERVAL_SECONDS / 4)
     print(f"{node}: drained again {time.monotonic() - registered:.1f} s after slurmd had registered")
-    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is ours")
+    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
     found = condition(status, "gpu_access/lost")
     assert found is not None
-    assert found["state"] == "open", "nobody has resumed it: the reboot did"
+    assert found["state"] == "open", "no operator resumed the node; the reboot did"
     assert "an operator resumed" not in booting.daemon.log.read_text()
 
 
@@ -171,11 +173,11 @@ def test_ready_waits_for_a_controller_that_comes_while_the_node_boots(booting: B
     cluster.wait_state(booting.node, "DOWN")
     booting.machine.gpus(LOST)
     cluster.kill_slurmctld(signal.SIGTERM)
-    booting.daemon.env |= cluster.giving_up  # READY is kept back for a minute
+    booting.daemon.env |= cluster.giving_up  # READY waits for a minute
     try:
         booting.daemon.start()
-        booting.daemon.until(lambda s: s["slurm"]["problem"] != "", "slurmctld is away")
-        until(lambda: booting.daemon.verdict().startswith("warning "), "no count of the fleet has allowed the drain")
+        booting.daemon.until(lambda s: s["slurm"]["problem"] != "", "slurmctld is down")
+        until(lambda: booting.daemon.verdict().startswith("warning "), "the drain needs a count of the fleet")
         assert not booting.has_said_ready()
     finally:
         cluster.start_slurmctld()
@@ -192,14 +194,14 @@ def test_a_node_without_a_disk_knows_after_a_boot_what_its_reason_says(booting: 
     os.truncate(daemon.kernel_log, 0)
     booting.starts_healthd()
     booting.starts_slurmd()
-    status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:61:00.0") is not None, "it is adopted")
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:61:00.0") is not None, "the condition is adopted")
     found = condition(status, "gpu_xid/79")
     assert found is not None
     assert (found["state"], found["clears"]) == ("acknowledged", "operator")
     assert found["message"] == "adopted from the node's Reason in Slurm"
     assert status["slurm"]["owner"] == "unrecorded_healthd"
-    # all is well, and nobody has said so: a drain that this healthd has not made is not lifted by it
+    # All checks pass, but a drain that this healthd has not recorded must be lifted by an operator.
     assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
-    daemon.until(lambda s: looked_since(s, status["time"]), "all checks have looked")
+    daemon.until(lambda s: looked_since(s, status["time"]), "all checks have run")
     after = cluster.wait_state(node, "DRAIN", reason=before.reason)
     assert after.reason == before.reason

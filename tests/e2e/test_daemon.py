@@ -1,4 +1,5 @@
-"""`healthd run` and `healthd check` as a user starts them, without Slurm: starts, faults, people, reloads, restarts."""
+"""Tests of `healthd run` and `healthd check` as a user starts them, without Slurm: starts, faults, commands,
+reloads, restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def healthd(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def refusal(daemon: Healthd) -> tuple[int, str]:
-    """(exit status, the one sentence) of a daemon that does not start."""
+    """Return the exit status and the one message of a daemon that does not start."""
     daemon.wait = False
     daemon.start()
     assert daemon.process is not None
@@ -67,10 +68,10 @@ def require_kernel_log() -> None:
 
 def require_no_gpus() -> None:
     if any(Path(device).read_text().strip() == "0x10de" for device in Path("/sys/bus/pci/devices").glob("*/vendor")):
-        require("this machine has NVIDIA devices, which may be ill")
+        require("this machine has NVIDIA devices, which may have faults")
 
 
-# --- what is healthy
+# --- healthy machines
 
 
 def test_a_healthy_machine_without_gpus_gives_nothing_above_info(directory: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_healthy_profile_gives_nothing_above_info(directory: Path, profile: st
         assert len(status["inventory"]["gpus"]) == 8
 
 
-# --- starts that are refused
+# --- refused starts
 
 
 def test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone(directory: Path) -> None:
@@ -142,10 +143,10 @@ def test_a_daemon_whose_runtime_directory_is_removed_ends_with_a_sentence_and_th
 ) -> None:
     with Healthd("--interval", "1", directory=directory) as daemon:
         daemon.kernel_line(xid(79))
-        before = condition(daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "known"), "gpu_xid/79")
+        before = condition(daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "open"), "gpu_xid/79")
         assert before is not None
         assert daemon.process is not None
-        daemon.run_dir.rename(directory / "removed")  # at once: it may write there at any moment
+        daemon.run_dir.rename(directory / "removed")  # atomically, because the daemon may write there at any moment
         assert daemon.process.wait(120) == 1
         last = daemon.log.read_text().splitlines()[-1]
         assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd ran")
@@ -165,10 +166,10 @@ def test_of_two_daemons_the_one_whose_runtime_directory_was_removed_ends_and_tou
         second.log = directory / "second.log"
         with second:
             first.process.send_signal(signal.SIGCONT)
-            first.kernel_line(xid(79))  # wakes both
+            first.kernel_line(xid(79))  # wakes both daemons
             assert first.process.wait(120) == 1
             assert first.log.read_text().splitlines()[-1].endswith(f"{first.run_dir}: another healthd is running there")
-            second.until(lambda s: condition(s, "gpu_xid/79") is not None, "it goes on, at its socket")
+            second.until(lambda s: condition(s, "gpu_xid/79") is not None, "the second daemon continues")
 
 
 def test_a_socket_that_a_killed_daemon_left_is_in_nobodys_way(directory: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_socket_that_a_killed_daemon_left_is_in_nobodys_way(directory: Path) -
         assert daemon.status()["health"] == "healthy"
 
 
-# --- what it publishes
+# --- outputs
 
 
 def test_the_verdict_file_says_one_word_then_when_it_expires_then_why(directory: Path) -> None:
@@ -193,7 +194,7 @@ def test_the_verdict_file_says_one_word_then_when_it_expires_then_why(directory:
         daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the condition")
         until(lambda: not daemon.verdict().startswith("ok"))
         assert re.fullmatch(r"warning [0-9]+ gpu_xid/79 0000:61:00\.0: [ -~]+\n", daemon.verdict()), (
-            "never `drain` in observe mode"
+            "observe mode never writes `drain`"
         )
 
 
@@ -207,17 +208,17 @@ def test_metrics_come_over_http_and_as_a_whole_file(directory: Path) -> None:
         assert found is not None
         with urllib.request.urlopen(found[1], timeout=240) as page:
             assert healthy in page.read().decode()
-        until(lambda: textfile.exists() and healthy in textfile.read_text())  # the first may say "unknown": so it was
+        until(lambda: textfile.exists() and healthy in textfile.read_text())  # the first page may report "unknown"
         with open(textfile, encoding="utf-8") as whole:
             until(lambda: not os.path.samestat(os.fstat(whole.fileno()), textfile.stat()))
-            assert healthy in whole.read(), "the next one takes its place whole"
+            assert healthy in whole.read(), "the next page replaces the file atomically"
         assert textfile.stat().st_mode & 0o777 == 0o644
         until(lambda: os.listdir(textfile.parent) == [textfile.name])
 
 
 def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(directory: Path) -> None:
     with Healthd(directory=directory, config='[metrics]\ntextfile = "/nonexistent/healthd.prom"') as daemon:
-        status = daemon.until(lambda s: s["problems"], "it is a trouble")
+        status = daemon.until(lambda s: s["problems"], "it is a problem")
         (problem,) = status["problems"]
         assert problem.startswith("cannot write /nonexistent/healthd.prom (metrics.textfile): ")
         assert problem in daemon.log.read_text()
@@ -226,16 +227,16 @@ def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(dire
 
 def test_the_status_is_answered_while_a_round_is_under_way(directory: Path) -> None:
     scenario = directory / "slow.toml"
-    # It hangs for longer than the test may be kept from looking, and is waited for.
+    # The call hangs for longer than the test may be delayed, and then returns.
     write_whole(scenario, 'profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20.0\n')
     config = "[checks.gpu_access]\ntimeout_seconds = 100\n"
     with Healthd(directory=directory, config=config, fake_nvml=str(scenario), wait=False) as daemon:
-        status = daemon.until(lambda s: s["round"].get("number", 0) == 1, "the round began")
+        status = daemon.until(lambda s: s["round"].get("number", 0) == 1, "the round has begun")
         assert status["round"].get("seconds", 0) == 0
         assert status["health"] == "unknown"
         assert daemon.verdict().startswith("unknown ")
-        assert daemon.status()["round"].get("seconds", 0) == 0, "and again"
-        daemon.until(lambda s: s["health"] == "healthy", "slow is not ill")
+        assert daemon.status()["round"].get("seconds", 0) == 0, "the next query is answered too"
+        daemon.until(lambda s: s["health"] == "healthy", "a slow round is healthy")
 
 
 # --- faults
@@ -279,14 +280,14 @@ def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it
             lambda s: (
                 (found := condition(s, "gpu_access/lost")) is not None and found["first_seen"] > before["last_seen"]
             ),
-            "it is not repaired: found again",
+            "it is not repaired and is found again",
         )
         assert status["health"] == "unhealthy"
 
         write_whole(scenario, 'profile = "dgx-h100"\n')
         last = status["round"]["number"] + 3
-        status = daemon.until(lambda s: s["round"]["number"] > last, "rounds that find it well")
-        assert status["health"] == "unhealthy", "what clears by a reboot does not go by itself"
+        status = daemon.until(lambda s: s["round"]["number"] > last, "rounds without a fault")
+        assert status["health"] == "unhealthy", "a condition that clears by a reboot stays open"
         daemon.ask(command="repaired", code="gpu_access/lost", part=before["subject"])
         daemon.until(lambda s: s["health"] == "healthy" and not s["conditions"], "repaired")
 
@@ -318,7 +319,7 @@ def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_a
         "clear_after = 2\n"
     )
     write_whole(scenario, 'profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20\n')
-    # Not after the first round: on a busy machine it lasts until the hang is worse.
+    # Does not wait for the first round: on a busy machine it lasts until the hang is degraded.
     with Healthd(directory=directory, config=config, fake_nvml=str(scenario), wait=False) as daemon:
         status = daemon.until(lambda s: condition(s, "gpu_access/hang") is not None, "it hangs")
         found = condition(status, "gpu_access/hang")
@@ -327,11 +328,11 @@ def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_a
         assert status["health"] == "unknown"
         assert list(status["blocked"]) == ["nvml"]
         daemon.until(
-            lambda s: (c := condition(s, "gpu_access/hang")) is not None and c["severity"] == "degraded", "worse"
+            lambda s: (c := condition(s, "gpu_access/hang")) is not None and c["severity"] == "degraded", "degraded"
         )
-        daemon.until(lambda s: results(s).get("ib_link", {}).get("outcome") == "completed", "the others look")
+        daemon.until(lambda s: results(s).get("ib_link", {}).get("outcome") == "completed", "the other checks run")
         write_whole(scenario, 'profile = "dgx-h100"\n')
-        status = daemon.until(lambda s: s["health"] == "healthy", "the call came back")
+        status = daemon.until(lambda s: s["health"] == "healthy", "the call has returned")
         assert (status["blocked"], status["conditions"]) == ({}, [])
         assert status["cleared"][-1]["cleared_by"] == "pass"
 
@@ -367,16 +368,16 @@ def test_a_link_that_is_back_within_its_confirm_time_is_no_fault(directory: Path
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["interval_seconds"] == 0.25, "the shorter times")
         link("1: DOWN", "2: Polling")
-        daemon.until(lambda s: (c := condition(s, "ib_link/down")) is not None and c["state"] == "open", "it lasts")
+        daemon.until(lambda s: (c := condition(s, "ib_link/down")) is not None and c["state"] == "open", "confirmed")
         daemon.until(
-            lambda s: (c := condition(s, "ib_link/down")) is not None and c["severity"] == "critical", "it lasts on"
+            lambda s: (c := condition(s, "ib_link/down")) is not None and c["severity"] == "critical", "critical"
         )
         link("4: ACTIVE", "5: LinkUp")
-        daemon.until(lambda s: s["health"] == "healthy", "it passes")
+        daemon.until(lambda s: s["health"] == "healthy", "healthy again")
 
 
 def heard(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conditions that rest on kernel lines."""
+    """Return the conditions from kernel lines."""
     return [each for each in status["conditions"] if each["check"] == "gpu_xid"]
 
 
@@ -391,7 +392,7 @@ def test_a_daemon_that_is_restarted_again_and_again_counts_each_event_once(direc
             else:
                 assert daemon.stop() == 0
             if number == 3:
-                daemon.kernel_line(xid(48, address, "DBE (double bit error)"))  # while nobody listens
+                daemon.kernel_line(xid(48, address, "DBE (double bit error)"))  # while no daemon runs
             daemon.start()
         status = daemon.until(lambda s: len(heard(s)) == len(addresses) + 1, "each of them")
         found = {(c["code"], c["subject"]): (c["count"], c["history"]) for c in heard(status)}
@@ -405,23 +406,23 @@ def test_an_xid_that_says_that_no_recovery_is_needed_any_more_ends_what_waited_f
 
     with Healthd(directory=directory) as daemon:
         daemon.kernel_line(xid(95, text="Uncontained: LTC TAG"), xid(79), action(0, 1))
-        daemon.until(lambda s: len(heard(s)) == 3, "the faults are known")
+        daemon.until(lambda s: len(heard(s)) == 3, "the faults are open")
         daemon.kernel_line(action(1, 0))
-        daemon.until(lambda s: [c["code"] for c in heard(s)] == ["gpu_xid/79"], "only what waits for a reboot is left")
+        daemon.until(lambda s: [c["code"] for c in heard(s)] == ["gpu_xid/79"], "only the one that waits for a reboot")
 
 
 def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) -> None:
     with Healthd(directory=directory) as daemon:
         daemon.kernel_line(xid(48, text="DBE (double bit error)"), xid(79), xid(79, "0000:9d:00"))
-        status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:9d:00.0"), "all are conditions")
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:9d:00.0"), "all conditions are open")
         assert status["incidents"] == [{"first": "gpu_xid/48 0000:61:00.0", "then": ["gpu_xid/79 0000:61:00.0"]}]
         told = "incident: gpu_xid/79 0000:61:00.0 belongs to the incident of gpu_xid/48 0000:61:00.0"
         assert daemon.log.read_text().count(told) == 1
         daemon.ask(command="repaired", code="gpu_xid/48", part="0000:61:00.0")
-        daemon.until(lambda s: s["incidents"] == [], "what stands alone is no incident")
+        daemon.until(lambda s: s["incidents"] == [], "a single condition is not an incident")
 
 
-@pytest.mark.alone  # each daemon of this machine hears of it, and looks
+@pytest.mark.alone  # each daemon of this machine receives the event and runs checks
 def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
     require_root()
     bridges = [
@@ -434,13 +435,13 @@ def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_roun
     with Healthd("--interval", "3600", directory=directory) as daemon:
         before = results(daemon.status())
         try:
-            # The kernel repeats what it would say: the device stays where it is.
+            # The kernel repeats the event without removing the device.
             (bridges[0] / "uevent").write_text("remove")
             until(lambda: f"device {bridges[0].name} was removed" in daemon.log.read_text())
         finally:
             (bridges[0] / "uevent").write_text("add")
         status = daemon.until(
-            lambda s: results(s)["gpu_access"]["started"] > before["gpu_access"]["started"], "it looks"
+            lambda s: results(s)["gpu_access"]["started"] > before["gpu_access"]["started"], "gpu_access runs"
         )
         assert results(status)["gpu_ecc"]["started"] == before["gpu_ecc"]["started"], "the others wait for their round"
 
@@ -460,7 +461,7 @@ def test_one_device_that_cannot_be_read_hides_no_growth_on_the_others(directory:
     (checks / "port.py").chmod(0o644)
     config = f'interval_seconds = 0.3\nchecks_dir = "{checks}"\n'
     with Healthd(directory=directory, config=config) as daemon:
-        status = daemon.until(lambda s: condition(s, "port/errors") is not None, "the growth is seen")
+        status = daemon.until(lambda s: condition(s, "port/errors") is not None, "the growth is found")
         assert results(status)["port"]["outcome"] == "failed"
 
 
@@ -480,13 +481,13 @@ def test_a_gpu_that_is_lost_stays_in_the_inventory(directory: Path) -> None:
     with Healthd("--interval", "0.5", directory=directory, fake_nvml=str(scenario)) as daemon:
         daemon.until(lambda s: len(s["inventory"]["gpus"]) == 8, "the inventory has the GPUs")
         write_whole(scenario, 'profile = "dgx-h100"\ngpu.3.lost = true\n')
-        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "it is lost")
+        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the GPU is lost")
         rounds = daemon.status()["round"]["number"]
         status = daemon.until(lambda s: s["round"]["number"] > rounds + 2, "some rounds later")
         assert len(status["inventory"]["gpus"]) == 8
 
 
-# --- people
+# --- commands of operators
 
 
 def test_what_opens_in_a_pause_acts_only_when_it_is_seen_again(directory: Path) -> None:
@@ -496,13 +497,13 @@ def test_what_opens_in_a_pause_acts_only_when_it_is_seen_again(directory: Path) 
         assert daemon.status()["pause"]["why"] == "driver upgrade"
         daemon.kernel_line(xid(79))
         daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the condition")
-        ends = daemon.status()["time"] + 1.0  # or later
+        ends = daemon.status()["time"] + 1.0  # at the earliest
         assert "paused for 1 s" in daemon.ask(command="pause", seconds=1, why="it is done")["done"]
-        status = daemon.until(lambda s: s["pause"] is None and looked_since(s, ends), "all looked after the pause")
+        status = daemon.until(lambda s: s["pause"] is None and looked_since(s, ends), "all checks ran after the pause")
         assert status["health"] == "unhealthy"
-        assert daemon.verdict().startswith("warning "), "what was seen in the pause does not drain"
+        assert daemon.verdict().startswith("warning "), "a condition from the pause does not drain"
         daemon.kernel_line(xid(79, text="GPU has fallen off the bus again."))
-        daemon.until(lambda s: s["decision"]["would"].startswith("drain "), "a drain is wanted")
+        daemon.until(lambda s: s["decision"]["would"].startswith("drain "), "a drain is decided")
 
 
 def test_a_pause_survives_a_kill(directory: Path) -> None:
@@ -582,7 +583,7 @@ class Config(CheckConfig):
 def run(host, config, past):
     yield from ()
 """
-ODD = {  # what a site's check says: what is said of it
+ODD = {  # text of a site's check -> the expected message
     FAN.format(field='timeout_seconds: str = "5s"', more=""): "fan.py: Config.timeout_seconds: must be a number",
     FAN.format(field="severity: int = 3", more=""): "fan.py: Config.severity: must be a table, got 3",
     FAN.format(field="def __post_init__(self): 1 / 0", more=""): "checks.fan: its Config raised ZeroDivisionError",
@@ -604,7 +605,7 @@ def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_set
     settings = f'interval_seconds = 3600\nchecks_dir = "{checks}"\n'
     with Healthd(directory=directory, config=settings, env=NO_SLURM) as daemon:
         assert daemon.process is not None
-        assert "fan" in results(daemon.status()), "its settings are called as some of ours are"
+        assert "fan" in results(daemon.status()), "its settings may have names of ours"
         daemon.config.write_text(daemon.config.read_text().replace("3600", "1800"))
         for times, (text, sentence) in enumerate(ODD.items(), 1):
             (checks / "fan.py").write_text(text)
@@ -625,11 +626,11 @@ def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_set
         daemon.process.send_signal(signal.SIGHUP)
         status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
         assert not any("settings" in problem for problem in status["problems"])
-        daemon.until(lambda s: results(s)["fan"]["outcome"] == "completed", "it runs on")
+        daemon.until(lambda s: results(s)["fan"]["outcome"] == "completed", "the check still runs")
 
 
 def test_a_reload_that_fails_as_nobody_thought_of_keeps_the_old_settings_and_says_where(directory: Path) -> None:
-    # In the daemon only: what ends the process of the trial before it is refused with a sentence.
+    # Only in the daemon: the trial process that runs before it would be refused with a sentence.
     odd = "import sys\n\n\ndef validate(config):\n    if not sys.argv[0].endswith('settings/__main__.py'):\n"
     odd += "        raise KeyboardInterrupt('as if by hand')"
     checks = directory / "checks"

@@ -1,4 +1,5 @@
-"""The whole daemon against a real Slurm: a fault in the kernel log or in NVML, and what becomes of node and jobs."""
+"""Tests of the whole daemon with a real Slurm: a fault in the kernel log or in NVML, and its effect on node and
+jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ NODES = 20
 TESTS = Path(__file__).resolve().parents[1]
 LOST_GPU = 'profile = "dgx-h100"\n[gpu.3]\nlost = true\n'
 HEALTHY = 'profile = "dgx-h100"\n'
-LOST_PCI = "0000:61:00.0"  # of GPU 3 of the profile
-# What slurmd and slurmctld say to each other by themselves, and sdiag's own question.
+LOST_PCI = "0000:61:00.0"  # GPU 3 of the profile
+# RPCs between slurmd and slurmctld themselves, and sdiag's own request.
 NOT_OURS = re.compile(r"REQUEST_STATS_INFO|MESSAGE_.*|REQUEST_COMPLETE_.*|REQUEST_STEP_COMPLETE")
 
 
@@ -34,13 +35,13 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def own_cluster() -> Iterator[SlurmCluster]:
-    """For a test that stops slurmctld, for which commands wait so long."""
+    """Start a cluster for a test that stops slurmctld; commands wait up to 5 s for it."""
     with SlurmCluster(nodes=1, gpus=0, message_timeout=5) as running:
         yield running
 
 
 def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act", **options: Any) -> Healthd:
-    """A daemon for this node with a round a second."""
+    """Return a daemon for this node with one round per second."""
     flags = ("--mode", mode, "--node-name", node, "--interval", "1")
     return Healthd(*flags, directory=tmp_path, **{"env": cluster.env, **options})
 
@@ -50,7 +51,7 @@ def is_free(cluster: SlurmCluster, node: str) -> bool:
     return found.flags.isdisjoint({"DRAIN", "DOWN"}) and not found.reason
 
 
-# --- a fault that acts
+# --- faults that act
 
 
 def test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it(
@@ -67,7 +68,7 @@ def test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it(
         assert after["Restarts"] == "1"
         assert after["JobId"] == job
         assert daemon.verdict().startswith("drain ")
-        rounds(daemon, 3)  # every check is clean, but nobody has repaired anything
+        rounds(daemon, 3)  # every check is clean, but no repair was recorded
         assert "DRAIN" in cluster.node(node).flags
         assert cluster.node(node).reason_time == drained.reason_time
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
@@ -75,7 +76,7 @@ def test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it(
         status = daemon.until(lambda s: s["health"] == "healthy", "healthy again")
         assert [c["cleared_by"] for c in status["cleared"]] == ["repaired by root (uid 0)"]
         assert daemon.verdict().startswith("ok ")
-        daemon.until(lambda _: "resumed the node" in daemon.log.read_text(), "it has heard that Slurm did it")
+        daemon.until(lambda _: "resumed the node" in daemon.log.read_text(), "the resume is confirmed")
         told = [line for line in daemon.log.read_text().splitlines() if line.startswith("WARNING: ")]
         done = ("drained the node: ", "job ", "resumed the node: ")
         assert [line for word in done for line in told if line.startswith(f"WARNING: {word}")] == [
@@ -89,10 +90,10 @@ def test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it(
 def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_requeued_like_any_other(
     tmp_path: Path,
 ) -> None:
-    """Its BatchFlag is 2 then: slurmctld counts it up, up to a limit."""
+    """Slurm sets its BatchFlag to 2: slurmctld counts it up to a limit."""
     with SlurmCluster(nodes=1, gpus=0, message_timeout=5, extra_conf=["BatchStartTimeout=1"]) as cluster:
         job = until_listed(cluster, running_job(cluster, "n1"), "n1")
-        time.sleep(6)  # so long slurmctld lets a job be missing: BatchStartTimeout and MessageTimeout
+        time.sleep(6)  # time after which slurmctld counts a job as missing: BatchStartTimeout and MessageTimeout
         cluster.stop_slurmd("n1")
         cluster.kill_slurmstepd(job)
         cluster.remove_dead_slurmstepd(job)
@@ -106,7 +107,7 @@ def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_r
             daemon.kernel_line(xid(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
             assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
-            daemon.until(lambda _: f"job {job} was requeued" in daemon.log.read_text(), "it has heard of it")
+            daemon.until(lambda _: f"job {job} was requeued" in daemon.log.read_text(), "the requeue is confirmed")
 
 
 def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(
@@ -121,9 +122,9 @@ def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(
         rounds(daemon, 2)
         assert condition(daemon.status(), "gpu_access/lost"), "the check finds it again"
         cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
-        assert "UNDRAIN" not in daemon.log.read_text()  # not even until the check has looked again
+        assert "UNDRAIN" not in daemon.log.read_text()  # not even until the next run of the check
         write_whole(scenario, HEALTHY)
-        rounds(daemon, 3)  # clean, but a lost GPU waits for a reboot
+        rounds(daemon, 3)  # all runs are clean, but a lost GPU needs a reboot
         assert "DRAIN" in cluster.node(node).flags
         daemon.ask(command="repaired", code="gpu_access/lost")
         until(lambda: is_free(cluster, node), "free again")
@@ -141,19 +142,19 @@ def test_the_processes_on_gpus_are_asked_for_only_while_the_node_is_drained_and_
     config = "[checks.gpu_processes]\nconfirm_seconds = 1.0\n"
     with healthd(cluster, node, tmp_path, fake_nvml=str(scenario), config=config) as daemon:
         status = rounds(daemon, 3)
-        assert (status["health"], asked(status)) == ("healthy", False), "nobody waits for it"
+        assert (status["health"], asked(status)) == ("healthy", False), "no resume waits for it"
         job = running_job(cluster, node, "--no-requeue")
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         assert not asked(rounds(daemon, 3)), "a job still runs"
         cluster.run("scancel", job)
-        daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "what is left is known")
+        daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "the leftover process is found")
         daemon.ask(command="repaired", code="gpu_xid/79")
         rounds(daemon, 3)
         assert "DRAIN" in cluster.node(node).flags, "the process is still there"
         write_whole(scenario, HEALTHY)
         until(lambda: is_free(cluster, node), "free again")
-        daemon.until(lambda s: s["health"] == "healthy" and not asked(s), "it is not asked for any more")
+        daemon.until(lambda s: s["health"] == "healthy" and not asked(s), "the check no longer runs")
 
 
 def test_mode_drain_drains_and_leaves_the_jobs(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
@@ -176,30 +177,30 @@ def test_a_severity_that_the_site_changes_while_the_drain_stands_requeues_and_en
         drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         rounds(daemon, 2)
         assert cluster.job(job)["JobState"] == "RUNNING"
-        daemon.configure("")  # as it was found
+        daemon.configure("")  # the default severity
         daemon.process.send_signal(signal.SIGHUP)
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
         assert cluster.node(node).reason_time == drained.reason_time
         daemon.configure("[checks.gpu_xid]\nenforce = false\n")
         daemon.process.send_signal(signal.SIGHUP)
         until(lambda: is_free(cluster, node), "free again")
-        assert daemon.until(lambda s: s["health"] == "warning", "the warning stays")["conditions"]
+        assert daemon.until(lambda s: s["health"] == "warning", "the warning remains")["conditions"]
         daemon.kernel_line(xid(79))
         rounds(daemon, 3)
         assert is_free(cluster, node)
     assert cluster.job(job)["Restarts"] == "1"
 
 
-# --- what must not act
+# --- conditions that must not act
 
 
 def test_a_warning_and_healthy_rounds_cost_slurm_nothing(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
     with healthd(cluster, node, tmp_path) as daemon:
-        daemon.until(lambda s: s["slurm"]["state"] is not None, "the first look at Slurm is over")
+        daemon.until(lambda s: s["slurm"]["state"] is not None, "the first reconciliation has ended")
         before = cluster.sdiag_counts()
         rounds(daemon, 2)
         daemon.kernel_line(xid(31, text="Ch 0000005a, intr 10000000. MMU Fault"))
-        status = daemon.until(lambda s: s["health"] == "warning", "the warning stands")
+        status = daemon.until(lambda s: s["health"] == "warning", "the warning is open")
         assert condition(status, "gpu_xid/31")
         rounds(daemon, 3)
         after = cluster.sdiag_counts()
@@ -211,7 +212,7 @@ def test_a_warning_and_healthy_rounds_cost_slurm_nothing(cluster: SlurmCluster, 
 
 
 def logged_commands(cluster: SlurmCluster, folder: Path) -> tuple[dict[str, str], Path]:
-    """An environment in which Slurm's commands write down their arguments before they run, and that log."""
+    """Return an environment in which Slurm's commands log their arguments before they run, and that log."""
     log = folder / "commands.log"
     wrappers = folder / "bin"
     wrappers.mkdir()
@@ -224,7 +225,7 @@ def logged_commands(cluster: SlurmCluster, folder: Path) -> tuple[dict[str, str]
 
 
 def changing(log: Path) -> list[str]:
-    """The commands that can change something: all but those known to read."""
+    """Return the commands that can change something: all except those known to read only."""
     read_only = re.compile(r"sinfo |squeue |scontrol (show|listpids|ping)\b")
     return [line for line in log.read_text().splitlines() if not read_only.match(line)]
 
@@ -243,14 +244,14 @@ def test_observe_mode_changes_nothing_whatever_breaks(cluster: SlurmCluster, nod
             rounds(daemon, 0)
             words.add(daemon.verdict().split()[0])
         daemon.kernel_line(xid(79), xid(48))
-        status = daemon.until(lambda s: condition(s, "gpu_xid/79", LOST_PCI) is not None, "the fault is known")
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79", LOST_PCI) is not None, "the fault is open")
         assert status["health"] == "unhealthy"
         assert status["decision"]["action"] == "leave"
         assert status["decision"]["would"].startswith('drain with "healthd: ')
         assert status["decision"]["would"].endswith(" and requeue")
         words.add(daemon.verdict().split()[0])
         write_whole(scenario, LOST_GPU)
-        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is known")
+        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is found")
         daemon.ask(command="pause", seconds=0.5, why="test")
         daemon.until(lambda s: s["pause"] is None, "the pause is over")
         daemon.ask(command="repaired", code="gpu_xid/79")
@@ -263,7 +264,7 @@ def test_observe_mode_changes_nothing_whatever_breaks(cluster: SlurmCluster, nod
     assert "warning" in words
     assert is_free(cluster, node)
     assert cluster.job(job)["Restarts"] == "0"
-    # the same log sees what another mode does
+    # the same log records the commands of mode act
     with healthd(cluster, node, tmp_path, env=env, fake_nvml=str(scenario)):
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
         cluster.wait_job(job, "PENDING")
@@ -300,8 +301,8 @@ def test_what_was_only_observed_never_drains_but_what_a_check_finds_now_does(
         daemon = healthd(cluster, node, folder, mode="observe", fake_nvml=str(scenario))
         with daemon:
             daemon.kernel_line(xid(79), xid(48, pci="0000:1b:00"), xid(64, pci="0000:43:00"))
-            daemon.until(lambda s: condition(s, "gpu_xid/64") is not None, "the faults are known")
-            daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is known")
+            daemon.until(lambda s: condition(s, "gpu_xid/64") is not None, "the faults are open")
+            daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is found")
         write_whole(scenario, scenario_now)
         with healthd(cluster, node, folder, fake_nvml=str(scenario)) as daemon:
             status = rounds(daemon, 2)
@@ -313,7 +314,7 @@ def test_what_was_only_observed_never_drains_but_what_a_check_finds_now_does(
                 assert daemon.verdict().startswith("warning ")
 
 
-# --- people
+# --- operators
 
 
 def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_still_fails(
@@ -328,7 +329,7 @@ def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_stil
         cluster.wait_job(old, "PENDING")
         rounds(daemon, 2)
         daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
-        time.sleep(1.5)  # nor did slurmctld start in the second in which the drain was last read
+        time.sleep(1.5)  # so that the resume is not in the second in which the drain was last read
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         daemon.until(
             lambda s: (c := condition(s, "gpu_xid/79")) is not None and c["state"] == "acknowledged", "acknowledged"
@@ -338,7 +339,7 @@ def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_stil
         new = running_job(cluster, node)
         rounds(daemon, 2)
         assert cluster.job(new)["JobState"] == "RUNNING"
-        # a check that fails now is no old news; this job began after the fault of the Xid, but before this one
+        # A check that fails now acts. This job began after the fault of the Xid, but before this one.
         write_whole(scenario, LOST_GPU)
         cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
         assert cluster.wait_job(new, "PENDING")["Restarts"] == "1"
@@ -346,9 +347,9 @@ def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_stil
         daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         time.sleep(1.5)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")  # it still fails
+        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")  # the check still fails
         rounds(daemon, 1)
-        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
     assert cluster.job(new)["Restarts"] == "1"
 
 
@@ -359,8 +360,8 @@ def test_a_job_that_started_after_the_resume_is_not_requeued_for_the_old_fault(
     write_whole(scenario, LOST_GPU)
     with healthd(cluster, node, tmp_path, fake_nvml=str(scenario)) as daemon:
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
-        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
-        daemon.kill()  # so that the job can start before healthd sees that the node is open
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
+        daemon.kill()  # so that the job can start before healthd detects the resume
         time.sleep(1.5)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         job = running_job(cluster, node)
@@ -405,12 +406,12 @@ def test_in_a_pause_nothing_happens_and_after_it_a_check_decides(
         scenario = folder / "gpus.toml"
         write_whole(scenario, LOST_GPU if drains else HEALTHY)
         job = running_job(cluster, node)
-        # a pause that was asked for before the faults
+        # a pause that was set before the faults
         with healthd(cluster, node, folder, mode="observe", fake_nvml=str(scenario)) as daemon:
             daemon.ask(command="pause", seconds=600, why="driver upgrade")
         with healthd(cluster, node, folder, fake_nvml=str(scenario)) as daemon:
             daemon.kernel_line(xid(79), xid(119, pci="0000:43:00"))
-            status = daemon.until(lambda s: condition(s, "gpu_xid/119") is not None, "the faults are known")
+            status = daemon.until(lambda s: condition(s, "gpu_xid/119") is not None, "the faults are open")
             status = rounds(daemon, 2)
             assert status["decision"]["action"] == "leave"
             assert is_free(cluster, node)
@@ -426,7 +427,7 @@ def test_in_a_pause_nothing_happens_and_after_it_a_check_decides(
                 assert cluster.job(job)["JobState"] == "RUNNING"
 
 
-# --- slurmctld is away
+# --- slurmctld is down or hangs
 
 
 def test_a_fault_while_slurmctld_is_down_drains_when_it_is_back(own_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -436,13 +437,13 @@ def test_a_fault_while_slurmctld_is_down_drains_when_it_is_back(own_cluster: Slu
     with healthd(cluster, "n1", tmp_path) as daemon:
         cluster.kill_slurmctld(signal.SIGTERM)
         daemon.kernel_line(xid(79))
-        status = daemon.until(lambda s: "contact slurm controller" in s["slurm"]["problem"], "the trouble is told")
+        status = daemon.until(lambda s: "contact slurm controller" in s["slurm"]["problem"], "the problem is reported")
         assert status["health"] == "unhealthy"
-        assert daemon.verdict().startswith("warning "), "no count of the fleet has allowed the drain"
+        assert daemon.verdict().startswith("warning "), "the drain needs a count of the fleet"
         cluster.start_slurmctld()
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the problem has ended")
 
 
 def test_a_fault_while_slurmctld_hangs_drains_when_it_goes_on(own_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -452,12 +453,12 @@ def test_a_fault_while_slurmctld_hangs_drains_when_it_goes_on(own_cluster: Slurm
         cluster.signal_slurmctld(signal.SIGSTOP)
         daemon.kernel_line(xid(79))
         number = daemon.status()["round"]["number"]
-        daemon.until(lambda s: "did not end in time" in s["slurm"]["problem"], "the trouble is told")
-        daemon.until(lambda s: s["round"]["number"] > number + 1, "the rounds go on")
+        daemon.until(lambda s: "did not end in time" in s["slurm"]["problem"], "the problem is reported")
+        daemon.until(lambda s: s["round"]["number"] > number + 1, "the rounds continue")
         cluster.signal_slurmctld(signal.SIGCONT)
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the problem has ended")
 
 
 def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follows_when_it_is_over(
@@ -478,12 +479,12 @@ def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follo
         def wanted(status: dict[str, Any]) -> str:
             return f"{status['decision']['would']} {status['decision']['text']}".strip()
 
-        # The first look at Slurm may have met the trouble before the fault was heard.
+        # The first reconciliation may have had the problem before the fault arrived.
         status = daemon.until(lambda s: words in s["slurm"]["problem"] and wanted(s).startswith("drain "), words)
         assert "healthd: gpu_xid/79 " in wanted(status)
         assert daemon.verdict().startswith(f"{verdict} ")
-        daemon.until(lambda s: s["round"]["number"] > number + 1, "the checks go on")
-        until(lambda: metrics_say("healthd_slurm_problem 1.0\n"), "the metrics say so")
+        daemon.until(lambda s: s["round"]["number"] > number + 1, "the checks continue")
+        until(lambda: metrics_say("healthd_slurm_problem 1.0\n"), "the metrics report it")
 
     def scontrol(body: str) -> None:
         (programs / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
@@ -509,8 +510,8 @@ def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follo
         (programs / "scontrol").unlink()
         daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "drained")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
-        until(lambda: metrics_say("healthd_slurm_problem 0.0"), "the metrics say so")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the problem has ended")
+        until(lambda: metrics_say("healthd_slurm_problem 0.0"), "the metrics report it")
 
 
 # --- settings and restarts
@@ -523,11 +524,11 @@ def test_a_bad_file_at_sighup_keeps_the_old_settings_and_says_so(
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n[checks.gpu_cuont]\nexpected = 8\n')
         daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: "settings not reloaded" in daemon.log.read_text(), "the settings stay")
+        until(lambda: "settings not reloaded" in daemon.log.read_text(), "the settings are kept")
         said = next(line for line in daemon.log.read_text().splitlines() if "settings not reloaded" in line)
         assert str(daemon.config) in said
         assert "gpu_cuont" in said
-        assert "gpu_count" in said.replace("gpu_cuont", "")  # the nearest known name
+        assert "gpu_count" in said.replace("gpu_cuont", "")  # the suggested name
         daemon.configure("[checks.gpu_count]\nexpected = 9\n")
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: condition(s, "gpu_count/fewer_than_expected") is not None, "the new settings")
@@ -551,7 +552,7 @@ def test_each_line_of_the_log_counts_once_across_restarts(cluster: SlurmCluster,
         daemon.start()
         daemon.until(counted(5), "five")
         daemon.stop()
-        os.rename(daemon.kernel_log, f"{daemon.kernel_log}.1")  # logrotate, after a last line
+        os.rename(daemon.kernel_log, f"{daemon.kernel_log}.1")  # logrotate moves the file after a last line
         with open(f"{daemon.kernel_log}.1", "a", encoding="ascii") as old:
             old.write(line(5) + "\n")
         daemon.kernel_line(line(6))

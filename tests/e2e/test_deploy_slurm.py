@@ -1,4 +1,4 @@
-"""The lines for slurm.conf that are shipped, in a real slurmctld and slurmd, with the scripts that they name."""
+"""Tests of the shipped lines for slurm.conf in a real slurmctld and slurmd, with the scripts that they name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = re.findall(r"(?m)^(\w+)=(\S+)$", LINES)
 
 @contextmanager
 def cluster_with(tmp_path: Path, lines: str, version: str | None = None) -> Iterator[SlurmCluster]:
-    """The scripts and these lines lie in `tmp_path` instead of /etc/slurm, and slurm.conf includes the lines."""
+    """Run a cluster that includes these lines; lines and scripts are in `tmp_path` instead of /etc/slurm."""
     install(tmp_path, [])
     conf = tmp_path / "healthd.conf"
     conf.write_text(lines.replace("/etc/slurm/healthd-", f"{tmp_path}/"))
@@ -28,7 +28,7 @@ def cluster_with(tmp_path: Path, lines: str, version: str | None = None) -> Iter
 
 
 def daemon_on(cluster: SlurmCluster, tmp_path: Path, flags: Sequence[str] = ("--mode", "act")) -> Healthd:
-    named = ("--node-name", "n1", "--interval", "300")  # a verdict holds for three intervals, also once it is killed
+    named = ("--node-name", "n1", "--interval", "300")  # a verdict is valid for three intervals, even after a kill
     return Healthd(*flags, *named, directory=tmp_path, env=cluster.env)
 
 
@@ -36,7 +36,7 @@ def daemon_on(cluster: SlurmCluster, tmp_path: Path, flags: Sequence[str] = ("--
 def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_path: Path, version: str | None) -> None:
     with cluster_with(tmp_path, LINES, version) as cluster:
         shown = cluster.run("scontrol", "show", "config")
-        taken = dict(re.findall(r"(?m)^(\w+)(?:\[0\])?\s*= (.*?)(?: sec)?$", shown))  # from 24.11 on Prolog[0]
+        taken = dict(re.findall(r"(?m)^(\w+)(?:\[0\])?\s*= (.*?)(?: sec)?$", shown))  # Prolog[0] since 24.11
         for name, value in NAMED:
             words = value.replace("/etc/slurm/healthd-", f"{tmp_path}/").upper().split(",")
             assert set(words) <= set(taken[name].upper().split(",")), name
@@ -48,7 +48,7 @@ def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_pa
             daemon.kernel_line(xid(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
             assert daemon.verdict().startswith("drain ")
-            daemon.kill()  # what was decided stands in the verdict; below, Slurm forgets it, as in a race
+            daemon.kill()  # the verdict still contains the decision; below, Slurm loses the drain, as in a race
         cluster.stop_slurmd("n1")
         cluster.start_slurmd("n1")
         until(lambda: "health_check failed: rc:2 output:drain: gpu_xid/79" in cluster.log("slurmd.n1"))
@@ -67,8 +67,8 @@ def test_slurmd_is_told_that_no_healthd_runs_and_takes_jobs_all_the_same(tmp_pat
 
 
 def test_of_a_directory_of_prologs_slurm_runs_the_last_name_first(tmp_path: Path) -> None:
-    """So healthd's is to be called zz-healthd, as docs/prolog-epilog.md says, if a node that is to be drained shall not
-    see what the others do."""
+    """healthd's prolog is called zz-healthd (docs/prolog-epilog.md), so that a drained node rejects a job before
+    other prologs run."""
     folder, order = tmp_path / "prolog.d", tmp_path / "order"
     folder.mkdir()
     for name in ("00-site", "50-site", "zz-healthd"):

@@ -1,4 +1,5 @@
-"""`healthd doctor` on a real Slurm, beside a real daemon, as another user, and where a file system hangs."""
+"""Tests of `healthd doctor` with a real Slurm: while a daemon runs, as another user, and with a file system that
+hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 def doctor(env: dict[str, str], *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit status, and each line by what it is about."""
+    """Return the exit status and the lines by topic."""
     command = [sys.executable, "-m", "healthd", "doctor", "--json", *flags]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
@@ -51,7 +52,7 @@ def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmC
             assert lines[topic]["state"] == "ok", lines[topic]
         assert "8 GPUs" in lines["GPUs"]["message"]
         assert "MiB" in lines["daemon"]["message"]
-        assert cluster.node("n1").flags == before, "nothing was changed"
+        assert cluster.node("n1").flags == before, "doctor changes nothing"
 
 
 def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: SlurmCluster) -> None:
@@ -78,7 +79,7 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
 
 @pytest.fixture
 def dead(tmp_path: Path) -> Iterator[Path]:
-    """A mount that answers nobody."""
+    """Mount a file system that answers no request."""
     require_root()
     point = tmp_path / "dead"
     point.mkdir()

@@ -1,5 +1,7 @@
-"""docs/drained.md: from the Reason to the repair. Each command that can be run here, as it stands there, on a node that
-a real healthd has drained in a real Slurm."""
+"""Tests of docs/drained.md, from the Reason to the repair.
+
+Each command that can run here runs as on the page, on a node that a real healthd has drained in a real Slurm.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from slurm_cluster import SlurmCluster
 
 PAGE = (REPOSITORY / "docs/drained.md").read_text("utf-8")
 COMMANDS = [line for block in re.findall(r"(?ms)^```\n(.*?)^```", PAGE) for line in block.splitlines() if line]
-# Of programs that this machine may not have, or whose log a container does not.
+# Commands of programs that this machine may lack, or whose log a container lacks.
 ELSEWHERE = ("sacct ", "journalctl ", "nvidia-bug-report.sh", "ipmitool ")
 PENDING_REMAP = 'profile = "dgx-h100"\n[gpu.3]\nremap_pending = true\n'
 HEALTHD = """\
@@ -71,7 +73,7 @@ class Node:
 
 
 def the(beginning: str) -> str:
-    """The one command of the page that begins so."""
+    """Return the one command of the page that begins with this text."""
     (found,) = dict.fromkeys(line for line in COMMANDS if line.startswith(beginning))
     return found
 

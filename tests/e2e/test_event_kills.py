@@ -1,8 +1,7 @@
-"""kill -9 at random moments of the real daemon and of its worker, while the disk fills up and the clock jumps.
+"""Tests with kill -9 at random moments of the real daemon and its worker, while the disk fills up and the clock jumps.
 
-Every event is in the stream once, and nothing is missing but what the node says that it dropped.
-
-HEALTHD_KILLS_SEED: a seed that a failure printed.
+Every event is in the stream once, and only lines that the node reports as dropped are missing.
+HEALTHD_KILLS_SEED: the seed that a failed run printed.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ KILLS = (
     pytest.param(1000, 4, marks=(pytest.mark.timeout(7200), pytest.mark.long)),
 )
 SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-KILLS_PER_REPAIR = 10  # so that there are fewer parts at a time than one code may have by name
-LEFT = ("gpu_xid", "gpu_count", "exec", "mount")  # what listens, what makes rounds, and what is not configured
+KILLS_PER_REPAIR = 10  # so that a code never has more parts than may have their own condition
+LEFT = ("gpu_xid", "gpu_count", "exec", "mount")  # a kernel log check, one that runs, and two without configuration
 FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in_checks() if name not in LEFT)
 HERE = Path(__file__).parent
 
@@ -51,7 +50,7 @@ class Figures:
 
 
 class Patient:
-    """A node whose daemon is killed again and again, and all that its stream has said."""
+    """A node whose daemon is killed repeatedly, and all lines of its stream."""
 
     def __init__(self, folder: Path, disk: Path, preload: Path, kills: int) -> None:
         self.state, self.clock, self.kills = disk / "state", folder / "clock", kills
@@ -71,7 +70,7 @@ class Patient:
         self.raw: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
 
     def live(self) -> None:
-        self.daemon.start()  # what is in the log before the very first start is history, so let that be over
+        self.daemon.start()  # lines from before the first start are history, so it waits for that start
         self.daemon.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
         while self.figures.daemon_kills + self.figures.worker_kills < self.kills:
             self.one_kill()
@@ -105,7 +104,7 @@ class Patient:
         self.figures.daemon_kills += 1
 
     def overflow(self) -> None:
-        """So much while the disk is full that it does not fit into the outbox."""
+        """Produce more events on a full disk than fit into the outbox."""
         self.recover(stop=False)
         self.fill_disk()
         for number in range(2000):
@@ -116,32 +115,32 @@ class Patient:
         self.figures.daemon_kills += 1
 
     def recover(self, stop: bool = True) -> None:
-        """Left alone with room on its disk, all that waits is written."""
+        """Let the node write all waiting lines, with room on its disk."""
         self.ballast.unlink(missing_ok=True)
         self.ensure_running()
         self.daemon.until(lambda s: s["stream"]["waiting"] < 100, "there is room for more lines")
         last = self.fault()
         self.daemon.until(lambda s: condition(s, "gpu_xid/79", last) is not None, "the last line is read")
-        self.daemon.until(lambda s: s["stream"]["waiting"] == 0, "nothing waits")
+        self.daemon.until(lambda s: s["stream"]["waiting"] == 0, "no line waits")
         if stop:
             assert self.daemon.stop_at_rest() == 0
         self.read()
 
-    # what happens
+    # faults
 
     def fault(self) -> str:
-        """A line of another part than all before. (Lines of one part within 5 s are one event.)"""
+        """Log a fault of a new part. (Lines about one part within 5 s are one event.)"""
         self.figures.faults += 1
         part = f"{self.figures.faults >> 8:04x}:{self.figures.faults & 255:02x}:00"
         self.daemon.kernel_line(xid(79, pci=part, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
         return f"{part}.0"
 
     def next_line_rotates(self) -> None:
-        self.read()  # the oldest file goes
+        self.read()  # the oldest file will be deleted
         newest = self.state / "events.jsonl"
         if newest.exists() and newest.stat().st_size < MAX_BYTES - 100:
             with suppress(OSError):
-                os.truncate(newest, MAX_BYTES - 100)  # zero bytes take no room
+                os.truncate(newest, MAX_BYTES - 100)  # a hole takes no room
                 self.figures.rotations += 1
 
     def fill_disk(self) -> None:
@@ -162,7 +161,7 @@ class Patient:
             self.daemon.start()
 
     def worker(self) -> int | None:
-        """The daemon starts it first of all; None: it is just being replaced."""
+        """Return the pid of the worker, which the daemon starts first; None while it is being replaced."""
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             with suppress(StopIteration, OSError):
@@ -170,10 +169,10 @@ class Patient:
             time.sleep(0.01)
         return None
 
-    # what is there
+    # reading
 
     def read(self) -> None:
-        """As the centre does, again and again; and once more without the reader: each line with its number."""
+        """Read new lines as the centre does, and all lines once more without the reader, by number."""
         self.events += [
             told.fields for s in find([str(self.state)], self.tally) for told in read(s, self.cursor, self.tally)
         ]
@@ -223,33 +222,35 @@ def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
     for patient in patients:
         log = patient.daemon.log.read_text(errors="replace")
         assert "Traceback" not in log, log[-4000:]
-        assert {key: raw for key, raw in patient.raw.items() if len(raw) > 1} == {}, "a number was given twice"
+        assert {key: raw for key, raw in patient.raw.items() if len(raw) > 1} == {}, "a number was used twice"
         assert list(patient.cursor.sequences.gaps()) == []
         (key,) = patient.cursor.sequences.runs
         path = patient.daemon.run_dir / "ledger.json"
         ledger = store.decode(path.read_text(), str(path))
         gone = {n for run in patient.cursor.sequences.dropped[key] for n in range(run[0], run[1] + 1)}
         seqs = [int(str(event["seq"])) for event in patient.events]
-        # What is told of the end waits for the next start where the disk had no time for it.
+        # The last event waits for the next start if the disk was too slow.
         waiting = [event for event in map(json.loads, ledger.outbox.lines) if event["seq"] not in seqs]
         assert [event["event"] for event in waiting] in ([], ["stopped"])
         numbers = sorted([*seqs, *gone, *(event["seq"] for event in waiting)])
-        assert numbers == list(range(1, ledger.outbox.next_seq)), "each number once, written, dropped or waiting"
+        assert numbers == list(range(1, ledger.outbox.next_seq)), "each number once: written, dropped or waiting"
         assert gone, "the outbox did not overflow"
         told = sum(int(str(event["count"])) for event in patient.events if event["event"] == "dropped")
         assert told == len(gone)
         opened = Counter(str(event["subject"]) for event in patient.events if event["event"] == "opened")
-        assert (len(opened), set(opened.values())) == (patient.figures.faults, {1}), "each fault is told once"
+        assert (len(opened), set(opened.values())) == (patient.figures.faults, {1}), "each fault is reported once"
         assert [*patient.events, *waiting][-1]["event"] == "stopped"
         lines, dropped = lines + len(seqs), dropped + len(gone)
         repeats += patient.tally.repeats
     all_figures = [patient.figures for patient in patients]
     done = sum(f.daemon_kills + f.worker_kills for f in all_figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), {lines} events, "
-        f"{dropped} dropped and told, {repeats} repeats, {sum(p.tally.unread for p in patients)} torn lines, "
-        f"{sum(f.rotations for f in all_figures)} rotations, {sum(f.full for f in all_figures)} times a full disk, "
-        f"{sum(f.jumps for f in all_figures)} jumps of the clock, "
+        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), "
+        f"{lines} events, "
+        f"{dropped} dropped and reported, {repeats} repeats, {sum(p.tally.unread for p in patients)} torn lines, "
+        f"{sum(f.rotations for f in all_figures)} rotations, "
+        f"{sum(f.full for f in all_figures)} full disks, "
+        f"{sum(f.jumps for f in all_figures)} clock jumps, "
         f"{sum(f.faults for f in all_figures)} faults: {seconds:.0f} s"
     )
     assert done >= kills

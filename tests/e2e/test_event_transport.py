@@ -1,6 +1,6 @@
-"""From a node to the centre with the real rsyslogd and rsync and the files that are shipped for them.
+"""Tests of the transport from a node to the centre with the real rsyslogd and rsync and the shipped files for them.
 
-Every event arrives, whatever is rotated, stopped, killed or away meanwhile; the reader drops what arrives twice.
+Every event arrives, whatever is rotated, stopped, killed or down meanwhile; the reader drops duplicates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECONDS = 240.0
 
 
 class Written:
-    """A node's stream, as its worker writes it. Rotation comes early, so that there is some."""
+    """The stream of a node as its worker writes it. Tests rotate it early."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ def arrived(centre: Path) -> tuple[int, Tally, Cursor]:
 
 
 def until_all(written: Written, centre: Path) -> Tally:
-    """Wait until every event is at the centre, each readable, without a hole; what else was there."""
+    """Wait until every event is at the centre, readable and without a gap. Return the reader's tally."""
     end = time.monotonic() + SECONDS
     while arrived(centre)[0] < written.seq and time.monotonic() < end:
         time.sleep(0.1)
@@ -73,14 +73,14 @@ def until_all(written: Written, centre: Path) -> Tally:
 def below(centre: Path) -> dict[str, bytes]:
     found = {}
     for path in centre.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a file of its state is replaced
+        with contextlib.suppress(FileNotFoundError):  # rsync replaces a temporary file
             if path.is_file():
                 found[str(path.relative_to(centre))] = path.read_bytes()
     return found
 
 
 class Place:
-    """Files that are shipped, with the paths, the port and the centre of this test."""
+    """The shipped files, with the paths, the port and the centre of this test."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
@@ -111,8 +111,8 @@ class Place:
 
 
 class Rsyslogd:
-    """One rsyslogd, with nothing but a shipped file. Before and after it run the commands of its drop-in, if it has
-    one, as systemd runs them."""
+    """An rsyslogd with only a shipped file. The commands of its drop-in run before and after it, as systemd runs
+    them."""
 
     def __init__(self, place: Place, name: str, unclean: str = "") -> None:
         self.folder = place.folder
@@ -158,7 +158,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def rsyslog(place: Place) -> Iterator[tuple[Rsyslogd, Rsyslogd]]:
-    """The node's and the centre's, running."""
+    """Run an rsyslogd on the node and one at the centre."""
     require_programs("rsyslogd", packages="rsyslog rsyslog-relp")
     pair = Rsyslogd(place, "node", "rsyslog-unclean.conf"), Rsyslogd(place, "centre")
     try:
@@ -231,7 +231,7 @@ def test_rsyslog_loses_nothing_while_the_centre_is_away_stopped_or_killed(
         written.write(500)
         centre.start()
         until_all(written, place.centre)
-    centre.kill()  # the node's goes too, with lines on their way
+    centre.kill()  # the node's rsyslogd stops too, with lines in transit
     written.write(1500)
     time.sleep(0.3)
     node.stop()
@@ -268,14 +268,14 @@ def test_the_centres_files_are_rotated_and_compressed_and_read_all_the_same(
     config = place.folder / "logrotate.conf"
     hup = f"kill -HUP {centre.process.pid}"
     text = place.of("logrotate-centre").replace("/usr/lib/rsyslog/rsyslog-rotate", hup)
-    text = text.replace("dateext\n", "dateext\n    dateformat -%s\n")  # more than one a day
+    text = text.replace("dateext\n", "dateext\n    dateformat -%s\n")  # allows several rotations per day
     config.write_text(text)
     for _ in range(3):
         written.write(300)
         until_all(written, place.centre)
         argv = ["logrotate", "--force", "--state", str(place.folder / "logrotate.state"), str(config)]
         subprocess.run(argv, check=True, timeout=SECONDS)
-        time.sleep(1.1)  # the name of a rotated file has the second
+        time.sleep(1.1)  # the name of a rotated file has a resolution of 1 s
     written.write(300)
     until_all(written, place.centre)
     names = [path.name for path in (place.centre / "gpu-1").iterdir()]
@@ -283,8 +283,10 @@ def test_the_centres_files_are_rotated_and_compressed_and_read_all_the_same(
 
 
 def relp(port: int, *messages: str) -> list[str]:
-    """What imrelp answers to a peer that is nobody in particular. https://github.com/rsyslog/librelp, doc/relp.html: a
-    frame is TXNR COMMAND LENGTH [DATA] and a newline."""
+    """Return imrelp's answers to a peer without identity.
+
+    https://github.com/rsyslog/librelp, doc/relp.html: a frame is TXNR COMMAND LENGTH [DATA] and a newline.
+    """
     offers = "relp_version=0\nrelp_software=test\ncommands=syslog"
     frames = [("open", offers), *(("syslog", message) for message in messages)]
     answers: list[str] = []
@@ -307,7 +309,7 @@ def test_a_line_of_a_user_by_relp_changes_none_of_others_and_stays_below_the_fol
     answers = relp(place.port, *(f"<13>1 2025-11-22T12:00:00Z {name} t - - - {forged}" for name in names))
     assert [answer.split()[3] for answer in answers] == ["200"] * 4, answers
     own = place.centre / "gpu-1/events.jsonl"
-    until(lambda: forged.encode() in own.read_bytes(), "the last one is written, and so those before it")
+    until(lambda: forged.encode() in own.read_bytes(), "the last line is written, and so are those before it")
     after = below(place.folder)
     assert after["srv/gpu-1/events.jsonl"].startswith(before)
     assert {name for name, content in after.items() if forged.encode() in content} <= {
@@ -324,7 +326,7 @@ SECRET = "as printed by openssl rand -hex 32"
 
 
 class Rsyncd:
-    """The shipped one, with a user of this machine as the files' owner."""
+    """The shipped rsync daemon, with a user of this machine as the owner of the files."""
 
     def __init__(self, place: Place) -> None:
         self.owner = pwd.getpwnam("daemon")
@@ -369,7 +371,7 @@ def rsyncd(place: Place) -> Iterator[Rsyncd]:
 
 
 def rsync(place: Place) -> list[str]:
-    """The command of the shipped unit."""
+    """Return the command of the shipped unit."""
     (command,) = re.findall(r"(?m)^ExecStart=(.*)", place.of("healthd-events-rsync.service"))
     return shlex.split(command.replace("%l", "gpu-1").replace("@127.0.0.1/", f"@127.0.0.1:{place.port}/"))
 
@@ -385,7 +387,7 @@ def test_rsync_brings_every_event_through_rotations_kills_and_a_centre_that_is_a
             written.rotate()
             written.write(50)
         process = subprocess.Popen(rsync(place), stderr=subprocess.DEVNULL)
-        if number % 3 == 1:  # killed in the middle
+        if number % 3 == 1:  # killed during the transfer
             time.sleep(0.01 * number)
             process.kill()
         if number % 3 == 2:
@@ -407,7 +409,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def theirs() -> Iterator[Path]:
-    """A user's folder: a program that is setuid, a link, and an empty folder."""
+    """Create the folder of a user: a setuid program, a link, and an empty folder."""
     with tempfile.TemporaryDirectory(prefix="healthd.") as name:
         folder = Path(name)
         for each in (folder, folder / "x", folder / "empty"):
@@ -422,7 +424,7 @@ def theirs() -> Iterator[Path]:
 
 
 def user_says(place: Place, theirs: Path, secret: str, *arguments: str) -> int:
-    """The exit status of what another user of a node asks of the centre's port."""
+    """Run rsync as another user of a node against the centre's port. Return its exit status."""
     argv = ["rsync", *arguments, f"rsync://healthd@127.0.0.1:{place.port}/events/"]
     environment = {**os.environ, "RSYNC_PASSWORD": secret}
     done = subprocess.run(
@@ -470,7 +472,7 @@ def test_what_comes_by_rsync_is_its_own_users_and_runs_as_nobody(place: Place, r
 
 
 def test_a_key_that_can_only_fetch_brings_the_stream_and_neither_writes_nor_leaves_the_folder(place: Place) -> None:
-    """sshd's part is to run the command of the key, with what was asked in SSH_ORIGINAL_COMMAND."""
+    """sshd runs the command of the key, with the requested command in SSH_ORIGINAL_COMMAND."""
     require_programs("rsync", "rrsync", packages="rsync")
     Written(place.node).write(10)
     ssh = place.folder / "ssh"

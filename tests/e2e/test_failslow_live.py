@@ -1,4 +1,5 @@
-"""Ranks of a job that tell their steps to the real `healthd run`, and the GPU of the one that became slower."""
+"""Tests with ranks of a job that report their steps to the real `healthd run`, and the GPU of the one that slows
+down."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ root = "{root}"
 [checks.failslow]
 client = true
 """
-# Of each rank the process that steps: healthd asks what it has open, and in which cgroup it is.
+# The process of each rank: healthd reads its open files and its cgroup.
 RANK = """
 import os, sys
 from healthd import client
@@ -41,7 +42,7 @@ for line in sys.stdin:
 
 
 class Gang:
-    """Eight ranks of job 4711, each on a GPU of its own, in a made /proc."""
+    """Eight ranks of job 4711, each on its own GPU, in a fake /proc."""
 
     def __init__(self, root: Path, sock: Path) -> None:
         self.root = root
@@ -68,7 +69,7 @@ class Gang:
         (place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
 
     def step(self, seconds: float, slow: int | None = None) -> None:
-        """One iteration of all: `slow` computes half as long again, and the others wait for it."""
+        """Run one iteration: the rank `slow` computes 1.5 times as long, and the others wait for it."""
         length = seconds * 1.5 if slow is not None else seconds
         for rank, process in enumerate(self.ranks):
             assert process.stdin is not None
@@ -91,7 +92,7 @@ def tree(folder: Path, run_dir: Path) -> Path:
         gpu = root / f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0"
         gpu.mkdir(parents=True)
         (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {number}\n")
-    below = root / str(run_dir).lstrip("/")  # a check reads all below the tree
+    below = root / str(run_dir).lstrip("/")  # a check reads everything below the tree
     below.parent.mkdir(parents=True)
     below.symlink_to(run_dir)
     return root
@@ -119,7 +120,7 @@ def daemon(tmp_path):
 
 def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
-    until(lambda: connects(sock), "it listens")
+    until(lambda: connects(sock), "the live process listens")
     gang = Gang(tmp_path / "tree", sock)
     try:
         for _ in range(40):
@@ -130,7 +131,7 @@ def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon,
             gang.step(0.5, slow=5)
             return condition(status, "failslow/gpu")
 
-        status = daemon.until(told, "the slow GPU is told")
+        status = daemon.until(told, "the slow GPU is reported")
         found = condition(status, "failslow/gpu", "0000:05:00.0")
         assert found is not None
         assert found["severity"] == "warning"
@@ -147,19 +148,19 @@ def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon,
             gang.step(0.5)
             return condition(status, "failslow/gpu") is None and condition(status, "failslow/job") is None
 
-        daemon.until(over, "it is over once no rank is slow")
+        daemon.until(over, "the conditions end with the slowdown")
     finally:
         gang.end()
 
 
 def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_then_it_is(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
-    until(sock.exists, "the socket is there")
+    until(sock.exists, "the socket exists")
     daemon.ask(command="failslow-pause", seconds=3600, why="a benchmark")
     daemon.stop()
     daemon.start()
     assert daemon.status()["detection_pause"]["why"] == "a benchmark"
-    until(lambda: live_pid(daemon) and connects(sock), "it listens")
+    until(lambda: live_pid(daemon) and connects(sock), "the live process listens")
     gang = Gang(tmp_path / "tree", sock)
     try:
         for _ in range(40):
@@ -171,7 +172,7 @@ def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_
             gang.step(0.5, slow=5)
             return reading(status, "failslow_jobs") == 1 and reading(status, "failslow_lost_seconds_total")
 
-        status = daemon.until(watched, "it is watched, and what it loses is counted")
+        status = daemon.until(watched, "the job is monitored, and its loss is counted")
         assert reading(status, "failslow_paused_until_timestamp_seconds") > 0
         assert condition(status, "failslow/job") is None
         daemon.ask(command="failslow-unpause")
@@ -180,26 +181,26 @@ def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_
             gang.step(0.5, slow=5)
             return condition(status, "failslow/job")
 
-        daemon.until(told, "it is told once the pause is over")
+        daemon.until(told, "the slow job is reported after the pause")
     finally:
         gang.end()
 
 
 def reading(status, name):
-    """The largest value that the check failslow read under this name; 0 = it read none."""
+    """Return the largest value of this observation of check failslow, or 0 if there is none."""
     results = [result for result in status["results"] if result["check"] == "failslow"]
     return max((one["value"] for result in results for one in result["observations"] if one["name"] == name), default=0)
 
 
 def test_a_live_process_that_hangs_or_is_killed_is_another_one_soon_and_ranks_find_it(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
-    until(sock.exists, "the socket is there")
-    first = live_pid(daemon)  # it has made the socket
+    until(sock.exists, "the socket exists")
+    first = live_pid(daemon)  # the process that created the socket
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    until(lambda: live_pid(daemon) not in (None, first), "another one runs")
-    until(lambda: connects(sock), "it listens")
-    daemon.until(lambda s: not [t for t in s["problems"] if "fail-slow" in t], "no trouble is left")
+    until(lambda: live_pid(daemon) not in (None, first), "another process runs")
+    until(lambda: connects(sock), "the live process listens")
+    daemon.until(lambda s: not [t for t in s["problems"] if "fail-slow" in t], "no problem remains")
 
 
 def connects(sock: Path) -> bool:
@@ -212,7 +213,7 @@ def connects(sock: Path) -> bool:
 
 
 def test_a_reload_begins_and_ends_it(tmp_path):
-    """Off by default: no process, no socket."""
+    """It is off by default: no process, no socket."""
     with Healthd(directory=tmp_path, config="interval_seconds = 1.0\n") as running:
         assert live_pid(running) is None
         sock = tmp_path / "run/failslow.sock"
@@ -220,17 +221,17 @@ def test_a_reload_begins_and_ends_it(tmp_path):
         settings = running.config.read_text()
         running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\n")
         running.ask(command="reload")
-        until(lambda: live_pid(running), "it runs")
-        until(sock.exists, "the socket is there")
+        until(lambda: live_pid(running), "the process runs")
+        until(sock.exists, "the socket exists")
         pid = live_pid(running)
         running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\nslow_percent = 25.0\n")
         running.ask(command="reload")
         rounds(running, 1)
-        assert live_pid(running) == pid, "what it knows of running jobs is not lost"
+        assert live_pid(running) == pid, "its data about running jobs are not lost"
         running.config.write_text(settings)
         running.ask(command="reload")
-        until(lambda: live_pid(running) is None, "it ended")
-        until(lambda: not sock.exists(), "the socket is gone")
+        until(lambda: live_pid(running) is None, "the process has ended")
+        until(lambda: not sock.exists(), "the socket is removed")
         assert client.SOCKET == "/run/healthd/failslow.sock"
 
 
@@ -242,10 +243,10 @@ def is_gone(pid):
 
 
 def test_it_ends_with_the_daemon_also_with_one_that_is_killed(daemon, tmp_path):
-    until((tmp_path / "run/failslow.sock").exists, "the socket is there")
+    until((tmp_path / "run/failslow.sock").exists, "the socket exists")
     pid = live_pid(daemon)
     assert pid is not None
     daemon.kill()
-    until(lambda: is_gone(pid), "it is gone")
+    until(lambda: is_gone(pid), "the process has ended")
     daemon.start()
-    until(lambda: live_pid(daemon), "another one runs")
+    until(lambda: live_pid(daemon), "another process runs")

@@ -1,6 +1,6 @@
-"""`healthd failslow --plot` in a real browser: nothing is fetched, nothing fails, all texts are visible.
+"""Tests of `healthd failslow --plot` in a real browser: no request, no error, all texts visible.
 
-The pictures are kept in build/failslow.
+The pictures are saved in build/failslow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """plot.svg and plot.html of ten workers; one, with a hostile name, takes 60 % longer for 60 of 400 iterations."""
+    """Create plot.svg and plot.html of ten workers; one, with a hostile name, takes 60 % longer for 60 of 400
+    iterations."""
     where = tmp_path_factory.mktemp("plots")
     made = random.Random(14)
     rows = ["worker,step,seconds"]
@@ -61,9 +62,9 @@ def test_it_fetches_nothing_and_shows_each_text(name: str, width: int, chromium:
         assert (page.complaints(), page.requests()) == ([], [])
         if name == "plot.html":  # the picture scrolls in its own box
             assert page.ask("document.documentElement.scrollWidth") <= width
-            assert min(text["height"] for text in texts if text["words"]) > 10, "it can be read"
+            assert min(text["height"] for text in texts if text["words"]) > 10, "the text is large enough to read"
         assert "taken" not in page.ask("document.title || ''")
     assert [text["words"] for text in texts if not text["inside"]] == []
     words = [text["words"] for text in texts]
     assert {"+61 %", "onset", "detected", "relief", "its peers"} <= set(words)
-    assert "script" in "".join(words), "the name is shown as it is"
+    assert "script" in "".join(words), "the name is displayed unchanged"

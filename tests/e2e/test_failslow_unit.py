@@ -1,4 +1,5 @@
-"""The live process under the unit's limits and a real systemd, and a rank in a cgroup as slurmstepd makes one."""
+"""Test of the live process under the limits of the unit with a real systemd, and a rank in a cgroup like that of
+slurmstepd."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ interval_seconds = 1.0
 [checks.failslow]
 client = true
 """
-# A scope of slurmstepd's name, and below it the job's own cgroup, in whichever hierarchy systemd uses here.
+# A scope with the name of slurmstepd, and below it a cgroup of the job, in the hierarchy that systemd uses here.
 IN_A_JOB = """
 path=$(sed -n 's/^0:://p; s/^1:name=systemd://p' /proc/self/cgroup | grep slurmstepd.scope | head -n 1)
 for mount in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
@@ -37,13 +38,13 @@ def test_a_rank_of_a_job_is_heard_under_the_limits_of_the_unit():
         box.systemctl("start", "healthd")
         file = box.path("/run/healthd/failslow.json")
         sock = box.path("/run/healthd/failslow.sock")
-        until(lambda: sock.exists() and sock.stat().st_mode & 0o777 == 0o666, "the socket is there, for everybody")
+        until(lambda: sock.exists() and sock.stat().st_mode & 0o777 == 0o666, "the socket exists, open to every user")
         scope = ["systemd-run", "--scope", "--quiet", "--unit=slurmstepd", "--slice=system.slice"]
         argv = ["sh", "-c", IN_A_JOB, "sh", sys.executable, "-c", RANK]
         rank = box.popen(*scope, f"--setenv=PYTHONPATH={CHECKOUT}", "--setenv=RANK=3", *argv)
         try:
             until(lambda: (file.exists() and json.loads(file.read_text())["jobs"]) or rank.poll() is not None)
-            assert rank.poll() is None, "the rank ended"
+            assert rank.poll() is None, "the rank has ended"
             (job,) = json.loads(file.read_text())["jobs"]
             assert (job["job"], job["ranks"], job["slow"]) == ("4711", 1, False)
         finally:

@@ -1,5 +1,6 @@
-"""The venv is removed, or installed anew, under a daemon that runs: it says so, goes on with what it has in memory, and
-what it knew and decided stands.
+"""Tests with a venv that is removed or reinstalled while its daemon runs.
+
+The daemon reports it and continues with the loaded code, and its conditions and decisions remain.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
 
 
 class Installed(Healthd):
-    """The daemon of a venv of its own, which has this checkout's healthd and finds all else where this test does."""
+    """The daemon of its own venv, with this checkout's healthd and the other packages of this test."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         super().__init__(directory=directory, config=CONFIG, env={"PYTHONPATH": "", **NO_SLURM}, **settings)
@@ -51,12 +52,12 @@ class Installed(Healthd):
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # `python -m healthd` would find this checkout in the current directory first
+    monkeypatch.chdir(tmp_path)  # otherwise `python -m healthd` would find this checkout in the current directory
     return tmp_path
 
 
 def removed(folder: Path) -> None:
-    """At one stroke: who runs may write bytecode into it meanwhile."""
+    """Remove a folder atomically: a running process may write bytecode into it."""
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.removed")))
 
 
@@ -76,16 +77,16 @@ def test_a_daemon_whose_venv_is_removed_says_so_and_what_it_knows_and_decided_st
         pid = daemon.process.pid
 
         removed(daemon.venv)
-        daemon.until(lambda s: says(s, GONE), "it is told")
+        daemon.until(lambda s: says(s, GONE), "it is reported")
         assert GONE in daemon.log.read_text()
-        daemon.kernel_line(xid(48, "0000:1b:00", "DBE"))  # with a table of facts that was not needed before
-        daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "what is heard is judged")
+        daemon.kernel_line(xid(48, "0000:1b:00", "DBE"))  # needs a table that was not loaded before
+        daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "kernel lines are evaluated")
         assert "acknowledged for 2 h" in daemon.ask(command="ack", code="gpu_xid/48", seconds=7200, why="known")["done"]
         refused = daemon.ask(command="reload")["error"]
         assert refused.startswith(f"reload: settings not reloaded: {GONE}")
 
         daemon.kill_worker()
-        after = daemon.until(lambda s: len(s["unknown"]) > 10, "no check can look")
+        after = daemon.until(lambda s: len(s["unknown"]) > 10, "no check can run")
         after = rounds(daemon, 3)
         assert says(after, GONE)
         assert after["decision"]["text"] == before["decision"]["text"]
@@ -98,12 +99,13 @@ def test_a_daemon_whose_venv_is_removed_says_so_and_what_it_knows_and_decided_st
 
 
 def test_a_first_scrape_and_a_sighup_after_the_files_are_removed(directory: Path) -> None:
-    """With all that it needs in the tree that goes, and before anybody has asked for a page."""
+    """All packages are in the removed tree, and no page was requested before."""
     daemon = Installed(directory, wait=False)
     daemon.install()
     (site,) = daemon.venv.glob("lib/python*/site-packages")
     shutil.copytree(Path(prometheus_client.__file__).parent, site / "prometheus_client")
-    # One round: between rounds without a pause a busy machine's worker comes to no errand, and would import late.
+    # A single round: without pauses between rounds, the worker of a busy machine would do other requests late and
+    # import then.
     once = CONFIG.replace("interval_seconds = 1.0", "interval_seconds = 3600.0")
     daemon.configure(f'{once}[metrics]\nlisten = "127.0.0.1:0"\n')
     with daemon:
@@ -117,7 +119,7 @@ def test_a_first_scrape_and_a_sighup_after_the_files_are_removed(directory: Path
             with urllib.request.urlopen(asked, timeout=120) as page:
                 assert b"healthd_build_info" in page.read()
         daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: f"settings not reloaded: {GONE}" in daemon.log.read_text(), "the reload is refused")
+        until(lambda: f"settings not reloaded: {GONE}" in daemon.log.read_text(), "the reload is rejected")
         assert "Traceback" not in daemon.log.read_text()
         assert "ModuleNotFoundError" not in daemon.log.read_text()
 
@@ -128,7 +130,7 @@ def test_a_daemon_whose_files_are_replaced_looks_on_and_says_that_it_wants_a_res
     with daemon:
         daemon.until(lambda s: s["round"]["number"] > 1, "a round")
         daemon.install()
-        daemon.until(lambda s: says(s, REPLACED), "it is told")
+        daemon.until(lambda s: says(s, REPLACED), "it is reported")
         daemon.configure(CONFIG + 'mode = "drain"\n')
         assert "restart it (systemctl restart healthd)" in daemon.ask(command="reload")["error"]
         daemon.kill_worker()

@@ -1,5 +1,6 @@
-"""The files are replaced under a daemon that runs, as an upgrade of the package does, and a rollback: it goes on, and
-the daemon that is started after it has its conditions.
+"""Tests with files that are replaced while their daemon runs, as by a package upgrade or a rollback.
+
+The daemon continues, and the daemon that is started afterwards has its conditions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from healthd_daemon import REPOSITORY, Healthd, condition, looked_since, xid
 from machine import GPUS, Machine
 
 SHIPPED = ("healthd", "checks", "conf/profiles")
-# An editable installation gives what is missing here from the repository.
+# Without it, an editable installation would supply missing files from the repository.
 ALONE = """\
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
@@ -37,7 +38,7 @@ SXID = "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, Link 32 egr
 
 @pytest.fixture
 def installed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the program lies that is run: `python -m healthd` finds it first in the current directory."""
+    """Create the directory of the program: `python -m healthd` finds it first in the current directory."""
     path = directory / "installed"
     path.mkdir()
     (path / "sitecustomize.py").write_text(ALONE)
@@ -46,7 +47,7 @@ def installed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install_other_version(installed: Path) -> None:
-    """Install the same program under another version: the daemon sees other files and another version."""
+    """Install the same program with another version: the daemon detects other files and another version."""
     install_checkout(installed)
     (installed / "healthd/__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n')
 
@@ -59,7 +60,7 @@ def install_checkout(installed: Path) -> None:
 
 
 def _remove(installed: Path) -> None:
-    """Each part at one stroke: who runs may write bytecode into it meanwhile."""
+    """Remove each part atomically: a running process may write bytecode into it."""
     for part in filter(Path.exists, (installed / name for name in SHIPPED)):
         shutil.rmtree(part.rename(installed.parent / "removed"))
 
@@ -80,11 +81,12 @@ def outcomes(status: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def replaced_under(daemon: Healthd) -> None:
-    """Its worker ends, so that it starts one of the files that are there now; everything is looked at by that one."""
+    """Kill the worker, so that the next one starts from the current files, and wait until all checks have run with
+    it."""
     before = daemon.worker()
     os.kill(before, signal.SIGKILL)
     killed = time.time()
-    daemon.until(lambda s: looked_since(s, killed + 0.5), "everything was looked at by a new worker")
+    daemon.until(lambda s: looked_since(s, killed + 0.5), "all checks ran in a new worker")
     assert daemon.worker() != before
 
 
@@ -92,7 +94,7 @@ def replaced_under(daemon: Healthd) -> None:
 def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_next_one_takes_over(
     first: str, installed: Path, directory: Path
 ) -> None:
-    """An upgrade and a rollback."""
+    """Covers an upgrade and a rollback."""
     installs = [install_other_version, install_checkout]
     install_first, install_second = installs if first == "other" else reversed(installs)
     install_first(installed)
@@ -107,9 +109,9 @@ def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_
         assert status["version"] == running["version"]
         assert outcomes(status) == outcomes(running)
         assert "failed" not in outcomes(status).values()
-        # What tells of its codes is read when the first one comes.
+        # The texts of its codes are read at the first Xid.
         daemon.kernel_line(xid(79, GPUS[3].removesuffix(".0")), SXID)
-        daemon.until(lambda s: condition(s, "gpu_xid/79") and condition(s, "sxid/12028"), "Xid and SXid are judged")
+        daemon.until(lambda s: condition(s, "gpu_xid/79") and condition(s, "sxid/12028"), "Xid and SXid are evaluated")
         known = daemon.status()["conditions"]
         assert daemon.stop() == 0
 
@@ -120,6 +122,6 @@ def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_
             now = condition(status, before["code"], before["subject"])
             assert now is not None, before
             assert (now["severity"], now["first_seen"]) == (before["severity"], before["first_seen"])
-        daemon.until(lambda s: outcomes(s) == outcomes(running), "it looks at the same itself")
+        daemon.until(lambda s: outcomes(s) == outcomes(running), "the new daemon runs the same checks")
         daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
-        daemon.until(lambda s: condition(s, "gpu_xid/31", GPUS[1]), "an Xid after it")
+        daemon.until(lambda s: condition(s, "gpu_xid/31", GPUS[1]), "a new Xid is evaluated")

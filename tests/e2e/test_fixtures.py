@@ -1,4 +1,4 @@
-"""The fixtures that make trouble do make it, and leave nothing behind."""
+"""Tests of the fixtures that cause faults: they work and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
     with pytest.raises(pytest.skip.Exception, match=r"no Slurm 26.05 to be had from Debian sid: .*exit status"):
         slurm_versions.programs("26.05")
     assert not (tmp_path / "slurm-26.05").exists()
-    failed["24.11"] = failed["26.05"]  # no further try
+    failed["24.11"] = failed["26.05"]  # no second attempt
     with pytest.raises(pytest.fail.Exception, match=r"no Slurm 24.11 to be had from Debian trixie: .*exit status"):
         slurm_versions.programs("24.11")
 
 
 @pytest.mark.parametrize("version", ["", *slurm_versions.DEBIAN])
 def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
-    """A slurmstepd and its job, which has nothing of the cluster's environment, are no children of the test's."""
+    """A slurmstepd and its job are not children of the test, and the job lacks the cluster's environment."""
     with SlurmCluster(nodes=1, gpus=0, version=version) as cluster:
         job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
         until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")
@@ -117,7 +117,7 @@ def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
 
 
 class NoJobs:
-    """A cluster that takes no job; its nodes are idle."""
+    """A cluster that rejects jobs; its nodes are idle."""
 
     def sbatch(self, *_: str) -> str:
         raise TimeoutError("sbatch: no answer")

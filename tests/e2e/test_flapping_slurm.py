@@ -1,4 +1,4 @@
-"""A fault that comes and goes, with a real Slurm: the node is not drained and resumed again and again."""
+"""Tests of a fault that comes and goes, with a real Slurm: the node is not drained and resumed endlessly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from healthd_daemon import Healthd, rounds
 from slurm_cluster import SlurmCluster
 
-WAIT_SECONDS = 24.0  # in which the test sees that it waits
+WAIT_SECONDS = 24.0  # long enough to observe the wait
 CONFIG = """
 checks_dir = "{checks}"
 [checks.flaps]
@@ -39,7 +39,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 class Flapping:
-    """A daemon with a check that finds a fault while a file is there."""
+    """A daemon with a check that reports a fault while a file exists."""
 
     def __init__(self, cluster: SlurmCluster, node: str, folder: Path, shared: bool) -> None:
         self.cluster, self.node, self.fault = cluster, node, folder / "fault"
@@ -57,7 +57,7 @@ class Flapping:
 
     def goes(self) -> None:
         self.fault.unlink()
-        self.daemon.until(lambda s: not s["conditions"], "all is clean")
+        self.daemon.until(lambda s: not s["conditions"], "no condition is open")
 
     def is_free(self) -> None:
         self.cluster.wait_state(self.node, "IDLE", without=("DRAIN",))
@@ -72,19 +72,19 @@ def test_own_hardware_that_comes_and_goes_is_given_back_twice_in_an_hour_and_the
             flaps.comes()
             flaps.goes()
             flaps.is_free()
-        daemon.until(lambda s: s["slurm"]["owner"] == "none", "it has heard that Slurm did it")
+        daemon.until(lambda s: s["slurm"]["owner"] == "none", "the resume is confirmed")
         daemon.kill()
         daemon.start()
         flaps.comes()
         flaps.goes()
         waits = "clean, but drained 3 times within an hour for the node's own hardware"
-        daemon.until(lambda s: s["decision"]["text"].startswith(waits), "it waits for a person")
+        daemon.until(lambda s: s["decision"]["text"].startswith(waits), "it waits for an operator")
         rounds(daemon, 4)
         assert "DRAIN" in cluster.node("n1").flags
         assert cluster.node("n1").reason.endswith("(3 times in an hour: an operator must resume it)")
         cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
         flaps.is_free()
-        daemon.until(lambda s: s["decision"]["text"] == "nothing to do", "the operator's word is taken")
+        daemon.until(lambda s: s["decision"]["text"] == "nothing to do", "the operator's resume is accepted")
         for _ in range(2):
             flaps.comes()
             flaps.goes()

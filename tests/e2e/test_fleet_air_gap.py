@@ -1,4 +1,4 @@
-"""The centre may be without any network: every question is answered where there is none, and nothing is fetched."""
+"""Test that the centre needs no network: every query runs without one and downloads nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_a_network(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """In a network namespace of its own, where there is no interface, and the loopback is down."""
+    """Run a command in its own network namespace, where the loopback is down and there is no other interface."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home)}
     return subprocess.run(["unshare", "--net", *command], capture_output=True, text=True, timeout=120, env=env)
 
@@ -39,4 +39,4 @@ def test_every_question_is_answered_without_a_network_and_leaves_nothing_behind(
         done = without_a_network(tmp_path, sys.executable, "-m", "healthd", "fleet", "query", name, "--db", str(db))
         assert (done.returncode, done.stderr) == (0, ""), name
         assert "no rows" not in done.stdout, name
-    assert list(tmp_path.iterdir()) == [], "neither an extension below HOME nor anything in TMPDIR"
+    assert list(tmp_path.iterdir()) == [], "no extension below HOME and nothing in TMPDIR"

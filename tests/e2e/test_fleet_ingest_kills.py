@@ -1,7 +1,7 @@
-"""`healthd fleet ingest` ended at any moment, on a full disk, in a folder that cannot be written: a rerun goes on with
-what was committed, and comes to what an undisturbed one comes to.
+"""Tests of `healthd fleet ingest` with kills at any moment, a full disk, and a folder that cannot be written.
 
-HEALTHD_KILLS_SEED: a seed that a failure printed.
+A rerun continues after the committed data and ends with the same store as an undisturbed run.
+HEALTHD_KILLS_SEED: the seed that a failed run printed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().r
 KILLS = (pytest.param(12), pytest.param(200, marks=(pytest.mark.timeout(1200), pytest.mark.long)))
 FILES, ROWS = 4, 100
 DAY = 86400
-BEGIN = NOVEMBER - 180 * DAY  # all of it is over: no file covers what is not yet
+BEGIN = NOVEMBER - 180 * DAY  # all of it is in the past, so every file is complete
 
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tickets, jobs and failures of four months, some of them in several files, in which jobs still run."""
+    """Create tickets, jobs and failures of four months, some of them in several files, in which jobs still run."""
     folder = tmp_path_factory.mktemp("history")
     rng = random.Random(12)
     for number in range(FILES):
@@ -46,7 +46,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
             start = BEGIN + rng.randrange(120) * DAY + index
             tickets.append(f"n{index % 9},{start},{start + DAY},{number} words")
             end = "" if rng.random() < 0.3 else start + 3600
-            which = number * ROWS // 2 + index  # half of them stand in the next file too
+            which = number * ROWS // 2 + index  # half of the jobs are also in the next file
             job = f"{which},n[{index % 5}-{index % 5 + 1}],16,{BEGIN + which * DAY // 8},{start},{end}"
             jobs.append(f"{job},{'COMPLETED' if end else 'RUNNING'},u{index % 7}")
         (folder / f"tickets{number}.csv").write_text("\n".join(tickets) + "\n")
@@ -83,7 +83,7 @@ def ingested(history: Path, db: Path) -> tuple[int, str, str]:
 
 
 def kept(db: Path) -> dict[str, list[Row]]:
-    """What the store holds, but for the time at which it was read."""
+    """Return the content of the store without the times of reading."""
     found = content(db)
     found["ingests"] = [(*its[:5], *its[6:]) for its in found.get("ingests", [])]
     return found
@@ -91,7 +91,7 @@ def kept(db: Path) -> dict[str, list[Row]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Row]], float]:
-    """What an ingest comes to that nothing disturbs, and how long it takes, seconds."""
+    """Return the content of an undisturbed ingest, and its duration in seconds."""
     db, start = tmp_path_factory.mktemp("undisturbed") / "db", time.monotonic()
     assert ingested(history, db)[0] == 0
     taken = time.monotonic() - start
@@ -102,7 +102,7 @@ def undisturbed(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def pieces(db: Path) -> list[Row]:
-    """What was read until now."""
+    """Return the ingests that were committed so far."""
     return kept(db)["ingests"] if (db / "manifest.json").exists() else []
 
 
@@ -138,10 +138,13 @@ def expected_tables(db: Path) -> list[str]:
 
 
 def until_it_has_begun(history: Path, db: Path) -> subprocess.Popen[str]:
-    """An ingest that has committed something: the manifest alone is made, and its lock given back, before the store is
-    locked for good. On a busy machine it may be over when this is seen."""
+    """Start an ingest and wait for its first commit.
+
+    The first manifest is created before the store is locked permanently. On a busy machine the ingest may have ended
+    by then.
+    """
     process = begun(history, db)
-    until(lambda: (db / "manifest.json").exists() and generation(db) > 0, "something is committed")
+    until(lambda: (db / "manifest.json").exists() and generation(db) > 0, "the first commit is made")
     return process
 
 
@@ -165,7 +168,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(history, undisturbed, tmp_pat
         if not over:
             break
     else:
-        pytest.fail("each was over before the signal")
+        pytest.fail("each ingest ended before the signal")
     assert (status, err) == (
         130,
         "healthd fleet: stopped; earlier commits are kept, and the same command continues from there\n",
@@ -183,7 +186,7 @@ def test_a_second_ingest_at_once_is_one_sentence_and_the_first_goes_on(history, 
         first.send_signal(signal.SIGCONT)
         ended(first)
     else:
-        pytest.fail("each was over before the signal")
+        pytest.fail("each ingest ended before the signal")
     status, out, err = ingested(history, db)
     first.send_signal(signal.SIGCONT)
     sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running: wait for it\n"
@@ -208,7 +211,7 @@ def test_on_a_terminal_there_is_a_bar_and_elsewhere_none(history, tmp_path):
     while process.poll() is None or not shown:
         try:
             shown += os.read(ours, 65536)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             break
     os.close(ours)
     assert process.communicate()[0].splitlines()[0].startswith(b"jobs_file: ")
@@ -221,7 +224,7 @@ def test_on_a_terminal_there_is_a_bar_and_elsewhere_none(history, tmp_path):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
+    """Mount a small file system."""
     require_root()
     point = tmp_path / "disk"
     point.mkdir()

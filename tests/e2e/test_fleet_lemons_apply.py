@@ -1,4 +1,4 @@
-"""`healthd fleet lemons --apply` against a real slurmctld. With three nodes the fleet limit is "at least 2"."""
+"""Tests of `healthd fleet lemons --apply` with a real slurmctld. With three nodes the fleet limit is its minimum, 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from slurm_cluster import SlurmCluster
 
 DAY = 86400
-OTHERS = 150  # nodes of the store that Slurm does not have: the fleet that the lemons are held against
+OTHERS = 150  # nodes that Slurm does not have: the fleet with which the lemons are compared
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def rested(cluster: SlurmCluster) -> SlurmCluster:
-    """All nodes are idle, and nobody wrote on them."""
+    """Return the cluster with all nodes idle and without a reason."""
     for name in cluster.names:
         cluster.attempt("scontrol", "update", f"NodeName={name}", "State=RESUME", "Reason=")
         cluster.attempt("scontrol", "update", f"NodeName={name}", "Reason=")
@@ -39,7 +39,8 @@ def healthd(cluster: SlurmCluster, *words: str) -> subprocess.CompletedProcess[s
 
 
 def store(cluster: SlurmCluster, folder: Path, lemons: dict[str, int], days_ago: int = 0, others: int = OTHERS) -> Path:
-    """Failures of another tool, up to an hour ago: each of these nodes failed so often, the others once."""
+    """Ingest failures from another tool until an hour ago: these numbers of failures on these nodes, one on the
+    others."""
     now = int(time.time()) - days_ago * DAY
     lines = [
         f"{name},{now - 3 * time_ago * DAY - 3600},hw" for name, times in lemons.items() for time_ago in range(times)
@@ -86,7 +87,7 @@ def test_apply_drains_each_within_the_limit_and_never_beyond(rested: SlurmCluste
     assert [one["drained"] for one in again] == [False, False, False]
     assert "lemon: " in again[0]["text"]
     for name in ("n1", "n2"):
-        assert "DRAIN" in flags(rested, name), "nothing resumes"
+        assert "DRAIN" in flags(rested, name), "apply resumes no node"
 
 
 def test_what_somebody_else_drained_is_left_as_it_is_and_daemons_drains_count(
@@ -169,7 +170,7 @@ def test_what_is_long_past_drains_nothing_and_its_lines_say_how_old_it_is(rested
 
 
 def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: SlurmCluster, tmp_path: Path) -> None:
-    """Of 53 nodes one may be out as a lemon: the second run is told of the first one's."""
+    """With 53 nodes, one may be drained as a lemon; the second run counts that of the first."""
     db = store(rested, tmp_path, {"n1": 9}, others=50)
     (first,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert first["drained"]
@@ -183,7 +184,7 @@ def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: 
 
 
 def programs(cluster: SlurmCluster, folder: Path, name: str, before: str) -> dict[str, str]:
-    """The environment with one of Slurm's programs that does this first."""
+    """Return an environment in which one of Slurm's programs runs `before` first."""
     real = subprocess.run(
         ["sh", "-c", f"command -v {name}"], env=cluster.env, timeout=240, capture_output=True, text=True, check=True
     ).stdout.strip()

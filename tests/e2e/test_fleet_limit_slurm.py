@@ -1,4 +1,4 @@
-"""The fleet limit with real daemons and a real slurmctld. With three nodes it is "at least 2"."""
+"""Tests of the fleet limit with real daemons and a real slurmctld. With three nodes it is its minimum, 2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def mounts(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """A file system of each node's own, mounted; the file server dies for all that are unmounted."""
+    """Mount a file system for each node; unmounting it simulates a dead file server."""
     require_root()
     points = {name: tmp_path / f"data-{name}" for name in ("n1", "n2", "n3")}
     for point in points.values():
@@ -69,7 +69,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
                 (s["slurm"]["fleet_hold"] or {}).get("times") == 1
                 and "delayed by the fleet limit" in s["decision"]["text"]
             ),
-            "held by the limit",
+            "the fleet limit delays the drain",
         )
         hold = status["slurm"]["fleet_hold"]
         assert (hold["partition"], hold["nodes"], hold["drained"], hold["limit"]) == ("gpu", 3, 2, 2)
@@ -77,7 +77,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         assert status["decision"]["action"] == "leave"
         assert "delayed by the fleet limit: healthd keeps 2 of 3 nodes in partition gpu" in status["decision"]["text"]
         assert status["decision"]["would"].startswith('drain with "healthd: mount/missing ')
-        third.until(lambda _: third.verdict().startswith("warning "), "jobs are not kept away")
+        third.until(lambda _: third.verdict().startswith("warning "), "jobs are accepted")
         assert "DRAIN" not in cluster.node("n3").flags
         page = third.directory / "healthd.prom"
         third.until(
@@ -92,19 +92,19 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
 
         hold = third.until(
             lambda s: (s["slurm"]["fleet_hold"] or {}).get("until", 0) - s["time"] > 30,
-            "a wait that is not over before a restart is",
+            "the wait lasts longer than a restart",
         )["slurm"]["fleet_hold"]
         asked = cluster.sdiag_counts().get("REQUEST_NODE_INFO", 0)
         third.kill()
         third.start()
-        again = third.until(lambda s: s["slurm"]["fleet_hold"] is not None, "still held")["slurm"]["fleet_hold"]
-        assert (again["since"], again["until"]) == (hold["since"], hold["until"]), "a restart begins no new wait"
+        again = third.until(lambda s: s["slurm"]["fleet_hold"] is not None, "still waiting")["slurm"]["fleet_hold"]
+        assert (again["since"], again["until"]) == (hold["since"], hold["until"]), "a restart starts no new wait"
         time.sleep(2.5)
         assert cluster.sdiag_counts().get("REQUEST_NODE_INFO", 0) <= asked + 4, "no round counts (wait_state reads too)"
 
-        third.kernel_line(xid(79))  # its own hardware: that does not wait for the file server
+        third.kernel_line(xid(79))  # a fault of its own hardware does not wait for the file server
         cluster.wait_state("n3", "DRAIN", reason="healthd: gpu_xid/79 ")
-        third.until(lambda _: third.verdict().startswith("drain "), "and jobs are kept away")
+        third.until(lambda _: third.verdict().startswith("drain "), "jobs are rejected")
         for daemon_of, name in ((first, "n1"), (second, "n2")):
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounts[name]], check=True)
             daemon_of.until(lambda s: s["health"] == "healthy", "the file server is back")
@@ -120,16 +120,16 @@ def test_a_held_node_is_well_again_when_its_cause_is_over(
         )
     with daemon(cluster, "n3", mounts["n3"], tmp_path / "n3") as third:
         subprocess.run(["umount", mounts["n3"]], check=True)
-        third.until(lambda s: bool(s["slurm"]["fleet_hold"]) and s["slurm"]["fleet_hold"]["times"] == 1, "held")
+        third.until(lambda s: bool(s["slurm"]["fleet_hold"]) and s["slurm"]["fleet_hold"]["times"] == 1, "delayed")
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounts["n3"]], check=True)
-        status = third.until(lambda s: s["health"] == "healthy" and not s["slurm"]["fleet_hold"], "well again")
+        status = third.until(lambda s: s["health"] == "healthy" and not s["slurm"]["fleet_hold"], "healthy again")
         assert status["decision"]["action"] == "leave"
         assert third.verdict().startswith("ok ")
     assert "DRAIN" not in cluster.node("n3").flags
 
 
 def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(cluster: SlurmCluster) -> None:
-    """Each has waited, each finds nobody drained: the second count decides."""
+    """Each node has waited and finds no drained node; the second count decides."""
     policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(jitter_seconds=0.0))
     verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
     looks = [
@@ -142,7 +142,7 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
     drained = {name for name in cluster.names if "DRAIN" in cluster.node(name).flags}
     assert len(drained) <= 2
     assert sum(isinstance(report.decision, Leave) for report in reports) == 3 - len(drained)
-    for look in looks:  # the waits are over
+    for look in looks:  # simulates the end of the waits
         assert look.memory.hold is None or look.memory.hold.until > began + 40
         if look.memory.hold is not None:
             look.memory = DrainRecord(hold=FleetHold(time.time(), time.time()))
@@ -152,7 +152,7 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
 
 @pytest.mark.parametrize("version", [None, "24.11"])
 def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str | None) -> None:
-    """24.11 keeps the reasons of drains that are over: they do not count, and one in the same words is a new one."""
+    """24.11 keeps the reasons of ended drains: they do not count, and a new drain with the same reason is a new one."""
     policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(67.0, 0, jitter_seconds=0.0))
     verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
     with SlurmCluster(nodes=4, gpus=0, version=version) as cluster:
@@ -169,7 +169,9 @@ def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str |
         third.memory = DrainRecord()
         hold = third.look(verdict).record.hold
         assert hold is not None
-        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), "the other one has room"
+        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), (
+            "the other partition has room"
+        )
         again = first.look(verdict)
         assert again.owner is Owner.HEALTHD, again.decision
         assert second.look(HEALTHY).owner is Owner.NONE
@@ -179,19 +181,19 @@ def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str |
 
 
 def test_twenty_nodes_meet_the_aims_of_make_simulate() -> None:
-    """Two and a half hours of a simulated clock, with real commands."""
+    """Simulates two and a half hours, with real commands."""
     outcome, counted = against_a_real_one(20)
     assert outcome.missed() == []
     before_the_wave = outcome.drained[: int(WAVE / STEP) - 1]
-    assert max(before_the_wave) == 2, "the limit is used, and by no more (the wave's node may be one of the two)"
+    assert max(before_the_wave) == 2, "the limit is used and not exceeded (the wave's node may be one of the two)"
     assert outcome.wave_drained == 1
-    assert counted == outcome.asked, "sdiag saw each request, and no other"
+    assert counted == outcome.asked, "sdiag counted each request, and no other"
 
 
 def test_nothing_is_drained_or_requeued_while_the_fleet_cannot_be_counted(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """sinfo of all nodes fails, as where slurmctld is too slow for it; sinfo of one node works."""
+    """sinfo of all nodes fails, as with a slow slurmctld; sinfo of one node works."""
     program(tmp_path / "sinfo", f'case "$*" in *" -n "*) exec {shutil.which("sinfo")} "$@";; esac; exit 1')
     blind = {"PATH": f"{tmp_path}:{cluster.env['PATH']}"}
     limits = FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_min_nodes=2)

@@ -1,5 +1,5 @@
-"""The real Prometheus and the real VictoriaMetrics: nine days of a node's conditions, and a real healthd that they
-scrape now."""
+"""Tests with the real Prometheus and VictoriaMetrics: nine days of a node's conditions, and a real healthd that they
+scrape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = ((BEGAN + 7200, BEGAN + 7200 + 29 * MINUTE), (BEGAN + 90000, BEGAN + 900
 
 
 def backfill() -> str:
-    """Return in OpenMetrics' form: a condition that was open for eight days, and one that was open twice."""
+    """Return OpenMetrics text: a condition that was open for eight days, and one that was open twice."""
     lines = []
     for name, value in (("severity", 1), ("enforced", 1)):
         lines.append(f"# TYPE healthd_condition_{name} gauge")
@@ -43,7 +43,7 @@ def backfill() -> str:
 
 def scraping(directory: Path, target: str) -> Path:
     labels = {"targets": [target], "labels": {"node": "gpu-1", "cluster": "c1"}}
-    # What is missing at the last scrape is over: a scrape may take so long, also of a busy machine's daemon.
+    # A condition that is missing in the last scrape has ended. A scrape of a busy machine's daemon may take 5 s.
     job = {"job_name": "healthd", "scrape_interval": "5s", "static_configs": [labels]}
     path = directory / "scrape.yml"
     path.write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
@@ -91,11 +91,11 @@ def real_victoria_metrics(directory: Path, target: str, ports: contextlib.ExitSt
     port = free_ports(1, ports)
     argv = ("victoria-metrics", f"-storageDataPath={directory}/data", f"-httpListenAddr=127.0.0.1:{port}")
     more = (f"-promscrape.config={scraping(directory, target)}", "-retentionPeriod=1y", "-memory.allowedBytes=200MB")
-    more += ("-search.latencyOffset=1s",)  # 30 s of waiting else
+    more += ("-search.latencyOffset=1s",)  # the default is 30 s
     with running(*argv, *more, log=directory / "victoria.log"):
         url = f"http://127.0.0.1:{port}"
         until(lambda: answers(f"{url}/health"), "VictoriaMetrics is ready", 120)
-        # its form of the same: milliseconds, no comments
+        # the same in its format: milliseconds, no comments
         lines = [line for line in backfill().splitlines() if not line.startswith("#")]
         body = "".join(f"{line}000\n" for line in lines).encode()
         request = urllib.request.Request(f"{url}/api/v1/import/prometheus", body, {"Content-Type": "text/plain"})
@@ -142,7 +142,7 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
 
             until(scraped, "the server has scraped the condition")
             last_scrape = time.time()
-            # a day after: the store is asked for what is settled, so the clock of the ingest is ahead of this machine's
+            # The ingest only takes settled data, so its clock is ahead of that of this machine.
             asked(last_scrape + 4 * MINUTE)
             assert spans(store, "long/one") == [LONG]
             assert spans(store, "short/two") == list(SHORT)
@@ -155,10 +155,10 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
             assert len(about) == 2, "more than 11,000 points are two queries"
             assert {row["node"] for row in live(store, "scraped_conditions")} == {"n1", "gpu-1"}
             assert asked(last_scrape + 4 * MINUTE).unread.rows["prometheus"] == 0
-            # what the same daemon wrote itself knows what the scrapes cannot: the kind, and when it was seen first
+            # The stream of the same daemon has what scrapes lack: the kind, and the time of the first sighting.
             state = daemon.directory / "state"
             lines = state / "events.jsonl"
-            until(lambda: lines.exists() and b'"gpu_xid/79"' in lines.read_bytes(), "the stream has it")
+            until(lambda: lines.exists() and b'"gpu_xid/79"' in lines.read_bytes(), "the stream contains it")
             came = ingest(str(store), [(events.SOURCE, [str(state)])], IngestOptions(int(time.time()), "c1"))
             assert (came.failed, came.unread.unread) == ([], {})
             (opened,) = [row for row in live(store, "events") if (row["event"], row["code"]) == ("opened", code)]

@@ -1,7 +1,6 @@
-"""`healthd fleet report`, opened in a real browser: nothing is asked of a network, nothing fails, each chart is drawn.
+"""Tests of `healthd fleet report` in a real browser: no request, no error, and each chart is drawn.
 
-The pictures are kept in build/report: on a desk, on a phone, in the dark, in the system's colours, without colour,
-printed.
+The pictures are saved in build/report: desktop, phone, dark mode, system colours, without colour, printed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build/report"
-A4_PIXELS = 680  # between the margins of 15 mm: 180 mm at 96 a inch
+A4_PIXELS = 680  # between the margins of 15 mm: 180 mm at 96 per inch
 PHONE_PIXELS = 390
-KINDS = 8  # of a scale of kinds, healthd/fleet/figures.py; a scale of numbers has more
+KINDS = 8  # of a categorical scale, healthd/fleet/figures.py; a scale of numbers has more
 DRAWN = """new Promise((done, failed) => {
   const look = () => document.documentElement.dataset.drawn ? done(true) : setTimeout(look, 20);
   look();
@@ -69,7 +68,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the history with a fixed seed that docs/fleet-answers.md shows."""
+    """Create the report of the history with a fixed seed that docs/fleet-answers.md shows."""
     spec = importlib.util.spec_from_file_location("fleet_excerpts", ROOT / "scripts/fleet_excerpts.py")
     assert spec is not None
     assert spec.loader is not None
@@ -89,7 +88,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(chromium: Browser, path: Path, width: int = 1200, **media: str) -> Tab:
-    """The page, once all is drawn."""
+    """Open the page and wait until everything is drawn."""
     with tab(chromium, path, width, **media) as one:
         one.ask(DRAWN)
         return one
@@ -112,8 +111,10 @@ def test_the_report_opens_without_an_error_or_a_request_and_draws_each_chart(
     charts = shown.ask(CHARTS)
     assert charts
     assert [chart["title"] for chart in charts if not chart["marks"]] == []
-    assert [chart["title"] for chart in charts if len(chart["label"]) < 40] == [], "words for who does not see it"
-    assert [chart["title"] for chart in charts if not chart["rows"]] == [], "a table behind it"
+    assert [chart["title"] for chart in charts if len(chart["label"]) < 40] == [], (
+        "each chart has a text for screen readers"
+    )
+    assert [chart["title"] for chart in charts if not chart["rows"]] == [], "each chart has a table"
     assert (shown.complaints(), shown.requests()) == ([], [])
 
 
@@ -131,17 +132,19 @@ def test_on_a_phone_nothing_is_cut_and_each_chart_is_drawn_for_its_width(
     assert shown.ask("document.documentElement.scrollWidth") == width
     charts = shown.ask(CHARTS)
     assert [chart["title"] for chart in charts if chart["right"] > width] == []
-    assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], "over other text"
+    assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], (
+        "text overlaps other text"
+    )
     assert shown.ask(BROKEN_CELLS) == [], "a name breaks at its hyphen"
     shrunk = [chart["title"] for chart in charts if chart["width"] < 0.85 * chart["made_for"]]
-    assert shrunk == [], "their letters are too small to be read"
+    assert shrunk == [], "the text is too small to read"
 
 
 def test_it_is_printed_with_no_chart_cut(report: Path, chromium: Browser) -> None:
     shown = opened(chromium, report)
     shown.printed(PICTURES / "printed.pdf")
     assert (PICTURES / "printed.pdf").read_bytes().startswith(b"%PDF")
-    # As on paper, which is narrower than the window for which it was drawn.
+    # The paper is narrower than the window for which the page was drawn.
     shown.call("Emulation.setEmulatedMedia", media="print")
     shown.call("Emulation.setDeviceMetricsOverride", width=A4_PIXELS, height=900, deviceScaleFactor=1, mobile=False)
     assert [chart["title"] for chart in shown.ask(CHARTS) if chart["right"] > A4_PIXELS] == []
@@ -162,13 +165,13 @@ def test_without_colour_the_bars_of_a_chart_still_differ(report: Path, chromium:
         for pair in combinations([fill for fill in fills if "url(" not in fill], 2)
         if contrast(*pair) < 1.5
     }
-    assert alike == {}, "those that are not hatched differ in their greys"
+    assert alike == {}, "bars without hatching must differ in their greys"
     scales = [chart for chart in charts if len(chart["fills"]) > KINDS]
-    assert [chart["title"] for chart in scales if not chart["words"]] == [], "their numbers stand in the squares"
+    assert [chart["title"] for chart in scales if not chart["words"]] == [], "the squares must contain their numbers"
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours as "rgb(0, 114, 178)": 1 to 21 (WCAG 2.2, "contrast ratio")."""
+    """Return the contrast of two colours ("rgb(0, 114, 178)"), 1 to 21 (WCAG 2.2, "contrast ratio")."""
 
     def luminance(colour: str) -> float:
         shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
@@ -193,7 +196,7 @@ def test_what_others_named_is_shown_and_never_run(pages: Path, chromium: Browser
     assert [name for name in HOSTILE if name.replace("\u2028", "?") not in text] == []
     labels = shown.ask("[...document.querySelectorAll('.chart svg text')].map(text => text.textContent).join(' ')")
     assert "window.taken" in labels
-    # The words that follow the mouse are HTML.
+    # Tooltips are HTML.
     shown.call("Page.bringToFront")
     bar = shown.ask(
         "(() => {const bar = [...document.querySelectorAll('.chart svg .mark-rect path')].at(-1);"
@@ -217,7 +220,7 @@ def test_what_others_named_is_shown_and_never_run(pages: Path, chromium: Browser
     ],
 )
 def test_the_page_itself_forbids_what_would_run_or_leave(smuggled: str, pages: Path, chromium: Browser) -> None:
-    """If ever a text were not escaped. It also shows that a complaint is heard."""
+    """This protects if a text were not escaped. It also proves that errors are recorded."""
     from fleet_page import made
 
     from healthd.fleet.report import load_assets

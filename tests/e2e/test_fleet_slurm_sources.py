@@ -1,4 +1,4 @@
-"""A real Slurm with a real slurmdbd: what sacctmgr, squeue, scontrol and slurmctld's log say of what was done there."""
+"""Tests of the fleet sources with a real Slurm and slurmdbd: sacctmgr, squeue, scontrol and slurmctld's log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
     directory = Path(tempfile.mkdtemp(prefix="slurm."))
     (directory / "topology.conf").write_text(TOPOLOGY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TZ", "UTC")  # of Slurm's daemons and commands; the ingest has another
+        patch.setenv("TZ", "UTC")  # for Slurm's daemons and commands; the ingest uses another one
         with SlurmCluster(directory, nodes=4, extra_conf=CONF, accounting=True, version=request.param) as running:
             yield running
 
@@ -59,14 +59,14 @@ def test_a_drain_has_its_beginning_then_its_end(cluster: SlurmCluster, tmp_path:
     assert began - 2 <= drain["start_time"] <= time.time()
     assert (drain["cluster"], drain["end_time"], drain["user_name"]) == ("test", None, "root")
     assert drain["state"].startswith("DRAIN")
-    time.sleep(1.1)  # whole seconds: its end is later than its beginning
+    time.sleep(1.1)  # times are whole seconds: the end must be later than the start
     cluster.run("scontrol", "update", "NodeName=n4", "State=UNDRAIN")
     ended = ("sacctmgr", "-nP", "show", "event", "nodes=n4", "format=End")
-    until(lambda: "Unknown" not in cluster.run(*ended), "slurmdbd has its end")
+    until(lambda: "Unknown" not in cluster.run(*ended), "slurmdbd has the end")
     ingest(cluster, tmp_path / "db", "--node-states")
     (drain,) = rows(tmp_path / "db", "node_states", node="n4", reason=reason)
     assert drain["start_time"] < drain["end_time"] <= time.time() + 1
-    # the same as a file, with local times
+    # the same from a file with local times
     text = cluster.run(
         "sacctmgr", "-P", "show", "event", "nodes=n4", "all_time", "format=Cluster,NodeName,Start,End,State,Reason,User"
     )
@@ -85,7 +85,7 @@ def test_a_maintenance_reservation_has_its_nodes(cluster: SlurmCluster, tmp_path
         "Flags=MAINT,IGNORE_JOBS",
     )
     cluster.run("scontrol", "create", "reservation", *what)
-    until(lambda: "rack7" in cluster.run("sacctmgr", "-nP", "show", "reservation"), "slurmdbd has it")
+    until(lambda: "rack7" in cluster.run("sacctmgr", "-nP", "show", "reservation"), "slurmdbd has the reservation")
     ingest(cluster, tmp_path / "db", "--reservations")
     found = rows(tmp_path / "db", "reservations", name="rack7")
     assert [row["node"] for row in found] == ["n3", "n4"]
@@ -149,6 +149,6 @@ def test_the_log_says_who_preempted_whom(cluster: SlurmCluster, tmp_path: Path) 
         (int(victims[1]), int(takers[1]), "cancelled", None),
         (int(victims[2]), int(array), "requeued", 4),
     }
-    # the array's id, though the task itself runs under another one: that is why the task is kept
+    # The log has the array's id, although the task runs under another one, so the task is stored too.
     assert cluster.job(f"{array}_4")["JobId"] != array
     cluster.run("scancel", *victims, *takers, array)

@@ -1,4 +1,4 @@
-"""Jobs of a real slurmdbd, in each version that can be had: asked by us, from sacct's text and from its JSON."""
+"""Tests with jobs of a real slurmdbd, in each available version: our own query, sacct's text and its JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DAY = 86_400
 
 
 class History:
-    """A cluster that has seen something, and the ids of its jobs by what became of them."""
+    """A cluster with a history, and the ids of its jobs by their fate."""
 
     def __init__(self, cluster: SlurmCluster, version: str, scratch: Path) -> None:
         self.cluster = cluster
@@ -50,7 +50,7 @@ class History:
         self.cluster.run("mariadb", "--no-defaults", "-uroot", socket, "slurm_acct", "-e", statement)
 
     def ingest(self, db: Path, *arguments: str, status: int = 0, **environment: str) -> str:
-        """What `healthd fleet ingest` says."""
+        """Run `healthd fleet ingest` and return its output."""
         command = (sys.executable, "-m", "healthd", "fleet", "ingest", "--out", str(db), "--key", str(self.key))
         env = {**self.cluster.env, "PYTHONPATH": str(ROOT), **environment}
         done = subprocess.run([*command, *arguments], env=env, cwd="/", capture_output=True, text=True, timeout=400)
@@ -58,7 +58,7 @@ class History:
         return done.stderr + done.stdout
 
     def sacct(self, name: str, *arguments: str, **environment: str) -> Path:
-        """What sacct prints of all jobs of this test, in a file."""
+        """Write sacct's output for all jobs of this test to a file."""
         window = (f"--starttime=uts{int(time.time()) - DAY}", f"--endtime=uts{int(time.time()) + 9 * DAY}")
         command = ("sacct", "--allusers", "--duplicates", "--allocations", *window, *arguments)
         done = subprocess.run(command, env={**self.cluster.env, **environment}, capture_output=True, timeout=240)
@@ -81,7 +81,7 @@ def one(db: Path, job: str) -> dict[str, Any]:
 
 
 def from_day(days: int) -> tuple[str, str]:
-    """At least one: midnight may come between a job and its ingest."""
+    """Return the --from flag. Use at least one day: midnight may pass between a job and its ingest."""
     return "--from", time.strftime("%Y-%m-%d", time.gmtime(time.time() - days * DAY))
 
 
@@ -97,7 +97,8 @@ def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def _happens(seen: History) -> None:
-    """A job is requeued, one is pre-empted, one loses its node; an array, a reservation, and what users write."""
+    """Create jobs: one is requeued, one preempted, one loses its node; also an array, a reservation, and texts of
+    users."""
     cluster, jobs = seen.cluster, seen.jobs
     script = seen.scratch / "run.sh"
     script.write_text(SCRIPT)
@@ -108,12 +109,12 @@ def _happens(seen: History) -> None:
     jobs["scripted"] = cluster.run("sbatch", "--parsable", "-o", "/dev/null", str(script)).strip()
     jobs["array"] = cluster.sbatch("exit 0", "--array=1-2", "-x", "n4", f"--comment={TOKEN}", f"-J{ODD_NAME}")
     jobs["killed"] = cluster.sbatch("kill -9 $$", "--gpus=1")
-    jobs["waits"] = cluster.sbatch("exit 0", "--begin=now+2days")  # sacct tells it by the day on which it may start
+    jobs["waits"] = cluster.sbatch("exit 0", "--begin=now+2days")  # sacct lists it by the day on which it may start
     jobs["cancelled"] = cluster.sbatch("exit 0", "--begin=now+2days")
     cluster.run("scancel", jobs["cancelled"])
     for name in ("requeued", "preempted", "node_fail"):
         cluster.wait_job(jobs[name], "RUNNING")
-    time.sleep(1.2)  # a row is named by job and second of submission; a reservation begins before its jobs
+    time.sleep(1.2)  # a row is identified by job and second of submission; a reservation must start before its jobs
     jobs["reserved"] = cluster.sbatch("exit 0", "--reservation=maint", "-w", "n3")
     for name in ("reserved", "array", "killed", "scripted"):
         cluster.wait_job(jobs[name], "COMPLETED", "FAILED")
@@ -133,7 +134,8 @@ RESERVED = ("StartTime=now", "Duration=60", "Nodes=n3", "Users=root")
 
 
 def _until_told(seen: History, job: str, state: str, runs: int = 1) -> None:
-    """slurmdbd lags behind slurmctld, which begins the next run of a job when the last one has ended on its node."""
+    """Wait for a state in sacct. slurmdbd lags behind slurmctld, which starts the next run of a job after the end of
+    the last."""
     end, command = time.monotonic() + 240, ("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State")
     while state not in (text := seen.cluster.run(*command)) or text.count("\n") < runs:
         assert time.monotonic() < end, text
@@ -142,7 +144,7 @@ def _until_told(seen: History, job: str, state: str, runs: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def asked(history: History) -> Path:
-    """A store for which sacct was asked."""
+    """Create a store that queried sacct."""
     db = history.scratch / "asked"
     history.ingest(db, "--sacct", *from_day(1), "--users", "keep")
     return db
@@ -205,7 +207,7 @@ def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
     as_json = history.sacct("jobs.json", "--json")
     history.ingest(history.scratch / "text", "--sacct", str(text), "--users", "keep")
     history.ingest(history.scratch / "json", "--sacct", str(as_json), "--users", "keep")
-    if history.version == "22.05":  # what its JSON has not, or not rightly
+    if history.version == "22.05":  # columns that its JSON lacks or has wrong
         unlike = {
             "db_index",
             "exit_code",
@@ -223,7 +225,7 @@ def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
         return [{k: v for k, v in row.items() if k not in drop} for row in rows(history.scratch / db, "jobs")]
 
     assert alike("json", unlike) == alike("text", unlike)
-    # asked a day a call, with what the scripts say: --exclude in them is in no text
+    # The own query runs per day and includes the scripts: their --exclude is in no text.
     beside = {"exclusions_known", "source"}
     of_asked = [{k: v for k, v in row.items() if k not in beside} for row in rows(asked, "jobs")]
     assert {row["db_index"] for row in alike("text", beside)} <= {row["db_index"] for row in of_asked}
@@ -257,7 +259,7 @@ def test_a_rerun_changes_nothing_and_then_only_what_ended(history: History, aske
 
 
 def test_a_job_that_an_operator_ended_long_ago_is_asked_for(history: History) -> None:
-    """As `sacctmgr show runawayjobs` does it: its end lies before the days that a rerun reads."""
+    """As by `sacctmgr show runawayjobs`: its end is before the days that a rerun reads."""
     db, job = history.scratch / "runaway", history.jobs["urgent"]
     begin = int(time.time()) // DAY * DAY - 4 * DAY
     times = f"time_submit={begin}, time_eligible={begin}, time_start={begin}"

@@ -1,6 +1,6 @@
-"""healthd.service under a real systemd: what it keeps the daemon from, and that all it looks at works all the same.
+"""Tests of healthd.service with a real systemd: what it denies the daemon, and that everything healthd reads works.
 
-Why a directive is not in it is shown here by that directive: tests/packaging/test_unit.py has the table.
+The tests also demonstrate why other directives are missing: tests/packaging/test_unit.py has the table.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 SECURITY = (CHECKOUT / "docs/security.md").read_text()
 LIMITS = [f"{name}={value}" for name, value in directives(UNIT.partition("# What it may do")[2].partition("[Inst")[0])]
 SYS_RESOURCE = int(re.findall(r"CapBnd:\s*(\S+)", Path("/proc/self/status").read_text())[0], 16) >> 24 & 1
-MOST_EXPOSED = 4.2  # of 10; a unit that says nothing has 9.6
+MOST_EXPOSED = 4.2  # of 10; a unit without limits has 9.6
 
-# Directive -> a value of it, where that is not "yes".
+# Directive -> its value, if that is not "yes".
 VALUES = {
     "ProtectSystem": "strict",
     "ProtectProc": "invisible",
@@ -46,20 +46,20 @@ VALUES = {
     "LogNamespace": "other",
     **dict.fromkeys(("ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "NoExecPaths", "ExecPaths"), "/mnt"),
 }
-OTHER_ROOT = ("RootDirectory", "RootImage", "DynamicUser")  # what else they do ends the program, or hides it
+OTHER_ROOT = ("RootDirectory", "RootImage", "DynamicUser")  # their other effects end the program or hide it
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
 def debian(request: pytest.FixtureRequest) -> Iterator[SystemdContainer]:
-    """systemd 252 and 257."""
+    """Run systemd 252 and 257."""
     with SystemdContainer(fresh=request.param) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[SystemdContainer]:
-    options = ["--bind=/dev/fuse", "--system-call-filter=clock_adjtime bpf"]  # which nspawn denies by itself
-    options.append("--capability=CAP_BPF,CAP_NET_ADMIN,CAP_SYS_RESOURCE")  # the device ACL, the score
+    options = ["--bind=/dev/fuse", "--system-call-filter=clock_adjtime bpf"]  # nspawn denies these by default
+    options.append("--capability=CAP_BPF,CAP_NET_ADMIN,CAP_SYS_RESOURCE")  # for the device ACL and the OOM score
     with SystemdContainer(kmsg=True, options=options) as running:
         yield running
 
@@ -97,7 +97,7 @@ def test_each_directive_that_makes_a_mount_namespace_does_so_and_the_unit_makes_
     assert mount_namespace(debian, *LIMITS) == of_pid_1
 
 
-# --- what healthd looks at, in the limits of the unit
+# --- everything that healthd reads, under the limits of the unit
 
 PROBES = """
 import ctypes, json, os, socket, stat, sys, time
@@ -179,7 +179,7 @@ REFUSED = {
 
 
 def in_its_limits(box: SystemdContainer, *argv: str, check: bool = True) -> str:
-    """What a program says that has the limits of the unit."""
+    """Run a program with the limits of the unit and return its output."""
     options = [f"--property={one}" for one in LIMITS]
     environment = [f"--setenv=PYTHONPATH={CHECKOUT}"]
     return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, *environment, *argv, check=check).stdout
@@ -189,11 +189,11 @@ def test_all_that_healthd_looks_at_can_be_looked_at_and_what_it_never_does_is_re
     box.write("/opt/probes.py", PROBES)
     box.exec("systemd-run", "--unit=other", "--uid=65534", "--property=StandardOutput=null", "sleep", "1000")
     other = box.show("other", "MainPID")
-    until(lambda: box.path(f"/proc/{other}/wchan").read_text() not in ("", "0"), "it sleeps")
+    until(lambda: box.path(f"/proc/{other}/wchan").read_text() not in ("", "0"), "the process sleeps")
     box.exec("mknod", "/dev/later", "c", "511", "7")
     said = json.loads(in_its_limits(box, sys.executable, "/opt/probes.py", other))
     no_driver = said.pop("open_a_device_of_a_driver_that_comes_later")
-    assert no_driver == os.strerror(errno.ENXIO)  # and not EPERM: it is not cut off
+    assert no_driver == os.strerror(errno.ENXIO)  # not EPERM: the device is not blocked
     assert {name for name, error in said.items() if error} == REFUSED, said
 
 
@@ -230,7 +230,7 @@ def test_the_daemon_sees_the_node_as_it_is_and_is_spared_alone_when_memory_is_sh
     now = box.status()
     assert now["kernel_log"]["alive"] is True, now["kernel_log"]
     assert "mount/read_only /" not in codes(box)
-    spared = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to give it
+    spared = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to set it
     assert box.exec("cat", f"/proc/{daemon}/oom_score_adj").stdout == spared
     assert box.show("healthd", "OOMScoreAdjust") == "-500"
     worker = box.exec("pgrep", "--parent", daemon, "--full", "healthd.agent.worker").stdout.strip()
@@ -241,7 +241,7 @@ def test_the_daemon_sees_the_node_as_it_is_and_is_spared_alone_when_memory_is_sh
 
 
 def test_a_read_only_name_space_would_drain_a_node_that_is_well(box: SystemdContainer) -> None:
-    """Why ProtectSystem= is not in the unit."""
+    """The reason why ProtectSystem= is not in the unit."""
     box.install_healthd(SETTINGS)
     box.write("/etc/systemd/system/healthd.service.d/strict.conf", "[Service]\nProtectSystem=strict\n")
     box.systemctl("daemon-reload")
@@ -254,14 +254,15 @@ def test_a_read_only_name_space_would_drain_a_node_that_is_well(box: SystemdCont
         box.systemctl("daemon-reload")
 
 
-# --- what a program of the site may need more of
+# --- further rights of a site's programs
 
 ALL_LINES = re.sub(r"(?m)^#([A-Z][A-Za-z]+=)", r"\1", DROP_IN)
 SITE = "[Service]\nType=oneshot\nStandardOutput=truncate:/run/said\nStandardError=truncate:/run/said\n"
 
 
 def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
-    """What a program says in the limits of the unit, widened by each line of healthd-exec-checks.conf."""
+    """Run a program with the limits of the unit, extended by each line of healthd-exec-checks.conf. Return its
+    output."""
     words = " ".join(f'"{word}"' for word in argv)
     unit = [SITE + f"Environment=PYTHONPATH={CHECKOUT}", *LIMITS, f"ExecStart={words}", ""]
     box.write("/etc/systemd/system/site.service.d/exec-checks.conf", ALL_LINES)
@@ -286,7 +287,7 @@ def test_a_program_of_the_site_gets_what_it_needs_by_the_drop_in_and_not_without
     assert with_the_drop_in(box, *argv).endswith(said)
 
 
-# --- a file server that is dead when the node boots
+# --- a file server that is dead at boot
 
 
 def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(box: SystemdContainer) -> None:
@@ -296,10 +297,10 @@ def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(bo
     server = f"sleep infinity | {sys.executable} {CHECKOUT}/tests/e2e/hangfs.py /mnt/dead"
     box.exec("systemd-run", "--unit=dead", "sh", "-c", server)
     try:
-        until(lambda: " /mnt/dead " in box.exec("cat", "/proc/mounts").stdout, "it is mounted")
-        box.systemctl("start", "healthd")  # returns with READY
+        until(lambda: " /mnt/dead " in box.exec("cat", "/proc/mounts").stdout, "the file system is mounted")
+        box.systemctl("start", "healthd")  # returns after READY
         assert box.show("healthd", "ActiveState") == "active"
-        until(lambda: "mount/hang /mnt/dead" in codes(box), "it is told")
+        until(lambda: "mount/hang /mnt/dead" in codes(box), "the hang is reported")
     finally:
         box.systemctl("kill", "--signal=KILL", "dead")
         box.exec("umount", "--lazy", "/mnt/dead", check=False)
@@ -310,7 +311,7 @@ def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(bo
 
 
 def slurms_client() -> list[str]:
-    """Options that put this machine's scontrol, sinfo and squeue, and what they load, where they lie here."""
+    """Return options that bind this machine's scontrol, sinfo and squeue, with their libraries, at the same paths."""
     names = ("scontrol", "sinfo", "squeue")
     require_programs(*names, packages="slurm-client")
     programs = [shutil.which(name) or "" for name in names]
@@ -325,7 +326,7 @@ def slurms_client() -> list[str]:
 
 @contextlib.contextmanager
 def in_the_network_of(pid: int) -> Iterator[None]:
-    """What is started meanwhile listens where that process does."""
+    """Enter the network namespace of a process for a block, so that programs listen there."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/thread-self/ns/net") as own, open(f"/proc/{pid}/ns/net") as theirs:
         assert libc.setns(theirs.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
@@ -358,7 +359,7 @@ def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         box = stack.enter_context(SystemdContainer(binds=[directory], options=slurms_client()))
         stack.enter_context(in_the_network_of(box.leader))
-        # getaddrinfo(3) with AI_ADDRCONFIG, as slurmctld asks it, knows no address where there is only 127.0.0.1.
+        # slurmctld calls getaddrinfo(3) with AI_ADDRCONFIG, which ignores 127.0.0.1: it needs another address.
         subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True, timeout=240)
         cluster = stack.enter_context(SlurmCluster(directory, nodes=1))
         box.write("/opt/kernel.log", "")
@@ -369,7 +370,7 @@ def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
         box.systemctl("start", "healthd")
         with open(box.path("/opt/kernel.log"), "a") as log:
             log.write(f"{xid(79)}\n")
-        until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "it is heard")
+        until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "the Xid is reported")
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0")
         until(lambda: box.status()["slurm"]["problem"] == "", "Slurm answers")
         box.exec("healthd", "repaired", "gpu_xid/79")

@@ -1,6 +1,6 @@
-"""What hangs, crashes or lies beside the daemon: the driver, a worker, a mount, the disk of the state directory.
+"""Tests with hangs, crashes and invalid answers around the daemon: driver, worker, mount, disk of the state directory.
 
-The driver is a compiled libnvidia-ml.so.1 that writes to a frozen filesystem, so that a worker sits in D state in it.
+The driver is a compiled libnvidia-ml.so.1 that writes to a frozen file system, so that a worker in it is in D state.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from waiting import until
 
 from healthd.agent.settings.registry import built_in_checks
 
-STOP_SECONDS = 120.0  # what hangs does so until a test lets it go
-LONG = 3600.0  # no round comes by itself during a test
+STOP_SECONDS = 120.0  # hanging calls last until the test releases them
+LONG = 3600.0  # only the first round runs in a test
 MARK = "HEALTHD_TEST_DIRECTORY"
 
 CONFIG = f"""
@@ -36,7 +36,7 @@ timeout_seconds = %s
 command = ["/bin/true"]
 [checks.mount."/"]
 """ + "".join(
-    f"[checks.{name}]\ntimeout_seconds = 1\n"  # after a hang they look again twice this later
+    f"[checks.{name}]\ntimeout_seconds = 1\n"  # after a hang they run again twice this time later
     for name, check in built_in_checks().items()
     if check.uses == "nvml" and name != "gpu_access"
 )
@@ -44,7 +44,7 @@ command = ["/bin/true"]
 
 @pytest.fixture(autouse=True)
 def mark(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment by which the processes of a test are known: at its end there are none, or it has failed."""
+    """Yield the environment that marks the processes of a test. A test fails if such a process exists at its end."""
     require_root()
     yield {MARK: str(tmp_path)}
     end = time.monotonic() + STOP_SECONDS
@@ -73,7 +73,7 @@ def disk(tmp_path: Path) -> Iterator[FrozenFilesystem]:
 
 @pytest.fixture
 def driver(tmp_path: Path, disk: FrozenFilesystem, mark: dict[str, str]) -> dict[str, str]:
-    """The environment of a process whose NVML hangs in nvmlInit while the disk is frozen."""
+    """Return the environment of a process whose NVML hangs in nvmlInit while the disk is frozen."""
     require_programs("gcc", packages="gcc")
     file = str(disk.path / "file")
     return {**stub_nvml.environment(tmp_path, STUB_HANG_CALL="nvmlInitWithFlags", STUB_HANG_PATH=file), **mark}
@@ -88,7 +88,7 @@ def gpu_outcomes(status: dict[str, Any]) -> set[str]:
 
 
 def nvml_workers(directory: Path) -> list[int]:
-    """The processes of a test that have the driver's library loaded."""
+    """Return the processes of a test that have loaded the driver's library."""
     found = []
     for pid in marked(directory):
         with contextlib.suppress(OSError):
@@ -109,16 +109,16 @@ def timed_stop(daemon: Healthd) -> float:
 def test_a_driver_that_hangs_costs_a_round_its_gpu_checks_and_nothing_else(
     disk: FrozenFilesystem, driver: dict[str, str]
 ) -> None:
-    timeout_seconds = 20  # until then the test must have looked
+    timeout_seconds = 20  # long enough for the queries of the test
     with disk.frozen(), Healthd(config=CONFIG % timeout_seconds, env=driver, fake_nvml="", wait=False) as daemon:
-        daemon.until(lambda s: True, "it listens")
+        daemon.until(lambda s: True, "the daemon listens")
         worker = daemon.worker()
         wait_for_d_state(worker)
         meanwhile, line = daemon.status(), daemon.verdict()
         assert meanwhile["results"] == []
         assert line.startswith("unknown ")
 
-        after = daemon.until(lambda s: s["round"]["seconds"] > 0, "the round is over")
+        after = daemon.until(lambda s: s["round"]["seconds"] > 0, "the round has ended")
         assert timeout_seconds < after["round"]["seconds"] < STOP_SECONDS
         assert after["round"]["number"] == 1
         found = outcomes(after)
@@ -149,14 +149,14 @@ def test_a_daemon_stops_and_starts_beside_a_stuck_worker_and_asks_again_when_it_
     disk: FrozenFilesystem, driver: dict[str, str], tmp_path: Path, timeout_seconds: float, way: str
 ) -> None:
     with Healthd(config=CONFIG % timeout_seconds, env=driver, fake_nvml="", wait=False) as daemon:
-        daemon.kill()  # before it could ask anything
+        daemon.kill()  # before its first request
         with disk.frozen():
             daemon.start()
-            daemon.until(lambda s: True, "it listens")
+            daemon.until(lambda s: True, "the daemon listens")
             worker = daemon.worker()
             wait_for_d_state(worker)
             if timeout_seconds == 1:
-                daemon.until(lambda s: s["round"]["seconds"] > 0, "the round is over")
+                daemon.until(lambda s: s["round"]["seconds"] > 0, "the round has ended")
             if way == "kill":
                 daemon.kill()
             else:
@@ -174,7 +174,7 @@ def test_a_daemon_stops_and_starts_beside_a_stuck_worker_and_asks_again_when_it_
             assert condition(beside, "gpu_access/hang") is not None
             assert nvml_workers(tmp_path) == [worker]
             assert pending_signals(worker) == set()
-        daemon.until(lambda s: s["blocked"] == {}, "the stuck worker is gone")
+        daemon.until(lambda s: s["blocked"] == {}, "the stuck worker has ended")
         assert worker not in marked(tmp_path)
         daemon.until(lambda s: gpu_outcomes(s) == {"completed"}, "GPU checks complete again")
         daemon.until(lambda s: len(s["inventory"]["gpus"]) == 2, "the GPUs are in the inventory")
@@ -188,8 +188,10 @@ def test_a_daemon_stops_and_starts_beside_a_stuck_worker_and_asks_again_when_it_
 def stuck(
     request: pytest.FixtureRequest, disk: FrozenFilesystem, driver: dict[str, str], tmp_path: Path
 ) -> Iterator[tuple[SystemdContainer, int]]:
-    """The unit (with the line of [Service] that is the parameter), started, with a worker that is stuck in the driver:
-    its pid inside."""
+    """Start the unit, with the parameter as a line of [Service], and a worker that is stuck in the driver.
+
+    Yield the container and the worker's pid inside.
+    """
     stub = stub_nvml.build(tmp_path)
     with SystemdContainer(binds=[disk.path, stub]) as box, disk.frozen():
         settings = '[kernel_log]\nsource = "off"\n[metrics]\nlisten = "off"\n'
@@ -201,7 +203,7 @@ def stuck(
         box.systemctl("daemon-reload")
         box.systemctl("start", "healthd")
         worker = box.status()["blocked"]["nvml"]
-        until(lambda: in_d_state(worker, proc(box)), "it sits in the driver")
+        until(lambda: in_d_state(worker, proc(box)), "the worker hangs in the driver")
         yield box, worker
 
 
@@ -221,11 +223,11 @@ def test_a_restart_by_systemd_leaves_the_stuck_worker_alone(
     assert in_d_state(worker, proc(box))
     assert pending_signals(worker, proc(box)) == set()
     disk.thaw()
-    until(lambda: not (proc(box) / str(worker)).exists(), "the stuck worker is gone")
+    until(lambda: not (proc(box) / str(worker)).exists(), "the stuck worker has ended")
     until(lambda: gpu_outcomes(box.status()) == {"completed"}, "GPU checks complete again")
 
 
-@pytest.mark.parametrize("stuck", ["WatchdogSec=20"], indirect=True, ids=[""])  # a stall of a busy machine is shorter
+@pytest.mark.parametrize("stuck", ["WatchdogSec=20"], indirect=True, ids=[""])  # longer than a stall of a busy machine
 def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
     stuck: tuple[SystemdContainer, int],
 ) -> None:
@@ -239,7 +241,7 @@ def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
     assert pending_signals(worker, proc(box)) == set()
 
 
-# --- a worker that is broken
+# --- a faulty worker
 
 MISBEHAVIOUR = {
     "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "the worker died (signal 11)"),
@@ -278,7 +280,7 @@ def test_a_round_goes_on_with_a_fresh_worker_after_one_that_misbehaves(tmp_path:
         results = {result["check"]: result for result in status["results"]}
         for name, (_, outcome, error) in MISBEHAVIOUR.items():
             bad = results.pop(f"site_{name}")
-            # One whose own end shows late, on a busy machine, is killed; how it ended may show later still.
+            # On a busy machine, a worker whose end is detected late is killed; its exit status may arrive even later.
             late = ("the worker died (signal 9)", "the worker died") if name in ("crashes", "exits") else ()
             told = error if bad["error"] in late else bad["error"]
             assert (bad["outcome"], told[: len(error)]) == (outcome, error)
@@ -296,7 +298,7 @@ def test_a_mount_that_hangs_costs_a_round_its_own_check_only(tmp_path: Path, mar
     with HangFs(tmp_path) as mount:
         point = str(mount.path)
         table = f'interval_seconds = {LONG}\n[checks.exec.site]\ncommand = ["/bin/true"]\n[checks.mount."/"]\n'
-        # Not sooner: the worker must be in the mount when it is told to end.
+        # Not earlier: the worker must be in the mount when it is terminated.
         with Healthd(config=f'{table}[checks.mount."{point}"]\ntimeout_seconds = 8\n', env=mark) as daemon:
             status = daemon.status()
             hang = condition(status, "mount/hang", point)
@@ -308,7 +310,7 @@ def test_a_mount_that_hangs_costs_a_round_its_own_check_only(tmp_path: Path, mar
             assert set(found.values()) == {"completed"}
             assert status["round"]["seconds"] < STOP_SECONDS
             worker = status["blocked"][f"mount {point}"]
-            wait_for_d_state(worker)  # it has just been told to end
+            wait_for_d_state(worker)  # it has just been terminated
             assert timed_stop(daemon) < STOP_SECONDS
             daemon.start()
             assert daemon.status()["blocked"] == {f"mount {point}": worker}
@@ -330,18 +332,18 @@ def test_a_state_directory_whose_disk_hangs_stops_nothing(
             workers = stopped.run_dir / "workers.json"
             until(lambda: workers.exists() and b"state_dir" in workers.read_bytes(), "it reads the copy")
             assert timed_stop(stopped) < STOP_SECONDS
-        assert not (stopped.run_dir / "ledger.json").exists()  # the copy still counts
+        assert not (stopped.run_dir / "ledger.json").exists()  # the copy still takes precedence
 
         began = time.monotonic()
         first = writing.status()["round"]["number"]
-        writing.until(lambda s: "state_dir" in s["blocked"], "the worker that copies is left")
-        writing.until(lambda s: s["round"]["number"] > first + 1, "rounds go on")
+        writing.until(lambda s: "state_dir" in s["blocked"], "the worker that writes the copy is given up")
+        writing.until(lambda s: s["round"]["number"] > first + 1, "the rounds continue")
         assert "the worker could not write events: no answer within 20 s" in writing.log.read_text()
         assert timed_stop(writing) < STOP_SECONDS
         writing.start()
         assert "state_dir" in writing.status()["blocked"]
         disk.thaw()
-        until((disk.path / "state/ledger.json").exists, "the copy is made up for")
+        until((disk.path / "state/ledger.json").exists, "the copy is written later")
         assert writing.status()["blocked"] == {}
         assert timed_stop(writing) < STOP_SECONDS
 

@@ -1,6 +1,6 @@
-"""The job at the source of a kernel line, with a real slurmd: with cgroups, and without, where scontrol listpids tells.
+"""Tests of the job that caused a kernel line, with a real slurmd: with cgroups, and without (scontrol listpids).
 
-GPU 3 of the fake machine is 0000:61:00.0 and /dev/nvidia3; a job holds it by a file with such a path.
+GPU 3 of the fake machine is 0000:61:00.0 and /dev/nvidia3; a job uses it by opening a file with such a path.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class CgroupCluster(SlurmCluster):
-    """Its jobs have cgroups (v1: the freezer alone is enough), those of node N below freezer/slurm_N: so a node here
-    has a name of this run."""
+    """A cluster whose jobs have cgroups (v1 with only the freezer), those of node N below freezer/slurm_N.
+
+    Therefore the node names contain the name of the run.
+    """
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes=nodes, extra_conf=["ProctrackType=proctrack/cgroup"])
@@ -56,10 +58,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
-    """All these nodes are one machine: what a test leaves running would hold the next one's GPU."""
+    """Yield an unused node. All these nodes are one machine, so a leftover job would have the next test's GPU open."""
     yield next(unused)
     cluster.run("scancel", "--signal=KILL", "--full", "-u", "root")
-    until(lambda: not cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING"), "no job is left")
+    until(lambda: not cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING"), "no job remains")
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act")
 
 
 def holder(cluster: SlurmCluster, node: str, gpu: Path) -> str:
-    """A job on the node that has the GPU open."""
+    """Start a job on the node that has the GPU open."""
     ready = gpu.parent / f"ready.{time.monotonic_ns()}"
     job = cluster.sbatch(f"exec 9< {gpu}; echo > {ready}; sleep 3000 & wait", "-w", node, "-n1", "--no-requeue")
     until(ready.exists, "the job has started")
@@ -113,12 +115,12 @@ def test_a_lost_gpu_names_the_jobs_that_held_it_and_no_other(
     with healthd(cluster, node, tmp_path) as daemon:
         holder(cluster, node, other)
         jobs = [holder(cluster, node, gpu) for _ in range(2)]
-        with open(gpu) as mine:  # a process of no job holds it, too
+        with open(gpu) as mine:  # a process without a job has it open, too
             daemon.kernel_line(xid(79))
             found = with_job(daemon, "gpu_xid/79")
             assert not mine.closed
         assert found["job"] == ",".join(jobs)
-        assert (found["state"], found["count"]) == ("open", 1), "to know the job later is no second fault"
+        assert (found["state"], found["count"]) == ("open", 1), "a job found later is not a second fault"
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79")
     ledger = json.loads((daemon.run_dir / "ledger.json").read_text())
     (kept,) = (c for c in ledger["conditions"] if c["code"] == "gpu_xid/79")
@@ -143,9 +145,9 @@ def test_in_observe_only_cgroups_are_read_and_a_process_of_no_job_accuses_none(
     with healthd(cluster, node, tmp_path, mode="observe") as daemon:
         job = holder(cluster, node, gpu)
         daemon.kernel_line(xid(13, text="x").replace("'<unknown>'", str(os.getpid())), xid(79))
-        daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is known")
+        daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
         if uses_cgroups:
-            daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["job"] == job, "the cgroup told")
+            daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["job"] == job, "the cgroup names the job")
         else:
             time.sleep(0.5)
         status = daemon.status()

@@ -1,4 +1,4 @@
-"""What healthd does to a node, asked of a real journal by its fields: `journalctl -u healthd NODE_ACTION=drain`."""
+"""Tests of the journal fields of healthd's actions in a real journal: `journalctl -u healthd NODE_ACTION=drain`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systemd_container import CHECKOUT, SystemdContainer
 
 from healthd.agent.settings import registry
 
-# In the place of Slurm's commands, which the container's node has no slurmctld for: one node, whose drain is a file.
+# Replaces Slurm's commands, because the container has no slurmctld: one node, whose drain is a file.
 SLURM = f"""#!{sys.executable}
 import os, sys, time
 sys.path[:0] = [{str(CHECKOUT)!r}, {str(CHECKOUT / "tests/support")!r}]
@@ -51,7 +51,7 @@ listen = "off"
 [checks.exec.raid]
 command = ["/bin/sh", "-c", "test ! -e /opt/broken || {{ echo two disks are gone; exit 2; }}"]
 """
-# A resume waits for each check that can drain, and most of them cannot look in a container.
+# A resume waits for each check that can drain, and most of them cannot run in a container.
 OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in_checks() if name != "exec")
 
 
@@ -69,7 +69,7 @@ def asked(box: SystemdContainer, *fields: str) -> list[dict[str, str]]:
 
 
 def told(box: SystemdContainer, *fields: str, words: str = "") -> dict[str, str]:
-    """The first line with these fields and words, once it is there."""
+    """Wait for and return the first entry with these fields and this text."""
     deadline = time.monotonic() + 120
     while not (entries := [entry for entry in asked(box, *fields) if words in entry["MESSAGE"]]):
         assert time.monotonic() < deadline, box.log("healthd")
@@ -85,7 +85,7 @@ def test_a_drain_and_its_resume_are_warnings_that_the_journal_finds_by_their_fie
     box.install_healthd(SETTINGS.format(mode="act") + OFF)
     box.systemctl("start", "healthd")
     box.write("/opt/broken", "")
-    box.exec("healthd", "pause", "--for", "1s", "--why", "look again")  # after it all checks look
+    box.exec("healthd", "pause", "--for", "1s", "--why", "look again")  # all checks run after it
     drained = told(box, "NODE_ACTION=drain")
     assert named(drained) == ("4", "drain", "exec/critical", "raid", "degraded")
     assert drained["MESSAGE"] == "drained the node: healthd: exec/critical raid: two disks are gone"

@@ -1,6 +1,6 @@
-"""kill -9 at random moments, against a real slurmctld: nothing is lost, nothing is done twice.
+"""Tests with kill -9 at random moments and a real slurmctld: nothing is lost, and no action is repeated.
 
-HEALTHD_KILLS_SEED: a seed that a failure printed.
+HEALTHD_KILLS_SEED: the seed that a failed run printed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ KILLS = (
 SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 NODES = 4
 KILLS_PER_FAULT = 12
-SECONDS_BETWEEN_KILLS = (0.3, 0.8)  # a daemon is up after 0.15 s: either these kills meet the start, or what follows
-# Each node breaks again and again: nobody shall have to resume it.
-# A killed daemon's requeue may be under way for so long.
+SECONDS_BETWEEN_KILLS = (0.3, 0.8)  # a daemon is up after 0.15 s: these kills hit the start or the actions afterwards
+# Each node breaks repeatedly, and no operator resumes it. A killed daemon's requeue may run for up to 15 s.
 CONFIG = '[slurm]\nrequeue_retry_seconds = 15\nrequeue = "node"\nown_faults_per_hour = 0\n'
 SLOW_SCONTROL = """\
 #!/bin/sh
-# Writes down what is requeued, and takes its time: a killed daemon's command is under way at the next start.
+# Logs the requeues and is slow, so that a killed daemon's command still runs at the next start.
 if [ "$1" = requeue ]; then
     echo "$3" >>{log}
     sleep "0.$(($$ % 2 * 7))"
@@ -48,19 +47,19 @@ DRAIN, REQUEUE, RESUME = "State=DRAIN", "running: scontrol requeue", "State=UNDR
 
 @dataclass
 class Figures:
-    """What one node's part of the test did."""
+    """Counts of one node's part of the test."""
 
     daemon_kills: int = 0
     worker_kills: int = 0
     events: int = 0
     faults: int = 0
-    between: int = 0  # daemon kills after the drain was sent and before a requeue was
+    between: int = 0  # kills of the daemon after the drain was sent and before a requeue was
     completed: int = 0  # brief jobs that ended before they could be requeued
     requeued: set[str] = field(default_factory=set)
 
 
 class Patient:
-    """A node whose daemon is killed again and again, and what was done to it."""
+    """A node whose daemon is killed repeatedly, and the actions on it."""
 
     def __init__(self, cluster: SlurmCluster, node: str, directory: Path, env: dict[str, str], kills: int) -> None:
         self.cluster = cluster
@@ -78,7 +77,7 @@ class Patient:
         )
 
     def live(self) -> Figures:
-        self.daemon.start()  # what is in the log before the very first start is history, so let that be over
+        self.daemon.start()  # lines from before the first start are history, so it waits for that start
         self.daemon.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
         while self.figures.daemon_kills + self.figures.worker_kills < self.kills or not self.figures.between:
             self.suffer_a_fault()
@@ -110,9 +109,9 @@ class Patient:
         self.recover([*plain], kept, brief, mark)
 
     def one_kill(self, lines: list[str], aim: bool, mark: int) -> None:
-        """Start the daemon if it does not run, tell it `lines` at some moment, kill it or its worker at another.
+        """Start the daemon if it does not run, log `lines` at some moment, kill it or its worker at another.
 
-        `aim`: not at a random moment after the start but after the drain.
+        `aim`: kill after the drain instead of at a random moment after the start.
         """
         early = self.random.random() < 0.3
         if early:
@@ -138,7 +137,7 @@ class Patient:
         self.figures.between += DRAIN in said and REQUEUE not in said
 
     def recover(self, plain: list[str], kept: str, brief: str, mark: int) -> None:
-        """Left alone, the daemon brings the node and its jobs to what they must be; then the fault is repaired."""
+        """Check that the running daemon brings the node and its jobs to the right state; then repair the fault."""
         cluster = self.cluster
         self.ensure_running()
         node = cluster.wait_state(self.node, "DRAIN", reason="healthd: gpu_xid/79 ")
@@ -160,10 +159,10 @@ class Patient:
         assert "done" in self.daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(self.node, "IDLE", without=("DRAIN", "COMPLETING"))
 
-    # what happens
+    # kernel lines
 
     def warning(self) -> str:
-        """A line that is an event of its own, whenever it is read: each has another link."""
+        """Return a line that is always an event of its own: each has another link."""
         self.figures.events += 1
         number = self.figures.events
         text = f"SXid (PCI:0000:{number // 1000:02x}:00.0): 22013, Non-fatal, Link {number % 1000:02d} Minion Link"
@@ -176,7 +175,7 @@ class Patient:
     def pci(self) -> str:
         return f"0000:{self.figures.faults:02x}:00"
 
-    # what is there
+    # state
 
     def ensure_running(self) -> None:
         process = self.daemon.process
@@ -184,7 +183,7 @@ class Patient:
             self.daemon.start()
 
     def worker(self) -> int | None:
-        """The daemon starts it first of all; None: it is just being replaced."""
+        """Return the pid of the worker, which the daemon starts first; None while it is being replaced."""
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             with suppress(StopIteration, OSError):
@@ -207,7 +206,8 @@ class Patient:
         return found
 
     def counted(self) -> int:
-        """Kernel events in all conditions. (A worker that a kill left inside NVML may show as a hang: not an event.)"""
+        """Return the number of kernel events in all conditions. (A worker that a kill left inside NVML may add a
+        hang.)"""
         ledger = self.ledger()
         known = (*ledger["conditions"], *ledger.get("cleared", []))
         return sum(int(str(c["count"])) for c in known if c["check"] in ("gpu_xid", "sxid"))
@@ -255,7 +255,7 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
         assert [event.get("lines", 1) for event in ledger["events"]] == [1] * min(patient.figures.events, 500)
         assert "operator resumed" not in patient.log()
         assert "Traceback" not in patient.log()
-        assert list(patient.gates.glob("*/*.new")) == [], "half-written files stay behind"
+        assert list(patient.gates.glob("*/*.new")) == [], "a partly written file remains"
 
     cluster = patients[0].cluster
     requeues: Counter[str] = Counter()
@@ -263,7 +263,7 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
     for line in cluster.log("slurmctld").splitlines():
         if found := re.search(r"Requeuing JobId=(\d+)", line):
             requeues[found[1]] += 1
-            assert found[1] not in completed, "a job that had completed was run again"
+            assert found[1] not in completed, "a completed job was started again"
         if found := re.search(r"_job_complete: JobId=(\d+) done", line):
             completed.add(found[1])
     wanted = set().union(*(f.requeued for f in figures))
@@ -275,9 +275,12 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
     done = sum(f.daemon_kills + f.worker_kills for f in figures)
     between = sum(f.between for f in figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, {between} between drain and requeue), "
-        f"{sum(f.events for f in figures)} events, {sum(f.faults for f in figures)} drains, "
-        f"{sum(requeues.values())} requeues, {sum(f.completed for f in figures)} jobs that completed in the gap: "
+        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, "
+        f"{between} between drain and requeue), "
+        f"{sum(f.events for f in figures)} events, "
+        f"{sum(f.faults for f in figures)} drains, "
+        f"{sum(requeues.values())} requeues, "
+        f"{sum(f.completed for f in figures)} jobs that completed in the gap: "
         f"{seconds:.0f} s"
     )
     assert done >= kills

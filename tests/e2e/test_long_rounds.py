@@ -1,4 +1,4 @@
-"""A round that takes longer than three intervals: the verdict stays valid while the daemon lives, and not longer."""
+"""Test of a round that takes longer than three intervals: the verdict stays valid as long as the daemon runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from healthd_daemon import Healthd
 from waiting import until
 
-# Its first run is short.
+# The first run of its check is short.
 SLOW = """
 interval_seconds = {interval}
 round_timeout_seconds = 200.0
@@ -19,7 +19,7 @@ command = ["/bin/sh", "-c", "[ ! -e {slow} ] || exec sleep 100"]
 timeout_seconds = 150.0
 """
 INTERVAL_SECONDS = 5.0
-HOLDS_SECONDS = 3 * INTERVAL_SECONDS  # a verdict
+HOLDS_SECONDS = 3 * INTERVAL_SECONDS  # of a verdict
 
 
 def expires(daemon: Healthd) -> int:
@@ -31,12 +31,12 @@ def test_the_verdict_does_not_expire_in_a_long_round_but_with_a_daemon_that_hang
     with Healthd(config=SLOW.format(interval=INTERVAL_SECONDS, slow=slow)) as daemon:
         slow.touch()
         last = daemon.status()["round"]["number"]
-        number = daemon.until(lambda s: s["round"]["number"] > last, "another one has begun")["round"]["number"]
+        number = daemon.until(lambda s: s["round"]["number"] > last, "the next round has begun")["round"]["number"]
         began = time.time()
         while time.time() < began + 2 * HOLDS_SECONDS:
             assert expires(daemon) >= int(time.time()), "the verdict has expired in a round"
             time.sleep(0.2)
-        assert daemon.status()["round"]["number"] == number, "the round was too short to tell"
+        assert daemon.status()["round"]["number"] == number, "the round was too short for this test"
         assert daemon.process is not None
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:

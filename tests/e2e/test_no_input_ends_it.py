@@ -1,6 +1,4 @@
-"""What comes from outside is dropped where healthd stumbles over it, and the running daemon goes on: requests, kernel
-lines, bursts of them, a ledger that somebody wrote into.
-"""
+"""Tests that the running daemon drops invalid input and continues: requests, kernel lines, bursts, a changed ledger."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def test_no_request_ends_the_daemon(daemon: Healthd) -> None:
 def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(daemon: Healthd) -> None:
     daemon.directory.chmod(0o755)
     with crowd(NOBODY, str(daemon.run_dir / "healthd.sock"), 100_000) as connected:
-        assert sum(len(os.read(connected, 1)) for _ in range(80)) == 80, "and more come, in the place of the oldest"
+        assert sum(len(os.read(connected, 1)) for _ in range(80)) == 80, "new connections replace the oldest"
         for words in (
             ["status"],
             ["pause", "--for", "1m", "--why", "a crowd"],
@@ -88,14 +86,14 @@ def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(dae
 
 
 def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healthd) -> None:
-    """The log's lines are written at once, and so read at once. Each is a fault of another part."""
+    """The lines are written at once, and so read at once. Each is a fault of another part."""
     others = [xid(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
     daemon.kernel_line(xid(79), *others)
-    status = daemon.until(lambda s: s["kernel_log"]["events_total"] == OTHERS + 1, "all are read")
+    status = daemon.until(lambda s: s["kernel_log"]["events_total"] == OTHERS + 1, "all lines are read")
     assert condition(status, "gpu_xid/79") is not None, "the Xid is a condition"
     told = [c for c in status["conditions"] if c["code"] in ("gpu_xid/31", "gpu_xid/others")]
-    assert sum(c["count"] for c in told) == OTHERS, "all are counted"
-    assert len(status["conditions"]) == MAX_CONDITIONS, "as many as may be have a name of their own"
+    assert sum(c["count"] for c in told) == OTHERS, "all faults are counted"
+    assert len(status["conditions"]) == MAX_CONDITIONS, "the maximum number of parts have their own condition"
     assert status["health"] == "unhealthy"
     log = daemon.log.read_text()
     assert "kernel: NVRM: Xid (PCI:0000:61:00): 79" in log
@@ -124,25 +122,25 @@ def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> 
     file.write_text(json.dumps(ledger))
     daemon.start()
     daemon.kernel_line(xid(79))
-    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are judged all the same")
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are still evaluated")
     unread = condition(status, "kernel/rule_failed")
-    assert unread is None, "it was told of when it came, and is no news"
+    assert unread is None, "the event was evaluated when it arrived"
     assert status["dropped"] == {"kernel_log": 1}
     assert any(problem.startswith("kernel_log: 1 input was dropped") for problem in status["problems"])
     assert daemon.log.read_text().count("Traceback") == 1
     daemon.kernel_line(xid(48, "0000:5d:00", "DBE"))
-    status = daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "the next is judged too")
-    assert status["dropped"] == {"kernel_log": 1}, "what could not be judged is not tried again"
+    status = daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "the next Xid is evaluated too")
+    assert status["dropped"] == {"kernel_log": 1}, "the invalid event is not tried again"
 
 
 @pytest.mark.parametrize(
     ("was", "now"),
     [('"count":1', f'"count":{"9" * 400}'), ('"subject":"0000:61:00.0"', '"subject":"\\ud800"')],
-    ids=["a number of 400 digits", "half a character"],
+    ids=["a number of 400 digits", "a lone surrogate"],
 )
 def test_a_ledger_with_what_nothing_can_have_is_set_aside(daemon: Healthd, was: str, now: str) -> None:
     daemon.kernel_line(xid(79))
-    daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "there is something to remember")
+    daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the ledger has a condition")
     daemon.kill()
     file = daemon.run_dir / "ledger.json"
     assert was in file.read_text()
@@ -153,7 +151,7 @@ def test_a_ledger_with_what_nothing_can_have_is_set_aside(daemon: Healthd, was: 
 
 
 def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_still_seen(tmp_path: Path) -> None:
-    """Also where Slurm's own programs print what nobody expects."""
+    """Slurm's programs print random bytes."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sinfo", "scontrol", "squeue"):
@@ -161,7 +159,7 @@ def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin"}
     with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
-        daemon.until(lambda s: bool(s["slurm"]["problem"]), "Slurm's trouble is told")
+        daemon.until(lambda s: bool(s["slurm"]["problem"]), "Slurm's problem is reported")
         daemon.kernel_line(xid(79))
         status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
         assert status["health"] == "unhealthy"

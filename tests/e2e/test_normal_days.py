@@ -1,4 +1,4 @@
-"""What happens to every node now and then, with a real Slurm and the whole daemon: it drains none; what lasts does."""
+"""Tests of events that happen on every node now and then, with a real Slurm and daemon: only lasting faults drain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from healthd_daemon import Healthd, condition, rounds, xid
 from machine import Machine
 from slurm_cluster import SlurmCluster, running_job
 
-# As `healthd baseline` would write them; two rounds a second. Within the confirm time a test must have looked.
+# As `healthd baseline` would write it, with two rounds per second. The test must query the status within the
+# confirmation time.
 CONFIG = """
 [checks.gpu_count]
 expected = 8
@@ -34,14 +35,14 @@ def daemon(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -
     flags = ("--mode", "act", "--node-name", node, "--interval", "0.5", "--root", str(machine.root))
     options: dict[str, Any] = {"config": CONFIG, "env": cluster.env, "fake_nvml": str(machine.scenario)}
     with Healthd(*flags, directory=tmp_path, **options) as running:
-        status = running.until(lambda s: s["health"] == "healthy", "all is well")
+        status = running.until(lambda s: s["health"] == "healthy", "the node is healthy")
         assert status["conditions"] == []
         yield running
 
 
 @pytest.fixture
 def job(cluster: SlurmCluster, node: str) -> str:
-    """Runs on the node, on all its GPUs: a fault of any of them requeues it."""
+    """Start a job on the node with all its GPUs, so that a fault of any of them requeues it."""
     return running_job(cluster, node, f"--gres=gpu:{cluster.gpus}")
 
 
@@ -59,7 +60,7 @@ def test_a_slurmd_that_is_restarted(cluster: SlurmCluster, node: str, daemon: He
     status = rounds(daemon, 2)
     assert (status["health"], status["slurm"]["problem"]) == ("healthy", "")
     assert_nothing_happened(cluster, node, job)
-    # nor does a drain of ours end by it
+    # A drain of healthd does not end by it either.
     daemon.kernel_line(xid(79))
     cluster.wait_job(job, "PENDING")
     drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
@@ -67,7 +68,7 @@ def test_a_slurmd_that_is_restarted(cluster: SlurmCluster, node: str, daemon: He
     rounds(daemon, 2)
     cluster.start_slurmd(node)
     rounds(daemon, 3)
-    status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
+    status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
     found = condition(status, "gpu_xid/79")
     assert found is not None
     assert found["state"] == "open"
@@ -80,11 +81,11 @@ def test_a_storm_of_xid_13_of_a_job_array(cluster: SlurmCluster, node: str, daem
     for _ in range(5):
         daemon.kernel_line(*(f"NVRM: Xid (PCI:0000:{bus}:00): 13, {text}" for bus in ("1b", "43", "61") * 200))
         status = rounds(daemon, 0)
-    daemon.until(lambda s: len([c for c in s["conditions"] if c["code"] == "gpu_xid/13"]) == 3, "they are told")
+    daemon.until(lambda s: len([c for c in s["conditions"] if c["code"] == "gpu_xid/13"]) == 3, "they are reported")
     status = rounds(daemon, 2)
     assert (status["health"], status["decision"]["action"]) == ("warning", "leave")
     assert_nothing_happened(cluster, node, job)
-    # one line of another kind among them is not lost
+    # One line of another kind among them is not lost.
     lines = [f"NVRM: Xid (PCI:0000:1b:00): 13, {text}"] * 500
     daemon.kernel_line(*lines, xid(79), *lines)
     cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
@@ -95,14 +96,14 @@ def test_a_driver_upgrade_in_a_pause(
     cluster: SlurmCluster, node: str, daemon: Healthd, machine: Machine, job: str
 ) -> None:
     assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
-    for scenario, code in (  # the library is new, the module is unloaded, it has no GPUs yet, their links train
+    for scenario, code in (  # new library, module unloaded, no GPUs yet, links in training
         ('library = "mismatch"', "gpu_access/driver_mismatch"),
         ('library = "driver_not_loaded"', "gpu_access/driver_not_loaded"),
         ("".join(f"[gpu.{n}]\ngone = true\n" for n in range(8)), "gpu_count/missing"),
         ("[gpu.5]\npersistence = false\nnvlink_inactive = [0, 1, 2, 3]", "gpu_nvlink/inactive"),
     ):
         machine.gpus(scenario)
-        status = daemon.until(lambda s, code=code: condition(s, code) is not None, f"{code} is seen")
+        status = daemon.until(lambda s, code=code: condition(s, code) is not None, f"{code} is reported")
         assert status["decision"]["action"] == "leave"
     assert_nothing_happened(cluster, node, job)
     machine.gpus()
@@ -110,10 +111,10 @@ def test_a_driver_upgrade_in_a_pause(
     assert "done" in daemon.ask(command="unpause")
     status = rounds(daemon, 3)
     assert (status["pause"], status["decision"]["action"]) == (None, "leave")
-    # what waits for a reboot is still told, and does not act
+    # A condition that waits for a reboot is still reported, and does not act.
     assert {c["code"] for c in status["conditions"] if c["severity"] != "info"} <= {"gpu_count/missing"}
     assert_nothing_happened(cluster, node, job)
-    # the same, but one GPU does not come back
+    # The same again, but one GPU does not return.
     assert "done" in daemon.ask(command="repaired", code="gpu_count/missing")
     assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
     machine.gpus("[gpu.3]\ngone = true")
@@ -128,7 +129,7 @@ def test_an_infiniband_port_that_is_down_for_less_than_its_confirm_time(
 ) -> None:
     machine.port(0, up=False)
     machine.count(0, link_downed=1)
-    status = daemon.until(lambda s: condition(s, "ib_link/down") is not None, "it is seen")
+    status = daemon.until(lambda s: condition(s, "ib_link/down") is not None, "the port is reported")
     found = condition(status, "ib_link/down")
     assert found is not None
     assert found["state"] == "pending"
@@ -138,6 +139,6 @@ def test_an_infiniband_port_that_is_down_for_less_than_its_confirm_time(
     assert_nothing_happened(cluster, node, job)
     machine.port(0, up=False)
     cluster.wait_state(node, "DRAIN", reason="healthd: ib_link/down mlx5_0/1: ")
-    assert cluster.job(job)["Restarts"] == "0", "a job that lives through it goes on"
+    assert cluster.job(job)["Restarts"] == "0", "a job that survives it continues"
     machine.port(0)
     cluster.wait_state(node, without=("DRAIN",))

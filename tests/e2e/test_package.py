@@ -1,5 +1,6 @@
-"""The life of the package on Debian 12 and 13, under a real systemd: installed, reloaded, hung, killed, upgraded,
-rolled back, removed, purged, and put where an installation by hand was.
+"""Life cycle of the package on Debian 12 and 13 under a real systemd.
+
+Covers installation, reload, hang, kill, upgrade, rollback, removal, purge and the takeover of a manual installation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ listen = "off"
 """
 XID = "NVRM: Xid (PCI:fffe:1f:1f): 79, pid=1, name=job, GPU has fallen off the bus."
 QUIET = "DEBIAN_FRONTEND=noninteractive"
-# What others keep of what was installed, and what systemd keeps of itself.
+# Files that other programs keep about installed packages, and that systemd keeps about itself.
 NOT_THE_PACKAGES = (
     "/proc",
     "/sys",
@@ -48,7 +49,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def packages(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with new.deb and older.deb."""
+    """Return a folder with new.deb and older.deb."""
     folder = tmp_path_factory.mktemp(release)
     new = folder / "new.deb"
     new.write_bytes(built_package(release).read_bytes())
@@ -64,7 +65,7 @@ def box(release: str, packages: Path) -> Iterator[SystemdContainer]:
 
 
 def apt(box: SystemdContainer, *words: str) -> str:
-    """apt-get as a script runs it: nobody answers a question. What it said, with what the package said."""
+    """Run apt-get as a script does, without questions. Return its output and that of the package's scripts."""
     done = box.exec("env", QUIET, "apt-get", "-q", "-y", "--no-install-recommends", *words)
     return done.stdout + done.stderr
 
@@ -80,7 +81,7 @@ def until(box: SystemdContainer, reached: Callable[[dict[str, Any]], bool], what
 
 
 def stands(found: dict[str, Any]) -> tuple[str, float] | None:
-    """(state, first seen) of the condition that XID makes."""
+    """Return (state, first seen) of the condition that XID opens."""
     for condition in found["conditions"]:
         if condition["code"] == "gpu_xid/79":
             return condition["state"], condition["first_seen"]
@@ -90,7 +91,7 @@ def stands(found: dict[str, Any]) -> tuple[str, float] | None:
 def fault(box: SystemdContainer) -> tuple[str, float]:
     with open(box.path("/srv/kernel.log"), "a") as log:
         log.write(f"{XID}\n")
-    known = stands(until(box, lambda found: stands(found) is not None, "the Xid is a condition"))
+    known = stands(until(box, lambda found: stands(found) is not None, "the Xid opens a condition"))
     assert known is not None
     return known
 
@@ -100,7 +101,7 @@ def pid(box: SystemdContainer) -> str:
 
 
 def restarted(box: SystemdContainer, before: str) -> None:
-    """By systemd, and ready."""
+    """Wait until systemd has restarted the daemon and it is ready."""
     deadline = time.monotonic() + SECONDS
     while pid(box) in ("0", before) or box.show("healthd", "ActiveState") != "active":
         assert time.monotonic() < deadline, box.log("healthd")[-3000:]
@@ -130,7 +131,7 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
     assert "No module named pip" in box.exec("/opt/healthd/bin/python", "-m", "pip", check=False).stderr
     for command in (("list",), ("explain", "gpu_xid/79"), ("fleet", "--help")):
         box.exec("healthd", *command)
-    # nothing was written or changed beside what dpkg put there
+    # dpkg owns all files, and no file has changed.
     assert box.exec("dpkg", "--verify", "healthd").stdout == ""
     owned = set(box.exec("dpkg", "-L", "healthd").stdout.splitlines())
     assert set(box.exec("find", "/opt/healthd").stdout.splitlines()) <= owned
@@ -148,7 +149,7 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
 def test_settings_that_were_there_first_stand_and_are_reloaded_or_refused(
     box: SystemdContainer, packages: Path
 ) -> None:
-    """As a tool that lays files down before it installs packages does it."""
+    """Some deployment tools write the files before they install packages."""
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     apt(box, "install", f"{packages}/new.deb")
     assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
@@ -167,13 +168,13 @@ def test_settings_that_were_there_first_stand_and_are_reloaded_or_refused(
     assert box.status()["mode"] == "drain"
     assert pid(box) == daemon
 
-    # with settings that it refuses it says so where the administrator looks
+    # Rejected settings are reported where the administrator looks.
     said = apt(box, "install", "--reinstall", f"{packages}/new.deb")
     assert "its settings are refused" in said
     assert "demolish" in said
     assert "systemctl restart healthd" in said
     assert "deb-systemd-invoke" not in said
-    assert (box.status()["mode"], pid(box)) == ("drain", daemon)  # the one that ran well runs on
+    assert (box.status()["mode"], pid(box)) == ("drain", daemon)  # the daemon with the valid settings keeps running
 
 
 def test_a_daemon_that_is_killed_or_hangs_is_back_and_knows_what_it_knew(box: SystemdContainer, packages: Path) -> None:
@@ -236,7 +237,7 @@ def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdCon
     apt(box, "install", f"{packages}/new.deb")
     assert stands(box.status()) is None
 
-    # settings that are a link stay one, and what it leads to is the site's
+    # Settings that are a symbolic link stay one, and the target belongs to the site.
     box.write("/srv/site.toml", SETTINGS)
     box.exec("ln", "-sf", "/srv/site.toml", "/etc/healthd/healthd.toml")
     for before in (["install", "--reinstall", f"{packages}/new.deb"], ["remove", "healthd"]):
@@ -250,7 +251,7 @@ def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdCon
 
 
 def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
-    """An older version as docs/deploy.md installs one, with a unit that would hide the package's."""
+    """An older version, installed as docs/deploy.md describes, with a unit that would override that of the package."""
     by_hand = packages / "by-hand"
     box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(by_hand))
     put_old_version(by_hand, release)
@@ -276,7 +277,7 @@ def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: 
     assert box.systemctl("is-enabled", "healthd") == "enabled"
     assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
     assert not box.path("/opt/healthd/lib/leftover").exists()
-    # it can be had back, and be taken over again
+    # The manual installation can be restored, and taken over again.
     apt(box, "remove", "healthd")
     box.exec("bash", "-c", "cd /opt && mv healthd.by-hand-* healthd && healthd/bin/healthd --version")
     box.exec("bash", "-c", "cd /etc/systemd/system && mv healthd.service.by-hand-* healthd.service")

@@ -1,4 +1,4 @@
-"""The package's daemon, under a real systemd, hears the machine's own kernel log."""
+"""The daemon of the package reads the machine's own kernel log, under a real systemd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packages import RELEASES, built_package, package_node
 from requirements import require, require_root
 from test_package import XID, apt, stands, until
 
-# Root's own lines count like the kernel's.
+# Lines that root writes count like those of the kernel.
 DRILL = 'baseline_file = ""\n[kernel_log]\naccept_injected = true\n[metrics]\nlisten = "off"\n'
 
 
@@ -25,5 +25,5 @@ def test_a_fault_in_the_kernels_log_is_a_condition(release: str, tmp_path: Path)
         apt(box, "install", f"{tmp_path}/new.deb")
         with open("/dev/kmsg", "w", buffering=1) as log:
             log.write(f"<12>{XID}\n")
-        until(box, lambda found: stands(found) is not None, "the Xid is a condition")
+        until(box, lambda found: stands(found) is not None, "the Xid opens a condition")
         assert "gpu_xid/79 fffe:1f:1f.0" in box.exec("healthd", "status", check=False).stdout

@@ -1,4 +1,4 @@
-"""The prolog and epilog in a real slurmd, which gives them no PATH and no HOME; and HealthCheckProgram."""
+"""Prolog and epilog in a real slurmd, which gives them neither PATH nor HOME, and HealthCheckProgram."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Node(NamedTuple):
 
 
 def install(tmp_path: Path, settings: Sequence[str]) -> None:
-    """prolog, epilog and healthcheck into this folder, with their settings there and `healthd` as this checkout."""
+    """Install prolog, epilog and healthcheck into this folder, with their settings and a `healthd` of this checkout."""
     program = tmp_path / "healthd"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m healthd "$@"\n')
     program.chmod(0o755)
@@ -50,7 +50,7 @@ def install(tmp_path: Path, settings: Sequence[str]) -> None:
 def made(
     tmp_path: Path, settings: Sequence[str], extra_conf: Sequence[str], version: str | None = None
 ) -> Iterator[Node]:
-    """A node whose slurmd runs the scripts as they are shipped; only the place of their settings is another."""
+    """Yield a node whose slurmd runs the scripts as shipped. Only the path of their settings differs."""
     install(tmp_path, settings)
     conf = [f"Prolog={tmp_path}/prolog", f"Epilog={tmp_path}/epilog", *extra_conf]
     with SlurmCluster(nodes=1, extra_conf=conf, version=version) as cluster:
@@ -59,8 +59,9 @@ def made(
 
 @contextmanager
 def hearing_nothing(daemon: Healthd) -> Iterator[None]:
-    """The daemon is stopped for this while: its next look comes after all that happens in it, however long that takes.
-    Its verdict holds for three intervals after the last round."""
+    """Stop the daemon for this block: its next round comes after everything in it, however long that takes.
+    The verdict holds for three intervals after the last round.
+    """
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     try:
@@ -83,11 +84,11 @@ def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
 ) -> None:
     with made(tmp_path, [], [*flags, *nohold], version) as node:
         cluster = node.cluster
-        with node.daemon(interval="300") as daemon:  # its last verdict holds for three intervals
+        with node.daemon(interval="300") as daemon:  # the last verdict holds for three intervals
             job, output = node.job()
             cluster.wait_job(job, "COMPLETED")
             assert output.read_text() == "the job runs\n"
-            # The drain is decided and stands in the verdict; that it reached slurmctld is undone here, as in a race.
+            # The drain is decided and written in the verdict. Resuming the node in Slurm simulates a race.
             daemon.kernel_line(xid(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
             assert daemon.verdict().startswith("drain ")
@@ -102,11 +103,11 @@ def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
             until(lambda: (now := cluster.job(job)) and (now["Reason"], now["Priority"] == "0") == expected)
             until(lambda: output.exists() and "accepts no jobs" in output.read_text())
             assert "healthd: node n1 accepts no jobs: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
-            assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
+            assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1"), "the log of slurmd shows it too"
 
 
 def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_once(tmp_path: Path) -> None:
-    """healthd looks once a minute here: it hears of the resume only after the job."""
+    """healthd looks once a minute here: it notices the resume only after the job."""
     with made(tmp_path, [], ["PrologFlags=Alloc"]) as node, node.daemon() as daemon:
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
@@ -120,7 +121,8 @@ def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_o
 
 
 def test_a_prolog_error_of_our_own_prolog_gets_our_reason_and_is_lifted_after_the_repair(tmp_path: Path) -> None:
-    """The fault is seen right after a resume: the next job is refused before our drain is in Slurm."""
+    """The fault is seen right after a resume: the prolog refuses the next job before the drain of healthd is in
+    Slurm."""
     scontrol, gate = tmp_path / "bin/scontrol", tmp_path / "gate"
     scontrol.parent.mkdir()
     late = f'case "$*" in *State=DRAIN*) [ -e {gate} ] || exit 1;; esac'
@@ -148,18 +150,20 @@ def test_a_resume_in_the_first_minute_of_our_drain_is_heard_though_the_prolog_re
     tmp_path: Path,
 ) -> None:
     with made(tmp_path, [], ["PrologFlags=Alloc", NOHOLD]) as node, node.daemon(interval="30") as daemon:
-        time.sleep(3)  # slurmctld was not started in the second in which the drain is read
+        time.sleep(3)  # slurmctld must not have started in the second in which healthd reads the drain
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
-        read = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
+        read = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         now = daemon.until(lambda s: s["round"]["number"] > read["round"]["number"], "the next round")
-        daemon.until(lambda s: s["slurm"]["read_at"] > now["round"]["started"], "the look at the end of that round")
+        daemon.until(
+            lambda s: s["slurm"]["read_at"] > now["round"]["started"], "Slurm is read at the end of that round"
+        )
         with hearing_nothing(daemon):
             node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
             node.job()
             node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
         node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
-        found = daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["state"] == "acknowledged", "they know of it")
+        found = daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["state"] == "acknowledged", "acknowledged")
         assert found["slurm"]["owner"] == "none"
         assert not daemon.verdict().startswith("drain ")
 
@@ -171,7 +175,7 @@ SITE = '[checks.exec.site]\ncommand = ["{}"]\n'
 def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_fails_in_that_moment(
     tmp_path: Path, restarts: bool
 ) -> None:
-    """The check has not completed clean when the "Prolog error" is seen first, and nothing else is wanted of Slurm."""
+    """The check has not yet passed at the first sight of the "Prolog error", and no other change in Slurm is due."""
     site, fails = tmp_path / "site", tmp_path / "fails"
     site.write_text(f"#!/bin/sh\n[ ! -e {fails} ] || exit 3\n")
     site.chmod(0o755)
@@ -179,18 +183,20 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_fails_in_that_
         made(tmp_path, [], ["PrologFlags=Alloc", NOHOLD]) as node,
         node.daemon(interval="30", config=SITE.format(site)) as daemon,
     ):
-        time.sleep(3)  # slurmctld was not started in the second in which the drain is read
+        time.sleep(3)  # slurmctld must not have started in the second in which healthd reads the drain
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
-        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         fails.touch()
         daemon.until(lambda s: "site" in str(s["unknown"]), "the check fails")
-        daemon.until(lambda s: s["slurm"]["read_at"] > end_of_round(s), "the look at the end of that round is over")
+        daemon.until(lambda s: s["slurm"]["read_at"] > end_of_round(s), "Slurm is read at the end of that round")
         with hearing_nothing(daemon):
             node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
             node.job()
             node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
-        daemon.until(lambda s: "healthd's prolog refused a job" in s["decision"]["text"], "it waits for the check")
+        daemon.until(
+            lambda s: "healthd's prolog refused a job" in s["decision"]["text"], "the daemon waits for the check"
+        )
         if restarts:
             daemon.kill()
             daemon.start()
@@ -232,16 +238,16 @@ def test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts(tmp_path:
         made(tmp_path, ["HEALTHD_EPILOG_SECONDS=60"], []) as node,
         node.daemon(interval="3600", fake_nvml=str(scenario)) as daemon,  # no round comes by itself
     ):
-        time.sleep(10)  # a check that has just run does not look again at once
+        time.sleep(10)  # a check that has just run is not repeated at once
         bad = 'profile = "dgx-h100"\n[gpu.3]\nremap_failure = true\n'
         first, _ = node.job(f"printf '{bad}' > {scenario}", "--exclusive")
         second, output = node.job("echo the second runs", "--exclusive", f"--dependency=afterany:{first}")
-        found = daemon.until(lambda s: condition(s, "gpu_row_remap/failure") is not None, "it is found")
+        found = daemon.until(lambda s: condition(s, "gpu_row_remap/failure") is not None, "the condition is open")
         assert condition(found, "gpu_row_remap/failure", "0000:61:00.0")
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_row_remap/failure")
         time.sleep(2)
         node.cluster.wait_job(second, "PENDING")
-        # It may have been sent here before the drain arrived: then the prolog refused it, and said so in its output.
+        # The job may have started before the drain arrived: then the prolog refused it and wrote so into its output.
         assert not output.exists() or "the second runs" not in output.read_text()
 
 
@@ -253,7 +259,7 @@ def test_an_epilog_ends_also_where_the_daemon_hangs_and_never_drains_the_node(tm
         node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
         daemon.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
         daemon.kill()
-        job, _ = node.job("true")  # a socket at which nobody listens
+        job, _ = node.job("true")  # the socket has no listener
         node.cluster.wait_job(job, "COMPLETED")
         node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
 
@@ -273,25 +279,29 @@ def test_the_health_check_program_of_slurmd_can_be_healthd(tmp_path: Path) -> No
 
 
 def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_stays(tmp_path: Path) -> None:
-    """Slurm's cgroups tell that the node is empty: a captured tree of them stands in for the machine's."""
+    """A captured cgroup tree of Slurm replaces that of the machine and shows that the node is empty."""
     scope = tmp_path / "tree/sys/fs/cgroup/system.slice/slurmstepd.scope/system"
     scope.mkdir(parents=True)
     (scope / "cgroup.procs").write_text("1\n")
     scenario = tmp_path / "gpus.toml"
     scenario.write_text('profile = "dgx-h100"\n[gpu.3]\nprocesses = [4711]\n')
-    config = "[checks.gpu_processes]\nconfirm_seconds = 20\n"  # until then the test must have looked
+    config = "[checks.gpu_processes]\nconfirm_seconds = 20\n"  # the test must have read the status before
     flags = ("--mode", "act", "--node-name", "n1", "--interval", "60", "--root", str(tmp_path / "tree"))
     with SlurmCluster(nodes=1) as cluster:
         daemon = Healthd(*flags, directory=tmp_path, env=cluster.env, fake_nvml=str(scenario), config=config)
         with daemon:
             assert condition(daemon.status(), "gpu_processes/leftover") is None
             assert daemon.ask(command="job-ended")["done"]
-            found = daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "it is seen")
+            found = daemon.until(
+                lambda s: condition(s, "gpu_processes/leftover") is not None, "the leftover is pending"
+            )
             assert (condition(found, "gpu_processes/leftover") or {})["state"] == "pending"
             job = scope.parent / "job_12/step_0"
             job.mkdir(parents=True)
             (job / "cgroup.procs").write_text("4712\n")
-            daemon.until(lambda s: condition(s, "gpu_processes/leftover") is None, "a job runs: it may be its own")
+            daemon.until(
+                lambda s: condition(s, "gpu_processes/leftover") is None, "the process may belong to the new job"
+            )
             (job / "cgroup.procs").write_text("")
             daemon.ask(command="job-ended")
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/leftover")

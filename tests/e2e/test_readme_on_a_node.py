@@ -1,8 +1,8 @@
-"""Run each command of README.md ("Install on a node") and of docs/deploy.md (all headings) as printed: on machines
-that have only systemd, and on nodes without a network. Then again with a newer program as an upgrade, and by Ansible,
-which runs on the node itself.
+"""Run each command of README.md ("Install on a node") and docs/deploy.md (all headings) as printed.
 
-A minute for each Debian and way; more the first time, when its root is made (mmdebstrap), and on a busy machine.
+They run on machines that have only systemd, and on nodes without a network. A newer program then serves as an upgrade,
+and Ansible runs on the node itself. This takes a minute for each Debian release and method, longer the first time
+(mmdebstrap builds the root) and on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ STEP_SECONDS = 300.0
 SETTINGS = '[metrics]\nlisten = "127.0.0.1:9479"\n'
 DROP_IN = "[Service]\nEnvironment=SITE=its-own\n"
 RELEASES = ["bookworm", "trixie"]
-CLOCK = ["--system-call-filter=clock_adjtime"]  # to ask how right the clock is, as everybody may but in nspawn
+CLOCK = ["--system-call-filter=clock_adjtime"]  # nspawn denies what a normal node allows everybody
 RECAP = re.compile(r"(?m)^gpu-001 +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0 ")
-SCONTROL = "#!/bin/sh\ncat /root/slurm.conf\n"  # what of it remove.yml asks: `scontrol show config`
+SCONTROL = "#!/bin/sh\ncat /root/slurm.conf\n"  # the output of `scontrol show config`, as remove.yml reads it
 
 
 def fenced(heading: str, page: str = "docs/deploy.md") -> list[list[str]]:
-    """The commands of each block of that section, in their order."""
+    """Return the commands of each block of that section, in order."""
     text = (CHECKOUT / page).read_text("utf-8")
     section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return [block.strip().split("\n") for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
@@ -43,7 +43,7 @@ def require_archives(release: str) -> None:
 
 
 def clone(into: Path) -> None:
-    """What a clone of this checkout would have, with what is not committed yet."""
+    """Copy the files that a clone of this checkout would have, including uncommitted ones."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -53,7 +53,7 @@ def clone(into: Path) -> None:
 
 
 def follow(box: SystemdContainer, folder: Path, commands: Sequence[str]) -> None:
-    """Each is done, and the last, `healthd status`, says that the node is healthy or at most warns."""
+    """Run the commands. The last one, `healthd status`, must report a healthy node or at most a warning."""
     *steps, status = commands
     do(box, folder, steps)
     said = box.exec("bash", "-c", status, check=False)
@@ -61,7 +61,7 @@ def follow(box: SystemdContainer, folder: Path, commands: Sequence[str]) -> None
 
 
 def do(box: SystemdContainer, folder: Path, commands: Sequence[str], check: bool = True) -> str:
-    """What one block prints; with `check` it must succeed, else it must fail."""
+    """Return the output of one block. With `check` it must succeed, otherwise it must fail."""
     script = "\n".join(commands)
     done = box.exec("env", f"--chdir={folder}", "bash", "-ec", script, check=False, timeout=STEP_SECONDS)
     said = f"{script}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -70,25 +70,25 @@ def do(box: SystemdContainer, folder: Path, commands: Sequence[str], check: bool
 
 
 def changed(said: str) -> list[int]:
-    """How much each playbook of a block changed on the node."""
+    """Return the number of changes that each playbook of a block made on the node."""
     return [int(count) for count in RECAP.findall(said)]
 
 
 def with_one_node(tree: Path) -> Path:
-    """A clone whose inventory has one node: the machine that Ansible runs on."""
+    """Return a clone whose inventory has one node: the machine on which Ansible runs."""
     clone(tree)
     ansible = tree / "packaging/ansible"
     (ansible / "inventory.ini").write_text("[gpu]\ngpu-001 ansible_connection=local\n")
     site = (ansible / "group_vars/gpu.yml").read_text()
     example = 'healthd_settings: |\n  [metrics]\n  listen = "0.0.0.0:9478"\n  [checks.mount."/scratch"]\n'
     assert "# " + example.rstrip().replace("\n", "\n# ") in site
-    assert example in (tree / "docs/deploy.md").read_text(), "what is tried here"
+    assert example in (tree / "docs/deploy.md").read_text(), "the example of the page is the one tested here"
     (ansible / "group_vars/gpu.yml").write_text(f"healthd_mode: observe\n{example.replace('/scratch', '/')}")
     return tree
 
 
 def next_revision(deb: Path, into: Path) -> None:
-    """The same package as `make package REVISION=2` makes it."""
+    """Build the same package as `make package REVISION=2` does."""
     tree = into / "deb"
     subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
     control = tree / "DEBIAN/control"
@@ -147,22 +147,22 @@ def test_what_is_said_of_packages_makes_nodes_watched_drained_stopped_upgraded_a
         box.exec("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9478")
         running = box.show("healthd", "MainPID")
 
-        assert changed(do(box, tree, drain)) == [2], "settings, and a reload"
+        assert changed(do(box, tree, drain)) == [2], "the settings and a reload"
         assert box.status()["mode"] == "drain"
         do(box, tree, pause)
         assert "we look at its drains" in str(box.status()["pause"])
         do(box, tree, observe)
         assert (box.status()["mode"], box.status()["pause"]) == ("observe", None)
-        assert box.show("healthd", "MainPID") == running, "none of this starts it anew"
+        assert box.show("healthd", "MainPID") == running, "none of these steps restarts the daemon"
 
         settings = box.path("/etc/healthd/healthd.toml").read_text()
         next_revision(deb, tree / "dist")
         for block, revision in ((upgrade, "-2~"), (rollback, "-1~")):
-            assert changed(do(box, tree, block)) == [2], "the file, and its installation"
+            assert changed(do(box, tree, block)) == [2], "the file and its installation"
             assert revision in box.exec("dpkg-query", "-W", "healthd").stdout
             assert box.path("/etc/healthd/healthd.toml").read_text() == settings
             box.wait("healthd", "ActiveState", "active")
-        if release == "trixie":  # with the newer Ansible alone: a run takes seconds
+        if release == "trixie":  # only with the newer Ansible: a run takes seconds
             refuse(box, tree, roll_out, remove)
 
         box.write("/root/slurm.conf", "Prolog = (null)\n")
@@ -178,7 +178,7 @@ def test_what_is_said_of_packages_makes_nodes_watched_drained_stopped_upgraded_a
 
 
 def refuse(box: SystemdContainer, tree: Path, roll_out: Sequence[str], remove: Sequence[str]) -> None:
-    """What would do harm changes nothing, and says why."""
+    """Check that harmful calls change nothing and print the reason."""
     settings = box.path("/etc/healthd/healthd.toml").read_text()
     assert "select one with -e healthd_version" in do(box, tree, [*roll_out[:1], roll_out[-1]], check=False)
     wrong = [*roll_out[:1], f"{roll_out[-1]} -e healthd_version=0.1.0-1 -e healthd_settings=nonsense=1"]
@@ -191,7 +191,7 @@ def refuse(box: SystemdContainer, tree: Path, roll_out: Sequence[str], remove: S
 
 
 def test_every_boolean_of_the_role_is_made_one_wherever_it_is_asked() -> None:
-    """`-e healthd_purge=false` gives the word "false", which is true."""
+    """`-e healthd_purge=false` passes the word "false", which Jinja takes for true."""
     role = CHECKOUT / "packaging/ansible/roles/healthd"
     booleans = re.findall(r"(?m)^(healthd_\w+): (?:true|false)$", (role / "defaults/main.yml").read_text())
     assert booleans == ["healthd_restart", "healthd_slurm_scripts", "healthd_purge"]
@@ -214,11 +214,11 @@ def test_the_role_keeps_what_is_the_nodes_own_ends_what_was_cut_off_and_goes_pas
     tree = with_one_node(tmp_path / "healthd")
     (tree / "dist").mkdir()
     shutil.copy(deb, tree / "dist")
-    shutil.copy(deb, tree / "dist" / deb.name.replace("_amd64.", "_riscv64."))  # another machine's, which is not taken
+    shutil.copy(deb, tree / "dist" / deb.name.replace("_amd64.", "_riscv64."))  # for another architecture, not used
     role = "ansible-playbook healthd.yml"
     prepare = ["apt-get update", *ansible, "apt-get install -y --no-install-recommends procps python3"]
     with SystemdContainer(fresh=release, binds=[tmp_path], options=CLOCK, prepare="\n".join(prepare)) as box:
-        assert changed(do(box, tree, [folder, f"{role} --check"])) != [], "a check of a fresh node ends well"
+        assert changed(do(box, tree, [folder, f"{role} --check"])) != [], "a check of a fresh node succeeds"
         box.exec("test", "!", "-e", "/usr/bin/healthd")
 
         own = "# ours\nmode = 'observe'\n"
@@ -244,7 +244,7 @@ def test_the_role_keeps_what_is_the_nodes_own_ends_what_was_cut_off_and_goes_pas
         do(box, tree, other, check=False)
         box.path("/etc/systemd/system/healthd.service.d/site.conf").unlink()
         box.systemctl("daemon-reload")
-        assert changed(do(box, tree, other)) == [1], "the file is right, the daemon had not read it"
+        assert changed(do(box, tree, other)) == [1], "the file is right, but the daemon had not read it"
         assert changed(do(box, tree, other)) == [0]
         assert box.show("healthd", "MainPID") == running
 
@@ -252,7 +252,7 @@ def test_the_role_keeps_what_is_the_nodes_own_ends_what_was_cut_off_and_goes_pas
         nodes = "[gpu]\ngpu-000 ansible_host=192.0.2.1\ngpu-001 ansible_connection=local\n"
         (tree / "packaging/ansible/inventory.ini").write_text(nodes)
         do(box, tree, [folder, role], check=False)
-        assert box.status()["mode"] == "drain", "the roll-out ends with a dead first node"
+        assert box.status()["mode"] == "drain", "the roll-out stops at a dead first node"
         do(box, tree, [folder, observe], check=False)
         assert box.status()["mode"] == "observe"
 
@@ -275,7 +275,7 @@ def test_what_is_said_of_images_and_of_wheels_makes_a_node_watched_and_upgraded(
     shutil.copy(built_package(release), tmp_path)
     make += [f"cd {tmp_path}", *into_image]
     with SystemdContainer(fresh=release, binds=[tmp_path], options=CLOCK, prepare="\n".join(make)) as box:
-        box.wait("healthd", "ActiveState", "active")  # the wheels were made, and an image that boots has the package
+        box.wait("healthd", "ActiveState", "active")  # the wheels are built, and an image with the package boots
         assert box.status()["mode"] == "observe"
     shutil.copytree(tree / "wheels", new / "wheels")
     for folder, source in ((old, old / "tree"), (new, tree)):
@@ -317,10 +317,10 @@ def test_what_the_readme_says_makes_a_centre_that_can_be_asked(tmp_path: Path) -
     healthd = "/opt/healthd-fleet/bin/healthd fleet"
     ask = [
         f"{healthd} ingest --out {tmp_path}/db --cluster c1 --jobs {jobs}",
-        f"{healthd} query states --db {tmp_path}/db --csv > {tmp_path}/said",
+        f"{healthd} query states --db {tmp_path}/db --csv > {tmp_path}/states",
     ]
     with SystemdContainer(
         fresh="bookworm", binds=[tmp_path], prepare="\n".join([f"cd {tree}", *build, *install, *ask])
     ):
-        pass  # it need not boot: everything was done
-    assert "FAILED" in (tmp_path / "said").read_text()
+        pass  # no boot is needed: all commands ran in `prepare`
+    assert "FAILED" in (tmp_path / "states").read_text()

@@ -1,6 +1,6 @@
-"""What the kernel says of a file system that it stopped after an error, and of a full one: real ones on a loop device.
+"""Kernel messages of a file system stopped after an error, and of a full one: real ones on a loop device.
 
-Each in a mount namespace of its own, so that nobody else on this machine sees a broken disk.
+Each has its own mount namespace, so that no other process on this machine sees a broken disk.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The machine's own kernel log: what root writes into it as programs do (facility user, one open per write), and what
-the kernel writes of processes, files and cgroups with names that are made to deceive."""
+"""The kernel log of the machine itself.
+
+Root writes into it as programs do (facility user, one open per write). The kernel writes about processes, files and
+cgroups with misleading names.
+"""
 
 import contextlib
 import ctypes
@@ -29,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def inject():
-    """Writes one line into the kernel's log. The fault in it is on a GPU that no machine has."""
+    """Return a function that writes one line into the kernel log. Its fault is on a GPU that does not exist."""
     require_root()
     if not os.path.exists("/dev/kmsg"):
         require("there is no /dev/kmsg")
@@ -62,7 +65,7 @@ def drain(source):
 
 
 def xid():
-    """A line that is only this test's, on an address that is no GPU's."""
+    """Return a line unique to this test, with an address of no GPU."""
     mark = uuid.uuid4().hex[:8]
     return f"NVRM: Xid (PCI:fffe:1f:1f): 79, pid=1, name={mark}, GPU has fallen off the bus."
 
@@ -98,7 +101,7 @@ def test_a_restart_reads_each_line_once(inject, kmsg):
     assert [line.text for line in drain(kmsg(again.cursor)) if line.text == text] == []
 
 
-# --- a reader that is deaf, dies, or is too slow
+# --- a reader that receives nothing, is closed, or is too slow
 
 
 def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg):
@@ -108,10 +111,10 @@ def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg)
     text = xid()
     inject(text)
     source.check_delivery()
-    assert text in [line.text for line in drain(source)], "a reader that hears is no deaf one"
+    assert text in [line.text for line in drain(source)], "a reader that receives lines is not silent"
     source.check_delivery()
     nothing, writer = os.pipe2(os.O_NONBLOCK)
-    os.dup2(nothing, source.fileno())  # what gives neither a line nor an error
+    os.dup2(nothing, source.fileno())  # gives neither a line nor an error
     inject(xid())
     assert drain(source) == []
     source.check_delivery()
@@ -157,7 +160,7 @@ def hear(log):
 
 
 def test_more_than_the_ring_holds_is_counted_as_lost_and_named_for_the_journal(inject, kmsg):
-    """The ring of the machine is written once round: its old lines are gone afterwards, as in any storm."""
+    """This overwrites the machine's ring once: the old lines are gone afterwards, as after any storm."""
     ring_bytes = ctypes.CDLL(None, use_errno=True).klogctl(10, None, 0)
     if not 0 < ring_bytes <= 4 << 20:
         require(f"a ring of {ring_bytes} bytes is too large to be filled")
@@ -170,16 +173,16 @@ def test_more_than_the_ring_holds_is_counted_as_lost_and_named_for_the_journal(i
     text = xid()
     inject(text)
     given = drain(source)
-    assert text in [line.text for line in given], "the last one, but for what others wrote since"
+    assert text in [line.text for line in given], "the last line, apart from later lines of others"
     assert source.overruns >= 1
     assert source.lost > 0
-    assert before + source.lost + len(given) >= source.cursor["sequence"] - 50, "each record is lost or given"
+    assert before + source.lost + len(given) >= source.cursor["sequence"] - 50, "each record is lost or received"
     (gap,) = source.gaps[len(gaps) :]
     assert gap.since_usec < gap.until_usec
     assert any("overwritten" in note for note in source.take_notes())
 
 
-# --- names that are made to deceive: the kernel itself writes these lines
+# --- misleading names: the kernel itself writes these lines
 
 FAULT = "NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, GPU has fallen off the bus."
 CRASH = """
@@ -200,7 +203,7 @@ COMMS = ("NVRM: Xid (PCI:0", "Xid (0): 79, a", "NVRM: Xid (0): ", "SXid (0): 110
 
 
 def nothing_of(source, mark, tmp_path, lines=()):
-    """That the kernel wrote lines with `mark`, and that no source makes anything of them. `lines`: read before."""
+    """Check that the kernel wrote lines with `mark` and that no source makes an event. `lines`: read before."""
     lines = list(lines)
     end = time.monotonic() + 60
     while not any(mark in line.text for line in lines) and time.monotonic() < end:
@@ -209,10 +212,11 @@ def nothing_of(source, mark, tmp_path, lines=()):
     time.sleep(0.1)
     lines += drain(source)
     found = [line for line in lines if mark in line.text]
-    assert found, "the kernel wrote nothing of it"
+    assert found, "the kernel wrote no such line"
     events = [event for line in lines if (event := make_event(line, "b1")) is not None]
     assert [event.text for event in events if event.kind != "oom" and mark in event.text] == []
-    # The same as a syslog daemon writes it that reads /dev/kmsg: one line a record, what is not text escaped.
+    # The same lines as written by a syslog daemon that reads /dev/kmsg: one line per record, control characters
+    # escaped.
     log = tmp_path / "kern.log"
     escaped = (line.text.replace("\n", "#012") for line in found)
     log.write_text("".join(f"Nov 21 15:00:00 node17 kernel: [13696.658651] {text}\n" for text in escaped))
@@ -227,14 +231,14 @@ def nothing_of(source, mark, tmp_path, lines=()):
 def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_path, comm):
     require_root()
     require_programs("gcc", packages="gcc")
-    program = tmp_path / f"x\n{FAULT}"  # the kernel names the file that crashed, too
+    program = tmp_path / f"x\n{FAULT}"  # the kernel also prints the name of the crashed file
     source = tmp_path / "crash.c"
     source.write_text(CRASH)
     subprocess.run(["gcc", "-o", str(program), str(source)], check=True)
     log = kmsg(injected=False)
     drain(log)
     mark, lines = comm[:15].strip(), []
-    for _ in range(60):  # such lines are rate-limited: 10 in 5 s for the whole machine
+    for _ in range(60):  # the kernel rate-limits such lines: 10 in 5 s for the whole machine
         died = subprocess.run([FAULT, comm], executable=str(program), check=False)
         assert died.returncode == -signal.SIGSEGV
         time.sleep(0.2)
@@ -260,7 +264,7 @@ def test_an_oom_kill_in_a_cgroup_with_the_name_of_a_fault_is_nothing_but_an_oom_
 
 @contextlib.contextmanager
 def cgroup_of(name):
-    """A cgroup that may use 20 MiB, v1 or v2."""
+    """Yield the folder of a cgroup limited to 20 MiB (version 1 or 2)."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         folder = f"{base}/{name}"
         try:
@@ -284,7 +288,7 @@ def cgroup_of(name):
 
 
 def test_a_program_cannot_write_a_line_of_the_kernels_facility(kmsg):
-    """Only root may write to /dev/kmsg at all; the kernel gives what says facility 0 the facility of users."""
+    """Only root may write to /dev/kmsg at all. The kernel changes facility 0 to that of users."""
     require_root()
     source = kmsg(injected=False)
     drain(source)
@@ -309,19 +313,19 @@ JOURNAL = textwrap.dedent(
             file.write(f"<12>{text}\\n")
 
     def entries_of(text):
-        # Without "NVRM: ", which journald takes for the name of the program that wrote.
+        # Without "NVRM: ", which journald takes for the name of the writing program.
         from systemd import journal
         reader = journal.Reader()
         reader.seek_head()
         return len([entry for entry in reader if text[6:] in str(entry.get("MESSAGE"))])
 
     def until_taken(text, count):
-        # journald writes an entry when its sender has long gone on.
+        # journald stores an entry long after its sender has continued.
         for _ in range(1200):
             if entries_of(text) >= count:
                 return
             time.sleep(0.1)
-        raise SystemExit(f"{count} entries of {text} did not come into the journal")
+        raise SystemExit(f"{count} entries of {text} did not reach the journal")
 
     def until(source, text):
         got = []
@@ -334,7 +338,7 @@ JOURNAL = textwrap.dedent(
         raise SystemExit(f"{text} did not come through the journal")
 
     text, boot_id = sys.argv[1], Host().boot_id()
-    # Not the kernel: logger(1) under every name, a service's output with a priority, systemd's own protocol.
+    # Forged lines: logger(1) under every name, the output of a service with a priority, systemd's own protocol.
     forged = f"NVRM: Xid (PCI:0000:01:00): 79, pid=1, name={text[-14:-6]}F"
     for argv in (["-t", "kernel"], ["-t", "NVRM"], ["-p", "kern.crit", "-t", "kernel"], ["--id=1", "-t", "kernel"], []):
         subprocess.run(["logger", "-u", "/run/systemd/journal/dev-log", *argv, forged], check=True)
@@ -345,7 +349,7 @@ JOURNAL = textwrap.dedent(
     kmsg = open_source("kmsg", "/", None, True)
     started = time.clock_gettime(time.CLOCK_MONOTONIC)
     inject(text + "1")
-    until_taken(text + "1", 1)  # what is history stood there before the reader came
+    until_taken(text + "1", 1)  # this entry must be history when the reader starts
     live = open_source("journal", "/", None, True)
     first = until(live, text + "1")
     inject(text + "2")
@@ -376,7 +380,7 @@ JOURNAL = textwrap.dedent(
 
 
 def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path):
-    """A journald of its own in a mount namespace of its own: nothing of it is left on the machine."""
+    """A separate journald in its own mount namespace leaves no trace on the machine."""
     require_programs("unshare", packages="util-linux")
     journald = "/lib/systemd/systemd-journald"
     if not os.access(journald, os.X_OK) or not os.path.exists("/etc/machine-id"):
@@ -423,7 +427,7 @@ libc.mount(b"none", b"/mnt", b"tmpfs", 0, ("zz\\n" + sys.argv[1]).encode())
 
 
 def test_a_line_break_in_a_mount_option_forges_nothing_here_and_only_a_doubted_line_in_dmesg(kmsg):
-    """A user without any right does the same in a user namespace; some distributions do not let a test have one."""
+    """A user without privileges can do the same in a user namespace, but some distributions forbid that for a test."""
     require_root()
     require_programs("unshare", "dmesg", packages="util-linux")
     disk = f"fake{os.getpid()}"

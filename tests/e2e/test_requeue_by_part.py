@@ -1,7 +1,7 @@
-"""A fault of one GPU requeues the jobs on that GPU, and no other: with real Slurms whose GPUs are device files.
+"""A fault of one GPU requeues only the jobs on that GPU: with real Slurms whose GPUs are device files.
 
-The GPUs of the fake machine are the eight of Slurm's node, in one order. A job holds one open by a file with such a
-path.
+The GPUs of the fake machine are the eight of Slurm's node, in the same order. A job holds one by an open file with such
+a path.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PCI = tuple(f"0000:{bus}:00.0" for bus in BUSES)
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate(PCI))
 NODE = Inventory(GPUS, tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in PCI))
 BY_PART = replace(ACT, requeue=Requeue.PART)
-# scontrol reads the table of all nodes for the CPUs that it shows beside the GPUs
+# scontrol also reads the table of all nodes, because it shows the CPUs with the GPUs.
 ASKED = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_FED_INFO": 1, "REQUEST_NODE_INFO": 1}
 JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_INFO": 1}
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
 
 
 class WithShards(SlurmCluster):
-    """Each of its GPUs has four shards."""
+    """Each GPU has four shards."""
 
     def _write_files(self) -> None:
         super()._write_files()
@@ -48,7 +48,7 @@ class WithShards(SlurmCluster):
 
 
 class InOtherOrders(SlurmCluster):
-    """n1 has two types, the first on the upper devices; n2 has one, listed from the last device to the first."""
+    """n1 has two types, the first on the upper devices. n2 has one type, listed from the last device to the first."""
 
     def _write_files(self) -> None:
         super()._write_files()
@@ -111,22 +111,22 @@ def total(*parts: dict[str, int], **more: int) -> dict[str, int]:
 
 @every_slurm
 def test_of_two_jobs_side_by_side_the_one_on_the_bad_gpu_is_requeued_and_the_other_runs_on(healthd: Healthd) -> None:
-    """With what it costs slurmctld where no prolog told."""
+    """Includes the number of requests to slurmctld without a record of the prolog."""
     first, second = on(healthd, "--gres=gpu:1"), on(healthd, "--gres=gpu:2")
     time.sleep(1.1)
     healthd.look(fault(0, severity=Severity.DEGRADED))
     victim = total(JOB, JOB, REQUEST_UPDATE_JOB=1, REQUEST_JOB_REQUEUE=1)
     assert costs(healthd, fault(0)) == total(LOOK, victim, JOB, ASKED, ASKED)
     assert fate(healthd.cluster, first, second) == [REQUEUED, RUNS]
-    report = healthd.look_until_settled(fault(0))  # a slurmstepd that ends is a trouble for that moment
+    report = healthd.look_until_settled(fault(0))  # a slurmstepd that is ending causes a short error
     assert report.not_requeued == ((second, f"has GPUs {PCI[1]}, {PCI[2]}, which the fault did not hit"),)
-    assert costs(healthd, fault(0)) == LOOK, "the run that was spared is not asked for again"
+    assert costs(healthd, fault(0)) == LOOK, "the spared run is not queried again"
     assert healthd.cluster.admin_comment(second) == ""
 
-    later = faulty(*fault(0).causes, *fault(2).causes)  # another of its GPUs
+    later = faulty(*fault(0).causes, *fault(2).causes)  # another GPU of the second job
     assert healthd.look(later).requeued == (second,)
     assert fate(healthd.cluster, second) == [REQUEUED]
-    assert PCI[2] in healthd.cluster.admin_comment(second), "it is told of the fault that hit it"
+    assert PCI[2] in healthd.cluster.admin_comment(second), "the comment names the fault of its own GPU"
 
 
 @every_slurm
@@ -180,7 +180,7 @@ def test_of_arrays_and_of_jobs_over_nodes_the_part_on_this_nodes_gpu_counts(heal
     for job in (wide, *raw):
         until_listed(cluster, job, "n1")
     numbers = {job: given(cluster, job) for job in (wide, *raw)}
-    assert len(set(numbers.values())) == 3, "on this node each has a GPU of its own"
+    assert len(set(numbers.values())) == 3, "each has its own GPU on this node"
     time.sleep(1.1)
     assert healthd.look(fault(numbers[raw[0]])).requeued == (tasks[0],)
     assert fate(cluster, wide, tasks[1]) == [RUNS, RUNS]
@@ -208,7 +208,7 @@ def test_of_a_heterogeneous_job_the_part_on_this_nodes_gpu_counts_and_the_whole_
 
 
 def given(cluster: SlurmCluster, job: str) -> int:
-    """The number of the one GPU that the job has on n1."""
+    """Return the number of the only GPU of the job on n1."""
     lines = cluster.run("scontrol", "-d", "-o", "show", "job", job).splitlines()
     (record,) = (line for line in lines if line.startswith(f"JobId={job} "))
     return int(record.partition(" Nodes=n1 ")[2].partition("(IDX:")[2].partition(")")[0])
@@ -217,7 +217,7 @@ def given(cluster: SlurmCluster, job: str) -> int:
 @pytest.mark.parametrize(
     ("inventory", "why"),
     [
-        (NODE, "what the node is to have in Slurm and what it has differ in number"),
+        (NODE, "the configured and the real number of GPUs differ"),
         (replace(NODE, gpus=tuple(replace(g, minor=7 - g.index) for g in GPUS)), "order"),
     ],
     ids=["number", "order"],
@@ -243,7 +243,7 @@ def test_where_gres_conf_lists_the_gpus_in_another_order_no_job_on_a_gpu_is_spar
             without = on(healthd)
             jobs = [on(healthd, f"--gres={what}") for what in gres]
             time.sleep(1.1)
-            report = healthd.look(fault(bad))  # the device of the first job, whose number is 0
+            report = healthd.look(fault(bad))  # the device of the first job, whose number in Slurm is 0
             assert set(report.requeued) == set(jobs), cluster.run("scontrol", "-d", "show", "job", jobs[0])
             assert report.not_requeued == ((without, "has no GPU"),)
 
@@ -302,10 +302,10 @@ def test_the_daemon_keeps_what_our_prolog_told_and_says_who_was_spared(tmp_path:
             {"job": jobs[0], "why": f"has GPU {PCI[0]}, which the fault did not hit"}
         ]
         read = node.cluster.sdiag_counts()["REQUEST_NODE_INFO"] - tables
-        assert read == 2, "the fleet was counted twice; scontrol -d was not asked for any job"
+        assert read == 2, "the fleet was counted twice; no `scontrol -d` ran for a job"
         log = daemon.log.read_text()
-        assert log.count(f"job {jobs[0]} is not requeued: has GPU") == 1, "told once, however many rounds it goes on"
+        assert log.count(f"job {jobs[0]} is not requeued: has GPU") == 1, "logged once, not in each round"
 
 
 def until(daemon: Daemon, reached: Callable[[str], bool]) -> None:
-    daemon.until(lambda s: reached(s["decision"]["text"]), "the decision says it")
+    daemon.until(lambda s: reached(s["decision"]["text"]), "the text of the decision")

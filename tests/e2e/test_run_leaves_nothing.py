@@ -1,5 +1,7 @@
-"""After a hang, or kill -9 in the midst of a test, nothing is left: scripts/run_tests.py ends what the test had begun,
-or the next run does. Of a real Slurm and its job, of healthd, of a frozen disk, mounts, loop devices and cgroups.
+"""After a hang or a kill -9 in the middle of a test, nothing is left.
+
+scripts/run_tests.py ends everything the test had started, or the next run does: a real Slurm and its job, healthd, a
+frozen disk, mounts, loop devices and cgroups.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import sys
 sys.path[:0] = {[str(E2E), str(E2E.parent / "support"), str(E2E.parents[1])]!r}
 pytest_plugins = ["alone", "started"]
 """
-# What tests here begin, without what would end it when they are killed.
+# Starts what tests start, without the code that would end it when they are killed.
 BEGINS = """
 import json, os, subprocess, time
 from pathlib import Path
@@ -100,7 +102,7 @@ def test_it():
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A mount point outside of the run's folder."""
+    """Return a mount point outside the folder of the run."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     return folder
@@ -114,7 +116,7 @@ def start(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def left(begun: dict[str, Any], elsewhere: Path) -> Iterator[str]:
-    """What is still there of a run, in words."""
+    """Yield everything still there of a run, in words."""
     for pid, created in begun["processes"]:
         try:
             process = psutil.Process(pid)
@@ -150,13 +152,13 @@ def test_a_run_that_is_ended_in_the_midst_of_a_test_leaves_nothing(
 ) -> None:
     require_root()
     require_programs("mkfs.ext4", "mount", "fsfreeze", "losetup", packages="e2fsprogs mount util-linux")
-    directory.chmod(0o755)  # munged wants it
+    directory.chmod(0o755)  # munged requires it
     note, test, printed = tmp_path / "note", directory / "test_begins.py", directory / "printed"
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "pytest.ini").write_text("[pytest]\n")
     test.write_text(BEGINS.format(note=str(note), elsewhere=str(elsewhere)))
     with start(directory) as run:
-        until(lambda: note.exists() or run.poll() is not None, "all has begun", 400)
+        until(lambda: note.exists() or run.poll() is not None, "everything is started", 400)
         assert note.exists(), printed.read_text()
         begun = json.loads(note.read_text())
         here = list(left(begun, elsewhere))

@@ -1,4 +1,7 @@
-"""TAB in real shells: bash and zsh on a terminal, where the resulting line is run, and fish by its `complete -C`."""
+"""TAB in real shells.
+
+bash and zsh run on a terminal and execute the completed line; fish completes through `complete -C`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 READY = b"READY> "
 
-# what is typed -> the words that healthd is given, after the TABs
+# Typed line -> the arguments of healthd after the TABs.
 TYPED = {
     "conf\t": "config",
     "config s\t": "config show",
@@ -50,7 +53,7 @@ TYPED = {
         "repaired --runtime-dir run exec/critical nhc: check_hw_eth eth1"
     ),
 }
-# argcomplete completes no colon within a quote in zsh
+# argcomplete completes no colon within a quote in zsh.
 ONLY_BASH = {
     "unack --runtime-dir run exec/critical 'nhc: che\t": (
         "unack --runtime-dir run exec/critical nhc: check_hw_eth eth1"
@@ -72,7 +75,7 @@ CONDITIONS = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with some files, settings with a site's check, a daemon in `run`, `healthd` and the three scripts."""
+    """Return a folder with files, settings and a site's check, a daemon in `run`, `healthd` and the three scripts."""
     place = tmp_path_factory.mktemp("completion")
     (place / "a folder").mkdir()
     for name in ("kern.log", "settings.toml", "nodes.txt"):
@@ -101,7 +104,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 class Terminal:
-    """A shell on a terminal. `healthd` is a function there that prints its arguments unless the completion runs it."""
+    """A shell on a terminal. Its function `healthd` prints its arguments unless the completion calls it."""
 
     def __init__(self, place: Path, argv: list[str], prepare: str) -> None:
         self._read = b""
@@ -170,7 +173,7 @@ def test_a_tab_completes_within_a_quote(terminal: Terminal, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def offered(place: Path) -> dict[str, list[str]]:
-    """What fish offers for each line, by its last word."""
+    """Return the words offered by fish for each line."""
     require_programs("fish", packages="fish")
     asked = [line.rstrip("\t").replace("\t", "") for line in (*TYPED, *ONLY_FISH)]
     script = f"source {place}/scripts/healthd.fish\n" + "".join(

@@ -1,5 +1,6 @@
-"""A real daemon without threads, processes, file descriptors or room in its runtime directory: it goes on, and reports
-what it could not do.
+"""A real daemon short of threads, processes, file descriptors or space in its runtime directory.
+
+It keeps running and reports what it could not do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LISTENING = '[metrics]\nlisten = "127.0.0.1:0"\n'
 
 @pytest.fixture
 def pids() -> Iterator[Path]:
-    """A cgroup that can bound its number of processes and threads (cgroup version 1 or 2)."""
+    """Yield a cgroup (version 1 or 2) with a limit for processes and threads."""
     require_root()
     first = Path("/sys/fs/cgroup/pids")
     place = (first if first.is_dir() else Path("/sys/fs/cgroup")) / of_this_run("pids")
@@ -42,13 +43,13 @@ def pids() -> Iterator[Path]:
 
 
 def test_daemon_survives_a_pids_limit_and_recovers(pids: Path) -> None:
-    """As when a fork bomb fills pids.max, or the machine's threads-max."""
+    """For example when a fork bomb reaches pids.max or the machine's threads-max."""
     daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")))
     with daemon:
         assert daemon.process is not None
         move(daemon.process.pid, pids)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(daemon.worker(), 9)  # the next one must be started
+            os.kill(daemon.worker(), 9)  # the daemon must start the next one
         (pids / "pids.max").write_text((pids / "pids.current").read_text())
         status = daemon.until(lambda s: s["shortages"].get("processes", 0) >= 2, "no process can be started")
         assert status["problems"]
@@ -60,13 +61,13 @@ def test_daemon_survives_a_pids_limit_and_recovers(pids: Path) -> None:
 
 
 def test_daemon_starts_under_a_pids_limit(pids: Path) -> None:
-    """The limit is reached already when systemd restarts it."""
+    """The limit is already reached when systemd restarts the daemon."""
     daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")), wait=False)
     limited = f'echo $$ > {pids}/cgroup.procs; echo 1 > {pids}/pids.max; exec "$@"'
     argv = daemon.argv
     daemon.argv = lambda: ["sh", "-c", limited, "sh", *argv()]  # type: ignore[method-assign]
     with daemon:
-        daemon.until(lambda s: s["shortages"].get("threads", 0) > 0, "it runs, without its metrics page")
+        daemon.until(lambda s: s["shortages"].get("threads", 0) > 0, "the daemon runs without its metrics page")
         (pids / "pids.max").write_text("max")
         rounds(daemon, 2)
 
@@ -85,7 +86,7 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
         path = str(daemon.run_dir / "healthd.sock")
         began = time.monotonic()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
-        for _ in range(3):  # each group comes after the one before was turned away
+        for _ in range(3):  # each group connects after the rejection of the previous one
             waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
             for client in waiting:
                 client.settimeout(120)
@@ -94,10 +95,10 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
                 assert b'"again": true' in client.recv(4096)
                 client.close()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        status = daemon.until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "it is reported")
+        status = daemon.until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "the shortage is reported")
         assert any("file descriptors" in problem for problem in status["problems"])
-        # Each failed accept(2) is a shortage, and the listener rests after it. A loop that does not rest counts
-        # thousands of them a second.
+        # Each failed accept(2) counts as a shortage, and the listener pauses after it. A loop without pauses counts
+        # thousands per second.
         rests = (time.monotonic() - began) / ACCEPT_PAUSE_SECONDS
         assert status["shortages"]["file_descriptors"] <= rests + 10
 
@@ -115,7 +116,7 @@ def test_verdict_is_written_when_the_runtime_directory_has_no_inode_left() -> No
                 for number in range(100):
                     (run_dir / f"filler{number}").touch()
             daemon.kernel_line(xid(79))
-            # No Slurm here: no count of the fleet can allow a drain.
+            # No Slurm here: no fleet count can allow a drain.
             until(lambda: (line := daemon.verdict()).startswith("warning ") and "gpu_xid/79" in line)
             asked = subprocess.run(
                 [daemon.python, "-m", "healthd", "hook", "healthcheck", "--runtime-dir", str(run_dir)],

@@ -1,4 +1,4 @@
-"""A site's own checks in a daemon: after an event, with their past, and when they hang."""
+"""A site's own checks in a daemon: after an event, with their history, and when they hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_site_checks_run_in_the_daemon(directory: Path) -> None:
     ) as daemon:
         machine.write({"/leaf": "up 50\n"})
         daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
-        found = daemon.until(lambda s: condition(s, "leaf/errors"), "the check runs after an Xid, with its past")
+        found = daemon.until(lambda s: condition(s, "leaf/errors"), "the check runs after an Xid, with its history")
         assert "45 errors within an hour" in str(condition(found, "leaf/errors"))
         machine.write({"/leaf-hangs": "yes\n"})
-        daemon.until(lambda s: condition(s, "leaf/hang", "rail2"), "a run that hangs is a condition")
+        daemon.until(lambda s: condition(s, "leaf/hang", "rail2"), "the hanging run opens a condition")

@@ -1,4 +1,5 @@
-"""What needs a slurmdbd: what a job's user reads in sacct, and accounts that may requeue but not drain."""
+"""Tests with a slurmdbd: the comment in sacct for the owner of a job, and accounts allowed to requeue but not to
+drain."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def as_account(healthd: Healthd, level: str) -> Healthd:
 
 
 def until_sacct_says(cluster: SlurmCluster, job: str, words: str) -> list[str]:
-    """The job's records, oldest first, one a run: slurmdbd lags behind slurmctld."""
+    """Return the job's records, oldest first, one per run. slurmdbd lags behind slurmctld."""
     end = time.monotonic() + 120
     command = ("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State,AdminComment")
     while words not in (text := cluster.run(*command)):
@@ -53,7 +54,7 @@ def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) ->
     cluster.run("scancel", job)
     last = until_sacct_says(cluster, job, "CANCELLED")[-1]
     assert last.startswith("CANCELLED")
-    assert last.endswith(f"|{words}"), "the next run of the job still says it"
+    assert last.endswith(f"|{words}"), "the next run of the job keeps the comment"
 
 
 def test_sacct_shows_the_user_of_a_job_that_cannot_be_requeued_what_hit_it(cluster: SlurmCluster) -> None:
@@ -74,7 +75,7 @@ def test_an_operators_account_that_may_requeue_but_not_drain_is_trouble_and_requ
     assert "Invalid user id: only root, SlurmUser or a Slurm administrator" in report.problem
     assert not report.settled
     assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
-    # it could requeue, but onto an open node the job would come back
+    # The account could requeue, but the job would return to the node because it is not drained.
     cluster.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=fan broken")
     assert healthd.look(faulty()).requeued == (job,)
 

@@ -1,5 +1,7 @@
-"""Slurm's commands as programs that hang, dawdle or are not there: the daemon goes on, and what was said meanwhile
-(a pause, another mode) holds for the look that is under way too. The programs are scripts; the daemon is the real one.
+"""Slurm commands that hang, are slow or are missing: the daemon continues.
+
+A pause or a new mode set meanwhile also applies to the reconciliation already running. The commands are scripts; the
+daemon is real.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ SINFO = f'case " $* " in *" -n "*) {NODE};; *) {FLEET};; esac'
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """PATH with a sinfo that does not end while `slow` exists, and a scontrol that writes down what it changes."""
+    """Return a PATH with a sinfo that does not end while `slow` exists, and a scontrol that logs its changes."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {
@@ -49,15 +51,16 @@ def reads(folder: Path) -> int:
 
 
 def wait_for_a_read(folder: Path, before: int) -> None:
-    until(lambda: reads(folder) > before, "healthd asks Slurm")
+    until(lambda: reads(folder) > before, "healthd reads Slurm")
 
 
 def the_first_look_is_over(daemon: Healthd) -> None:
-    daemon.until(lambda s: s["slurm"]["read_at"] > 0, "it knows the node")
+    daemon.until(lambda s: s["slurm"]["read_at"] > 0, "the daemon knows the node")
 
 
 def rests(daemon: Healthd) -> bool:
-    """While this test computes for a second. One that spins would do so as long, on however busy a machine."""
+    """Compare CPU times while this test computes for one second. A spinning daemon would use as much, however busy
+    the machine."""
     assert daemon.process is not None
     before, end = cpu_seconds(daemon.process.pid), time.process_time() + 1.0
     while time.process_time() < end:
@@ -79,7 +82,7 @@ def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tm
             time.sleep(0.5)
             assert daemon.status()["health"] == "unhealthy"
             assert daemon.verdict().startswith("drain ")
-            assert daemon.stop() == 0, "before the server lets it go"
+            assert daemon.stop() == 0, "before the server answers"
             server.release()
 
 
@@ -92,7 +95,7 @@ def test_a_pause_holds_for_the_look_that_is_under_way(tmp_path: Path, slow: dict
         wait_for_a_read(tmp_path, before)
         assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
         (tmp_path / "slow").unlink()
-        daemon.until(lambda s: "paused" in s["decision"]["text"], "the decision is to wait")
+        daemon.until(lambda s: "paused" in s["decision"]["text"], "the decision waits for the pause")
         time.sleep(1)
         assert not (tmp_path / "changes").exists()
         assert not daemon.verdict().startswith("drain")
@@ -110,14 +113,14 @@ def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_fol
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "observe", "it observes")
-        assert rests(daemon), "it does not spin over a command that it no longer needs"
+        daemon.until(lambda s: s["mode"] == "observe", "the daemon observes")
+        assert rests(daemon), "it does not spin over a command it no longer needs"
         (tmp_path / "slow").unlink()
         daemon.configure('mode = "act"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "act", "it acts")
+        daemon.until(lambda s: s["mode"] == "act", "the daemon acts")
         time.sleep(2.5)
-        assert not (tmp_path / "changes").exists(), "what was observed does not drain"
+        assert not (tmp_path / "changes").exists(), "a decision from observe mode does not drain"
 
 
 def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_else() -> None:
@@ -128,11 +131,11 @@ def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_els
         with Healthd("--listen", f"127.0.0.1:{port}", "--interval", "1") as daemon:
             assert any("no metrics page" in problem for problem in daemon.status()["problems"])
             other.close()
-            daemon.until(lambda s: not s["problems"], "the page is there once the port is free")
+            daemon.until(lambda s: not s["problems"], "the page is served once the port is free")
 
 
 def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
-    # No round comes that would wake it later.
+    # No round would wake the daemon later.
     with Healthd("--mode", "act", "--node-name", "n1", "--interval", "3600", env=slow) as daemon:
         the_first_look_is_over(daemon)
         (tmp_path / "slow").touch()
@@ -140,21 +143,21 @@ def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path,
         daemon.kernel_line(xid(79))
         wait_for_a_read(tmp_path, before)
         daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout waiting for RPC from GPU!"))
-        daemon.until(lambda s: len(s["conditions"]) == 2, "it has heard of both")
+        daemon.until(lambda s: len(s["conditions"]) == 2, "both conditions are open")
         (tmp_path / "slow").unlink()
         wait_for_a_read(tmp_path, before + 1)
         changes = tmp_path / "changes"
-        until(lambda: changes.exists() and "Reason=healthd: gpu_xid/" in changes.read_text(), "it drains")
+        until(lambda: changes.exists() and "Reason=healthd: gpu_xid/" in changes.read_text(), "the daemon drains")
 
 
 def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow: dict[str, str]) -> None:
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
         daemon.kernel_line(xid(79))
-        daemon.until(lambda s: s["slurm"]["problem"] != "", "Slurm is in trouble")
+        daemon.until(lambda s: s["slurm"]["problem"] != "", "Slurm fails")
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "observe", "it observes")
-        time.sleep(6)  # the retry would have been in 5
+        daemon.until(lambda s: s["mode"] == "observe", "the daemon observes")
+        time.sleep(6)  # the retry would have been after 5 s
         assert rests(daemon)

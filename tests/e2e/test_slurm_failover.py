@@ -1,4 +1,4 @@
-"""A backup slurmctld that takes over before a change by healthd was saved, on this machine's own Slurm."""
+"""A backup slurmctld takes over before a change by healthd was saved, on this machine's own Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backup slurmctld that takes over before a change by healthd was saved, on newer versions of Slurm."""
+"""A backup slurmctld takes over before a change by healthd was saved, on newer versions of Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reconciling with a real slurmctld and real slurmds: State, Reason and owner after what happens in the field."""
+"""Reconciling with a real slurmctld and real slurmds: State, Reason and owner after typical events in the field."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ from healthd.common.slurm.commands import Command
 
 
 class Killed(Exception):
-    """The daemon was killed with -9 at this point."""
+    """The daemon was killed with SIGKILL at this point."""
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     reboot = program(tmp_path_factory.mktemp("programs") / "reboot", "exit 0")
-    # KillWait: so long a test may be kept from seeing a job that is ending.
+    # KillWait: the test may notice an ending job this late.
     more = [f"RebootProgram={reboot}", "ResumeTimeout=600", "KillWait=15"]
     version = getattr(request, "param", None)
-    # slurmd_timeout: slurmctld has a node register again each third of it, as well as when it was booted.
+    # slurmd_timeout: slurmctld makes a node register again after each third of the timeout, and after a boot.
     with SlurmCluster(nodes=8, slurmd_timeout=600, extra_conf=more, version=version) as running:
         yield running
 
@@ -82,14 +82,15 @@ TURN = itertools.cycle(["n1", "n2", "n3", "n4", "n5"])
 
 @pytest.fixture
 def healthd(cluster: SlurmCluster) -> Iterator[Healthd]:
-    """A healthd on a node that is idle; the nodes take turns, a resumed one needs a second until it responds."""
+    """Yield a healthd on an idle node. Nodes are used in turn because a resumed one needs a second until it
+    responds."""
     name = next(TURN)
     make_idle(cluster, name)
     yield Healthd(cluster, name)
     end_jobs_and_resume(cluster, name)
 
 
-# drain, requeue, resume
+# Drain, requeue, resume.
 
 
 @every_slurm
@@ -116,12 +117,12 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
 
 
 def is_asked(name: str) -> bool:
-    """Of an RPC: not what slurmd says of a job that ended, and not sdiag's own question."""
+    """Return whether the RPC comes from healthd, and is neither slurmd's report of an ended job nor sdiag's query."""
     others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
     return name.startswith("REQUEST") and not name.startswith(others)
 
 
-# The node, the fleet, which slurmctld it is, the node once more, the change, the node, the fleet.
+# The node, the fleet, the active slurmctld, the node once more, the change, the node, the fleet.
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
 COUNT = {"REQUEST_NODE_INFO": 1, "REQUEST_PARTITION_INFO": 1}
 CONTROLLER = {"REQUEST_BUILD_INFO": 1, "REQUEST_PING": 1}
@@ -145,7 +146,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     listed = ["scontrol", "listpids", "*", healthd.node]
     until(
         lambda: "not exist" not in subprocess.run(listed, env=cluster.env, capture_output=True, text=True).stderr,
-        "their steps are there",
+        "their steps are running",
     )
     time.sleep(1)
 
@@ -166,26 +167,26 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     victim = costs(JOB, JOB, REQUEST_UPDATE_JOB=1, REQUEST_JOB_REQUEUE=1)
     assert cost(fault) == costs(LOOK, victim, JOB, REQUEST_UPDATE_JOB=1)
     until_not_listed(cluster, job, healthd.node)
-    assert cost(fault) == costs(LOOK, JOB), "the other job is still here, and was told"
+    assert cost(fault) == costs(LOOK, JOB), "the other job is still here, and has its comment"
     cluster.run("scancel", spared)
     cluster.wait_state(healthd.node, "IDLE", without=("COMPLETING",))
     assert cost(fault) == LOOK
     assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
     healthd.look(degraded)
-    # as if our own resume and slurmctld's start were long ago
+    # As if healthd's own resume and the start of slurmctld were long ago.
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3, resume_sent_at=0.0)
     resume(cluster, healthd.node)
     assert cost(degraded) == costs(LOOK, REQUEST_BUILD_INFO=1, REQUEST_PING=1)
     shared = faulty(condition(Severity.DEGRADED, "mount/hang", shared_cause=True))
-    assert cost(shared) == costs(LOOK, REQUEST_PARTITION_INFO=1), "it waits before it counts"
+    assert cost(shared) == costs(LOOK, REQUEST_PARTITION_INFO=1), "a wait precedes the count"
     assert healthd.memory.hold is not None
-    # the wait that was drawn is half a second at most with so few nodes
+    # With so few nodes the random wait is at most half a second.
     hold = replace(healthd.memory.hold, until=time.time() + 60)
     healthd.memory = replace(healthd.memory, hold=hold)
     assert cost(shared) == LOOK
     healthd.memory = replace(healthd.memory, hold=replace(hold, until=0.0))
     healthd.policy = replace(ACT, fleet=FleetLimits(limit_percent=0, limit_min_nodes=0))
-    assert cost(shared) == LOOK, "so late it waits anew"
+    assert cost(shared) == LOOK, "so late a new wait begins"
     healthd.memory = replace(healthd.memory, hold=replace(healthd.memory.hold, until=time.time()))
     assert cost(shared) == costs(LOOK, COUNT), "held"
     assert healthd.memory.hold.times == 1
@@ -229,7 +230,7 @@ def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, i
     until(lambda: cluster.run("squeue", "-h", "-t", "R", "-j", array).count("\n") == 2, "both tasks run")
     nodes = {t: cluster.run("squeue", "-h", "-j", f"{array}_{t}", "-o", "%N").strip() for t in (1, 2)}
     policy = replace(ACT, max_restarts=0) if is_held else ACT
-    here = Healthd(cluster, nodes[2], policy)  # the last task's job id is the array's
+    here = Healthd(cluster, nodes[2], policy)  # the job id of the last task is that of the array
     try:
         until_listed(cluster, cluster.job(f"{array}_2")["JobId"], nodes[2])
         report = here.look(faulty())
@@ -320,7 +321,7 @@ def test_the_jobs_that_were_hit_say_why_in_their_admin_comment_and_later_ones_do
     comments = {job: cluster.admin_comment(job) for job in (victim, no_requeue, later)}
     assert comments == {victim: words, no_requeue: f"reserved, for: RMA=7; {words}", later: ""}
     healthd.look(faulty(fault_time=time.time()))
-    assert cluster.admin_comment(no_requeue) == comments[no_requeue], "each run of a job is told once"
+    assert cluster.admin_comment(no_requeue) == comments[no_requeue], "each run of a job gets one comment"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_what_others_wrote_into_admin_comment_is_not_damaged(healthd: Healthd, t
     healthd.look(faulty())
     found = cluster.run("scontrol", "show", "job", job).partition("AdminComment=")[2]
     assert found.startswith(theirs)
-    assert ("; healthd: node" in found) == (len(theirs) < 100), "a comment as long as Slurm's column may be cut"
+    assert ("; healthd: node" in found) == (len(theirs) < 100), "a comment as long as Slurm's column may be truncated"
 
 
 @pytest.mark.parametrize("step", ["update", "requeue"])
@@ -411,7 +412,7 @@ def test_only_our_own_drain_is_resumed(healthd: Healthd) -> None:
     assert isinstance(report.decision, Resume)
     assert report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    time.sleep(1.1)  # Slurm's time stamps have whole seconds
+    time.sleep(1.1)  # time stamps of Slurm have whole seconds
     for words in ("fan broken", XID):
         drain(healthd.cluster, healthd.node, words)
         assert not isinstance(healthd.look(HEALTHY).decision, Resume)
@@ -449,7 +450,7 @@ def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
 
 
-# operators
+# Operators.
 
 
 @every_slurm
@@ -499,12 +500,12 @@ def test_an_operators_drain_while_we_count_the_fleet_is_seen_before_ours_is_sent
     assert (report.owner, healthd.changes()) == (Owner.OTHER, [])
     assert is_drained(healthd.state(), "fan broken")
     healthd.look(HEALTHY)
-    assert is_drained(healthd.state(), "fan broken"), "and nothing of ours was ever there to be lifted"
+    assert is_drained(healthd.state(), "fan broken"), "there was never a drain of healthd to lift"
 
 
 @on_slurm("24.11")
 def test_an_operators_words_between_our_reading_and_our_resume_are_drained_for_again(healthd: Healthd) -> None:
-    """24.11 keeps the words of a drain that is over, with their time stamp; 22.05 and 26.05 forget them."""
+    """24.11 keeps the reason of a finished drain, with its time stamp; 22.05 and 26.05 drop it."""
 
     def take_over(command: Command) -> None:
         if "State=UNDRAIN" in command.argv:
@@ -536,7 +537,7 @@ def test_an_operators_words_between_our_command_and_our_reading_stand(healthd: H
 def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) -> None:
     cluster = healthd.cluster
     healthd.look(faulty())
-    # as if slurmctld had run for longer than the clocks may differ
+    # As if slurmctld had run for longer than the clocks may differ.
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     resume(cluster, healthd.node)
     report = healthd.look(faulty())
@@ -544,7 +545,7 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     assert not report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
     assert replace(healthd.memory, ended_drain=None, stored_count=None) == DrainRecord()
-    # what a check still sees afterwards drains again
+    # A fault a check reports afterwards drains again.
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.HEALTHD
 
 
@@ -554,7 +555,7 @@ def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> N
     healthd.look(faulty())
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     assert healthd.look(faulty()).owner is Owner.HEALTHD
-    # as if slurmctld had run for longer than the clocks may differ
+    # As if slurmctld had run for longer than the clocks may differ.
     healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     resume(healthd.cluster, healthd.node)
     assert healthd.look(faulty()).acknowledged
@@ -568,7 +569,7 @@ def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> N
     assert (node.reason, "DRAIN" in node.flags) == ("fan broken", False)
 
 
-# drains that vanish or are rewritten
+# Drains that disappear or change.
 
 
 def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) -> None:
@@ -589,7 +590,7 @@ def test_a_drain_that_a_killed_slurmctld_brings_back_after_our_resume_is_lifted_
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     start_from(drained, healthd)
     assert is_drained(healthd.state(), XID)
-    healthd.memory = json_again(healthd.memory)  # also over a restart of the daemon
+    healthd.memory = json_again(healthd.memory)  # also after a restart of the daemon
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Resume)
     assert report.adopted is None
@@ -604,7 +605,7 @@ def test_a_drain_before_the_last_one_that_slurmctld_brings_back_is_lifted_again(
     healthd.look(HEALTHY)
     healthd.look(faulty(condition(Severity.DEGRADED, "gpu_xid/48")))
     healthd.look(HEALTHY)
-    healthd.memory = json_again(healthd.memory)  # also over a restart of the daemon
+    healthd.memory = json_again(healthd.memory)  # also after a restart of the daemon
     start_from(older, healthd)
     assert is_drained(healthd.state(), XID)
     report = healthd.look(HEALTHY)
@@ -614,7 +615,7 @@ def test_a_drain_before_the_last_one_that_slurmctld_brings_back_is_lifted_again(
 
 
 def saved(healthd: Healthd) -> bytes:
-    """The nodes as slurmctld has written them down by now: it does so at most every 5 s."""
+    """Return the nodes as written by slurmctld up to now, which happens at most every 5 s."""
     cluster, file = healthd.cluster, healthd.cluster.directory / "state/node_state"
     mark = uuid.uuid4().hex
     cluster.run("scontrol", "update", f"NodeName={healthd.node}", f"Comment={mark}")
@@ -623,7 +624,7 @@ def saved(healthd: Healthd) -> bytes:
 
 
 def start_from(older: bytes, healthd: Healthd) -> None:
-    """slurmctld is killed before it could save what was done to the nodes since, and starts."""
+    """Kill slurmctld before it saves the latest changes to the nodes, and start it."""
     healthd.cluster.kill_slurmctld()
     (healthd.cluster.directory / "state/node_state").write_bytes(older)
     healthd.cluster.start_slurmctld()
@@ -646,8 +647,8 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
     cluster.stop_slurmd(healthd.node)
     cluster.start_slurmd(healthd.node, "-b")
     cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
-    # slurmctld takes the boot's time from how old it is when the registration comes: one that comes late seems a
-    # second boot, after which the node is DOWN. This one says when the machine itself was booted.
+    # slurmctld computes the boot time from the node's age in the registration: a late one looks like a second boot,
+    # after which the node is DOWN. The next registration has the boot time of the machine itself.
     cluster.stop_slurmd(healthd.node)
     cluster.start_slurmd(healthd.node)
     cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "NOT_RESPONDING"))
@@ -663,12 +664,12 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
 @on_slurm(None, "24.11")  # 26.05 waits for more than a minute
 def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -> None:
     require_programs("fsfreeze", "mkfs.ext4", packages="util-linux e2fsprogs")
-    conf = ["UnkillableStepTimeout=2"]  # no other job may be given up so soon
+    conf = ["UnkillableStepTimeout=2"]  # no other job may be abandoned so early
     with SlurmCluster(nodes=1, extra_conf=conf, version=cluster.version) as short:
         healthd = Healthd(short, "n1")
         with frozen_mount(short.directory / "frozen") as frozen:
             job = healthd.running(f"exec touch {frozen}/x")
-            # Slurm lists the script's shell, too, while it becomes touch.
+            # Slurm also lists the shell of the script while it becomes touch.
             until(lambda: len(listed(short, job, "n1")) == 1, "the job is one process")
             (pid,) = listed(short, job, "n1")
             wait_for_d_state(pid)
@@ -684,7 +685,7 @@ def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -
 
 @contextlib.contextmanager
 def frozen_mount(at: Path) -> Iterator[Path]:
-    """An ext4 on a loop device, frozen: who writes there is in D state until it is thawed."""
+    """Mount a frozen ext4 from a loop device: its writers stay in D state until it is thawed."""
     image = at.with_suffix(".img")
     at.mkdir()
     with open(image, "wb") as file:
@@ -704,10 +705,10 @@ def frozen_mount(at: Path) -> Iterator[Path]:
 @every_slurm
 def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_node(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    healthd.running("sleep 600")  # from 24.11 on a node without jobs that was drained stays up
+    healthd.running("sleep 600")  # from 24.11 on a drained node without jobs stays up
     healthd.look(faulty(condition(Severity.DEGRADED)))
     cluster.stop_slurmd(healthd.node)
-    time.sleep(5.2)  # slurmctld notes the last answer before it 2 s late or more, and compares whole seconds
+    time.sleep(5.2)  # slurmctld records the last answer before it 2 s late or more, and compares whole seconds
     cluster.start_slurmd(healthd.node, "-b")
     cluster.wait_state(healthd.node, "DOWN", "DRAIN")
     healthd.boot_id = "boot-2"
@@ -719,7 +720,7 @@ def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_nod
     assert healthd.look(HEALTHY).acknowledged
 
 
-# Slurm's own trouble
+# Failures of Slurm itself.
 
 
 def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Healthd) -> None:
@@ -731,7 +732,7 @@ def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Hea
     assert "connect failure" in report.problem
     assert not report.settled
     assert isinstance(report.decision, Leave)
-    assert report.decision.would.startswith("drain with "), "what is wanted is said all the same"
+    assert report.decision.would.startswith("drain with "), "the intended change is reported all the same"
     assert healthd.look_until_settled(faulty()).owner is Owner.HEALTHD
     assert is_drained(healthd.state(), XID)
 
@@ -750,7 +751,7 @@ def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: H
     healthd.before, healthd.environment = lambda command: None, {}
     assert "Socket timed out" in report.problem
     healthd.cluster.wait_state(healthd.node, "DRAIN")
-    report = healthd.look(HEALTHY)  # the fault is gone meanwhile: our late drain must not stay for ever
+    report = healthd.look(HEALTHY)  # the fault is gone meanwhile: the late drain must not stay for ever
     assert isinstance(report.decision, Resume)
     assert healthd.state().flags.isdisjoint({"DRAIN"})
 
@@ -765,7 +766,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
 
     healthd.before = hang
     try:
-        # scontrol requeue says no more than that when the answer does not come
+        # scontrol requeue prints only this when no answer comes.
         assert "Unexpected message received" in healthd.look(faulty()).problem
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
@@ -776,7 +777,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
 
 
-# A network from which nothing comes back, not even a refusal: nobody here has the address, and nobody forwards it.
+# A network without any answer, not even a refusal: no host here has the address, and no router forwards it.
 BLACK_HOLE = 'ip link set lo up && ip route add 10.99.0.2 dev lo && exec "$@"'
 
 
@@ -812,7 +813,7 @@ def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healt
 
 @contextlib.contextmanager
 def slow(cluster: SlurmCluster) -> Iterator[None]:
-    """slurmctld runs a tenth of the time."""
+    """Let slurmctld run only a tenth of the time."""
     over = threading.Event()
 
     def stop_and_go() -> None:
@@ -832,7 +833,7 @@ def slow(cluster: SlurmCluster) -> Iterator[None]:
 
 
 def test_a_slow_controller_drains_and_requeues_once() -> None:
-    with SlurmCluster(nodes=1, message_timeout=60) as cluster:  # slow, and not so slow that it is given up
+    with SlurmCluster(nodes=1, message_timeout=60) as cluster:  # slow, but not slow enough to be abandoned
         healthd = Healthd(cluster, "n1", replace(ACT, command_timeout_seconds=100))
         job = healthd.running("sleep 600")
         with slow(cluster):
@@ -918,7 +919,7 @@ def test_a_node_that_slurm_does_not_know_is_trouble(cluster: SlurmCluster) -> No
     assert Healthd(cluster, "n99").look(faulty()).problem == 'Slurm has no node "n99" in any partition'
 
 
-# killed with -9
+# Killed with SIGKILL.
 
 
 @pytest.mark.parametrize("verb", ["sinfo", "update", "listpids", "squeue", "requeue"])

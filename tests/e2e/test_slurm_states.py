@@ -1,4 +1,4 @@
-"""What healthd does in each state that a real slurmctld can bring a node into: the table of docs/slurm.md."""
+"""The actions of healthd in each state that a real slurmctld can give a node: the table of docs/slurm.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     more = [
         *(f"RebootProgram={nothing}", f"SuspendProgram={nothing}", f"ResumeProgram={nothing}"),
         *("SuspendTime=36000", "SuspendTimeout=30", "ResumeTimeout=600", "ResumeRate=0", "SuspendRate=0"),
-        "KillWait=15",  # so long a test may be kept from seeing a job that is ending
+        "KillWait=15",  # a test may notice an ending job this late
         "NodeName=f1 NodeAddr=127.0.0.1 CPUs=16 State=FUTURE",
         "NodeName=c1 NodeAddr=127.0.0.1 Port=1 CPUs=16 RealMemory=8000 State=CLOUD",
     ]
@@ -38,7 +38,7 @@ def reserve(cluster: SlurmCluster, node: str, flags: str) -> None:
 
 
 def is_drained_and_resumed(healthd: Healthd, *flags: str) -> None:
-    """DEGRADED drains it, clean checks resume it, and `flags` stand all the time."""
+    """Check that DEGRADED drains the node and clean checks resume it, with `flags` set all the time."""
     cluster, name = healthd.cluster, healthd.node
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     assert cluster.wait_state(name, "DRAIN", *flags).reason == XID
@@ -47,13 +47,13 @@ def is_drained_and_resumed(healthd: Healthd, *flags: str) -> None:
 
 
 def is_drained_and_not_resumed(healthd: Healthd, *flags: str) -> None:
-    """The drain beside `flags` stays, also when all is clean: Slurm is not through with the node."""
+    """Check that the drain stays with `flags`, even when all is clean: Slurm has not finished with the node."""
     cluster, name = healthd.cluster, healthd.node
     assert healthd.look(DEGRADED).owner is Owner.HEALTHD
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Leave)
     assert report.decision.why.startswith("repaired, but the node is ")
-    assert not report.settled, "it is looked at again"
+    assert not report.settled, "the node is read again"
     cluster.wait_state(name, "DRAIN", *flags)
 
 
@@ -106,7 +106,7 @@ def test_jobs_of_a_node_that_a_person_lets_fail_are_requeued_all_the_same(cluste
 def test_a_drained_node_whose_slurmd_goes_away_stays_ours_and_is_not_lifted_from_down(
     cluster: SlurmCluster,
 ) -> None:
-    # no other node may be lost by that
+    # No other node may lose its slurmd in this test.
     with SlurmCluster(nodes=1, slurmd_timeout=15, version=cluster.version) as short:
         healthd = Healthd(short, "n1", NO_LIMIT)
         healthd.look(DEGRADED)
@@ -145,12 +145,12 @@ def test_slurms_own_drain_of_a_node_with_a_gpu_less_is_left_to_people(cluster: S
     cluster.stop_slurmd("n11")
     cluster.start_slurmd("n11")
     words = cluster.wait_state("n11", "INVALID_REG", "DRAIN").reason
-    # 24.11 keeps the reason of a drain that is over, and drains under it
+    # 24.11 keeps the reason of a finished drain, and drains with it.
     assert words == XID if cluster.version == "24.11" else words.startswith("gres/gpu count ")
     changed = healthd.changes()
     over = healthd.memory.ended_drain
     assert over is not None
-    # as if slurmctld had run for longer than the clocks may differ
+    # As if slurmctld had run for longer than the clocks may differ.
     healthd.memory = replace(healthd.memory, ended_drain=replace(over, ended_at=over.ended_at + 3))
     a_minute_later = replace(healthd.memory, ended_drain=replace(over, is_saved=True))
     for verdict, memory in ((DEGRADED, healthd.memory), (HEALTHY, healthd.memory), (HEALTHY, a_minute_later)):
@@ -176,12 +176,12 @@ def test_a_drain_that_power_saving_takes_away_is_put_back_and_nobody_has_acknowl
     cluster.wait_state("n12", "POWERING_UP", "DRAIN")
     healthd.boot_id = "boot-2"
     is_drained_and_not_resumed(healthd, "POWERING_UP")
-    assert cluster.node("n12").reason == XID, "22.05 has dropped it meanwhile"
+    assert cluster.node("n12").reason == XID, "22.05 has dropped the reason meanwhile"
 
 
 def test_a_node_that_is_to_be_switched_off_after_its_jobs_is_not_opened_by_a_resume(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n13", NO_LIMIT)
-    make_idle(cluster, "n13")  # also where the slurmd of a busy machine did not answer in time
+    make_idle(cluster, "n13")  # also when the slurmd of a busy machine did not answer in time
     job = healthd.running("sleep 600")
     healthd.look(DEGRADED)
     cluster.run("scontrol", "update", "NodeName=n13", "State=POWER_DOWN_ASAP")
@@ -200,7 +200,7 @@ def test_a_cloud_node_is_drained_and_a_future_node_is_not_known_to_slurm(cluster
 
 def test_a_node_whose_last_job_is_ending_is_resumed_without_waiting(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n3", NO_LIMIT)
-    make_idle(cluster, "n3")  # also where the slurmd of a busy machine did not answer in time
+    make_idle(cluster, "n3")  # also when the slurmd of a busy machine did not answer in time
     job = healthd.running("trap '' TERM; sleep 600 & sleep 600")
     healthd.look(DEGRADED)
     cluster.run("scancel", job)

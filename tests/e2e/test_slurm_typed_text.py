@@ -1,4 +1,4 @@
-"""Text that a person types into a real Slurm does not change what healthd counts, shows or requeues."""
+"""Text typed by people into a real Slurm does not change the counts, output or requeues of healthd."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two minutes of `make soak` (bench/soak): all that happens to a node, to each of two, and a rest; then at random.
+"""Two minutes of `make soak` (bench/soak): every event for each of two nodes and a quiet period, then random events.
 
-It waits for what must come of each thing and counts; how long that takes fails nothing.
+The test waits for the consequences of each event and counts them; no duration fails it.
 HEALTHD_SOAK_SEED: another seed.
 """
 
@@ -24,6 +24,6 @@ SECONDS = 120
 @pytest.mark.timeout(3600)
 def test_whatever_happens_to_a_node_every_event_and_decision_comes_once_and_nothing_stays_open() -> None:
     with soaking(SEED) as soak:
-        soak.live(SECONDS, most_kib=NO_LIMIT, most_series=NO_LIMIT)  # it is warm after many more rounds
+        soak.live(SECONDS, most_kib=NO_LIMIT, most_series=NO_LIMIT)  # the warm-up takes many more rounds
         print(soak.report())
     assert min(soak.done[happening.__name__] for happening in DECK) >= len(soak.nodes)

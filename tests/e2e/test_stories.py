@@ -1,6 +1,6 @@
-"""Every row of the catalogue that drains has a story that the real `healthd run` and a real Slurm tell (stories.py).
+"""Every draining row of the catalogue has a story, run by the real `healthd run` and a real Slurm (stories.py).
 
-They are told side by side: each test waits for its own.
+The stories run in parallel: each test waits for its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ AT_ONCE = 8
 FILES = (stories_gpu, stories_host, stories_network, stories_pci, stories_storage)
 ROWS = [row for file in FILES for row in file.ROWS]
 LEFT = {code: why for file in FILES for code, why in file.LEFT.items()}
-WORSENS = {"gpu_access/hang", "mount/hang"}  # explained as what they are at first
+WORSENS = {"gpu_access/hang", "mount/hang"}  # explained with their first severity
 
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
-    """The stories that were asked for, by the row's words."""
+    """Run the selected stories and yield their results by the text of the row."""
     here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     asked: list[Row] = [item.callspec.params["row"] for item in here]
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -56,7 +56,7 @@ def test_every_row_that_drains_has_a_story_or_it_is_said_why_not() -> None:
 
 
 def family(code: str) -> str:
-    """Of the many Xids and SXids those that end alike are one."""
+    """Group the many Xids and SXids by the way they clear."""
     if code.partition("/")[0] not in ("gpu_xid", "sxid"):
         return code
     found = registry.explain(CHECKS, code)

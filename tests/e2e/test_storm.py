@@ -1,6 +1,6 @@
-"""A storm of kernel lines: bounded, answered through, and no delay for another fault.
+"""A storm of kernel lines: bounded resources, answers meanwhile, and no delay for another fault.
 
-Counts and bounds are asserted here; how long it takes is measured by `make bench`.
+The tests assert counts and bounds; `make bench` measures the duration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GPUS = [f"0000:{bus}:00" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "
 LINES = 1_000_000
 GROWTH_MIB = 16
 LEDGER_BYTES = 256 << 10
-WATCHDOG_SECONDS = 60.0  # the unit has 15 min
+WATCHDOG_SECONDS = 60.0  # 15 min in the unit
 
 
 def same(number: int) -> str:
@@ -35,7 +35,7 @@ def varying(number: int) -> str:
 
 
 class Watched:
-    """What systemd would hear of the daemon, and that it answers all the while."""
+    """Receive the watchdog messages that systemd would get, and check that the daemon answers all the time."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "notify")
@@ -44,8 +44,8 @@ class Watched:
         self.socket.settimeout(0.2)
         self.longest = 0.0
         self.answers = 0
-        self.finished = threading.Event()  # the storm
-        self.done = threading.Event()  # the daemon
+        self.finished = threading.Event()
+        self.done = threading.Event()
 
     @property
     def env(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class Watched:
             try:
                 if b"WATCHDOG=1" in self.socket.recv(4096):
                     self.longest, last = max(self.longest, time.monotonic() - last), time.monotonic()
-            except OSError:  # nothing for a moment, or the test has failed and closed it
+            except OSError:  # nothing for a moment, or the test has failed and closed the socket
                 pass
 
     def ask(self, daemon: Healthd) -> None:
@@ -84,7 +84,7 @@ def rss_mib(daemon: Healthd) -> float:
 @pytest.mark.parametrize("line", [same, varying])
 def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault(watched: Watched, line) -> None:
     hears = threading.Thread(target=watched.pings)
-    hears.start()  # before the daemon: a socket that nobody reads holds back who writes to it
+    hears.start()  # before the daemon: a socket without a reader blocks its writer
     with Healthd("--interval", "3600", env=watched.env) as daemon:
         before, ledger = rss_mib(daemon), daemon.run_dir / "ledger.json"
         size, log = ledger.stat().st_size, daemon.log.stat().st_size
@@ -97,8 +97,8 @@ def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault
                 lines[len(lines) // 2] = xid(79, "0000:df:00")  # in the middle
             daemon.kernel_line(*lines)
             most = max(most, rss_mib(daemon))
-        daemon.kernel_line(xid(48, "0000:c3:00", "DBE (double bit error)"))  # right after
-        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == LINES + 1, "all is read", 900)
+        daemon.kernel_line(xid(48, "0000:c3:00", "DBE (double bit error)"))  # right after the storm
+        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == LINES + 1, "all lines are read", 900)
         watched.finished.set()
         asks.join()
         most = max(most, rss_mib(daemon))
@@ -107,7 +107,7 @@ def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault
         assert condition(status, "gpu_xid/48", "0000:c3:00.0")
         assert most - before < GROWTH_MIB
         assert ledger.stat().st_size - size < LEDGER_BYTES
-        assert daemon.log.stat().st_size - log < LEDGER_BYTES, "it is no storm in the journal"
+        assert daemon.log.stat().st_size - log < LEDGER_BYTES, "the journal gets no storm"
         assert watched.answers > 0
         assert 0 < watched.longest < WATCHDOG_SECONDS
     watched.done.set()
@@ -122,13 +122,13 @@ def test_a_storm_through_a_fifo_holds_its_writer_back_and_hides_no_other_fault(t
         with open(fifo, "w") as writer:
             writer.writelines(varying(number) + "\n" for number in range(200_000))
             writer.write(xid(79, "0000:df:00") + "\n")
-        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == 200_001, "all is read")
+        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == 200_001, "all lines are read")
         assert condition(status, "gpu_xid/79", "0000:df:00.0")
         assert rss_mib(daemon) - before < GROWTH_MIB
 
 
 def test_a_storm_in_the_kernels_own_log_is_heard_or_counted_as_lost(tmp_path: Path) -> None:
-    """Written one record at a time, as fast as one process can; one that asks for it may write no faster."""
+    """One process writes one record at a time, as fast as it can."""
     require_root()
     if not os.path.exists("/dev/kmsg"):
         require("there is no /dev/kmsg")
@@ -145,7 +145,7 @@ def test_a_storm_in_the_kernels_own_log_is_heard_or_counted_as_lost(tmp_path: Pa
             return now["lines_total"] - before["lines_total"] + now["lost_total"] - before["lost_total"]
 
         status = daemon.until(
-            lambda s: heard(s) >= count + 1 and condition(s, "gpu_xid/48", "0000:c3:00.0"), "all is heard or lost"
+            lambda s: heard(s) >= count + 1 and condition(s, "gpu_xid/48", "0000:c3:00.0"), "all lines are read or lost"
         )
         if status["kernel_log"]["lost_total"] == before["lost_total"]:
             assert condition(status, "gpu_xid/79", "0000:df:00.0")

@@ -1,4 +1,4 @@
-"""The event stream of the real daemon: each event once, whatever is killed, frozen or full meanwhile."""
+"""The event stream of the real daemon: each event once, despite kills, frozen disks and full disks."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ WARNS = '[checks.gpu_xid]\nseverity = { "gpu_xid/79" = "warning" }\n'
 
 
 def lines(state: Path) -> list[dict[str, Any]]:
-    """Those that are written: the last one may be only begun."""
+    """Return the complete lines; the last one may be only partly written."""
     text = (state / "events.jsonl").read_text("ascii") if (state / "events.jsonl").exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def names(told: list[dict[str, Any]]) -> list[str]:
-    """Without what each start says of its checks and decisions."""
+    """Leave out the events of each start about checks and decisions."""
     left_out = ("check_enabled", "decision", "alive")
     return [f"{e['event']} {e.get('stage', '')}".strip() for e in told if e["event"] not in left_out]
 
 
 def is_whole(told: list[dict[str, Any]]) -> bool:
-    """Each number of each stream once, from the first to the last."""
+    """Check that each stream has each number once, from the first to the last."""
     streams: dict[str, list[int]] = {}
     for event in told:
         streams.setdefault(event["stream_id"], []).append(event["seq"])
@@ -65,13 +65,13 @@ def test_a_fault_from_its_line_to_the_resume_is_told_once_though_the_daemon_is_k
     )
     with daemon:
         daemon.kernel_line(xid(79))
-        until(lambda: "opened" in names(lines(state)), "it is told")
+        until(lambda: "opened" in names(lines(state)), "the condition is in the stream")
         daemon.kill()
         daemon.start()
         assert daemon.process is not None
         daemon.config.write_text(daemon.config.read_text().replace(WARNS, ""))
         daemon.process.send_signal(1)  # SIGHUP
-        until(lambda: "drain confirmed" in names(lines(state)), "its drain is told")
+        until(lambda: "drain confirmed" in names(lines(state)), "the drain is in the stream")
         daemon.kill()
         daemon.start()
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
@@ -80,12 +80,12 @@ def test_a_fault_from_its_line_to_the_resume_is_told_once_though_the_daemon_is_k
         daemon.start()
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        until(lambda: "resume confirmed" in names(lines(state)), "its end is told")
+        until(lambda: "resume confirmed" in names(lines(state)), "the resume is in the stream")
         assert daemon.stop_at_rest() == 0
     told = lines(state)
     assert is_whole(told)
     once = Counter(names(told))
-    once.pop("requeue confirmed", None)  # of a daemon that was killed before it saw the job gone
+    once.pop("requeue confirmed", None)  # missing if the daemon was killed before it saw the job gone
     starts = once.pop("started")
     changed = once.pop("check_changed")
     assert (starts, changed) == (4, 1)
@@ -101,7 +101,7 @@ def test_a_fault_from_its_line_to_the_resume_is_told_once_though_the_daemon_is_k
     assert of["requeue"]["job"] == job
     assert [e["clean"] for e in told if e["event"] == "started"] == [False] * 4
     assert told[-1]["event"] == "stopped"
-    assert told[-1]["cluster"] != "", "by then slurm.conf was read"
+    assert told[-1]["cluster"] != "", "slurm.conf has been read by then"
     assert {name for e in told if e["event"] == "alive" for name in e["checks"]} >= {"gpu_xid", "gpu_ecc"}
     validator = Draft202012Validator(script().schema())
     for event in told:
@@ -113,16 +113,16 @@ def test_a_disk_that_hangs_delays_the_stream_and_neither_the_daemon_nor_its_stop
         state = disk.path / "state"
         daemon = Healthd("--node-name", "n1", "--state-dir", str(state), directory=tmp_path, config=EACH_SECOND)
         with daemon:
-            until(lambda: "started" in names(lines(state)), "it is told")
+            until(lambda: "started" in names(lines(state)), "the start is in the stream")
             with disk.frozen():
                 daemon.kernel_line(xid(79))
-                daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon goes on")
+                daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
                 wait_for_d_state(daemon.worker())
                 status = daemon.until(lambda s: s["stream"]["waiting"] > 0, "the line waits")
                 assert status["health"] == "unhealthy"
-                daemon.stop()  # before the disk goes on
+                daemon.stop()  # before the disk is thawed
             daemon.start()
-            until(lambda: names(lines(state))[-1:] == ["started"], "what waited is written")
+            until(lambda: names(lines(state))[-1:] == ["started"], "the waiting lines are written")
             assert daemon.stop_at_rest() == 0
         told = lines(state)
         assert is_whole(told)
@@ -140,16 +140,16 @@ def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
         flags = ("--node-name", "n1", "--state-dir", str(disk))
         with Healthd(*flags, directory=tmp_path, config=EACH_SECOND) as daemon:
             daemon.kernel_line(xid(79))
-            daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon goes on")
+            daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
             daemon.until(
                 lambda s: any("not written: No space left on device" in problem for problem in s["problems"]),
-                "it is said",
+                "the problem is reported",
             )
             daemon.kill()
             daemon.start()
             assert lines(disk) == []
             (disk / "filler").unlink()
-            daemon.until(lambda s: not s["problems"] and not s["stream"]["waiting"], "the trouble is over")
+            daemon.until(lambda s: not s["problems"] and not s["stream"]["waiting"], "the problem is over")
             assert daemon.stop_at_rest() == 0
         told = lines(disk)
     finally:
@@ -161,7 +161,7 @@ def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
 def test_a_quiet_round_writes_neither_a_line_nor_the_ledger(tmp_path: Path) -> None:
     with Healthd("--node-name", "n1", directory=tmp_path, config=EACH_SECOND) as daemon:
         rounds(daemon, 2)
-        daemon.until(lambda s: not s["stream"]["waiting"], "what the start told is written")
+        daemon.until(lambda s: not s["stream"]["waiting"], "the events of the start are written")
         files = daemon.run_dir / "ledger.json", tmp_path / "state/events.jsonl"
         before = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
         rounds(daemon, 3)

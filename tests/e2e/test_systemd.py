@@ -1,4 +1,4 @@
-"""A service that talks through healthd.service, under a real systemd: what the manager and the journal make of it."""
+"""A service started by healthd.service under a real systemd: the resulting state in systemd and the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import logging, os, signal, subprocess, sys, time
 from healthd.agent.reporting import systemd
 systemd.set_up_logging()
 logging.warning("two GPUs", extra={"HEALTHD_CODE": "gpu_count/missing"})
-if len(sys.argv) > 1:  # a worker that writes to a disk which may be frozen
+if len(sys.argv) > 1:  # a worker whose disk may be frozen
     subprocess.Popen(["/bin/sh", "-c", "read go; echo x > " + sys.argv[1]], stdin=subprocess.PIPE)
 hung = []
 signal.signal(signal.SIGHUP, lambda *_: hung.append(True))
@@ -40,11 +40,11 @@ def box() -> Iterator[SystemdContainer]:
         yield running
 
 
-WATCHED = "WatchdogSec=20"  # for a service that hangs: a stall of a busy machine is shorter
+WATCHED = "WatchdogSec=20"  # for a service that hangs: a busy machine stalls for less
 
 
 def install(box: SystemdContainer, name: str, *arguments: str, more: str = "") -> None:
-    """The project's unit with the service above in the daemon's place. `more`: a line of [Service]."""
+    """Install the project's unit with the service above instead of the daemon. `more`: a line of [Service]."""
     box.write(f"/opt/{name}.py", SERVICE)
     words = " ".join(f'"{word}"' for word in (sys.executable, f"/opt/{name}.py", *arguments))
     settings = ["ExecStart=", f"ExecStart={words}", f'Environment="PYTHONPATH={CHECKOUT}"']
@@ -77,13 +77,13 @@ def test_a_killed_test_leaves_no_container_running() -> None:
         leader = Path(f"/proc/{pid}")
         assert leader.exists()
         test.kill()
-    until(lambda: not leader.exists(), "its PID 1 is gone")
+    until(lambda: not leader.exists(), "its PID 1 has ended")
 
     def cleaned_up() -> bool:
         clean_up(Path(directory), [Path(cgroup) for cgroup in cgroups])
         return not any(Path(cgroup).exists() for cgroup in cgroups)
 
-    until(cleaned_up, "what it ran has left its cgroups")
+    until(cleaned_up, "its cgroups are empty")
 
 
 def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdContainer) -> None:
@@ -92,7 +92,7 @@ def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdConta
     assert box.show("alive", "StatusText") == "watched every 900.0 s"
     pid = box.show("alive", "MainPID")
     told = box.show("alive", "WatchdogTimestampMonotonic")
-    until(lambda: box.show("alive", "WatchdogTimestampMonotonic") != told, "the manager hears that it lives")
+    until(lambda: box.show("alive", "WatchdogTimestampMonotonic") != told, "the manager gets the next watchdog message")
     assert (box.show("alive", "MainPID"), box.show("alive", "NRestarts")) == (pid, "0")
     box.systemctl("stop", "alive")
     assert box.show("alive", "Result") == "success"
@@ -142,7 +142,7 @@ def install_healthd(box: SystemdContainer) -> None:
 
 def test_slurmd_is_started_after_the_first_verdict(box: SystemdContainer) -> None:
     install_healthd(box)
-    # slurmd's own unit says nothing of healthd
+    # The unit of slurmd does not mention healthd.
     slurmd = [
         "[Service]",
         "Type=oneshot",
@@ -161,7 +161,7 @@ def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_
     install_healthd(box)
     box.systemctl("start", "healthd")
     events = ("cat", "/var/lib/healthd/events.jsonl")
-    until(lambda: '"opened"' in box.exec(*events, check=False).stdout, "what the start told is written")
+    until(lambda: '"opened"' in box.exec(*events, check=False).stdout, "the events of the start are written")
     box.systemctl("stop", "healthd")
     box.exec("journalctl", "--sync")
     file = box.exec(*events).stdout.splitlines()
@@ -181,12 +181,12 @@ def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_
     assert (entry["HEALTHD_CODE"], entry["HEALTHD_FIRST"]) == ("exec/critical", opened["first"])
 
 
-# --- a reload
+# --- reload
 
 
 @pytest.fixture(scope="module")
 def reloaded(box: SystemdContainer) -> SystemdContainer:
-    """healthd.service as it is, started."""
+    """Start healthd.service without changes."""
     box.exec("rm", "-rf", "/etc/systemd/system/healthd.service.d")
     box.write("/opt/kernel.log", "")
     box.install_healthd(SETTINGS)
@@ -217,7 +217,7 @@ def test_a_refused_reload_fails_and_says_why(reloaded: SystemdContainer, wrong: 
     assert (box.show("healthd", "MainPID"), box.show("healthd", "ActiveState")) == (daemon, "active")
 
     box.write("/etc/healthd/healthd.toml", SETTINGS.replace("observe", "drain"))
-    box.systemctl("reload", "healthd")  # fails the test where it fails
+    box.systemctl("reload", "healthd")  # raises if it fails
     now = box.status()
     assert (now["mode"], [one for one in now["problems"] if "settings" in one]) == ("drain", [])
     assert box.show("healthd", "StatusText").startswith(now["health"])
@@ -230,12 +230,12 @@ def test_sighup_reads_the_settings_too(reloaded: SystemdContainer) -> None:
     box = reloaded
     box.write("/etc/healthd/healthd.toml", SETTINGS.replace("observe", "drain"))
     box.systemctl("kill", "--signal=HUP", "--kill-who=main", "healthd")
-    until(lambda: box.status()["mode"] == "drain", "it is read")
+    until(lambda: box.status()["mode"] == "drain", "the settings are read")
     box.systemctl("stop", "healthd")
 
 
 def host_pid(word: str) -> int:
-    """The pid on this machine of the shell that has `word` in its command line."""
+    """Return the pid on this machine of the shell with `word` in its command line."""
     found = subprocess.run(["pgrep", "--oldest", "-f", f"^/bin/sh .*{word}"], capture_output=True, text=True)
     return int(found.stdout)
 
@@ -252,7 +252,7 @@ def test_a_restart_leaves_a_worker_in_d_state_alone_and_is_not_held_up(tmp_path:
         wait_for_d_state(outside)
         before = box.log("stuck")
         box.systemctl("restart", "stuck")
-        assert "timed out" not in box.log("stuck").removeprefix(before), "it is not waited for until a time is over"
+        assert "timed out" not in box.log("stuck").removeprefix(before), "the restart does not wait for a timeout"
         assert in_d_state(outside)
         assert writer in box.exec("ps", "-o", "pid", "-A").stdout
         box.systemctl("stop", "stuck")

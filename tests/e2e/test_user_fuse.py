@@ -1,4 +1,4 @@
-"""A user's own FUSE mount on the real kernel: a process that hangs in it, and files in it that say they are root's."""
+"""A user's own FUSE mount on the real kernel: a process hanging in it, and its files with root as the alleged owner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from healthd.host.system import Tree
 
 USER = 65534
 IN_IT = "import fcntl, mmap, os, sys; os.setgid({0}); os.setuid({0}); os.chdir(sys.argv[1]); {1}"
-# What asks the server, which does not answer ...
+# Calls that send a request to the server, which does not answer ...
 ASKING = {
     "stat": "os.stat('lost')",
     "open": "os.open('openedd/lost', os.O_RDONLY)",
@@ -39,7 +39,7 @@ ASKING = {
     "lock": "fcntl.lockf(os.open('e', os.O_RDWR), fcntl.LOCK_EX)",
     "statfs": "os.statvfs('.')",
 }
-# ... and what waits for a lock that one of those holds.
+# ... and calls that wait for a lock held by such a call.
 BEHIND = {
     "stat": "os.stat('lost')",
     "make": "os.mkdir('d/other')",
@@ -52,7 +52,7 @@ BEHIND = {
 
 @pytest.fixture
 def connections() -> Iterator[None]:
-    """fusectl, where systemd has mounted it on a node. Its source, which is any word, is by what the run finds it."""
+    """Mount fusectl where systemd mounts it on a node. The run finds the mount by its source, an arbitrary word."""
     require_root()
     libc = ctypes.CDLL(None, use_errno=True)
     mounted = libc.mount(os.fsencode(FOLDER), FUSE_CONNECTIONS.encode(), b"fusectl", 0, None) == 0
@@ -63,15 +63,17 @@ def connections() -> Iterator[None]:
 
 @pytest.fixture
 def everybodys() -> Iterator[Path]:
-    """A folder that everybody reaches."""
+    """Yield a folder accessible to everybody."""
     with tempfile.TemporaryDirectory(prefix="healthd-fuse.") as made:
         Path(made).chmod(0o755)
         yield Path(made)
 
 
 class These(Tree):
-    """This machine with no more processes than these: other tests let some hang meanwhile. Without `stacks` as a daemon
-    sees it that healthd.service started, without CAP_SYS_ADMIN."""
+    """This machine with only these processes, since other tests let some hang meanwhile.
+
+    Without `stacks` it is the view of a daemon under healthd.service, without CAP_SYS_ADMIN.
+    """
 
     def __init__(self, pids: Collection[int], stacks: bool) -> None:
         super().__init__("")
@@ -111,7 +113,7 @@ def test_who_mounted_it_says_whose_fault_it_is(everybodys: Path, connections: No
 
 
 def test_the_mount_table_says_who_mounted_it(tmp_path: Path) -> None:
-    """ownership.py believes nothing that such a mount says of its files."""
+    """ownership.py trusts no file attribute from such a mount."""
     with HangFs(tmp_path, user=USER):
         assert USER in ownership._fuse_users().values()
     assert USER not in ownership._fuse_users().values()

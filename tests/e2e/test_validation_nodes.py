@@ -1,4 +1,4 @@
-"""`healthd validate --nodes` on a real Slurm: a maintenance reservation is made, used and removed, whatever happens."""
+"""`healthd validate --nodes` on a real Slurm: it creates, uses and always removes a maintenance reservation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd_daemon import REPOSITORY
 from slurm_cluster import SlurmCluster
 from waiting import until
 
-# The table of ib_write_bw --report_gbits, with numbers of this test.
+# The table of ib_write_bw --report_gbits, with the numbers of this test.
 TABLE = """\
 ---------------------------------------------------------------------------------------
  #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
@@ -33,7 +33,7 @@ esac
 
 
 class Cluster:
-    """Four nodes; what `healthd` is there, with a state directory and a tree of files for each."""
+    """Four nodes with a `healthd` script, and a state directory and file tree for each node."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
@@ -57,7 +57,7 @@ class Cluster:
         self.env = {**slurm.env, "HEALTHD": str(program), "PYTHONPATH": str(REPOSITORY)}
 
     def speeds(self, of_sender: dict[str, float]) -> None:
-        """What a transfer from a node comes to, in Gb/s."""
+        """Set the result of a transfer from each node, in Gb/s."""
         for name in self.slurm.names:
             (self.folder / f"tools/table.{name}").write_text(TABLE.format(of_sender.get(name, 391.5)))
 
@@ -75,12 +75,12 @@ class Cluster:
         return self.slurm.run("scontrol", "show", "reservation", "-o")
 
     def named(self) -> str:
-        """Of the reservation that is there, and of its job; what no job is called where there is none."""
+        """Return the name of the current reservation, also the name of its job, or a name of no job."""
         words = self.reservations().split()
         return next((w.partition("=")[2] for w in words if w.startswith("ReservationName=")), "none")
 
     def must_be_free(self) -> None:
-        """No reservation, no job, all nodes idle."""
+        """Check that there is no reservation and no job, and that all nodes are idle."""
         assert "ReservationName" not in self.reservations()
         for name in self.slurm.names:
             self.slurm.wait_state(name, "IDLE", without=("MAINT", "RESERVED", "COMPLETING"))
@@ -111,7 +111,7 @@ def test_each_node_is_validated_and_every_pair_of_the_ring_and_the_reservation_i
 
 
 def test_a_node_that_is_slow_in_both_its_pairs_is_the_suspect(nodes: Cluster) -> None:
-    nodes.speeds({"n1": 203.7, "n2": 205.1})  # what comes to n2, and goes from it
+    nodes.speeds({"n1": 203.7, "n2": 205.1})  # transfers to n2 and from n2
     try:
         status, told, err = nodes.validate("--nodes", "n1,n2,n3,n4")
     finally:
@@ -130,7 +130,7 @@ def test_a_person_who_has_had_enough_leaves_no_reservation_and_no_job_behind(nod
         process = nodes.begin("--nodes", "n[1-2]")
         until(lambda: "RUNNING" in nodes.slurm.run("squeue", "-h", "-o", "%T", "-n", nodes.named()))
         assert "Flags=MAINT" in nodes.reservations()
-        assert "PURGE_COMP=00:01:00" in nodes.reservations(), "after kill -9 it ends by itself"
+        assert "PURGE_COMP=00:01:00" in nodes.reservations(), "after kill -9 it ends on its own"
         process.send_signal(number)
         out, err = process.communicate(timeout=600)
     finally:

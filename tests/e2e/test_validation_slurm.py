@@ -1,4 +1,4 @@
-"""A validation beside a real Slurm: a job that starts ends it; a drained node is validated before it is resumed."""
+"""A validation with a real Slurm: a starting job ends it, and a drained node is validated before its resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUTS = REPOSITORY / "tests/data/validation"
 GOOD, WRONG = "nccl_all_reduce_h100_13_columns.txt", "nccl_wrong_results.txt"
 TOOL = """\
 #!/bin/sh
-# Says that it is up, waits until it may go on, and prints what such a tool once printed.
+# Signals its start, waits for permission, and prints a captured output of such a tool.
 echo $$ >>"{folder}/runs"
 while [ ! -e "{folder}/go" ]; do sleep 0.1; done
 exec cat "{folder}/output"
@@ -74,7 +74,7 @@ def test_a_job_that_starts_ends_a_validation_and_all_its_programs(tmp_path: Path
             [*argv, "--seconds", "600", *folders(tmp_path)], env=tool.environment(node.cluster.env)
         )
         try:
-            until(lambda: tool.runs, "its program is up")
+            until(lambda: tool.runs, "its program is running")
             job, output = node.job()
             node.cluster.wait_job(job, "COMPLETED")
             assert output.read_text() == "the job runs\n"
@@ -101,7 +101,7 @@ OURS = "healthd: exec/critical site"
 
 
 class Node:
-    """n1 with its daemon, on which a program of the site says whether all is well."""
+    """n1 with its daemon, and a site's program as its health check."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path, tool: Tool) -> None:
         self.cluster, self.folder, self.tool = cluster, folder, tool
@@ -112,17 +112,17 @@ class Node:
         self.daemon = Healthd(*flags, config=config, env=env, directory=folder, fake_nvml="")
 
     def drained_and_well_again(self) -> None:
-        """A fault that drained the node is over."""
+        """Cause a fault, wait for the drain, and end the fault."""
         (self.folder / "bad").touch()
         self.cluster.wait_state("n1", "DRAIN", "IDLE", reason=OURS)
         (self.folder / "bad").unlink()
 
     def is_validated(self) -> None:
-        """The tool of a validation is up, and the resume waits for that."""
+        """Wait until the tool of a validation is running and the resume waits for it."""
         before = len(self.tool.runs)
         self.drained_and_well_again()
-        until(lambda: len(self.tool.runs) > before, "its program is up")
-        self.daemon.until(lambda s: "until the validation has ended" in str(s["decision"]), "it is told")
+        until(lambda: len(self.tool.runs) > before, "its program is running")
+        self.daemon.until(lambda s: "until the validation has ended" in str(s["decision"]), "the decision is to wait")
 
 
 def others() -> list[str]:
@@ -145,7 +145,7 @@ def node(tmp_path: Path) -> Any:
 
 def test_a_drained_node_is_validated_once_before_it_is_resumed(node: Node) -> None:
     node.is_validated()
-    rounds(node.daemon, 3)  # checks come round meanwhile
+    rounds(node.daemon, 3)  # checks run meanwhile
     assert "DRAIN" in node.cluster.node("n1").flags
     node.tool.may_go_on()
     node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
@@ -162,7 +162,7 @@ def test_what_fails_keeps_the_node_also_over_a_restart_until_a_person_s_validati
     node.tool.prints(WRONG)
     node.tool.may_go_on()
     node.drained_and_well_again()
-    node.daemon.until(lambda s: condition(s, "validation/failed") is not None, "it has failed")
+    node.daemon.until(lambda s: condition(s, "validation/failed") is not None, "the validation has failed")
     status = rounds(node.daemon, 3)
     assert status["health"] == "degraded"
     assert node.cluster.wait_state("n1", "DRAIN").reason.startswith("healthd: ")
@@ -170,7 +170,7 @@ def test_what_fails_keeps_the_node_also_over_a_restart_until_a_person_s_validati
     node.daemon.start()
     rounds(node.daemon, 3)
     assert "DRAIN" in node.cluster.node("n1").flags
-    assert len(node.tool.runs) == 1, "it is not tried again by itself"
+    assert len(node.tool.runs) == 1, "it is not repeated automatically"
     node.tool.prints(GOOD)
     argv = [sys.executable, "-m", "healthd", "validate", "--only", "nccl", "--config", str(node.daemon.config)]
     subprocess.run([*argv, *folders(node.folder)], env=node.daemon.env, timeout=400, check=True)

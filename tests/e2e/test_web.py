@@ -27,7 +27,7 @@ def openssl(*words: str | Path) -> None:
 
 
 class Authority:
-    """A certificate authority in a folder, and what it signs for 127.0.0.1."""
+    """A certificate authority in a folder. It signs certificates for 127.0.0.1."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.certificate, self.key = folder, folder / f"{name}.crt", folder / f"{name}.key"
@@ -35,7 +35,7 @@ class Authority:
                 "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.certificate)  # fmt: skip
 
     def sign(self, name: str, days: int = 30) -> tuple[Path, Path]:
-        """(certificate, key), each replaced whole, as an ACME client does."""
+        """Return (certificate, key), each replaced as a whole, as an ACME client does."""
         certificate, key, request = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr"))
         openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                 "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:127.0.0.1,DNS:{name}",
@@ -63,7 +63,7 @@ def web(folder: Path, text: str) -> Path:
 
 
 def curl(*words: str | Path) -> tuple[int, str]:
-    """(exit status, what it printed)."""
+    """Return (exit status, output)."""
     argv = ["curl", "--silent", "--max-time", "30", *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stdout
@@ -96,9 +96,9 @@ def test_prometheus_scrapes_over_tls(authority: Authority, tmp_path: Path) -> No
             ca, url = ("--cacert", authority.certificate), f"https://127.0.0.1:{one}"
             assert curl(*ca, *STATUS, f"{url}/metrics") == (0, "200")
             assert curl(*STATUS, url)[0] == 60, "curl does not trust the authority"
-            assert curl(*STATUS, f"http://127.0.0.1:{one}/metrics")[0] != 0, "nothing in the clear"
+            assert curl(*STATUS, f"http://127.0.0.1:{one}/metrics")[0] != 0, "no page without TLS"
             assert curl("-k", *STATUS, f"https://[::1]:{other}/-/healthy") == (0, "200")
-            assert curl(*ca, "--tls-max", "1.1", *STATUS, f"{url}/")[0] == 35, "TLS 1.2 or better"
+            assert curl(*ca, "--tls-max", "1.1", *STATUS, f"{url}/")[0] == 35, "TLS 1.2 or newer"
             _, head = curl(*ca, "--head", f"{url}/metrics")
             assert "X-Content-Type-Options: nosniff" in head
             target = {"targets": [f"127.0.0.1:{one}"]}
@@ -139,7 +139,7 @@ def test_only_a_client_with_the_right_certificate_gets_a_page(authority: Authori
         "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n  client_ca_file: ca.crt\n"
         "  client_auth_type: RequireAndVerifyClientCert\n",
     )
-    path.write_text(f"{path.read_text()}  client_allowed_sans: [prometheus]\n")  # promtool 2.42 does not know it yet
+    path.write_text(f"{path.read_text()}  client_allowed_sans: [prometheus]\n")  # unknown to promtool 2.42
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
         with serving(path, [f"127.0.0.1:{port}"]):
@@ -169,10 +169,10 @@ def test_a_renewed_certificate_needs_no_restart_and_a_broken_one_is_a_trouble(
             good = certificate.read_text()
             certificate.write_text("nothing")
             assert served() == good
-            until(lambda: "not a certificate and its key" in problems(daemon), "the trouble is shown")
+            until(lambda: "not a certificate and its key" in problems(daemon), "the problem is reported")
             authority.sign("node")
             assert served() == certificate.read_text()
-            until(lambda: "certificate" not in problems(daemon), "it is over")
+            until(lambda: "certificate" not in problems(daemon), "the problem is over")
 
 
 def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_do(
@@ -189,7 +189,7 @@ def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_
                 socket.create_connection(("127.0.0.1", port), timeout=240)
             authority.sign("node")
             url = f"https://127.0.0.1:{port}/-/healthy"
-            until(lambda: curl("--cacert", authority.certificate, *STATUS, url) == (0, "200"), "the page is there")
+            until(lambda: curl("--cacert", authority.certificate, *STATUS, url) == (0, "200"), "the page is served")
 
 
 def test_unfinished_handshakes_do_not_keep_a_scrape_out(authority: Authority, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_unfinished_handshakes_do_not_keep_a_scrape_out(authority: Authority, tm
                     stream.sendall((b"", b"\x16\x03\x01", b"GET / HTTP/1.0\r\n\r\n")[number % 3])
             until(lambda: curl(*scrape) == (0, "200"), "a scrape", 120)
             crowd.close()
-            until(lambda: threads(daemon) <= 4, "the threads of clients that are gone end", 120)
+            until(lambda: threads(daemon) <= 4, "the threads of disconnected clients end", 120)
 
 
 def threads(daemon: Healthd) -> int:

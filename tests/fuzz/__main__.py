@@ -1,7 +1,7 @@
 """`python -m tests.fuzz [--seconds N] [--seed N] [--keep FOLDER] [TARGET...]`: hostile inputs for every boundary.
 
-Each target in a process of its own, as many at a time as there are cores. An input that fails is kept in a file;
-`python -m tests.fuzz --again FILE TARGET` tries it once more. Exit status 1 if one failed.
+Each target runs in its own process, as many at a time as there are cores. An input that fails is saved to a file;
+`python -m tests.fuzz --again FILE TARGET` tries it again. Exit status 1 if an input failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hostile inputs made of good ones: a seed's pieces cut, repeated, spliced, swapped for what breaks readers."""
+"""Hostile inputs derived from valid ones: parts of a seed are cut, repeated, spliced or replaced by hostile pieces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 MAX_BYTES = 64 << 10
 
-# What has broken readers: numbers beyond all measure or of another script, ends of lines and of texts, escapes, halves
-# of characters, what shells, JSON, TOML, printf and Prometheus give a meaning to.
+# Pieces that have broken readers: huge numbers or digits of another script, line and text ends, escapes, partial
+# characters, and syntax of shells, JSON, TOML, printf and Prometheus.
 HOSTILE = [
     *(b"0", b"-1", b"1e999", b"NaN", b"inf", b"9" * 20, b"9" * 400, b"9" * 5000, b"0x" + b"f" * 40, b"1" + b"0" * 30),
     *("\u0663\u0664", "\u00b2", "\u0967", "\uff11", "\u2028", "\u202e", "\ufeff", "\u00a0", "\u0130"),
@@ -43,7 +43,7 @@ Change = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
 def inputs(seeds: Sequence[bytes], number: random.Random) -> bytes:
-    """One input: a seed with a few changes; rarely a seed as it is, or nothing but pieces."""
+    """Return one input: a seed with a few changes; rarely an unchanged seed, or only pieces."""
     text = number.choice(seeds) if number.random() > 0.02 else b""
     for _ in range(number.choice((0, 1, 1, 1, 2, 2, 3, 5))):
         text = number.choice(CHANGES)(number, text, seeds)[:MAX_BYTES]
@@ -99,7 +99,7 @@ def _swap_words(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> 
 
 
 def _pump_word(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    """What a pattern that tries every length is slow on: one of its words, many times over."""
+    """Repeat one of the words many times, which is slow for a pattern that tries every length."""
     found = list(_WORD.finditer(text))
     if not found:
         return text

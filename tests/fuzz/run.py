@@ -1,4 +1,4 @@
-"""One target, so many inputs or so many seconds, from a number: the same number makes the same inputs."""
+"""Run one target for a number of inputs or seconds. The same seed number produces the same inputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from healthd.common import guard
 from tests.fuzz.mutate import inputs
 
-SLOW_SECONDS = 2.0  # of CPU, for one input of at most 64 KiB: what is quadratic takes longer
-MOST_FAILURES = 5  # then the target ends: the rest would say the same
+SLOW_SECONDS = 2.0  # of CPU for one input of at most 64 KiB; quadratic code takes longer
+MOST_FAILURES = 5  # more failures would have the same cause
 
 
 @dataclass(slots=True)
 class Outcome:
-    """`failures`: (input, what was wrong)."""
+    """The result of a run. `failures`: pairs of an input and its error."""
 
     inputs: int = 0
     slowest_seconds: float = 0.0
@@ -42,10 +42,10 @@ def fuzz(
 
 
 def tried(take: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
-    """Return what went wrong with this input, or "".
+    """Return the error that this input causes, or "".
 
-    A slow input gets two more attempts and the fastest counts: the first one may have paid for an import or for a
-    garbage collection of the whole test process.
+    A slow input gets two more attempts and the fastest counts: the first one may include an import or a garbage
+    collection of the whole test process.
     """
     guard.dropped.clear()
     fastest = float("inf")

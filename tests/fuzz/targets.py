@@ -1,8 +1,8 @@
-"""What is fed with hostile inputs, and what must hold whatever comes: one target a boundary.
+"""The targets of the fuzz tests, one per boundary: their seeds, and the promises that hold for any input.
 
-A target has seeds (good inputs, where there are some from captures of real machines) and takes one input. It fails by
-any exception; an AssertionError says which promise was broken. What a guard caught counts as a failure too: behind it
-stands a reader that stumbled (healthd/common/guard.py).
+A target has seeds (valid inputs, if possible captured on real machines) and takes one input. It fails with any
+exception; an AssertionError names the broken promise. An exception that a guard caught (healthd/common/guard.py) also
+counts as a failure, because a reader failed.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ LISTENERS = [(check, check.config()) for check in KNOWN.values() if check.reads_
 
 
 class Target(NamedTuple):
-    """`make` gives (seeds, what takes one input); it is called once a process."""
+    """`make` returns (seeds, function that takes one input). It is called once per process."""
 
     make: Callable[[], tuple[Sequence[bytes], Callable[[bytes], None]]]
-    cost: int = 1  # how many times slower than a line it is: it gets so many inputs less
+    cost: int = 1  # CPU time relative to a line; divides the number of inputs
 
 
 def nothing_dropped() -> None:
-    assert not guard.dropped, f"a reader stumbled behind a guard: {guard._last_drops}"
+    assert not guard.dropped, f"a reader failed and its guard caught it: {guard._last_drops}"
 
 
 def one_line(text: str) -> None:
@@ -88,14 +88,14 @@ def one_line(text: str) -> None:
 
 
 def own_folder() -> str:
-    """For this process's life."""
+    """Create a folder that exists until this process ends."""
     folder = tempfile.mkdtemp(prefix="healthd.")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def sentence(refusal: type[Exception], read: Callable[..., object], *data: object) -> str:
-    """What the one exception says that this reader may raise, "" if it reads the data."""
+    """Return the text of the one exception that this reader may raise, or "" if it accepts the data."""
     try:
         read(*data)
     except refusal as error:
@@ -112,7 +112,7 @@ def captured() -> list[bytes]:
     return [json.loads(line)["text"].encode("utf-8", "replace") for text in files for line in text.split("\n") if line]
 
 
-# --- the kernel log
+# --- kernel log
 
 
 def kernel_message() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
@@ -139,7 +139,7 @@ def kmsg_record() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
         record = parse_record(data)
         nothing_dropped()
-        assert record is None or "\n" not in record.text or b"\\x0a" in data, "no byte of a record is a line's end"
+        assert record is None or "\n" not in record.text or b"\\x0a" in data, "only an escape is a newline in a record"
 
     return seeds, take
 
@@ -155,7 +155,7 @@ def log_line() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 
 def log_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    """healthd scan: of any bytes it makes events that go into a table and into JSON lines."""
+    """healthd scan: turns any bytes into events that fit into a table and into JSON lines."""
     correlate = correlate_all()
 
     def take(data: bytes) -> None:
@@ -172,14 +172,15 @@ def log_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 
 def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    """The daemon's way: lines become events, conditions, a verdict, a reason for Slurm, status; the ledger keeps it."""
+    """The path through the daemon: lines become events, conditions, a verdict, a Slurm reason and status; the ledger
+    is saved."""
 
     def take(data: bytes) -> None:
         lines = [RawLine(NOW + place, _text(line), False) for place, line in enumerate(data.split(b"\n")[:200])]
         events = [event for line in lines if (event := make_event(line, BOOT)) is not None]
         found = intake.take_kernel_events(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
         nothing_dropped()
-        assert not found.failures, f"a check stumbled: {found.failures}"
+        assert not found.failures, f"a check failed: {found.failures}"
         assert store.decode(values.encode(found.ledger), "x") == found.ledger
         tell(found.ledger.conditions)
 
@@ -200,14 +201,14 @@ def tell(conditions: Iterable[Condition]) -> None:
     if judged.causes:
         words = reason(judged.causes)
         one_line(words)
-        assert parse_reason(words) is not None, "healthd knows its own drain again"
+        assert parse_reason(words) is not None, "healthd must recognise its own drain"
 
 
-# --- people, Slurm
+# --- control socket and Slurm
 
 
 def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    """The control socket: each line is answered, by an answer or by one sentence, and the next client too."""
+    """The control socket: each line gets an answer or one error sentence, and so does the next client."""
     folder = own_folder()
     memory = ConditionStore(folder, lambda: NOW)
     memory.load(dict, BOOT, Mode.ACT)
@@ -329,7 +330,7 @@ def machine_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     return [*seeds, b"0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"], take
 
 
-# --- the worker, and what checks read
+# --- worker and inputs of checks
 
 
 def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
@@ -347,7 +348,8 @@ def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 
 def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    """Each file that a check reads, and each program that it runs, says something else: a finding, or one error."""
+    """Each file that a check reads and each program that it runs gets other content: a finding or one error must
+    follow."""
     folder = Path(own_folder())
     asked: dict[bytes, tuple[str, Any, Any, Any]] = {}
     seeds = []
@@ -374,7 +376,7 @@ def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         try:
             given = run(CHECKS[name], host, config, Asked(host._system, question, wrong), {})
         except (OSError, ValueError, RuntimeError, NvmlError):
-            return  # what the worker tells in one sentence
+            return  # the worker reports it in one sentence
         for item in given:
             json.dumps(item.value if hasattr(item, "value") else item.subject)
             assert getattr(item, "severity", Severity.INFO) in Severity
@@ -383,7 +385,7 @@ def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 
 def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    """healthd validate: what tools of others print, and the two files that it keeps."""
+    """healthd validate: the output of third-party tools, and the two files that it saves."""
     seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
     measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
     results = tuple(validation_measurement.judge(measured, {}, {}, lambda part: ""))

@@ -1,6 +1,7 @@
-"""The alerts of packaging/prometheus: they stand on metrics that there are, each leads to a page that there is, and
-each is tested where it fires and where it does not. Prometheus itself reads and runs them in
-e2e/test_alerts_prometheus.py."""
+"""Tests of the alerts in packaging/prometheus: existing metrics, links to existing pages, and promtool tests.
+
+Prometheus itself reads and runs them in e2e/test_alerts_prometheus.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MATCHER = re.compile(r'(\w+)(=~|!~|=|!=)"([^"]*)"')
 OF_PROMETHEUS = {"cluster", "job", "instance"}
 CHECKS = registry.built_in_checks()
 CODES = [(name, code) for name, check in CHECKS.items() for code in check.codes()]
-PROBLEMS = (  # what a node may have, the families of faults first
+PROBLEMS = (  # problems that a node may have, the families of faults first
     *(
         "gpu",
         "gpu_memory",
@@ -86,7 +87,7 @@ def test_rules_and_fleet_status_ask_only_for_metrics_and_labels_that_healthd_has
 
 
 def matches(expr: str, labels: dict[str, str]) -> bool:
-    """Whether one of the selectors of a family takes a condition with these labels."""
+    """Return True if one of the selectors in `expr` matches a condition with these labels."""
     test = {
         "=": lambda value, pattern: value == pattern,
         "!=": lambda value, pattern: value != pattern,
@@ -173,7 +174,7 @@ def test_each_problem_of_a_node_has_its_alert_and_one_of_many_nodes():
         (wait,) = [
             r.get("for") for r in rules("alerts") if f'{{problem="{problem}"}}' in r["expr"] and "node:" in r["expr"]
         ]
-        assert many == [wait], f"{problem}: many nodes are told when one would be"
+        assert many == [wait], f"{problem}: the alert for many nodes must wait as long as that for one"
 
 
 def takes_many(expr: str, problem: str) -> bool:
@@ -201,7 +202,7 @@ def test_each_alert_leads_to_a_page_that_there_is():
 
 @pytest.mark.parametrize("check", sorted(CHECKS))
 def test_the_page_of_a_fault_has_each_code_where_its_alert_leads(check):
-    """runbooks/CHECK.md#CODE, without the "/": what the alerts of the families make of the labels."""
+    """The alerts of the families build the link runbooks/CHECK.md#CODE, without the "/", from labels."""
     page = anchors(ROOT / f"docs/runbooks/{check}.md")
     assert [code for name, code in CODES if name == check and code.replace("/", "") not in page] == []
     assert f"{check}others" in page
@@ -219,7 +220,7 @@ def test_each_alert_fires_once_and_stays_quiet_once_in_promtools_tests():
 
 
 def test_the_list_of_nodes_stays_as_it_was_where_sinfo_fails_or_names_no_node(tmp_path):
-    """The lines that prometheus.yml says to run."""
+    """Run the lines that prometheus.yml recommends."""
     said = (RULES / "prometheus.yml").read_text("utf-8")
     lines = re.findall(r"(?m)^      #   (.*)$", said)
     assert len(lines) == 4
@@ -232,8 +233,8 @@ def test_the_list_of_nodes_stays_as_it_was_where_sinfo_fails_or_names_no_node(tm
 
     expected = [{"labels": {"cluster": "c1"}, "targets": ["gpu-0:9478", "gpu-1:9478"]}]
     assert written("printf 'gpu-1\\ngpu-0\\ngpu-1\\n'") == expected
-    assert written("echo gpu-0; return 1") == expected, "it failed on its way"
-    assert written("true") == expected, "it named no node"
+    assert written("echo gpu-0; return 1") == expected, "sinfo failed after its first line"
+    assert written("true") == expected, "sinfo printed no node"
     assert written("echo gpu-2")[0]["targets"] == ["gpu-2:9478"]
 
 

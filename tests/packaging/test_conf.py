@@ -1,4 +1,4 @@
-"""conf/healthd.toml as a whole: what a site gets when it takes the comment sign away, and that nothing is missing."""
+"""Tests of conf/healthd.toml: it changes nothing as it is or uncommented, and it is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKS = built_in_checks()
 
 
 def settings(config: Any, prefix: str = "") -> list[str]:
-    """The dotted name of each setting: "mode", "kernel_log.source"."""
+    """Return the dotted name of each setting: "mode", "kernel_log.source"."""
     names = []
     for field in fields_of(type(config)):
         value = getattr(config, field.name)
@@ -37,7 +37,7 @@ def settings(config: Any, prefix: str = "") -> list[str]:
 
 
 def line_of(name: str) -> str:
-    """The one line that shows a setting."""
+    """Return the one line that shows a setting."""
     table, _, key = name.rpartition(".")
     section = TOP.partition(f"[{table}]")[2] if table else TOP
     (line,) = [line for line in section.partition("\n[")[0].splitlines() if line.startswith(f"#{key} = ")]
@@ -45,7 +45,7 @@ def line_of(name: str) -> str:
 
 
 def effect(text: str) -> dict[str, Any]:
-    """Each setting that is in effect with this file. What the sample shows of the interval is the daemon's."""
+    """Return the settings in effect with this file, except the interval, which the sample shows for the daemon."""
     loaded = resolve_settings(tomllib.loads(text), "healthd.toml", {}, CHECKS)
     return {name: value for name, value, _ in setting_rows(loaded) if name != "checks.gpu_access.interval_seconds"}
 

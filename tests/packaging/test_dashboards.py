@@ -1,4 +1,4 @@
-"""The dashboards of packaging/grafana: what can be said of them without a Prometheus (e2e/test_board.py has one)."""
+"""Tests of the dashboards in packaging/grafana without a Prometheus (e2e/test_board.py has one)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_panel_says_what_it_shows_and_asks_the_chosen_prometheus_for_the_ch
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
             assert 'cluster=~"$cluster", job=~"$job"' in target["expr"], panel["title"]
-            assert " on (job" not in target["expr"], "two clusters may have nodes of the same name"
+            assert " on (job" not in target["expr"], "two clusters can have nodes of the same name"
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables
 
 

@@ -1,4 +1,4 @@
-"""No node needs what the centre needs: the daemon and all that is not the fleet's live without its packages."""
+"""Tests that nodes do not need the packages of the fleet: the daemon and all other modules run without them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from waiting import until
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-# What the extras healthd[fleet], healthd[failslow] and healthd[spark] bring.
+# Packages of the extras healthd[fleet], healthd[failslow] and healthd[spark].
 PACKAGES = ("duckdb", "numpy", "pyspark", "scipy", "sqlglot", "tqdm", "vl_convert")
 
 
 @pytest.fixture
 def without(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Python in which none of them can be imported; each try is noted in the file `tried`."""
+    """Return the environment of a Python that cannot import these packages; the file `tried` lists each attempt."""
     for name in PACKAGES:
         package = tmp_path / "path" / name
         package.mkdir(parents=True)
@@ -33,7 +33,7 @@ def without(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_packages_are_shut_out_where_they_are_installed(without, tmp_path):
-    assert find_spec("duckdb") is not None, "else the tests here would show nothing"
+    assert find_spec("duckdb") is not None, "without duckdb these tests would prove nothing"
     done = subprocess.run([sys.executable, "-c", "import duckdb"], env=without, capture_output=True, text=True)
     assert "duckdb is not on a node" in done.stderr
     assert (tmp_path / "tried").read_text() == "duckdb\n"
@@ -68,7 +68,7 @@ def test_a_daemon_looks_judges_and_stops_without_them(without, tmp_path):
     with open(tmp_path / "out", "wb") as out:
         daemon = subprocess.Popen(argv, env=without, cwd=tmp_path, stdout=out, stderr=out)
     try:
-        until(lambda: status() in (0, 1), "a round is over")
+        until(lambda: status() in (0, 1), "the first round has ended")
     finally:
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(240) == 0, (tmp_path / "out").read_text()

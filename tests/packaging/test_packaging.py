@@ -1,4 +1,4 @@
-"""What is shipped beside the program is valid."""
+"""Tests of the files that are shipped with the program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze not found")
     unit = tmp_path / "healthd.service"
-    unit.write_text(UNIT.read_text().replace("/usr/bin/healthd", "/bin/true"))  # verify looks for the program
+    unit.write_text(UNIT.read_text().replace("/usr/bin/healthd", "/bin/true"))  # verify requires an existing program
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     complaints = [line for line in done.stderr.splitlines() if "healthd" in line]
@@ -46,7 +46,8 @@ def test_jobs_that_eat_the_memory_do_not_cost_the_node_its_watch() -> None:
 
 
 def test_the_settings_file_of_the_package_is_the_same_for_ever() -> None:
-    """Where it and the administrator's differ from the last version's, dpkg asks, or stops where nobody can answer."""
+    """If it and the administrator's file both differ from the last version's, dpkg prompts, or aborts without a
+    terminal."""
     shipped = (PACKAGING / "debian/healthd.toml").read_bytes()
     assert hashlib.sha256(shipped).hexdigest() == SETTINGS_SHA256
     assert all(line.startswith(b"#") for line in shipped.splitlines())
@@ -62,7 +63,7 @@ def test_each_script_of_the_package_is_a_shells() -> None:
 
 
 def test_package_script_reads_the_maintainer_from_pyproject() -> None:
-    """scripts/package.sh writes this line into debian/control: the placeholder is filled in at one place."""
+    """scripts/package.sh writes it into debian/control, so the placeholder is replaced in one place."""
     project = (PACKAGING.parent / "pyproject.toml").read_text()
     pattern = re.search(
         r"(?m)^  maintainer=\$\(sed -n '(.*)' pyproject", (PACKAGING.parent / "scripts/package.sh").read_text()

@@ -1,4 +1,4 @@
-"""constraints.txt: what .venv, the wheel and the packages are made of changes by `make pins` alone."""
+"""Tests of constraints.txt: only `make pins` changes the versions in .venv, the wheel and the packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ spec.loader.exec_module(pins)
 
 
 def wanted() -> Iterator[str]:
-    """What pip is asked for when an environment of healthd is made, or a package built."""
+    """Yield the requirements of an environment of healthd and of a package build."""
     yield from PROJECT["dependencies"]
     yield from PYPROJECT["build-system"]["requires"]
     for extra, requirements in PROJECT["optional-dependencies"].items():
@@ -38,7 +38,7 @@ def wanted() -> Iterator[str]:
 
 
 def pinned(python: str) -> dict[str, str]:
-    """Name -> version, of the pins that hold on this Python: never two of a package."""
+    """Return name -> version of the pins for this Python, at most one per package."""
     found: dict[str, str] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line.startswith("#"):

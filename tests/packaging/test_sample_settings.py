@@ -1,4 +1,4 @@
-"""conf/healthd.toml has every setting of every check, commented, at its default."""
+"""Tests of conf/healthd.toml: it has every setting of every check, commented, at its default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shipped examples call their files in an object store, and what the reader takes for a stream's file."""
+"""Tests of the object names that the transport examples produce: the reader accepts them as files of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SECOND = "1763812800"
 
 
 def vector(number: int) -> str:
-    """vector's src/sinks/aws_s3/sink.rs: prefix, the time, "-" and a uuid if that is on, "." and the extension."""
+    """Return the object name as vector's src/sinks/aws_s3/sink.rs builds it.
+
+    It is the prefix, the time, "-" and a uuid if enabled, "." and the extension.
+    """
     sink = toml.parse((TRANSPORT / "vector.toml").read_text())["sinks"]["store"]
     name = sink["filename_time_format"].replace("%s", SECOND).replace("%9f", f"{number:09}")
     uuid = "-6f0bd1d6-6f0c-4a0e-9d3f-0c1f7ad3c0de" if sink["filename_append_uuid"] else ""
@@ -26,7 +29,10 @@ def vector(number: int) -> str:
 
 
 def fluent_bit(number: int) -> str:
-    """fluent-bit's plugins/out_s3/s3.c, s3_put_object: a random string comes behind a name that has none of these."""
+    """Return the object name as s3_put_object of fluent-bit's plugins/out_s3/s3.c builds it.
+
+    A random string is appended unless the format has $UUID or $INDEX or the path is static.
+    """
     text = (TRANSPORT / "fluent-bit.conf").read_text()
     found = re.findall(r"(?m)^    (s3_key_format|static_file_path) +(\S+)$", text)
     key = dict(found)["s3_key_format"]
@@ -39,7 +45,7 @@ def fluent_bit(number: int) -> str:
 def test_what_the_examples_bring_to_an_object_store_is_read_when_it_is_fetched(
     tmp_path: Path, name: Callable[[int], str]
 ) -> None:
-    for number in range(3):  # in one second
+    for number in range(3):  # within one second
         file = tmp_path / name(number)
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(gzip.compress(lines(10 * number + 1, 10 * number + 10)))

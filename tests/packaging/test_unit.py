@@ -1,4 +1,4 @@
-"""packaging/systemd: what healthd.service must never have, and why; tests/e2e/test_hardening.py runs it."""
+"""Tests of packaging/systemd: directives forbidden in healthd.service, and why. tests/e2e/test_hardening.py runs it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ UNIT = (SYSTEMD / "healthd.service").read_text()
 DROP_IN = (SYSTEMD / "healthd-exec-checks.conf").read_text()
 
 SEES_OTHERS = (
-    "a mount namespace: what is mounted, remounted or made read-only on the node later does not appear in it as it is, "
-    "and systemd makes it by asking each mount, of which one may be of a dead file server"
+    "a mount namespace: later mounts, remounts and read-only changes of the node do not appear in it as they are, "
+    "and systemd queries each mount to create it, which hangs if a file server is dead"
 )
-# Directive -> why healthd.service has it not. Each of SEES_OTHERS is shown in e2e/test_hardening.py.
+# Directive -> why healthd.service does not have it. e2e/test_hardening.py demonstrates each of OTHER_MOUNTS.
 NEVER = {
     "ProtectSystem": f"{SEES_OTHERS}; check mount finds / read-only, and disk_space skips what it cannot write",
     "ProtectHome": SEES_OTHERS,
@@ -33,7 +33,7 @@ NEVER = {
     "ProtectKernelModules": SEES_OTHERS,
     "ProtectKernelLogs": f"{SEES_OTHERS}; and no /dev/kmsg",
     "ProtectControlGroups": SEES_OTHERS,
-    "ProtectProc": f"{SEES_OTHERS}; and the jobs' processes are those of other users",
+    "ProtectProc": f"{SEES_OTHERS}; and the processes of jobs belong to other users",
     "ProcSubset": f"{SEES_OTHERS}; and /proc/driver/nvidia, /proc/mounts, /proc/sys are no processes",
     "ReadOnlyPaths": SEES_OTHERS,
     "ReadWritePaths": SEES_OTHERS,
@@ -48,14 +48,14 @@ NEVER = {
     "LogNamespace": SEES_OTHERS,
     "RootDirectory": SEES_OTHERS,
     "RootImage": SEES_OTHERS,
-    "DynamicUser": f"{SEES_OTHERS}; and drains are root's",
-    "User": "drains are root's or SlurmUser's, and others' processes root's to look at",
-    "PrivateUsers": "the owners of processes and files would all be nobody, and capabilities count for nothing outside",
+    "DynamicUser": f"{SEES_OTHERS}; and only root may drain",
+    "User": "only root or SlurmUser may drain, and only root can read processes of other users",
+    "PrivateUsers": "the owners of processes and files would all be nobody, and capabilities have no effect outside",
     "PrivateNetwork": "no slurmctld, no InfiniBand and Ethernet ports in /sys, no Prometheus",
-    "IPAddressDeny": "slurmctld and Prometheus have addresses that only the site knows: a drop-in can say them",
+    "IPAddressDeny": "only the site has the addresses of slurmctld and Prometheus; a drop-in can set them",
     "ProtectClock": "it implies DeviceAllow=char-rtc, which on systemd 249 and 252 cut off all unlisted devices",
-    "ProtectHostname": "a name that DHCP sets later would not be seen: it makes a UTS namespace",
-    "MemoryDenyWriteExecute": "programs of the site that use CUDA, Java or a JIT do that, for 0.02 of the score",
+    "ProtectHostname": "it creates a UTS namespace, so a name that DHCP sets later would not be visible",
+    "MemoryDenyWriteExecute": "programs of the site that use CUDA, Java or a JIT need it, for 0.02 of the score",
 }
 
 
@@ -75,8 +75,10 @@ def test_the_unit_has_nothing_that_would_have_it_see_another_node_than_this(name
 
 
 def test_devices_are_allowed_by_a_class_that_needs_no_driver_and_not_by_names() -> None:
-    """ "char-nvidia*" is looked up in /proc/devices, "/dev/nvidia0" in /dev, once, when the unit starts: before the
-    module is loaded there is no such name, and the device stays cut off (systemd.resource-control(5))."""
+    """systemd looks up "char-nvidia*" in /proc/devices and "/dev/nvidia0" in /dev once, when the unit starts.
+
+    Before the module is loaded there is no such name, and the device stays blocked (systemd.resource-control(5)).
+    """
     assert [value for name, value in HAS if name == "DeviceAllow"] == ["char-* rwm"]
 
 
@@ -92,7 +94,7 @@ def test_a_refused_call_is_an_error_and_kills_nobody() -> None:
 
 
 def test_the_daemon_has_the_turn_of_any_other_service() -> None:
-    """ "idle" and "batch" would have it wait for the jobs that keep every core busy."""
+    """With "idle" or "batch" it would wait for the jobs, which keep every core busy."""
     assert {(name, value) for name, value in HAS if name in ("CPUSchedulingPolicy", "Nice")} == {
         ("CPUSchedulingPolicy", "other"),
         ("Nice", "0"),
@@ -105,7 +107,7 @@ def test_what_a_prolog_reads_and_writes_is_there_before_healthd_ran_for_the_firs
         pytest.skip("systemd-tmpfiles not found")
     text = (SYSTEMD / "healthd-tmpfiles.conf").read_text()
     assert text.count(" root root ") == 2
-    mine = tmp_path / "healthd.conf"  # whoever runs this test may make folders of their own
+    mine = tmp_path / "healthd.conf"  # the user of this test can create its own folders only
     mine.write_text(text.replace(" root root ", f" {os.getuid()} {os.getgid()} "))
     made = tmp_path / "root"
     made.mkdir()

@@ -1,4 +1,4 @@
-"""The wheel holds healthd and nothing else, however often it was built in one folder."""
+"""Tests of the wheel: it contains healthd and nothing else, even if the folder was built in before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MADE = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", 
 
 
 def build(tree: Path) -> Path:
-    """The wheel of a tree, as pip builds it, but with the setuptools of this environment: without a network."""
+    """Build the wheel of a tree as pip does, but with the setuptools of this environment, without network."""
     folder = tree.with_name("built")
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree)]
@@ -37,7 +37,7 @@ def build(tree: Path) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of this checkout, its links as links."""
+    """Create a copy of this checkout that keeps links."""
     shutil.copytree(ROOT, tmp_path / "healthd", symlinks=True, ignore=shutil.ignore_patterns(*MADE))
     return tmp_path / "healthd"
 
@@ -60,8 +60,8 @@ def test_a_stranger_a_missing_file_and_another_content_are_told(tree: Path) -> N
     (tree / "conf/healthd.toml").write_text("")
     assert strangers(wheel, tree) == [
         "not in the wheel: healthd/new.py",
-        "a stranger in the wheel: healthd/cli/main.py",
-        "not as in the tree: data/share/healthd/healthd.toml",
+        "unexpected in the wheel: healthd/cli/main.py",
+        "differs from the tree: data/share/healthd/healthd.toml",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What every NVML must keep, fake or real. `python contract_nvml.py [PROFILE]` asserts it of the real one."""
+"""The contract of every NVML, fake or real. `python contract_nvml.py [PROFILE]` asserts it on the real one."""
 
 from __future__ import annotations
 

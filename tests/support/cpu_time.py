@@ -1,4 +1,4 @@
-"""How long something computes."""
+"""Measurement of CPU time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import gc
 import time
 from collections.abc import Callable
 
-REFERENCE_SECONDS = 0.03  # what `_reference` takes on a core that has nothing else to do
+REFERENCE_SECONDS = 0.03  # time of `_reference` on an idle core
 
 
 def cpu_seconds(work: Callable[[], object], enough: float) -> float:
-    """The best of three, of this process's own time: what is done once (a pattern is compiled) does not count, nor a
-    collection of all the garbage of the tests before. What takes `enough` or more is counted as on a machine as fast
-    as `_reference` says: a slow one does not count either, nor neighbours who share a core's caches."""
+    """Return the least CPU time of this process in three calls, in seconds.
+
+    Costs of the first call (compiling a pattern) and garbage collections do not count. A time of `enough` or more is
+    scaled to a machine as fast as REFERENCE_SECONDS, so that slow cores and shared caches do not count either.
+    """
     best = float("inf")
     for _ in range(3):
         gc.disable()

@@ -11,7 +11,7 @@ NOON = 1763812800.0  # 2025-11-22 12:00:00 UTC
 
 
 def line(seq: Any = 1, event: Any = "alive", *, at: float = NOON, **fields: Any) -> bytes:
-    """One line without its end; any field can be another."""
+    """Return one line without its newline. `fields` override or add fields."""
     time = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     whole = {
         "schema": 1,
@@ -29,5 +29,5 @@ def line(seq: Any = 1, event: Any = "alive", *, at: float = NOON, **fields: Any)
 
 
 def lines(first: int, last: int, **fields: Any) -> bytes:
-    """Whole lines with these numbers, a second apart."""
+    """Return complete lines with these sequence numbers, one second apart."""
     return b"".join(line(seq, at=NOON + seq, **fields) + b"\n" for seq in range(first, last + 1))

@@ -1,7 +1,7 @@
-"""As much of PyTorch as healthd/validation/tools/pytorch_program.py asks of it: GPUs that take a time, fail or hang.
+"""The parts of PyTorch that healthd/validation/tools/pytorch_program.py uses, with GPUs that take time, fail or hang.
 
-A product of a GPU takes `seconds[number]`; one in `errors` raises that text, one in `hangs` is never done.
-Numbers are not computed: a tensor is its GPU, and a number that says which run made it.
+A matrix product takes `seconds[gpu]`. A GPU in `errors` raises that text; a GPU in `hangs` never finishes. The
+program computes nothing: a tensor stores its GPU and how many of its numbers differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks run on values: a Host on a made tree, a fake NVML from a scenario's text, earlier readings in a Past."""
+"""Helpers that run checks: a Host on a temporary tree, a fake NVML from scenario text, and earlier readings."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _numbers = itertools.count()
 def run_check(
     module: ModuleType, host: Host, config: CheckConfig | None = None, past: History | None = None
 ) -> list[Finding | Observation | Repair]:
-    """All that one run of a check gives but NothingToCheck (test_nothing_to_check.py). Raises what the check raises.
+    """Return everything that one run of a check yields except NothingToCheck. Exceptions of the check are passed on.
 
-    Holds it to what the core takes: plain data that comes back equal, findings as their explanations say, and
-    observations that say what they mean.
+    Assert what the core requires: data that survives JSON, findings that match their explanations, and observations
+    that match their declared meaning.
     """
     given = list(module.run(host, config or module.Config(), past or History({}, NOW, BOOT)))
     for item in given:
@@ -63,7 +63,7 @@ def run_check(
 
 
 def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfig) -> None:
-    """What `healthd explain` tells of the code before there is a finding is so of this one."""
+    """Assert that the finding matches the output of `healthd explain` for its code."""
     explain = module.EXPLAIN[finding.code]
     told = possible_findings(finding.code, explain, config)
     assert_ends_as_explained(finding, explain, config)
@@ -75,15 +75,15 @@ def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfi
     assert explain.expects in ("", finding.expects)
 
 
-# What ends these depends on the line (a reset or a reboot; an NVLink 5 error that NVIDIA's table ignores expires) or on
-# the cause (how long clocks may stay slow).
+# The ending of these codes depends on the line (a GPU reset or a reboot; an NVLink 5 error that NVIDIA's table ignores
+# expires) or on the cause (how long clocks may stay slow).
 ENDS_VARY = frozenset(
     {"gpu_xid/gsp", "gpu_xid/154", "gpu_clocks/slowed", *(f"gpu_xid/{code}" for code in xid_table.NVLINK5)}
 )
 
 
 def assert_ends_as_explained(finding: Finding, explain: Explain, config: CheckConfig) -> None:
-    """Check that a finding ends by what explain, list and runbook print for its code: a time, a reset, a boot."""
+    """Assert that a finding ends as explain, list and runbook print for its code: by time, reset or reboot."""
     if finding.code in ENDS_VARY:
         return
     ends = {
@@ -107,7 +107,7 @@ def codes(found: Sequence[Finding]) -> list[str]:
 
 
 def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = None) -> tuple[list[Any], str]:
-    """(what a run gave, what stopped it: "" if it completed), as the worker sees it."""
+    """Return the items of a run and the error text ("" if it completed), as the worker sees them."""
     given: list[Any] = []
     try:
         given.extend(module.run(host, config or module.Config(), History({}, NOW, BOOT)))
@@ -117,7 +117,7 @@ def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = 
 
 
 def rounds(module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None = None, apart: float = 300.0) -> Any:
-    """What the last of several runs gives, `apart` seconds after each other, each with the past of those before."""
+    """Return the items of the last of several runs, which are `apart` seconds apart and share one history."""
     store: dict[str, Series] = {}
     given: list[Any] = []
     for number, host in enumerate(hosts):
@@ -128,7 +128,7 @@ def rounds(module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None
 
 
 def scenarios(tmp_path: Path) -> Callable[..., Host]:
-    """Makes hosts with a fake NVML: host("gpu.3.lost = true", profile="dgx-a100", root=...)."""
+    """Return a function that makes hosts with a fake NVML: host("gpu.3.lost = true", profile="dgx-a100", root=...)."""
 
     def host(text: str = "", profile: str = "dgx-h100", root: str = "/nonexistent") -> Host:
         path = tmp_path / f"scenario{next(_numbers)}.toml"
@@ -141,7 +141,8 @@ def scenarios(tmp_path: Path) -> Callable[..., Host]:
 def healthy_gpus(
     config: CheckConfig, text: str = "", profile: str = "dgx-h100"
 ) -> Callable[[Path], tuple[Host, CheckConfig]]:
-    """`healthy` (tests/checks/test_mutations.py) of a check that asks NVML alone: healthy GPUs, and these settings."""
+    """Return `healthy` (tests/checks/test_mutations.py) of a check that only uses NVML: healthy GPUs and these
+    settings."""
     return lambda tmp_path: (scenarios(tmp_path)(text, profile), config)
 
 
@@ -150,14 +151,14 @@ def observed(given: Sequence[Any], name: str) -> Iterator[Observation]:
 
 
 def refusal(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
-    """(what it answers, "") or (None, the one sentence of its ValueError), for parsers fed with garbage."""
+    """Return (result, "") or (None, text of the ValueError), for parsers that get garbage."""
     try:
         return function(*args), ""
     except ValueError as error:
         return None, str(error)
 
 
-# A quiet node, as the daemon publishes it.
+# A healthy idle node as the daemon publishes it.
 PLAIN_SNAPSHOT = Snapshot(
     version="0.1.0",
     node_name="n1",
@@ -177,5 +178,5 @@ PLAIN_SNAPSHOT = Snapshot(
 
 
 def standing() -> float:
-    """A clock by which there is time, however busy the machine is."""
+    """Return 0.0: a clock that never reaches a deadline, however busy the machine is."""
     return 0.0

@@ -1,4 +1,4 @@
-"""A made history for which each query of the fleet's answers has rows, with and without a choice."""
+"""A made-up history for which each fleet query returns rows, with and without a filter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS, SWITCHES = ("H100", "H100", "A100"), ("leaf1", "leaf1", "leaf2")
 
 
 def complete(random: Random, size: int = 60) -> History:
-    """Return `history`, and what it lacks: partitions, accounts, users, long runs, tickets, failures, check lines."""
+    """Return `history` plus partitions, accounts, users, long runs, tickets, failures and lines of checks."""
     made = history(random, size)
     for number, job in enumerate(made["jobs"]):
         job["partition"] = ("train", "debug,train", "train", "debug", None)[number % 5]
@@ -58,7 +58,7 @@ def _node(cluster: str, place: int) -> dict[str, Any]:
 
 
 def _long_run(made: History, cluster: str) -> None:
-    """Add a run of two attempts of 20 h, of which the first is ended by a node, and a family of one name."""
+    """Add a run of two attempts of 20 h, the first ended by a node failure, and two concurrent runs of one name."""
     start = BEGIN + HOUR
     for index, (key, begin, hours, state) in enumerate(
         (
@@ -89,7 +89,7 @@ def _long_run(made: History, cluster: str) -> None:
 
 
 def _notes(made: History, cluster: str, node: str) -> None:
-    """Add a ticket, a failure of another tool and a maintenance of a node."""
+    """Add a ticket, a failure of another tool and a maintenance reservation for a node."""
     time = BEGIN + 21 * HOUR
     made["tickets"].append(
         row("tickets", cluster=cluster, node=node, opened_time=time, closed_time=time + DAY, text="GPU 3 was replaced")
@@ -109,7 +109,7 @@ def _notes(made: History, cluster: str, node: str) -> None:
 
 
 def _stream(cluster: str, node: str) -> list[dict[str, Any]]:
-    """Return a stream without holes: checks that are enabled and changed, days alive, and conditions."""
+    """Return a stream without gaps: checks that are enabled and changed, alive lines of three days, and conditions."""
     checks = {"rest": json.dumps({"checks": ["gpu_ecc", "ib_link", "validation"]})}
     times: list[tuple[int, dict[str, Any]]] = [(BEGIN, {"event": "started"})]
     times += [(BEGIN + day * DAY + HOUR, {"event": "alive", **checks}) for day in range(3)]

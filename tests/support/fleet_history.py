@@ -1,4 +1,5 @@
-"""A small made-up history of two clusters, full of edges: equal times, requeues, holes, restarts, what is not known."""
+"""A small made-up history of two clusters with many edge cases: equal times, requeues, gaps, restarts, unknown
+values."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Row = dict[str, Any]
 History = dict[str, list[Row]]
 
 HOUR, DAY = 3600, 86400
-FIRST = 1_793_491_200 - 2 * DAY  # 2026-10-30: a month ends in it
-BEGIN, END = FIRST + DAY - 2 * HOUR, FIRST + 4 * DAY + 5 * HOUR  # what is asked for; the history is a little longer
+FIRST = 1_793_491_200 - 2 * DAY  # 2026-10-30, so that a month ends in the history
+BEGIN, END = FIRST + DAY - 2 * HOUR, FIRST + 4 * DAY + 5 * HOUR  # the requested interval
 CLUSTERS, NODES = ("c1", "c2"), ("gpu-1", "gpu-2", "gpu-3")
 STATES = ("COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "CANCELLED")
 SEVERITIES = ("info", "warning", "degraded", "critical")
@@ -27,7 +28,7 @@ CODES = (
     ("ib_link", "ib_link/down", "level"),
     ("failslow", "failslow/job", "level"),
 )
-# Where windows and days begin and end.
+# Offsets around the ends of windows and days.
 NEAR = (-601, -600, -599, -60, -1, 0, 1, 59, 60, 61, 299, 300, 301, 1500)
 
 
@@ -44,7 +45,7 @@ def maybe(random: Random, value: Any, share: float = 0.9) -> Any:
 
 
 def history(random: Random, size: int = 6) -> History:
-    """About `size` jobs and stretches of streams."""
+    """Return about `size` jobs and pieces of streams."""
     made: History = {name: [] for name in TABLES}
     _jobs(random, made, random.randint(0, 2 * size))
     _streams(random, made, random.randint(0, size))
@@ -112,9 +113,9 @@ def row(table: str, **values: Any) -> Row:
 
 
 def _apart(table: str, rows: list[Row]) -> list[Row]:
-    """As the store has it: one row for each thing, the latest."""
+    """Return one row for each key, the latest, as the store has it."""
     by = TABLES[table].key_columns
-    if table in ("job_nodes", "exclusions", "reservations"):  # there a thing is several rows
+    if table in ("job_nodes", "exclusions", "reservations"):  # several rows have the same key
         return list({tuple(one.values()): one for one in rows}.values())
     return list({tuple(one[column] for column in by): one for one in rows}.values())
 
@@ -130,7 +131,7 @@ def _jobs(random: Random, made: History, count: int) -> None:
             start = max(start, submit)
         end = maybe(random, (submit if start is None else start) + random.choice((0, 30, 900, HOUR, DAY)), 0.9)
         nodes = random.sample(NODES, random.randint(1, 3)) if start is not None else []
-        if left[cluster] and random.random() < 0.3:  # it takes the nodes of another
+        if left[cluster] and random.random() < 0.3:  # it takes the nodes of an ended job
             over, nodes = random.choice(left[cluster])
             start = over + random.choice((-1, 0, 59, 60, 61))
             submit, end = start - 5, start + random.choice((30, HOUR))
@@ -264,7 +265,7 @@ def _streams(random: Random, made: History, count: int) -> None:
                     }
                 life[code] = one
             made["events"].append(one)
-    if random.random() < 0.2:  # a line of a schema to come
+    if random.random() < 0.2:  # a line of a future schema
         made["events"].append(row("events", cluster="c1", node="gpu-1", stream_id="new", schema_version=9, rest="{}"))
 
 
@@ -299,8 +300,10 @@ def _other(random: Random, made: History, size: int) -> None:
 
 
 def write(made: History, folder: Path, parts: int = 1, random: Random | None = None) -> dict[str, list[str]]:
-    """The tables as Parquet files below a folder, `parts` each; with `random` in another order of rows. Empty tables
-    have no file."""
+    """Write the tables as `parts` Parquet files each and return their paths.
+
+    With `random`, the order of rows is shuffled. Empty tables have no file.
+    """
     files: dict[str, list[str]] = {}
     with duckdb.connect(":memory:") as connection:
         for table, rows in made.items():
@@ -310,7 +313,7 @@ def write(made: History, folder: Path, parts: int = 1, random: Random | None = N
                 chosen = rows[part::parts]
                 if chosen:
                     path, text = folder / f"{table}-{part}.parquet", folder / f"{table}-{part}.json"
-                    # DuckDB takes ten times as long for the same rows as parameters.
+                    # DuckDB takes ten times as long if the same rows are parameters.
                     text.write_text("".join(f"{json.dumps(one)}\n" for one in chosen), "utf-8")
                     lines = f"read_json({literal(str(text))}, format = 'newline_delimited', columns = {{{columns}}})"
                     connection.execute(f"COPY (FROM {lines}) TO {literal(str(path))} (FORMAT parquet)")

@@ -1,4 +1,4 @@
-"""A store of a made history (bench/history), ingested as its files are."""
+"""A store with an ingested made-up history (bench/history)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from history.size import Size  # noqa: E402
 
 
 def made_store(folder: Path, size: Size) -> Path:
-    """Make the history in `folder` and return its store, with every source."""
+    """Generate the history in `folder`, ingest all its sources and return the store."""
     made, db = folder / "made", folder / "db"
     make(size, made)
     sources = {
@@ -31,5 +31,5 @@ def made_store(folder: Path, size: Size) -> Path:
     flags = [word for flag, name in sources.items() for word in (flag, str(made / name))]
     sacct = ["--sacct", *map(str, sorted((made / "sacct").iterdir()))]
     always = ["--out", str(db), "--cluster", "made", "--timezone", "UTC"]
-    assert main(["fleet", "ingest", *always, *flags, *sacct]) in (0, 1)  # some lines of a made history are torn
+    assert main(["fleet", "ingest", *always, *flags, *sacct]) in (0, 1)  # some lines of a made-up history are torn
     return db

@@ -1,4 +1,4 @@
-"""What each question asks, once more in plain Python over rows: slow, and written from its words, not from its SQL."""
+"""Each fleet query once more in plain Python over rows: slow, and written from its description, not from its SQL."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def worst(rows: Iterable[Row]) -> str:
 
 
 def ranked(value: Any) -> tuple[bool, Any]:
-    """For an order in which None is the last."""
+    """Return a sort key that puts None last."""
     return (value is None, 0 if value is None else value)
 
 
-# --- the streams
+# --- streams
 
 
 def lines(made: History) -> Rows:
@@ -42,7 +42,7 @@ def lines(made: History) -> Rows:
 
 
 def in_order(made: History) -> dict[tuple[Any, ...], Rows]:
-    """The lines of each node, streams one after another."""
+    """Return the lines of each node in order, one stream after another."""
     of_nodes = groups(lines(made), "cluster", "node")
     return {
         who: sorted(some, key=lambda e: (e["stream_time"], e["stream_id"], e["seq"])) for who, some in of_nodes.items()
@@ -77,7 +77,7 @@ def holes(made: History, begin: int, end: int) -> Rows:
 
 
 def pieces(some: Rows) -> list[tuple[int, int]]:
-    """When a node was observed, by the lines of it in their order."""
+    """Return the intervals in which a node was observed, from its lines in order."""
     found = []
     for before, line in pairwise(some):
         same_stream = before["stream_id"] == line["stream_id"]
@@ -137,11 +137,11 @@ def observed(made: History, begin: int, end: int) -> Rows:
     return found
 
 
-# --- what was seen
+# --- conditions
 
 
 def sights(made: History) -> Rows:
-    """As the question: one row for each moment of a condition."""
+    """Return one row for each time at which a condition was seen, as the query `sightings` does."""
     told = []
     for e in lines(made):
         if e["event"] in OF_CONDITIONS:
@@ -164,7 +164,7 @@ def sights(made: History) -> Rows:
     for (key, time), some in moments.items():
         whats = {what for _, what, _ in some}
         proven = [one for one in some if one[2].get("observed") is False] or some
-        held = [one for one in proven if one[2]["last_time"] == time]  # a line's severity is that of its last sight
+        held = [one for one in proven if one[2]["last_time"] == time]  # a line has the severity of its last sighting
         held = [one for one in held if one[2]["severity"] == worst(e for _, _, e in held)] or proven
         _, _, e = min(held, key=lambda one: (one[0], ("seen", "growth", "onset").index(one[1])))
         found.append(
@@ -193,7 +193,7 @@ def sights(made: History) -> Rows:
 
 
 def slow_times(made: History, begin: int, end: int) -> Rows:
-    """As the question: from one sight to the next, and never from before the line's own onset."""
+    """Return the times between consecutive sightings, never before the line's own onset, as the query does."""
     found = []
     for (cluster, node), of_node in in_order(made).items():
         told = [e for e in of_node if e["event"] in OF_CONDITIONS and e["code"].startswith("failslow/")]
@@ -300,7 +300,7 @@ def seen_with_failures(made: History, begin: int, end: int, before: int = 600, a
     return found
 
 
-# --- the jobs
+# --- jobs
 
 
 def ended(made: History, begin: int, end: int) -> Rows:
@@ -330,7 +330,7 @@ def states(made: History, begin: int, end: int) -> Rows:
 
 
 def jobs_known(made: History) -> dict[str, int]:
-    """cluster -> until when"""
+    """Return cluster -> time up to which its jobs are known."""
     known: dict[str, int] = {}
     of_files = [(i["cluster"], i["to_time"]) for i in made["ingests"] if i["source"] in ("sacct", "jobs_file")]
     of_jobs = [(j["cluster"], j[name]) for j in made["jobs"] for name in ("end_time", "start_time", "submit_time")]
@@ -497,7 +497,7 @@ def _run(cluster: str, by: str, piece: Rows) -> Row:
 
 
 def merged(spells: Rows, order: Callable[[Row], Any]) -> list[Rows]:
-    """Those that overlap or touch, together. An end of None is never."""
+    """Group intervals that overlap or touch. An end of None means that the interval is open."""
     found: list[Rows] = []
     until: float = 0
     for spell in sorted(spells, key=order):
@@ -628,7 +628,7 @@ def sources_coverage(made: History, begin: int, end: int) -> Rows:
     return found
 
 
-# Each has the history and the time that is asked for, and gives the rows in any order.
+# Each function gets the history and the requested interval, and returns the rows in any order.
 ANSWERS: dict[str, Callable[[History, int, int], Rows]] = {
     "conditions": conditions,
     "exclusions_coverage": exclusions_coverage,

@@ -1,4 +1,4 @@
-"""A report of made-up chapters: every kind of mark, and names that would like to be more than names."""
+"""A report of made-up chapters with every kind of mark, and with names that try to inject code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTILE = (
 
 
 def drawings(names: tuple[str, ...]) -> dict[str, tuple[Layer, ...]]:
-    """The layers of a figure of each kind, with these names as its categories and tooltips."""
+    """Return the layers of a figure of each kind, with these names as its categories and tooltips."""
     rows = [{"name": name, "n": place, "of": f"of {place % 2}"} for place, name in enumerate(names, 1)]
     n, name, of = quantity("n"), category("name"), {"field": "of", "type": "nominal"}
     colour = {**of, "scale": {"range": list(COLOURS[:2])}}
@@ -33,7 +33,7 @@ NO_PROGRAM = Assets("", "1;", "2;")
 
 
 def made(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), with_: Assets = NO_PROGRAM) -> str:
-    """The page. The names stand wherever text of others can. with_: assets() where it is to be drawn."""
+    """Return the page with these names wherever text from outside can occur. Pass assets() as `with_` to draw it."""
     figures = tuple(Figure(f"{kind} of {names[0]}", " ".join(names), one) for kind, one in drawings(names).items())
     columns = (Column("node", "node"), Column(names[0], "n", COUNT))
     table = Table(names[0], columns, [{"node": name, "n": 1} for name in names])

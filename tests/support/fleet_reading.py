@@ -1,4 +1,4 @@
-"""What the tests of the fleet's sources read with."""
+"""Helpers that read inputs for the tests of the fleet's sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.fleet.sources.reading import Reading
 
 @dataclass
 class Noted:
-    """A reading, and what it counted."""
+    """A reading and the counts that it reported."""
 
     reading: Reading = field(init=False)
     unread: list[tuple[int, str]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Noted:
 
     @property
     def lines(self) -> list[int]:
-        """Those that are unread."""
+        """Return the numbers of the unread lines."""
         return [line for line, _ in self.unread]
 
 
@@ -38,7 +38,7 @@ def numbered(text: str) -> list[tuple[int, str]]:
 
 
 def live(folder: Path, table: str) -> list[dict[str, Any]]:
-    """The rows of a table of a store, sorted."""
+    """Return the sorted rows of a table of a store."""
     import duckdb
 
     from healthd.fleet import store

@@ -1,4 +1,4 @@
-"""Rows of the fleet's tables for tests, and what a store holds."""
+"""Rows of the fleet's tables for tests, and the content of a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 
 
 def row(table: str, **values: Any) -> Row:
-    """A row of the table: None where nothing is said."""
+    """Return a row of the table; fields that are not given are None."""
     assert set(values) <= set(TABLES[table].columns), values
     return tuple(values.get(name) for name in TABLES[table].columns)
 
@@ -31,7 +31,7 @@ def ticket(node: str, opened: int | None = NOVEMBER, **values: Any) -> Row:
 
 
 def put(store: Store, rows: Mapping[str, list[Row]]) -> None:
-    """One step with these rows."""
+    """Write these rows in one step."""
     with step(store) as one:
         stage(one, rows)
 
@@ -42,7 +42,7 @@ def stage(one: Step, rows: Mapping[str, list[Row]]) -> None:
 
 
 def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
-    """A store into which these steps were put, one after another."""
+    """Return a store into which these steps were written in order."""
     with open_for_writing(str(folder), make=True) as store:
         for rows in steps:
             put(store, rows)
@@ -50,7 +50,7 @@ def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
 
 
 def content(folder: Path) -> dict[str, list[Row]]:
-    """Every row of every table that has some, sorted."""
+    """Return the sorted rows of every table that has rows."""
     found = {}
     with open_for_reading(str(folder)) as snapshot, connect() as connection:
         for table in TABLES:
@@ -65,5 +65,5 @@ def content(folder: Path) -> dict[str, list[Row]]:
 
 
 def files(folder: Path) -> set[str]:
-    """Every Parquet file below the folder, live or not."""
+    """Return every Parquet file below the folder, live or not."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}

@@ -1,4 +1,4 @@
-"""Small stores of jobs and conditions, and what they hold, for the answers on checks."""
+"""Builder of small stores with jobs and conditions, for the answers about checks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ALIVE = '{"conditions":[],"checks":["gpu_xid","ib_link","mount"]}'
 
 
 class Made:
-    """A history that grows: each method adds what its name says. Times are epoch seconds."""
+    """A history that grows: each method adds the signal in its name. Times are epoch seconds."""
 
     def __init__(self) -> None:
         self.history: History = {name: [] for name in TABLES}
         self._number = count(1)
 
     def job(self, nodes: str, start: int | None, end: int | None, state: str = "COMPLETED", **more: Any) -> int:
-        """nodes: a letter each. Returns the db_index."""
+        """Add a job and return its db_index. Each letter of `nodes` is a node."""
         index = next(self._number)
         times = {"submit_time": start, "start_time": start, "end_time": end}
         its = {
@@ -46,7 +46,7 @@ class Made:
     def seen(
         self, node: str, code: str, time: int, severity: str = "critical", kind: str = "edge", **more: Any
     ) -> None:
-        """A condition that opens at its first sight. until: its last sight; cleared: when it is over."""
+        """Add a condition that opens when first seen. `until`: when last seen; `cleared`: when it ends."""
         until, cleared = more.pop("until", None), more.pop("cleared", None)
         life = f"{code}-{node}-{next(self._number)}"
         its = {
@@ -64,7 +64,7 @@ class Made:
             self.line(node, cleared, "cleared", **its, last_time=until or time)
 
     def line(self, node: str, time: int, event: str, **more: Any) -> None:
-        """A line of the node's stream; mono follows time."""
+        """Add a line to the node's stream; `mono` follows `time`."""
         number = next(self._number)
         its = {"cluster": "c1", "node": node, "boot_id": "b", "stream_id": f"s{node}", "seq": number, "time": time}
         self.history["events"].append(
@@ -72,7 +72,7 @@ class Made:
         )
 
     def alive(self, nodes: Iterable[str], begin: int = BEGIN, end: int = END, rest: str = ALIVE) -> None:
-        """Lines once a day, so that the nodes are observed."""
+        """Add one alive line per day, so that the nodes are observed."""
         for node in nodes:
             for time in (*range(begin, end, DAY), end):
                 self.line(node, time, "alive", rest=rest)
@@ -83,7 +83,7 @@ class Made:
         )
 
     def read(self, source: str, begin: int, end: int) -> None:
-        """An ingest read this source of this time."""
+        """Record an ingest that read this interval of this source."""
         self.history["ingests"].append(
             row("ingests", cluster="c1", source=source, name="f", from_time=begin, to_time=end)
         )
@@ -92,7 +92,7 @@ class Made:
         self.history["nodes"].append(row("nodes", cluster="c1", node=name, **more))
 
     def in_order(self) -> History:
-        """Streams in the order of time: their numbers follow it."""
+        """Return the history with sequence numbers in order of time."""
         lines = sorted(self.history["events"], key=lambda one: (one["node"], one["time"], one["seq"]))
         for seq, one in enumerate(lines, 1):
             one["seq"] = seq

@@ -1,4 +1,4 @@
-"""The view of a document, and its text."""
+"""The view of a document and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made gangs for tests: ranks that wait for each other in each iteration, and workers that do not."""
+"""Simulated gangs: ranks that wait for each other in each iteration, and independent workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ONSET = 150
 
 @dataclass(frozen=True)
 class Fault:
-    """what: busy, transfer or host; of these ranks; by so much of its own time (host: of the busy time)."""
+    """A fault of these ranks.
+
+    kind: busy, transfer or host. by: relative slowdown of that time (host: relative to the busy time).
+    """
 
     what: str
     ranks: Sequence[int]
@@ -34,7 +37,7 @@ def gang(
     per_node: int = 0,
     groups: Mapping[int, str] | None = None,
 ) -> list[Series]:
-    """Each iteration takes as long as the slowest rank's work and transfer; the others wait."""
+    """Simulate ranks. Each iteration takes as long as the slowest rank's work and transfer; the others wait."""
     noise = random.Random(seed)
     rest = busy or [1.0] * ranks
     columns: list[list[tuple[float, float, float]]] = [[] for _ in range(ranks)]
@@ -70,7 +73,7 @@ def gang(
 
 
 def workers(levels: Sequence[float], slow: Mapping[int, float], samples: int = 300, seed: int = 1) -> list[Series]:
-    """Each with a rhythm of its own; `slow`: from ONSET on by so much."""
+    """Return independent workers. `slow`: worker -> relative slowdown from ONSET on."""
     noise = random.Random(seed)
     return [
         Series(

@@ -1,9 +1,9 @@
-"""Golden decisions: what healthd makes of every captured line, recording, fake machine and explained code.
+"""Golden decisions: the decision of healthd for every captured line, recording, fake machine and explained code.
 
     .venv/bin/python tests/support/golden.py --write
 
-writes tests/data/golden_decisions.txt anew. A change of the code that is to change no decision leaves the file as it
-is. HEAD says how to read it.
+rewrites tests/data/golden_decisions.txt. A change that is meant to change no decision leaves the file as it is. HEAD
+explains the format.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from healthd.scan.lines import Block, Tally
 DATA = Path(__file__).parents[1] / "data"
 FILE = DATA / "golden_decisions.txt"
 LINES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
-# gpud's tests put a date in brackets before a host. Only scan reads that form.
+# Tests of gpud put a date in brackets before a host. Only scan reads that form.
 HEAD = """\
 # What healthd decides. Made by golden.py; do not edit.
 # A case: CODE PART SEVERITY STATE ENDING, then the decision in mode "act" ("leave", if there is none) and the jobs that
@@ -66,14 +66,14 @@ SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
 LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.reads_kernel_log]
 CHUNK = 60  # lines that are also read as one log
 DAY = 86400.0
-Event = Callable[[Node, Check, CheckConfig, Finding], object]  # what happens to a node with a finding
+Event = Callable[[Node, Check, CheckConfig, Finding], object]  # something that happens to a node with a finding
 
 
 # --- kernel lines
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """(name, text) of each captured line and log."""
+    """Yield (name, text) of each captured line and log."""
     for file in LINES:
         for number, row in enumerate(file.read_text("utf-8").splitlines(), 1):
             yield json.loads(row).get("id", f"peer{number:03}"), json.loads(row)["text"]
@@ -92,7 +92,7 @@ def parsed(text: str) -> list[KernelEvent]:
 
 
 def machines(found: list[KernelEvent]) -> Iterator[tuple[str, Inventory]]:
-    """Machines of which the part that the lines name is GPU 0, an NVSwitch, another part, or not known."""
+    """Yield inventories in which the part of the lines is GPU 0, an NVSwitch, a NIC, another part, or unknown."""
     values = [value for event in found for value in (event.pci, *(value for _, value in event.fields))]
     addresses = list(dict.fromkeys(pci for value in values if (pci := pci_address(value))))
     names = {"disk", "device", "controller", "array", "md"}
@@ -140,7 +140,7 @@ def outcome(node: Node) -> tuple[str, ...]:
 
 
 def unnamed(text: str) -> list[Condition]:
-    """The conditions on a machine of which nothing is known."""
+    """Return the conditions on a machine with an unknown inventory."""
     return sorted(Node(LISTENERS, Inventory()).hear(texts(text)).ledger.conditions, key=lambda c: c.key)
 
 
@@ -157,7 +157,7 @@ def by_scan(text: str) -> Counter[str]:
 
 
 def of_log(texts_of_log: list[str]) -> Iterator[str]:
-    """Many lines as one log, a line a second: which of them are one fault, and what they come to together."""
+    """Read many lines as one log, one line per second: yield which lines are one fault and the overall result."""
     for how in ("live", "history", "observed"):
         node = Node(LISTENERS)
         for text in texts_of_log:
@@ -185,7 +185,8 @@ def logs() -> Iterator[str]:
 
 
 def of_code(check: Check, code: str, explain: Explain) -> Iterator[str]:
-    """A finding of each severity as explained, with default settings: found by a run and read from the kernel log."""
+    """Yield the course of a finding of each severity as explained, with default settings, from a run and from the
+    log."""
     config = check.config(name="part") if check.per else check.config()
     for finding in possible_findings(code, explain, config):
         finding = replace(finding, subject=ADDRESSES[0] if check.name.startswith("gpu_") else finding.subject)
@@ -195,7 +196,7 @@ def of_code(check: Check, code: str, explain: Explain) -> Iterator[str]:
 
 
 def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Iterator[str]:
-    """What the finding leads to at each moment that matters, then what each event makes of it at the end."""
+    """Yield the decision at each relevant time, then the effect of each event at the last of these times."""
     worse = finding.worsens.after_seconds if finding.worsens else 0.0
     moments = {0.0, *(at - less for at in (finding.confirm_seconds, worse) if at for less in (1.0, 0.0))}
     last = ""
@@ -237,7 +238,7 @@ def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Ite
 
 
 def found(check: Check, config: CheckConfig, finding: Finding, way: str, lasted: float) -> Node:
-    """A node on which the finding was there for so long."""
+    """Return a node that has had the finding for `lasted` seconds."""
     node = Node([(check, config)])
     sight(node, check, config, finding, way)
     if lasted:
@@ -272,7 +273,7 @@ def clean(times: int) -> Event:
 
 
 def quiet(less: float, loaded: bool) -> Event:
-    """Its window passes, after one clean run."""
+    """Return an event: one clean run, then the window of the finding passes, less `less` seconds."""
 
     def happens(node: Node, check: Check, config: CheckConfig, finding: Finding) -> None:
         clean(1)(node, check, config, finding)
@@ -282,7 +283,7 @@ def quiet(less: float, loaded: bool) -> Event:
 
 
 def resumed(node: Node, _check: Check, _config: CheckConfig, _finding: Finding) -> None:
-    """A person resumes the node."""
+    """An operator resumes the node."""
     node.now += 1.0
     node.change(endings.acknowledge_resumed(node.ledger.by_key(), node.now, node.now))
 
@@ -317,7 +318,7 @@ def codes() -> Iterator[str]:
 
 
 def of_silence(check: Check) -> Iterator[str]:
-    """What it means that a run of the check does not end."""
+    """Yield the effect of a run of the check that does not end."""
     config = check.config(name="part") if check.per else check.config()
     node, last = Node([(check, config)]), ""
     for silent in (10.0, 249.0, 250.0, 609.0, 610.0):
@@ -334,8 +335,8 @@ def of_silence(check: Check) -> Iterator[str]:
 
 
 def text() -> str:
-    """The golden decisions of this code."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # thousands of small files, a machine at a time
+    """Return the golden decisions of this code."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # thousands of small files, one machine at a time
     with tempfile.TemporaryDirectory(prefix="golden.", dir=memory) as place:
         folder = Path(place)
         sections: dict[str, Iterable[str]] = {

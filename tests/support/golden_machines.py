@@ -1,6 +1,6 @@
-"""Golden decisions on whole machines: recordings that are replayed, fake GPUs that break, and the stories of e2e/.
+"""Golden decisions on whole machines: replayed recordings, faults of fake GPUs, and the stories of e2e/.
 
-Nothing waits: the clocks of the machines are made, and the steps of the stories are driven without a daemon.
+No step waits: the machines have simulated clocks, and the steps of the stories run without a daemon.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SCENARIOS = DATA / "golden" / "scenarios.toml"
 STORIES = [
     row for file in (stories_gpu, stories_host, stories_network, stories_pci, stories_storage) for row in file.ROWS
 ]
-# Rows that need a real device file, mount or call that hangs. Most of their codes have a row in INSTEAD.
+# Rows that need a real device file, mount or hanging call. Most of their codes have a row in REPLACEMENTS.
 NEED_MORE = (
     *("disk_space/", "device_nodes/", "ipmi_sel/", "gpu_access/hang", "failslow/"),
     *("mount/stale", "mount/failing", "mount/hang"),
@@ -70,13 +70,13 @@ OF_FAKE: dict[str, dict[str, dict[str, Any]]] = {
     "dgx-b200": ANY_SOFTWARE,
     "dgx-h200": ANY_SOFTWARE,
 }
-ROUND_SECONDS = 0.5  # as in e2e/stories.py, whose rows have settings for it
+ROUND_SECONDS = 0.5  # as in e2e/stories.py; the settings of its rows match
 FAULT_ROUNDS = 16
-LOOKS = (0.0, 60.0, 300.0, 900.0, 3600.0)  # after the fault
+LOOKS = (0.0, 60.0, 300.0, 900.0, 3600.0)  # times of the check rounds
 
 
 class Scripted(System):
-    """A made system whose programs are scripts in a folder that print a text, as the stories write them."""
+    """A fake system whose programs are scripts in a folder that print a text, as the stories write them."""
 
     programs: Path | None = None
 
@@ -94,14 +94,14 @@ class Scripted(System):
 
 
 class Driven:
-    """A machine and its node. What changes from one moment to the next is kept in `lines`."""
+    """A machine and its node. `lines` lists the changes from one time to the next."""
 
     def __init__(self, folder: Path, fake: str, runs: Iterable[tuple[Check, CheckConfig]]) -> None:
         folder.mkdir()
         self.folder = folder
         self.machine = Machine(folder, fake)
         self.machine.system = self.system = Scripted(self.machine.root)
-        self.written: tuple[int, float] = (0, 0.0)  # the scenario file, and when it was
+        self.written: tuple[int, float] = (0, 0.0)  # inode of the scenario file and its time of writing
         self.now: Callable[[], float] = lambda: NOW
         taken = inventory.collect(self.host(), gpus=True)
         self.node = Node(runs, taken, self.boot_id())
@@ -113,7 +113,7 @@ class Driven:
         return (self.machine.root / "proc/sys/kernel/random/boot_id").read_text().strip()
 
     def host(self) -> Host:
-        """The host now. A scenario that was written anew counts its seconds from now."""
+        """Return the host now. The seconds of a rewritten scenario count from now."""
         self.machine.now()
         file = self.machine.scenario
         if file.stat().st_ino != self.written[0]:
@@ -133,7 +133,7 @@ class Driven:
             self.look(ROUND_SECONDS, title)
 
     def show(self, title: str) -> None:
-        """Note what changed: conditions that are new or gone, and the decision."""
+        """Record what changed: new and ended conditions, and the decision."""
         shown = self.node.outcome()
         self.lines += [f"{title}: {line}" for line in shown if line not in self.last]
         keys = {tuple(line.split()[:2]) for line in shown}
@@ -146,7 +146,7 @@ class Driven:
 
 
 def runs_on(fake: str, profile: str) -> Iterator[tuple[Check, CheckConfig]]:
-    """The checks of GPUs, set up for this machine: by a site, or by nothing but a profile."""
+    """Yield the checks of GPUs with the settings of a site, or with those of a profile only."""
     guessed = of_profile(profile) if profile else {}
     for name, check in CHECKS.items():
         table = {**SET_UP.get(name, {}), **OF_FAKE.get(fake, {}).get(name, {})}
@@ -155,7 +155,7 @@ def runs_on(fake: str, profile: str) -> Iterator[tuple[Check, CheckConfig]]:
 
 
 def scenarios(folder: Path) -> Iterator[str]:
-    """Each scenario on each machine that comes with healthd and can have it: a healthy hour, the fault, the repair."""
+    """Run each scenario on each fake machine that supports it: a healthy hour, the fault, the repair."""
     for name, scenario in toml.parse(SCENARIOS.read_text("utf-8")).items():
         assert isinstance(scenario, dict)
         for machine in scenario.get("machines", ["dgx-h100"]):
@@ -183,7 +183,7 @@ def scenarios(folder: Path) -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    """The defaults of each check, and what each profile guesses."""
+    """Yield the defaults of each check and the settings of each profile."""
     for name, check in CHECKS.items():
         common = {field.name for field in fields_of(CheckConfig)} - {
             "timeout_seconds",
@@ -214,7 +214,7 @@ def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
 
 
 def fails(point: str, error: int) -> Step:
-    """Calls on this mount point fail; with 0 they do not."""
+    """Calls on this mount point fail with this error; 0 ends that."""
 
     def do(scene: Scene) -> None:
         scene.machine.system.fails.clear()
@@ -228,7 +228,7 @@ def free(share: float) -> Step:
 
 
 def slow_job(slow: bool) -> Step:
-    """What the process beside the daemon wrote of a job."""
+    """The live process reports a slow job, or a normal one."""
 
     def do(scene: Scene) -> None:
         daemon: Any = scene.daemon
@@ -250,7 +250,7 @@ INSTEAD = [
     Row("disk_space/no_space", "/tmp", free(0.03), free(0.5)),
     Row("disk_space/low_space", "/tmp", free(0.07), free(0.5)),
     Row("device_nodes/missing", NODE_3, stories_host.without(NODE_3), writes({NODE_3: ""}), settings=QUICK),
-    Row(  # may be a reset, but for what the kernel logged
+    Row(  # could be a reset if the kernel had not logged the Xid
         "gpu_access/lost",
         GPU,
         steps(kernel(xid(79, stories_gpu.BUS)), gpu("lost = true")),
@@ -274,7 +274,7 @@ INSTEAD = [
 
 
 class Daemon:
-    """What the steps of a story ask of a daemon, in this process."""
+    """The daemon methods that the steps of a story use, in this process."""
 
     def __init__(self, driven: Driven, row: Row) -> None:
         self.driven = driven
@@ -317,7 +317,7 @@ class DrivenScene(Scene):
 
 class Cluster:
     def wait_state(self, *_args: str, **_kwargs: object) -> None:
-        """Slurm does at once what healthd decides."""
+        """Do nothing: the simulated Slurm does at once what healthd decides."""
 
 
 def story(row: Row, folder: Path) -> list[str]:
@@ -360,7 +360,7 @@ def stories(folder: Path) -> Iterator[str]:
 
 
 def recordings() -> Iterator[str]:
-    """Each recorded round as `healthd check --replay` judges it."""
+    """Yield each recorded round as `healthd check --replay` evaluates it."""
     for path in RECORDINGS:
         recorded = recording.read(str(path))
         loaded, lost = replay.recorded_settings(recorded, CHECKS)

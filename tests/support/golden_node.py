@@ -1,6 +1,6 @@
-"""A node for golden decisions: it goes from findings and kernel lines to what healthd would do, in fixed words.
+"""A node for golden decisions: turns findings and kernel lines into decisions of healthd, in a fixed format.
 
-The words are chosen here, so that they stay when classes and modules are renamed. Sentences are left out.
+The format is defined here, so that it survives renames of classes and modules. Messages are left out.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ ADDRESSES = fake_pci_gpus("dgx-h100")
 GPUS = tuple(Gpu(pci, index, f"GPU-{index}", minor=index) for index, pci in enumerate(ADDRESSES))
 GPU_DEVICES = tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in ADDRESSES)
 ACT = Policy(Mode.ACT, admin_comment=False)
-# GPUs that the processes of each job have open, and that Slurm gave it: job 101 has GPU 0, job 102 all others, job 103
-# none. Job 104 starts after the fault.
+# The GPUs that the processes of each job have open and that Slurm allocated: job 101 has GPU 0, job 102 all others, job
+# 103 none. Job 104 starts after the fault.
 OPEN = {"101": frozenset({0}), "102": frozenset(range(1, 8)), "103": frozenset[int](), "104": frozenset({0})}
 SECOND = 1.0
 NONE = "none"  # no condition
@@ -68,12 +68,12 @@ def seconds(value: float) -> str:
 
 
 def word(part: str) -> str:
-    """A part as one word, "-" for the node."""
+    """Return a part as one word, "-" for the node."""
     return part.replace(" ", "_") or "-"
 
 
 def condition_text(condition: Condition, state: bool = True) -> str:
-    """A condition in one line, without its sentence and its times."""
+    """Return a condition in one line, without its message and its times."""
     words = [condition.code, word(condition.subject), condition.severity.name.lower()]
     words += [condition.state.value] if state else []
     words += [
@@ -91,7 +91,7 @@ def condition_text(condition: Condition, state: bool = True) -> str:
 
 
 def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, now: float) -> tuple[str, ...]:
-    """The jobs that a look at Slurm requeues, on a node that is drained with `words`."""
+    """Return the jobs that a reconciliation requeues on a node drained with this reason."""
     whole = inventory.gpus or GPUS
 
     def prolog(job: str) -> tuple[str, float]:
@@ -134,7 +134,7 @@ def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, 
 
 
 class Node:
-    """A DGX H100 that runs three jobs (OPEN), and whose Slurm does at once what healthd decides."""
+    """A DGX H100 that runs three jobs (OPEN_GPUS), and whose Slurm does at once what healthd decides."""
 
     def __init__(
         self, runs: Iterable[tuple[Check, CheckConfig]], inventory: Inventory | None = None, boot_id: str = BOOT
@@ -154,10 +154,10 @@ class Node:
     def drained(self) -> bool:
         return bool(self.slurm.reason)
 
-    # what happens
+    # --- events
 
     def hear(self, texts: Iterable[str], history: bool = False, observed: bool = False) -> Node:
-        """The kernel logs lines now. A process that a line names is one of job 103."""
+        """The kernel logs these lines now. A process in a line belongs to job 103."""
         stripped = [strip_prefix(text, NOW) for text in texts]
         lines = [RawLine(self.now, each.text, history=history) for each in stripped if each is not None]
         read = [make_event(line, self.ledger.boot_id) for line in lines]
@@ -176,7 +176,7 @@ class Node:
         return self
 
     def look(self, host: Host) -> Node:
-        """One run of each check that runs in service, or while the node is drained."""
+        """Run each check that runs in service, or that runs while the node is drained if it is."""
         for check, config in self.runs:
             if not check.has_run or (check.when == "idle" and not self.drained):
                 continue
@@ -207,7 +207,7 @@ class Node:
         repairs: tuple[Repair, ...] = (),
         outcome: Outcome = Outcome.COMPLETED,
     ) -> Node:
-        """A run of a check ended."""
+        """Record the end of a run of a check."""
         result = CheckResult(*run, outcome, self.now, 0.0, findings, repairs=repairs)
         self.ledger, self.results[run] = intake.take_result(self.ledger, result, config, self.now)
         return self
@@ -227,7 +227,8 @@ class Node:
         return self.change(endings.after_boot(self.ledger.by_key(), self.ledger.boot_id, self.now))
 
     def reset(self, subject: str, before: float | None = None) -> Node:
-        """A GPU was reset after `before`, the reading that its evidence compares with (None: after all sights)."""
+        """A GPU was reset. `before`: time of the reading that the evidence is compared with; None: after all
+        sightings."""
         self.now += 300.0
         repair = Repair(Clears.GPU_RESET, subject, "", before=self.now - SECOND if before is None else before)
         return self.change(endings.after_repairs(self.ledger.by_key(), [repair], self.now))
@@ -239,10 +240,10 @@ class Node:
                 self.past = without_growth(self.past, known.subject)
         return self.change(endings.repaired(self.ledger.by_key(), code, subject, "x", self.now))
 
-    # what follows
+    # --- decisions
 
     def decide(self) -> str:
-        """Decide, let Slurm do it, and name it: "leave", "resume", "drain CODE PART" or "... requeue JOB,JOB"."""
+        """Decide and apply the decision. Return "leave", "resume", "drain CODE PART" or "... requeue JOB,JOB"."""
         judged = verdict.judge(self.ledger.by_key(), self.results, self.names, self.trusted_since)
         flags = frozenset({"MIXED", "DRAIN"} if self.drained else {"ALLOCATED"})
         decision = decide(judged, NodeState("n1", flags, self.slurm.reason), self.slurm, ACT, self.now)
@@ -269,12 +270,13 @@ class Node:
         return sorted(map(condition_text, self.ledger.conditions))
 
     def outcome(self) -> tuple[str, ...]:
-        """Decide. The conditions, or NONE, the last with the decision."""
+        """Decide. Return the conditions, or NONE; the last line includes the decision."""
         *before, last = self.shown() or [NONE]
         return (*before, last + and_then(last, self.decide()))
 
 
 def and_then(condition: str, decision: str) -> str:
-    """Return the decision as the condition's end. "leave" is left out, and the cause of a drain if it is the same."""
+    """Return the decision as the end of a condition line. "leave" is omitted, and so is a drain cause that is the
+    condition itself."""
     cause = " ".join(condition.split()[:2])
     return "" if decision == "leave" else f" -> {decision.replace(f'drain {cause}', 'drain')}"

@@ -1,4 +1,4 @@
-"""Golden decisions on Slurm alone: whose drain stands, in each mode, and which jobs a fault hits."""
+"""Golden decisions on Slurm alone: the decision for each drain owner and mode, and the jobs that a fault affects."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def named(decision: Decision) -> str:
 
 
 def policies() -> Iterator[str]:
-    """What is decided in each mode, by what healthd found and by whose drain stands."""
+    """Yield the decision in each mode, for each verdict and each owner of the current drain."""
     policies = {mode.value: Policy(mode) for mode in Mode} | {"paused": Policy(Mode.ACT, paused_until=NOW + 60)}
     for (found, verdict), (whose, (node, memory)) in product(verdicts().items(), NODES.items()):
         decided = (f"{name}: {named(decide(verdict, node, memory, policy, NOW))}" for name, policy in policies.items())

@@ -1,4 +1,4 @@
-"""What Hypothesis shall bear in one test: a list in its settings would replace that of the profile (conftest.py)."""
+"""Hypothesis health checks that one test suppresses in addition to those of the profile (conftest.py)."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from hypothesis import HealthCheck, settings
 
 
 def also(*checks: HealthCheck) -> list[HealthCheck]:
-    """For `suppress_health_check`: what the profile has there, and these."""
+    """Return `suppress_health_check` for a test: the health checks of the profile and these."""
     return [*settings.default.suppress_health_check, *checks]

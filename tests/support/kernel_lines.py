@@ -1,4 +1,4 @@
-"""Captured lines of the kernel, each with its public source, and what is read of lines and found in them."""
+"""Captured kernel lines, each with its public source, and helpers that parse them and run checks on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def captured(*kinds: str, lines: Iterable[dict[str, Any]] = LINES) -> list[objec
 
 
 def messages(text: str) -> list[str]:
-    """What the kernel said, without what stands before it."""
+    """Return the messages of the kernel without their prefixes."""
     stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
     return [each.text for each in stripped if each is not None]
 
@@ -41,7 +41,7 @@ def fields(event: KernelEvent) -> dict[str, str]:
 
 
 def event(line: str, at: float = 1000.0, boot_id: str = "b", history: bool = False) -> KernelEvent:
-    """Of a line that must be one."""
+    """Return the event of a line that must be one."""
     found = make_event(RawLine(at, line, history=history), boot_id)
     assert found is not None, line
     return found
@@ -57,8 +57,10 @@ def findings_of(
     boots: Sequence[str] = (),
     all_events: bool = True,
 ) -> list[Finding]:
-    """What the check makes of lines, `apart` seconds after each other unless `times` says else. Each must be an event;
-    with `all_events=False` those that are none are left out."""
+    """Return the findings of the check for these lines, `apart` seconds apart unless `times` is given.
+
+    Each line must be an event unless `all_events` is False; then other lines are ignored.
+    """
     times = times or [1000.0 + apart * number for number in range(len(lines))]
     boots = boots or ["b"] * len(lines)
     read = [make_event(RawLine(at, line), boot) for at, line, boot in zip(times, lines, boots, strict=True)]

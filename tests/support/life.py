@@ -1,4 +1,4 @@
-"""The lives of conditions on one node, with a clock that the test moves."""
+"""The lifetime of conditions on one node, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ RUN_SECONDS = 0.5
 
 
 class Node:
-    """A node's conditions, and what happens to them at a time. Cleared ones go to `cleared`, as the ledger has it."""
+    """The conditions of a node and the events that change them. Cleared conditions go to `cleared`, as in the
+    ledger."""
 
     def __init__(self) -> None:
         self.now = T0
@@ -67,7 +68,10 @@ class Node:
         repairs: Sequence[Repair] = (),
         after: float = 300.0,
     ) -> Node:
-        """One run of a check, `after` seconds from now. Its name: that of its findings, else of what stands."""
+        """Simulate one run of a check, `after` seconds from now.
+
+        The name of the check is `check`, or that of its findings, or that of the open conditions.
+        """
         self.now += after
         codes = [f.code for f in findings] or [c.code for c in self.conditions.values()] or ["none/"]
         name = check or codes[0].partition("/")[0]
@@ -80,7 +84,7 @@ class Node:
         return self
 
     def event(self, finding: Finding, after: float = 10.0, **changes: Any) -> KernelEvent:
-        """A kernel event on which a finding rests, absorbed when it happens."""
+        """Absorb a kernel event that causes the finding, at the time of the event."""
         self.now += after
         self.sequence += 1
         event = KernelEvent("xid", "79", GPU, self.now, boot_id=self.boot, last_time=self.now, sequence=self.sequence)

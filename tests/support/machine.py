@@ -1,6 +1,5 @@
-"""A whole DGX H100 as files below a folder, with a fake NVML and systemd: what every built-in check looks at, and the
-settings with which all of it is expected. Small: two network cards, one disk, one DIMM, four CPUs.
-"""
+"""A whole DGX H100 as files below a folder, with a fake NVML and systemd: everything that the built-in checks read,
+and settings that expect all of it. It is small: two network cards, one disk, one DIMM, four CPUs."""
 
 from __future__ import annotations
 
@@ -55,8 +54,10 @@ EXPECTED = {
 
 
 class System(FakeSystem):
-    """Free space by mount point (half of it, where nothing is said), and what statvfs fails with. Files below /dev are
-    device files of mode 0666."""
+    """A fake system: free space by mount point (half by default), and the errno of statvfs by mount point.
+
+    Files below /dev are device files of mode 0666.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
@@ -75,8 +76,10 @@ class System(FakeSystem):
 
 
 class Machine:
-    """The node as it is now: change its parts, then `now()` is a Host that sees them. `fake`: the fake machine whose
-    GPUs it has, so many of them; with a `device`, sysfs shows their PCI id."""
+    """The node as it is now: change its parts, then `now()` returns a Host that reads them.
+
+    fake: the fake machine with its GPUs, `count` of them. device: the PCI id of the GPUs in sysfs.
+    """
 
     def __init__(self, folder: Path, fake: str = "dgx-h100", count: int = len(GPUS), device: str = "") -> None:
         self.fake, self.addresses = fake, fake_pci_gpus(fake)[:count]
@@ -130,14 +133,14 @@ class Machine:
         return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
 
     def shown_units(self) -> str:
-        """What systemctl prints of them."""
+        """Return the output of systemctl for the units."""
         return "\n".join(
             f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
             f"SubState={state.split()[1]}\nJob={''.join(state.split()[2:])}\n"
             for unit, state in self.units.items()
         )
 
-    # its parts: called without arguments they are well
+    # Parts of the node. Without arguments, each method makes its part healthy.
 
     def gpus(self, text: str = "") -> None:
         lines = f'profile = "{self.fake}"\npci = {json.dumps(self.addresses)}\n{text}\n'

@@ -1,6 +1,6 @@
-"""A node that is made: its clocks, its GPUs, its kernel log, its Slurm; and on it the real daemon, whose worker answers
-in this process. Time goes by where the daemon waits and costs nothing: hours of a node are over in a second, and the
-same each time.
+"""A simulated node (clocks, GPUs, kernel log, Slurm) with the real daemon, whose worker runs in this process.
+
+Time passes only where the daemon waits and costs nothing: hours of a node take a second and are reproducible.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from healthd.nvidia.fake_nvml import open_fake
 
 NOW = 1_800_000_000.0
 BOOT = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
-ASKED_SECONDS = 0.05  # what the worker is asked takes so long, and each command of Slurm's
-MOST_TURNS = 400  # of the loop in which no time goes by: more is a daemon that never sleeps
+ASKED_SECONDS = 0.05  # duration of a request to the worker and of a Slurm command
+MOST_TURNS = 400  # turns of the loop without passing time; a daemon with more never sleeps
 ROOM_BYTES = 4 << 20
 
 
 class Killed(BaseException):
-    """kill -9: nothing of what the daemon would do next is done."""
+    """Raised in place of kill -9: the daemon executes nothing after it."""
 
 
 class Clock:
-    """One that can be set (`now`) and one that cannot."""
+    """A wall clock (`now`) that can be set, and a monotonic clock that cannot."""
 
     def __init__(self) -> None:
         self.seconds, self.offset = 1000.0, NOW - 1000.0
@@ -66,7 +66,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """A Slurm that does at once what it is told, with this node and 999 others, and without jobs."""
+    """A Slurm that executes commands at once, with this node and 999 others, and without jobs."""
 
     reason: str = "none"
     since: float = 0.0
@@ -90,9 +90,9 @@ class Slurm:
 
 
 class Ended:
-    """The process of a worker that is none: whenever somebody asks, it has ended."""
+    """The process of a worker that does not exist: it has always ended."""
 
-    pid = 1 << 30  # nobody's
+    pid = 1 << 30  # no such process
     returncode: int | None = 0
 
     def poll(self) -> int | None:
@@ -106,7 +106,7 @@ class Ended:
 
 
 class Killable(Daemon):
-    """`fuse`: after so many of its effects (a save, a request to the worker) it is killed."""
+    """A daemon that is killed after `fuse` effects (a save, a request to the worker)."""
 
     killed = False
     fuse = float("inf")
@@ -124,9 +124,11 @@ class Killable(Daemon):
 
 
 class Node:
-    """gpus      what NVML tells of those that are not well, by index: settings of the fake one
-    machine   the same of the whole machine
-    checks    the tables of those that run
+    """A simulated node.
+
+    gpus      fake NVML settings of GPUs with faults, by index
+    machine   fake NVML settings of the whole machine
+    checks    tables of the checks that run
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, checks: Mapping[str, dict[str, Any]]) -> None:
@@ -137,7 +139,7 @@ class Node:
         self.machine: dict[str, Any] = {}
         self.checks = dict(checks)
         self.scenario = folder / "gpus.toml"
-        self.until = float("inf")  # the daemon waits no longer
+        self.until = float("inf")  # time at which a wait of the daemon ends
         self._ends: list[socket.socket] = []
         self._built_in = registry.built_in_checks()
         gpus(self.root, self.addresses)
@@ -146,7 +148,7 @@ class Node:
         self.changed()
         for waits in (daemons, replies):
             monkeypatch.setattr(waits, "poll", self._poll)
-        monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power fails here
+        monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power failure here
         for asks in (driver, event_jobs):
             monkeypatch.setattr(asks, "Child", self._command)
         self.daemon = self.started()
@@ -156,31 +158,30 @@ class Node:
         for end in self._ends:
             end.close()
 
-    # --- what happens to it
+    # --- events
 
     def changed(self) -> None:
-        """NVML tells from its next opening on what is set here."""
+        """Write the settings of the fake NVML; NVML uses them after it is opened again."""
         tables = {"": {"profile": "dgx-h100", "pci": self.addresses, "start": NOW, **self.machine}}
         tables |= {f"[gpu.{index}]": table for index, table in sorted(self.gpus.items())}
         lines = [line for head, table in tables.items() for line in (head, *map(_toml, table.items()))]
         text = "\n".join(lines)
-        fake_scenario.parse(text)  # who mistypes a setting here shall know it
+        fake_scenario.parse(text)  # a mistyped setting fails here
         replace(self.folder / ".new", self.scenario, text.encode())
 
     def says(self, text: str) -> None:
-        """The kernel says a line."""
+        """Write a line to the kernel log."""
         at = datetime.fromtimestamp(self.clock.now(), timezone.utc).isoformat(timespec="microseconds")
         with self.log.open("a") as file:
             file.write(f"{at} n1 kernel: {text}\n")
 
     def hang_up(self) -> None:
-        """SIGHUP."""
         signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
 
-    # --- the daemon's life
+    # --- life of the daemon
 
     def started(self, folder: str = "") -> Killable:
-        """A daemon that begins, with its files in this folder below the node's."""
+        """Start a daemon with its files in this folder below the node's."""
         made = Killable(lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic)
         runner, save = made.client, made.store.save
         runner._start_process = self._begin_worker
@@ -193,7 +194,7 @@ class Node:
             return reply
 
         def steps() -> Reply | None:
-            reply = step()  # which may ask anew
+            reply = step()  # the step may send another request
             self._answer()
             return reply
 
@@ -208,7 +209,7 @@ class Node:
         return made
 
     def turn(self, most_seconds: float) -> None:
-        """One turn of the loop, which waits so long at most. A daemon that is killed in it is followed by another."""
+        """Run one turn of the loop with a wait of at most `most_seconds`. Replace the daemon if it is killed in it."""
         self.until = self.clock.seconds + most_seconds
         try:
             self.daemon.turn()
@@ -225,12 +226,12 @@ class Node:
             assert turns < MOST_TURNS, "it never sleeps"
 
     def kill(self) -> None:
-        """Another one begins in its place."""
+        """Kill the daemon and start another one."""
         self.daemon.killed, self.daemon.fuse = True, float("inf")
         self.daemon.opened.close()
         self.daemon = self.started()
 
-    # --- what it is made of
+    # --- internals
 
     def _settings(self, folder: Path) -> tuple[Loaded, dict[str, Check]]:
         checks = self._built_in
@@ -252,7 +253,7 @@ class Node:
         return resolve_settings(table, "test", {}, checks), checks
 
     def _poll(self, descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
-        """The daemon's wait: nothing can be read only after time went by."""
+        """The wait of the daemon: time passes only if no descriptor is ready."""
         ready = wakeup.poll(descriptors, 0.0)
         if not ready:
             self.clock.goes_on(min(seconds, self.until - self.clock.seconds))
@@ -271,10 +272,10 @@ class Node:
         return Ended()
 
     def _answer(self) -> None:
-        """What the worker was asked it answers, and time goes by."""
+        """Let the worker answer all requests; each takes COMMAND_SECONDS."""
         try:
             asked = self._ends[0].recv(ROOM_BYTES) if self._ends else b""
-        except (BlockingIOError, ConnectionResetError):  # nothing, or by who is gone
+        except (BlockingIOError, ConnectionResetError):  # no request, or its sender has ended
             return
         for line in asked.splitlines():
             self.clock.goes_on(ASKED_SECONDS)
@@ -286,7 +287,7 @@ class Node:
 
 
 class Answered:
-    """A command of Slurm's (host/child_process.py) that is over after a moment."""
+    """A Slurm command (host/child_process.py) that ends after COMMAND_SECONDS."""
 
     def __init__(self, answer: CommandResult, monotonic: Callable[[], float]) -> None:
         self._answer, self._monotonic = answer, monotonic

@@ -1,4 +1,4 @@
-"""What a test makes outside of its run's folder has the run's name, by which scripts/run_tests.py finds it."""
+"""Names for resources outside of the run's folder: scripts/run_tests.py finds leftovers by the name of the run."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ RUNS = [part for part in FOLDER.parts if part.startswith("hdt.")] or [FOLDER.nam
 
 
 def of_this_run(name: str) -> str:
-    """For a cgroup, or what makes one of its own name: "hdt.x2k_81ab.name"."""
+    """Return a name for a cgroup or a program that creates one: "hdt.x2k_81ab.name"."""
     return ".".join((*RUNS, name))

@@ -1,4 +1,4 @@
-"""Processes of another user, forked from the test: that user need not reach the interpreter nor the sources."""
+"""Processes of another user, forked from the test: that user needs no access to the interpreter or the sources."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a
 
 @contextmanager
 def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[int]:
-    """A process of this user that opens so many connections, says `line` on each, and holds the last 200. Gives what
-    is to be read from: "c" for each that was taken into the listener's queue."""
+    """Run a process of this user that opens connections, sends `line` on each and keeps the last 200 open.
+
+    Yield a descriptor that returns "c" for each connection that the listener's queue accepted.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,8 +48,10 @@ def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[
 
 
 def told_by(uid: int, tell: Callable[[int], None]) -> int:
-    """Another user's process: what `tell` writes to the descriptor that it gets is to be read from this one. It is no
-    child of this process: nobody here has to wait for its end."""
+    """Run `tell` as another user and return a descriptor of its output.
+
+    The process is not a child of this one, so no caller has to wait for its end.
+    """
     reading, writing = os.pipe()
     between = os.fork()
     if between:
@@ -63,13 +67,13 @@ def told_by(uid: int, tell: Callable[[int], None]) -> int:
 
 
 def as_user(uid: int, path: str, request: bytes) -> int:
-    """Ask as another user, in a process of its own; what comes back is to be read from this descriptor."""
+    """Send a request as another user, in another process, and return a descriptor of the answer."""
 
     def tell(writing: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(60)
             stream.connect(path)
-            with suppress(ConnectionError):  # turned away before it had asked: why, can be read all the same
+            with suppress(ConnectionError):  # the daemon may reject it first; its reason can still be read
                 stream.sendall(request)
             with suppress(ConnectionError):
                 while chunk := stream.recv(1 << 16):

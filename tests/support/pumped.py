@@ -1,4 +1,4 @@
-"""Texts that lead a regular expression to each of its repeats and then repeat there: where it may try again and again.
+"""Texts that make a regular expression reach each of its repeats and then repeat there, where it could backtrack.
 
 The tree of the pattern is Python's own (re._parser; sre_parse before 3.11).
 """
@@ -15,13 +15,13 @@ if sys.version_info >= (3, 11):
 else:
     import sre_parse as _parser
 
-CHARACTERS = "1a x-:.,(/_A0f\n\t"  # the first of each kind that a class admits is repeated
+CHARACTERS = "1a x-:.,(/_A0f\n\t"  # the first character of each kind that a class admits is repeated
 KINDS = (str.isdigit, str.isalpha, str.isspace, lambda character: not character.isalnum() and not character.isspace())
-END = "\0"  # what a repeat does not expect after itself
+END = "\0"  # a character that no repeat expects next
 
 
 def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
-    """Texts of `size` characters: for each repeat what leads to it, then what it repeats, then what does not belong."""
+    """Yield texts of `size` characters: for each repeat, its prefix, its repeated unit, and a character that fails."""
     seen = set()
     for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
         for unit in units:
@@ -31,7 +31,7 @@ def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
 
 
 def pumps_of_a_search(pattern: re.Pattern[str], size: int) -> Iterator[str]:
-    """The same for a pattern that may begin anywhere in a text: also what leads it on again and again."""
+    """Yield such texts for a pattern that may match anywhere in a text, with repeated prefixes as well."""
     seen = set()
     for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
         for unit in filter(None, units):
@@ -42,7 +42,7 @@ def pumps_of_a_search(pattern: re.Pattern[str], size: int) -> Iterator[str]:
 
 
 def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]]]:
-    """(what stands before a repeat, what it may repeat), for each repeat in a sequence of a pattern's tree."""
+    """Yield (prefix, repeatable units) for each repeat in a sequence of a pattern's tree."""
     for item in items:
         name, value = str(item[0]), item[1]
         if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
@@ -55,7 +55,7 @@ def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]
 
 
 def _inner(name: str, value: Any) -> list[Any]:
-    """The sequences in a node that is no repeat."""
+    """Return the sequences inside a node other than a repeat."""
     if name == "SUBPATTERN":
         return [value[3]]
     if name == "BRANCH":
@@ -66,7 +66,7 @@ def _inner(name: str, value: Any) -> list[Any]:
 
 
 def _units(items: Any) -> list[str]:
-    """What a repeat may repeat: for a class a character of each kind, else a sample of each branch."""
+    """Return units of a repeat: one character of each kind for a class, else a sample of each branch."""
     if len(items) == 1 and str(items[0][0]) in ("IN", "ANY", "NOT_LITERAL", "LITERAL"):
         admitted = _admitted(items[0])
         return [found for kind in KINDS if (found := next(filter(kind, admitted), ""))] or list(admitted[:1])
@@ -78,7 +78,7 @@ def _units(items: Any) -> list[str]:
 
 
 def _sample(items: Any) -> str:
-    """A short text that a sequence matches, its look-aheads left aside."""
+    """Return a short text that a sequence matches, ignoring its look-aheads."""
     text = ""
     for item in items:
         name, value = str(item[0]), item[1]
@@ -94,7 +94,7 @@ def _sample(items: Any) -> str:
 
 
 def _admitted(item: Any) -> str:
-    """Characters that one item matches, at least one."""
+    """Return at least one character that the item matches."""
     name, value = str(item[0]), item[1]
     if name == "LITERAL":
         return chr(value)
@@ -111,7 +111,7 @@ def _admitted(item: Any) -> str:
 
 
 def _is_in(character: str, one: Any) -> bool:
-    """Whether a character is of one member of a class."""
+    """Return True if the character matches one member of a class."""
     name, value = str(one[0]), one[1]
     if name == "LITERAL":
         return ord(character) == value

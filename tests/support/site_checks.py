@@ -1,4 +1,4 @@
-"""A site's own checks that use all that a check may declare: tests/data/site_checks."""
+"""Checks of a site that use everything a check may declare: tests/data/site_checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm's commands print (22.05.8, other versions where said), made for tests; and any text."""
+"""Output of Slurm's commands for tests (22.05.8 unless noted), and strategies for arbitrary text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 
 
 def columns(values: Sequence[str | bytes], of: tuple[tuple[str, int], ...]) -> bytes:
-    """Return a record as Slurm prints it: each value is cut and padded by bytes, whatever they are."""
+    """Return a record as Slurm prints it: each value is cut and padded by bytes, even inside a character."""
     row = b""
     for value, (_, width) in zip(values, of, strict=True):
         cell = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
@@ -22,7 +22,7 @@ def columns(values: Sequence[str | bytes], of: tuple[tuple[str, int], ...]) -> b
 
 
 def sinfo(state: str, reason: str | bytes = "none", since: float = NOW - 60, gres: str = "(null)") -> CommandResult:
-    """A node in one partition of two."""
+    """Return a node that is in one of two partitions."""
     stamp, user = ("Unknown", "Unknown") if reason == "none" else (f"{since:.0f}", "root(0)")
     elsewhere = columns(("full", "0", "n/a", "Unknown", "Unknown", "none", "(null)"), NODE_COLUMNS)
     return CommandResult(0, elsewhere + columns(("gpu", "1", state, stamp, user, reason, gres), NODE_COLUMNS))
@@ -49,7 +49,7 @@ def listpids(*jobs: str) -> CommandResult:
     return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}".encode())
 
 
-# Any characters, lone surrogates and NUL among them, and what reads like Slurm's own.
+# Arbitrary characters, including lone surrogates and NUL, and fragments of Slurm output.
 WORDS = st.sampled_from(
     [
         *(
@@ -83,9 +83,9 @@ WORDS = st.sampled_from(
 )
 ANY_TEXT = st.lists(WORDS | st.text(st.characters(codec=None), max_size=5), max_size=12).map("".join)
 
-# Any bytes at all, and any characters as bytes.
+# Arbitrary bytes, and arbitrary characters as bytes.
 ANY_BYTES = st.binary(max_size=300) | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass"))
-# What a person can type into a field of Slurm: any bytes but NUL.
+# Text that an operator can type into a field of Slurm: any bytes except NUL.
 TYPED = (st.binary(max_size=300) | st.text(st.characters(codec="utf-8"), max_size=300).map(str.encode)).map(
     lambda typed: typed.replace(b"\0", b"")
 )

@@ -1,5 +1,6 @@
-"""A real machine's answers, as `nvidia-smi -q -x` printed them, in a fake NVML: what NVML said on hardware nobody here
-has. The captures in tests/data/nvidia_smi name their sources in the first line.
+"""A fake NVML that answers as a real machine did, from the output of `nvidia-smi -q -x`.
+
+It covers hardware that the project does not own. The first line of each capture in tests/data/nvidia_smi is its source.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def address(card: ElementTree.Element) -> str:
 
 
 def word(card: ElementTree.Element, *paths: str) -> str | None:
-    """The text at the first of the paths that is there; None for N/A."""
+    """Return the text at the first path that exists; None for N/A."""
     for path in paths:
         found = card.findtext(path)
         if found is not None:
@@ -53,7 +54,7 @@ def word(card: ElementTree.Element, *paths: str) -> str | None:
 
 
 def number(card: ElementTree.Element, *paths: str) -> int | None:
-    """ "16x", "29 C", "700.00 W"."""
+    """Return the leading number of "16x", "29 C" or "700.00 W"."""
     found = word(card, *paths)
     match = re.match(r"-?[0-9]+", found or "")
     return int(match[0]) if match else None
@@ -127,7 +128,7 @@ def gpu(card: ElementTree.Element) -> Gpu:
 
 
 def errors(card: ElementTree.Element) -> dict[str, Any]:
-    """The ECC counters, in the words of Ampere and later or in those of before."""
+    """Return the ECC counters from the elements of Ampere and later, or from the older ones."""
     counts: dict[str, Any] = {}
     for counter in ("volatile", "aggregate"):
         at = card.find(f"ecc_errors/{counter}")

@@ -1,4 +1,4 @@
-"""Compare DuckDB with Spark: every question, every answer and each query and table of the answers, on small stores.
+"""Compare DuckDB with Spark: every query, every answer, and each table of the answers, on small stores.
 
 scripts/test_spark.sh runs it in an environment with healthd[fleet,spark] and Java.
 Exit status: 0 the engines agree; 1 they differ, or a query of an answer returned no row; 75 Spark does not start here.
@@ -48,14 +48,14 @@ from healthd.fleet.queries import Value  # noqa: E402
 from healthd.fleet.store import open_for_reading  # noqa: E402
 from healthd.fleet.tables import TABLES  # noqa: E402
 
-# To compile a plan takes longer than to walk through it, on so few rows.
+# For so few rows, compiling a plan takes longer than interpreting it.
 QUICKLY = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
 DIFFER, NOT_HERE = 1, 75  # EX_TEMPFAIL of sysexits.h
-# Of each kind that the lint lets pass and no question of ours uses.
+# Each SQL construct that the lint allows and no built-in query uses.
 OF_A_SITE = """
 -- Words and numbers that engines like to treat in their own ways.
 SELECT
@@ -74,16 +74,16 @@ WHERE numbers.n < 2 AND jobs.state NOT IN ('RUNNING')
 
 
 def digest(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Of an answer, whatever the order of its rows; a fraction counts to nine digits."""
+    """Return a digest of an answer that ignores the order of rows and rounds fractions to nine digits."""
     lines = sorted(repr([f"{value:.9g}" if isinstance(value, float) else value for value in row]) for row in rows)
     return hashlib.sha256("\n".join([repr(list(columns)), *lines]).encode()).hexdigest()[:12]
 
 
 class Recorded(Study):
-    """A study that records which queries were run.
+    """A study that records which queries ran.
 
-    digests   name of a query, and how many times it ran before -> digest of its columns and rows
-    rows      name of a query -> number of rows of all its runs
+    digests   query name and number of its run -> digest of its columns and rows
+    rows      query name -> number of rows of all its runs
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, chosen: Choice | None) -> None:
@@ -101,7 +101,7 @@ class Recorded(Study):
 
 
 class Tables:
-    """A database that records the names of the tables that were computed there."""
+    """A database that records the names of its computed tables."""
 
     def __init__(self, database: Database) -> None:
         self.database, self.names = database, set[str]()
@@ -136,7 +136,7 @@ COMPARE = "compare"
 
 
 class Result(NamedTuple):
-    """What one engine computed for one store and choice.
+    """The results of one engine for one store and filter.
 
     digests   answer, query or table -> digest
     rows      query or table -> number of rows
@@ -147,12 +147,12 @@ class Result(NamedTuple):
 
 
 def computed(open_database: Callable[[], AbstractContextManager[Database]], chosen: Choice | None) -> Result:
-    """Compute every answer, and digest each document, each query and each table."""
+    """Compute every answer and return digests of each document, query and table."""
     found = Result({}, Counter())
     middle = (BEGIN + END) // 2
     sides: list[compare.Side] = []
     studies = [("whole", BEGIN, END)]
-    if chosen is None:  # the queries of compare have no further form with a choice
+    if chosen is None:  # a filter does not change the queries of `compare`
         studies += [("A", BEGIN, middle), ("B", middle, END)]
     for name, begin, end in studies:
         with open_database() as database:
@@ -175,7 +175,8 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
 
 
 def document_of(answer: Callable[[Study], Any], study: Study) -> str:
-    """Return a digest of an answer's document, or why the store has none. A fraction counts to nine digits."""
+    """Return a digest of an answer's document, or the reason why the store has none. Fractions are rounded to nine
+    digits."""
     try:
         return _digest(answer(study))
     except Unanswerable as error:
@@ -195,13 +196,13 @@ def _rounded(value: Any) -> Any:
 
 
 def without_rows(results: Iterable[Result]) -> list[str]:
-    """Return the queries of the answers that returned no row in any of these results: nothing was compared there."""
+    """Return the queries of the answers that returned no row in any result, so that nothing was compared."""
     rows = sum((result.rows for result in results), Counter[str]())
     return sorted(name for name in set(queries.answer_queries()) - set(queries.builtin_queries()) if not rows[name])
 
 
 def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
-    """Yield name and files of an empty store, and of one with a history, as an ingest leaves it."""
+    """Yield name and files of an empty store and of a store with a history."""
     yield "empty", {}
     rows = {table: [tuple(line.values()) for line in lines] for table, lines in complete(Random(0)).items() if lines}
     with open_for_reading(str(made(folder / "db", rows))) as snapshot:
@@ -209,7 +210,7 @@ def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The questions of which two engines' digests are not the same."""
+    """Return the names whose digests differ between two engines."""
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
@@ -225,7 +226,7 @@ def spark_of(session: Any, files: engine.Files) -> Iterator[Database]:
 
 
 def compare_questions(session: Any, store: str, files: engine.Files) -> list[str]:
-    """Ask every question of both engines. Return the names of those that differ."""
+    """Run every query on both engines. Return the names of the queries that differ."""
     there = queries.builtin_queries()
     there["of_a_site"] = queries.parse_query("of_a_site", "of_a_site", OF_A_SITE)
     asked = engine.QueryParameters(BEGIN, END, queries.resolve_parameters(there.values(), {}))

@@ -1,4 +1,4 @@
-"""Which tests began and which ended, in a file of the run (scripts/run_tests.py), for when its time is over."""
+"""Records the start and end of each test in a file of the run (scripts/run_tests.py), to report after a timeout."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 def _note(line: str) -> None:
     run = os.environ.get("HEALTHD_TEST_RUN")
-    if run and "PYTEST_XDIST_WORKER" not in os.environ:  # xdist tells the process that hands out the tests
+    if run and "PYTEST_XDIST_WORKER" not in os.environ:  # xdist forwards to the main process
         with open(Path(run) / "running", "a") as file:
             file.write(line)

@@ -1,4 +1,4 @@
-"""What answers `{"command": "status"}` on a control socket with a document that a test chooses."""
+"""A server that answers `{"command": "status"}` on a control socket with a document of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.test_json_doc import STATUS_DOCUMENT
 
 
 class StatusDaemon:
-    """`document` is what it says; a test may change it meanwhile. `asked`: how often it was."""
+    """`document` is the answer and may change at any time. `asked` counts the requests."""
 
     def __init__(self, runtime_dir: Path, **changes: Any) -> None:
         self.document: dict[str, Any] = {**copy.deepcopy(STATUS_DOCUMENT), **changes}
@@ -46,7 +46,7 @@ class StatusDaemon:
                 stream, _ = self._listener.accept()
             except OSError:
                 return
-            with stream, suppress(OSError):  # who asked may be gone
+            with stream, suppress(OSError):  # the client may have disconnected
                 stream.recv(4096)
                 self.asked += 1
                 stream.sendall(json.dumps({"status": self.document}).encode() + b"\n")

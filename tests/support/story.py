@@ -1,6 +1,7 @@
-"""One node's life with one check, through the real rules: what it finds becomes conditions, a verdict and a decision,
-and Slurm does at once what was decided. For the stories of the catalogue: a fault under load, the drain, the load that
-goes away, the repair.
+"""The life of one node with one check: its findings become conditions, a verdict and a decision by the real rules.
+
+Slurm does at once what healthd decides. Used by the stories of the catalogue: a fault under load, the drain, the end of
+the load, the repair.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from healthd.common.model import (
 from healthd.host.host import Host
 from healthd.nvidia.nvml import NvmlError
 
-RUN_SECONDS = 0.25  # from a run's beginning, whose moment its check is told, to its end, when it is judged
+RUN_SECONDS = 0.25  # from the start of a run, which the check uses as time, to its end, when it is evaluated
 
 
 class Story:
-    """A node that runs jobs until it is drained. `look` is one run of the check, 5 minutes after the last one.
+    """A node that runs jobs until it is drained. `run_check` is one run of the check, 5 minutes after the last one.
 
-    drained    Slurm gives it no more jobs: a drain has no running jobs from the next look on, so no load
+    drained    a drain ends the jobs by the next run, so there is no load
     requeued   the last drain also requeued the jobs
-    held       the words of an operator who drained it, "" = nobody did
-    inventory  what this node has
+    held       the reason of an operator's drain, "" if there is none
+    inventory  the hardware of this node
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class Story:
 
     @property
     def codes(self) -> list[str]:
-        """Of what stands and counts, sorted."""
+        """Return the sorted codes of the open conditions."""
         return sorted(c.code for c in self.conditions.values() if c.state is ConditionState.OPEN)
 
     def look(self, host: Host, minutes: float = 5.0) -> Story:
-        """Time goes by, the check runs, and what follows happens. Raises what the check raises, after that."""
+        """Advance time, run the check and apply the results. Exceptions of the check are raised after that."""
         self.wait(minutes)
         given: list[Any] = []
         try:
@@ -117,7 +118,7 @@ class Story:
         return self._decide()
 
     def hang(self, silent_seconds: float, minutes: float = 5.0) -> Story:
-        """Time goes by, the check runs and does not come back; by now it has been silent for so long."""
+        """Advance time with a check that has not answered for `silent_seconds`."""
         self.wait(minutes)
         self._absorb(Outcome.TIMED_OUT, list(self.check.overdue(self.config, silent_seconds)))
         return self._decide()
@@ -134,7 +135,7 @@ class Story:
         return self
 
     def hear(self, event: KernelEvent, node: Inventory | None = None) -> Story:
-        """A kernel event now, for a check that listens. `node`: what this node has by then."""
+        """Apply a kernel event now. `node`: the inventory at that time."""
         self.now += 1.0
         event = replace(event, time=self.now, last_time=self.now, boot_id=self.boot_id)
         known = replace(self.ledger, inventory=node or self.inventory)
@@ -144,13 +145,14 @@ class Story:
         return self._decide()
 
     def says(self, *lines: str, node: Inventory | None = None) -> Story:
-        """The kernel's lines, each of which is an event."""
+        """Log these kernel lines; each must be an event."""
         for line in lines:
             self.hear(event(line), node)
         return self
 
     def wait(self, minutes: float) -> Story:
-        """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
+        """Advance time without a run. A drained node has no load, so windows do not advance unless a repair was
+        recorded."""
         self.now += minutes * 60
         self.conditions = endings.after_quiet_time(
             self.conditions, minutes * 60, not (self.drained or self.held), self.now
@@ -164,13 +166,13 @@ class Story:
         return self._decide()
 
     def reset(self, subject: str) -> Story:
-        """A GPU was reset, and a check saw the evidence of it."""
+        """Record a GPU reset with its evidence."""
         repair = Repair(Clears.GPU_RESET, subject, "its counters fell", before=self.now)
         self.conditions = endings.after_repairs(self.conditions, [repair], self.now)
         return self._decide()
 
     def repaired(self, code: str, subject: str | None = None) -> Story:
-        """An engineer says so: `healthd repaired CODE [PART]`."""
+        """Apply `healthd repaired CODE [PART]` of an operator."""
         for known in self.conditions.values():
             if known.code == code and subject in (None, known.subject):
                 self.past = without_growth(self.past, known.subject)
@@ -178,12 +180,12 @@ class Story:
         return self._decide()
 
     def pause(self, minutes: float) -> Story:
-        """`healthd pause` for so long."""
+        """Apply `healthd pause`."""
         self.paused_until = self.now + minutes * 60
         return self
 
     def hold(self, words: str) -> Story:
-        """An operator drains the node, or resumes it ("")."""
+        """Drain the node as an operator, or resume it ("")."""
         self.held = words
         return self._decide()
 
@@ -206,10 +208,10 @@ class Story:
 
 
 class Node:
-    """Several checks that look at one node in the same rounds. What each finds is judged and drained for by itself.
+    """Several checks that run on one node in the same rounds. Each is evaluated and drained for independently.
 
-    seen     codes of all that ever counted, as a warning at least
-    failed   names of the checks that could not look in the last round
+    seen     codes of all conditions that were ever open with WARNING or above
+    failed   names of the checks that failed in the last round
     """
 
     def __init__(self, stories: Iterable[Story]) -> None:
@@ -243,7 +245,7 @@ class Node:
         return self
 
     def each(self, what: Callable[[Story], Any]) -> Node:
-        """Something that is no look happens: each(Story.reboot), each(lambda story: story.pause(30))."""
+        """Apply an action to every story: apply_to_each(Story.reboot), apply_to_each(lambda story: story.pause(30))."""
         for story in self.stories:
             what(story)
         return self._note()

@@ -1,4 +1,4 @@
-"""Made streams of operations, and the records that a job would write of them."""
+"""Simulated streams of collective operations, and the records that a job would write about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Calls = list[tuple[str, float]]
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _STAGE = ["recv", *[GATHER, SCATTER] * 6, "send"], ["recv", *[GATHER, SCATTER, GATHER] * 6, "send"]
-# An iteration, of which most is a loop.
+# Iterations that consist mostly of loops.
 NESTED = {
     "layers of fully sharded data parallel": [GATHER, GATHER, SCATTER] * 48 + [REDUCE],
     "fully sharded, forward and then back": [GATHER] * 64 + [GATHER, SCATTER] * 64 + [REDUCE],
@@ -34,7 +34,7 @@ def calls(
     seed: int = 1,
     log_every: int = 0,
 ) -> tuple[Calls, list[float]]:
-    """(operation, time) of a rank, and how long its iterations took."""
+    """Return (operation, time) pairs of a rank, and the durations of its iterations."""
     chance = random.Random(seed)
     time, made, took = 1_758_610_505.0, list[tuple[str, float]](), list[float]()
     for _ in range(prefix):
@@ -58,7 +58,10 @@ def calls(
 def inspector_lines(
     rank: int, ranks: int, collectives: Sequence[tuple[str, float, float]], verbose: bool = True
 ) -> str:
-    """As NVIDIA/nccl, ext-profiler/inspector/README.md (v4.1) has it. collectives: operation, began, took, in s."""
+    """Return lines in the format of NVIDIA/nccl, ext-profiler/inspector/README.md (v4.1).
+
+    collectives: operation, start and duration in s.
+    """
     lines = []
     for number, (name, began, took) in enumerate(collectives):
         told = {
@@ -84,8 +87,10 @@ def inspector_lines(
 
 
 def gang(ranks: int, iterations: int, slow: int = -1, slow_from: int = 0) -> list[list[tuple[str, float, float]]]:
-    """Of each rank its collectives: operation, began, took. One rank computes 40 % longer from an iteration on; the
-    others wait for it within the collective."""
+    """Return the collectives of each rank: operation, start, duration.
+
+    One rank computes 40 % longer from iteration `slow_from` on; the others wait for it within the collective.
+    """
     chance = random.Random(3)
     begin = 1_758_610_505.0
     made: list[list[tuple[str, float, float]]] = [[] for _ in range(ranks)]

@@ -16,7 +16,7 @@ ROOT = SOURCE.parents[1]
 
 
 def build(directory: Path, minimal: bool = False) -> Path:
-    """Compile the stub once into a directory of its own under `directory`; returns that directory."""
+    """Compile the stub once into its own directory under `directory` and return that directory."""
     place = directory / ("stub-minimal" if minimal else "stub")
     place.mkdir(parents=True, exist_ok=True)
     if not (place / NAME).exists():
@@ -27,7 +27,7 @@ def build(directory: Path, minimal: bool = False) -> Path:
 
 
 def environment(directory: Path, minimal: bool = False, **settings: str) -> dict[str, str]:
-    """The environment of a process that finds the stub, with STUB_* settings (see stub_nvml.c)."""
+    """Return the environment of a process that finds the stub, with STUB_* settings (see stub_nvml.c)."""
     paths = {
         "LD_LIBRARY_PATH": _prepended("LD_LIBRARY_PATH", build(directory, minimal)),
         "PYTHONPATH": _prepended("PYTHONPATH", ROOT),

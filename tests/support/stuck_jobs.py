@@ -1,8 +1,8 @@
-"""Made jobs that are stuck: who is in which group, what each enters in which order, and a rank that stops.
+"""Simulated stuck jobs: the groups of ranks, the order of their operations, and a rank that stops.
 
-A tiny simulation of collectives. Each rank enters its operations in the job's order, at most `ahead` of the first that
-is not done; a collective is done when all of its ranks have come to it on their GPUs, one after another. A rank stops
-in its program (it enters nothing more) or on its GPU (what it entered is never done for it).
+A tiny simulation of collectives. Each rank enters its operations in the job's order, at most `ahead` beyond its first
+unfinished one. A collective is done when all of its ranks have reached it on their GPUs. A rank stops in its program
+(it enters no more operations) or on its GPU (its entered operations never finish).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ NAMES = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast", 
 
 @dataclass
 class Job:
-    """groups: global ranks. program: (group, kind) in the order of all ranks. stops: rank -> after how many of its
-    operations its program enters no more."""
+    """groups: global ranks. program: (group, kind) in the common order.
+
+    stops: rank -> number of operations after which its program enters no more.
+    """
 
     groups: list[tuple[int, ...]]
     program: list[tuple[int, int]]
@@ -34,7 +36,7 @@ class Job:
 
 @dataclass
 class State:
-    """entered, done: how many of its operations (rank -> of its own program). mine: rank -> places in the program."""
+    """entered, done: rank -> number of its operations. mine: rank -> positions of its operations in the program."""
 
     mine: dict[int, list[int]]
     entered: dict[int, int]
@@ -42,7 +44,7 @@ class State:
 
 
 def run(job: Job) -> State:
-    """Until nothing moves any more."""
+    """Simulate until there is no more progress."""
     mine = {rank: [at for at, (group, _) in enumerate(job.program) if rank in job.groups[group]] for rank in job.ranks}
     state = State(mine, dict.fromkeys(job.ranks, 0), dict.fromkeys(job.ranks, 0))
     moved = True
@@ -64,7 +66,7 @@ def run(job: Job) -> State:
 
 
 def waits(job: Job, state: State) -> set[int]:
-    """The ranks that wait: they entered what is not done."""
+    """Return the ranks that entered an operation that is not done."""
     return {rank for rank in job.ranks if state.done[rank] < state.entered[rank]}
 
 
@@ -79,8 +81,11 @@ def dumps(
     late: dict[int, int] | None = None,
     started: Collection[int] = (),
 ) -> dict[int, dict[str, Any]]:
-    """rank -> its dump. buffer: how many entries it keeps. late: rank -> of how many done ones it never learned.
-    started: ranks whose GPU came to what they wait in."""
+    """Return rank -> its flight recorder dump.
+
+    buffer: number of entries it keeps. late: rank -> number of finished operations that it does not know of.
+    started: ranks whose GPU started the operation in which they wait.
+    """
     found = {}
     for rank in job.ranks:
         counts: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Run the SQL of an answer over tables of a few rows, which stand in for all that it reads."""
+"""Run the SQL of an answer on tables of a few rows that replace all its inputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KINDS = {bool: BOOLEAN, int: BIGINT, float: DOUBLE, str: TEXT}
 def query(name: str, row: Any, asked: Mapping[str, Any] | None = None, **tables: Rows) -> list[Any]:
     """Return the rows of sql/answers/NAME.sql as `row`, a NamedTuple.
 
-    asked: from_time, to_time (default: 0 to 1000) and parameters. tables: every table that the SQL reads; a table of
-    the store may leave out columns, which are NULL, and may be empty.
+    asked: from_time, to_time (default: 0 to 1000) and parameters. tables: every table that the SQL reads. A table of
+    the store may lack columns, which are NULL, and may be empty.
     """
     question = queries.answer_queries()[name]
     assert set(tables) == lint.table_names(question.sql) - {"parameters", "numbers"}, (
-        "give the tables that the SQL reads"
+        "pass exactly the tables that the SQL reads"
     )
     with duckdb.connect() as connection:
         one = {"from_time": 0, "to_time": 1000, **question.parameters, **(asked or {})}
@@ -51,7 +51,7 @@ def _select(table: str, rows: Rows) -> str:
 
 
 def _kind(name: str, values: Sequence[Any]) -> str:
-    """Return the type of the values; of NULLs alone that of a column of the store with this name."""
+    """Return the type of the values; for NULLs only, the type of a column of the store with this name."""
     known = (kind for table in TABLES.values() for column, kind in table.columns.items() if column == name)
     return next((_KINDS[type(value)] for value in values if value is not None), next(known, BIGINT))
 

@@ -24,7 +24,7 @@ AER_NAMES = {
 
 
 class FakeSystem(Tree):
-    """A tree that also has a clock, and programs: argv -> what it gives; a TimeoutError or OSError is raised."""
+    """A tree with a clock and programs: argv -> result; a TimeoutError or OSError is raised."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FakeSystem(Tree):
 
 
 class Refusing(Tree):
-    """A tree in which some files cannot be read: path -> errno. Drivers answer EINVAL for what they do not tell."""
+    """A tree in which some files cannot be read: path -> errno. Drivers return EINVAL for unsupported values."""
 
     def __init__(self, root: Path, refused: Mapping[str, int]) -> None:
         super().__init__(str(root))
@@ -64,8 +64,10 @@ class Refusing(Tree):
 
 
 def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
-    """Write files (absolute paths as on the node) below root, each at one stroke; a Host on it. Twice the same path:
-    the new text."""
+    """Write files (absolute paths as on the node) below root, each atomically, and return a Host on root.
+
+    An existing file is replaced.
+    """
     for path, text in files.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,35 +76,35 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
 
 
 def replace(beside: Path, file: Path, text: bytes) -> None:
-    """A daemon that reads it meanwhile sees the old text or the new one."""
+    """Replace a file atomically, so that a daemon reads either the old text or the new one."""
     beside.write_bytes(text)
     beside.replace(file)
 
 
 def plain_machine(root: Path) -> Host:
-    """Linux with nothing in it that a check could judge: one process, one disk."""
+    """Return a Linux without anything that a check could evaluate: one process, one disk."""
     mounts = "22 1 8:2 / / rw - ext4 /dev/sda2 rw\n"
     return write(root, {"/proc/self/mountinfo": mounts, "/proc/1/stat": f"1 (init) S 0 {'0 ' * 48}\n"})
 
 
 def captured(name: str) -> str:
-    """A file of tests/data without its first line, which names the source."""
+    """Return a file of tests/data without its first line, which names the source."""
     return (DATA / name).read_text("utf-8").partition("\n")[2]
 
 
 def flat(name: str) -> dict[str, str]:
-    """path -> text, from lines of path<TAB>text."""
+    """Return path -> text, from lines of path<TAB>text."""
     return dict(line.split("\t") for line in captured(name).splitlines())
 
 
 def aer(kind: str, **counts: int) -> str:
-    """An aer_dev_* file: all zero but `counts`, whose sum is the total."""
+    """Return an aer_dev_* file with zeros except for `counts`, whose sum is the total."""
     *names, total = AER_NAMES[kind].split()
     return "".join(f"{name} {counts.get(name, 0)}\n" for name in names) + f"{total} {sum(counts.values())}\n"
 
 
 def pci_device(root: Path, pci: str, pci_class: str, above: str = "", vendor: str = "0x10de", **files: str) -> None:
-    """A device below the port `above` (made too if it is not there), with its link in /sys/bus/pci/devices."""
+    """Add a device below the port `above` (created if missing), with its link in /sys/bus/pci/devices."""
     bus = root / PCI.lstrip("/")
     bus.mkdir(parents=True, exist_ok=True)
     if above and not (bus / above).exists():
@@ -117,7 +119,7 @@ def pci_device(root: Path, pci: str, pci_class: str, above: str = "", vendor: st
 
 
 def gpus(root: Path, addresses: list[str], **files: str) -> Host:
-    """NVIDIA GPUs that are well: bound to their driver, 16 lanes."""
+    """Add healthy NVIDIA GPUs: bound to their driver, 16 lanes."""
     for pci in addresses:
         pci_device(
             root, pci, "0x030200", **{"revision": "0xa1", "current_link_width": "16", "power_state": "D0", **files}

@@ -1,4 +1,4 @@
-"""What does not happen at once."""
+"""Waiting for conditions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(reached: Callable[[], object], what: str = "it happens", seconds: float = 120.0) -> None:
-    """Wait until it is reached. `what`: said of what was not."""
+    """Wait until `reached` returns true. `what` names the condition in the error."""
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"

@@ -1,6 +1,6 @@
-"""Runs each command of an installed healthd once, in a folder of its own, and says what is wrong: nothing.
+"""Run each command of an installed healthd once, in a temporary folder, and print the mistakes.
 
-python tests/support/wheel_commands.py ENVIRONMENT     ENVIRONMENT/bin/healthd is what runs
+python tests/support/wheel_commands.py ENVIRONMENT     runs ENVIRONMENT/bin/healthd
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NODE = ("--root", "tree", "--fake-nvml", "dgx-h100", "--profile", "none", "--bas
 DAEMON = ("--runtime-dir", "run")
 XID = "Jun  1 12:00:00 n1 kernel: NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
 
-# In this order, beside a daemon. command -> (its arguments, its exit status). That of `run` is told at its end.
+# command -> (arguments, exit status), in this order, while a daemon runs. The exit status of `run` is that at its end.
 COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "run": ((*NODE, *DAEMON, "--state-dir", "state", "--kernel-log", "log", "--listen", "off", "--interval", "1"), 0),
     "status": (DAEMON, 2),
@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "hook healthcheck": (DAEMON, 0),
     "check": (("gpu_count", "gpu_ecc", *NODE), 0),
     "record": (("node.rec", "gpu_count", *NODE), 0),
-    "doctor": ((*NODE, *DAEMON), 2),  # that tree has no /dev/kmsg
+    "doctor": ((*NODE, *DAEMON), 2),  # the tree has no /dev/kmsg
     "baseline": (("--write", "--force", *NODE), 0),
     "config check": (("healthd.toml",), 0),
     "config show": (NODE, 0),
@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "list": ((), 0),
     "completion": (("bash",), 3),  # the extra is not installed
     "failslow": (("steps.csv",), 0),
-    "failslow period": (("steps.csv",), 3),  # it has no operations
+    "failslow period": (("steps.csv",), 3),  # the file has no operations
     "failslow plan": (("steps.csv", "--gpus", "8"), 0),
     "failslow split": (("--micro-batches", "8", "--times", "1.0,1.3"), 0),
     "validate": (("--plan", "8"), 0),
@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "fleet ingest": (("--out", "db", "--tickets", "none.csv"), 3),  # the extra is not installed
     "fleet prune": (("--db", "db", "--before", "2026-01-01"), 3),
     "fleet query": ((), 0),
-    "fleet status": (("--prometheus", "http://127.0.0.1:9"), 3),  # nobody listens there
+    "fleet status": (("--prometheus", "http://127.0.0.1:9"), 3),  # no server listens there
     "fleet states": (("--db", "db"), 3),
     "fleet goodput": (("--db", "db"), 3),
     "fleet availability": (("--db", "db"), 3),
@@ -69,7 +69,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 def wrong(environment: Path) -> Iterator[str]:
-    """A sentence for each command that is not tried here or does not end as it should."""
+    """Yield a message for each command that is not tried here or has an unexpected result."""
     names = "from healthd.cli.main import FAMILIES; print(*FAMILIES, sep=chr(10))"
     python, healthd = (str(environment / "bin" / name) for name in ("python", "healthd"))
     with tempfile.TemporaryDirectory(prefix="healthd.") as folder:
@@ -101,7 +101,7 @@ def wrong(environment: Path) -> Iterator[str]:
 
 
 def _make_node(folder: Path) -> None:
-    """A machine with nothing in it but what is made up."""
+    """Create a machine with made-up files only."""
     (folder / "tree/proc/1").mkdir(parents=True)
     (folder / "tree/proc/self").mkdir()
     (folder / "tree/proc/1/stat").write_text(f"1 (init) S 0 {'0 ' * 48}\n")

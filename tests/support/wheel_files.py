@@ -1,4 +1,4 @@
-"""What a wheel of healthd holds: what lies in the package's folder, what a node is set up from, and what pip needs.
+"""The expected content of a healthd wheel: the package, the files that set up a node, and the metadata of pip.
 
 .venv/bin/python tests/support/wheel_files.py dist/healthd-0.1.0-py3-none-any.whl     compares it with this checkout
 """
@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 1_550_000
-# File or folder of the tree -> where it is below PREFIX of `pip install` (docs/deploy.md, docs/prolog-epilog.md).
+# File or folder of the tree -> its place below PREFIX of `pip install` (docs/deploy.md, docs/prolog-epilog.md).
 SHARE = {
     "man/healthd.toml.5": "share/man/man5/healthd.toml.5",
     "man/healthd.8": "share/man/man8/healthd.8",
@@ -29,19 +29,19 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", 
 
 
 def strangers(wheel: Path, tree: Path = ROOT) -> list[str]:
-    """What is wrong with a wheel that was built from `tree`, a sentence each: nothing."""
+    """Return a message for each difference between a wheel and `tree`, from which it was built."""
     wanted, found, size = dict(_of(tree)), dict(_in(wheel)), wheel.stat().st_size
     other = [name for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
     return [
         *(f"not in the wheel: {name}" for name in sorted(wanted.keys() - found.keys())),
-        *(f"a stranger in the wheel: {name}" for name in sorted(found.keys() - wanted.keys())),
-        *(f"not as in the tree: {name}" for name in sorted(other)),
+        *(f"unexpected in the wheel: {name}" for name in sorted(found.keys() - wanted.keys())),
+        *(f"differs from the tree: {name}" for name in sorted(other)),
         *([f"{size} bytes, above {LIMIT_BYTES}"] if size > LIMIT_BYTES else []),
     ]
 
 
 def _of(tree: Path) -> Iterator[tuple[str, bytes | None]]:
-    """(name in the wheel, content). The package with what its symbolic links lead to, but for what Python compiled."""
+    """Yield (name in the wheel, content) of the package, following symbolic links and without compiled files."""
     for path in _files(tree / "healthd"):
         if "__pycache__" not in path.parts:
             yield str(path.relative_to(tree)), path.read_bytes()
@@ -53,7 +53,8 @@ def _of(tree: Path) -> Iterator[tuple[str, bytes | None]]:
 
 
 def _in(wheel: Path) -> Iterator[tuple[str, bytes | None]]:
-    """The same of a wheel: "healthd-0.1.0.data/data/share/..." is "data/share/...", metadata is its name alone."""
+    """Yield the same for a wheel: "healthd-0.1.0.data/data/share/..." is "data/share/..."; metadata has its base
+    name only."""
     with ZipFile(wheel) as archive:
         for name in archive.namelist():
             top, _, below = name.partition("/")

@@ -1,4 +1,4 @@
-"""Whether the leaf switch of each rail answers. Uses all that a check may declare, but what swap.py uses."""
+"""Check that the leaf switch of each rail answers. It uses everything a check may declare, except for swap.py's."""
 
 import time
 from collections.abc import Iterator
@@ -25,8 +25,11 @@ HOLDS_RESUME = False
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """file        what the switch's agent writes
-    max_errors  more than these within an hour warn"""
+    """Settings.
+
+    file        output of the switch's agent
+    max_errors  more errors than this within an hour warn
+    """
 
     file: str = "/leaf"
     max_errors: int = 10
@@ -38,7 +41,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair]:
-    while host.exists("/leaf-hangs"):  # it hangs until its test is over
+    while host.exists("/leaf-hangs"):  # it hangs until the test removes the file
         time.sleep(0.05)
     state, errors = (host.read(config.file) or "").split()
     reading = Observation("leaf_errors_total", float(errors), ObservationKind.COUNTER, (("rail", config.name),))

@@ -1,4 +1,4 @@
-"""Whether an idle node swaps, or has a GPU that does not answer."""
+"""Check whether an idle node swaps, or has a GPU that does not answer."""
 
 from healthd.api import CheckConfig, Clears, Explain, Finding, History, Host, NvmlError, NvmlErrorKind, Severity
 

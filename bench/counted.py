@@ -32,7 +32,7 @@ def time_slices(pid: int) -> int:
 
 def tree_pss(daemon: Healthd) -> float:
     """MiB of the daemon and its worker."""
-    return sum(pss(pid) for pid in (daemon_pid(daemon), daemon.worker()))
+    return sum(pss(pid) for pid in (daemon_pid(daemon), daemon.worker_pid()))
 
 
 def pss(pid: int) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import node_tree
 from counted import wait_for_text
 from figure import Figure
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from slurm_cluster import SlurmCluster
 
 DRAINS = 100
@@ -82,11 +82,11 @@ def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, conf
                 pci = node_tree.GPUS[number % len(node_tree.GPUS)]
                 place = log.stat().st_size
                 began = time.perf_counter()
-                write(daemon, xid(79, pci=pci.rpartition(".")[0]))
+                write(daemon, xid_line(79, pci=pci.rpartition(".")[0]))
                 wait_for_text(log, place, f"reason set to: healthd: gpu_xid/79 {pci}".encode())
                 taken.append((time.perf_counter() - began) * 1000)
                 cluster.wait_state("n1", "DRAIN", reason=f"healthd: gpu_xid/79 {pci}")
-                daemon.ask(command="repaired", code="gpu_xid/79", part=pci)
+                daemon.request(command="repaired", code="gpu_xid/79", part=pci)
                 cluster.wait_state("n1", "IDLE", without=("DRAIN",))
     return [
         Figure(f"kernel line ({source}) to the drain in slurmctld", "ms", taken, aim=250),

@@ -13,7 +13,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests/support")]
 
-from trees import PCI, aer, pci_device, write  # noqa: E402
+from trees import PCI, add_pci_device, aer_file, write  # noqa: E402
 
 GPUS = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
 NICS = tuple(f"0000:{bus}:00.0" for bus in ("18", "29", "40", "4f", "5e", "82", "9a", "aa", "c0", "ce"))
@@ -53,20 +53,23 @@ def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), proce
     for number, pci in enumerate((*ours, *NICS, *of_disks)):
         above = f"0000:{number // 6:02x}:{number % 6 + 1:02x}.1"
         if pci in ours:
-            pci_device(root, pci, "0x030200", above, device="0x2330", revision="0xa1", power_state="D0")
+            add_pci_device(root, pci, "0x030200", above, device="0x2330", revision="0xa1", power_state="D0")
             (root / PCI.lstrip("/") / pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
         elif pci in NICS:
-            pci_device(root, pci, "0x020700", above, vendor="0x15b3", device="0x1021")
+            add_pci_device(root, pci, "0x020700", above, vendor="0x15b3", device="0x1021")
         else:
-            pci_device(root, pci, "0x010802", above, vendor="0x144d", device="0xa80a")
+            add_pci_device(root, pci, "0x010802", above, vendor="0x144d", device="0xa80a")
         for device in (above, pci):
-            write(root, {f"{PCI}/{device}/aer_dev_{kind}": aer(kind) for kind in ("correctable", "nonfatal", "fatal")})
+            write(
+                root,
+                {f"{PCI}/{device}/aer_dev_{kind}": aer_file(kind) for kind in ("correctable", "nonfatal", "fatal")},
+            )
             for which in ("current", "max"):
                 link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
                 write(root, {f"{PCI}/{device}/{which}_link_{name}": text for name, text in link.items()})
         write(root, {f"/sys/bus/pci/slots/{number + 1}/address": f"{pci.partition('.')[0]}\n"})
     for number in range(400):  # bridges, uncore and the like, of which a node has hundreds
-        pci_device(root, f"0001:{number // 32:02x}:{number % 32:02x}.0", "0x088000", vendor="0x8086")
+        add_pci_device(root, f"0001:{number // 32:02x}:{number % 32:02x}.0", "0x088000", vendor="0x8086")
     for number in range(len(NICS)):
         port = f"/sys/class/infiniband/mlx5_{number}/ports/1"
         write(root, {f"{port}/state": "4: ACTIVE\n", f"{port}/phys_state": "5: LinkUp\n"})

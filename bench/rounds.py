@@ -23,14 +23,14 @@ QUIET_SECONDS = 0.5  # after a round: the errands that follow it are over
 def rounds() -> list[Figure]:
     """CPU of rounds, one a second; the programs that exec checks start are not in it."""
     with node() as (folder, config), Healthd("--interval", "1", "--root", str(folder), config=config) as daemon:
-        pids = [daemon_pid(daemon), daemon.worker()]
+        pids = [daemon_pid(daemon), daemon.worker_pid()]
         settle(daemon)
         spent = []
         for _ in range(ROUNDS):
             before = [cpu_ms(pid) for pid in pids]
             settle(daemon)
             spent.append([cpu_ms(pid) - was for pid, was in zip(pids, before, strict=True)])
-        assert pids[1] == daemon.worker(), "the worker was replaced while it was measured"
+        assert pids[1] == daemon.worker_pid(), "the worker was replaced while it was measured"
         status = daemon.status()
         assert status["health"] == "healthy", status["conditions"]
     return [
@@ -63,7 +63,7 @@ def memory() -> list[Figure]:
 def growth(last: int = LAST_ROUND) -> list[Figure]:
     """Rounds, hardly a pause: by how much the processes grow after the first ones, when all is there that is kept."""
     with node() as (folder, config), Healthd("--interval", "0.15", "--root", str(folder), config=config) as daemon:
-        pids = {"daemon": daemon_pid(daemon), "its worker": daemon.worker()}
+        pids = {"daemon": daemon_pid(daemon), "its worker": daemon.worker_pid()}
         samples: dict[str, list[tuple[int, float]]] = {name: [] for name in pids}
         at = until_round(daemon, WARM_ROUND)
         while True:
@@ -72,7 +72,7 @@ def growth(last: int = LAST_ROUND) -> list[Figure]:
             if at >= last:
                 break
             at = until_round(daemon, min(at + max((last - WARM_ROUND) // GROWTH_SAMPLES, 1), last))
-        assert pids["its worker"] == daemon.worker(), "the worker was replaced while it was measured"
+        assert pids["its worker"] == daemon.worker_pid(), "the worker was replaced while it was measured"
     figures = []
     for name, of_one in samples.items():
         (first, before), (at, after) = of_one[0], of_one[-1]
@@ -111,9 +111,9 @@ def idle() -> list[Figure]:
     """Between two rounds nothing may run, on this machine's own /dev/kmsg and udev, with the metrics page on."""
     flags = ("--interval", "86400", "--kernel-log", "kmsg", "--listen", "127.0.0.1:0", "--node-name", "bench")
     with Healthd(*flags) as daemon:
-        daemon.until(lambda status: status["health"] == "healthy", "all is well")
+        daemon.wait_until(lambda status: status["health"] == "healthy", "all is well")
         time.sleep(12)  # looks that events of the start asked for are over
-        pids = [daemon_pid(daemon), daemon.worker()]
+        pids = [daemon_pid(daemon), daemon.worker_pid()]
         for _ in range(5):  # until no kernel line came meanwhile: each is an event and wakes us
             lines = daemon.status()["kernel_log"]["lines_total"]
             time.sleep(1)

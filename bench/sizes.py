@@ -58,7 +58,7 @@ def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
                 )
             )
         time.sleep(WARM_SECONDS)
-        pids = {number: (daemon_pid(daemon), daemon.worker()) for number, daemon in daemons.items()}
+        pids = {number: (daemon_pid(daemon), daemon.worker_pid()) for number, daemon in daemons.items()}
         spent: dict[int, list[float]] = {number: [] for number in nodes}
         for _ in range(WINDOWS):
             before = {number: sum(map(cpu_ms, both)) for number, both in pids.items()}
@@ -66,7 +66,7 @@ def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
             for number, both in pids.items():
                 spent[number].append((sum(map(cpu_ms, both)) - before[number]) / WINDOW_ROUNDS)
         for number, daemon in daemons.items():
-            assert daemon.worker() == pids[number][1], "the worker was replaced while it was measured"
+            assert daemon.worker_pid() == pids[number][1], "the worker was replaced while it was measured"
             status = daemon.status()
             assert status["health"] == "healthy", status["conditions"]
     return spent

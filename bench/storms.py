@@ -11,7 +11,7 @@ from pathlib import Path
 import node_tree
 from counted import cpu_ms, daemon_pid, peak_mib, scrape, wait_for_text
 from figure import Figure
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 
 from healthd.agent.conditions.bounds import MAX_CONDITIONS
 
@@ -43,7 +43,7 @@ def storms() -> list[Figure]:
 def different_line(number: int) -> str:
     """Each of another part, and most of another code."""
     code = 200 + number % 9000
-    return xid(code, f"{number % 65536:04x}:{number // 65536:02x}:00", "a fault of another part")
+    return xid_line(code, f"{number % 65536:04x}:{number // 65536:02x}:00", "a fault of another part")
 
 
 def burst() -> list[Figure]:
@@ -51,7 +51,7 @@ def burst() -> list[Figure]:
     waited = []
     for _ in range(STORMS):
         lines = [different_line(number) for number in range(BURST_LINES)]
-        lines.insert(BURST_LINES // 2, xid(79, "0000:df:00"))
+        lines.insert(BURST_LINES // 2, xid_line(79, "0000:df:00"))
         with Healthd("--interval", "3600") as daemon:
             place = daemon.log.stat().st_size
             began = time.perf_counter()
@@ -66,7 +66,7 @@ def different_parts() -> list[Figure]:
     with Healthd("--interval", "3600", "--listen", "127.0.0.1:0") as daemon:
         scrape(daemon)
         place, began = daemon.log.stat().st_size, time.perf_counter()
-        daemon.kernel_line(*(different_line(number) for number in range(DIFFERENT_LINES)), xid(79, "0000:df:00"))
+        daemon.kernel_line(*(different_line(number) for number in range(DIFFERENT_LINES)), xid_line(79, "0000:df:00"))
         wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
         waited = (time.perf_counter() - began) * 1000
         answers, said = [], b""
@@ -100,13 +100,13 @@ def many_checks() -> list[Figure]:
         (checks / f"{name}.py").write_text(text)
     of_gpus = [node_tree.GPUS[number % 8].rpartition(".")[0] for number in range(12_000)]
     with Healthd("--interval", "3600", config=f'checks_dir = "{checks}"\n', directory=directory) as daemon:
-        daemon.kernel_line(*(xid(200 + number, pci, "of any code") for number, pci in enumerate(of_gpus)))
-        daemon.kernel_line(xid(79, "0000:df:00"))
+        daemon.kernel_line(*(xid_line(200 + number, pci, "of any code") for number, pci in enumerate(of_gpus)))
+        daemon.kernel_line(xid_line(79, "0000:df:00"))
         wait_for_text(daemon.log, 0, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
         waited = []
         for number in range(1, ANSWERS + 1):
             place, began = daemon.log.stat().st_size, time.perf_counter()
-            daemon.kernel_line(xid(48, f"0000:{number:02x}:00", "An uncorrectable double bit error (DBE)"))
+            daemon.kernel_line(xid_line(48, f"0000:{number:02x}:00", "An uncorrectable double bit error (DBE)"))
             wait_for_text(daemon.log, place, b"critical, open: Xid 48")
             waited.append((time.perf_counter() - began) * 1000)
         answers, said = [], {}
@@ -129,7 +129,7 @@ def many_checks() -> list[Figure]:
 
 
 def same_line(_number: int) -> str:
-    return xid(95, "0000:1b:00", "Uncontained: LTC TAG (0x0,0x0). RST: Yes, D-RST: No")
+    return xid_line(95, "0000:1b:00", "Uncontained: LTC TAG (0x0,0x0). RST: Yes, D-RST: No")
 
 
 def varying_line(number: int) -> str:
@@ -140,7 +140,7 @@ def varying_line(number: int) -> str:
 
 
 def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
-    text = "".join(line(number) + "\n" for number in range(STORM_LINES)) + xid(79, "0000:df:00") + "\n"
+    text = "".join(line(number) + "\n" for number in range(STORM_LINES)) + xid_line(79, "0000:df:00") + "\n"
     waited, spent, grown, ledger, answers = [], [], [], [], []
     for _ in range(STORMS):
         with Healthd("--interval", "3600") as daemon:

@@ -107,20 +107,20 @@ WIDE = {
 # Tests that `make test` runs from wide files: the core with real parts, and tests without cost.
 CORE = {
     "e2e/test_daemon.py": (
-        "test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone",
-        "test_the_verdict_file_says_one_word_then_when_it_expires_then_why",
-        "test_metrics_come_over_http_and_as_a_whole_file",
+        "test_second_daemon_in_same_directory_is_refused",
+        "test_verdict_file_has_word_expiry_and_reason",
+        "test_metrics_are_served_and_written_atomically",
     ),
     "e2e/test_daemon_slurm.py": (
-        "test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it",
-        "test_an_operators_drain_is_never_touched",
+        "test_xid_79_drains_and_requeues_and_repaired_resumes",
+        "test_operator_drain_is_never_changed",
     ),
     "e2e/test_prolog_epilog.py": (
-        "test_what_is_only_observed_or_old_refuses_nothing",
-        "test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts",
+        "test_prolog_admits_jobs_in_observe_mode_and_with_expired_verdict",
+        "test_epilog_checks_gpus_before_next_job_starts",
     ),
     "e2e/test_stories.py": (
-        "test_every_row_that_drains_has_a_story_or_it_is_said_why_not",
+        "test_every_draining_row_has_story_or_reason_without",
         "test_story[gpu_access/lost]",
         "test_story[gpu_count/missing]",
         "test_story[gpu_ecc/uncorrected]",
@@ -134,11 +134,11 @@ CORE = {
         "test_story[block_device/medium_error]",
         "test_story[exec/critical]",
     ),
-    "packaging/test_wheel.py": ("test_each_package_of_the_tree_is_told_to_setuptools",),
+    "packaging/test_wheel.py": ("test_pyproject_lists_each_package",),
 }
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-OURS = ("tests", "bench", "scripts", "examples")
+OUR_FOLDERS = ("tests", "bench", "scripts", "examples")
 
 # They write into the machine's only kernel log, or read it all the time.
 KERNEL_LOG = (
@@ -161,17 +161,17 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(optionalhook=True)  # also for `pytest -p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # in their order: the end-to-end tests first, the others fill the gaps
-    return Scheduling(config, log)
+    return GroupScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make a warning from a module of ours an error, also from one outside the packages of pyproject.toml."""
-    paths = (path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
+    paths = (path.relative_to(ROOT) for folder in OUR_FOLDERS for path in (ROOT / folder).rglob("*.py"))
     names = {name for path in paths for name in path.with_suffix("").parts}
     config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(sorted(names))})\b")
 
 
-class Scheduling(LoadScopeScheduling):
+class GroupScheduling(LoadScopeScheduling):
     """The scheduling of xdist, with all tests of a group in one process."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -20,7 +20,7 @@ dataclass is_decimal printable regex
 """
 
 
-def test_api_has_the_names_that_sites_import() -> None:
+def test_api_has_names_imported_by_sites() -> None:
     assert sorted(api.__all__) == NAMES.split()
 
 
@@ -29,12 +29,12 @@ def test_api_name_can_be_imported(name: str) -> None:
     assert getattr(api, name) is not None
 
 
-def test_api_refuses_a_name_that_it_does_not_have() -> None:
+def test_api_rejects_unknown_name() -> None:
     with pytest.raises(AttributeError, match="Hosts"):
         _ = api.Hosts  # type: ignore[attr-defined]
 
 
-def test_api_does_not_load_nvml_before_it_is_used() -> None:
+def test_api_loads_nvml_only_when_used() -> None:
     program = "import sys, healthd.api; print(*sorted({'healthd.nvidia.nvml', 'healthd.host.host'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == []

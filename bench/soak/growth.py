@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 def measure(daemon: Healthd) -> dict[str, float]:
     """KiB, KB (1,000 bytes), or how many there are."""
     assert daemon.process is not None
-    ours, worker, text = daemon.process.pid, daemon.worker(), page(daemon)
+    ours, worker, text = daemon.process.pid, daemon.worker_pid(), page(daemon)
     tree = [ours, *descendants(ours)]
     ledger = json.loads((daemon.run_dir / "ledger.json").read_bytes())
     return {

@@ -222,7 +222,7 @@ def the_settings_change(node: Node, random: Random) -> None:
 
 def the_settings_are_wrong(node: Node, random: Random) -> None:
     node.write_config(CONFIG + random.choice(("interval_seconds = never", "[checks.gpu_xid]\nno_such = 1", "[")))
-    assert "error" in node.daemon.ask(command="reload")
+    assert "error" in node.daemon.request(command="reload")
     node.rounds(1)
     node.configure(node.has_site)
 

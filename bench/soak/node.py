@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from healthd_daemon import Healthd, condition, rounds, xid
+from healthd_daemon import Healthd, condition, wait_for_rounds, xid_line
 from machine import GPUS, Machine
 from slurm_cluster import SlurmCluster
 from waiting import until
@@ -102,18 +102,18 @@ class Node:
         """A kernel line of a part that no other line names; the part. It opens its condition once."""
         self.parts += 1
         pci = f"{self.parts >> 8:04x}:{self.parts & 255:02x}:00"
-        self.daemon.kernel_line(xid(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
+        self.daemon.kernel_line(xid_line(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
         self.wanted.opened[f"gpu_xid/{code}", f"{pci}.0"] += 1
         return f"{pci}.0"
 
     def again(self, code: int, part: str, times: int) -> None:
         """The same fault, so many times at once: no condition more."""
-        line = xid(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
+        line = xid_line(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
         self.daemon.kernel_line(*[line] * times)
 
     def command(self, tells: str, **request: Any) -> None:
         """On the control socket; it is carried out, and the stream has one event of it."""
-        answer = self.daemon.ask(**request)
+        answer = self.daemon.request(**request)
         assert "done" in answer, f"{request}: {answer}"
         self.wanted.tell(tells)
 
@@ -121,7 +121,7 @@ class Node:
         """Another healthd.toml, and a reload that is answered."""
         before, self.has_site = self.has_site, has_site
         self.write_config(CONFIG + (SITE if has_site else ""))
-        assert "done" in self.daemon.ask(command="reload")
+        assert "done" in self.daemon.request(command="reload")
         if has_site is not before:
             self.wanted.tell("check_enabled site" if has_site else "check_disabled site")
 
@@ -137,7 +137,7 @@ class Node:
         self.daemon.start()
 
     def kill_worker(self) -> None:
-        os.kill(self.daemon.worker(), signal.SIGKILL)
+        os.kill(self.daemon.worker_pid(), signal.SIGKILL)
 
     def fill(self) -> None:
         """So many faults that all is full that is kept of them: from then on memory has no reason to grow."""
@@ -150,7 +150,7 @@ class Node:
     # what is waited for
 
     def until(self, reached: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
-        return self.daemon.until(lambda status: bool(reached(status)), f"{self.name}: {what}", PATIENCE_SECONDS)
+        return self.daemon.wait_until(lambda status: bool(reached(status)), f"{self.name}: {what}", PATIENCE_SECONDS)
 
     def until_open(self, code: str, part: str) -> None:
         self.until(lambda s: (condition(s, code, part) or {}).get("state") == "open", f"{code} {part} is open")
@@ -184,7 +184,7 @@ class Node:
         self.until(lambda s: not s["conditions"], "nothing stands")
         self.until_resumed()
         self.until(lambda s: not s["slurm"]["problem"] and s["decision"]["action"] == "leave", "Slurm is left alone")
-        rounds(self.daemon, 2)
+        wait_for_rounds(self.daemon, 2)
         self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
 
     def what_is_wrong(self) -> list[str]:
@@ -194,7 +194,7 @@ class Node:
             for s in find([str(self.folder / "state")], self.tally)
             for told in read(s, self.cursor, self.tally)
         ]
-        self.daemon.until(lambda s: not s["problems"], "no trouble is left", PATIENCE_SECONDS)
+        self.daemon.wait_until(lambda s: not s["problems"], "no trouble is left", PATIENCE_SECONDS)
         status = self.daemon.status()
         wrong = what_is_wrong(self.events, self.commands(), self.wanted)
         wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.sequences.gaps()]

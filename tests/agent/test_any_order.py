@@ -27,14 +27,14 @@ CHECKS: Mapping[str, dict[str, Any]] = {
     "gpu_mig": {"mode": "off"},
 }
 # Xid codes and their texts. LATCHED has the codes that open a latched condition.
-XIDS = {
+XID_TEXTS = {
     79: "pid=7, name=x, GPU has fallen off the bus.",
     48: "pid=7, name=x, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.",
     119: "pid=7, name=x, Timeout waiting for RPC from GSP0! Expected function 76 (GSP_RM_CONTROL) (0x20800a4c 0x4).",
     31: "pid=7, name=x, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_1 faulted @ 0x7f_00592000.",
     63: "pid=7, name=x, Row Remapper: New row marked for remapping, reset gpu to activate.",
 }
-OTHERS = (
+OTHER_LINES = (
     "nvidia-nvswitch3: SXid (PCI:0000:1b:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     "python3[4711]: segfault at 0 ip 0000000000000000 sp 00007ffd2a5d1c68 error 14",
     "EXT4-fs error (device sda2): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0",
@@ -50,7 +50,7 @@ FAULTS: tuple[dict[str, Any], ...] = (
     {"recovery_action": 1},
 )
 LATCHED = (79, 48, 119)
-ENDS = {
+CLEARED_BY = {
     Clears.REBOOT: ("repaired by ",),
     Clears.GPU_RESET: ("repaired by ", "gpu_reset: "),
     Clears.OPERATOR: ("repaired by ",),  # a fault that returned after a repair
@@ -59,7 +59,7 @@ DAY = 24 * 3600.0
 SETTLED_SECONDS = 310.0  # five rounds: longer than each confirm time and than the clean runs of each check
 
 
-class AnyOrder(RuleBasedStateMachine):
+class NodeStateMachine(RuleBasedStateMachine):
     """A node with random events.
 
     `expected_open` has conditions that end only by a reset, an operator or the removal of their check. `event_lines`
@@ -74,13 +74,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.folder = folder / str(next(self.numbers))
         self.folder.mkdir()
         self.node = Node(self.folder, monkeypatch, CHECKS)
-        self.must_stand: set[ConditionKey] = set()
-        self.lines: int | None = 0
-        self.node.goes_on(1.0)
+        self.expected_open: set[ConditionKey] = set()
+        self.event_lines: int | None = 0
+        self.node.run_for(1.0)
 
     def teardown(self) -> None:
         try:
-            self.the_verdict_is_that_of_a_new_daemon()
+            self.check_restarted_daemon_agrees()
         finally:
             self.node.close()
             shutil.rmtree(self.folder)
@@ -88,180 +88,180 @@ class AnyOrder(RuleBasedStateMachine):
     # --- time
 
     @rule(seconds=st.sampled_from([0.06, 1.0, 20.0, 70.0, 400.0]))
-    def time_goes_by(self, seconds: float) -> None:
-        self.node.goes_on(seconds)
+    def pass_time(self, seconds: float) -> None:
+        self.node.run_for(seconds)
 
     @rule(turns=st.integers(1, 6))
-    def a_round_begins(self, turns: int) -> None:
+    def begin_round(self, turns: int) -> None:
         """Start a round, so that the next step comes during the round."""
         self.node.daemon.scheduler.queue.run_all_now()
         for _ in range(turns):
             self.node.turn(1.0)
 
     @rule(seconds=st.sampled_from([3.0, -3.0, 3600.0, -3600.0, 2 * DAY, -2 * DAY]))
-    def the_clock_is_set(self, seconds: float) -> None:
+    def step_clock(self, seconds: float) -> None:
         self.node.clock.offset += seconds
         if abs(seconds) > DAY:
-            self.lines = None
+            self.event_lines = None
 
     # --- the node
 
-    @rule(code=st.sampled_from(sorted(XIDS)), gpu=st.integers(0, 1))
-    def the_driver_says_an_xid(self, code: int, gpu: int) -> None:
+    @rule(code=st.sampled_from(sorted(XID_TEXTS)), gpu=st.integers(0, 1))
+    def write_xid(self, code: int, gpu: int) -> None:
         address = self.node.addresses[gpu]
-        self.says(f"NVRM: Xid (PCI:{address.removesuffix('.0')}): {code}, {XIDS[code]}")
+        self.write_line(f"NVRM: Xid (PCI:{address.removesuffix('.0')}): {code}, {XID_TEXTS[code]}")
         if code in LATCHED and "gpu_xid" in self.node.checks:
-            self.must_stand.add(ConditionKey(f"gpu_xid/{code}", address))
+            self.expected_open.add(ConditionKey(f"gpu_xid/{code}", address))
 
-    @rule(line=st.sampled_from(OTHERS))
-    def the_kernel_says_something_else(self, line: str) -> None:
-        self.says(line)
+    @rule(line=st.sampled_from(OTHER_LINES))
+    def write_other_line(self, line: str) -> None:
+        self.write_line(line)
 
-    def says(self, line: str) -> None:
-        self.node.says(line)
-        if self.lines is not None and make_event(RawLine(0.0, line), "") is not None:
-            self.lines += 1
+    def write_line(self, line: str) -> None:
+        self.node.log_line(line)
+        if self.event_lines is not None and make_event(RawLine(0.0, line), "") is not None:
+            self.event_lines += 1
 
     @rule(fault=st.sampled_from(FAULTS), gpu=st.integers(0, 1))
-    def a_gpu_becomes_bad(self, fault: dict[str, Any], gpu: int) -> None:
+    def break_gpu(self, fault: dict[str, Any], gpu: int) -> None:
         self.node.gpus[gpu] = {**self.node.gpus.get(gpu, {}), **fault}
-        self.node.changed()
+        self.node.write_scenario()
 
     @rule(gpu=st.integers(0, 1))
-    def a_gpu_is_well_again(self, gpu: int) -> None:
+    def repair_gpu(self, gpu: int) -> None:
         self.node.gpus.pop(gpu, None)
-        self.node.changed()
+        self.node.write_scenario()
 
     @rule(mig=st.booleans(), gpu=st.integers(0, 1))
-    def mig_is_switched(self, mig: bool, gpu: int) -> None:
+    def switch_mig(self, mig: bool, gpu: int) -> None:
         self.node.gpus[gpu] = {**self.node.gpus.get(gpu, {}), "mig": mig}
-        self.node.changed()
+        self.node.write_scenario()
 
     @rule(library=st.sampled_from(["driver_not_loaded", "mismatch", "fine"]))
-    def the_driver_is_loaded_anew(self, library: str) -> None:
+    def reload_driver(self, library: str) -> None:
         """Reload the driver, which clears its counters."""
         self.node.machine = {"library": library}
         for table in self.node.gpus.values():
             table.pop("ecc_volatile_uncorrected_sram", None)
-        self.node.changed()
+        self.node.write_scenario()
 
     # --- operators
 
     @rule(check=st.sampled_from(sorted(CHECKS)), times=st.integers(1, 2))
-    def a_check_is_removed_or_comes_back(self, check: str, times: int) -> None:
+    def toggle_check(self, check: str, times: int) -> None:
         if self.node.checks.pop(check, None) is None:
             self.node.checks[check] = CHECKS[check]
         if check == "gpu_xid":
-            self.must_stand.clear()
-        self.the_settings_are_read_again(times)
+            self.expected_open.clear()
+        self.reload_settings(times)
 
     @rule(mode=st.sampled_from(["observe", "drain"]), times=st.integers(1, 2))
-    def the_mode_changes(self, mode: str, times: int) -> None:
+    def change_mode(self, mode: str, times: int) -> None:
         self.node.mode = mode
-        self.the_settings_are_read_again(times)
+        self.reload_settings(times)
 
-    def the_settings_are_read_again(self, times: int) -> None:
+    def reload_settings(self, times: int) -> None:
         for _ in range(times):
-            self.node.hang_up()
+            self.node.send_sighup()
 
     @rule(which=st.integers(0, 5), every_part=st.booleans())
-    def somebody_says_repaired(self, which: int, every_part: bool) -> None:
-        if standing := list(self.standing()):
-            code, part = standing[which % len(standing)]
-            self.told(protocol.repaired(code, None if every_part else part, "new board"))
+    def run_repaired(self, which: int, every_part: bool) -> None:
+        if open_keys := list(self.open_conditions()):
+            code, part = open_keys[which % len(open_keys)]
+            self.run_command(protocol.repaired(code, None if every_part else part, "new board"))
 
     @rule(which=st.integers(0, 5), seconds=st.sampled_from([30.0, 3600.0]))
-    def somebody_knows_of_it(self, which: int, seconds: float) -> None:
-        if standing := list(self.standing()):
-            self.told(protocol.ack(*standing[which % len(standing)], seconds, "we know"))
+    def run_ack(self, which: int, seconds: float) -> None:
+        if open_keys := list(self.open_conditions()):
+            self.run_command(protocol.ack(*open_keys[which % len(open_keys)], seconds, "we know"))
 
     @rule(seconds=st.sampled_from([30.0, 3600.0]))
-    def there_is_a_pause(self, seconds: float) -> None:
-        self.told(protocol.pause(seconds, "a move"))
+    def run_pause(self, seconds: float) -> None:
+        self.run_command(protocol.pause(seconds, "a move"))
 
     @rule()
-    def the_pause_is_over(self) -> None:
+    def run_unpause(self) -> None:
         if self.node.daemon.store.ledger.pause:
-            self.told(protocol.simple_request(protocol.UNPAUSE))
+            self.run_command(protocol.simple_request(protocol.UNPAUSE))
 
-    def told(self, request: dict[str, Any]) -> None:
+    def run_command(self, request: dict[str, Any]) -> None:
         assert "done" in self.node.daemon.answer(request, "ann", may_command=True)
 
     @rule()
-    def somebody_resumes_the_node_in_slurm(self) -> None:
+    def resume_in_slurm(self) -> None:
         self.node.slurm = Slurm()
 
     # --- end of the daemon
 
     @rule()
-    def it_is_killed(self) -> None:
+    def kill(self) -> None:
         self.node.kill()
 
-    @rule(effects=st.integers(0, 6), code=st.sampled_from(sorted(XIDS)), gpu=st.integers(0, 1))
-    def it_is_killed_while_it_hears(self, effects: int, code: int, gpu: int) -> None:
+    @rule(effects=st.integers(0, 6), code=st.sampled_from(sorted(XID_TEXTS)), gpu=st.integers(0, 1))
+    def kill_after_effects(self, effects: int, code: int, gpu: int) -> None:
         """Kill the daemon after this number of effects: right before or after a save or a request to the worker."""
-        self.the_driver_says_an_xid(code, gpu)
+        self.write_xid(code, gpu)
         self.node.daemon.fuse = effects
         self.node.daemon.scheduler.queue.run_all_now()
-        self.node.goes_on(2.0)
+        self.node.run_for(2.0)
         self.node.daemon.fuse = float("inf")
 
     @rule()
-    def it_is_stopped_and_started(self) -> None:
+    def restart(self) -> None:
         self.node.daemon.shut_down()
-        self.node.daemon = self.node.started()
+        self.node.daemon = self.node.start_daemon()
 
     # --- invariants
 
-    def standing(self) -> dict[ConditionKey, Condition]:
+    def open_conditions(self) -> dict[ConditionKey, Condition]:
         return self.node.daemon.store.conditions
 
     @invariant()
-    def nothing_was_a_mistake(self) -> None:
+    def no_error_was_recorded(self) -> None:
         assert not guard.dropped
         assert not self.node.daemon.reload_problem
         assert not self.node.daemon.store.save_failed
 
     @invariant()
-    def what_was_heard_is_counted_once(self) -> None:
-        if self.has_heard_all() and self.lines is not None:
-            assert sum(event.lines for event in self.node.daemon.store.ledger.events) == self.lines
+    def lines_are_counted_once(self) -> None:
+        if self.has_read_all() and self.event_lines is not None:
+            assert sum(event.lines for event in self.node.daemon.store.ledger.events) == self.event_lines
 
     @invariant()
     def no_condition_is_lost(self) -> None:
-        if not self.has_heard_all():
+        if not self.has_read_all():
             return
         ledger = self.node.daemon.store.ledger
-        for key in self.must_stand - set(self.standing()):
-            ended = [c for c in ledger.cleared if c.key == key][-1]
-            assert ended.cleared_by.startswith(ENDS[ended.clears]), ended
-            self.must_stand.remove(key)
+        for key in self.expected_open - set(self.open_conditions()):
+            cleared_condition = [c for c in ledger.cleared if c.key == key][-1]
+            assert cleared_condition.cleared_by.startswith(CLEARED_BY[cleared_condition.clears]), cleared_condition
+            self.expected_open.remove(key)
 
-    def has_heard_all(self) -> bool:
+    def has_read_all(self) -> bool:
         (file,) = self.node.daemon.kernel_events.listener.cursor["files"]
         return bool(file[1] == self.node.log.stat().st_size)
 
-    def the_verdict_is_that_of_a_new_daemon(self) -> None:
+    def check_restarted_daemon_agrees(self) -> None:
         """Compare the verdict with that of a new daemon on a copy of the files, each after some quiet rounds."""
         node = self.node
-        node.goes_on(1.0)
+        node.run_for(1.0)
         node.daemon.store.save(round_ended=True)
-        at, slurm = node.clock.seconds, node.slurm
-        new = node.folder / "new"
+        saved_seconds, slurm = node.clock.seconds, node.slurm
+        copy_dir = node.folder / "new"
         for name in ("runtime_dir", "state_dir"):
-            shutil.copytree(node.folder / name, new / name, ignore=shutil.ignore_patterns("*.sock"))
-        node.goes_on(SETTLED_SECONDS)
+            shutil.copytree(node.folder / name, copy_dir / name, ignore=shutil.ignore_patterns("*.sock"))
+        node.run_for(SETTLED_SECONDS)
         node.daemon.shut_down()
-        before = judged(node.daemon)
-        self.nothing_was_a_mistake()
-        node.clock.seconds, node.slurm = at, slurm
-        node.daemon = node.started("new")
-        node.goes_on(SETTLED_SECONDS)
-        assert judged(node.daemon) == before
-        self.nothing_was_a_mistake()
+        first_state = daemon_state(node.daemon)
+        self.no_error_was_recorded()
+        node.clock.seconds, node.slurm = saved_seconds, slurm
+        node.daemon = node.start_daemon("new")
+        node.run_for(SETTLED_SECONDS)
+        assert daemon_state(node.daemon) == first_state
+        self.no_error_was_recorded()
 
 
-def judged(daemon: Daemon) -> dict[str, Any]:
+def daemon_state(daemon: Daemon) -> dict[str, Any]:
     verdict = daemon.verdict
     return {
         "health": verdict.health,
@@ -272,10 +272,8 @@ def judged(daemon: Daemon) -> dict[str, Any]:
     }
 
 
-def test_whatever_happens_in_whatever_order_nothing_is_lost_and_a_new_daemon_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invariants_hold_and_restarted_daemon_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
-        lambda: AnyOrder(tmp_path, monkeypatch),
+        lambda: NodeStateMachine(tmp_path, monkeypatch),
         settings=settings(max_examples=max(15, settings.default.max_examples // 2)),
     )

@@ -14,7 +14,7 @@ PROGRAMS = sorted(file.stem for file in BENCH.glob("*.py") if '__name__ == "__ma
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_of_bench_finds_what_it_imports_from_any_folder(program, tmp_path):
+def test_bench_program_imports_from_any_folder(program, tmp_path):
     argv = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); import {program}"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -28,7 +28,7 @@ from healthd.events.schema import EVENTS, HEAD  # noqa: E402
 TINY = Size(jobs=1000, nodes=8, months=1, seed=1)
 TINY_DIGESTS = ["0c8916a217e03203", "5c3f2a910180c62f", "ca8abc53a9bef2d0"]
 MEDIUM = Size(jobs=40_000, nodes=nodes_for(40_000, 2), months=2, seed=1)
-LONGEST = 7 * DAY
+MAX_JOB_SECONDS = 7 * DAY
 
 
 class Record(NamedTuple):
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     excluded: frozenset[str]
 
 
-class Made(NamedTuple):
+class MadeHistory(NamedTuple):
     size: Size
     folder: Path
     summary: dict[str, Any]
@@ -81,26 +81,26 @@ def record(row: dict[str, str]) -> Record:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeHistory:
     folder = tmp_path_factory.mktemp("made") / "history"
     summary = make(MEDIUM, folder)
     rows: dict[str, dict[str, str]] = {}
     for path in sorted((folder / "sacct").iterdir()):
         rows.update((row["DBIndex"], row) for row in rows_of(path, "|"))
-    return Made(MEDIUM, folder, summary, [record(row) for row in rows.values()])
+    return MadeHistory(MEDIUM, folder, summary, [record(row) for row in rows.values()])
 
 
-def digest(folder: Path, below: str = "**/*") -> str:
-    whole = sha256()
-    for path in sorted(path for path in folder.glob(below) if path.is_file()):
-        whole.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    return whole.hexdigest()[:16]
+def digest(folder: Path, pattern: str = "**/*") -> str:
+    hash_sum = sha256()
+    for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
+        hash_sum.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return hash_sum.hexdigest()[:16]
 
 
 # --- seed
 
 
-def test_a_seed_makes_the_same_bytes_on_every_python(tmp_path):
+def test_seed_produces_same_bytes_on_every_python(tmp_path):
     """All Pythons check the same digests. After a change of the generator, update TINY_DIGESTS."""
     make(TINY, tmp_path / "one")
     assert [digest(tmp_path / "one", below) for below in ("sacct/*", "truth/*.csv", "*.*")] == TINY_DIGESTS
@@ -108,13 +108,13 @@ def test_a_seed_makes_the_same_bytes_on_every_python(tmp_path):
     assert digest(tmp_path / "one") == digest(tmp_path / "two"), "the streams too, with one Python"
 
 
-def test_another_seed_makes_another_history(tmp_path):
+def test_other_seed_produces_other_history(tmp_path):
     make(TINY, tmp_path / "one")
     make(Size(TINY.jobs, TINY.nodes, TINY.months, 2), tmp_path / "two")
     assert digest(tmp_path / "one", "sacct/*") != digest(tmp_path / "two", "sacct/*")
 
 
-def test_more_of_one_thing_does_not_move_another(tmp_path, monkeypatch):
+def test_more_xids_change_streams_but_no_job(tmp_path, monkeypatch):
     """Programs with more Xids change streams and truth only."""
     make(TINY, tmp_path / "few")
     monkeypatch.setattr(faults, "PROGRAM_TELLS", 1.0)
@@ -125,7 +125,7 @@ def test_more_of_one_thing_does_not_move_another(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("size", "says"),
+    ("size", "message"),
     [
         (Size(20_000, 100, 1, 1), ""),
         (Size(4_000_000, 2000, 11, 1), ""),
@@ -135,16 +135,16 @@ def test_more_of_one_thing_does_not_move_another(tmp_path, monkeypatch):
         (Size(1000, 8, 0, 1), "1 to 120 months"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_with_one_that_can(size, says):
-    assert (says in refusal(size)) if says else refusal(size) == ""
+def test_impossible_size_is_refused_with_suggestion(size, message):
+    assert (message in refusal(size)) if message else refusal(size) == ""
 
 
 # --- shares of the paper (arXiv 2410.21680)
 
 
 @pytest.mark.one_python
-def test_the_states_have_the_shares_of_the_paper(made):
-    states = Counter(one.state for one in made.records)
+def test_job_states_have_shares_of_paper(made):
+    states = Counter(job_record.state for job_record in made.records)
     assert states == made.summary["states"]
     share = {state: count / len(made.records) for state, count in states.items()}
     assert 0.57 < share["COMPLETED"] < 0.63
@@ -158,25 +158,25 @@ def test_the_states_have_the_shares_of_the_paper(made):
 
 
 @pytest.mark.one_python
-def test_the_sizes_have_the_shares_of_the_paper(made):
-    ran = [one for one in made.records if one.start]
+def test_job_sizes_have_shares_of_paper(made):
+    ran = [job_record for job_record in made.records if job_record.start]
     jobs, time = Counter[int](), Counter[int]()
-    for one in ran:
-        jobs[one.gpus] += 1
-        time[one.gpus] += one.gpus * ((one.end or made.size.end) - one.start)
+    for job_record in ran:
+        jobs[job_record.gpus] += 1
+        time[job_record.gpus] += job_record.gpus * ((job_record.end or made.size.end) - job_record.start)
     assert jobs[1] / len(ran) > 0.4
-    assert sum(n for gpus, n in jobs.items() if gpus <= 8) / len(ran) > 0.9
-    assert sum(n for gpus, n in time.items() if gpus <= 8) / sum(time.values()) < 0.11
-    assert 0.50 < sum(n for gpus, n in time.items() if gpus >= 256) / sum(time.values()) < 0.66
+    assert sum(amount for gpus, amount in jobs.items() if gpus <= 8) / len(ran) > 0.9
+    assert sum(amount for gpus, amount in time.items() if gpus <= 8) / sum(time.values()) < 0.11
+    assert 0.50 < sum(amount for gpus, amount in time.items() if gpus >= 256) / sum(time.values()) < 0.66
 
 
 @pytest.mark.one_python
-def test_the_cluster_is_as_busy_as_the_papers(made):
+def test_cluster_has_utilisation_of_paper(made):
     size = made.size
     used = sum(
-        one.gpus * (min(one.end or size.end, size.end) - max(one.start, size.start))
-        for one in made.records
-        if one.start
+        job_record.gpus * (min(job_record.end or size.end, size.end) - max(job_record.start, size.start))
+        for job_record in made.records
+        if job_record.start
     )
     assert used / (size.nodes * 8 * (size.end - size.start)) == pytest.approx(made.summary["utilisation"], abs=1e-4)
     assert 0.76 < made.summary["utilisation"] < 0.87  # 0.83 at full size
@@ -192,7 +192,7 @@ def test_lemons_are_few_and_fail_often(made):
 
 
 @pytest.mark.one_python
-def test_large_jobs_fail_at_the_rate_of_the_paper(made):
+def test_large_jobs_fail_at_rate_of_paper(made):
     """The rate is 6.5 in 1000 node-days, about 50 failures here: within four standard deviations of a Poisson count."""
     expected = 0.0065 * made.summary["large_jobs_node_days"]
     assert abs(made.summary["large_jobs_hit"] - expected) < 4 * expected**0.5
@@ -204,62 +204,68 @@ def test_large_jobs_fail_at_the_rate_of_the_paper(made):
 @pytest.mark.one_python
 def test_no_gpu_has_two_jobs(made):
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for one in made.records:
-        for node in one.nodes:
-            gpus = one.gpus // len(one.nodes)
-            changes[node] += [(one.start, gpus), (one.end or made.size.end, -gpus)]
+    for job_record in made.records:
+        for node in job_record.nodes:
+            gpus = job_record.gpus // len(job_record.nodes)
+            changes[node] += [(job_record.start, gpus), (job_record.end or made.size.end, -gpus)]
     for node, steps in changes.items():
         busy = 0
         for _, gpus in sorted(steps):
             busy += gpus
             assert 0 <= busy <= 8, node
-    assert made.summary["job_nodes"] == sum(len(one.nodes) for one in made.records)
+    assert made.summary["job_nodes"] == sum(len(job_record.nodes) for job_record in made.records)
     assert len(changes) == made.size.nodes
 
 
 @pytest.mark.one_python
-def test_no_job_starts_on_a_node_that_is_out_and_none_runs_in_a_maintenance(made):
-    out: dict[int, list[tuple[int, int]]] = defaultdict(list)
+def test_no_job_starts_on_unavailable_node_or_runs_in_maintenance(made):
+    outages: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row in rows_of(made.folder / "node_states.txt", "|"):
         end = made.size.end if row["TimeEnd"] == "Unknown" else int(row["TimeEnd"])
-        out[int(row["NodeName"][1:])].append((int(row["TimeStart"]), end))
+        outages[int(row["NodeName"][1:])].append((int(row["TimeStart"]), end))
     reserved: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row in rows_of(made.folder / "reservations.txt", "|"):
         for node in node_numbers(row["NodeName"]):
             reserved[node].append((int(row["TimeStart"]), int(row["TimeEnd"])))
-    assert out
+    assert outages
     assert reserved
-    for one in made.records:
-        for node in one.nodes:
+    for job_record in made.records:
+        for node in job_record.nodes:
             # A job gets its nodes up to 40 s before it starts, while the jobs that it preempts end.
-            assert not any(begin + 40 < one.start < end for begin, end in out[node]), one
-            assert not any(one.start < end and (one.end or made.size.end) > begin for begin, end in reserved[node]), one
-    for times in out.values():
+            assert not any(begin + 40 < job_record.start < end for begin, end in outages[node]), job_record
+            assert not any(
+                job_record.start < end and (job_record.end or made.size.end) > begin for begin, end in reserved[node]
+            ), job_record
+    for times in outages.values():
         ordered = sorted(times)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
 
 
 @pytest.mark.one_python
-def test_a_requeue_keeps_its_id_and_begins_where_the_record_before_has_ended(made):
+def test_requeue_keeps_job_id_and_starts_after_previous_record(made):
     records: dict[int, list[Record]] = defaultdict(list)
-    for one in sorted(made.records, key=lambda one: one.row):
-        records[one.job_id].append(one)
+    for job_record in sorted(made.records, key=lambda job_record: job_record.row):
+        records[job_record.job_id].append(job_record)
     assert max(map(len, records.values())) > 3
     for chain in records.values():
         for before, after in pairwise(chain):
             assert before.state in ("PREEMPTED", "REQUEUED", "NODE_FAIL")
             assert before.end <= after.submitted < after.eligible
             assert not after.start or after.start >= after.eligible
-    assert all(one.end - one.start <= LONGEST for one in made.records if one.start and one.end)
+    assert all(
+        job_record.end - job_record.start <= MAX_JOB_SECONDS
+        for job_record in made.records
+        if job_record.start and job_record.end
+    )
 
 
 @pytest.mark.one_python
-def test_who_is_pre_empted_was_low_and_had_two_hours_and_the_log_says_for_whom(made):
-    by_row = {one.row: one for one in made.records}
-    told = made.truth("preemptions")
-    assert len(told) == made.summary["preemptions"] == made.summary["states"]["PREEMPTED"]
+def test_preempted_jobs_had_low_qos_and_ran_two_hours(made):
+    by_row = {job_record.row: job_record for job_record in made.records}
+    preemptions = made.truth("preemptions")
+    assert len(preemptions) == made.summary["preemptions"] == made.summary["states"]["PREEMPTED"]
     second = 0
-    for row in told:
+    for row in preemptions:
         victim, preemptor = by_row[int(row["victim_db_index"])], by_row[int(row["preemptor_db_index"])]
         assert (victim.state, victim.qos, victim.end) == ("PREEMPTED", "low", int(row["time"]))
         assert victim.end - victim.start >= 7200
@@ -272,28 +278,30 @@ def test_who_is_pre_empted_was_low_and_had_two_hours_and_the_log_says_for_whom(m
             assert failed.state in ("NODE_FAIL", "REQUEUED")
     assert second == made.summary["second_order"] > 0
     log = (made.folder / "slurmctld.log").read_text("ascii")
-    assert log.count(" to reclaim resources for ") == len(told)
+    assert log.count(" to reclaim resources for ") == len(preemptions)
 
 
 @pytest.mark.one_python
-def test_what_the_hardware_ended_has_its_node_its_fault_and_its_cause(made):
-    by_row = {one.row: one for one in made.records}
-    faulted = {row["fault"]: row for row in made.truth("faults")}
+def test_each_hardware_failure_has_node_fault_and_cause(made):
+    by_row = {job_record.row: job_record for job_record in made.records}
+    faults_by_id = {row["fault"]: row for row in made.truth("faults")}
     causes = Counter[str]()
     for row in made.truth("failures"):
-        one = by_row[int(row["db_index"])]
-        assert (one.state, one.end) == (row["state"], int(row["end_time"]))
+        job_record = by_row[int(row["db_index"])]
+        assert (job_record.state, job_record.end) == (row["state"], int(row["end_time"]))
         causes[row["cause"]] += 1
         if row["node"]:
-            assert int(row["node"][1:]) in one.nodes
+            assert int(row["node"][1:]) in job_record.nodes
         if row["fault"]:
-            fault = faulted[row["fault"]]
+            fault = faults_by_id[row["fault"]]
             assert (fault["node"], fault["cause"]) == (row["node"], row["cause"])
-            assert 0 <= one.end - int(fault["time"]) <= 900
+            assert 0 <= job_record.end - int(fault["time"]) <= 900
         else:
             assert row["cause"] in ("user", "limit", "crash_loop")
     ended = [
-        one for one in made.records if one.state in ("FAILED", "NODE_FAIL", "REQUEUED", "TIMEOUT", "OUT_OF_MEMORY")
+        job_record
+        for job_record in made.records
+        if job_record.state in ("FAILED", "NODE_FAIL", "REQUEUED", "TIMEOUT", "OUT_OF_MEMORY")
     ]
     assert causes.total() == len(ended)
     assert causes["user"] > 100 * (causes["mount"] + causes["gpu_memory"]) > 0
@@ -302,17 +310,17 @@ def test_what_the_hardware_ended_has_its_node_its_fault_and_its_cause(made):
 
 
 @pytest.mark.one_python
-def test_nobody_runs_where_they_did_not_want_to(made):
-    excluding = [one for one in made.records if one.excluded]
+def test_jobs_avoid_their_excluded_nodes(made):
+    excluding = [job_record for job_record in made.records if job_record.excluded]
     assert excluding
-    assert not any(one.excluded & {f"n{node:04d}" for node in one.nodes} for one in excluding)
+    assert not any(job_record.excluded & {f"n{node:04d}" for node in job_record.nodes} for job_record in excluding)
     assert {row["why"] for row in made.truth("exclusions")} == {"fault", "superstition"}
 
 
 # --- streams
 
 
-def lines_of(made: Made) -> Iterator[tuple[str, dict[str, Any]]]:
+def lines_of(made: MadeHistory) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line once, as a reader gets it."""
     for path in sorted((made.folder / "events").glob("*/events.jsonl")):
         seen: set[tuple[str, int]] = set()
@@ -327,29 +335,29 @@ def lines_of(made: Made) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.one_python
-def test_each_event_is_there_once_and_speaks_the_words_of_the_stream(made):
-    told = Counter[str]()
+def test_each_event_occurs_once_with_fields_of_schema(made):
+    counts = Counter[str]()
     last: dict[str, int] = {}
     for node, line in lines_of(made):
-        told[line["event"]] += 1
-        says = EVENTS[line["event"]]
-        always = {*says.required, *(("stage",) if says.stages else ())}
-        assert always <= {*line} - {*HEAD} <= {*always, *says.optional}, line
+        counts[line["event"]] += 1
+        event_type = EVENTS[line["event"]]
+        required = {*event_type.required, *(("stage",) if event_type.stages else ())}
+        assert required <= {*line} - {*HEAD} <= {*required, *event_type.optional}, line
         assert line["node"] == node
         assert line["seq"] > last.get(line["stream_id"], 0)
         last[line["stream_id"]] = line["seq"]
-    assert told == made.summary["events"]
+    assert counts == made.summary["events"]
     assert made.summary["repeated_lines"] > 0 < made.summary["torn_lines"]
-    assert {*EVENTS} - {*told} <= {"repaired"}
+    assert {*EVENTS} - {*counts} <= {"repaired"}
 
 
 @pytest.mark.one_python
-def test_what_the_streams_open_is_in_the_truth_and_what_nobody_saw_is_not_in_the_streams(made):
+def test_streams_and_truth_have_same_conditions(made):
     truth = made.truth("conditions")
     opened = {row["condition"] for row in truth if row["opened"]}
-    told = {line["condition"] for _, line in lines_of(made) if line["event"] == "opened"}
-    assert told <= opened
-    assert len(opened - told) <= made.summary["lost_lines"] + made.summary["dropped_lines"]
+    opened_in_streams = {line["condition"] for _, line in lines_of(made) if line["event"] == "opened"}
+    assert opened_in_streams <= opened
+    assert len(opened - opened_in_streams) <= made.summary["lost_lines"] + made.summary["dropped_lines"]
     assert {row["because"] for row in truth} >= {"user", "harmless", "false_alarm"}
     assert all(int(row["onset"]) <= int(row["opened"]) for row in truth if row["opened"])
     assert any(not row["opened"] for row in truth)
@@ -358,22 +366,22 @@ def test_what_the_streams_open_is_in_the_truth_and_what_nobody_saw_is_not_in_the
 
 
 @pytest.mark.one_python
-def test_a_node_that_is_not_observed_tells_nothing(made):
-    gone = [row for row in made.truth("not_observed") if row["why"] in ("daemon_off", "node_down")]
+def test_unobserved_node_has_no_lines(made):
+    down_times = [row for row in made.truth("not_observed") if row["why"] in ("daemon_off", "node_down")]
     silent: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for row in gone:
+    for row in down_times:
         silent[row["node"]].append((int(row["from_time"]), int(row["until_time"])))
     assert {row["why"] for row in made.truth("not_observed")} == {"daemon_off", "node_down", "lost", "dropped"}
     for node, line in lines_of(made):
-        at = datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp()
-        assert not any(begin + 1 < at < end for begin, end in silent[node]), line
+        line_time = datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp()
+        assert not any(begin + 1 < line_time < end for begin, end in silent[node]), line
 
 
 # --- ingest
 
 
 @pytest.mark.one_python
-def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
+def test_store_contains_exactly_history(made, tmp_path):
     from fleet_rows import content
 
     from healthd.fleet.all_sources import ALL
@@ -392,15 +400,17 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
         "events": ["events"],
         "tickets": ["tickets.csv"],
     }
-    named = {source: [str(made.folder / name) for name in names] for source, names in files.items()}
-    wanted = [(source, {**named, "sacct": days}[source.name]) for source in ALL if source.name in {*named, "sacct"}]
-    assert len(wanted) == len(files) + 1
-    asked = IngestOptions(made.size.end + DAY, cluster="made", zone=timezone.utc, users="keep")
-    came = ingest(str(tmp_path / "db"), wanted, asked)
-    assert came.failed == []
+    paths = {source: [str(made.folder / name) for name in names] for source, names in files.items()}
+    chosen_sources = [
+        (source, {**paths, "sacct": days}[source.name]) for source in ALL if source.name in {*paths, "sacct"}
+    ]
+    assert len(chosen_sources) == len(files) + 1
+    options = IngestOptions(made.size.end + DAY, cluster="made", zone=timezone.utc, users="keep")
+    ingested = ingest(str(tmp_path / "db"), chosen_sources, options)
+    assert ingested.failed == []
     # Only torn lines whose sequence number is also missing count as unread.
-    assert set(came.unread.unread) <= {"events"}
-    assert came.unread.unread["events"] <= made.summary["torn_lines"]
+    assert set(ingested.unread.unread) <= {"events"}
+    assert ingested.unread.unread["events"] <= made.summary["torn_lines"]
     store: dict[str, list[dict[str, Any]]] = {
         table: [dict(zip(TABLES[table].columns, row, strict=True)) for row in rows]
         for table, rows in content(tmp_path / "db").items()
@@ -408,18 +418,26 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
 
     jobs = {row["db_index"]: row for row in store["jobs"]}
     assert len(jobs) == len(store["jobs"]) == made.summary["records"]
-    for one in made.records:
-        row = jobs[one.row]
-        assert (row["job_id"], row["state"], row["submit_time"]) == (one.job_id, one.state, one.submitted)
-        assert (row["start_time"] or 0, row["end_time"] or 0) == (one.start, one.end)
-        assert not one.start or (row["gpus"], row["nodes"]) == (one.gpus, len(one.nodes))
-    on = Counter(row["db_index"] for row in store["job_nodes"])
-    assert on == {one.row: len(one.nodes) for one in made.records if one.nodes}
-    took = {(row["time"], row["job_id"], row["preemptor_job_id"]) for row in store["preemptions"]}
-    assert took == {
+    for job_record in made.records:
+        row = jobs[job_record.row]
+        assert (row["job_id"], row["state"], row["submit_time"]) == (
+            job_record.job_id,
+            job_record.state,
+            job_record.submitted,
+        )
+        assert (row["start_time"] or 0, row["end_time"] or 0) == (job_record.start, job_record.end)
+        assert not job_record.start or (row["gpus"], row["nodes"]) == (job_record.gpus, len(job_record.nodes))
+    node_counts = Counter(row["db_index"] for row in store["job_nodes"])
+    assert node_counts == {job_record.row: len(job_record.nodes) for job_record in made.records if job_record.nodes}
+    stored_preemptions = {(row["time"], row["job_id"], row["preemptor_job_id"]) for row in store["preemptions"]}
+    assert stored_preemptions == {
         (int(row["time"]), int(row["victim_job_id"]), int(row["preemptor_job_id"])) for row in made.truth("preemptions")
     }
     assert Counter(row["event"] for row in store["events"]) == made.summary["events"]
     for table in ("node_states", "reservations", "tickets", "nodes"):
         assert len(store[table]) == made.summary[table], table
-    assert len(store["exclusions"]) == sum(len(one.excluded) for one in made.records) == made.summary["excluded"]
+    assert (
+        len(store["exclusions"])
+        == sum(len(job_record.excluded) for job_record in made.records)
+        == made.summary["excluded"]
+    )

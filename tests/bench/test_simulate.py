@@ -26,41 +26,41 @@ LIMITS = FleetLimits()
 HOUR = 3600.0
 
 
-def kept(fleet: Fleet) -> set[str]:
+def nodes_with_counted_drain(fleet: Fleet) -> set[str]:
     """Return the nodes that have a drain which was counted."""
     return {name for name, node in fleet.nodes.items() if node.memory.reason and not node.memory.awaits_count}
 
 
 def fleet_of(nodes: int, limits: FleetLimits = LIMITS, away: tuple[float, float] = (0, 0)) -> tuple[Fleet, Slurmctld]:
     random.seed(7)
-    names = [f"n{i:04d}" for i in range(nodes)]
+    names = [f"n{index:04d}" for index in range(nodes)]
     slurmctld = Slurmctld(names, away=(1.8e9 + away[0], 1.8e9 + away[1]))
     return Fleet(names, slurmctld, limits), slurmctld
 
 
-def test_a_dead_file_server_drains_as_many_as_the_limit_and_all_come_back() -> None:
+def test_dead_file_server_drains_up_to_limit_and_all_resume() -> None:
     fleet, slurmctld = fleet_of(300)
     fleet.break_with(dead_file_server(fleet.nodes, 0, HOUR))
     fleet.run(HOUR)
-    assert len(kept(fleet)) == len(slurmctld.drained) == 30
+    assert len(nodes_with_counted_drain(fleet)) == len(slurmctld.drained) == 30
     assert slurmctld.peak <= 1.2 * 30
     assert sum(node.held > 0 for node in fleet.nodes.values()) == 270
     fleet.run(HOUR + 700)
     assert slurmctld.drained == {}
     assert all(node.memory.hold is None for node in fleet.nodes.values())
-    asked = sum(slurmctld.requests.values())
+    requests = sum(slurmctld.requests.values())
     fleet.run(12 * HOUR)
-    assert sum(slurmctld.requests.values()) == asked, "a healthy fleet sends no requests"
+    assert sum(slurmctld.requests.values()) == requests, "a healthy fleet sends no requests"
 
 
-def test_a_wave_of_hardware_faults_is_all_drained_at_once() -> None:
+def test_hardware_faults_are_drained_at_once() -> None:
     fleet, slurmctld = fleet_of(300)
     fleet.break_with(hardware_faults(sorted(fleet.nodes)[::100], 10, HOUR))
     fleet.run(11)
     assert set(slurmctld.drained) == {"n0000", "n0100", "n0200"}
 
 
-def test_a_wave_of_hardware_faults_is_drained_also_while_the_limit_holds_the_rest() -> None:
+def test_hardware_faults_are_drained_while_limit_is_reached() -> None:
     fleet, slurmctld = fleet_of(300)
     wave = sorted(fleet.nodes)[::30]
     fleet.break_with(dead_file_server(fleet.nodes, 0, HOUR))
@@ -74,14 +74,14 @@ def test_a_wave_of_hardware_faults_is_drained_also_while_the_limit_holds_the_res
     assert set(slurmctld.drained) == set(wave)
 
 
-def test_a_bug_that_every_node_takes_for_its_own_hardware_stops_at_the_second_limit() -> None:
+def test_bug_resembling_hardware_fault_stops_at_second_limit() -> None:
     fleet, slurmctld = fleet_of(300)
     fleet.break_with(hardware_faults(fleet.nodes, 10, HOUR))
     fleet.run(HOUR - 1)
-    assert len(kept(fleet)) == len(slurmctld.drained) <= 90
+    assert len(nodes_with_counted_drain(fleet)) == len(slurmctld.drained) <= 90
 
 
-def test_places_that_become_free_are_taken_by_those_that_wait() -> None:
+def test_freed_places_are_taken_by_waiting_nodes() -> None:
     fleet, slurmctld = fleet_of(300)
     fleet.break_with(dead_file_server(fleet.nodes, 0, 12 * HOUR))
     fleet.run(HOUR)
@@ -94,11 +94,11 @@ def test_places_that_become_free_are_taken_by_those_that_wait() -> None:
     assert len(ours - first) == 10
 
 
-def test_slurmctld_that_was_away_is_not_asked_by_all_at_once_when_it_is_back() -> None:
+def test_requests_are_spread_after_slurmctld_returns() -> None:
     fleet, slurmctld = fleet_of(300, away=(100, 1900))
     fleet.break_with(dead_file_server(fleet.nodes, 0, 2 * HOUR))
     fleet.run(2 * HOUR)
-    assert len(kept(fleet)) == 30
+    assert len(nodes_with_counted_drain(fleet)) == 30
     assert max(slurmctld.tables.values()) <= 30
 
 
@@ -112,19 +112,19 @@ def test_slurmctld_that_was_away_is_not_asked_by_all_at_once_when_it_is_back() -
     own=st.sets(st.integers(0, 79), max_size=6),
     away=st.tuples(st.floats(0, 900), st.floats(0, 900)).map(sorted),
 )
-def test_what_stays_drained_for_a_shared_cause_is_never_more_than_the_limit(
-    nodes: int, percent: float, at_least: int, jitter: float, start: float, own: set[int], away: list[float]
+def test_drains_for_shared_cause_never_exceed_limit(
+    nodes: int, percent: float, min_nodes: int, jitter: float, start: float, own_faults: set[int], away: list[float]
 ) -> None:
-    limits = FleetLimits(percent, at_least, 100.0, nodes, jitter)
+    limits = FleetLimits(percent, min_nodes, 100.0, nodes, jitter)
     fleet, slurmctld = fleet_of(nodes, limits, (away[0], away[1]))
     names = sorted(fleet.nodes)
-    broken = {names[i] for i in own if i < nodes}
+    broken = {names[index] for index in own_faults if index < nodes}
     fleet.break_with(dead_file_server(names, start, 3 * HOUR))
     fleet.break_with(hardware_faults(broken, start + 200, 9 * HOUR))
     limit = limit_for(nodes, limits, own_hardware=False)
     for moment in range(60, int(3 * HOUR), 60):
         fleet.run(moment)
-        assert len(kept(fleet) - broken) <= limit
+        assert len(nodes_with_counted_drain(fleet) - broken) <= limit
     assert broken <= set(slurmctld.drained)
     assert len(set(slurmctld.drained) - broken) >= min(limit, nodes) - len(broken)
     fleet.run(3 * HOUR + 1500)
@@ -132,7 +132,7 @@ def test_what_stays_drained_for_a_shared_cause_is_never_more_than_the_limit(
 
 
 @pytest.mark.parametrize("nodes", [3, 4])
-def test_three_nodes_that_fail_in_the_same_second_leave_two_drained(nodes: int) -> None:
+def test_simultaneous_faults_of_three_nodes_leave_two_drained(nodes: int) -> None:
     fleet, slurmctld = fleet_of(nodes, FleetLimits(jitter_seconds=0.0))
     fleet.break_with(dead_file_server(fleet.nodes, 0, 3 * HOUR))
     fleet.run(2 * HOUR)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import BOOT, NOW
 from smi_capture import CAPTURES, host
-from trees import DATA, PCI, FakeSystem, captured, flat, pci_device, write
+from trees import DATA, PCI, FakeSystem, add_pci_device, captured_files, captured_text, write
 
 from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import load
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.one_python
 GPU_CHECKS = sorted(name for name, check in built_in_checks().items() if check.uses == "nvml" and check.has_run)
 
 # Findings that are true for these machines and deserve a warning.
-TRUE = {
+TRUE_FINDINGS = {
     "gpu_persistence/off": "persistence mode is off on half of the machines, which run no jobs",
 }
 
 
 @pytest.mark.parametrize("check", GPU_CHECKS)
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.stem)
-def test_a_healthy_machine_gives_nothing_above_info(capture: Path, check: str) -> None:
+def test_nvml_capture_of_healthy_machine_gives_nothing_above_info(capture: Path, check: str) -> None:
     module = built_in_checks()[check].module
-    given = list(module.run(host(capture), module.Config(), History({}, NOW, BOOT)))
-    bad = [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
-    assert [finding for finding in bad if finding.code not in TRUE] == []
+    results = list(module.run(host(capture), module.Config(), History({}, NOW, BOOT)))
+    unexpected = [item for item in results if isinstance(item, Finding) and item.severity > Severity.INFO]
+    assert [finding for finding in unexpected if finding.code not in TRUE_FINDINGS] == []
 
 
 # --- files of /sys and /proc
@@ -52,18 +52,18 @@ def above_info(root: Path, check: str, settings: dict[str, object] | None = None
     config = load(built_in_checks()[check].config, settings or {}, check)
     store: dict[str, Series] = {}
     found = []
-    for now in (NOW, NOW + 60, NOW + 3600):
+    for clock in (NOW, NOW + 60, NOW + 3600):
         node = Host(str(root), system=HalfFull(str(root)))
-        given = list(module.run(node, config, History(store, now, BOOT)))
-        store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
-        found += [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
+        results = list(module.run(node, config, History(store, clock, BOOT)))
+        store = update(store, [item for item in results if isinstance(item, Observation)], clock, BOOT)
+        found += [item for item in results if isinstance(item, Finding) and item.severity > Severity.INFO]
     return found
 
 
 @pytest.mark.parametrize("check", ["ib_link", "ib_flap", "ib_errors"])
 @pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("infiniband_*.tsv")))
-def test_the_ports_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str, check: str) -> None:
-    files = {path: f"{text}\n" for path, text in flat(capture).items()}
+def test_ports_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str, check: str) -> None:
+    files = {path: f"{text}\n" for path, text in captured_files(capture).items()}
     if capture == "infiniband_procfs.tsv":  # no kernel has this file: a mistake in the capture
         assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/state") == "4: ACTIVE\n"
         assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/phys_state") == "4: ACTIVE\n"
@@ -77,23 +77,23 @@ def test_the_ports_of_real_machines_give_nothing_above_info(tmp_path: Path, capt
 
 
 @pytest.mark.parametrize("kind", ["correctable", "nonfatal", "fatal"])
-def test_the_pcie_errors_of_real_machines_give_nothing_above_info(tmp_path: Path, kind: str) -> None:
-    pci_device(tmp_path, "0000:1b:00.0", "0x030200", "0000:00:01.1")
-    write(tmp_path, {f"{PCI}/0000:1b:00.0/aer_dev_{kind}": captured(f"aer_dev_{kind}_procfs.txt")})
+def test_pcie_errors_of_real_machines_give_nothing_above_info(tmp_path: Path, kind: str) -> None:
+    add_pci_device(tmp_path, "0000:1b:00.0", "0x030200", "0000:00:01.1")
+    write(tmp_path, {f"{PCI}/0000:1b:00.0/aer_dev_{kind}": captured_text(f"aer_dev_{kind}_procfs.txt")})
     if kind == "correctable":
-        write(tmp_path, {f"{PCI}/0000:00:01.1/aer_dev_{kind}": captured(f"aer_dev_{kind}_4.19.txt")})
+        write(tmp_path, {f"{PCI}/0000:00:01.1/aer_dev_{kind}": captured_text(f"aer_dev_{kind}_4.19.txt")})
     assert above_info(tmp_path, "pcie_aer") == []
 
 
 def edac(capture: str) -> dict[str, str]:
     """Parse the output of `grep . FILES`, or lines of a path followed by a line with its text."""
-    lines = captured(capture).split()
+    lines = captured_text(capture).split()
     pairs = [line.rsplit(":", 1) for line in lines] if ":" in lines[0] else zip(lines[::2], lines[1::2], strict=True)
     return {path: f"{text}\n" for path, text in pairs}
 
 
 @pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("edac_*.txt")))
-def test_the_memory_of_real_machines_gives_nothing_above_info(tmp_path: Path, capture: str) -> None:
+def test_edac_counts_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str) -> None:
     files = edac(capture)
     controllers = {path.partition("/mc/")[2].partition("/")[0] for path in files}
     always = [
@@ -104,8 +104,8 @@ def test_the_memory_of_real_machines_gives_nothing_above_info(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("mountinfo_*.txt")))
-def test_the_mounts_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str) -> None:
-    lines = captured(capture).splitlines()
+def test_mounts_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str) -> None:
+    lines = captured_text(capture).splitlines()
     text = "\n".join(line for line in lines if not line.startswith("1 1 0:5 /  /root"))  # a space that no kernel writes
     mounts, garbled = parse_all(text)
     assert (bool(mounts), garbled) == (True, "")

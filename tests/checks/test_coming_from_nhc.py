@@ -27,7 +27,7 @@ NHC = re.search(r"\n## NHC\n(.*?)\n## ", (DOCS / "peers.md").read_text("utf-8"),
 
 
 @pytest.mark.parametrize("text", TABLES)
-def test_each_table_of_settings_is_accepted(text):
+def test_settings_tables_of_page_are_accepted(text):
     table = parse(text)
     assert find_mistakes(table, "page", CHECKS) == []
     for node in ("gpu-001", "gpu-042", "cpu-1"):
@@ -37,13 +37,13 @@ def test_each_table_of_settings_is_accepted(text):
         assert instances <= named
 
 
-def test_all_tables_fit_into_one_file():
+def test_settings_tables_of_page_fit_into_one_file():
     joined = "\n".join(sorted(TABLES, key=lambda text: "[[node]]" in text))
     loaded = resolve_settings(parse(joined), "page", {"node_name": ("--node-name", "gpu-001")}, CHECKS)
     assert {("exec", "nhc"), ("match", "bios"), ("mount", "/scratch")} <= set(loaded.checks)
 
 
-def test_each_check_of_nhc_is_on_the_page():
+def test_page_mentions_each_nhc_check():
     assert NHC is not None
     cells = re.findall(r"(?m)^\| (check_[^|]*) \|", NHC[1])
     checks = [name for cell in cells for name in re.findall(r"check_[a-z_]+", cell)]
@@ -51,15 +51,15 @@ def test_each_check_of_nhc_is_on_the_page():
     assert [check for check in checks if not re.search(rf"\b{check}\b", PAGE)] == []
 
 
-def test_what_nhc_documents_of_hosts_has_its_answer():
-    excluded, other = (
+def test_node_sections_replace_host_expressions_of_nhc():
+    excluded, included = (
         resolve_settings(
             parse(next(t for t in TABLES if "[[node]]" in t)), "page", {"node_name": ("--node-name", node)}, CHECKS
         )
         for node in ("gpu-042", "gpu-041")
     )
     assert excluded.checks["gpu_count", ""].expected != 8
-    assert other.checks["gpu_count", ""].expected == 8
+    assert included.checks["gpu_count", ""].expected == 8
 
 
 EVICTED = "LustreError: 167-0: data-OST0001-osc-ff: This client was evicted by data-OST0001; in progress operations"
@@ -67,7 +67,7 @@ HFI1 = "hfi1 0000:7f:00.0: hfi1_0: [QP74] hfi1_tid_timeout 4084"
 
 
 @pytest.mark.parametrize("page", ["docs/coming-from-nhc.md", "docs/scan.md", "conf/healthd.toml"])
-def test_the_pattern_of_each_page_reads_a_line_that_no_built_in_rule_reads(page):
+def test_pattern_of_page_matches_line_without_built_in_rule(page):
     text = (DOCS.parent / page).read_text("utf-8")
     (name, pattern), *more = re.findall(r'\[kernel_log\.patterns\.(\w+)\][^\n]*\n(?:# )?pattern = "([^"\n]*)"', text)
     assert more == []
@@ -81,7 +81,7 @@ def test_the_pattern_of_each_page_reads_a_line_that_no_built_in_rule_reads(page)
     assert (event.kind, event.code) == ("site", name)
 
 
-def test_a_line_that_a_built_in_rule_reads_takes_its_severity_from_the_check():
+def test_severity_setting_of_page_changes_built_in_finding():
     table = parse(next(t for t in TABLES if "[checks.filesystem]" in t))
     config = resolve_settings(table, "page", {}, CHECKS).checks["filesystem", ""]
     event = make_event(RawLine(0.0, EVICTED), "boot")
@@ -90,23 +90,23 @@ def test_a_line_that_a_built_in_rule_reads_takes_its_severity_from_the_check():
     assert as_configured(finding, config).severity is Severity.DEGRADED
 
 
-def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
+def test_no_page_recommends_nhc_with_all_checks_without_kind():
     root = DOCS.parent
     files = [root / "README.md", *(p for d in ("docs", "conf", "man") for p in (root / d).rglob("*") if p.is_file())]
-    wrong = [
+    unwanted = [
         f"{path.relative_to(root)}: {line}"
         for path in files
         for line in path.read_text("utf-8", "replace").replace("\\-", "-").splitlines()
         if re.search(r'nhc", *"-a"', line) and not line.startswith("Do not use ")
     ]
-    assert wrong == []
+    assert unwanted == []
 
 
 @pytest.mark.parametrize(
     ("listed", "found"),
     [("", False), ("xmrig\n", True), ("minerd\nminerd\n", True)],
 )
-def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
+def test_blacklist_example_only_warns_and_lists_only_named_processes(listed, found):
     loaded = resolve_settings(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
     config = loaded.checks["match", "blacklist"]
     assert config.command[:2] == ("/usr/bin/ps", "-C")  # all processes would be too much output

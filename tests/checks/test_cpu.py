@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from fakes import codes, findings, observations_named, parse_or_error, run_check, run_rounds, run_until_error
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -42,18 +42,21 @@ def healthy(tmp_path):
     return make(tmp_path), Config(expected=8)
 
 
-def test_cpus_that_are_well_give_no_finding(node):
-    given = run_check(cpu, node(), Config(expected=8))
-    assert [item for item in given if isinstance(item, Finding)] == []
-    assert next(observed(given, "cpu_online")).value == 8
-    assert [item.labels for item in observed(given, "cpu_package_throttle_total")] == [(("cpu", "0"),), (("cpu", "2"),)]
+def test_cpu_reports_nothing_for_healthy_cpus(node):
+    results = run_check(cpu, node(), Config(expected=8))
+    assert [item for item in results if isinstance(item, Finding)] == []
+    assert next(observations_named(results, "cpu_online")).value == 8
+    assert [item.labels for item in observations_named(results, "cpu_package_throttle_total")] == [
+        (("cpu", "0"),),
+        (("cpu", "2"),),
+    ]
 
 
-def test_a_machine_that_tells_nothing_of_its_cpus_gives_nothing(tmp_path):
+def test_cpu_reports_nothing_without_cpu_files(tmp_path):
     assert run_check(cpu, Host(str(tmp_path))) == []
 
 
-def test_a_virtual_machine_has_neither_governors_nor_counts(tmp_path):
+def test_guest_without_governors_and_counts_gives_no_finding(tmp_path):
     host = write(tmp_path, {f"{CPUS}/online": "0-1\n"})
     assert [item.name for item in run_check(cpu, host)] == ["cpu_online"]
 
@@ -65,56 +68,56 @@ def test_fewer_cpus_than_expected_are_degraded_and_more_are_fine(node):
     assert findings(cpu, node(), Config(expected=4)) == []
 
 
-def test_without_an_expectation_no_number_is_too_few(node):
+def test_cpu_count_without_expectation_is_ignored(node):
     assert findings(cpu, node(online="0")) == []
 
 
-def test_another_governor_warns_once_for_the_node(node):
+def test_wrong_governor_warns_once_for_the_node(node):
     host = node({GOVERNOR.format(n): "powersave\n" for n in range(3)} | {GOVERNOR.format(7): "schedutil\n"})
     (finding,) = findings(cpu, host)
     assert (finding.code, finding.severity) == ("cpu/governor", Severity.WARNING)
     assert finding.message == "of 8 CPU frequency policies 3 have 'powersave', 1 have 'schedutil', not performance"
 
 
-def test_governors_that_the_site_accepts_are_right(node):
+def test_governors_setting_accepts_other_governors(node):
     host = node({GOVERNOR.format(n): "powersave\n" for n in range(8)})
     assert findings(cpu, host, Config(governors=("performance", "powersave"))) == []
     assert findings(cpu, host, Config(governors=())) == []
 
 
-def test_throttling_that_grows_warns_and_an_old_count_does_not(node):
-    *_, count = observed(rounds(cpu, [node({COUNT.format(2): "7000\n"})]), "cpu_package_throttle_total")
+def test_old_throttle_count_does_not_warn(node):
+    *_, count = observations_named(run_rounds(cpu, [node({COUNT.format(2): "7000\n"})]), "cpu_package_throttle_total")
     assert count.value == 7000
-    given = rounds(cpu, [node({COUNT.format(2): "7000\n"})])
-    assert [item for item in given if isinstance(item, Finding)] == []
+    results = run_rounds(cpu, [node({COUNT.format(2): "7000\n"})])
+    assert [item for item in results if isinstance(item, Finding)] == []
 
 
 def test_throttling_warns_for_its_package(node, tmp_path):
-    story = Story(cpu).look(node()).look(node({COUNT.format(2): "3\n"}))
+    story = Story(cpu).run_check(node()).run_check(node({COUNT.format(2): "3\n"}))
     ((code, subject),) = story.conditions
     assert (code, subject) == ("cpu/throttled", "cpu2")
     assert "3 times" in story.conditions[code, subject].message
 
 
-def test_so_much_throttling_may_be_accepted(node):
-    story = Story(cpu, Config(throttle_events=3)).look(node()).look(node({COUNT.format(0): "3\n"}))
+def test_throttle_events_setting_accepts_some_throttling(node):
+    story = Story(cpu, Config(throttle_events=3)).run_check(node()).run_check(node({COUNT.format(0): "3\n"}))
     assert story.codes == []
-    assert story.look(node({COUNT.format(0): "7\n"})).codes == ["cpu/throttled"]
+    assert story.run_check(node({COUNT.format(0): "7\n"})).codes == ["cpu/throttled"]
 
 
-def test_few_files_are_read(node):
-    asked = []
+def test_cpu_reads_each_file_once(node):
+    paths = []
 
-    class Noting(Tree):
+    class RecordingTree(Tree):
         def read(self, path: str) -> bytes:
-            asked.append(path)
+            paths.append(path)
             return super().read(path)
 
-    run_check(cpu, Host(node().root, system=Noting(node().root)))
-    assert len(asked) == len(set(asked)) == 1 + 2 * 2 + 8
+    run_check(cpu, Host(node().root, system=RecordingTree(node().root)))
+    assert len(paths) == len(set(paths)) == 1 + 2 * 2 + 8
 
 
-def test_a_policy_of_cpus_that_are_offline_is_no_matter(node):
+def test_governor_of_offline_cpus_is_ignored(node):
     class Offline(Tree):
         number = errno.EBUSY
 
@@ -126,7 +129,7 @@ def test_a_policy_of_cpus_that_are_offline_is_no_matter(node):
     root = node().root
     assert findings(cpu, Host(root, system=Offline(root))) == []
     Offline.number = errno.EIO
-    assert "governor of policy3: no" in until_it_fails(cpu, Host(root, system=Offline(root)))[1]
+    assert "governor of policy3: no" in run_until_error(cpu, Host(root, system=Offline(root)))[1]
 
 
 @pytest.mark.parametrize(
@@ -140,32 +143,32 @@ def test_a_policy_of_cpus_that_are_offline_is_no_matter(node):
         (GOVERNOR.format(5), ""),
     ],
 )
-def test_what_cannot_be_read_is_unknown_and_hides_nothing_else(node, path, text):
-    given, error = until_it_fails(cpu, node({GOVERNOR.format(1): "powersave", path: text}))
+def test_garbled_file_fails_run_and_hides_no_other_finding(node, path, text):
+    results, error = run_until_error(cpu, node({GOVERNOR.format(1): "powersave", path: text}))
     assert ("governor of policy5: is empty" if "policy" in path else path) in error
-    assert codes([item for item in given if isinstance(item, Finding)]) == ["cpu/governor"]
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["cpu/governor"]
 
 
-def test_a_list_of_cpus_that_is_away_is_unknown_where_a_number_is_expected(node, tmp_path):
+def test_missing_online_list_fails_run_if_count_is_expected(node, tmp_path):
     node()
     (tmp_path / CPUS[1:] / "online").unlink()
-    assert "not a list of CPUs" in until_it_fails(cpu, Host(str(tmp_path)), Config(expected=8))[1]
+    assert "not a list of CPUs" in run_until_error(cpu, Host(str(tmp_path)), Config(expected=8))[1]
 
 
-def test_this_machine_gives_nothing():
+def test_cpu_reports_nothing_on_this_machine():
     assert findings(cpu, Host()) == []
 
 
 @given(st.sets(st.integers(0, 8191), min_size=1, max_size=60))
-def test_every_list_of_cpus_is_read(cpus):
+def test_parse_reads_every_cpu_list(cpus):
     assert parse(",".join(map(str, cpus)), "p") == cpus
     assert parse(f"{min(cpus)}-{max(cpus)}", "p") == set(range(min(cpus), max(cpus) + 1))
 
 
 @given(st.one_of(st.text(max_size=20), st.sampled_from(["", "N/A", "0-", "-3", "3-1", "0,,1", f"{2**64}", "٣"])))
-def test_garbage_is_no_list_of_cpus(text):
-    found, said = refusal(parse, text, "p")
-    assert said.startswith("p: not a list of CPUs") or found
+def test_parse_rejects_garbage(text):
+    found, error = parse_or_error(parse, text, "p")
+    assert error.startswith("p: not a list of CPUs") or found
 
 
 @settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
@@ -173,53 +176,55 @@ def test_garbage_is_no_list_of_cpus(text):
     path=st.sampled_from([f"{CPUS}/online", COUNT.format(2), GOVERNOR.format(2)]),
     content=st.binary(max_size=12).filter(lambda raw: not raw.strip().isdigit()),
 )
-def test_no_content_of_a_file_passes_silently(node, path, content):
-    given_, error = until_it_fails(cpu, node({path: content}), Config(expected=8))
-    assert error or any(isinstance(item, Finding) for item in given_) or content.strip() == b"performance"
+def test_any_file_content_gives_finding_or_failure(node, path, content):
+    results, error = run_until_error(cpu, node({path: content}), Config(expected=8))
+    assert error or any(isinstance(item, Finding) for item in results) or content.strip() == b"performance"
 
 
 # --- stories
 
 
-def test_a_cpu_that_is_away_drains_until_it_is_back(node):
+def test_offline_cpu_drains_until_it_is_online(node):
     away = node(online="0-6")
-    story = Story(cpu, Config(expected=8)).look(away)
+    story = Story(cpu, Config(expected=8)).run_check(away)
     assert (story.codes, story.drained, story.requeued) == (["cpu/missing"], True, False)
-    assert story.wait(600).looks(away, 20).drained
-    assert story.reboot().look(away).drained
+    assert story.wait(600).run_checks(away, 20).drained
+    assert story.reboot().run_check(away).drained
     back = node(online="0-7")
-    assert story.look(back).drained
-    assert not story.look(back).drained
+    assert story.run_check(back).drained
+    assert not story.run_check(back).drained
 
 
-def test_a_cpu_count_that_a_profile_guessed_warns_and_never_drains(node):
-    story = Story(cpu, Config(expected=8, guessed=("expected",))).looks(node(online="0-3"), 20)
+def test_cpu_count_guessed_by_profile_never_drains(node):
+    story = Story(cpu, Config(expected=8, guessed=("expected",))).run_checks(node(online="0-3"), 20)
     assert (story.codes, story.drained) == (["cpu/missing"], False)
 
 
-def test_a_governor_warns_until_it_is_set_and_never_drains(node):
+def test_wrong_governor_warns_until_fixed_and_never_drains(node):
     slow = node({GOVERNOR.format(0): "powersave\n"})
-    story = Story(cpu).looks(slow, 20)
+    story = Story(cpu).run_checks(slow, 20)
     assert (story.codes, story.drained) == (["cpu/governor"], False)
-    assert story.looks(node(), 2).codes == []
+    assert story.run_checks(node(), 2).codes == []
 
 
-@pytest.mark.parametrize("wrong", range(8))
-def test_where_all_were_right_a_look_reads_a_quarter_and_finds_a_wrong_governor_within_four(node, wrong):
-    right = node({GOVERNOR.format(number): "performance\n" for number in range(8)})
-    story = Story(cpu).looks(right, 3)
-    slow = node({**{GOVERNOR.format(n): "performance\n" for n in range(8)}, GOVERNOR.format(wrong): "powersave\n"})
-    looks = 0
+@pytest.mark.parametrize("wrong_policy", range(8))
+def test_governor_scan_in_quarters_finds_wrong_one_within_four_runs(node, wrong_policy):
+    all_right = node({GOVERNOR.format(number): "performance\n" for number in range(8)})
+    story = Story(cpu).run_checks(all_right, 3)
+    slow = node(
+        {**{GOVERNOR.format(n): "performance\n" for n in range(8)}, GOVERNOR.format(wrong_policy): "powersave\n"}
+    )
+    runs = 0
     while not story.codes:
-        story.look(slow)
-        looks += 1
-    assert looks <= 4
-    assert story.looks(slow, 5).codes == ["cpu/governor"]
+        story.run_check(slow)
+        runs += 1
+    assert runs <= 4
+    assert story.run_checks(slow, 5).codes == ["cpu/governor"]
 
 
-def test_throttling_warns_while_it_goes_on_and_never_drains(node):
-    story = Story(cpu).look(node())
+def test_throttling_warns_while_count_grows_and_never_drains(node):
+    story = Story(cpu).run_check(node())
     for number in range(1, 20):
-        story.look(node({COUNT.format(0): f"{number}\n"}))
+        story.run_check(node({COUNT.format(0): f"{number}\n"}))
         assert (story.codes, story.drained) == (["cpu/throttled"], False)
-    assert story.looks(node({COUNT.format(0): "19\n"}), 2).codes == []
+    assert story.run_checks(node({COUNT.format(0): "19\n"}), 2).codes == []

@@ -6,7 +6,7 @@ import errno
 import stat
 
 import pytest
-from fakes import codes, findings, run_check, until_it_fails
+from fakes import codes, findings, run_check, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -48,8 +48,8 @@ class Devices(Tree):
 
 def node(**changed: FileStat | OSError | None) -> Host:
     """Create a node with all expected files; node(nvidia0=None) removes /dev/nvidia0."""
-    there = {"/dev/null": "0666", **EXPECTED}
-    files: dict[str, FileStat | OSError] = {path: device(int(mode, 8)) for path, mode in there.items()}
+    modes = {"/dev/null": "0666", **EXPECTED}
+    files: dict[str, FileStat | OSError] = {path: device(int(mode, 8)) for path, mode in modes.items()}
     for name, found in changed.items():
         files.pop(f"/dev/{name}")
         if found is not None:
@@ -61,17 +61,17 @@ def healthy(_tmp_path):
     return node(), BASELINE
 
 
-def test_device_files_as_expected_give_nothing():
+def test_expected_device_files_give_nothing():
     assert run_check(device_nodes, node(), BASELINE) == []
 
 
-def test_without_an_expectation_nothing_is_asked():
+def test_device_nodes_reports_nothing_without_expectation():
     assert run_check(device_nodes, Host(system=Devices({}))) == []
     assert run_check(device_nodes, Host()) == []
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "says"),
+    ("found", "code", "problem"),
     [
         (None, "device_nodes/missing", "is missing"),
         (device(0o666, stat.S_IFREG), "device_nodes/missing", "is not a character device"),
@@ -81,39 +81,43 @@ def test_without_an_expectation_nothing_is_asked():
         (device(0o777), "device_nodes/wrong_mode", "has the mode 0777, not 0666"),
     ],
 )
-def test_a_device_file_that_is_missing_or_wrong_is_degraded(found, code, says):
+def test_missing_or_wrong_device_file_is_degraded(found, code, problem):
     (finding,) = findings(device_nodes, node(nvidia0=found), BASELINE)
     assert (finding.code, finding.severity, finding.clears) == (code, Severity.DEGRADED, Clears.PASS)
-    assert (finding.subject, finding.expects, finding.message) == ("/dev/nvidia0", "expected", f"/dev/nvidia0 {says}")
+    assert (finding.subject, finding.expects, finding.message) == (
+        "/dev/nvidia0",
+        "expected",
+        f"/dev/nvidia0 {problem}",
+    )
 
 
-def test_the_mode_may_be_written_with_three_digits():
+def test_expected_mode_may_have_three_digits():
     assert findings(device_nodes, node(), Config(expected={"/dev/nvidia0": "666"})) == []
 
 
-def test_a_device_file_that_cannot_be_asked_is_unknown_and_hides_no_other():
+def test_unreadable_device_file_fails_run_and_hides_no_other():
     host = node(nvidia0=PermissionError(errno.EACCES, "Permission denied"), nvidiactl=None)
-    given_, error = until_it_fails(device_nodes, host, BASELINE)
+    results, error = run_until_error(device_nodes, host, BASELINE)
     assert error == "/dev/nvidia0: Permission denied"
-    assert codes([item for item in given_ if isinstance(item, Finding)]) == ["device_nodes/missing"]
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["device_nodes/missing"]
 
 
-def test_a_device_file_of_this_machine_is_asked():
+def test_device_file_of_this_machine_is_read():
     assert findings(device_nodes, Host(), Config(expected={"/dev/null": "0666"})) == []
 
 
 @pytest.mark.parametrize("mode", ["", "rw-rw-rw-", "0o666", "888", "66", "06666", "-666"])
-def test_a_mode_that_is_none_is_refused(mode):
+def test_validate_rejects_invalid_mode(mode):
     assert 'must be octal as in "0666"' in (validate(Config(expected={"/dev/nvidia0": mode})) or "")
 
 
-def test_a_path_that_is_no_device_file_is_refused():
+def test_validate_rejects_path_outside_dev():
     assert "is not below /dev" in (validate(Config(expected={"/etc/passwd": "0644"})) or "")
     assert validate(BASELINE) is None
 
 
 @given(found=st.integers(0, 0o7777), wanted=st.integers(0, 0o777))
-def test_only_the_very_mode_is_right(found, wanted):
+def test_only_exact_mode_passes(found, wanted):
     config = Config(expected={"/dev/nvidia0": f"{wanted:04o}"})
     assert validate(config) is None
     host = Host(system=Devices({"/dev/nvidia0": device(found)}))
@@ -123,29 +127,31 @@ def test_only_the_very_mode_is_right(found, wanted):
 # --- stories
 
 
-@pytest.mark.parametrize("wrong", [None, device(0o600)])
-def test_a_driver_that_is_loaded_anew_drains_nothing(wrong):
-    story = Story(device_nodes, BASELINE).look(node()).looks(node(nvidia0=wrong), 2, minutes=0.4)
-    assert (story.looks(node(), 3).codes, story.drained) == ([], False)
+@pytest.mark.parametrize("fault", [None, device(0o600)])
+def test_driver_reload_does_not_drain(fault):
+    story = Story(device_nodes, BASELINE).run_check(node()).run_checks(node(nvidia0=fault), 2, minutes=0.4)
+    assert (story.run_checks(node(), 3).codes, story.drained) == ([], False)
 
 
-@pytest.mark.parametrize("wrong", [None, device(0o600)])
-def test_a_wrong_device_file_drains_without_a_requeue_until_it_is_right(wrong):
-    story = Story(device_nodes, BASELINE).look(node()).looks(node(nvidia0=wrong), 2, minutes=1)
+@pytest.mark.parametrize("fault", [None, device(0o600)])
+def test_wrong_device_file_drains_without_requeue_until_fixed(fault):
+    story = Story(device_nodes, BASELINE).run_check(node()).run_checks(node(nvidia0=fault), 2, minutes=1)
     assert (story.drained, story.requeued) == (True, False)
-    assert story.wait(600).looks(node(nvidia0=wrong), 20).drained
-    assert story.reboot().look(node(nvidia0=wrong)).drained  # a reboot that does not restore the file clears nothing
-    assert story.look(node()).drained
-    assert not story.look(node()).drained
+    assert story.wait(600).run_checks(node(nvidia0=fault), 20).drained
+    assert (
+        story.reboot().run_check(node(nvidia0=fault)).drained
+    )  # a reboot that does not restore the file clears nothing
+    assert story.run_check(node()).drained
+    assert not story.run_check(node()).drained
 
 
-def test_a_device_file_that_a_profile_guessed_warns_and_never_drains():
+def test_device_file_guessed_by_profile_never_drains():
     guessed = Config(expected=EXPECTED, guessed=("expected",))
-    story = Story(device_nodes, guessed).looks(node(nvidia0=None), 20)
+    story = Story(device_nodes, guessed).run_checks(node(nvidia0=None), 20)
     assert (story.codes, story.drained) == (["device_nodes/missing"], False)
 
 
-def test_a_tree_without_device_files_lacks_none_of_those_that_only_a_profile_names(tmp_path):
+def test_tree_without_dev_lacks_no_file_guessed_by_profile(tmp_path):
     expected = {"/dev/nvidia0": "0666"}
     assert findings(device_nodes, Host(str(tmp_path)), Config(expected=expected, guessed=("expected",))) == []
     assert codes(findings(device_nodes, Host(str(tmp_path)), Config(expected=expected))) == ["device_nodes/missing"]

@@ -6,13 +6,13 @@ import errno
 import shutil
 
 import pytest
-from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from fakes import codes, findings, observations_named, parse_or_error, run_check, run_rounds, run_until_error
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from story import Story
-from trees import Refusing, write
+from trees import UnreadableTree, write
 
 from healthd.checks import eth_link
 from healthd.checks.eth_link import Config, is_up, validate
@@ -54,19 +54,19 @@ ABSENT_IS_FINE = {
 
 
 def test_interfaces_and_bonds_that_are_up_give_no_finding(node):
-    given = run_check(eth_link, node(), EXPECTED)
-    assert [item for item in given if isinstance(item, Finding)] == []
-    assert [(dict(item.labels)["interface"], item.value) for item in observed(given, "eth_interface_up")] == [
-        (name, 1) for name in ("eth0", "bond0", "eth1", "eth2")
-    ]
+    results = run_check(eth_link, node(), EXPECTED)
+    assert [item for item in results if isinstance(item, Finding)] == []
+    assert [
+        (dict(item.labels)["interface"], item.value) for item in observations_named(results, "eth_interface_up")
+    ] == [(name, 1) for name in ("eth0", "bond0", "eth1", "eth2")]
 
 
-def test_without_an_expectation_nothing_is_looked_at(node):
+def test_eth_link_reports_nothing_without_expectation(node):
     assert run_check(eth_link, node(eth0={"operstate": "down"})) == []
 
 
 @pytest.mark.parametrize("state", ["down", "lowerlayerdown", "dormant", "notpresent", "testing"])
-def test_an_interface_that_is_not_up_is_degraded_after_a_minute(node, state):
+def test_interface_not_up_is_degraded_after_a_minute(node, state):
     (finding,) = findings(eth_link, node(eth0={"operstate": state}), EXPECTED)
     assert (finding.code, finding.subject, finding.expects) == ("eth_link/down", "eth0", "expected_mbps")
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
@@ -74,17 +74,17 @@ def test_an_interface_that_is_not_up_is_degraded_after_a_minute(node, state):
 
 
 @pytest.mark.parametrize(("carrier", "found"), [("1", []), ("0", ["eth_link/down"])])
-def test_a_driver_that_does_not_keep_the_state_is_judged_by_its_carrier(node, carrier, found):
+def test_unknown_operstate_is_decided_by_carrier(node, carrier, found):
     host = node(eth0={"operstate": "unknown", "carrier": carrier})
     assert codes(findings(eth_link, host, EXPECTED)) == found
 
 
-def test_an_interface_that_is_not_there_is_degraded(node):
+def test_missing_interface_is_degraded(node):
     (finding,) = findings(eth_link, node(), Config(expected_mbps={"eth7": 0}))
     assert (finding.code, finding.severity) == ("eth_link/missing", Severity.DEGRADED)
 
 
-def test_a_member_of_a_bond_that_is_down_or_gone_is_degraded(node, tmp_path):
+def test_bond_member_that_is_down_or_missing_is_degraded(node, tmp_path):
     (finding,) = findings(eth_link, node(eth2={"operstate": "down"}), EXPECTED)
     assert (finding.code, finding.subject) == ("eth_link/member_down", "eth2")
     assert "bond0" in finding.message
@@ -92,35 +92,35 @@ def test_a_member_of_a_bond_that_is_down_or_gone_is_degraded(node, tmp_path):
     assert codes(findings(eth_link, Host(str(tmp_path)), EXPECTED)) == ["eth_link/missing"]
 
 
-def test_what_lies_below_a_bridge_or_vlan_is_not_its_member(node, tmp_path):
+def test_port_below_bridge_or_vlan_is_not_a_member(node, tmp_path):
     write(tmp_path, {f"{NET}/br0/operstate": "up\n", f"{NET}/veth1/operstate": "down\n"})
     (tmp_path / NET[1:] / "br0" / "lower_veth1").symlink_to("../veth1")
     assert findings(eth_link, node(), Config(expected_mbps={"br0": 0})) == []
 
 
-def test_an_interface_that_is_slower_than_expected_is_degraded_and_a_faster_one_fine(node):
+def test_slow_interface_is_degraded_and_faster_one_is_fine(node):
     (finding,) = findings(eth_link, node(bond0={"speed": "100000"}), EXPECTED)
     assert (finding.code, finding.subject, finding.severity) == ("eth_link/slow", "bond0", Severity.DEGRADED)
     assert findings(eth_link, node(bond0={"speed": "400000"}), EXPECTED) == []
 
 
-def test_any_speed_is_not_even_read(node, tmp_path):
+def test_speed_is_not_read_if_any_speed_is_expected(node, tmp_path):
     node()
-    host = Host(str(tmp_path), system=Refusing(tmp_path, {f"{NET}/eth0/speed": errno.EINVAL}))
+    host = Host(str(tmp_path), system=UnreadableTree(tmp_path, {f"{NET}/eth0/speed": errno.EINVAL}))
     assert findings(eth_link, host, Config(expected_mbps={"eth0": 0})) == []
-    assert "eth0" in until_it_fails(eth_link, host, EXPECTED)[1]
+    assert "eth0" in run_until_error(eth_link, host, EXPECTED)[1]
 
 
 @pytest.mark.parametrize("speed", ["-1", "0", "4294967295"])
-def test_a_speed_that_the_driver_does_not_tell_is_unknown(node, speed):
-    assert "expected_mbps to 0" in until_it_fails(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
+def test_unreported_speed_fails_run(node, speed):
+    assert "expected_mbps to 0" in run_until_error(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
 
 
 LARGE = Config(expected_mtu={"eth0": 9000})
 
 
 @pytest.mark.parametrize("mtu", ["1500", "9001", "8999", "1"])
-def test_another_mtu_than_expected_warns(node, mtu):
+def test_unexpected_mtu_warns(node, mtu):
     (finding,) = findings(eth_link, node(eth0={"mtu": mtu}), LARGE)
     assert (finding.code, finding.subject, finding.expects) == ("eth_link/mtu", "eth0", "expected_mtu")
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.WARNING, Clears.PASS, 60.0)
@@ -128,44 +128,44 @@ def test_another_mtu_than_expected_warns(node, mtu):
     assert findings(eth_link, node(eth0={"mtu": mtu}), EXPECTED) == []
 
 
-def test_the_mtu_that_is_expected_and_that_of_an_interface_that_is_not_there_are_no_finding(node):
+def test_expected_mtu_and_mtu_of_missing_interface_give_no_finding(node):
     assert findings(eth_link, node(eth0={"mtu": "9000"}), LARGE) == []
     assert findings(eth_link, node(), Config(expected_mtu={"eth7": 9000})) == []
 
 
 @pytest.mark.parametrize("mtu", ["", "N/A", "Unknown", str(2**64), "-1", "9000 bytes"])
-def test_a_garbled_mtu_is_unknown_and_hides_no_other(node, mtu):
+def test_garbled_mtu_fails_run_and_hides_no_other_finding(node, mtu):
     config = Config(expected_mtu={"eth0": 9000, "bond0": 9000})
-    given, error = until_it_fails(eth_link, node(eth0={"mtu": mtu}, bond0={"mtu": "1500"}), config)
+    results, error = run_until_error(eth_link, node(eth0={"mtu": mtu}, bond0={"mtu": "1500"}), config)
     assert "eth0: eth0/mtu: not a number of bytes" in error
-    assert codes(given) == ["eth_link/mtu"]
+    assert codes(results) == ["eth_link/mtu"]
 
 
-def test_another_mtu_warns_until_it_is_right_and_never_drains(node):
-    story = Story(eth_link, LARGE).looks(node(eth0={"mtu": "1500"}), 300)
+def test_unexpected_mtu_warns_until_fixed_and_never_drains(node):
+    story = Story(eth_link, LARGE).run_checks(node(eth0={"mtu": "1500"}), 300)
     assert (story.codes, story.drained) == (["eth_link/mtu"], False)
-    assert story.reboot().looks(node(eth0={"mtu": "1500"}), 3).codes == ["eth_link/mtu"]
-    assert story.looks(node(eth0={"mtu": "9000"}), 2).codes == []
+    assert story.reboot().run_checks(node(eth0={"mtu": "1500"}), 3).codes == ["eth_link/mtu"]
+    assert story.run_checks(node(eth0={"mtu": "9000"}), 2).codes == []
 
 
-@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "not an interface name"), ({"eth0": 0}, "must be above 0")])
-def test_an_mtu_that_is_none_is_refused(mtu, said):
-    assert said in (validate(Config(expected_mtu=mtu)) or "")
+@pytest.mark.parametrize(("mtu", "error"), [({"a/b": 9000}, "not an interface name"), ({"eth0": 0}, "must be above 0")])
+def test_validate_rejects_invalid_mtu(mtu, error):
+    assert error in (validate(Config(expected_mtu=mtu)) or "")
     assert validate(LARGE) is None
 
 
-def changed_in_rounds(tmp_path, *changes, apart=300.0, config=EXPECTED):
+def findings_after_changes(tmp_path, *changes, apart=300.0, config=EXPECTED):
     hosts = [make(tmp_path / str(n), eth0={"carrier_changes": each}) for n, each in enumerate(changes)]
-    return [item for item in rounds(eth_link, hosts, config, apart) if isinstance(item, Finding)]
+    return [item for item in run_rounds(eth_link, hosts, config, apart) if isinstance(item, Finding)]
 
 
-def test_more_than_three_carrier_changes_within_the_window_warn(tmp_path):
-    assert changed_in_rounds(tmp_path, 100, 103) == []
-    (finding,) = changed_in_rounds(tmp_path, 100, 102, 104)
+def test_more_than_three_carrier_changes_within_window_warn(tmp_path):
+    assert findings_after_changes(tmp_path, 100, 103) == []
+    (finding,) = findings_after_changes(tmp_path, 100, 102, 104)
     assert (finding.code, finding.subject, finding.severity) == ("eth_link/flapping", "eth0", Severity.WARNING)
-    assert changed_in_rounds(tmp_path, 100, 102, 104, apart=3700.0) == []
+    assert findings_after_changes(tmp_path, 100, 102, 104, apart=3700.0) == []
     lenient = Config(expected_mbps={"eth0": 0}, carrier_changes=4)
-    assert changed_in_rounds(tmp_path, 100, 104, config=lenient) == []
+    assert findings_after_changes(tmp_path, 100, 104, config=lenient) == []
 
 
 @pytest.mark.parametrize(
@@ -180,53 +180,53 @@ def test_more_than_three_carrier_changes_within_the_window_warn(tmp_path):
         {"carrier_changes": "N/A"},
     ],
 )
-def test_a_garbled_interface_is_unknown_and_hides_no_other(node, files):
-    given, error = until_it_fails(eth_link, node(eth0=files, bond0={"operstate": "down"}), EXPECTED)
+def test_garbled_interface_fails_run_and_hides_no_other_finding(node, files):
+    results, error = run_until_error(eth_link, node(eth0=files, bond0={"operstate": "down"}), EXPECTED)
     assert error.startswith("eth0: eth0/")
-    assert codes([item for item in given if isinstance(item, Finding)]) == ["eth_link/down"]
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["eth_link/down"]
 
 
-def test_a_bond_whose_members_cannot_be_listed_is_unknown_and_judged_itself(node, tmp_path):
-    class Unlistable(Refusing):
+def test_unlistable_bond_members_fail_run_and_bond_is_still_evaluated(node, tmp_path):
+    class Unlistable(UnreadableTree):
         def names(self, path):
             raise OSError(errno.EIO, "Input/output error")
 
     node(bond0={"operstate": "down"})
-    given, error = until_it_fails(eth_link, Host(str(tmp_path), system=Unlistable(tmp_path, {})), EXPECTED)
+    results, error = run_until_error(eth_link, Host(str(tmp_path), system=Unlistable(tmp_path, {})), EXPECTED)
     assert "bond0: [Errno 5]" in error
-    assert codes([item for item in given if isinstance(item, Finding)]) == ["eth_link/down"]
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["eth_link/down"]
 
 
-def test_a_link_that_is_down_drains_until_it_is_up_twice(node):
+def test_interface_down_drains_until_up_in_two_runs(node):
     down = node(eth0={"operstate": "down"})
-    life = Story(eth_link, EXPECTED).look(down)
+    life = Story(eth_link, EXPECTED).run_check(down)
     assert not life.drained
-    life.look(down, minutes=1)
+    life.run_check(down, minutes=1)
     assert (life.codes, life.drained, life.requeued) == (["eth_link/down"], True, False)
-    life.looks(down, 300).reboot().looks(down, 2)
+    life.run_checks(down, 300).reboot().run_checks(down, 2)
     assert life.drained
-    assert life.look(node()).drained
-    assert not life.look(node()).drained
+    assert life.run_check(node()).drained
+    assert not life.run_check(node()).drained
 
 
-def test_an_interface_that_is_gone_drains_until_it_is_there_again(node, tmp_path):
+def test_missing_interface_drains_until_it_exists_again(node, tmp_path):
     host = node()
-    life = Story(eth_link, EXPECTED).look(host)
+    life = Story(eth_link, EXPECTED).run_check(host)
     shutil.rmtree(tmp_path / NET[1:] / "eth0")
-    life.look(host)
+    life.run_check(host)
     assert (life.codes, life.drained) == ([], False)
-    life.look(host, minutes=1)
+    life.run_check(host, minutes=1)
     assert (life.codes, life.drained, life.requeued) == (["eth_link/missing"], True, False)
-    life.looks(host, 300).reboot().looks(host, 3)
+    life.run_checks(host, 300).reboot().run_checks(host, 3)
     assert (life.codes, life.drained) == (["eth_link/missing"], True)  # neither a day nor a reboot clears the condition
     node()
-    assert life.look(host).drained
-    life.look(host)
+    assert life.run_check(host).drained
+    life.run_check(host)
     assert (life.codes, life.drained) == ([], False)
 
 
-def test_a_link_that_is_back_within_a_minute_drains_nothing(node):
-    life = Story(eth_link, EXPECTED).look(node(eth0={"operstate": "down"})).look(node(), minutes=1)
+def test_interface_down_for_less_than_a_minute_does_not_drain(node):
+    life = Story(eth_link, EXPECTED).run_check(node(eth0={"operstate": "down"})).run_check(node(), minutes=1)
     assert (life.codes, life.drained) == ([], False)
 
 
@@ -237,51 +237,51 @@ def test_a_link_that_is_back_within_a_minute_drains_nothing(node):
         ({"bond0": {"speed": "100000"}}, "slow"),
     ],
 )
-def test_a_weakened_bond_drains_until_it_is_whole(node, fault, code):
-    life = Story(eth_link, EXPECTED).looks(node(**fault), 2)
+def test_weakened_bond_drains_until_complete(node, fault, code):
+    life = Story(eth_link, EXPECTED).run_checks(node(**fault), 2)
     assert (life.codes, life.drained, life.requeued) == ([f"eth_link/{code}"], True, False)
-    life.looks(node(**fault), 300)
+    life.run_checks(node(**fault), 300)
     assert life.drained
-    life.looks(node(), 2)
+    life.run_checks(node(), 2)
     assert (life.codes, life.drained) == ([], False)
 
 
-def test_a_flapping_interface_never_drains_and_is_well_when_the_window_is_over(node):
-    life = Story(eth_link, EXPECTED).look(node()).look(node(eth0={"carrier_changes": "12"}))
+def test_flapping_interface_never_drains_and_clears_after_window(node):
+    life = Story(eth_link, EXPECTED).run_check(node()).run_check(node(eth0={"carrier_changes": "12"}))
     assert (life.codes, life.drained) == (["eth_link/flapping"], False)
-    life.looks(node(eth0={"carrier_changes": "12"}), 11)
+    life.run_checks(node(eth0={"carrier_changes": "12"}), 11)
     assert life.codes == ["eth_link/flapping"]
-    life.looks(node(eth0={"carrier_changes": "12"}), 3)
+    life.run_checks(node(eth0={"carrier_changes": "12"}), 3)
     assert life.codes == []
 
 
-def test_what_a_profile_guessed_never_drains(node):
+def test_expectation_guessed_by_profile_never_drains(node):
     guessed = Config(expected_mbps={"eth0": 0}, guessed=("expected_mbps",))
-    life = Story(eth_link, guessed).looks(node(eth0={"operstate": "down"}), 10)
+    life = Story(eth_link, guessed).run_checks(node(eth0={"operstate": "down"}), 10)
     assert (life.codes, life.drained) == (["eth_link/down"], False)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "eth 0", "a-name-that-is-too-long", "eth0:1"])
-def test_what_is_no_interface_is_refused(name):
+def test_validate_rejects_invalid_interface_name(name):
     assert "is not an interface name" in (validate(Config(expected_mbps={name: 0})) or "")
 
 
-def test_a_negative_speed_is_refused():
+def test_validate_rejects_negative_speed():
     assert "must not be negative" in (validate(Config(expected_mbps={"eth0": -1})) or "")
     assert validate(EXPECTED) is None
 
 
 @given(st.one_of(st.text(max_size=20), st.sampled_from(["UP", "Unknown", "N/A", "up down", "d own", "1"])))
-def test_nothing_but_up_is_up(state):
-    up, said = refusal(is_up, Host("/nonexistent"), "eth0", state)
-    assert said.startswith("eth0/operstate: not a state") if said else up == (state == "up")
+def test_is_up_accepts_only_up(state):
+    up, error = parse_or_error(is_up, Host("/nonexistent"), "eth0", state)
+    assert error.startswith("eth0/operstate: not a state") if error else up == (state == "up")
 
 
 @settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["operstate", "speed"]), content=st.binary(max_size=16))
-def test_no_other_content_of_a_file_passes_silently(tmp_path, name, content):
+def test_any_file_content_gives_finding_or_failure(tmp_path, name, content):
     host = make(tmp_path)
     (tmp_path / NET[1:] / "eth0" / name).write_bytes(content)
-    found, error = until_it_fails(eth_link, host, EXPECTED)
+    found, error = run_until_error(eth_link, host, EXPECTED)
     fast = content.strip().isdigit() and int(content) >= 100000
     assert error or any(isinstance(item, Finding) for item in found) or content.strip() == b"up" or fast

@@ -32,98 +32,98 @@ SLOW = LiveJob("4711", 8, "client", True, 1000.0, 0.26, 12.5, GPU, "rank 5", "co
 ABSENT_IS_FINE = {FILE: "nothing was reported so far; the daemon reports a missing live process"}
 
 
-def told(*jobs, written=None):
+def live_file(*jobs, written=None):
     return {FILE: to_json(LiveDocument(written=time.time() if written is None else written, jobs=jobs))}
 
 
 def healthy(tmp_path):
-    return write(tmp_path, told(LiveJob("4711", 8, "client"))), Config(client=True)
+    return write(tmp_path, live_file(LiveJob("4711", 8, "client"))), Config(client=True)
 
 
-def test_a_job_that_is_not_slow_is_nothing(tmp_path):
+def test_job_that_is_not_slow_gives_no_finding(tmp_path):
     host, config = healthy(tmp_path)
     assert codes(findings(failslow, host, config)) == []
 
 
-def test_a_slow_job_and_the_gpu_that_makes_it_so_warn(tmp_path):
+def test_slow_job_and_its_suspect_gpu_warn(tmp_path):
     host, config = healthy(tmp_path)
-    write(tmp_path, told(SLOW))
+    write(tmp_path, live_file(SLOW))
     found = findings(failslow, host, config)
-    assert [(one.code, one.subject, one.severity) for one in found] == [
+    assert [(finding.code, finding.subject, finding.severity) for finding in found] == [
         ("failslow/gpu", GPU, Severity.WARNING),
         ("failslow/job", "", Severity.WARNING),
     ]
     assert found[0].message == "job 4711 is 26% slower than before, slowed by rank 5: its own work: 0.3 s"
 
 
-def test_how_slow_since_when_and_which_jobs_stands_in_numbers_too(tmp_path):
+def test_slowness_has_share_onset_and_jobs(tmp_path):
     host, config = healthy(tmp_path)
     worse = LiveJob("9", 8, "client", True, 900.0, 0.5)
-    write(tmp_path, told(SLOW, worse))
-    of_gpu, of_jobs = findings(failslow, host, config)
-    assert of_gpu.slowness == Slowness(0.26, 1000.0, ("4711",))
-    assert of_jobs.slowness == Slowness(0.5, 900.0, ("4711", "9"))
+    write(tmp_path, live_file(SLOW, worse))
+    gpu_finding, job_finding = findings(failslow, host, config)
+    assert gpu_finding.slowness == Slowness(0.26, 1000.0, ("4711",))
+    assert job_finding.slowness == Slowness(0.5, 900.0, ("4711", "9"))
 
 
-def test_what_was_lost_dropped_and_sampled_is_observed_and_no_job_is_a_label(tmp_path):
+def test_totals_are_observed_without_job_labels(tmp_path):
     host, config = healthy(tmp_path)
     document = LiveDocument(
         time.time(), 1e9, (SLOW,), dropped=Dropped(strangers=3), lost=LostSeconds(12.5, 2.0), sampling=0.0004
     )
     write(tmp_path, {FILE: to_json(document)})
-    seen = {
-        (one.name, *(value for _, value in one.labels)): one.value
-        for one in run_check(failslow, host, config)
-        if isinstance(one, Observation)
+    values = {
+        (item.name, *(value for _, value in item.labels)): item.value
+        for item in run_check(failslow, host, config)
+        if isinstance(item, Observation)
     }
-    assert seen["failslow_worst_slowdown",] == 0.26
-    assert seen["failslow_lost_seconds_total", "client"] == 12.5
-    assert seen["failslow_lost_seconds_total", "counters"] == 2.0
-    assert seen["failslow_dropped_total", "strangers"] == 3
-    assert seen["failslow_paused_until_timestamp_seconds",] == 1e9
-    assert (seen["failslow_sampling",], seen["failslow_sampling_cpu_ratio",]) == (1, 0.0004)
-    assert not any("4711" in part for key in seen for part in key)
+    assert values["failslow_worst_slowdown",] == 0.26
+    assert values["failslow_lost_seconds_total", "client"] == 12.5
+    assert values["failslow_lost_seconds_total", "counters"] == 2.0
+    assert values["failslow_dropped_total", "strangers"] == 3
+    assert values["failslow_paused_until_timestamp_seconds",] == 1e9
+    assert (values["failslow_sampling",], values["failslow_sampling_cpu_ratio",]) == (1, 0.0004)
+    assert not any("4711" in part for key in values for part in key)
 
 
-def test_where_nothing_is_sampled_no_share_of_a_core_is_told(tmp_path):
+def test_cpu_ratio_is_not_observed_without_sampling(tmp_path):
     host, config = healthy(tmp_path)
-    seen = {one.name: one.value for one in run_check(failslow, host, config) if isinstance(one, Observation)}
-    assert seen["failslow_sampling"] == seen["failslow_worst_slowdown"] == 0
-    assert "failslow_sampling_cpu_ratio" not in seen
+    values = {item.name: item.value for item in run_check(failslow, host, config) if isinstance(item, Observation)}
+    assert values["failslow_sampling"] == values["failslow_worst_slowdown"] == 0
+    assert "failslow_sampling_cpu_ratio" not in values
 
 
-def test_no_job_is_a_subject_however_many_are_slow(tmp_path):
+def test_slow_jobs_share_one_finding_per_source(tmp_path):
     host, config = healthy(tmp_path)
     jobs = [LiveJob(str(number), 8, "client", True, 1000.0, 0.3) for number in range(5)]
-    write(tmp_path, told(*jobs, LiveJob("9", 2, "counters", True, 1000.0, 0.3)))
+    write(tmp_path, live_file(*jobs, LiveJob("9", 2, "counters", True, 1000.0, 0.3)))
     found = findings(failslow, host, config)
-    assert [(one.code, one.subject) for one in found] == [("failslow/job", ""), ("failslow/counters", "")]
+    assert [(finding.code, finding.subject) for finding in found] == [("failslow/job", ""), ("failslow/counters", "")]
     assert "job 3 is 30% slower" in found[0].message
     assert found[0].message.endswith("; and 1 more jobs")
 
 
-def test_nothing_is_read_where_nothing_is_watched(tmp_path):
+def test_failslow_reads_nothing_unless_enabled(tmp_path):
     host = write(tmp_path, {FILE: "no document"})
     assert [type(item) for item in failslow.run(host, Config(), History({}, 0.0, ""))] == [NothingToCheck]
 
 
 @pytest.mark.parametrize("text", ["no document", "{}", '{"schema": 2}', "[]", '{"schema": 1, "written": "x"}'])
-def test_a_file_that_is_no_document_is_an_error_and_no_silence(tmp_path, text):
+def test_invalid_live_document_fails_run(tmp_path, text):
     host, config = healthy(tmp_path)
     write(tmp_path, {FILE: text})
     with pytest.raises(DecodeError):
         findings(failslow, host, config)
 
 
-def test_slowness_that_nobody_writes_of_any_more_is_not_believed(tmp_path):
+def test_stale_live_document_fails_run(tmp_path):
     host, config = healthy(tmp_path)
-    write(tmp_path, told(SLOW, written=time.time() - 3600))
+    write(tmp_path, live_file(SLOW, written=time.time() - 3600))
     with pytest.raises(ValueError, match="old"):
         findings(failslow, host, config)
 
 
 @pytest.mark.parametrize("code", ["failslow/job", "failslow/gpu"])
-def test_no_setting_makes_a_jobs_own_word_more_than_a_warning(code):
+def test_validate_limits_client_findings_to_warning(code):
     assert failslow.validate(Config(severity={code: Severity.INFO})) is None
     assert failslow.validate(Config(severity={code: Severity.WARNING})) is None
     for worse in (Severity.DEGRADED, Severity.CRITICAL):
@@ -135,12 +135,12 @@ ACTS = Config(sample=("ib",), action="drain", restart_seconds=600.0, loss_window
 
 
 def losses(tmp_path, config, *jobs):
-    host = write(tmp_path, told(*jobs))
-    return [one for one in findings(failslow, host, config) if one.code == "failslow/loss"]
+    host = write(tmp_path, live_file(*jobs))
+    return [finding for finding in findings(failslow, host, config) if finding.code == "failslow/loss"]
 
 
 @pytest.mark.parametrize(("act", "severity"), [("drain", Severity.DEGRADED), ("requeue", Severity.CRITICAL)])
-def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_wants_it(tmp_path, act, severity):
+def test_loss_above_restart_cost_drains_or_requeues_if_configured(tmp_path, act, severity):
     (found,) = losses(tmp_path, replace(ACTS, action=act), COUNTED)
     assert (found.subject, found.severity, found.clears, found.window_seconds) == ("", severity, Clears.WINDOW, 60.0)
     assert found.slowness == Slowness(0.25, COUNTED.since, ("4711",))
@@ -149,7 +149,7 @@ def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_want
 
 
 @pytest.mark.parametrize(
-    ("unlike", "why"),
+    ("make_changes", "why"),
     [
         (lambda: {"since": time.time() - 600}, "it lost 120 s so far"),
         (lambda: {"lost_seconds": 599.0}, "its iterations were slow for less"),
@@ -160,12 +160,12 @@ def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_want
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_else_no_node_is_taken_out(tmp_path, unlike, why):
+def test_loss_without_all_conditions_does_not_drain(tmp_path, make_changes, why):
     """`make_changes` is called when the test runs, because it may run an hour after collection."""
-    assert losses(tmp_path, ACTS, replace(COUNTED, **unlike())) == []
+    assert losses(tmp_path, ACTS, replace(COUNTED, **make_changes())) == []
 
 
-def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
+def test_loss_does_not_drain_while_detection_is_paused(tmp_path):
     """An operator pauses detection for a benchmark that is slow on purpose. The node must not drain for it."""
     for until, found in ((time.time() + 60, 0), (time.time() - 60, 1)):
         document = LiveDocument(time.time(), until, (COUNTED,))
@@ -173,28 +173,28 @@ def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
         assert codes(findings(failslow, host, ACTS)).count("failslow/loss") == found
 
 
-def test_without_act_no_node_is_taken_out(tmp_path):
+def test_loss_does_not_drain_without_action(tmp_path):
     assert losses(tmp_path, replace(ACTS, action=""), COUNTED) == []
 
 
-def test_as_much_as_it_costs_is_enough_and_a_second_less_is_not(tmp_path):
+def test_loss_counts_from_exactly_restart_seconds(tmp_path):
     enough = replace(COUNTED, lost_seconds=600.0)
     assert len(losses(tmp_path, ACTS, enough)) == 1
     assert losses(tmp_path, ACTS, replace(enough, lost_seconds=599.0)) == []
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_a_rhythm_that_several_devices_show_is_one_loss_and_not_a_part_of_it(tmp_path, devices):
+def test_loss_seen_by_several_devices_counts_once(tmp_path, devices):
     assert len(losses(tmp_path, ACTS, replace(COUNTED, ranks=devices, lost_seconds=600.0))) == 1
 
 
-def test_act_needs_what_root_reads():
+def test_validate_requires_sample_for_action():
     assert "requires `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
     assert failslow.validate(ACTS) is None
     assert '"reboot"' in (failslow.validate(replace(ACTS, action="reboot")) or "")
 
 
-def heard(sent):
+def jobs_from_messages(sent):
     """Return the live process's jobs for these messages. The node shows a change all the time. The messages follow 60
     normal steps of a rank, and precede 30 very slow steps."""
     jobs = Jobs(
@@ -202,14 +202,14 @@ def heard(sent):
         lambda pid, job, rank: GPU,
         lambda gpu, cause, since: (NodeChange(0.9, "gpu", "the clock fell"),),
     )
-    for at, (connection, seconds, busy, steps) in enumerate(
+    for second, (connection, seconds, busy, steps) in enumerate(
         [*[(0, 1.0, 0.9, 1)] * 60, *sent, *[(0, 9.0, 8.0, 9)] * 30]
     ):
         message = client.MESSAGE.pack(
-            client.MAGIC, connection, connection, at, steps, seconds, busy, client.NOT_MEASURED
+            client.MAGIC, connection, connection, second, steps, seconds, busy, client.NOT_MEASURED
         )
-        if isinstance(said := datagram.parse(message), datagram.StepMessage):
-            jobs.add_step(connection, 100 + connection, "4711", said, 1000.0 + at)
+        if isinstance(step := datagram.parse(message), datagram.StepMessage):
+            jobs.add_step(connection, 100 + connection, "4711", step, 1000.0 + second)
     jobs.evaluate(is_paused=False)
     return jobs.records()
 
@@ -217,9 +217,9 @@ def heard(sent):
 REQUEUES = Config(client=True, sample=("ib",), action="requeue", restart_seconds=0.0)
 
 
-def test_a_client_that_shows_hours_of_loss_only_warns(tmp_path):
-    found = findings(failslow, write(tmp_path, told(*heard([]))), REQUEUES)
-    assert [(one.code, one.severity) for one in found] == [("failslow/job", Severity.WARNING)]
+def test_hours_of_loss_reported_by_client_only_warn(tmp_path):
+    found = findings(failslow, write(tmp_path, live_file(*jobs_from_messages([]))), REQUEUES)
+    assert [(finding.code, finding.severity) for finding in found] == [("failslow/job", Severity.WARNING)]
 
 
 NUMBERS = st.one_of(st.floats(), st.floats(1e-6, 1e5), st.integers(-(2**31), 2**31 - 1).map(float))
@@ -227,32 +227,32 @@ NUMBERS = st.one_of(st.floats(), st.floats(1e-6, 1e5), st.integers(-(2**31), 2**
 
 @settings(max_examples=60, deadline=None, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS, st.integers(1, 10**7)), max_size=150))
-def test_whatever_a_hostile_client_sends_it_takes_no_node_out(tmp_path, sent):
+def test_messages_of_hostile_client_never_drain(tmp_path, sent):
     """Send packed bytes through the parser and the jobs of the live process to a check that requeues at the first
     second of loss."""
-    found = findings(failslow, write(tmp_path, told(*heard(sent))), REQUEUES)
-    assert {one.severity for one in found} <= {Severity.WARNING}
+    found = findings(failslow, write(tmp_path, live_file(*jobs_from_messages(sent))), REQUEUES)
+    assert {finding.severity for finding in found} <= {Severity.WARNING}
     assert "failslow/loss" not in codes(found)
 
 
-def test_what_root_read_may_count_for_more():
+def test_validate_allows_higher_severity_for_counters():
     assert failslow.validate(Config(severity={"failslow/counters": Severity.DEGRADED})) is None
 
 
-def test_only_what_can_be_sampled_is_accepted():
+def test_validate_accepts_only_known_samplers():
     assert failslow.validate(Config(sample=("ib", "power", "nvlink", "pcie"))) is None
     assert '"ipoib"' in (failslow.validate(Config(sample=("ipoib",))) or "")
 
 
-def test_the_live_process_knows_the_settings_as_the_check_declares_them():
-    declared = {one.name: one.default for one in fields_of(Config)}
-    assert {one.name: one.default for one in fields_of(LiveSettings)} == {
-        one.name: declared[one.name] for one in fields_of(LiveSettings)
+def test_live_settings_have_the_defaults_of_the_check():
+    declared = {field.name: field.default for field in fields_of(Config)}
+    assert {field.name: field.default for field in fields_of(LiveSettings)} == {
+        field.name: declared[field.name] for field in fields_of(LiveSettings)
     }
     assert live_settings({"client": True, "severity": {}, "max_ranks": 4}) == LiveSettings(client=True, max_ranks=4)
 
 
-def test_the_document_has_the_fields_that_others_rely_on():
+def test_live_document_has_the_documented_fields():
     table = json.loads(to_json(LiveDocument(1.0, jobs=(SLOW,))))
     assert set(table) >= {"schema", "written", "paused_until", "jobs", "recent", "dropped"}
     assert set(table["jobs"][0]) >= {

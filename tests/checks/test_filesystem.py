@@ -36,15 +36,15 @@ def found(*lines: str) -> list[Finding]:
     return findings
 
 
-def judged(*lines: str) -> list[tuple[str, str, str]]:
+def summaries(*lines: str) -> list[tuple[str, str, str]]:
     return [(f.code, f.subject, f.message) for f in found(*lines) if not f.recovered]
 
 
-def hear(story: Story, *lines: str) -> Story:
-    return story.says(*lines, node=NODE)
+def feed_lines(story: Story, *lines: str) -> Story:
+    return story.log_lines(*lines, node=NODE)
 
 
-def test_a_server_that_does_not_answer_warns_and_may_be_silent_for_every_node_at_once():
+def test_silent_server_warns_and_may_have_shared_cause():
     (finding,) = found(SILENT, SILENT)
     assert (finding.severity, finding.code, finding.subject) == (
         Severity.WARNING,
@@ -55,24 +55,24 @@ def test_a_server_that_does_not_answer_warns_and_may_be_silent_for_every_node_at
     assert (finding.clears, finding.window_seconds, finding.shared_cause) == (Clears.WINDOW, 86400, True)
 
 
-def test_each_server_is_judged_by_itself():
-    assert judged(SILENT, SILENT.replace("nas1", "nas2"), ANSWERS) == [
+def test_servers_are_evaluated_separately():
+    assert summaries(SILENT, SILENT.replace("nas1", "nas2"), ANSWERS) == [
         ("filesystem/not_responding", "nas2", "the nfs server nas2 does not respond")
     ]
 
 
-def test_the_lock_service_of_a_server_is_another_one():
-    assert [subject for _, subject, _ in judged(SILENT.replace("nfs:", "lockd:"), ANSWERS)] == ["nas1 (lockd)"]
+def test_lock_service_of_server_is_a_separate_part():
+    assert [subject for _, subject, _ in summaries(SILENT.replace("nfs:", "lockd:"), ANSWERS)] == ["nas1 (lockd)"]
 
 
-def test_a_client_that_was_thrown_out_warns_until_it_is_connected_again():
-    codes = ["filesystem/not_responding", "filesystem/evicted"]
-    assert [code for code, *_ in judged(LOST, EVICTED)] == codes
-    assert judged(LOST, EVICTED, RESTORED) == []
-    assert [finding.code for finding in found(LOST, EVICTED, RESTORED) if finding.recovered] == codes
+def test_evicted_client_warns_until_connection_is_restored():
+    expected_codes = ["filesystem/not_responding", "filesystem/evicted"]
+    assert [code for code, *_ in summaries(LOST, EVICTED)] == expected_codes
+    assert summaries(LOST, EVICTED, RESTORED) == []
+    assert [finding.code for finding in found(LOST, EVICTED, RESTORED) if finding.recovered] == expected_codes
 
 
-def test_a_server_that_answers_and_was_never_silent_is_nothing():
+def test_answer_of_server_without_silence_gives_nothing():
     assert found(ANSWERS, RESTORED) == []
 
 
@@ -86,14 +86,14 @@ def test_a_server_that_answers_and_was_never_silent_is_nothing():
         "BTRFS info (device {}): forced readonly",
     ],
 )
-def test_a_stopped_volume_of_a_container_or_a_test_warns(line, device):
-    ((code, subject, _),) = judged(line.format(device))
+def test_stopped_volume_of_container_warns(line, device):
+    ((code, subject, _),) = summaries(line.format(device))
     assert (code, subject) == ("filesystem/volume_stopped", device)
 
 
 @pytest.mark.parametrize("device", ["sda3", "md0"])
-def test_the_nodes_own_file_systems_that_stop_are_left_to_block_device(device):
-    assert judged(f"EXT4-fs ({device}): Remounting filesystem read-only") == []
+def test_stopped_file_system_of_node_is_left_to_block_device(device):
+    assert summaries(f"EXT4-fs ({device}): Remounting filesystem read-only") == []
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_the_nodes_own_file_systems_that_stop_are_left_to_block_device(device):
         ("LustreError: 123:0:(osc_cache.c:1:osc_release()) LBUG", "lustre_bug", ""),
     ],
 )
-def test_what_the_kernel_goes_on_with_warns(line, code, part):
-    assert [(c, s) for c, s, _ in judged(line)] == [(f"filesystem/{code}", part)]
+def test_survivable_file_system_error_warns(line, code, part):
+    assert [(c, s) for c, s, _ in summaries(line)] == [(f"filesystem/{code}", part)]
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_what_the_kernel_goes_on_with_warns(line, code, part):
         "libceph: osd3 10.0.0.1:6800 socket closed (con state OPEN)",
     ],
 )
-def test_what_says_nothing_of_the_node_is_nothing(line):
-    assert judged(line) == []
+def test_irrelevant_line_gives_nothing(line):
+    assert summaries(line) == []
 
 
 @given(st.text(max_size=400), st.sampled_from([SILENT, EVICTED, "EXT4-fs error (device sda3): f:1: comm {}: x"]))
-def test_no_name_of_a_user_makes_another_code_or_drains(name, line):
+def test_names_chosen_by_users_never_drain_or_change_the_code(name, line):
     found_event = make_event(RawLine(0.0, line.replace("nas1", name, 1).replace("{}", name)), "b")
     for finding in correlate([found_event] if found_event else [], NODE, Config()):
         assert finding.severity is Severity.WARNING
@@ -138,23 +138,23 @@ def test_no_name_of_a_user_makes_another_code_or_drains(name, line):
 # --- stories
 
 
-def test_a_server_that_fails_over_warns_for_as_long_as_it_is_silent_and_never_drains():
-    story = hear(Story(filesystem), SILENT)
+def test_failover_of_server_warns_while_silent_and_never_drains():
+    story = feed_lines(Story(filesystem), SILENT)
     assert (story.codes, story.drained) == (["filesystem/not_responding"], False)
     story.wait(10)
-    hear(story, ANSWERS)
+    feed_lines(story, ANSWERS)
     assert (story.codes, story.drained) == ([], False)
     assert [c.cleared_by for c in story.cleared] == ["the server nas1 responds again"]
-    assert hear(story, SILENT).codes == ["filesystem/not_responding"]
+    assert feed_lines(story, SILENT).codes == ["filesystem/not_responding"]
 
 
-def test_a_server_of_which_the_log_says_no_more_is_forgotten_after_a_day():
-    story = hear(Story(filesystem), SILENT)
+def test_silent_server_clears_after_a_day_without_lines():
+    story = feed_lines(Story(filesystem), SILENT)
     assert story.wait(23 * 60).codes
     assert story.wait(61).codes == []
 
 
-def test_a_container_that_ruins_its_volume_drains_nothing():
-    story = hear(Story(filesystem), *["EXT4-fs (dm-17): Remounting filesystem read-only"] * 50)
+def test_stopped_container_volume_does_not_drain():
+    story = feed_lines(Story(filesystem), *["EXT4-fs (dm-17): Remounting filesystem read-only"] * 50)
     assert (story.codes, story.drained) == (["filesystem/volume_stopped"], False)
     assert story.wait(24 * 60 + 1).codes == []

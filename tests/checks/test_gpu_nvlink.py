@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_gpus import fake_pci_gpus
-from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, run_check
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, run_check, run_rounds
 from story import Story
 
 from healthd.checks import gpu_nvlink
@@ -18,51 +18,60 @@ PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'
 healthy = healthy_gpus(Config(links=18), profile="dgx-b200")
 
 
-def grown(host, first, then, profile="dgx-h100", **kwargs):
-    hosts = [host(text, profile=profile) for text in (first, then)]
-    return [item for item in rounds(gpu_nvlink, hosts, **kwargs) if isinstance(item, Finding)]
+def findings_after_growth(host, first, second, profile="dgx-h100", **kwargs):
+    hosts = [host(text, profile=profile) for text in (first, second)]
+    return [item for item in run_rounds(gpu_nvlink, hosts, **kwargs) if isinstance(item, Finding)]
 
 
 @pytest.mark.parametrize(("profile", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
-def test_a_healthy_machine_has_all_links_and_no_finding(host, profile, links):
-    given = run_check(gpu_nvlink, host(profile=profile))
-    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [links] * 8
-    assert [item for item in given if isinstance(item, Finding)] == []
+def test_healthy_machine_has_all_links_and_no_finding(host, profile, links):
+    results = run_check(gpu_nvlink, host(profile=profile))
+    assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [links] * 8
+    assert [item for item in results if isinstance(item, Finding)] == []
 
 
-def test_links_that_its_peers_have_are_critical_after_a_minute_until_they_are_back(host):
+def test_links_active_on_peers_are_critical_after_a_minute_until_restored(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5, 17]"))
     assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 60.0)
     assert finding.message == "2 NVLinks are down, active on other GPUs; down: 5, 17"
 
 
-def test_one_link_is_one_link(host):
+def test_message_uses_singular_for_one_link(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"))
     assert finding.message == "1 NVLink is down, active on other GPUs; down: 5"
 
 
-def test_links_of_which_the_driver_no_longer_tells_are_down_too(host):
+def test_links_not_reported_by_driver_are_down(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlinks = 16"))
     assert finding.message == "2 NVLinks are down, active on other GPUs; down: 16, 17"
 
 
-def test_a_link_of_which_the_driver_tells_nothing_hides_none_of_those_behind_it(host):
+def test_unreported_link_does_not_hide_later_links(host):
     text = "[gpu.3]\nnvlink_untold = [7]\nnvlink_inactive = [17]\nnvlink_crc = {16 = 5}\n"
-    given = run_check(gpu_nvlink, host(text))
-    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [18, 18, 18, 16, 18, 18, 18, 18]
-    (finding,) = (item for item in given if isinstance(item, Finding))
+    results = run_check(gpu_nvlink, host(text))
+    assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [
+        18,
+        18,
+        18,
+        16,
+        18,
+        18,
+        18,
+        18,
+    ]
+    (finding,) = (item for item in results if isinstance(item, Finding))
     assert finding.message == "2 NVLinks are down, active on other GPUs; down: 7, 17"
 
 
-def test_links_that_the_driver_counts_and_tells_nothing_of_at_the_end_are_none(host):
+def test_unreported_links_at_the_end_of_all_gpus_do_not_exist(host):
     text = "".join(f"[gpu.{n}]\nnvlink_untold = [16, 17]\n" for n in range(8))
-    given = run_check(gpu_nvlink, host(text))
-    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [16] * 8
-    assert [item for item in given if isinstance(item, Finding)] == []
+    results = run_check(gpu_nvlink, host(text))
+    assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [16] * 8
+    assert [item for item in results if isinstance(item, Finding)] == []
 
 
-def test_a_gpu_on_a_baseboard_without_any_active_link_is_critical(host):
+def test_gpu_on_baseboard_without_active_link_is_critical(host):
     found = findings(gpu_nvlink, host(f"gpu.3.nvlink_inactive = {[*range(18)]}"))
     assert [f.subject for f in found] == [PCI]
 
@@ -71,7 +80,7 @@ def test_a_gpu_on_a_baseboard_without_any_active_link_is_critical(host):
     "setting", ["nvlinks = 0", 'unsupported = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState"]']
 )
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100"])
-def test_a_gpu_on_a_baseboard_of_whose_links_the_driver_tells_nothing_is_critical(host, profile, setting):
+def test_gpu_on_baseboard_without_reported_links_is_critical(host, profile, setting):
     (finding,) = findings(gpu_nvlink, host(f"[gpu.3]\n{setting}", profile=profile))
     assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", fake_pci_gpus(profile)[3])
     assert finding.message.startswith("0 NVLinks are active, other GPUs have 1")
@@ -87,22 +96,22 @@ def v100(*active):
     return f"pci = [{pci}]\n{''.join(cards)}"
 
 
-def test_gpus_that_are_wired_to_each_other_by_other_links_are_healthy(host):
+def test_gpus_wired_by_different_links_are_healthy(host):
     assert findings(gpu_nvlink, host(v100((0, 2), (1, 2)), profile="dgx-a100")) == []
 
 
-def test_of_gpus_that_are_wired_to_each_other_one_with_fewer_links_is_critical(host):
+def test_directly_wired_gpu_with_fewer_links_is_critical(host):
     (finding,) = findings(gpu_nvlink, host(v100((0, 1, 2, 3), (2, 3, 4), (1, 2, 4, 5)), profile="dgx-a100"))
     assert (finding.subject, finding.message) == ("0000:62:00.0", "3 NVLinks are active, other GPUs have 4")
 
 
-def test_links_that_no_gpu_has_are_not_missed(host):
+def test_links_inactive_on_all_gpus_are_not_missing(host):
     text = "".join(f"[gpu.{n}]\nnvlink_inactive = [17]\n" for n in range(8))
     assert findings(gpu_nvlink, host(text)) == []
     assert len(findings(gpu_nvlink, host(text), Config(links=18))) == 8
 
 
-def test_a_number_of_links_can_be_expected(host):
+def test_links_setting_is_the_expected_number(host):
     assert findings(gpu_nvlink, host(), Config(links=18)) == []
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"), Config(links=18))
     assert finding.message == "17 of 18 NVLinks are active; down: 5"
@@ -118,7 +127,7 @@ def test_pcie_cards_without_links_give_nothing(host):
 @pytest.mark.parametrize(
     "name", ["A100 80GB PCIe", "H100 PCIe", "H100 NVL", "H200 NVL", "A800 40GB Active", "A30", "RTX A6000"]
 )
-def test_a_pcie_card_without_a_bridge_beside_two_that_have_one_is_no_fault(host, name):
+def test_pcie_card_without_bridge_next_to_bridged_cards_is_no_fault(host, name):
     text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA {name}"\nnvlinks = 12\n' for n in range(3))
     text += f"nvlink_inactive = {[*range(12)]}\n"
     assert findings(gpu_nvlink, host(text, profile="dgx-a100")) == []
@@ -129,71 +138,73 @@ def test_half_a_bridge_is_a_fault(host):
     assert len(findings(gpu_nvlink, host(f"{text}nvlink_inactive = [0]\n", profile="dgx-a100"))) == 1
 
 
-def test_a_gpu_of_another_model_is_no_peer(host):
+def test_gpu_of_another_model_is_no_peer(host):
     assert findings(gpu_nvlink, host('[gpu.3]\nname = "NVIDIA T1000"\nnvlinks = 0')) == []
 
 
-def test_under_mig_there_is_no_nvlink_to_judge(host):
+def test_links_of_gpu_with_mig_are_ignored(host):
     text = "".join(f"[gpu.{n}]\nmig = true\nnvlink_inactive = [1, 2]\n" for n in range(4))
     assert findings(gpu_nvlink, host(text)) == []
 
 
 @pytest.mark.parametrize("kind", ["replay", "recovery"])
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100"])
-def test_replays_and_recoveries_that_grew_are_degraded_until_a_reset_or_a_clean_day(host, kind, profile):
+def test_growing_replays_or_recoveries_are_degraded_until_reset_or_clean_day(host, kind, profile):
     hosts = [host(f"gpu.3.nvlink_{kind} = {{ 4 = {n} }}", profile) for n in (7, 9)]
-    (finding,) = (item for item in rounds(gpu_nvlink, hosts) if isinstance(item, Finding))
+    (finding,) = (item for item in run_rounds(gpu_nvlink, hosts) if isinstance(item, Finding))
     assert (finding.code, finding.severity) == (f"gpu_nvlink/{kind}", Severity.DEGRADED)
     assert (finding.clears, finding.window_seconds) == (Clears.GPU_RESET, 86400.0)
     assert finding.message.startswith(f"2 new NVLink {kind} errors")
     assert "link 4: 9" in finding.message
 
 
-def test_old_errors_that_do_not_grow_are_no_finding(host):
+def test_unchanged_old_errors_give_no_finding(host):
     text = "[gpu.3]\nnvlink_replay = { 4 = 7 }\nnvlink_crc = { 4 = 100000 }"
     assert findings(gpu_nvlink, host(text)) == []
-    assert grown(host, text, text) == []
+    assert findings_after_growth(host, text, text) == []
 
 
-def test_counters_that_start_again_at_zero_are_no_finding(host):
-    assert grown(host, "gpu.3.nvlink_replay = { 4 = 7 }", "") == []
+def test_counters_restarted_at_zero_give_no_finding(host):
+    assert findings_after_growth(host, "gpu.3.nvlink_replay = { 4 = 7 }", "") == []
 
 
 @pytest.mark.parametrize("kind", ["replay", "recovery", "crc"])
-def test_what_training_the_links_anew_after_a_reset_counts_is_no_fault(host, kind):
+def test_errors_of_link_training_after_reset_are_no_fault(host, kind):
     hosts = [host(f"gpu.3.nvlink_{kind} = {{ 4 = {n} }}") for n in (90, 2, 2, 3)]
-    assert [item for item in rounds(gpu_nvlink, hosts[:2]) if isinstance(item, Finding)] == []
-    assert codes([item for item in rounds(gpu_nvlink, hosts) if isinstance(item, Finding)]) == [f"gpu_nvlink/{kind}"]
+    assert [item for item in run_rounds(gpu_nvlink, hosts[:2]) if isinstance(item, Finding)] == []
+    assert codes([item for item in run_rounds(gpu_nvlink, hosts) if isinstance(item, Finding)]) == [
+        f"gpu_nvlink/{kind}"
+    ]
 
 
-def test_a_few_crc_errors_warn_and_a_hundred_a_second_are_degraded(host):
-    few = grown(host, "", "gpu.3.nvlink_crc = { 2 = 29999 }")
-    many = grown(host, "", "gpu.3.nvlink_crc = { 2 = 30000 }")
-    assert [(f.code, f.severity) for f in few] == [("gpu_nvlink/crc", Severity.WARNING)]
-    assert [(f.code, f.severity) for f in many] == [("gpu_nvlink/crc_rate", Severity.DEGRADED)]
+def test_few_crc_errors_warn_and_100_per_second_are_degraded(host):
+    below_limit = findings_after_growth(host, "", "gpu.3.nvlink_crc = { 2 = 29999 }")
+    at_limit = findings_after_growth(host, "", "gpu.3.nvlink_crc = { 2 = 30000 }")
+    assert [(f.code, f.severity) for f in below_limit] == [("gpu_nvlink/crc", Severity.WARNING)]
+    assert [(f.code, f.severity) for f in at_limit] == [("gpu_nvlink/crc_rate", Severity.DEGRADED)]
 
 
-def test_errors_of_several_links_of_a_gpu_are_one_finding(host):
-    found = grown(host, "", "gpu.3.nvlink_replay = { 2 = 1, 11 = 3 }")
+def test_errors_of_several_links_give_one_finding_per_gpu(host):
+    found = findings_after_growth(host, "", "gpu.3.nvlink_replay = { 2 = 1, 11 = 3 }")
     assert codes(found) == ["gpu_nvlink/replay"]
     assert found[0].message.startswith("4 new")
     assert "link 2: 1, link 11: 3" in found[0].message
 
 
-def test_a_link_that_no_longer_answers_is_no_growth(host):
+def test_link_that_stops_responding_is_no_growth(host):
     down = "[gpu.3]\nnvlinks = 17\nnvlink_replay = { 4 = 2 }"
-    found = grown(host, "gpu.3.nvlink_replay = { 4 = 2, 17 = 500 }", down)
+    found = findings_after_growth(host, "gpu.3.nvlink_replay = { 4 = 2, 17 = 500 }", down)
     assert codes(found) == ["gpu_nvlink/inactive"]
 
 
-def test_gpu_nvlink_grades_recoveries_and_damaged_packets_of_blackwell(host):
-    (finding,) = grown(
+def test_recoveries_and_packet_errors_of_blackwell_have_their_severities(host):
+    (finding,) = findings_after_growth(
         host, "gpu.3.nvlink_recovery = { 4 = 7 }", "gpu.3.nvlink_recovery = { 4 = 9 }", profile="dgx-b200"
     )
     assert (finding.code, finding.severity) == ("gpu_nvlink/recovered", Severity.WARNING)
-    (finding,) = grown(host, "", "gpu.3.nvlink_recovery_failed = { 4 = 1 }", profile="dgx-b200")
+    (finding,) = findings_after_growth(host, "", "gpu.3.nvlink_recovery_failed = { 4 = 1 }", profile="dgx-b200")
     assert (finding.code, finding.severity) == ("gpu_nvlink/recovery_failed", Severity.DEGRADED)
-    (finding,) = grown(host, "", "gpu.3.nvlink_packet_errors = { 4 = 9 }", profile="dgx-b200")
+    (finding,) = findings_after_growth(host, "", "gpu.3.nvlink_packet_errors = { 4 = 9 }", profile="dgx-b200")
     assert (finding.code, finding.severity) == ("gpu_nvlink/packet", Severity.WARNING)
     assert finding.message == "9 new NVLink packet errors (since the driver was loaded: link 4: 9)"
 
@@ -210,52 +221,52 @@ def test_gpu_nvlink_grades_recoveries_and_damaged_packets_of_blackwell(host):
         ("nvlink_symbol_ber = { 4 = 3e-12 }", True),
     ],
 )
-def test_gpu_nvlink_warns_above_nvidias_bit_error_limits(host, setting, is_above):
+def test_bit_errors_warn_above_limits_of_nvidia(host, setting, is_above):
     found = findings(gpu_nvlink, host(f"gpu.3.{setting}", profile="dgx-b200"))
     assert [(f.code, f.severity, f.clears) for f in found] == (
         [("gpu_nvlink/bit_errors", Severity.WARNING, Clears.PASS)] if is_above else []
     )
 
 
-def test_gpu_nvlink_needs_two_readings_of_a_bit_error_rate(host):
-    bad, good = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200"), host(profile="dgx-b200")
-    assert Story(gpu_nvlink).look(bad).looks(good, 3).codes == []
-    assert Story(gpu_nvlink).looks(bad, 2).codes == ["gpu_nvlink/bit_errors"]
+def test_bit_error_rate_needs_two_readings(host):
+    faulty, healthy_host = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200"), host(profile="dgx-b200")
+    assert Story(gpu_nvlink).run_check(faulty).run_checks(healthy_host, 3).codes == []
+    assert Story(gpu_nvlink).run_checks(faulty, 2).codes == ["gpu_nvlink/bit_errors"]
 
 
-def test_gpu_nvlink_is_silent_on_a_gpu_without_bit_error_fields(host):
+def test_gpu_without_bit_error_fields_gives_no_finding(host):
     text = "gpu.3.nvlink_ber = { 4 = 1e-5 }\ngpu.3.unsupported_fields = [220, 222]"
     assert findings(gpu_nvlink, host(text, profile="dgx-b200")) == []
 
 
-def test_gpu_nvlink_warns_of_recoveries_of_a_driver_that_counts_their_sum_only(host):
+def test_recoveries_warn_if_driver_counts_only_their_sum(host):
     without = "gpu.3.unsupported_fields = [213, 214]\n"
-    (finding,) = grown(host, without, without + "gpu.3.nvlink_recovery = { 4 = 2 }", profile="dgx-b200")
+    (finding,) = findings_after_growth(host, without, without + "gpu.3.nvlink_recovery = { 4 = 2 }", profile="dgx-b200")
     assert (finding.code, finding.severity) == ("gpu_nvlink/recovered", Severity.WARNING)
 
 
-def test_every_packed_rate_is_decoded_exactly():
+def test_unpacked_ber_decodes_every_rate_exactly():
     for mantissa in range(16):
         for exponent in range(256):
             assert _unpacked_ber(mantissa << 8 | exponent) == float(f"{mantissa}e-{exponent}")
 
 
-def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
+def test_unreadable_gpu_hides_no_other_finding(host):
     text = '[gpu.0]\nerrors = { nvmlDeviceGetFieldValues = "Unknown" }\n[gpu.3]\nnvlink_inactive = [5]'
-    given: list[object] = []
+    results: list[object] = []
     with pytest.raises(NvmlError, match=r"0000:1b:00\.0"):
-        given.extend(gpu_nvlink.run(host(text), Config(), History({}, NOW, BOOT)))
-    assert [f.subject for f in given if isinstance(f, Finding)] == [PCI]
+        results.extend(gpu_nvlink.run(host(text), Config(), History({}, NOW, BOOT)))
+    assert [f.subject for f in results if isinstance(f, Finding)] == [PCI]
 
 
 @pytest.mark.parametrize(
     "config", [Config(links=-1), Config(bit_error_rate=0.0), Config(symbol_bit_error_rate=float("nan"))]
 )
-def test_settings_that_make_no_sense_are_refused_with_a_sentence(config):
+def test_validate_rejects_invalid_settings(config):
     assert gpu_nvlink.validate(config)
 
 
-def test_an_error_is_a_failure(host):
+def test_nvml_error_fails_run(host):
     with pytest.raises(NvmlError):
         run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))
 
@@ -263,20 +274,20 @@ def test_an_error_is_a_failure(host):
 # --- stories
 
 
-def test_story_a_link_that_is_down_for_a_minute_requeues_until_it_is_back(host):
+def test_link_down_for_a_minute_requeues_until_restored(host):
     down = host("gpu.3.nvlink_inactive = [5]")
-    story = Story(gpu_nvlink).look(host()).look(down)
+    story = Story(gpu_nvlink).run_check(host()).run_check(down)
     assert not story.drained, "the link may be training"
-    story.look(down, minutes=1.5)
+    story.run_check(down, minutes=1.5)
     assert (story.codes, story.drained, story.requeued) == (["gpu_nvlink/inactive"], True, True)
-    story.looks(down, 300).reboot().look(down)
+    story.run_checks(down, 300).reboot().run_check(down)
     assert story.drained, "neither a day nor a reboot repairs it"
-    story.looks(host(), 3)
+    story.run_checks(host(), 3)
     assert (story.codes, story.drained) == ([], False)
 
 
-def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
-    story = Story(gpu_nvlink).look(host("gpu.3.nvlink_inactive = [5]")).looks(host(), 3)
+def test_link_restored_within_a_minute_is_no_fault(host):
+    story = Story(gpu_nvlink).run_check(host("gpu.3.nvlink_inactive = [5]")).run_checks(host(), 3)
     assert (story.conditions, story.drained) == ({}, False)
 
 
@@ -290,23 +301,23 @@ def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
         ("dgx-h100", "nvlink_crc", "gpu_nvlink/crc_rate"),
     ],
 )
-def test_story_errors_drain_until_a_reset_and_no_quiet_time_without_load_ends_them(host, profile, setting, code):
+def test_link_errors_drain_until_reset_and_not_until_idle_day(host, profile, setting, code):
     before, after = host(profile=profile), host(f"gpu.3.{setting} = {{ 4 = 90000 }}", profile=profile)
-    story = Story(gpu_nvlink).look(before).look(after)
+    story = Story(gpu_nvlink).run_check(before).run_check(after)
     assert (story.codes, story.drained, story.requeued) == ([code], True, False)
-    story.looks(after, 300)
+    story.run_checks(after, 300)
     assert story.drained, "a day without load proves nothing about a link"
-    story.reset("0000:1b:00.0").look(after)
+    story.reset("0000:1b:00.0").run_check(after)
     assert story.drained, "that was another GPU"
-    story.reset(PCI).looks(before, 2)
+    story.reset(PCI).run_checks(before, 2)
     assert (story.codes, story.drained) == ([], False)
 
 
-def test_story_errors_that_come_again_after_the_reset_drain_again(host):
+def test_errors_that_return_after_reset_drain_again(host):
     counts = [host(f"gpu.3.nvlink_replay = {{ 4 = {n} }}") for n in (0, 9, 12)]
-    story = Story(gpu_nvlink).look(counts[0]).look(counts[1]).reset(PCI).looks(counts[0], 2)
+    story = Story(gpu_nvlink).run_check(counts[0]).run_check(counts[1]).reset(PCI).run_checks(counts[0], 2)
     assert not story.drained
-    story.look(counts[2])
+    story.run_check(counts[2])
     assert (story.codes, story.drained) == (["gpu_nvlink/replay"], True)
 
 
@@ -319,33 +330,33 @@ def test_story_errors_that_come_again_after_the_reset_drain_again(host):
         ("dgx-b200", "nvlink_recovery", "gpu_nvlink/recovered"),
     ],
 )
-def test_story_a_few_errors_never_drain_and_a_clean_day_under_load_ends_them(host, profile, setting, code):
+def test_few_link_errors_never_drain_and_clear_after_clean_day_under_load(host, profile, setting, code):
     before, after = host(profile=profile), host(f"gpu.3.{setting} = {{ 4 = 20 }}", profile=profile)
-    story = Story(gpu_nvlink).look(before).look(after)
+    story = Story(gpu_nvlink).run_check(before).run_check(after)
     assert (story.codes, story.drained) == ([code], False)
-    story.looks(after, 280)
+    story.run_checks(after, 280)
     assert story.codes == [code], "not yet a day"
-    story.looks(after, 10)
+    story.run_checks(after, 10)
     assert story.codes == []
 
 
 @pytest.mark.one_python
-def test_story_too_many_wrong_bits_never_drain_and_pass_with_them(host):
-    bad = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200")
-    story = Story(gpu_nvlink).looks(bad, 300)
+def test_bit_errors_never_drain_and_clear_with_the_rate(host):
+    faulty = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200")
+    story = Story(gpu_nvlink).run_checks(faulty, 300)
     assert (story.codes, story.drained) == (["gpu_nvlink/bit_errors"], False)
-    story.looks(host(profile="dgx-b200"), 3)
+    story.run_checks(host(profile="dgx-b200"), 3)
     assert story.codes == []
 
 
-def test_a_link_that_only_one_gpu_lacks_drains_also_where_a_profile_guessed_how_many_there_are(host):
+def test_link_down_on_one_gpu_drains_despite_guessed_number(host):
     guessed = Config(links=18, guessed=("links",))
-    story = Story(gpu_nvlink, guessed).looks(host("gpu.3.nvlink_inactive = [4]"), 2)
+    story = Story(gpu_nvlink, guessed).run_checks(host("gpu.3.nvlink_inactive = [4]"), 2)
     assert (story.drained, story.requeued) == (True, True)
-    assert not story.looks(host(), 2).drained
+    assert not story.run_checks(host(), 2).drained
 
 
-def test_links_that_all_gpus_lack_and_only_a_profile_names_warn_and_never_drain(host):
+def test_links_down_on_all_gpus_against_guessed_number_never_drain(host):
     all_lack = "".join(f"gpu.{number}.nvlink_inactive = [4]\n" for number in range(8))
-    story = Story(gpu_nvlink, Config(links=18, guessed=("links",))).looks(host(all_lack), 20)
+    story = Story(gpu_nvlink, Config(links=18, guessed=("links",))).run_checks(host(all_lack), 20)
     assert (story.codes, story.drained) == (["gpu_nvlink/inactive"] * 8, False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_gpus import fake_pci_gpus
-from fakes import codes, findings, run_check, scenarios, until_it_fails
+from fakes import codes, findings, run_check, run_until_error, scenarios
 from story import Story
 from trees import write
 
@@ -45,52 +45,52 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(root=str(tmp_path)), Config()
 
 
-def test_persistence_mode_with_its_daemon_is_no_finding(host):
+def test_persistence_mode_with_daemon_gives_no_finding(host):
     assert run_check(gpu_persistence, host()) == []
 
 
-def test_a_gpu_whose_mode_is_off_warns(host):
+def test_gpu_with_persistence_mode_off_warns(host):
     (finding,) = findings(gpu_persistence, host("gpu.3.persistence = false"))
     assert (finding.code, finding.subject) == ("gpu_persistence/off", PCI)
     assert (finding.severity, finding.clears) == (Severity.WARNING, Clears.PASS)
 
 
-def test_a_driver_that_nobody_holds_warns(host):
+def test_driver_without_users_warns(host):
     (finding,) = findings(gpu_persistence, host(references="1"))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_persistence/not_held", "", Severity.WARNING)
 
 
-def test_where_the_mode_is_off_it_is_not_said_twice(host):
+def test_driver_without_users_is_not_reported_if_mode_is_off(host):
     assert codes(findings(gpu_persistence, host("gpu.3.persistence = false", "1"))) == ["gpu_persistence/off"]
 
 
-def test_where_nothing_tells_who_holds_the_driver_nothing_is_said_of_it(host):
+def test_unreadable_reference_count_gives_no_finding(host):
     assert findings(gpu_persistence, host(references="N/A")) == []
 
 
-def test_a_gpu_that_does_not_know_the_mode_gives_nothing(host):
+def test_gpu_without_persistence_mode_gives_nothing(host):
     assert run_check(gpu_persistence, host('missing_functions = ["nvmlDeviceGetPersistenceMode"]')) == []
 
 
-def test_a_machine_without_gpus_gives_nothing(tmp_path):
+def test_machine_without_gpus_gives_nothing(tmp_path):
     assert run_check(gpu_persistence, Host(str(tmp_path))) == []
 
 
-def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
+def test_failing_gpu_hides_no_other_finding(host):
     text = '[gpu.0]\nerrors = { nvmlDeviceGetPersistenceMode = "Unknown" }\n[gpu.3]\npersistence = false'
-    given, error = until_it_fails(gpu_persistence, host(text))
+    results, error = run_until_error(gpu_persistence, host(text))
     assert GPUS[0] in error
-    assert codes(given) == ["gpu_persistence/off"]
+    assert codes(results) == ["gpu_persistence/off"]
 
 
 @pytest.mark.parametrize(
-    ("bad", "code"), [(("gpu.3.persistence = false",), "off"), (("", "1"), "not_held")], ids=["off", "not held"]
+    ("arguments", "code"), [(("gpu.3.persistence = false",), "off"), (("", "1"), "not_held")], ids=["off", "not held"]
 )
-def test_it_warns_until_the_daemon_runs_and_never_drains(host, bad, code):
-    story = Story(gpu_persistence).looks(host(*bad), 300)
+def test_missing_persistence_warns_until_fixed_and_never_drains(host, arguments, code):
+    story = Story(gpu_persistence).run_checks(host(*arguments), 300)
     assert story.codes == [f"gpu_persistence/{code}"]
     assert not story.drained
-    story.reboot().look(host(*bad))
+    story.reboot().run_check(host(*arguments))
     assert story.codes == [f"gpu_persistence/{code}"]
-    assert story.look(host()).codes != []
-    assert story.look(host()).codes == []
+    assert story.run_check(host()).codes != []
+    assert story.run_check(host()).codes == []

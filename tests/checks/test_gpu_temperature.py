@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import smi_capture
 from fake_gpus import fake_pci_gpus
-from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, run_check
 from story import Story
 
 from healthd.checks import gpu_temperature
@@ -22,14 +22,14 @@ healthy = healthy_gpus(Config())
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
-def test_a_healthy_machine_gives_its_temperatures_and_no_finding(host, profile):
-    given = run_check(gpu_temperature, host(profile=profile))
+def test_healthy_machine_gives_temperatures_and_no_finding(host, profile):
+    results = run_check(gpu_temperature, host(profile=profile))
     for name in ("gpu_temperature_celsius", "gpu_slowdown_margin_celsius", "gpu_memory_temperature_celsius"):
-        assert len([*observed(given, name)]) == 8
-    assert [item for item in given if isinstance(item, Finding)] == []
+        assert len([*observations_named(results, name)]) == 8
+    assert [item for item in results if isinstance(item, Finding)] == []
 
 
-def test_an_a100_slows_down_at_89_and_warns_from_87(host):
+def test_a100_slows_down_at_89_and_warns_from_87(host):
     assert findings(gpu_temperature, host("gpu.3.temperature = 86", "dgx-a100")) == []
     (finding,) = findings(gpu_temperature, host("gpu.3.temperature = 87", "dgx-a100"))
     assert (finding.code, finding.severity, finding.clears) == ("gpu_temperature/hot", Severity.WARNING, Clears.PASS)
@@ -39,7 +39,7 @@ def test_an_a100_slows_down_at_89_and_warns_from_87(host):
     assert "91 C, 2 C above the temperature" in hotter.message
 
 
-def test_an_h100_tells_what_is_left_and_slows_down_when_it_has_minus_two(host):
+def test_h100_reports_margin_and_slows_down_at_minus_two(host):
     """The margin counts from the operating maximum (T.LIMIT), and the slowdown is two degrees above that maximum."""
     assert findings(gpu_temperature, host("gpu.3.temperature_margin = 1")) == []
     (finding,) = findings(gpu_temperature, host("gpu.3.temperature_margin = 0"))
@@ -48,18 +48,18 @@ def test_an_h100_tells_what_is_left_and_slows_down_when_it_has_minus_two(host):
     assert ", at the temperature at which" in at.message
 
 
-def test_where_the_driver_does_not_say_where_the_slowdown_is_the_margin_ends_there(host):
+def test_margin_ends_at_zero_if_driver_reports_no_slowdown_margin(host):
     text = "[gpu.3]\nunsupported_fields = [194]\ntemperature_margin = {}\n"
     assert findings(gpu_temperature, host(text.format(3))) == []
     assert codes(findings(gpu_temperature, host(text.format(2)))) == ["gpu_temperature/hot"]
 
 
-def test_the_margin_goes_before_a_limit(host):
+def test_margin_is_preferred_to_slowdown_limit(host):
     text = "[gpu.3]\ntemperature = 88\ntemperature_slowdown = 89\n"
     assert findings(gpu_temperature, host(text)) == []
 
 
-def test_what_the_margin_must_be_can_be_set(host):
+def test_margin_celsius_is_a_setting(host):
     assert len(findings(gpu_temperature, host("gpu.3.temperature_margin = 8"), Config(margin_celsius=10.0))) == 1
 
 
@@ -91,7 +91,7 @@ unsupported = ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMarginTemperat
         ("", 90),
     ],
 )
-def test_where_the_driver_tells_no_limit_the_models_own_slowdown_counts(host, name, slowdown):
+def test_slowdown_of_model_is_used_if_driver_reports_no_limit(host, name, slowdown):
     assert model_slowdown(name) == slowdown
     text = f'{NO_LIMIT}name = "{name}"\ntemperature = '
     assert findings(gpu_temperature, host(f"{text}{slowdown - 3}")) == []
@@ -103,7 +103,7 @@ def test_where_the_driver_tells_no_limit_the_models_own_slowdown_counts(host, na
 
 
 @pytest.mark.parametrize("capture", smi_capture.CAPTURES, ids=lambda path: path.stem)
-def test_a_models_own_slowdown_is_that_of_real_machines_or_a_little_below(capture):
+def test_model_slowdown_is_that_of_real_machines_or_slightly_below(capture):
     for gpu in smi_capture.host(capture).gpus():
         limits, margin = gpu.temperature_limits(), gpu.temperature_margin()
         real = limits.slowdown
@@ -113,49 +113,49 @@ def test_a_models_own_slowdown_is_that_of_real_machines_or_a_little_below(captur
         assert real - 5 <= model_slowdown(gpu.name) <= real + 1
 
 
-def test_the_site_may_say_where_the_slowdown_is_and_a_limit_of_the_driver_goes_before(host):
+def test_slowdown_celsius_applies_only_without_limit_from_driver(host):
     hot = host(f"{NO_LIMIT}temperature = 81")
     assert codes(findings(gpu_temperature, hot, Config(slowdown_celsius=83))) == ["gpu_temperature/hot"]
     assert findings(gpu_temperature, hot, Config(slowdown_celsius=84)) == []
     assert findings(gpu_temperature, host("gpu.3.temperature = 86", "dgx-a100"), Config(slowdown_celsius=60)) == []
 
 
-def test_what_a_model_does_not_tell_is_not_judged(host):
+def test_unreported_temperatures_are_not_evaluated(host):
     assert findings(gpu_temperature, host(f"{NO_LIMIT}temperature_memory = 120\n")) == []
     no_sensor = '[gpu.3]\nunsupported_fields = [82]\nunsupported = ["nvmlDeviceGetTemperature"]\n'
     assert findings(gpu_temperature, host(no_sensor)) == []
     assert findings(gpu_temperature, host(no_sensor, "dgx-a100")) == []
 
 
-def test_a_limit_of_zero_is_none(host):
+def test_limit_of_zero_counts_as_no_limit(host):
     text = "[gpu.3]\ntemperature_slowdown = 0\ntemperature_memory_max = 0\n"
     assert findings(gpu_temperature, host(text, "dgx-a100")) == []
     (finding,) = findings(gpu_temperature, host(f"{text}temperature = 91\n", "dgx-a100"))
     assert "the driver reports no limit" in finding.message
 
 
-def test_a_hot_gpu_without_a_sensor_of_its_own_is_named_by_its_margin(host):
+def test_hot_gpu_without_temperature_is_reported_by_margin(host):
     text = '[gpu.3]\ntemperature_margin = -3\nunsupported = ["nvmlDeviceGetTemperature"]\n'
     (finding,) = findings(gpu_temperature, host(text))
     assert finding.message == "1 C above the temperature at which the hardware slows it down"
 
 
-def test_a_machine_without_gpus_gives_nothing(tmp_path):
+def test_machine_without_gpus_gives_nothing(tmp_path):
     assert run_check(gpu_temperature, Host(str(tmp_path))) == []
 
 
-def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
+def test_failing_gpu_hides_no_other_finding(host):
     text = '[gpu.2.errors]\nnvmlDeviceGetMarginTemperature = "Unknown"\n[gpu.3]\ntemperature_margin = -5\n'
-    seen: list[Any] = []
+    results: list[Any] = []
     with pytest.raises(NvmlError):
-        seen.extend(gpu_temperature.run(host(text), Config(), History({}, NOW, BOOT)))
-    assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_temperature/hot"]
+        results.extend(gpu_temperature.run(host(text), Config(), History({}, NOW, BOOT)))
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["gpu_temperature/hot"]
 
 
-def test_hot_gpus_never_drain_and_are_fine_when_they_are_cool_again(host):
+def test_hot_gpus_never_drain_and_clear_when_cool(host):
     hot = host("[gpu.3]\ntemperature_margin = -4\n[gpu.4]\ntemperature_memory_max = 95\ntemperature_memory = 99\n")
-    story = Story(gpu_temperature).looks(hot, 50)
+    story = Story(gpu_temperature).run_checks(hot, 50)
     assert story.codes == ["gpu_temperature/hot", "gpu_temperature/memory_hot"]
     assert not story.drained
-    assert story.look(host()).codes == ["gpu_temperature/hot", "gpu_temperature/memory_hot"]
-    assert story.look(host()).codes == []
+    assert story.run_check(host()).codes == ["gpu_temperature/hot", "gpu_temperature/memory_hot"]
+    assert story.run_check(host()).codes == []

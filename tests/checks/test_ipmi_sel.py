@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import codes, findings, refusal, rounds, run_check, until_it_fails
+from fakes import codes, findings, parse_or_error, run_check, run_rounds, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
-from trees import FakeSystem, captured, write
+from trees import FakeSystem, captured_text, write
 
 from healthd.agent.conditions.absorb import as_configured
 from healthd.agent.conditions.verdict import judge
@@ -20,8 +20,8 @@ from healthd.common.model import CheckResult, Clears, Finding, Outcome, RunName,
 from healthd.host.host import Host
 from healthd.host.program import ProgramResult
 
-ASK = ("ipmitool", "sel", "elist", "last", "200")
-OLD = captured("ipmitool_sel_elist.txt")
+SEL_COMMAND = ("ipmitool", "sel", "elist", "last", "200")
+OLD = captured_text("ipmitool_sel_elist.txt")
 BOOT = "  90 | 11/20/2026 | 09:00:00 | System Event BIOS Evt Sensor | OEM System boot event | Asserted\n"
 FATAL = "  91 | 11/20/2026 | 10:01:17 | Critical Interrupt PCIe Err | Bus Fatal Error | Asserted\n"
 AC_LOST = "  92 | 11/20/2026 | 10:01:18 | Power Supply PS1 Status | Power Supply AC lost | Asserted\n"
@@ -36,35 +36,35 @@ def bmc(tmp_path):
 
     def make(text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
         write(tmp_path, {"/dev/ipmi0": ""})
-        said = ran or ProgramResult(0, text, "" if text else "SEL has no entries\n")
-        return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: said}))
+        output = ran or ProgramResult(0, text, "" if text else "SEL has no entries\n")
+        return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {SEL_COMMAND: output}))
 
     return make
 
 
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     write(tmp_path, {"/dev/ipmi0": ""})
-    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: ProgramResult(0, OLD, "")})), Config()
+    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {SEL_COMMAND: ProgramResult(0, OLD, "")})), Config()
 
 
-def found(*hosts: Host) -> list[Finding]:
+def findings_of_last_run(*hosts: Host) -> list[Finding]:
     """Return the findings of the last of several runs."""
-    return [item for item in rounds(ipmi_sel, hosts) if isinstance(item, Finding)]
+    return [item for item in run_rounds(ipmi_sel, hosts) if isinstance(item, Finding)]
 
 
-def test_what_the_first_look_finds_is_history(bmc):
-    assert found(bmc(OLD + FATAL)) == []
+def test_entries_of_first_run_are_history(bmc):
+    assert findings_of_last_run(bmc(OLD + FATAL)) == []
 
 
-def test_a_machine_without_a_bmc_or_without_ipmitool_gives_nothing(tmp_path):
-    system = FakeSystem(str(tmp_path), {ASK: OSError("must not run")})
+def test_machine_without_bmc_or_ipmitool_gives_nothing(tmp_path):
+    system = FakeSystem(str(tmp_path), {SEL_COMMAND: OSError("must not run")})
     assert run_check(ipmi_sel, Host(str(tmp_path), system=system)) == []
     assert run_check(ipmi_sel, write(tmp_path, {"/dev/ipmi0": ""})) == []
 
 
 def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
     """Without -a, modprobe passes the second name to the first module as a parameter (modprobe(8))."""
-    without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: OSError("must not run")}))
+    without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {SEL_COMMAND: OSError("must not run")}))
     (no_device,) = ipmi_sel.run(without, Config(), History({}, 0.0, ""))
     with_device = write(tmp_path, {"/dev/ipmi0": ""})
     (no_program,) = ipmi_sel.run(with_device, Config(), History({}, 0.0, ""))
@@ -72,16 +72,16 @@ def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
     assert no_program.fix == "install ipmitool"
 
 
-def test_a_new_entry_of_a_fatal_bus_error_is_found_once(bmc):
-    (finding,) = found(bmc(OLD), bmc(OLD + FATAL))
+def test_new_fatal_bus_error_is_reported_once(bmc):
+    (finding,) = findings_of_last_run(bmc(OLD), bmc(OLD + FATAL))
     assert (finding.code, finding.clears) == ("ipmi_sel/bus_fatal", Clears.OPERATOR)
     assert finding.subject == "Critical Interrupt PCIe Err"
     assert finding.message == "Critical Interrupt PCIe Err: Bus Fatal Error (11/20/2026 10:01:17, record 91)"
-    assert found(bmc(OLD), bmc(OLD + FATAL), bmc(OLD + FATAL)) == []
+    assert findings_of_last_run(bmc(OLD), bmc(OLD + FATAL), bmc(OLD + FATAL)) == []
 
 
-def test_unless_the_site_enforces_it_it_warns(bmc):
-    (finding,) = found(bmc(OLD), bmc(OLD + FATAL))
+def test_finding_only_warns_unless_enforced(bmc):
+    (finding,) = findings_of_last_run(bmc(OLD), bmc(OLD + FATAL))
     assert as_configured(finding, Config()).severity is Severity.WARNING
     assert as_configured(finding, Config(enforce=True)).severity is Severity.DEGRADED
 
@@ -108,54 +108,54 @@ def test_unless_the_site_enforces_it_it_warns(bmc):
         ("Physical Security Physical Scrty", "General Chassis intrusion", None),
     ],
 )
-def test_what_an_entry_means(bmc, sensor, event, code):
+def test_entry_is_classified_by_sensor_and_event(bmc, sensor, event, code):
     line = f"  91 | 11/20/2026 | 10:01:17 | {sensor} | {event} | Asserted\n"
-    assert codes(found(bmc(OLD), bmc(OLD + line))) == ([f"ipmi_sel/{code}"] if code else [])
+    assert codes(findings_of_last_run(bmc(OLD), bmc(OLD + line))) == ([f"ipmi_sel/{code}"] if code else [])
     ended = line.replace("Asserted", "Deasserted")
-    assert found(bmc(OLD), bmc(OLD + ended)) == []
+    assert findings_of_last_run(bmc(OLD), bmc(OLD + ended)) == []
 
 
-def test_the_same_again_and_again_is_one_finding_with_a_count(bmc):
+def test_repeated_entry_gives_one_finding_with_count(bmc):
     again = FATAL.replace("  91", "  94").replace("10:01", "10:09")
-    (finding,) = found(bmc(OLD), bmc(OLD + FATAL + again))
+    (finding,) = findings_of_last_run(bmc(OLD), bmc(OLD + FATAL + again))
     assert finding.message.endswith("(11/20/2026 10:09:17, record 94, 2 new entries)")
 
 
-def test_power_that_came_back_between_two_looks_is_nothing(bmc):
-    assert found(bmc(OLD), bmc(OLD + AC_LOST + AC_BACK)) == []
-    assert codes(found(bmc(OLD), bmc(OLD + AC_LOST))) == ["ipmi_sel/power_supply"]
+def test_power_restored_between_runs_gives_no_finding(bmc):
+    assert findings_of_last_run(bmc(OLD), bmc(OLD + AC_LOST + AC_BACK)) == []
+    assert codes(findings_of_last_run(bmc(OLD), bmc(OLD + AC_LOST))) == ["ipmi_sel/power_supply"]
 
 
 # --- new entries
 
 
-def test_in_a_log_that_was_cleared_all_is_new(bmc):
+def test_all_entries_of_cleared_log_are_new(bmc):
     first = FATAL.replace("  91", "   1")
-    assert codes(found(bmc(OLD + BOOT), bmc(), bmc(first))) == ["ipmi_sel/bus_fatal"]
-    assert codes(found(bmc(OLD + BOOT), bmc(first))) == ["ipmi_sel/bus_fatal"]
+    assert codes(findings_of_last_run(bmc(OLD + BOOT), bmc(), bmc(first))) == ["ipmi_sel/bus_fatal"]
+    assert codes(findings_of_last_run(bmc(OLD + BOOT), bmc(first))) == ["ipmi_sel/bus_fatal"]
 
 
-def test_an_id_that_is_given_again_after_the_log_was_cleared_is_another_entry(bmc):
+def test_reused_id_after_clearing_is_another_entry(bmc):
     first = FATAL.replace("  91", "  8f")
     again = BOOT.replace("09:00:00", "11:30:01")
-    assert codes(found(bmc(OLD + BOOT), bmc(first + again))) == ["ipmi_sel/bus_fatal"]
+    assert codes(findings_of_last_run(bmc(OLD + BOOT), bmc(first + again))) == ["ipmi_sel/bus_fatal"]
 
 
-def test_what_was_added_around_a_boot_is_new(bmc):
-    story = Story(ipmi_sel).look(bmc(OLD)).reboot().look(bmc(OLD + FATAL + BOOT))
+def test_entries_added_around_a_boot_are_new(bmc):
+    story = Story(ipmi_sel).run_check(bmc(OLD)).reboot().run_check(bmc(OLD + FATAL + BOOT))
     assert story.codes == ["ipmi_sel/bus_fatal"]
 
 
-def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
+def test_other_ipmitool_version_makes_no_old_entry_new(bmc):
     rewritten = FATAL.replace("11/20/2026 | 10:01:17", "11/20/26 | 11:01:17 CET")
-    assert found(bmc(OLD + FATAL), bmc(OLD + rewritten)) == []
+    assert findings_of_last_run(bmc(OLD + FATAL), bmc(OLD + rewritten)) == []
 
 
 # --- unreadable logs
 
 
 @pytest.mark.parametrize(
-    ("ran", "words"),
+    ("output", "error"),
     [
         (ProgramResult(1, "", "Get SEL Info command failed\n"), "exit status 1: Get SEL Info command failed"),
         (ProgramResult(1, OLD, "Error: Unable to establish IPMI session"), "exit status 1: Error: Unable"),
@@ -165,19 +165,19 @@ def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
         (TimeoutError("ipmitool: did not end within 54 s"), "did not end"),
     ],
 )
-def test_a_bmc_that_does_not_tell_is_unknown(bmc, ran, words):
-    assert words in until_it_fails(ipmi_sel, bmc(ran=ran))[1]
+def test_bmc_failure_fails_run(bmc, output, error):
+    assert error in run_until_error(ipmi_sel, bmc(ran=output))[1]
 
 
 @pytest.mark.parametrize("config", [Config(), Config(enforce=True)])
-def test_a_dead_bmc_never_holds_a_resume(config):
+def test_dead_bmc_does_not_block_resume(config):
     story = Story(ipmi_sel, config)
     failed = CheckResult("ipmi_sel", "", Outcome.FAILED, 0.0, 0.0, error="ipmitool: exit status 1")
     names = [RunName("ipmi_sel")]
     assert not story.check.may_block_resume(config)
-    judged = judge({}, {names[0]: failed}, names, 0.0, optional=names)
-    assert judged.may_resume
-    assert judged.unknown == ("ipmi_sel failed: ipmitool: exit status 1",)
+    verdict = judge({}, {names[0]: failed}, names, 0.0, optional=names)
+    assert verdict.may_resume
+    assert verdict.unknown == ("ipmi_sel failed: ipmitool: exit status 1",)
 
 
 @pytest.mark.parametrize(
@@ -214,38 +214,40 @@ def test_a_dead_bmc_never_holds_a_resume(config):
         ("  8d | Linux kernel panic: Fatal excep", Entry(0x8D, 0, "", "", "Linux kernel panic: Fatal excep", False)),
     ],
 )
-def test_every_form_of_an_entry_is_read(line, entry):
+def test_parse_reads_every_form_of_entry(line, entry):
     assert parse(line) == entry
 
 
 @given(st.one_of(st.text(max_size=80), st.text("|0123456789abc: AssertedOEM", max_size=120)))
-def test_garbage_is_an_entry_or_a_sentence(line):
-    entry, said = refusal(parse, line)
-    assert isinstance(entry, Entry) or said.startswith("ipmitool: not an entry of the SEL")
+def test_parse_of_garbage_gives_entry_or_error(line):
+    entry, error = parse_or_error(parse, line)
+    assert isinstance(entry, Entry) or error.startswith("ipmitool: not an entry of the SEL")
 
 
 # --- stories
 
 
-def test_a_fatal_bus_error_warns_until_an_engineer_says_that_it_is_repaired(bmc):
-    story = Story(ipmi_sel).look(bmc(OLD)).look(bmc(OLD + FATAL), minutes=60)
+def test_fatal_bus_error_warns_until_repaired(bmc):
+    story = Story(ipmi_sel).run_check(bmc(OLD)).run_check(bmc(OLD + FATAL), minutes=60)
     assert story.codes == ["ipmi_sel/bus_fatal"]
     assert not story.drained
-    story.looks(bmc(OLD + FATAL), 30, minutes=60).reboot().looks(bmc(OLD + FATAL + BOOT), 3, minutes=60)
+    story.run_checks(bmc(OLD + FATAL), 30, minutes=60).reboot().run_checks(bmc(OLD + FATAL + BOOT), 3, minutes=60)
     assert story.codes == ["ipmi_sel/bus_fatal"]
     assert story.repaired("ipmi_sel/bus_fatal").codes == []
-    assert story.looks(bmc(OLD + FATAL + BOOT), 3, minutes=60).codes == []
+    assert story.run_checks(bmc(OLD + FATAL + BOOT), 3, minutes=60).codes == []
 
 
-def test_enforced_a_lost_power_supply_drains_until_an_engineer_says_that_it_is_repaired(bmc):
-    story = Story(ipmi_sel, Config(enforce=True)).look(bmc(OLD)).look(bmc(OLD + AC_LOST), minutes=60)
+def test_enforced_power_supply_loss_drains_until_repaired(bmc):
+    story = Story(ipmi_sel, Config(enforce=True)).run_check(bmc(OLD)).run_check(bmc(OLD + AC_LOST), minutes=60)
     assert story.drained
     assert not story.requeued
-    assert story.looks(bmc(OLD + AC_LOST + AC_BACK), 30, minutes=60).drained
-    story.repaired("ipmi_sel/power_supply", "Power Supply PS1 Status").look(bmc(OLD + AC_LOST + AC_BACK), minutes=1)
+    assert story.run_checks(bmc(OLD + AC_LOST + AC_BACK), 30, minutes=60).drained
+    story.repaired("ipmi_sel/power_supply", "Power Supply PS1 Status").run_check(
+        bmc(OLD + AC_LOST + AC_BACK), minutes=1
+    )
     assert not story.drained
-    assert story.look(bmc(OLD + AC_LOST + AC_BACK + FATAL.replace("  91", "  99")), minutes=60).drained
+    assert story.run_check(bmc(OLD + AC_LOST + AC_BACK + FATAL.replace("  91", "  99")), minutes=60).drained
 
 
-def test_findings_need_a_look_before(bmc):
+def test_first_run_gives_no_finding(bmc):
     assert findings(ipmi_sel, bmc(OLD + FATAL)) == []

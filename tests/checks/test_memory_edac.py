@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from cpu_time import cpu_seconds
-from fakes import codes, observed, refusal, run_check, until_it_fails
+from fakes import codes, observations_named, parse_or_error, run_check, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_lines import event, findings_of
+from kernel_lines import event_of, findings_of
 from story import Story
-from trees import captured, write
+from trees import captured_text, write
 
 from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.checks import memory_edac
@@ -67,7 +67,7 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return write(tmp_path, {f"{MC}/{file}": f"{text}\n" for file, text in HEALTHY.items()}), Config()
 
 
-def found(story: Story) -> list[Finding]:
+def story_findings(story: Story) -> list[Finding]:
     assert story.result is not None
     return list(story.result.findings)
 
@@ -75,123 +75,123 @@ def found(story: Story) -> list[Finding]:
 # --- counters
 
 
-def test_a_healthy_node_gives_its_counters_and_no_finding(node):
-    given_ = run_check(memory_edac, node())
-    assert not [item for item in given_ if isinstance(item, Finding)]
-    assert len(list(observed(given_, "memory_edac_uncorrected_errors_total"))) == 2
-    assert [dict(item.labels)["part"] for item in observed(given_, "memory_edac_corrected_errors_total")] == [
-        *("mc0", "mc0/dimm0", "mc0/dimm2", "mc1", "mc1/dimm0", "mc1/dimm2")
-    ]
+def test_healthy_node_gives_counters_and_no_finding(node):
+    results = run_check(memory_edac, node())
+    assert not [item for item in results if isinstance(item, Finding)]
+    assert len(list(observations_named(results, "memory_edac_uncorrected_errors_total"))) == 2
+    assert [
+        dict(item.labels)["part"] for item in observations_named(results, "memory_edac_corrected_errors_total")
+    ] == [*("mc0", "mc0/dimm0", "mc0/dimm2", "mc1", "mc1/dimm0", "mc1/dimm2")]
 
 
-def test_a_machine_without_edac_gives_nothing(tmp_path):
+def test_machine_without_edac_gives_nothing(tmp_path):
     assert run_check(memory_edac, Host(str(tmp_path))) == []
 
 
 def test_ranks_are_read_like_dimms(tmp_path):
-    files = dict(line.rsplit(":", 1) for line in captured("edac_ranks.txt").splitlines())
+    files = dict(line.rsplit(":", 1) for line in captured_text("edac_ranks.txt").splitlines())
     files |= {f"{MC}/mc{number}/{file}": "0" for number in (0, 1) for file in ("ue_count", "ce_noinfo_count")}
-    given_ = run_check(memory_edac, write(tmp_path, files))
-    assert {dict(i.labels)["part"]: i.value for i in given_ if i.value} == {"mc0/rank4": 1}
+    results = run_check(memory_edac, write(tmp_path, files))
+    assert {dict(i.labels)["part"]: i.value for i in results if i.value} == {"mc0/rank4": 1}
 
 
-def test_an_old_kernel_counts_by_rows(tmp_path):
-    lines = captured("edac_csrow.txt").splitlines()
+def test_old_kernel_counts_by_rows(tmp_path):
+    lines = captured_text("edac_csrow.txt").splitlines()
     files = {**dict(zip(lines[::2], lines[1::2], strict=True)), f"{MC}/mc0/ce_noinfo_count": "0"}
-    given_ = run_check(memory_edac, write(tmp_path, files))
-    assert [dict(item.labels)["part"] for item in given_] == ["mc0", "mc0", "mc0/csrow0"]
+    results = run_check(memory_edac, write(tmp_path, files))
+    assert [dict(item.labels)["part"] for item in results] == ["mc0", "mc0", "mc0/csrow0"]
 
 
-def test_a_kernel_that_has_both_is_not_counted_twice(node):
-    given_ = run_check(memory_edac, node({"mc0/csrow0/ce_count": "5"}))
-    assert "mc0/csrow0" not in {dict(item.labels)["part"] for item in given_}
+def test_kernel_with_dimms_and_rows_is_not_counted_twice(node):
+    results = run_check(memory_edac, node({"mc0/csrow0/ce_count": "5"}))
+    assert "mc0/csrow0" not in {dict(item.labels)["part"] for item in results}
 
 
 # --- counts from before the first run
 
 
-def test_counts_that_were_there_before_the_first_look_are_no_finding(node):
-    given_ = run_check(memory_edac, node({"mc0/ue_count": "3", "mc0/dimm0/dimm_ce_count": "50000"}))
-    assert not [item for item in given_ if isinstance(item, Finding)]
+def test_counts_before_first_run_give_no_finding(node):
+    results = run_check(memory_edac, node({"mc0/ue_count": "3", "mc0/dimm0/dimm_ce_count": "50000"}))
+    assert not [item for item in results if isinstance(item, Finding)]
 
 
 # --- uncorrected errors
 
 
-def test_an_uncorrected_error_drains_and_requeues_until_a_reboot(node):
-    story = Story(memory_edac).look(node())
-    bad = node({"mc1/ue_count": "1", "mc1/dimm2/dimm_ue_count": "1"})
-    story.look(bad)
-    (finding,) = found(story)
+def test_uncorrected_error_drains_and_requeues_until_reboot(node):
+    story = Story(memory_edac).run_check(node())
+    with_error = node({"mc1/ue_count": "1", "mc1/dimm2/dimm_ue_count": "1"})
+    story.run_check(with_error)
+    (finding,) = story_findings(story)
     assert (finding.code, finding.subject, finding.severity) == ("memory_edac/uncorrected", "mc1", Severity.CRITICAL)
     assert finding.message == f"1 new uncorrected memory errors (since boot: {LABEL.format(1, 2)} (mc1/dimm2) 1)"
     assert story.drained
     assert story.requeued
-    story.looks(bad, 400)  # a day without load and without new errors
+    story.run_checks(with_error, 400)  # a day without load and without new errors
     assert story.drained
-    story.reboot().looks(node({"mc1/ue_count": "0", "mc1/dimm2/dimm_ue_count": "0"}), 2)
+    story.reboot().run_checks(node({"mc1/ue_count": "0", "mc1/dimm2/dimm_ue_count": "0"}), 2)
     assert not story.drained
     assert not story.codes
 
 
-def test_uncorrected_errors_again_after_the_reboot_wait_for_an_operator(node):
-    story = Story(memory_edac).look(node()).look(node({"mc0/ue_count": "1"}))
-    story.reboot().looks(node({"mc0/ue_count": "0"}), 2)
+def test_uncorrected_errors_again_after_reboot_need_operator(node):
+    story = Story(memory_edac).run_check(node()).run_check(node({"mc0/ue_count": "1"}))
+    story.reboot().run_checks(node({"mc0/ue_count": "0"}), 2)
     assert not story.drained
-    story.look(node({"mc0/ue_count": "1"})).reboot().looks(node({"mc0/ue_count": "0"}), 400)
+    story.run_check(node({"mc0/ue_count": "1"})).reboot().run_checks(node({"mc0/ue_count": "0"}), 400)
     assert story.drained
-    story.repaired("memory_edac/uncorrected", "mc0").look(node())
+    story.repaired("memory_edac/uncorrected", "mc0").run_check(node())
     assert not story.drained
 
 
-def test_an_uncorrected_error_that_no_dimm_is_named_for_counts_too(node):
-    story = Story(memory_edac).look(node()).look(node({"mc0/ue_count": "2", "mc0/ue_noinfo_count": "2"}))
-    (finding,) = found(story)
+def test_uncorrected_error_without_dimm_counts(node):
+    story = Story(memory_edac).run_check(node()).run_check(node({"mc0/ue_count": "2", "mc0/ue_noinfo_count": "2"}))
+    (finding,) = story_findings(story)
     assert finding.message == "2 new uncorrected memory errors"
     assert story.drained
 
 
-def test_an_error_of_a_named_dimm_is_one_finding(node):
+def test_uncorrected_error_of_named_dimm_gives_one_finding(node):
     """The error is in the count of the controller and in that of the DIMM."""
-    story = Story(memory_edac).look(node()).look(node({"mc0/ue_count": "1", "mc0/dimm0/dimm_ue_count": "1"}))
-    assert codes(found(story)) == ["memory_edac/uncorrected"]
+    story = Story(memory_edac).run_check(node()).run_check(node({"mc0/ue_count": "1", "mc0/dimm0/dimm_ue_count": "1"}))
+    assert codes(story_findings(story)) == ["memory_edac/uncorrected"]
 
 
-def test_names_that_cannot_be_read_hide_no_error(node, tmp_path):
-    story = Story(memory_edac).look(node())
+def test_unreadable_dimm_names_hide_no_error(node, tmp_path):
+    story = Story(memory_edac).run_check(node())
     host = node({"mc0/ue_count": "1"})
     for name in ("dimm_ue_count", "dimm_label"):
         file = tmp_path / f"{MC}/mc0/dimm0/{name}"[1:]
         file.unlink()
         file.mkdir()  # reading a directory fails with EISDIR
-    assert codes(found(story.look(host))) == ["memory_edac/uncorrected"]
+    assert codes(story_findings(story.run_check(host))) == ["memory_edac/uncorrected"]
 
 
-def test_memory_edac_reads_the_other_dimms_of_a_controller_after_a_garbled_file(node):
-    given_, error = until_it_fails(memory_edac, node({"mc0/dimm0/dimm_ce_count": "N/A"}))
+def test_garbled_dimm_file_hides_no_other_counter(node):
+    results, error = run_until_error(memory_edac, node({"mc0/dimm0/dimm_ce_count": "N/A"}))
     assert "mc0/dimm0/dimm_ce_count: not a count" in error
-    parts = [dict(item.labels)["part"] for item in given_ if item.name == "memory_edac_corrected_errors_total"]
+    parts = [dict(item.labels)["part"] for item in results if item.name == "memory_edac_corrected_errors_total"]
     assert parts == ["mc0", "mc0/dimm2", "mc1", "mc1/dimm0", "mc1/dimm2"]
 
 
-def test_a_garbled_file_hides_no_error_elsewhere(node):
-    before = Story(memory_edac).look(node())
-    past = History(before.past, before.now + 300, before.boot_id)
-    given_ = memory_edac.run(node({"mc0/ue_count": "N/A", "mc1/ue_count": "1"}), Config(), past)
-    found_ = []
+def test_garbled_controller_file_hides_no_other_finding(node):
+    before = Story(memory_edac).run_check(node())
+    past = History(before.history_series, before.now + 300, before.boot_id)
+    results = memory_edac.run(node({"mc0/ue_count": "N/A", "mc1/ue_count": "1"}), Config(), past)
+    subjects = []
     with pytest.raises(ValueError, match="mc0/ue_count: not a count: 'N/A'"):
-        found_.extend(item.subject for item in given_ if isinstance(item, Finding))
-    assert found_ == ["mc1"]
+        subjects.extend(item.subject for item in results if isinstance(item, Finding))
+    assert subjects == ["mc1"]
 
 
-def test_one_that_was_counted_between_the_boot_and_the_first_look_warns_until_the_next_boot(node):
-    story = Story(memory_edac).look(node())
-    bad = node({"mc0/ue_count": "1"})
-    story.reboot().look(bad)
+def test_uncorrected_error_before_first_run_of_boot_warns_until_next_boot(node):
+    story = Story(memory_edac).run_check(node())
+    with_error = node({"mc0/ue_count": "1"})
+    story.reboot().run_check(with_error)
     assert (story.codes, story.drained) == (["memory_edac/uncorrected_at_boot"], False)
-    assert story.looks(bad, 400).codes == ["memory_edac/uncorrected_at_boot"]
-    assert story.look(node({"mc0/ue_count": "2"})).drained
-    story.reboot().looks(node(), 2)
+    assert story.run_checks(with_error, 400).codes == ["memory_edac/uncorrected_at_boot"]
+    assert story.run_check(node({"mc0/ue_count": "2"})).drained
+    story.reboot().run_checks(node(), 2)
     assert (story.codes, story.drained) == ([], False)
 
 
@@ -203,56 +203,56 @@ def corrected(node, count, file="mc0/dimm2/dimm_ce_count"):
 
 
 def test_many_corrected_errors_in_a_day_warn_and_never_drain(node):
-    story = Story(memory_edac).look(node()).look(corrected(node, 1000))
+    story = Story(memory_edac).run_check(node()).run_check(corrected(node, 1000))
     assert story.codes == []
-    story.look(corrected(node, 1001))
+    story.run_check(corrected(node, 1001))
     assert story.codes == ["memory_edac/corrected"]
-    (finding,) = found(story)
+    (finding,) = story_findings(story)
     assert (finding.severity, finding.clears, finding.subject) == (Severity.WARNING, Clears.REBOOT, "mc0/dimm2")
     assert LABEL.format(0, 2) in finding.message
     assert not story.drained
 
 
-def test_the_warning_ends_after_a_clean_day(node):
-    story = Story(memory_edac).look(node()).look(corrected(node, 5000))
+def test_corrected_warning_clears_after_clean_day(node):
+    story = Story(memory_edac).run_check(node()).run_check(corrected(node, 5000))
     still = corrected(node, 5000)
-    story.looks(still, 12, minutes=110)  # 22 h
+    story.run_checks(still, 12, minutes=110)  # 22 h
     assert story.codes == ["memory_edac/corrected"]
-    story.looks(still, 3, minutes=110)
+    story.run_checks(still, 3, minutes=110)
     assert story.codes == []
 
 
-def test_the_warning_does_not_end_while_errors_go_on(node):
-    story = Story(memory_edac).look(node())
+def test_corrected_warning_stays_while_errors_continue(node):
+    story = Story(memory_edac).run_check(node())
     for hour in range(60):
-        story.look(corrected(node, 100 * hour), minutes=60)
+        story.run_check(corrected(node, 100 * hour), minutes=60)
     assert story.codes == ["memory_edac/corrected"]
 
 
-def test_the_warning_ends_with_a_reboot_and_yesterdays_errors_do_not_count_after_it(node):
-    story = Story(memory_edac).look(node()).look(corrected(node, 5000))
-    story.reboot().looks(corrected(node, 0), 2).look(corrected(node, 3))
+def test_corrected_warning_clears_by_reboot_and_old_errors_do_not_count(node):
+    story = Story(memory_edac).run_check(node()).run_check(corrected(node, 5000))
+    story.reboot().run_checks(corrected(node, 0), 2).run_check(corrected(node, 3))
     assert story.codes == []
 
 
-def test_few_corrected_errors_every_day_are_no_finding(node):
-    story = Story(memory_edac).look(node())
+def test_few_corrected_errors_every_day_give_no_finding(node):
+    story = Story(memory_edac).run_check(node())
     for hour in range(60):
-        story.look(corrected(node, 40 * hour), minutes=60)
+        story.run_check(corrected(node, 40 * hour), minutes=60)
         assert story.codes == []
 
 
-def test_corrected_errors_that_no_dimm_is_named_for_warn_too(node):
-    story = Story(memory_edac).look(node()).look(corrected(node, 2000, "mc1/ce_noinfo_count"))
-    assert [finding.subject for finding in found(story)] == ["mc1"]
+def test_corrected_errors_without_dimm_warn(node):
+    story = Story(memory_edac).run_check(node()).run_check(corrected(node, 2000, "mc1/ce_noinfo_count"))
+    assert [finding.subject for finding in story_findings(story)] == ["mc1"]
 
 
-def test_the_limit_is_a_setting(node):
-    story = Story(memory_edac, Config(corrected_per_day=5)).look(node()).look(corrected(node, 6))
+def test_corrected_per_day_is_a_setting(node):
+    story = Story(memory_edac, Config(corrected_per_day=5)).run_check(node()).run_check(corrected(node, 6))
     assert story.codes == ["memory_edac/corrected"]
 
 
-def test_a_negative_limit_is_refused():
+def test_validate_rejects_negative_limit():
     assert "must not be negative" in (validate(Config(corrected_per_day=-1)) or "")
     assert validate(Config()) is None
 
@@ -260,17 +260,17 @@ def test_a_negative_limit_is_refused():
 # --- garbled files
 
 
-def test_a_file_that_vanishes_is_unknown(node, tmp_path):
+def test_vanished_file_fails_run(node, tmp_path):
     host = node()
     (tmp_path / f"{MC}/mc0/dimm0/dimm_ce_count"[1:]).unlink()
-    assert until_it_fails(memory_edac, host)[1] == f"{MC}/mc0/dimm0/dimm_ce_count: is missing"
+    assert run_until_error(memory_edac, host)[1] == f"{MC}/mc0/dimm0/dimm_ce_count: is missing"
 
 
 @given(st.one_of(st.text(max_size=12), st.sampled_from(["", "N/A", "-1", "1.0", "٣", "0x1", str(2**32), str(2**64)])))
-def test_what_is_no_count_is_refused_in_one_sentence(text):
-    count, said = refusal(parse, text, "mc0/ue_count")
-    if said:
-        assert said.startswith(f"{MC}/mc0/ue_count: not a count")
+def test_parse_rejects_invalid_count(text):
+    count, error = parse_or_error(parse, text, "mc0/ue_count")
+    if error:
+        assert error.startswith(f"{MC}/mc0/ue_count: not a count")
     else:
         assert str(count) == text.lstrip("0") or count == 0
 
@@ -284,11 +284,11 @@ RECOVERED = "Memory failure: 0x849923: recovery action for dirty LRU page: Recov
 KILLED = "Memory failure: 0x849923: Sending SIGBUS to python3:4711 due to hardware memory corruption"
 
 
-heard = partial(findings_of, memory_edac, apart=0.0)
+findings_from = partial(findings_of, memory_edac, interval=0.0)
 
 
-def judged(*lines, **kw):
-    return [(f.code.partition("/")[2], f.subject, f.severity) for f in heard(*lines, **kw)]
+def summaries(*lines, **kw):
+    return [(f.code.partition("/")[2], f.subject, f.severity) for f in findings_from(*lines, **kw)]
 
 
 def record(severity, *section):
@@ -296,8 +296,8 @@ def record(severity, *section):
     return [f"{{3}}[Hardware Error]: {line}" for line in lines]
 
 
-def test_an_uncorrected_error_in_the_log_is_the_same_condition_as_its_count():
-    (finding,) = heard(UE, UE)
+def test_uncorrected_error_in_log_has_condition_of_count():
+    (finding,) = findings_from(UE, UE)
     assert (finding.code, finding.subject) == ("memory_edac/uncorrected", "mc0")
     assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.CRITICAL, Clears.REBOOT, 0.0)
     assert finding.message == "uncorrected memory error, CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (mc0), 2 lines"
@@ -314,18 +314,18 @@ def test_an_uncorrected_error_in_the_log_is_the_same_condition_as_its_count():
         "Memory failure: 0x7740c0: recovery action for reserved kernel page: Ignored",
     ],
 )
-def test_a_machine_check_that_lost_data_is_critical_until_a_reboot(line):
-    assert judged(line) == [("machine_check", "", Severity.CRITICAL)]
+def test_machine_check_with_lost_data_is_critical(line):
+    assert summaries(line) == [("machine_check", "", Severity.CRITICAL)]
 
 
-def test_the_process_that_was_killed_is_named():
-    assert heard(KILLED)[0].message == "an uncorrected memory error killed a process, python3 (pid 4711)"
+def test_message_names_killed_process():
+    assert findings_from(KILLED)[0].message == "an uncorrected memory error killed a process, python3 (pid 4711)"
 
 
-def test_what_edac_names_is_not_said_twice_and_something_later_is():
+def test_machine_check_near_edac_line_adds_no_finding():
     for lines in ([UE, EXCEPTION, KILLED, RECOVERED], [EXCEPTION, RECOVERED, KILLED, UE]):
-        assert judged(*lines) == [("uncorrected", "mc0", Severity.CRITICAL)]
-    assert judged(UE, EXCEPTION, apart=60.0) == [
+        assert summaries(*lines) == [("uncorrected", "mc0", Severity.CRITICAL)]
+    assert summaries(UE, EXCEPTION, apart=60.0) == [
         ("uncorrected", "mc0", Severity.CRITICAL),
         ("machine_check", "", Severity.CRITICAL),
     ]
@@ -345,8 +345,8 @@ def test_what_edac_names_is_not_said_twice_and_something_later_is():
         ("info", ["  section_type: memory error"], []),
     ],
 )
-def test_a_firmwares_record_is_judged_by_its_severity_and_section(severity, section, expected):
-    assert judged(*record(severity, *section)) == [("machine_check", "", each) for each in expected]
+def test_firmware_record_is_evaluated_by_severity_and_section(severity, section, expected):
+    assert summaries(*record(severity, *section)) == [("machine_check", "", each) for each in expected]
 
 
 @pytest.mark.parametrize(
@@ -359,13 +359,13 @@ def test_a_firmwares_record_is_judged_by_its_severity_and_section(severity, sect
         ("EDAC PCI: Signaled System Error on 0000:03:00.0", "pci_parity", "0000:03:00.0"),
     ],
 )
-def test_what_lost_nothing_yet_warns_for_a_day(line, code, subject):
-    (finding,) = heard(line)
+def test_error_without_lost_data_warns_for_a_day(line, code, subject):
+    (finding,) = findings_from(line)
     assert (finding.code, finding.subject, finding.severity) == (f"memory_edac/{code}", subject, Severity.WARNING)
     assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 86400.0)
 
 
-def test_corrected_errors_and_records_of_the_last_boot_are_judged_by_nobody():
+def test_corrected_errors_and_records_of_previous_boot_give_no_finding():
     lines = [
         CE,
         "mce: [Hardware Error]: Machine check events logged",
@@ -376,7 +376,7 @@ def test_corrected_errors_and_records_of_the_last_boot_are_judged_by_nobody():
         "[Hardware Error]:   section_type: memory error",
         "EDAC DEVICE1: CE: thunderx-l2c instance: 0 block: N/A 'L2 ECC'",
     ]
-    assert judged(*lines) == []
+    assert summaries(*lines) == []
 
 
 SCRUBBED = UE.replace("memory read error", "memory scrubbing error")
@@ -394,84 +394,94 @@ SCRUBBED = UE.replace("memory read error", "memory scrubbing error")
         (record("recoverable", "  section_type: memory error", "  error_type: 14, scrub uncorrected error"), ""),
     ],
 )
-def test_what_the_memorys_scrubber_found_is_degraded_until_a_reboot_for_nobody_has_read_it(lines, part):
-    (finding,) = heard(*lines)
+def test_scrubber_error_is_degraded_until_reboot(lines, part):
+    (finding,) = findings_from(*lines)
     code = "memory_edac/uncorrected" if part else "memory_edac/machine_check"
     assert (finding.code, finding.subject, finding.severity) == (code, part, Severity.DEGRADED)
     assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 0.0)
     assert part == "" or finding.message.startswith("the memory's scrubber found an uncorrected error")
 
 
-def test_other_error_types_of_a_firmware_and_a_scrubbers_error_with_a_corrupt_context_lost_data():
+def test_other_firmware_error_types_and_corrupt_context_are_critical():
     for error_type in ("error_type: 3, multi-bit ECC", "error_type: 13, scrub corrected error"):
         lines = record("recoverable", "  section_type: memory error", f"  {error_type}")
-        assert judged(*lines) == [("machine_check", "", Severity.CRITICAL)]
-    assert judged("mce: [Hardware Error]: CPU 0: Machine Check Exception: 5 Bank 7: bf000000001000c1") == [
+        assert summaries(*lines) == [("machine_check", "", Severity.CRITICAL)]
+    assert summaries("mce: [Hardware Error]: CPU 0: Machine Check Exception: 5 Bank 7: bf000000001000c1") == [
         ("machine_check", "", Severity.CRITICAL)
     ]
 
 
-def test_an_error_that_was_read_beside_one_that_the_scrubber_found_is_critical():
-    both = [("uncorrected", "mc0", Severity.CRITICAL)]
-    assert judged(SCRUBBED, UE) == judged(UE, SCRUBBED) == both
-    assert judged(SCRUBBED, UE, apart=600.0) == both
-    assert sorted(judged(SCRUBBED, KILLED)) == [
+def test_consumed_error_next_to_scrubber_error_is_critical():
+    critical = [("uncorrected", "mc0", Severity.CRITICAL)]
+    assert summaries(SCRUBBED, UE) == summaries(UE, SCRUBBED) == critical
+    assert summaries(SCRUBBED, UE, apart=600.0) == critical
+    assert sorted(summaries(SCRUBBED, KILLED)) == [
         ("machine_check", "", Severity.CRITICAL),
         ("uncorrected", "mc0", Severity.DEGRADED),
     ]
-    assert judged(SCRUBBED, RECOVERED) == [("uncorrected", "mc0", Severity.DEGRADED)]
+    assert summaries(SCRUBBED, RECOVERED) == [("uncorrected", "mc0", Severity.DEGRADED)]
 
 
-def test_what_the_scrubber_found_drains_without_a_requeue_also_when_it_is_counted(node):
-    def counted(count: int) -> Host:
+def test_scrubber_error_drains_without_requeue_also_if_counted(node):
+    def with_count(count: int) -> Host:
         return node({"mc0/ue_count": str(count)})
 
-    life = Story(memory_edac).look(node()).hear(event(SCRUBBED)).look(counted(1), 0.1).looks(counted(1), 20)
-    assert (life.drained, life.requeued) == (True, False)
-    life.hear(event(SCRUBBED)).look(counted(2), 0.1)
-    assert (life.drained, life.requeued) == (True, False)
-    assert [(c.code, c.severity) for c in life.conditions.values()] == [("memory_edac/uncorrected", Severity.DEGRADED)]
-    life.looks(counted(2), 2).look(counted(3))  # an error without a log line
-    assert (life.drained, life.requeued) == (True, True)
-    assert not life.reboot().looks(node(), 2).drained
+    story = (
+        Story(memory_edac)
+        .run_check(node())
+        .take_event(event_of(SCRUBBED))
+        .run_check(with_count(1), 0.1)
+        .run_checks(with_count(1), 20)
+    )
+    assert (story.drained, story.requeued) == (True, False)
+    story.take_event(event_of(SCRUBBED)).run_check(with_count(2), 0.1)
+    assert (story.drained, story.requeued) == (True, False)
+    assert [(c.code, c.severity) for c in story.conditions.values()] == [("memory_edac/uncorrected", Severity.DEGRADED)]
+    story.run_checks(with_count(2), 2).run_check(with_count(3))  # an error without a log line
+    assert (story.drained, story.requeued) == (True, True)
+    assert not story.reboot().run_checks(node(), 2).drained
 
 
-def test_an_error_that_is_read_after_the_scrubber_found_one_requeues(node):
-    life = Story(memory_edac).look(node()).hear(event(SCRUBBED)).look(node({"mc0/ue_count": "1"}), 0.1)
-    assert not life.requeued
-    life.hear(event(UE)).look(node({"mc0/ue_count": "2"}), 0.1)
-    assert (life.drained, life.requeued) == (True, True)
+def test_consumed_error_after_scrubber_error_requeues(node):
+    story = (
+        Story(memory_edac).run_check(node()).take_event(event_of(SCRUBBED)).run_check(node({"mc0/ue_count": "1"}), 0.1)
+    )
+    assert not story.requeued
+    story.take_event(event_of(UE)).run_check(node({"mc0/ue_count": "2"}), 0.1)
+    assert (story.drained, story.requeued) == (True, True)
 
 
-def test_a_logged_error_drains_and_clean_counts_do_not_end_it_but_the_reboot_does(node):
-    life = Story(memory_edac).look(node()).hear(event(EXCEPTION)).looks(node(), 400)
-    assert (life.codes, life.drained, life.requeued) == (["memory_edac/machine_check"], True, True)
-    life.reboot().look(node())
-    assert (life.codes, life.drained) == ([], False)
+def test_logged_error_drains_until_reboot_despite_clean_counts(node):
+    story = Story(memory_edac).run_check(node()).take_event(event_of(EXCEPTION)).run_checks(node(), 400)
+    assert (story.codes, story.drained, story.requeued) == (["memory_edac/machine_check"], True, True)
+    story.reboot().run_check(node())
+    assert (story.codes, story.drained) == ([], False)
 
 
-def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repaired(node):
+def test_logged_and_counted_error_is_one_condition_until_repaired(node):
     counted = node({"mc0/ue_count": "1"})
-    life = Story(memory_edac).look(node()).hear(event(UE)).look(counted, 0.1).looks(counted, 400)
-    assert [(c.code, c.subject) for c in life.conditions.values()] == [("memory_edac/uncorrected", "mc0")]
-    assert life.drained
-    life.repaired("memory_edac/uncorrected").looks(counted, 2)
-    assert (life.codes, life.drained) == ([], False)
+    story = (
+        Story(memory_edac).run_check(node()).take_event(event_of(UE)).run_check(counted, 0.1).run_checks(counted, 400)
+    )
+    assert [(c.code, c.subject) for c in story.conditions.values()] == [("memory_edac/uncorrected", "mc0")]
+    assert story.drained
+    story.repaired("memory_edac/uncorrected").run_checks(counted, 2)
+    assert (story.codes, story.drained) == ([], False)
 
 
-def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
+def test_resumed_node_drains_again_only_for_new_error(node):
     from healthd.agent.conditions.endings import acknowledge_resumed
 
-    life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
-    life.conditions = acknowledge_resumed(life.conditions, life.now, life.now)
-    life.looks(node(), 5)
-    assert life.codes == []
-    life.hear(event(EXCEPTION))
-    assert (life.codes, life.drained) == (["memory_edac/machine_check"], True)
+    story = Story(memory_edac).run_check(node()).take_event(event_of(EXCEPTION))
+    story.conditions = acknowledge_resumed(story.conditions, story.now, story.now)
+    story.run_checks(node(), 5)
+    assert story.codes == []
+    story.take_event(event_of(EXCEPTION))
+    assert (story.codes, story.drained) == (["memory_edac/machine_check"], True)
 
 
-def test_a_storm_of_errors_is_judged_in_time_that_grows_with_their_number():
-    events = tuple(event(line, 1000.0 + 6 * n) for n in range(1000) for line in (UE, EXCEPTION))
+def test_error_storm_takes_linear_time():
+    events = tuple(event_of(line, 1000.0 + 6 * n) for n in range(1000) for line in (UE, EXCEPTION))
     recent, _, _ = coalesce_events((), events, 1)
-    judged = cpu_seconds(lambda: [list(memory_edac.correlate(recent, Inventory(), Config())) for _ in range(10)], 2.0)
-    assert judged < 2.0
+    seconds = cpu_seconds(lambda: [list(memory_edac.correlate(recent, Inventory(), Config())) for _ in range(10)], 2.0)
+    assert seconds < 2.0

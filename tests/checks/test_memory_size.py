@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import findings, observed, refusal, run_check, until_it_fails
+from fakes import findings, observations_named, parse_or_error, run_check, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -32,15 +32,17 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return write(tmp_path, {"/proc/meminfo": MEMINFO.splitlines()[0].format(2000 * 2**20)}), EXPECTED
 
 
-def test_all_memory_is_no_finding(tmp_path):
-    given_ = run_check(memory_size, node(tmp_path, 2000), EXPECTED)
-    assert [item.value for item in given_] == [2000 * GIB]
-    assert list(observed(given_, "memory_size_bytes")) == given_
+def test_complete_memory_gives_no_finding(tmp_path):
+    results = run_check(memory_size, node(tmp_path, 2000), EXPECTED)
+    assert [item.value for item in results] == [2000 * GIB]
+    assert list(observations_named(results, "memory_size_bytes")) == results
 
 
-@pytest.mark.parametrize(("gib", "less"), [(2100, False), (1990, False), (1941, False), (1939, True), (1750, True)])
-def test_three_per_cent_less_are_allowed_for(tmp_path, gib, less):
-    assert len(findings(memory_size, node(tmp_path, gib), EXPECTED)) == less
+@pytest.mark.parametrize(
+    ("gib", "is_too_small"), [(2100, False), (1990, False), (1941, False), (1939, True), (1750, True)]
+)
+def test_three_percent_may_be_missing(tmp_path, gib, is_too_small):
+    assert len(findings(memory_size, node(tmp_path, gib), EXPECTED)) == is_too_small
 
 
 def test_missing_memory_is_degraded(tmp_path):
@@ -49,44 +51,44 @@ def test_missing_memory_is_degraded(tmp_path):
     assert finding.message == "1750.0 GiB of memory; expected 2000.0 GiB: 12% missing"
 
 
-def test_the_share_is_a_setting(tmp_path):
+def test_max_missing_share_is_a_setting(tmp_path):
     assert findings(memory_size, node(tmp_path, 1750), Config(expected_bytes=2000 * GIB, max_missing_share=0.2)) == []
 
 
-def test_without_an_expectation_nothing_is_judged(tmp_path):
+def test_memory_size_reports_nothing_without_expectation(tmp_path):
     assert run_check(memory_size, node(tmp_path, 1)) == []
     assert run_check(memory_size, Host(str(tmp_path / "nothing"))) == []
 
 
-def test_a_missing_dimm_drains_until_it_is_back(tmp_path):
-    story = Story(memory_size, EXPECTED).looks(node(tmp_path, 2000), 2)
+def test_missing_dimm_drains_until_restored(tmp_path):
+    story = Story(memory_size, EXPECTED).run_checks(node(tmp_path, 2000), 2)
     assert not story.drained
-    story.reboot().look(node(tmp_path, 1875))
+    story.reboot().run_check(node(tmp_path, 1875))
     assert story.drained
     assert not story.requeued
-    story.looks(node(tmp_path, 1875), 400).reboot().looks(node(tmp_path, 1875), 5)
+    story.run_checks(node(tmp_path, 1875), 400).reboot().run_checks(node(tmp_path, 1875), 5)
     assert story.drained, "neither time nor a reboot restores it"
-    story.reboot().look(node(tmp_path, 2000))
+    story.reboot().run_check(node(tmp_path, 2000))
     assert story.drained, "once is not enough"
-    story.look(node(tmp_path, 2000))
+    story.run_check(node(tmp_path, 2000))
     assert not story.drained
 
 
-def test_an_expectation_that_was_only_guessed_warns(tmp_path):
+def test_size_guessed_by_profile_only_warns(tmp_path):
     config = Config(expected_bytes=2000 * GIB, guessed=("expected_bytes",))
     (finding,) = findings(memory_size, node(tmp_path, 1750), config)
     assert as_configured(finding, config).severity is Severity.WARNING
-    story = Story(memory_size, config).looks(node(tmp_path, 1750), 5)
+    story = Story(memory_size, config).run_checks(node(tmp_path, 1750), 5)
     assert story.codes == ["memory_size/too_small"]
     assert not story.drained
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 3.0, float("nan")])
-def test_a_share_that_is_none_is_refused(share):
+def test_validate_rejects_invalid_share(share):
     assert "max_missing_share" in (validate(Config(max_missing_share=share)) or "")
 
 
-def test_a_negative_size_is_refused():
+def test_validate_rejects_negative_size():
     assert "expected_bytes" in (validate(Config(expected_bytes=-1)) or "")
     assert validate(EXPECTED) is None
 
@@ -95,13 +97,13 @@ def test_a_negative_size_is_refused():
     "text",
     ["", "N/A", "MemTotal: N/A kB\n", "MemTotal: 0 kB\n", "MemTotal: 99999999999999999999 kB\n", "MemFree: 1 kB\n"],
 )
-def test_a_size_that_cannot_be_read_is_unknown(tmp_path, text):
-    given_, error = until_it_fails(memory_size, write(tmp_path, {"/proc/meminfo": text}), EXPECTED)
-    assert given_ == []
+def test_unreadable_size_fails_run(tmp_path, text):
+    results, error = run_until_error(memory_size, write(tmp_path, {"/proc/meminfo": text}), EXPECTED)
+    assert results == []
     assert error.startswith("/proc/meminfo: has no MemTotal in kB: ")
 
 
 @given(st.one_of(st.text(max_size=40), st.text("MemTotal: 0129kB\n", max_size=40)))
-def test_any_text_is_a_size_or_one_sentence(text):
-    size, said = refusal(parse, text)
-    assert said.startswith("/proc/meminfo: ") if said else 0 < size < 2**50
+def test_parse_of_any_text_gives_size_or_error(text):
+    size, error = parse_or_error(parse, text)
+    assert error.startswith("/proc/meminfo: ") if error else 0 < size < 2**50

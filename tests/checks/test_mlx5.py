@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_lines import event, finding_of, findings_of
+from kernel_lines import event_of, finding_of, findings_of
 from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
@@ -18,15 +18,15 @@ CARD = f"mlx5_core {PCI}: "
 HOUR, DAY = 60.0, 24 * 60.0  # minutes
 
 
-found = partial(findings_of, mlx5, apart=0.1)
-one = partial(finding_of, mlx5, apart=0.1)
+findings_from = partial(findings_of, mlx5, interval=0.1)
+finding_from = partial(finding_of, mlx5, apart=0.1)
 
 
-def codes(*lines, **kw):
-    return sorted(finding.code for finding in found(*lines, **kw))
+def finding_codes(*lines, **kw):
+    return sorted(finding.code for finding in findings_from(*lines, **kw))
 
 
-Life = partial(Story, mlx5)
+Mlx5Story = partial(Story, mlx5)
 
 
 MISSED = f"{CARD}poll_health:801:(pid 0): device's health compromised - reached miss count"
@@ -34,8 +34,8 @@ REPORT = f"{CARD}print_health_info:431:(pid 0): Health issue observed, {{}}, sev
 SYNDROME = f"{CARD}print_health_info:448:(pid 0): synd 0x1: firmware internal error"
 
 
-def test_a_card_whose_firmware_is_dead_is_degraded_until_a_reboot():
-    assert one(MISSED) == Finding(
+def test_dead_firmware_is_degraded_until_reboot():
+    assert finding_from(MISSED) == Finding(
         Severity.DEGRADED,
         "mlx5/health_fatal",
         PCI,
@@ -56,37 +56,37 @@ def test_a_card_whose_firmware_is_dead_is_degraded_until_a_reboot():
         ([REPORT.format("firmware internal error", 3), SYNDROME], "health_fatal"),
     ],
 )
-def test_a_health_report_is_as_bad_as_the_firmware_says(lines, code):
-    assert codes(*lines) == [f"mlx5/{code}"]
+def test_health_report_has_severity_of_firmware(lines, code):
+    assert finding_codes(*lines) == [f"mlx5/{code}"]
 
 
-def test_what_the_firmware_said_stays_in_the_message_while_the_driver_goes_on():
+def test_message_keeps_report_of_firmware_during_recovery():
     lines = [
         REPORT.format("irisc not responding", 3),
         f"{CARD}mlx5_health_try_recover:338:(pid 1): health recovery failed",
     ]
-    assert one(*lines).message == "the card's firmware failed: irisc not responding, 2 lines"
+    assert finding_from(*lines).message == "the card's firmware failed: irisc not responding, 2 lines"
 
 
-def test_the_report_of_another_card_or_another_time_says_nothing_of_this_one():
+def test_report_of_other_card_or_time_is_independent():
     mild = REPORT.format("firmware internal error", 4)
-    assert codes(mild.replace("61:00.0", "61:00.1"), SYNDROME) == ["mlx5/health_fatal", "mlx5/health_warning"]
-    assert codes(mild, SYNDROME, times=[1000.0, 1006.0]) == ["mlx5/health_fatal", "mlx5/health_warning"]
+    assert finding_codes(mild.replace("61:00.0", "61:00.1"), SYNDROME) == ["mlx5/health_fatal", "mlx5/health_warning"]
+    assert finding_codes(mild, SYNDROME, times=[1000.0, 1006.0]) == ["mlx5/health_fatal", "mlx5/health_warning"]
 
 
-def test_a_health_report_is_one_finding_that_names_the_fault():
+def test_health_report_gives_one_finding_with_fault_name():
     lines = [
         REPORT.format("firmware internal error", 3),
         SYNDROME,
         f"{CARD}print_health_info:1:(pid 0): hw_id 0x000020f",
     ]
-    finding = one(MISSED, *lines)
+    finding = finding_from(MISSED, *lines)
     assert (finding.code, finding.subject, finding.events) == ("mlx5/health_fatal", PCI, (1, 2, 3))
     assert finding.message == "the card's firmware failed: firmware internal error, 4 lines"
 
 
 @pytest.mark.parametrize(
-    ("rest", "code"),
+    ("text", "code"),
     [
         ("temp_warn:171:(pid 0): High temperature on sensors with bit set 0 1", "temperature"),
         ("print_health_info:520:(pid 0): synd 0x10: High temperature", "temperature"),
@@ -104,13 +104,13 @@ def test_a_health_report_is_one_finding_that_names_the_fault():
         ("poll_health:740:(pid 0): Fatal error 3 detected", "health_recovery"),
     ],
 )
-def test_heat_transceivers_and_time_outs_warn_for_a_day(rest, code):
-    life = Life()
+def test_heat_transceiver_and_timeout_faults_warn_for_a_day(text, code):
+    story = Mlx5Story()
     for _ in range(20):
-        life.says(CARD + rest).wait(10)
-    assert (life.drained, life.codes) == (False, [f"mlx5/{code}"])
-    assert life.wait(DAY - 11).codes == [f"mlx5/{code}"]
-    assert life.wait(2).codes == []
+        story.log_lines(CARD + text).wait(10)
+    assert (story.drained, story.codes) == (False, [f"mlx5/{code}"])
+    assert story.wait(DAY - 11).codes == [f"mlx5/{code}"]
+    assert story.wait(2).codes == []
 
 
 LEAKING = [
@@ -121,48 +121,48 @@ LEAKING = [
 
 
 @pytest.mark.parametrize("line", LEAKING)
-def test_a_command_that_timed_out_and_leaks_drains_without_requeue_until_a_reboot(line):
-    finding = one(line)
+def test_leaking_command_timeout_drains_without_requeue_until_reboot(line):
+    finding = finding_from(line)
     assert (finding.severity, finding.code, finding.clears) == (
         Severity.DEGRADED,
         "mlx5/command_timeout",
         Clears.REBOOT,
     )
-    life = Life().says(line)
-    assert (life.drained, life.requeued) == (True, False)
-    assert life.wait(30 * DAY).drained
-    assert not life.reboot().drained
+    story = Mlx5Story().log_lines(line)
+    assert (story.drained, story.requeued) == (True, False)
+    assert story.wait(30 * DAY).drained
+    assert not story.reboot().drained
 
 
-def test_a_leak_of_an_earlier_boot_makes_no_later_time_out_worse():
+def test_leak_of_earlier_boot_does_not_worsen_later_timeout():
     cancelled = f"{CARD}wait_func:1155:(pid 1): DESTROY_QP(0x501) canceled on out of queue timeout."
-    assert one(LEAKING[0], cancelled, times=[0.0, 60.0]).severity is Severity.DEGRADED
-    assert one(LEAKING[0], cancelled, times=[0.0, 60.0], boots=["a", "b"]).severity is Severity.WARNING
+    assert finding_from(LEAKING[0], cancelled, times=[0.0, 60.0]).severity is Severity.DEGRADED
+    assert finding_from(LEAKING[0], cancelled, times=[0.0, 60.0], boots=["a", "b"]).severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("line", [MISSED, SYNDROME, REPORT.format("irisc not responding", 2)])
-def test_dead_firmware_drains_without_requeue_until_a_reboot_whatever_is_said_later(line):
-    life = Life().says(line, f"{CARD}mlx5_health_try_recover:330:(pid 1): handling bad device here")
-    assert (life.drained, life.requeued) == (True, False)
-    assert life.wait(30 * DAY).says(REPORT.format("firmware internal error", 4)).wait(2 * DAY).drained
-    assert not life.reboot().drained
+def test_dead_firmware_drains_until_reboot_despite_later_lines(line):
+    story = Mlx5Story().log_lines(line, f"{CARD}mlx5_health_try_recover:330:(pid 1): handling bad device here")
+    assert (story.drained, story.requeued) == (True, False)
+    assert story.wait(30 * DAY).log_lines(REPORT.format("firmware internal error", 4)).wait(2 * DAY).drained
+    assert not story.reboot().drained
 
 
-def test_a_link_that_goes_down_is_recorded_until_it_is_up_again():
+def test_link_down_is_recorded_until_up_again():
     down, up = "mlx5_core 0000:53:00.0 enp83s0f0np0: Link down", "mlx5_core 0000:53:00.0 enp83s0f0np0: Link up"
-    finding = one(down)
+    finding = finding_from(down)
     assert (finding.severity, finding.code, finding.subject) == (Severity.INFO, "mlx5/link_down", "0000:53:00.0")
     assert finding.message == "the link went down (enp83s0f0np0)"
-    life = Life().says(down)
-    assert (life.drained, life.codes) == (False, ["mlx5/link_down"])
-    assert life.says(up).codes == []
-    assert life.wait(HOUR).says(down).codes == ["mlx5/link_down"]
-    assert life.wait(HOUR + 1).codes == []
+    story = Mlx5Story().log_lines(down)
+    assert (story.drained, story.codes) == (False, ["mlx5/link_down"])
+    assert story.log_lines(up).codes == []
+    assert story.wait(HOUR).log_lines(down).codes == ["mlx5/link_down"]
+    assert story.wait(HOUR + 1).codes == []
 
 
-def test_a_link_that_came_up_at_boot_is_no_finding():
+def test_link_up_at_boot_gives_no_finding():
     assert (
-        found(
+        findings_from(
             "mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link ACTIVE",
             f"{CARD}Port module event: module 0, Cable plugged",
             all_events=False,
@@ -171,24 +171,24 @@ def test_a_link_that_came_up_at_boot_is_no_finding():
     )
 
 
-def test_both_lines_of_a_link_are_one_finding_and_a_bond_names_its_member():
+def test_link_lines_give_one_finding_and_bond_names_member():
     lines = ["mlx5_core 0000:53:00.0 enp83s0f0np0: Link down", "mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link DOWN"]
-    assert one(*lines).message == "the link went down (mlx5_3, port 1), 2 lines"
-    finding = one("bond0: (slave enp83s0f0np0): link status definitely down, disabling slave")
+    assert finding_from(*lines).message == "the link went down (mlx5_3, port 1), 2 lines"
+    finding = finding_from("bond0: (slave enp83s0f0np0): link status definitely down, disabling slave")
     assert (finding.subject, finding.message) == ("enp83s0f0np0", "the link went down (bond0, enp83s0f0np0)")
 
 
 @pytest.mark.parametrize("check", [ib_link, ib_flap, eth_link])
-def test_the_checks_that_judge_links_look_at_once(check):
+def test_link_checks_run_after_events(check):
     assert {"mlx5", "ib"} <= set(check.AFTER_EVENTS)
 
 
-def test_a_driver_that_cannot_start_a_card_warns_until_a_reboot_or_a_day():
+def test_failed_probe_warns_until_reboot_or_a_day():
     line = "mlx5_core: probe of 0000:03:00.0 failed with error -22"
-    assert one(line).message == "the driver could not start the card: -22"
-    assert Life().says(line).codes == ["mlx5/load_failed"]
-    assert Life().says(line).reboot().codes == []
-    assert Life().says(line).wait(DAY + 1).codes == []
+    assert finding_from(line).message == "the driver could not start the card: -22"
+    assert Mlx5Story().log_lines(line).codes == ["mlx5/load_failed"]
+    assert Mlx5Story().log_lines(line).reboot().codes == []
+    assert Mlx5Story().log_lines(line).wait(DAY + 1).codes == []
 
 
 @pytest.mark.parametrize(
@@ -200,26 +200,29 @@ def test_a_driver_that_cannot_start_a_card_warns_until_a_reboot_or_a_day():
         f"{CARD}63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at 0000:16:02.0",
     ],
 )
-def test_what_an_application_can_cause_is_only_recorded(line):
-    life = Life()
+def test_error_caused_by_application_is_only_recorded(line):
+    story = Mlx5Story()
     for _ in range(50):
-        life.says(line)
-    assert one(line).severity is Severity.INFO
-    assert not life.drained
-    assert life.wait(HOUR + 1).codes == []
+        story.log_lines(line)
+    assert finding_from(line).severity is Severity.INFO
+    assert not story.drained
+    assert story.wait(HOUR + 1).codes == []
 
 
-def test_infinibands_own_line_about_an_mlx5_device_is_judged_here_and_other_cards_are_not():
-    assert found("mlx4_core 0000:81:00.0: Internal error detected:", "efa 0000:00:06.0: Admin queue is closed") == []
+def test_infiniband_line_about_mlx5_device_counts_and_other_cards_do_not():
     assert (
-        one("infiniband mlx5_1: Couldn't open port 1 for agents").message
+        findings_from("mlx4_core 0000:81:00.0: Internal error detected:", "efa 0000:00:06.0: Admin queue is closed")
+        == []
+    )
+    assert (
+        finding_from("infiniband mlx5_1: Couldn't open port 1 for agents").message
         == "a port could not be opened (mlx5_1, port 1)"
     )
 
 
-def test_events_of_other_kinds_and_what_is_only_a_detail_are_left_alone():
+def test_other_events_and_detail_lines_give_no_finding():
     assert (
-        found(
+        findings_from(
             "NVRM: Xid (PCI:0000:3b:00): 79, x",
             f"{CARD}hw_id 0x00000020",
             f"{CARD}not enough MMIO resources for SR-IOV",
@@ -228,13 +231,13 @@ def test_events_of_other_kinds_and_what_is_only_a_detail_are_left_alone():
     )
 
 
-def test_what_the_log_held_before_healthd_first_looked_never_acts():
-    life = Life().hear(event(MISSED, history=True))
-    assert (life.drained, life.codes) == (False, ["mlx5/health_fatal"])
+def test_history_of_first_start_never_drains():
+    story = Mlx5Story().take_event(event_of(MISSED, history=True))
+    assert (story.drained, story.codes) == (False, ["mlx5/health_fatal"])
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
-def test_every_finding_is_explained_as_it_is_judged(code):
+def test_explain_matches_findings(code):
     text = EXPLAIN[f"mlx5/{code}"]
     assert (text.severity, text.clears) == (LEAK_RULE if code == "command_timeout" else RULES[code])[:2]
     assert all((text.meaning, text.matters, text.todo))
@@ -244,8 +247,8 @@ def test_every_finding_is_explained_as_it_is_judged(code):
 @given(
     st.lists(st.sampled_from([MISSED, SYNDROME, REPORT.format("x", 4), f"{CARD}Fatal error 1 detected"]), max_size=8)
 )
-def test_whatever_is_said_there_is_one_finding_for_each_code_and_part(lines):
-    keys = [(finding.code, finding.subject) for finding in found(*lines)]
+def test_any_lines_give_one_finding_per_code_and_part(lines):
+    keys = [(finding.code, finding.subject) for finding in findings_from(*lines)]
     assert len(keys) == len(set(keys))
     assert all(re.fullmatch(r"mlx5/\w+", code) for code, _ in keys)
 
@@ -263,8 +266,8 @@ mlx5_core.sf mlx5_core.sf.25: mlx5_function_setup:1292:(pid 40948): enable hca f
 mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:389:(pid 40948): health recovery failed"""
 
 
-def test_sub_function_is_named_and_its_failed_recovery_is_degraded_but_no_pcie_error():
-    findings = found(*SUB_FUNCTION.split("\n"), all_events=False)
+def test_failed_recovery_of_sub_function_is_degraded():
+    findings = findings_from(*SUB_FUNCTION.split("\n"), all_events=False)
     assert ("mlx5/health_fatal", "mlx5_core.sf.25", Severity.DEGRADED) in [
         (each.code, each.subject, each.severity) for each in findings
     ]
@@ -272,5 +275,8 @@ def test_sub_function_is_named_and_its_failed_recovery_is_degraded_but_no_pcie_e
     assert {each.subject for each in findings} == {"mlx5_core.sf.25", "mlx5_core.sf.23", "0000:03:00.0"}
 
 
-def test_command_without_a_free_entry_warns():
-    assert one(f"{CARD}cmd_work_handler:918:(pid 812): failed to allocate command entry").code == "mlx5/command_timeout"
+def test_command_without_free_entry_warns():
+    assert (
+        finding_from(f"{CARD}cmd_work_handler:918:(pid 812): failed to allocate command entry").code
+        == "mlx5/command_timeout"
+    )

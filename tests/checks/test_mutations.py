@@ -49,11 +49,11 @@ def too_slow(_true: Any) -> Any:
     raise TimeoutError("did not end within 5 s and was killed")
 
 
-def cut(true: bytes) -> bytes:
+def truncate(true: bytes) -> bytes:
     return true[: len(true) // 2]
 
 
-def saying(text: bytes) -> Answer:
+def returning(text: bytes) -> Answer:
     return lambda _true: text
 
 
@@ -69,34 +69,34 @@ MUTATIONS: dict[str, dict[str, Answer]] = {
     "fails in mid-read": dict.fromkeys(
         ("read", "names", "scan", "stat", "statvfs", "run", "clock"), failing(errno.EIO)
     ),
-    "is empty": {"read": saying(b""), "run": lambda _true: ProgramResult(0, "", "")},
+    "is empty": {"read": returning(b""), "run": lambda _true: ProgramResult(0, "", "")},
     "is cut short": {
-        "read": cut,
+        "read": truncate,
         "run": lambda true: ProgramResult(true.status, true.stdout[: len(true.stdout) // 2], ""),
     },
-    "returns N/A": {"read": saying(b"N/A\n"), "run": lambda _true: ProgramResult(0, "N/A\n", "")},
-    "returns Unknown": {"read": saying(b"Unknown\n"), "run": lambda _true: ProgramResult(0, "Unknown\n", "")},
-    "returns 2^64": {"read": saying(b"%d\n" % 2**64), "run": lambda _true: ProgramResult(0, f"{2**64}\n", "")},
-    "is binary": {"read": saying(b"\xff\x00\x01ELF\x80"), "run": lambda _true: ProgramResult(0, "\ufffd\0ELF", "")},
+    "returns N/A": {"read": returning(b"N/A\n"), "run": lambda _true: ProgramResult(0, "N/A\n", "")},
+    "returns Unknown": {"read": returning(b"Unknown\n"), "run": lambda _true: ProgramResult(0, "Unknown\n", "")},
+    "returns 2^64": {"read": returning(b"%d\n" % 2**64), "run": lambda _true: ProgramResult(0, f"{2**64}\n", "")},
+    "is binary": {"read": returning(b"\xff\x00\x01ELF\x80"), "run": lambda _true: ProgramResult(0, "\ufffd\0ELF", "")},
     "fails with a message": {"run": lambda _true: ProgramResult(1, "", "Connection timed out")},
     "is too slow": {"run": too_slow},
 }
 
 
-class Asked(Tree):
+class RecordingSystem(Tree):
     """A system that records its queries and mutates the answer of one."""
 
-    def __init__(self, system: Tree, wrong: Question | None = None, mutate: Answer | None = None) -> None:
+    def __init__(self, system: Tree, mutated_question: Question | None = None, mutate: Answer | None = None) -> None:
         self.questions: dict[Question, Any] = {}
         self._system = system
-        self._wrong = wrong
+        self._mutated_question = mutated_question
         self._mutate = mutate
 
-    def _answer(self, operation: str, argument: Any, ask: Callable[[], Any]) -> Any:
+    def _answer(self, operation: str, argument: Any, query: Callable[[], Any]) -> Any:
         question = (operation, argument)
-        true = ask()
+        true = query()
         self.questions[question] = true
-        return self._mutate(true) if self._mutate and question == self._wrong else true
+        return self._mutate(true) if self._mutate and question == self._mutated_question else true
 
     def read(self, path: str) -> bytes:
         return self._answer("read", path, lambda: self._system.read(path))
@@ -125,7 +125,7 @@ class Asked(Tree):
         return self._answer("clock", "", self._system.clock)
 
 
-def file_of(check: str) -> ModuleType:
+def check_test_module(check: str) -> ModuleType:
     return importlib.import_module(f"tests.checks.test_{check}")
 
 
@@ -138,44 +138,48 @@ def run(check: Check, host: Host, config: Any, system: Tree, store: Store) -> li
     return list(check.module.run(fresh, config, History(store, NOW, BOOT)))
 
 
-def store_of(look: str, check: Check, host: Host, config: Any) -> Store:
+def store_before_run(run_kind: str, check: Check, host: Host, config: Any) -> Store:
     """Return the history of the check before this run."""
-    if look == "first":
+    if run_kind == "first":
         return {}
-    given = run(check, host, config, host._system, {})
-    return update({}, [item for item in given if isinstance(item, Observation)], NOW - 300.0, BOOT)
+    results = run(check, host, config, host._system, {})
+    return update({}, [item for item in results if isinstance(item, Observation)], NOW - 300.0, BOOT)
 
 
-LOOKS = ("first", "later")
+RUN_KINDS = ("first", "later")
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("run_kind", RUN_KINDS)
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_healthy_node_gives_nothing_above_info(name: str, look: str, tmp_path: Path) -> None:
-    host, config = file_of(name).healthy(tmp_path)
-    given = run(CHECKS[name], host, config, host._system, store_of(look, CHECKS[name], host, config))
-    assert [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO] == []
+def test_healthy_node_gives_nothing_above_info(name: str, run_kind: str, tmp_path: Path) -> None:
+    host, config = check_test_module(name).healthy(tmp_path)
+    results = run(CHECKS[name], host, config, host._system, store_before_run(run_kind, CHECKS[name], host, config))
+    assert [item for item in results if isinstance(item, Finding) and item.severity > Severity.INFO] == []
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_an_answer_that_goes_wrong_is_a_finding_or_unknown_or_excused(name: str, tmp_path: Path) -> None:
-    check, tests = CHECKS[name], file_of(name)
+def test_mutated_answer_gives_finding_or_failure_or_is_excused(name: str, tmp_path: Path) -> None:
+    check, tests = CHECKS[name], check_test_module(name)
     host, config = tests.healthy(tmp_path)
     excuses = Excuses(tests)
     silent = []
-    for look in LOOKS:
-        store = store_of(look, check, host, config)
-        asked = Asked(host._system)
-        run(check, host, config, asked, store)
-        for question, true in asked.questions.items():
+    for run_kind in RUN_KINDS:
+        store = store_before_run(run_kind, check, host, config)
+        recording = RecordingSystem(host._system)
+        run(check, host, config, recording, store)
+        for question, true in recording.questions.items():
             for mutation, answers in MUTATIONS.items():
                 mutate = answers.get(question[0])
                 if mutate is None or is_no_mutation(mutation, question, true):
                     continue
-                if speaks(lambda q=question, m=mutate, s=store: run(check, host, config, Asked(host._system, q, m), s)):
+                if reports_problem(
+                    lambda q=question, m=mutate, s=store: run(
+                        check, host, config, RecordingSystem(host._system, q, m), s
+                    )
+                ):
                     continue
                 if not excuses.cover(mutation, question[1]):
-                    silent.append(f"{look} run: {' '.join(question)} {mutation}")
+                    silent.append(f"{run_kind} run: {' '.join(question)} {mutation}")
     assert silent == [], f"{name} reports nothing"
     assert excuses.without_reason() == []
     assert excuses.unused() == [], f"{name} has excuses that no mutation needs"
@@ -196,10 +200,10 @@ class Excuses:
         self._needed: set[tuple[str, str]] = set()
 
     def cover(self, mutation: str, where: str) -> bool:
-        of_it = [each for each in self._reasons if re.fullmatch(each[0], mutation) and re.fullmatch(each[1], where)]
-        if len(of_it) == 1:  # otherwise none of the excuses is needed for this mutation
-            self._needed.update(of_it)
-        return bool(of_it)
+        matching = [each for each in self._reasons if re.fullmatch(each[0], mutation) and re.fullmatch(each[1], where)]
+        if len(matching) == 1:  # otherwise none of the excuses is needed for this mutation
+            self._needed.update(matching)
+        return bool(matching)
 
     def without_reason(self) -> list[tuple[str, str]]:
         return [each for each, why in self._reasons.items() if len(why) <= 10]
@@ -208,10 +212,10 @@ class Excuses:
         return [each for each in self._reasons if each not in self._needed]
 
 
-def speaks(run_it: Callable[[], list[Any]]) -> bool:
+def reports_problem(run_check: Callable[[], list[Any]]) -> bool:
     """Return True if the run gives a finding or fails with an error that the worker reports in one sentence."""
     try:
-        given = run_it()
+        results = run_check()
     except (OSError, ValueError, RuntimeError, NvmlError):
         return True
-    return any(isinstance(item, Finding) for item in given)
+    return any(isinstance(item, Finding) for item in results)

@@ -21,8 +21,8 @@ PCI = "0000:41:00.0"
 BNXT, BNXT_RE = f"bnxt_en {PCI} eth0: ", f"bnxt_en {PCI} rocep65s0f0: "
 ICE, IRDMA, ENA = f"ice {PCI}: ", f"ice {PCI} rocep65s0f0: ", f"ena {PCI} eth0: "
 
-found = partial(findings_of, nic, apart=0.1)
-one = partial(finding_of, nic, apart=0.1)
+findings_from = partial(findings_of, nic, interval=0.1)
+finding_from = partial(finding_of, nic, apart=0.1)
 
 DEAD = [
     f"{BNXT}Firmware reset aborted, rc = -110",
@@ -60,43 +60,43 @@ RESETS = [
 
 
 @pytest.mark.parametrize("line", DEAD)
-def test_card_that_its_driver_cannot_bring_back_is_degraded_until_a_reboot(line):
-    finding = one(line)
+def test_card_that_its_driver_cannot_recover_is_degraded_until_reboot(line):
+    finding = finding_from(line)
     assert (finding.code, finding.severity, finding.clears) == (
         "nic/firmware_failed",
         Severity.DEGRADED,
         Clears.REBOOT,
     )
     assert finding.subject == PCI
-    life = Story(nic).says(line)
-    assert (life.drained, life.requeued) == (True, False)
-    assert not life.reboot().drained
+    story = Story(nic).log_lines(line)
+    assert (story.drained, story.requeued) == (True, False)
+    assert not story.reboot().drained
 
 
 @pytest.mark.parametrize(("lines", "code"), [(RDMA, "rdma_failed"), (RESETS, "recovery")])
-def test_unusable_rdma_and_resets_of_the_driver_warn_with_the_card(lines, code):
+def test_rdma_failure_and_driver_reset_warn_with_the_card(lines, code):
     for line in lines:
-        finding = one(line)
+        finding = finding_from(line)
         assert (finding.code, finding.severity, finding.subject) == (f"nic/{code}", Severity.WARNING, PCI)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=10)
 @given(st.data())
-def test_every_form_is_read_behind_every_prefix(form, data):
+def test_every_message_form_is_parsed_with_every_prefix(form, data):
     text = data.draw(st.from_regex(form, fullmatch=True))
     assert [prefix for prefix in PREFIXES if (event := parse(prefix + text)) is None or event.kind != "ib"] == []
 
 
 @pytest.mark.parametrize("line", RDMA)
-def test_rdma_failure_names_a_device_that_udev_renamed(line):
+def test_rdma_failure_names_device_renamed_by_udev(line):
     event = parse("infiniband rocep65s0f0: " + line.split(": ", 1)[1])
     assert (event.code, event.field("ibdev")) == ("rdma_failed", "rocep65s0f0")
 
 
 # A Broadcom card whose RoCE is unusable while its port stays ACTIVE (from a vendor's runbook).
-def test_reported_completion_queue_that_cannot_be_made_names_the_card():
-    findings = found(f"bnxt_en {PCI}: QPLIB: cmdq[0xd3a]=0x9 status 0x3", f"{BNXT_RE}Failed to create HW CQ")
+def test_failed_completion_queue_names_the_card():
+    findings = findings_from(f"bnxt_en {PCI}: QPLIB: cmdq[0xd3a]=0x9 status 0x3", f"{BNXT_RE}Failed to create HW CQ")
     assert {(each.code, each.severity, each.subject) for each in findings} == {
         ("nic/request_failed", Severity.INFO, PCI),
         ("nic/rdma_failed", Severity.WARNING, PCI),
@@ -110,8 +110,8 @@ def test_reported_completion_queue_that_cannot_be_made_names_the_card():
         "efa 0000:00:06.0: Wait for completion (polling) timeout",
     ],
 )
-def test_efa_command_without_an_answer_drains_until_a_reboot(line):
-    finding = one(line)
+def test_efa_command_without_answer_drains_until_reboot(line):
+    finding = finding_from(line)
     assert (finding.code, finding.severity, finding.clears) == (
         "nic/command_timeout",
         Severity.DEGRADED,
@@ -120,7 +120,7 @@ def test_efa_command_without_an_answer_drains_until_a_reboot(line):
 
 
 def test_command_timeout_of_another_card_warns():
-    assert one(f"mlx4_core {PCI}: command 0x23 timed out (go bit not cleared)").severity is Severity.WARNING
+    assert finding_from(f"mlx4_core {PCI}: command 0x23 timed out (go bit not cleared)").severity is Severity.WARNING
 
 
 @pytest.mark.parametrize(
@@ -132,27 +132,27 @@ def test_command_timeout_of_another_card_warns():
         ("mlx4_en: ens2: Link Down", "ens2"),
     ],
 )
-def test_link_that_goes_down_is_recorded(line, subject):
-    finding = one(line)
+def test_link_down_is_only_recorded(line, subject):
+    finding = finding_from(line)
     assert (finding.code, finding.severity, finding.subject) == ("nic/link_down", Severity.INFO, subject)
 
 
-def test_link_that_is_up_again_is_over():
+def test_link_up_clears_link_down():
     down, up = (f"bnxt_en {PCI} bnxt_re0: Port: 1 Link {state}" for state in ("DOWN", "ACTIVE"))
-    assert one(down, up).recovered
-    assert found(up) == []
+    assert finding_from(down, up).recovered
+    assert findings_from(up) == []
 
 
-def test_lines_of_mlx5_are_left_to_its_own_check():
+def test_lines_of_mlx5_are_left_to_its_check():
     lines = [f"mlx5_core {PCI}: mlx5_health_try_recover:389:(pid 4): health recovery failed"]
     lines += ["infiniband mlx5_1: Couldn't open port 1 for agents"]
-    assert found(*lines) == []
+    assert findings_from(*lines) == []
     assert [each.code for each in findings_of(mlx5, *lines)] == ["mlx5/health_fatal", "mlx5/port_failed"]
 
 
-def test_port_of_a_renamed_rdma_device_is_judged_here_whatever_its_driver():
+def test_port_failure_of_renamed_rdma_device_is_reported_by_nic():
     line = "infiniband ibp65s0: Couldn't open port 1 for agents"
-    assert (one(line).code, one(line).subject) == ("nic/port_failed", "ibp65s0")
+    assert (finding_from(line).code, finding_from(line).subject) == ("nic/port_failed", "ibp65s0")
     assert findings_of(mlx5, line) == []
 
 
@@ -167,20 +167,20 @@ def test_port_of_a_renamed_rdma_device_is_judged_here_whatever_its_driver():
         "python3: ice 0000:41:00.0: Rebuild failed, unload and reload driver",
     ],
 )
-def test_other_lines_are_not_read(line):
+def test_other_lines_are_not_parsed(line):
     assert parse(line) is None
 
 
 @given(st.sampled_from([*DEAD, *RDMA, *RESETS]), st.data())
-def test_cut_line_names_the_card_or_is_none(line, data):
+def test_truncated_line_names_the_card_or_is_not_parsed(line, data):
     event = parse(line[: data.draw(st.integers(0, len(line)))])
     assert event is None or event.pci == PCI
 
 
-def test_every_code_is_explained_with_its_worst_severity():
+def test_explain_has_worst_severity_of_every_code():
     lines = [*DEAD[:1], *RDMA[:1], *RESETS[:1], "efa 0000:00:06.0: Wait for completion (polling) timeout"]
     lines += ["ib0: transmit timeout: latency 1756 msecs", "ib_mad: Couldn't open mlx4_0 port 1 for agents"]
     lines += ["mlx4_en: ens2: Link Down", "ib0: failed cm send event (status=12, wrid=3 vend_err 129)"]
-    assert {each.code: each.severity for each in found(*lines)} == {
+    assert {each.code: each.severity for each in findings_from(*lines)} == {
         code: text.severity for code, text in EXPLAIN.items()
     }

@@ -50,54 +50,58 @@ ALWAYS = {name for name, check in CHECKS.items() if check.per}
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS.keys() - ALWAYS))
-def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
+def test_run_on_empty_machine_has_a_reason_or_fails(name, tmp_path):
     """A completed run without a finding would be listed as passed, although there was nothing to check."""
     check = CHECKS[name]
     try:
-        given = list(check.run(Host(str(tmp_path)), check.config(), History({}, NOW, BOOT)))
+        results = list(check.run(Host(str(tmp_path)), check.config(), History({}, NOW, BOOT)))
     except (OSError, ValueError, RuntimeError, NvmlError):
         return
-    assert any(isinstance(item, NothingToCheck | Finding) for item in given), given
-    assert all(item.reason for item in given if isinstance(item, NothingToCheck))
+    assert any(isinstance(item, NothingToCheck | Finding) for item in results), results
+    assert all(item.reason for item in results if isinstance(item, NothingToCheck))
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_run_on_a_healthy_node_that_has_all_is_one_that_passed(name, tmp_path):
+def test_run_on_complete_healthy_node_passes(name, tmp_path):
     healthy = importlib.import_module(f"tests.checks.test_{name}").healthy
     host, config = healthy(tmp_path)
-    given = list(CHECKS[name].run(host, config, History({}, NOW, BOOT)))
-    assert [item for item in given if isinstance(item, NothingToCheck)] == []
+    results = list(CHECKS[name].run(host, config, History({}, NOW, BOOT)))
+    assert [item for item in results if isinstance(item, NothingToCheck)] == []
 
 
-def replied(*items, error=""):
+def make_reply(*items, error=""):
     findings = tuple(item for item in items if isinstance(item, Finding))
     nothing = tuple(item for item in items if isinstance(item, NothingToCheck))
     request, answer = Request("cpu", 10.0, Run("cpu", "", {})), RunAnswer(findings=findings, nothing_to_check=nothing)
     return Reply(request, Outcome.FAILED if error else Outcome.COMPLETED, 0.1, error, True, answer)
 
 
-def test_a_result_keeps_the_reason_unless_it_found_something_or_failed():
+def test_result_keeps_reason_unless_it_has_a_finding_or_failed():
     check, fault = CHECKS["cpu"], Finding(Severity.WARNING, "cpu/governor", "", "m")
 
-    def nothing(reply):
+    def nothing_to_check(reply):
         return make_result(check, check.config(), reply, NOW, 0.0).nothing_to_check
 
-    assert nothing(replied(NO_GPU)) == NO_GPU
-    assert nothing(replied()) is None
-    assert nothing(replied(NO_GPU, fault)) is None
-    assert nothing(replied(NO_GPU, error="broken")) is None
+    assert nothing_to_check(make_reply(NO_GPU)) == NO_GPU
+    assert nothing_to_check(make_reply()) is None
+    assert nothing_to_check(make_reply(NO_GPU, fault)) is None
+    assert nothing_to_check(make_reply(NO_GPU, error="broken")) is None
 
 
-def test_checks_without_a_result_are_counted_by_the_reason():
+def test_checks_without_result_are_counted_by_reason():
     every = registry.built_in_checks()
     loaded = resolve_settings(
         {"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.layers_without_baseline
     )
-    left = registry.without_result(every, loaded)
-    assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "match", "mount"], ["gpu_processes"])
-    assert left["kernel_log_only"] == [name for name, check in every.items() if not check.has_run]
+    without_result = registry.without_result(every, loaded)
+    assert (without_result["off"], without_result["not_set_up"], without_result["idle"]) == (
+        ["cpu"],
+        ["exec", "match", "mount"],
+        ["gpu_processes"],
+    )
+    assert without_result["kernel_log_only"] == [name for name, check in every.items() if not check.has_run]
     ran = [name for name in loaded.checks if every[name.check].has_run and not every[name.check].when]
-    assert len(ran) + sum(map(len, left.values())) == len(every)
+    assert len(ran) + sum(map(len, without_result.values())) == len(every)
 
 
 # --- requirements of healthd
@@ -118,13 +122,13 @@ def slurm_answers(argv):
     return CommandResult(1, b"", "Unable to contact slurm controller")
 
 
-@pytest.mark.parametrize(("mode", "log_readable", "slurm_there"), CASES)
-def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable, slurm_there, tmp_path):
+@pytest.mark.parametrize(("mode", "log_readable", "slurm_installed"), CASES)
+def test_status_check_and_doctor_agree_on_missing_requirements(mode, log_readable, slurm_installed, tmp_path):
     """Status and check printed "healthy" with exit status 0 although the doctor exited with 2."""
     log = tmp_path / "kmsg"
     if log_readable:
         log.write_text("")
-    missing = "" if slurm_there else "no scontrol, sinfo, squeue on PATH"
+    missing = "" if slurm_installed else "no scontrol, sinfo, squeue on PATH"
     snapshot = PLAIN_SNAPSHOT
     snapshot = type(snapshot)(
         **{
@@ -141,14 +145,14 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
     )
     check = HEALTH_STATUS[one_round.round_json(found)["health"]]
     states = {line.state for line in service.kernel_log(settings)}
-    if not slurm_there:
+    if not slurm_installed:
         states |= {line.state for line in slurm.lines(settings, slurm_answers, no_program)}
     fails = doctor_line.State.FAILED in states
-    needed = not log_readable or (not slurm_there and mode is not Mode.OBSERVE)
+    needed = not log_readable or (not slurm_installed and mode is not Mode.OBSERVE)
     assert fails == needed
     assert (status != 0) == needed
     # Without a daemon, `check` reads the log itself, and reports "unknown" if it cannot.
-    assert (check != 0) == (not slurm_there and mode is not Mode.OBSERVE)
+    assert (check != 0) == (not slurm_installed and mode is not Mode.OBSERVE)
     assert verdict_line(snapshot, False, NOW).startswith("ok "), "a problem of healthd itself never refuses a job"
 
 
@@ -174,7 +178,7 @@ BAD_ROW = ("night", "1", "???", "", "", "", "")
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
+    ("table", "problem"),
     [
         (None, "Unable to contact slurm controller"),
         (b"", 'Slurm has no node "n1" in any partition'),
@@ -184,9 +188,7 @@ BAD_ROW = ("night", "1", "???", "", "", "", "")
     ids=["away", "unknown node", "unreadable row", "available"],
 )
 @pytest.mark.parametrize("mode", Mode)
-def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
-    mode, table, words, tmp_path, monkeypatch, capsys
-):
+def test_check_reports_unavailable_slurm_like_status_and_doctor(mode, table, problem, tmp_path, monkeypatch, capsys):
     (tmp_path / "table").write_bytes(table or b"")
     script = NO_CONTROLLER if table is None else f"exec cat {tmp_path}/table"
     monkeypatch.setenv("PATH", slurm_programs(tmp_path / "bin", script))
@@ -196,20 +198,24 @@ def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
     config.write_text(f'mode = "{mode.value}"\nnode_name = "n1"\n[kernel_log]\nsource = "{log}"\ntrust_file = true\n')
     main(["check", "--json", "--config", str(config), "cpu"])
     found = json.loads(capsys.readouterr().out)["limits"]
-    expected = bool(words) and mode is not Mode.OBSERVE
-    assert [words in sentence for sentence in found] == [True] * expected
-    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.topic == "Slurm node")
-    assert (line.state is not doctor_line.State.OK) == bool(words)
+    expected = bool(problem) and mode is not Mode.OBSERVE
+    assert [problem in sentence for sentence in found] == [True] * expected
+    (line,) = (
+        each
+        for each in slurm.lines(Settings(mode=mode, node_name="n1"), run_slurm_command)
+        if each.topic == "Slurm node"
+    )
+    assert (line.state is not doctor_line.State.OK) == bool(problem)
 
 
-def answers(argv):
+def run_slurm_command(argv):
     """Answer the doctor's commands: sinfo runs, slurmctld responds to the others."""
     if argv[0] == "sinfo":
         return slurm.run(argv)
     return CommandResult(0, b"AuthType = auth/slurm\n")
 
 
-def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
+def test_check_with_unreadable_kernel_log_is_not_healthy(tmp_path):
     import time
 
     from healthd.agent.worker.client import WorkerClient
@@ -218,37 +224,37 @@ def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
     every = {"gpu_xid": registry.built_in_checks()["gpu_xid"]}
     loaded = resolve_settings({"root": str(tmp_path)}, "healthd.toml", {}, every, layers.layers_without_baseline)
 
-    def unreadable():
+    def open_unreadable():
         raise PermissionError(13, "Permission denied", "/dev/kmsg")
 
     runner = WorkerClient(worker_setup(loaded.settings), "", time.monotonic)
     try:
-        document = one_round.round_json(one_round.run_round(loaded, every, runner, unreadable))
+        document = one_round.round_json(one_round.run_round(loaded, every, runner, open_unreadable))
     finally:
         runner.close(1.0)
     assert HEALTH_STATUS[document["health"]] != 0
 
 
 @pytest.mark.parametrize("health", Health)
-def test_limits_only_change_healthy(health):
+def test_limits_change_only_healthy(health):
     assert reported_health(health, ()) is health
     assert reported_health(health, ("no log",)) is (Health.WARNING if health is Health.HEALTHY else health)
 
 
-def test_a_switched_off_kernel_log_is_a_choice():
+def test_kernel_log_that_is_off_is_no_limit():
     assert limits(Mode.ACT, "off", False, "off", "") == ()
 
 
-def test_doctor_runs_what_a_round_runs():
+def test_doctor_runs_the_checks_of_a_round():
     """The doctor counted checks that run only on a drained, idle node, so its number differed from that of status."""
     every = registry.built_in_checks()
     loaded = resolve_settings({}, "healthd.toml", {}, every, layers.layers_without_baseline)
-    of_a_round = [run for run in loaded.checks if not every[run.check].when]
-    assert len(of_a_round) < len(loaded.checks)
-    assert list(doctor.round_settings(loaded, every).checks) == of_a_round
+    round_runs = [run for run in loaded.checks if not every[run.check].when]
+    assert len(round_runs) < len(loaded.checks)
+    assert list(doctor.round_settings(loaded, every).checks) == round_runs
 
 
-def test_doctor_counts_as_status_does():
+def test_doctor_counts_checks_like_status():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
     results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing_to_check=NO_GPU)]
     (line,) = (
@@ -267,7 +273,7 @@ def run_check(tmp_path, capsys, mode="observe", log="off"):
     return status, json.loads(capsys.readouterr().out)["limits"]
 
 
-def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
+def test_check_warns_about_missing_kernel_log_file(tmp_path, capsys):
     """Check printed "healthy" with exit status 0, although status warned and the doctor exited with 2."""
     status, (limit,) = run_check(tmp_path, capsys, log=f"{tmp_path}/gone.log")
     assert status == HEALTH_STATUS["warning"]
@@ -276,18 +282,18 @@ def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
     assert run_check(tmp_path, capsys, log=f"{tmp_path}/there.log") == (0, [])
 
 
-@pytest.mark.parametrize("mode_of_the_daemon", ["drain", "observe"])
-def test_check_asks_slurmctld_only_if_no_daemon_of_its_mode_does(tmp_path, capsys, monkeypatch, mode_of_the_daemon):
+@pytest.mark.parametrize("daemon_mode", ["drain", "observe"])
+def test_check_queries_slurmctld_only_without_a_daemon_of_its_mode(tmp_path, capsys, monkeypatch, daemon_mode):
     monkeypatch.setattr("healthd.agent.conditions.impairments.missing_programs", lambda _: [])
     monkeypatch.setattr("healthd.agent.slurm.blocking.node_problem", lambda *_: "sinfo: asked by check")
     (tmp_path / "run").mkdir(mode=0o755)
-    with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=["sinfo: asked by the daemon"]):
+    with StatusDaemon(tmp_path / "run", mode=daemon_mode, limits=["sinfo: asked by the daemon"]):
         status, (limit,) = run_check(tmp_path, capsys, mode="drain")
-    asked_by = "the daemon" if mode_of_the_daemon == "drain" else "check"
-    assert (status, f"asked by {asked_by}" in limit) == (1, True)
+    source = "the daemon" if daemon_mode == "drain" else "check"
+    assert (status, f"asked by {source}" in limit) == (1, True)
 
 
-def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+def test_unreadable_log_file_is_not_reported_as_missing(tmp_path, monkeypatch):
     log = tmp_path / "kern.log"
     log.touch()
     real = os.open

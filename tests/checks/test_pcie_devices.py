@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from fakes import codes, findings, observed, run_check, until_it_fails
+from fakes import codes, findings, observations_named, run_check, run_until_error
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
-from trees import PCI, pci_device
+from trees import PCI, add_pci_device
 
 from healthd.checks import pcie_devices
 from healthd.checks.pcie_devices import Config, validate
@@ -22,9 +22,9 @@ EXPECTED = Config(expected={GPU: "10de:2330", NIC: "15b3:1021", NVME: "144d:a824
 
 
 def healthy(tmp_path):
-    pci_device(tmp_path, GPU, "0x030200", device="0x2330")
-    pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1021")
-    pci_device(tmp_path, NVME, "0x010802", vendor="0x144d", device="0xa824")
+    add_pci_device(tmp_path, GPU, "0x030200", device="0x2330")
+    add_pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1021")
+    add_pci_device(tmp_path, NVME, "0x010802", vendor="0x144d", device="0xa824")
     return Host(str(tmp_path)), EXPECTED
 
 
@@ -43,114 +43,117 @@ def remove(tmp_path, pci):
     (tmp_path / PCI[1:] / pci).unlink()
 
 
-def test_a_node_as_its_baseline_says_gives_no_finding(node):
-    given = run_check(pcie_devices, node, EXPECTED)
-    assert [item for item in given if isinstance(item, Finding)] == []
-    assert [item.value for item in observed(given, "pcie_devices_missing")] == [0]
+def test_expected_devices_give_no_finding(node):
+    results = run_check(pcie_devices, node, EXPECTED)
+    assert [item for item in results if isinstance(item, Finding)] == []
+    assert [item.value for item in observations_named(results, "pcie_devices_missing")] == [0]
 
 
-def test_without_an_expectation_nothing_is_looked_at(node):
+def test_pcie_devices_reports_nothing_without_expectation(node):
     assert run_check(pcie_devices, node) == []
 
 
 @pytest.mark.parametrize("pci", [GPU, NIC, NVME])
-def test_a_device_that_is_gone_is_degraded_until_it_is_back(node, tmp_path, pci):
+def test_missing_device_is_degraded_until_restored(node, tmp_path, pci):
     remove(tmp_path, pci)
     (finding,) = findings(pcie_devices, node, EXPECTED)
     assert (finding.code, finding.subject, finding.expects) == ("pcie_devices/gone", pci, "expected")
     assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.PASS)
 
 
-def test_a_host_that_has_read_the_device_before_sees_that_it_is_another_now(node, tmp_path):
+def test_host_that_cached_a_device_detects_its_replacement(node, tmp_path):
     assert findings(pcie_devices, node, EXPECTED) == []
     remove(tmp_path, NIC)
     shutil.rmtree(tmp_path / f"sys/devices/pci0000:00/{NIC}")
     assert codes(findings(pcie_devices, node, EXPECTED)) == ["pcie_devices/gone"]
-    pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1017")
+    add_pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1017")
     (finding,) = findings(pcie_devices, node, EXPECTED)
     assert finding.code == "pcie_devices/changed"
     assert "15b3:1017" in finding.message
     assert "15b3:1021" in finding.message
 
 
-def test_a_device_that_is_being_taken_out_is_gone(node, tmp_path):
+def test_device_being_removed_is_missing(node, tmp_path):
     (tmp_path / PCI[1:] / NIC / "vendor").unlink()
     assert codes(findings(pcie_devices, node, EXPECTED)) == ["pcie_devices/gone"]
 
 
-def test_a_machine_without_pci_misses_what_is_expected(tmp_path):
+def test_machine_without_pci_lacks_expected_devices(tmp_path):
     assert len(findings(pcie_devices, Host(str(tmp_path)), EXPECTED)) == 3
 
 
-def test_more_devices_than_expected_are_no_finding(node, tmp_path):
-    pci_device(tmp_path, "0000:19:00.0", "0x020000", vendor="0x8086", device="0x1533")
+def test_additional_devices_give_no_finding(node, tmp_path):
+    add_pci_device(tmp_path, "0000:19:00.0", "0x020000", vendor="0x8086", device="0x1533")
     assert findings(pcie_devices, node, EXPECTED) == []
 
 
-def test_a_card_that_is_gone_drains_until_it_is_back_however_long_that_takes(node, tmp_path):
-    life = Story(pcie_devices, EXPECTED).look(node)
+def test_missing_card_drains_until_restored(node, tmp_path):
+    story = Story(pcie_devices, EXPECTED).run_check(node)
     remove(tmp_path, NIC)
-    life.look(node).look(node, minutes=1)
-    assert (life.codes, life.drained, life.requeued) == (["pcie_devices/gone"], True, False)
-    life.looks(node, 300).reboot().looks(node, 3)
-    assert life.drained  # neither time nor a reboot restores it
+    story.run_check(node).run_check(node, minutes=1)
+    assert (story.codes, story.drained, story.requeued) == (["pcie_devices/gone"], True, False)
+    story.run_checks(node, 300).reboot().run_checks(node, 3)
+    assert story.drained  # neither time nor a reboot restores it
     healthy(tmp_path)
-    assert life.look(node).drained
-    assert not life.look(node).drained
+    assert story.run_check(node).drained
+    assert not story.run_check(node).drained
 
 
-def test_another_card_drains_until_the_right_one_is_in_its_place(node, tmp_path):
-    def put(device):
+def test_replaced_card_drains_until_the_expected_one_is_back(node, tmp_path):
+    def replace_card(device):
         """Return a new host without a cache: the node is off while cards are replaced."""
-        pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device=device)
+        add_pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device=device)
         return Host(str(tmp_path))
 
-    life = Story(pcie_devices, EXPECTED).look(node)
-    wrong = put("0x1017")
-    life.look(wrong)
-    assert (life.codes, life.drained) == ([], False)
-    life.look(wrong, minutes=1)
-    assert (life.codes, life.drained, life.requeued) == (["pcie_devices/changed"], True, False)
-    life.looks(wrong, 300).reboot().looks(wrong, 3)
-    assert (life.codes, life.drained) == (["pcie_devices/changed"], True)  # neither a day nor a reboot changes the card
-    right = put("0x1021")
-    assert life.look(right).drained
-    life.look(right)
-    assert (life.codes, life.drained) == ([], False)
+    story = Story(pcie_devices, EXPECTED).run_check(node)
+    other_card = replace_card("0x1017")
+    story.run_check(other_card)
+    assert (story.codes, story.drained) == ([], False)
+    story.run_check(other_card, minutes=1)
+    assert (story.codes, story.drained, story.requeued) == (["pcie_devices/changed"], True, False)
+    story.run_checks(other_card, 300).reboot().run_checks(other_card, 3)
+    assert (story.codes, story.drained) == (
+        ["pcie_devices/changed"],
+        True,
+    )  # neither a day nor a reboot changes the card
+    expected_card = replace_card("0x1021")
+    assert story.run_check(expected_card).drained
+    story.run_check(expected_card)
+    assert (story.codes, story.drained) == ([], False)
 
 
-def test_a_card_that_is_back_within_a_minute_was_reset_and_drains_nothing(node, tmp_path):
-    life = Story(pcie_devices, EXPECTED).look(node)
+def test_card_restored_within_a_minute_does_not_drain(node, tmp_path):
+    story = Story(pcie_devices, EXPECTED).run_check(node)
     remove(tmp_path, NIC)
-    life.look(node).look(node, minutes=0.8)
+    story.run_check(node).run_check(node, minutes=0.8)
     healthy(tmp_path)
-    life.look(node, minutes=0.2).looks(node, 3)
-    assert (life.codes, life.drained) == ([], False)
+    story.run_check(node, minutes=0.2).run_checks(node, 3)
+    assert (story.codes, story.drained) == ([], False)
 
 
-def test_what_a_profile_guessed_never_drains(node, tmp_path):
+def test_devices_guessed_by_profile_never_drain(node, tmp_path):
     remove(tmp_path, NIC)
-    life = Story(pcie_devices, Config(expected=EXPECTED.expected, guessed=("expected",))).looks(node, 10)
-    assert (life.codes, life.drained) == (["pcie_devices/gone"], False)
+    story = Story(pcie_devices, Config(expected=EXPECTED.expected, guessed=("expected",))).run_checks(node, 10)
+    assert (story.codes, story.drained) == (["pcie_devices/gone"], False)
 
 
 @pytest.mark.parametrize("pci", ["", "1b:00.0", "0000:1B:00.0", "0000:1b:00", "0000:1b:00.8", "00000000:1b:00"])
-def test_what_is_no_pci_address_is_refused(pci):
+def test_validate_rejects_invalid_pci_address(pci):
     assert "not a PCI address" in (validate(Config(expected={pci: "10de:2330"})) or "")
 
 
 @pytest.mark.parametrize("model", ["", "10de", "0x10de:0x2330", "10DE:2330", "10de:2330:1", "NVIDIA:H100"])
-def test_what_is_no_vendor_and_device_is_refused(model):
+def test_validate_rejects_invalid_vendor_and_device(model):
     assert "not a vendor and device" in (validate(Config(expected={GPU: model})) or "")
     assert validate(EXPECTED) is None
 
 
 @settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["vendor", "device"]), text=st.binary(max_size=12))
-def test_no_other_content_of_a_file_is_the_expected_device(tmp_path, name, text):
+def test_other_file_content_is_not_the_expected_device(tmp_path, name, text):
     node = healthy(tmp_path)[0]
     (tmp_path / PCI[1:] / NIC / name).write_bytes(text)
     if text.strip() in (b"0x15b3", b"0x1021"):
         return
-    found, error = until_it_fails(pcie_devices, node, EXPECTED)
+    found, error = run_until_error(pcie_devices, node, EXPECTED)
     assert error or codes([item for item in found if isinstance(item, Finding)])

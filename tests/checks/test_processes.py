@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from fakes import BOOT, NOW, codes, findings, observations_named, parse_or_error, run_check, run_rounds, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -60,7 +60,7 @@ def status(pid: int | str, own: str = CALM, shared: str = CALM, dumping: int = 0
     return {f"/proc/{pid}/status": "\n".join([*lines, *signals, "Seccomp:\t0", ""])}
 
 
-def stuck(pid: int, **fields: int) -> dict[str, str]:
+def stuck_process(pid: int, **fields: int) -> dict[str, str]:
     return {**process(pid, "D", **fields), **status(pid, own=KILLED)}
 
 
@@ -93,12 +93,12 @@ def node(tmp_path):
     return lambda *more: write(tmp_path, {path: text for files in (CALM_NODE, *more) for path, text in files.items()})
 
 
-def test_processes_that_nobody_killed_give_no_finding(node):
+def test_processes_not_killed_give_no_finding(node):
     assert findings(processes, node()) == []
 
 
-def test_a_killed_process_in_d_is_degraded_after_five_minutes(node):
-    (finding,) = findings(processes, node(stuck(200, start=777), {"/proc/200/wchan": "rpc_wait_bit_killable"}))
+def test_killed_process_in_state_d_is_degraded_after_five_minutes(node):
+    (finding,) = findings(processes, node(stuck_process(200, start=777), {"/proc/200/wchan": "rpc_wait_bit_killable"}))
     assert (finding.code, finding.severity, finding.clears) == (
         "processes/unkillable",
         Severity.DEGRADED,
@@ -110,12 +110,12 @@ def test_a_killed_process_in_d_is_degraded_after_five_minutes(node):
 
 
 @pytest.mark.parametrize("wchan", ["0", "", "N/A", "a b\nc"])
-def test_where_it_hangs_is_said_only_if_it_is_known(node, wchan):
-    (finding,) = findings(processes, node(stuck(200), {"/proc/200/wchan": wchan}))
+def test_wait_channel_is_reported_only_if_known(node, wchan):
+    (finding,) = findings(processes, node(stuck_process(200), {"/proc/200/wchan": wchan}))
     assert finding.message.endswith("was killed and hangs")
 
 
-def test_a_name_that_cannot_be_printed_is_shown_all_the_same(node):
+def test_unprintable_process_name_is_escaped(node):
     (finding,) = findings(processes, node(process(200, "D", command="a\x1b) S 1 (\n"), status(200, own=KILLED)))
     assert "process 200 (a?) S 1 (?)" in finding.message
 
@@ -129,7 +129,7 @@ def test_a_name_that_cannot_be_printed_is_shown_all_the_same(node):
         {**process(200, "D", flags=4194304 | 0x4), **status(200)},  # it has taken the signal and hangs during its exit
     ],
 )
-def test_killed_is_a_pending_sigkill_or_an_exit_that_has_begun(node, more):
+def test_pending_sigkill_or_started_exit_counts_as_killed(node, more):
     assert codes(findings(processes, node(more))) == ["processes/unkillable"]
 
 
@@ -142,11 +142,11 @@ def test_killed_is_a_pending_sigkill_or_an_exit_that_has_begun(node, more):
         {**process(200, "R"), **status(200, own=KILLED)},
     ],
 )
-def test_what_is_not_killed_or_not_in_d_is_no_finding(node, more):
+def test_process_not_killed_or_not_in_state_d_gives_no_finding(node, more):
     assert findings(processes, node(more)) == []
 
 
-def test_a_thread_that_hangs_while_its_leader_has_ended_counts(node):
+def test_hanging_thread_of_ended_leader_counts(node):
     files = {
         **process(200, "Z", threads=2),
         **process(200, "Z", own="200/task/200"),
@@ -156,8 +156,8 @@ def test_a_thread_that_hangs_while_its_leader_has_ended_counts(node):
     assert codes(findings(processes, node(files))) == ["processes/unkillable"]
 
 
-def test_hundreds_of_hanging_processes_are_a_few_findings_always_the_same(node):
-    crowd = {path: text for pid in range(200, 300) for path, text in stuck(pid).items()}
+def test_hundreds_of_hanging_processes_give_few_stable_findings(node):
+    crowd = {path: text for pid in range(200, 300) for path, text in stuck_process(pid).items()}
     found = findings(processes, node(crowd))
     assert [f.subject for f in found] == [f"{pid}@{pid * 100}" for pid in range(200, 200 + MAX_FINDINGS)]
 
@@ -169,17 +169,17 @@ def zombies(count: int, parent: int = 100) -> dict[str, str]:
     return {path: text for pid in range(1000, 1000 + count) for path, text in process(pid, "Z", parent=parent).items()}
 
 
-def test_more_zombies_than_fifty_a_core_warn_and_name_the_parent(node):
+def test_more_than_fifty_zombies_per_core_warn_and_name_parent(node):
     (finding,) = findings(processes, node(zombies(199)))  # in addition to two zombies of a calm node with 4 CPUs
     assert (finding.code, finding.severity, finding.subject) == ("processes/zombies", Severity.WARNING, "")
     assert finding.message == "201 zombies, more than 200; 200 are children of process 100"
 
 
-def test_fifty_zombies_a_core_are_none_too_many(node):
+def test_fifty_zombies_per_core_give_no_finding(node):
     assert findings(processes, node(zombies(198))) == []
 
 
-def test_cpus_are_counted_in_all_their_ranges(node):
+def test_cpu_ranges_are_counted(node):
     ranges = {"/sys/devices/system/cpu/online": "0,2-3"}
     assert findings(processes, node(zombies(148), ranges)) == []
     assert codes(findings(processes, node(zombies(149), ranges))) == ["processes/zombies"]
@@ -215,7 +215,7 @@ def crowd(sleepers: Path) -> Iterator[Callable[..., Host]]:
     write(sleepers, {path: ASLEEP[path] for path in changed if path in ASLEEP})
 
 
-class Counting(FakeSystem):
+class CountingSystem(FakeSystem):
     """A system that records which files are read."""
 
     def __init__(self, root: str) -> None:
@@ -227,133 +227,137 @@ class Counting(FakeSystem):
         return super().read(path)
 
 
-def test_a_look_reads_a_share_and_after_a_few_all_have_been_read(crowd):
-    system = Counting(crowd().root)
+def test_run_reads_a_share_and_a_few_runs_read_all(crowd):
+    system = CountingSystem(crowd().root)
     host = Host(system._root, system=system)
-    story = Story(processes).look(host)
+    story = Story(processes).run_check(host)
     first, system.paths = system.paths, []
     assert len({path for path in first if path.endswith("/stat")}) == 2000
     for _ in range(10):
         before = len(system.paths)
-        story.look(host)
+        story.run_check(host)
         assert len(system.paths) - before <= 202
     assert len({path for path in system.paths if path.endswith("/stat")}) == 2000
 
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("pid", [1, 2, 199, 200, 201, 1000, 1999, 2000])
-def test_a_stuck_process_is_found_within_ten_looks_wherever_it_is(crowd, pid):
-    story = Story(processes).looks(crowd(), 3)
-    host = crowd(stuck(pid))
-    looks = 0
+def test_stuck_process_is_found_within_ten_runs(crowd, pid):
+    story = Story(processes).run_checks(crowd(), 3)
+    host = crowd(stuck_process(pid))
+    runs = 0
     while not story.conditions:
-        story.look(host)
-        looks += 1
-    assert looks <= 10
-    assert story.look(host).drained  # after a suspicious process, the next run reads all
+        story.run_check(host)
+        runs += 1
+    assert runs <= 10
+    assert story.run_check(host).drained  # after a suspicious process, the next run reads all
 
 
-def test_too_many_zombies_in_a_share_have_all_counted(crowd):
+def test_zombies_of_several_shares_are_added(crowd):
     cpus = {"/sys/devices/system/cpu/online": "0"}
-    story = Story(processes).look(crowd())
+    story = Story(processes).run_check(crowd())
     host = crowd(zombies(51), cpus)
     for _ in range(7):
-        story.look(host)
+        story.run_check(host)
         if story.codes:
             break
     assert story.codes == ["processes/zombies"]
 
 
-def test_after_a_boot_all_are_read(crowd):
-    system = Counting(crowd().root)
+def test_first_run_after_boot_reads_all(crowd):
+    system = CountingSystem(crowd().root)
     host = Host(system._root, system=system)
-    story = Story(processes).looks(host, 2).reboot()
+    story = Story(processes).run_checks(host, 2).reboot()
     system.paths = []
-    story.look(host)
+    story.run_check(host)
     assert len(system.paths) >= 2000
 
 
-def test_the_kernels_threads_are_not_read(node):
-    system = Counting(node().root)
+def test_kernel_threads_are_not_read(node):
+    system = CountingSystem(node().root)
     run_check(processes, Host(system._root, system=system))
     assert "/proc/3/stat" not in system.paths
     assert "/proc/4/stat" not in system.paths
 
 
-def test_where_process_2_is_another_its_children_are_looked_at(node):
-    host = node(process(2, command="bash", parent=1), stuck(3))
+def test_children_of_process_2_are_read_if_it_is_not_kthreadd(node):
+    host = node(process(2, command="bash", parent=1), stuck_process(3))
     assert codes(findings(processes, host)) == ["processes/unkillable"]
 
 
-def test_where_the_look_ended_is_remembered(crowd):
+def test_end_of_scan_is_remembered(crowd):
     host = crowd()
-    (first,) = observed(run_check(processes, host), "processes_scanned_up_to_pid")
-    (second,) = observed(rounds(processes, [host, host]), "processes_scanned_up_to_pid")
+    (first,) = observations_named(run_check(processes, host), "processes_scanned_up_to_pid")
+    (second,) = observations_named(run_rounds(processes, [host, host]), "processes_scanned_up_to_pid")
     assert (first.value, second.value) == (2000, 200)
 
 
 # --- stories
 
 
-def test_a_killed_process_that_hangs_drains_until_it_is_gone(node):
-    calm, hangs = node(), stuck(200, start=777)
-    story = Story(processes).look(calm)
-    story.look(node(hangs))
+def test_killed_hanging_process_drains_until_it_ends(node):
+    calm, hangs = node(), stuck_process(200, start=777)
+    story = Story(processes).run_check(calm)
+    story.run_check(node(hangs))
     assert not story.drained  # it may still end
-    story.look(node(hangs))
+    story.run_check(node(hangs))
     assert story.drained
     assert not story.requeued
-    story.looks(node(hangs), 20)  # the load is gone, the process is not
+    story.run_checks(node(hangs), 20)  # the load is gone, the process is not
     assert story.drained
-    gone = {"/proc/200/stat": STAT.format(pid=200, command="x", state="S", parent=1, flags=0, threads=1, start=9000)}
-    story.look(node(gone))  # the process has ended, and its pid belongs to another process
+    reused_pid = {
+        "/proc/200/stat": STAT.format(pid=200, command="x", state="S", parent=1, flags=0, threads=1, start=9000)
+    }
+    story.run_check(node(reused_pid))  # the process has ended, and its pid belongs to another process
     assert story.drained
-    story.look(node(gone))
+    story.run_check(node(reused_pid))
     assert not story.drained
 
 
-def test_a_number_that_is_given_again_to_another_killed_process_does_not_drain(node):
-    story = Story(processes).look(node(stuck(200, start=777))).look(node(stuck(200, start=9000)))
+def test_reused_pid_of_another_killed_process_does_not_drain(node):
+    story = (
+        Story(processes).run_check(node(stuck_process(200, start=777))).run_check(node(stuck_process(200, start=9000)))
+    )
     assert not story.drained
-    assert story.look(node(stuck(200, start=9000))).drained
+    assert story.run_check(node(stuck_process(200, start=9000))).drained
 
 
-def test_a_process_that_ends_within_five_minutes_does_not_drain(node, tmp_path):
-    story = Story(processes).look(node(stuck(200)))
+def test_process_that_ends_within_five_minutes_does_not_drain(node, tmp_path):
+    story = Story(processes).run_check(node(stuck_process(200)))
     (tmp_path / "proc/200/stat").unlink()
-    assert not story.looks(node(), 3).drained
+    assert not story.run_checks(node(), 3).drained
     assert story.conditions == {}
 
 
 def test_zombies_warn_and_never_drain(node, tmp_path):
-    story = Story(processes).looks(node(zombies(400)), 10)
+    story = Story(processes).run_checks(node(zombies(400)), 10)
     assert story.codes == ["processes/zombies"]
     assert not story.drained
     for pid in range(1000, 1400):
         (tmp_path / f"proc/{pid}/stat").unlink()
-    assert story.looks(node(), 2).codes == []
+    assert story.run_checks(node(), 2).codes == []
 
 
 # --- unreadable files
 
 
-def test_a_process_that_cannot_be_read_hides_no_other(node):
-    given_, error = until_it_fails(processes, node({"/proc/199/stat": "garbage\n"}, stuck(200)))
+def test_unreadable_process_hides_no_other_finding(node):
+    results, error = run_until_error(processes, node({"/proc/199/stat": "garbage\n"}, stuck_process(200)))
     assert "/proc/199/stat: not a process state: 'garbage'" in error
-    assert codes([item for item in given_ if isinstance(item, Finding)]) == ["processes/unkillable"]
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["processes/unkillable"]
 
 
 @pytest.mark.parametrize(
     "text", ["SigPnd:\t0000\nShdPnd:\t0\n", "N/A", "", f"SigPnd:\t{CALM}\n", "SigPnd:\t" + "x" * 16]
 )
-def test_a_status_that_does_not_tell_is_unknown(node, text):
+def test_status_without_signals_fails_run(node, text):
     assert (
         "/proc/200/status: no signals"
-        in until_it_fails(processes, node(process(200, "D"), {"/proc/200/status": text}))[1]
+        in run_until_error(processes, node(process(200, "D"), {"/proc/200/status": text}))[1]
     )
 
 
-def test_a_process_that_ends_while_it_is_read_is_nothing(node):
+def test_process_that_ends_during_read_is_ignored(node):
     class Ending(FakeSystem):
         def read(self, path: str) -> bytes:
             if path == "/proc/100/stat":
@@ -364,30 +368,30 @@ def test_a_process_that_ends_while_it_is_read_is_nothing(node):
     assert findings(processes, Host(system._root, system=system)) == []
 
 
-def test_a_captured_tree_without_processes_has_nothing_to_judge(tmp_path):
-    assert until_it_fails(processes, Host(str(tmp_path))) == ([], "")
+def test_tree_without_processes_gives_nothing(tmp_path):
+    assert run_until_error(processes, Host(str(tmp_path))) == ([], "")
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "0-", "a-b", "0-3;5"])
-def test_cpus_that_cannot_be_counted_are_unknown(node, text):
-    error = until_it_fails(processes, node({"/sys/devices/system/cpu/online": text}))[1]
+def test_garbled_cpu_list_fails_run(node, text):
+    error = run_until_error(processes, node({"/sys/devices/system/cpu/online": text}))[1]
     assert "online: not a list of CPUs" in error
 
 
-def test_a_share_of_nothing_is_refused():
+def test_validate_rejects_share_of_zero_processes():
     assert validate(Config(processes_per_run=0)) == "processes_per_run must be 1 or more"
     assert validate(Config()) is None
 
 
 @given(st.one_of(st.text(max_size=80), st.text("0123456789 ()DZS", max_size=200)))
-def test_garbage_is_a_sentence_or_a_process(text):
+def test_parse_of_garbage_gives_process_or_error(text):
     for function in (process_state, parse):
-        found, said = refusal(function, text, "/proc/1/stat")
-        assert found is not None or said.startswith("/proc/1/stat: not a process state")
+        found, error = parse_or_error(function, text, "/proc/1/stat")
+        assert found is not None or error.startswith("/proc/1/stat: not a process state")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=15), st.sampled_from("RSDTtZXxKWPI"))
-def test_whatever_a_program_is_called_its_state_is_read(command, state):
+def test_state_is_read_with_any_program_name(command, state):
     text = STAT.format(pid=7, command=command, state=state, parent=1, flags=0, threads=3, start=9).strip()
     assert process_state(text, "") == state
     assert parse(text, "") == (7, command, state, 1, 0, 3, 9)
@@ -396,29 +400,29 @@ def test_whatever_a_program_is_called_its_state_is_read(command, state):
 # --- the real kernel
 
 
-def test_this_machines_processes_are_read():
-    given_ = list(processes.run(Host(), Config(), History({}, NOW, BOOT)))
-    worse = {item.code for item in given_ if isinstance(item, Finding) and item.severity > Severity.WARNING}
+def test_processes_of_this_machine_are_read():
+    results = list(processes.run(Host(), Config(), History({}, NOW, BOOT)))
+    worse = {item.code for item in results if isinstance(item, Finding) and item.severity > Severity.WARNING}
     assert worse <= {"processes/unkillable"}  # other tests, which run in parallel, let processes hang
 
 
-def test_the_kernel_shows_a_leader_that_ended_with_a_thread_that_lives():
-    exit_of_this_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+def test_kernel_shows_ended_leader_with_a_live_thread():
+    exit_syscall = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
     program = f"""
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()
-ctypes.CDLL(None).syscall({exit_of_this_thread}, 0)
+ctypes.CDLL(None).syscall({exit_syscall}, 0)
 """
     with subprocess.Popen([sys.executable, "-c", program]) as child:
         text, until = "", time.monotonic() + 50.0
         while not text or (process_state(text, "") != "Z" and time.monotonic() < until):
             time.sleep(0.01)
             text = Path(f"/proc/{child.pid}/stat").read_text()
-        seen = processes.ScanResult([], [], [], [])
-        processes._scan(Host(), [child.pid], seen)
+        result = processes.ScanResult([], [], [], [])
+        processes._scan(Host(), [child.pid], result)
         child.send_signal(signal.SIGKILL)
-    assert [(found.state, found.threads) for found in seen.zombies] == [("Z", 2)]
-    assert (seen.stuck, seen.unreadable) == ([], [])
+    assert [(found.state, found.threads) for found in result.zombies] == [("Z", 2)]
+    assert (result.stuck, result.unreadable) == ([], [])
 
 
 # --- FUSE file systems of users
@@ -445,7 +449,7 @@ FILE_SERVER = "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]\n[<0>] nfs_readpag
 DISK = "[<0>] io_schedule+0x42/0x70\n[<0>] ext4_file_read_iter+0x1/0x2\n"
 
 
-class Mounted(Tree):
+class FuseTree(Tree):
     """A tree with FUSE connections: number -> (uid, number of waiting requests)."""
 
     def __init__(self, root: str, connections: dict[str, tuple[int, int]]) -> None:
@@ -468,21 +472,21 @@ class Mounted(Tree):
         return super().stat(path)
 
 
-def hangs(stack: str, pid: int = 200, user: int = 1000, **fields: int) -> dict[str, str]:
-    files = {**stuck(pid, **fields), f"/proc/{pid}/stack": stack}
+def hanging_process(stack: str, pid: int = 200, user: int = 1000, **fields: int) -> dict[str, str]:
+    files = {**stuck_process(pid, **fields), f"/proc/{pid}/stack": stack}
     files[f"/proc/{pid}/status"] = f"Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n" + files[f"/proc/{pid}/status"]
     return files
 
 
-def found_in(tmp_path: Path, files: dict[str, str], connections: dict[str, tuple[int, int]]) -> list[str]:
+def finding_codes(tmp_path: Path, files: dict[str, str], connections: dict[str, tuple[int, int]]) -> list[str]:
     root = write(tmp_path, {**CALM_NODE, **files}).root
-    return codes(findings(processes, Host(root, system=Mounted(root, connections))))
+    return codes(findings(processes, Host(root, system=FuseTree(root, connections))))
 
 
-THEIRS, CODE = {"40": (1000, 2)}, "processes/user_file_system"
+USER_CONNECTION, CODE = {"40": (1000, 2)}, "processes/user_file_system"
 
 
-OVER_IT = FUSE.replace("[<0>] do_sys", "[<0>] ovl_lookup+0x1/0x2 [overlay]\n[<0>] do_sys")
+OVERLAY = FUSE.replace("[<0>] do_sys", "[<0>] ovl_lookup+0x1/0x2 [overlay]\n[<0>] do_sys")
 
 
 PAGE = """[<0>] __folio_lock+0xf6/0x240
@@ -493,13 +497,13 @@ PAGE = """[<0>] __folio_lock+0xf6/0x240
 COPY = FUSE.replace("request_wait_answer", "request_wait_answer.isra.0")
 
 
-@pytest.mark.parametrize("stack", [FUSE, BUILT_IN, LOCK, CREATES, PAGE, COPY, OVER_IT])
-def test_a_process_in_its_users_own_file_system_warns_and_never_drains(tmp_path, stack):
-    assert found_in(tmp_path, hangs(stack), THEIRS) == [CODE]
+@pytest.mark.parametrize("stack", [FUSE, BUILT_IN, LOCK, CREATES, PAGE, COPY, OVERLAY])
+def test_process_in_file_system_of_its_user_warns_and_never_drains(tmp_path, stack):
+    assert finding_codes(tmp_path, hanging_process(stack), USER_CONNECTION) == [CODE]
 
 
 # Functions of Linux 4.15, 5.10 and 6.18. The last lines are callers that newer kernels show instead of a lock function.
-WHERE = [
+WAIT_CHANNELS = [
     *("request_wait_answer", "request_wait_answer.isra.0", "fuse_get_req", "fuse_lock_inode", "fuse_file_write_iter"),
     *("rwsem_down_write_failed", "rwsem_down_write_slowpath", "rwsem_down_read_slowpath", "d_alloc_parallel"),
     *("path_openat", "path_openat.isra.0", "filename_create", "do_unlinkat", "do_rmdir", "do_renameat2", "lock_rename"),
@@ -507,34 +511,34 @@ WHERE = [
 ]
 
 
-def refused_stack(wchan: str) -> dict[str, str]:
+def process_without_stack(wchan: str) -> dict[str, str]:
     """Return a hanging process as healthd.service sees it, without CAP_SYS_ADMIN."""
-    files = {**hangs(""), "/proc/200/wchan": wchan}
+    files = {**hanging_process(""), "/proc/200/wchan": wchan}
     del files["/proc/200/stack"]
     return files
 
 
-@pytest.mark.parametrize("wchan", WHERE)
-def test_where_the_stack_is_refused_the_function_in_which_it_waits_tells_of_its_users_own_file_system(tmp_path, wchan):
-    assert found_in(tmp_path, refused_stack(wchan), THEIRS) == [CODE]
+@pytest.mark.parametrize("wchan", WAIT_CHANNELS)
+def test_wait_channel_shows_file_system_of_user_without_stack(tmp_path, wchan):
+    assert finding_codes(tmp_path, process_without_stack(wchan), USER_CONNECTION) == [CODE]
 
 
 @pytest.mark.parametrize(
     ("wchan", "connections"),
     [
-        ("nvidia_ioctl", THEIRS),  # in a driver, regardless of the user's connections
-        ("rpc_wait_bit_killable", THEIRS),
-        ("mnt_want_write", THEIRS),  # a frozen disk
-        ("folio_wait_writeback", THEIRS),
+        ("nvidia_ioctl", USER_CONNECTION),  # in a driver, regardless of the user's connections
+        ("rpc_wait_bit_killable", USER_CONNECTION),
+        ("mnt_want_write", USER_CONNECTION),  # a frozen disk
+        ("folio_wait_writeback", USER_CONNECTION),
         ("path_openat", {"40": (1001, 2)}),
-        ("0", THEIRS),
+        ("0", USER_CONNECTION),
         ("request_wait_answer", {"40": (0, 2)}),  # a shared file system
         ("request_wait_answer", {"40": (1001, 2), "41": (0, 1)}),
         ("d_alloc_parallel", {"40": (0, 2)}),
     ],
 )
-def test_where_the_stack_is_refused_no_driver_and_no_file_server_is_hidden(tmp_path, wchan, connections):
-    assert found_in(tmp_path, refused_stack(wchan), connections) == ["processes/unkillable"]
+def test_driver_and_file_server_are_reported_without_stack(tmp_path, wchan, connections):
+    assert finding_codes(tmp_path, process_without_stack(wchan), connections) == ["processes/unkillable"]
 
 
 PODMAN = "         0       1000          1\n         1     100000      65536\n"
@@ -546,18 +550,18 @@ FIRST = "         0          0 4294967295\n"
     [(PODMAN, CODE), (PODMAN.replace("1000 ", "1001 "), "processes/unkillable"), (FIRST, "processes/unkillable")],
 )
 @pytest.mark.parametrize("wchan", ["path_openat", "request_wait_answer"])
-def test_of_a_container_without_root_its_user_is_who_started_it(tmp_path, wchan, uid_map, code):
+def test_user_of_rootless_container_is_the_one_that_started_it(tmp_path, wchan, uid_map, code):
     """The uid of the process is one of 65,536 sub-ids of its user (/etc/subuid). A file system of root waits as
     well."""
-    files = refused_stack(wchan)
+    files = process_without_stack(wchan)
     files["/proc/200/status"] = files["/proc/200/status"].replace("1000", "100004")
     files["/proc/200/uid_map"] = uid_map
-    assert found_in(tmp_path, files, {**THEIRS, "41": (0, 1)}) == [code]
+    assert finding_codes(tmp_path, files, {**USER_CONNECTION, "41": (0, 1)}) == [code]
 
 
 @pytest.mark.parametrize("stack", [DRIVER, FAULTS_IN_A_DRIVER, FILE_SERVER, DISK, "", "N/A", LOCK + DRIVER])
-def test_a_users_file_system_hides_no_driver_no_file_server_and_no_disk(tmp_path, stack):
-    assert found_in(tmp_path, hangs(stack), THEIRS) == ["processes/unkillable"]
+def test_driver_file_server_and_disk_are_reported_despite_fuse(tmp_path, stack):
+    assert finding_codes(tmp_path, hanging_process(stack), USER_CONNECTION) == ["processes/unkillable"]
 
 
 @pytest.mark.parametrize(
@@ -572,20 +576,20 @@ def test_a_users_file_system_hides_no_driver_no_file_server_and_no_disk(tmp_path
         (0, {"40": (1000, 1), "41": (0, 1)}, "processes/unkillable"),
     ],
 )
-def test_whose_file_system_it_waits_for(tmp_path, user, connections, code):
-    assert found_in(tmp_path, hangs(FUSE, user=user), connections) == [code]
+def test_finding_depends_on_owner_of_file_system(tmp_path, user, connections, code):
+    assert finding_codes(tmp_path, hanging_process(FUSE, user=user), connections) == [code]
 
 
-def test_a_thread_in_a_driver_counts_whatever_its_other_threads_wait_for(tmp_path):
-    files = hangs(FUSE, threads=2)
+def test_thread_in_driver_counts_despite_other_threads(tmp_path):
+    files = hanging_process(FUSE, threads=2)
     thread = {**process(201, "D", own="200/task/201"), **status("200/task/201", own=KILLED)}
     thread |= {"/proc/200/task/201/stack": DRIVER}
-    assert found_in(tmp_path, {**files, **thread}, THEIRS) == ["processes/unkillable"]
+    assert finding_codes(tmp_path, {**files, **thread}, USER_CONNECTION) == ["processes/unkillable"]
     thread |= {"/proc/200/task/201/stack": FUSE}
     thread["/proc/200/task/201/status"] += "Uid:\t1000\t1000\t1000\t1000\n"
-    assert found_in(tmp_path, {**files, **thread}, THEIRS) == [CODE]
+    assert finding_codes(tmp_path, {**files, **thread}, USER_CONNECTION) == [CODE]
 
 
 @given(st.text())
-def test_any_text_is_a_fuse_wait_or_none(stack):
+def test_is_fuse_wait_accepts_any_text_and_excludes_drivers(stack):
     assert not (processes.is_fuse_wait(stack) and "[nvidia]" in stack)

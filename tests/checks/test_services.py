@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from fakes import codes, findings, observations_named, parse_or_error, run_check, run_rounds, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
-from trees import FakeSystem, captured
+from trees import FakeSystem, captured_text
 
 from healthd.agent.conditions.absorb import as_configured
 from healthd.agent.settings.config import CheckConfig
@@ -19,7 +19,7 @@ from healthd.common.model import Clears, Severity
 from healthd.host.host import Host
 from healthd.host.program import ProgramResult
 
-ASK = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
+SYSTEMCTL_COMMAND = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
 STATES = {
     "good": "active running",
     "reloading": "reloading reload",
@@ -32,7 +32,7 @@ STATES = {
 }
 
 
-def shown(unit: str, state: str = "good", restarts: int | None = 0, job: str = "", loaded: str = "loaded") -> str:
+def unit_text(unit: str, state: str = "good", restarts: int | None = 0, job: str = "", loaded: str = "loaded") -> str:
     """Return a unit in the output format of systemd 252."""
     active, sub = STATES[state].split()
     lines = ["Result=exit-code" if state in ("failed", "loop") else "Result=success"]
@@ -41,35 +41,38 @@ def shown(unit: str, state: str = "good", restarts: int | None = 0, job: str = "
     return "\n".join([*lines, ""])
 
 
-def host(*units: str, text: str = "", ran: ProgramResult | OSError | None = None) -> Host:
+def host(*units: str, text: str = "", output: ProgramResult | OSError | None = None) -> Host:
     """Return a node whose systemctl prints `text` for `units`."""
-    return Host("/nonexistent", system=FakeSystem("/nonexistent", {(*ASK, *units): ran or ProgramResult(0, text, "")}))
+    return Host(
+        "/nonexistent",
+        system=FakeSystem("/nonexistent", {(*SYSTEMCTL_COMMAND, *units): output or ProgramResult(0, text, "")}),
+    )
 
 
 def slurmd(state: str = "good", **more: object) -> Host:
-    return host("slurmd", text=shown("slurmd", state, **more))
+    return host("slurmd", text=unit_text("slurmd", state, **more))
 
 
 REQUIRED = Config(required=("slurmd",))
 
 
 def healthy(_tmp_path: Path) -> tuple[Host, Config]:
-    text = f"{shown('slurmd')}\n{shown('munge')}\n{shown('chronyd')}"
+    text = f"{unit_text('slurmd')}\n{unit_text('munge')}\n{unit_text('chronyd')}"
     return host("slurmd", "munge", "chronyd", text=text), Config(required=("slurmd", "munge"), wanted=("chronyd",))
 
 
-def test_units_that_are_active_give_no_finding(tmp_path):
+def test_active_units_give_no_finding(tmp_path):
     assert findings(services, *healthy(tmp_path)) == []
 
 
-def test_without_units_nothing_is_asked():
-    assert run_check(services, host(ran=OSError("must not run"))) == []
+def test_services_runs_nothing_without_units():
+    assert run_check(services, host(output=OSError("must not run"))) == []
 
 
-def test_a_real_systemd_is_understood():
+def test_output_of_real_systemd_is_parsed():
     names = "good broken looping slowstart waits slowstop stopped hidden absent dbus dbus.socket multi-user.target"
     units = tuple(names.split())
-    found = findings(services, host(*units, text=captured("systemctl_show_252.txt")), Config(required=units))
+    found = findings(services, host(*units, text=captured_text("systemctl_show_252.txt")), Config(required=units))
     assert {finding.subject: (finding.code, finding.message) for finding in found} == {
         "broken": ("services/inactive", "broken is failed (failed, exit-code)"),
         "looping": ("services/inactive", "looping is activating (auto-restart, exit-code)"),
@@ -83,39 +86,39 @@ def test_a_real_systemd_is_understood():
 
 
 @pytest.mark.parametrize("state", ["failed", "dead", "loop"])
-def test_a_required_unit_that_is_not_active_is_degraded_after_a_minute(state):
+def test_inactive_required_unit_is_degraded_after_a_minute(state):
     (finding,) = findings(services, slurmd(state), REQUIRED)
     assert (finding.code, finding.severity, finding.clears) == ("services/inactive", Severity.DEGRADED, Clears.PASS)
     assert (finding.subject, finding.confirm_seconds, finding.shared_cause) == ("slurmd", 60.0, True)
     assert finding.expects == "required"
 
 
-def test_a_wanted_unit_that_is_not_active_warns():
+def test_inactive_wanted_unit_warns():
     (finding,) = findings(services, slurmd("failed"), Config(wanted=("slurmd",)))
     assert (finding.code, finding.severity) == ("services/wanted_inactive", Severity.WARNING)
     assert finding.expects == "wanted"
 
 
-def test_a_unit_that_is_required_and_wanted_is_required_and_asked_for_once():
+def test_unit_that_is_required_and_wanted_is_queried_once_as_required():
     found = findings(services, slurmd("failed"), Config(required=("slurmd",), wanted=("slurmd",)))
     assert codes(found) == ["services/inactive"]
 
 
-def test_what_only_a_profile_requires_warns():
+def test_unit_required_only_by_profile_warns():
     config: CheckConfig = Config(required=("slurmd",), guessed=("required",))
     (finding,) = findings(services, slurmd("failed"), config)
     assert as_configured(finding, config).severity is Severity.WARNING
 
 
 GUESSED = Config(required=("slurmd", "munge"), guessed=("required",))
-NOT_INSTALLED = host("slurmd", "munge", text=f"{shown('slurmd')}\n{shown('munge', 'dead', loaded='not-found')}")
+NOT_INSTALLED = host("slurmd", "munge", text=f"{unit_text('slurmd')}\n{unit_text('munge', 'dead', loaded='not-found')}")
 
 
-def test_what_only_a_profile_names_and_this_site_does_not_have_is_nothing():
+def test_missing_unit_named_only_by_profile_is_ignored():
     """Slurm with auth/slurm does not need munge."""
-    given_ = run_check(services, NOT_INSTALLED, GUESSED)
+    results = run_check(services, NOT_INSTALLED, GUESSED)
     assert findings(services, NOT_INSTALLED, GUESSED) == []
-    assert [item.labels for item in observed(given_, "service_active")] == [(("unit", "slurmd"),)]
+    assert [item.labels for item in observations_named(results, "service_active")] == [(("unit", "slurmd"),)]
 
 
 @pytest.mark.parametrize(
@@ -126,25 +129,25 @@ def test_what_only_a_profile_names_and_this_site_does_not_have_is_nothing():
         Config(required=("slurmd", "munge"), wanted=("munge",), guessed=("wanted",)),
     ],
 )
-def test_what_somebody_names_must_be_installed(config):
+def test_unit_in_settings_must_be_installed(config):
     assert codes(findings(services, NOT_INSTALLED, config)) == ["services/inactive"]
 
 
 @pytest.mark.parametrize("loaded", ["masked", "error", "bad-setting"])
-def test_what_only_a_profile_names_and_is_installed_must_run(loaded):
-    text = f"{shown('slurmd')}\n{shown('munge', 'dead', loaded=loaded)}"
+def test_installed_unit_named_only_by_profile_must_run(loaded):
+    text = f"{unit_text('slurmd')}\n{unit_text('munge', 'dead', loaded=loaded)}"
     assert codes(findings(services, host("slurmd", "munge", text=text), GUESSED)) == ["services/inactive"]
 
 
 @pytest.mark.parametrize("state", ["good", "reloading", "refreshing"])
-def test_a_unit_that_reads_its_settings_again_is_active(state):
-    given_ = run_check(services, slurmd(state), REQUIRED)
-    (active,) = observed(given_, "service_active")
+def test_unit_that_reloads_is_active(state):
+    results = run_check(services, slurmd(state), REQUIRED)
+    (active,) = observations_named(results, "service_active")
     assert (active.value, active.labels) == (1, (("unit", "slurmd"),))
 
 
 @pytest.mark.parametrize(("state", "job"), [("starting", "12"), ("stopping", "12"), ("stopping", ""), ("dead", "12")])
-def test_a_unit_on_its_way_only_warns(state, job):
+def test_unit_that_changes_state_only_warns(state, job):
     (finding,) = findings(services, slurmd(state, job=job), REQUIRED)
     assert (finding.code, finding.severity) == ("services/changing", Severity.WARNING)
 
@@ -152,68 +155,68 @@ def test_a_unit_on_its_way_only_warns(state, job):
 # --- restarts
 
 
-def test_a_unit_that_systemd_starts_again_and_again_warns_also_while_it_is_up():
+def test_repeated_restarts_warn_also_while_unit_is_active():
     (finding,) = [
         item
-        for item in rounds(services, [slurmd(restarts=0), slurmd(restarts=2), slurmd(restarts=4)], REQUIRED)
+        for item in run_rounds(services, [slurmd(restarts=0), slurmd(restarts=2), slurmd(restarts=4)], REQUIRED)
         if not hasattr(item, "value")
     ]
     assert (finding.code, finding.severity) == ("services/restarting", Severity.WARNING)
     assert finding.message == "systemd restarted slurmd 4 times within an hour (it is active, running)"
 
 
-def test_a_few_restarts_or_many_of_long_ago_are_nothing():
+def test_few_or_old_restarts_give_no_finding():
     hosts = [slurmd(restarts=count) for count in (100, 101, 103)]
-    assert [item for item in rounds(services, hosts, REQUIRED) if not hasattr(item, "value")] == []
+    assert [item for item in run_rounds(services, hosts, REQUIRED) if not hasattr(item, "value")] == []
 
 
-def test_an_old_systemd_that_counts_no_restarts_is_understood():
+def test_old_systemd_without_restart_count_is_read():
     assert findings(services, slurmd(restarts=None), REQUIRED) == []
 
 
 # --- unreadable states
 
 
-def test_without_systemctl_it_is_unknown_whether_units_run():
-    error = until_it_fails(services, host("munge", text="x"), REQUIRED)[1]
+def test_missing_systemctl_fails_run():
+    error = run_until_error(services, host("munge", text="x"), REQUIRED)[1]
     assert error == "there is no systemctl to query the units in required and wanted"
 
 
-def test_a_systemd_that_cannot_be_asked_is_unknown():
-    ran = ProgramResult(1, "", "Failed to connect to bus: Host is down\n")
-    error = until_it_fails(services, host("slurmd", ran=ran), REQUIRED)[1]
+def test_failed_systemctl_fails_run():
+    output = ProgramResult(1, "", "Failed to connect to bus: Host is down\n")
+    error = run_until_error(services, host("slurmd", output=output), REQUIRED)[1]
     assert error == "systemctl: exit status 1: Failed to connect to bus: Host is down"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "error"),
     [
         ("", "no state of slurmd"),
         ("N/A", "no state of slurmd"),
-        (f"{shown('slurmd')}\n{shown('munge')}", "2 units reported, 1 requested"),
-        (shown("slurmd").replace("active", "aktiv"), "no state of slurmd: 'Result=success NRestarts=0 Id=slurmd"),
-        (shown("slurmd").replace("LoadState=loaded\n", ""), "no state of slurmd"),
-        (shown("slurmd").replace("SubState=running", "SubState="), "no state of slurmd"),
+        (f"{unit_text('slurmd')}\n{unit_text('munge')}", "2 units reported, 1 requested"),
+        (unit_text("slurmd").replace("active", "aktiv"), "no state of slurmd: 'Result=success NRestarts=0 Id=slurmd"),
+        (unit_text("slurmd").replace("LoadState=loaded\n", ""), "no state of slurmd"),
+        (unit_text("slurmd").replace("SubState=running", "SubState="), "no state of slurmd"),
     ],
 )
-def test_what_is_no_state_is_unknown(text, words):
-    assert words in until_it_fails(services, host("slurmd", text=text), REQUIRED)[1]
+def test_invalid_state_fails_run(text, error):
+    assert error in run_until_error(services, host("slurmd", text=text), REQUIRED)[1]
 
 
 @given(st.one_of(st.text(max_size=60), st.text("=\nIdactiveSubStateLoad ", max_size=200)))
-def test_garbage_is_never_a_state(text):
-    assert refusal(parse, text, ["slurmd"])[1].startswith("systemctl: ")
+def test_parse_rejects_garbage(text):
+    assert parse_or_error(parse, text, ["slurmd"])[1].startswith("systemctl: ")
 
 
 @pytest.mark.parametrize("unit", ["", "a b", "slurm*", "-p", "a/b", "getty@", "getty@.service", "é"])
-def test_what_is_no_unit_is_refused_with_a_hint(unit):
+def test_validate_rejects_invalid_unit_with_hint(unit):
     assert validate(Config(required=(unit,))) == (
         f'required: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
     )
     assert (validate(Config(wanted=(unit,))) or "").startswith("wanted: ")
 
 
-def test_units_of_every_kind_are_accepted():
+def test_validate_accepts_units_of_every_kind():
     units = ("slurmd", "munge.service", "data-a\\x2db.mount", "getty@tty1.service", "dbus.socket", "multi-user.target")
     assert validate(Config(required=units)) is None
 
@@ -221,47 +224,52 @@ def test_units_of_every_kind_are_accepted():
 # --- stories
 
 
-def test_a_slurmd_that_failed_drains_until_it_is_back():
-    story = Story(services, REQUIRED).look(slurmd())
-    story.look(slurmd("failed"))
+def test_failed_slurmd_drains_until_active_again():
+    story = Story(services, REQUIRED).run_check(slurmd())
+    story.run_check(slurmd("failed"))
     assert not story.drained
-    story.look(slurmd("failed"), minutes=1)
+    story.run_check(slurmd("failed"), minutes=1)
     assert story.drained
     assert not story.requeued
-    story.looks(slurmd("failed"), 10).reboot().looks(slurmd("failed"), 2)
+    story.run_checks(slurmd("failed"), 10).reboot().run_checks(slurmd("failed"), 2)
     assert story.drained
-    story.look(slurmd()).look(slurmd())
+    story.run_check(slurmd()).run_check(slurmd())
     assert not story.drained
 
 
 @pytest.mark.parametrize("minutes", [0.2, 1, 5])
-def test_a_slurmd_that_is_restarted_never_drains_however_long_it_takes(minutes):
-    story = Story(services, REQUIRED).look(slurmd())
-    story.looks(slurmd("stopping", job="7"), 10, minutes).looks(slurmd("dead", job="7"), 10, minutes)
-    story.looks(slurmd("starting", job="7"), 10, minutes)
+def test_slow_slurmd_restart_never_drains(minutes):
+    story = Story(services, REQUIRED).run_check(slurmd())
+    story.run_checks(slurmd("stopping", job="7"), 10, minutes).run_checks(slurmd("dead", job="7"), 10, minutes)
+    story.run_checks(slurmd("starting", job="7"), 10, minutes)
     assert not story.drained
-    assert story.looks(slurmd(), 2).codes == []
+    assert story.run_checks(slurmd(), 2).codes == []
 
 
-def test_a_slurmd_that_is_down_in_one_look_does_not_drain():
-    story = Story(services, REQUIRED).look(slurmd("dead")).look(slurmd(), minutes=1)
+def test_slurmd_down_in_one_run_does_not_drain():
+    story = Story(services, REQUIRED).run_check(slurmd("dead")).run_check(slurmd(), minutes=1)
     assert not story.drained
     assert story.conditions == {}
 
 
-def test_a_required_unit_that_only_waits_to_be_started_again_drains():
-    assert Story(services, REQUIRED).look(slurmd("loop")).look(slurmd("loop"), minutes=1).drained
+def test_required_unit_waiting_for_auto_restart_drains():
+    assert Story(services, REQUIRED).run_check(slurmd("loop")).run_check(slurmd("loop"), minutes=1).drained
 
 
-def test_a_wanted_unit_warns_and_never_drains():
-    story = Story(services, Config(wanted=("slurmd",))).looks(slurmd("failed"), 20)
+def test_wanted_unit_warns_and_never_drains():
+    story = Story(services, Config(wanted=("slurmd",))).run_checks(slurmd("failed"), 20)
     assert story.codes == ["services/wanted_inactive"]
     assert not story.drained
-    assert story.looks(slurmd(), 2).codes == []
+    assert story.run_checks(slurmd(), 2).codes == []
 
 
-def test_restarts_warn_never_drain_and_are_forgotten_after_an_hour():
-    story = Story(services, REQUIRED).look(slurmd(restarts=0)).look(slurmd(restarts=9)).look(slurmd(restarts=9))
+def test_restarts_warn_and_clear_after_an_hour():
+    story = (
+        Story(services, REQUIRED)
+        .run_check(slurmd(restarts=0))
+        .run_check(slurmd(restarts=9))
+        .run_check(slurmd(restarts=9))
+    )
     assert story.codes == ["services/restarting"]
     assert not story.drained
-    assert story.looks(slurmd(restarts=9), 14).codes == []
+    assert story.run_checks(slurmd(restarts=9), 14).codes == []

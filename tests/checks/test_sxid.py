@@ -12,21 +12,21 @@ from healthd.checks.sxid import Config, explain, known_codes
 from healthd.common.model import Clears, Severity
 from healthd.nvidia import codes
 
-SWITCH, OTHER = "0000:85:00.0", "0000:86:00.0"
+SWITCH, OTHER_SWITCH = "0000:85:00.0", "0000:86:00.0"
 WINDOW = Config().warning_window_seconds
 MINUTES_OF_DAY = 24 * 60.0
 
 
-def line(rest, pci=SWITCH, switch=2):
-    return f"nvidia-nvswitch{switch}: SXid (PCI:{pci}): {rest}"
+def sxid_line(text, pci=SWITCH, switch=2):
+    return f"nvidia-nvswitch{switch}: SXid (PCI:{pci}): {text}"
 
 
-found = partial(findings_of, sxid)
-one = partial(finding_of, sxid)
+findings_from = partial(findings_of, sxid)
+finding_from = partial(finding_of, sxid)
 
 
 @pytest.mark.parametrize(
-    ("rest", "severity"),
+    ("text", "severity"),
     [
         ("22003, Fatal, Link 60 Minion Halt", Severity.CRITICAL),  # always fatal
         ("23001, Non-fatal, Link 60 x", Severity.CRITICAL),
@@ -70,26 +70,26 @@ one = partial(finding_of, sxid)
         ("28005, OSFP Thermal SOE Heartbeat Shutdown", Severity.DEGRADED),
     ],
 )
-def test_an_sxid_is_critical_by_its_class_and_its_line(rest, severity):
-    finding = one(line(rest))
-    assert (finding.code, finding.severity, finding.clears) == (f"sxid/{rest[:5]}", severity, Clears.REBOOT)
+def test_sxid_severity_depends_on_class_and_line(text, severity):
+    finding = finding_from(sxid_line(text))
+    assert (finding.code, finding.severity, finding.clears) == (f"sxid/{text[:5]}", severity, Clears.REBOOT)
     assert finding.subject == SWITCH
     assert finding.window_seconds == (WINDOW if severity is Severity.WARNING else 0)
 
 
 @pytest.mark.parametrize("number", codes.sxid_numbers())
 @pytest.mark.parametrize("word", ["Fatal", "Non-fatal"])
-def test_every_sxid_of_the_guide_is_judged_by_its_class(number, word):
+def test_every_sxid_of_guide_has_severity_of_its_class(number, word):
     fact = codes.sxid(number)
     assert fact is not None
     critical = fact.category == "always fatal" or (fact.category == "potentially fatal" and word == "Fatal")
-    finding = one(line(f"{number:05d}, {word}, Link 03 x"))
+    finding = finding_from(sxid_line(f"{number:05d}, {word}, Link 03 x"))
     assert finding.severity is (Severity.CRITICAL if critical else Severity.WARNING)
     assert fact.name in finding.message
 
 
-def test_it_says_which_switch_and_link():
-    message = one(line("24007, Fatal, Link 28 sourcetrack timeout error (First)")).message
+def test_message_names_switch_and_link():
+    message = finding_from(sxid_line("24007, Fatal, Link 28 sourcetrack timeout error (First)")).message
     assert message == "SXid 24007: sourcetrack timeout error, NVSwitch 2, link 28, fatal"
 
 
@@ -108,25 +108,31 @@ FATAL_IN_NO_GUIDE += [19032, 19033, *range(19036, 19040), 19046, *range(19050, 1
 FATAL_IN_NO_GUIDE += [*range(20004, 20009), 20014, *range(20035, 20039), 22010, 25007, 25008, 25009]
 
 
-def test_what_the_driver_calls_fatal_drains_and_requeues_though_the_guide_does_not_list_it():
+def test_sxid_fatal_only_in_driver_source_drains_and_requeues():
     assert len(FATAL_IN_NO_GUIDE) == 45
     assert [number for number in FATAL_IN_NO_GUIDE if codes.sxid(number) is not None] == []
-    assert {one(line(f"{n:05d}, Fatal, Link 30 x")).severity for n in FATAL_IN_NO_GUIDE} == {Severity.CRITICAL}
-    assert {one(line(f"{n:05d}, Non-fatal, Link 30 x")).severity for n in FATAL_IN_NO_GUIDE} == {Severity.WARNING}
+    assert {finding_from(sxid_line(f"{n:05d}, Fatal, Link 30 x")).severity for n in FATAL_IN_NO_GUIDE} == {
+        Severity.CRITICAL
+    }
+    assert {finding_from(sxid_line(f"{n:05d}, Non-fatal, Link 30 x")).severity for n in FATAL_IN_NO_GUIDE} == {
+        Severity.WARNING
+    }
 
 
-def test_a_code_in_no_list_is_told_in_the_words_of_the_driver():
-    told = one(line("22010, Fatal, Link 30 MINION Watchdog timer ran out")).message
-    assert told == "SXid 22010: MINION Watchdog timer ran out, NVSwitch 2, link 30, fatal"
-    assert one(line("10008, Fatal, Firmware initialization failure (0x1)")).message.startswith(
+def test_message_of_unlisted_code_uses_text_of_driver():
+    message = finding_from(sxid_line("22010, Fatal, Link 30 MINION Watchdog timer ran out")).message
+    assert message == "SXid 22010: MINION Watchdog timer ran out, NVSwitch 2, link 30, fatal"
+    assert finding_from(sxid_line("10008, Fatal, Firmware initialization failure (0x1)")).message.startswith(
         "SXid 10008: Firmware ini"
     )
-    assert one(line("28006")).message == "SXid 28006: unknown to this version, NVSwitch 2"
-    assert one(line("28006, Non-fatal, Link 4")).message.startswith("SXid 28006: unknown to this version, ")
+    assert finding_from(sxid_line("28006")).message == "SXid 28006: unknown to this version, NVSwitch 2"
+    assert finding_from(sxid_line("28006, Non-fatal, Link 4")).message.startswith(
+        "SXid 28006: unknown to this version, "
+    )
 
 
 @pytest.mark.parametrize(
-    ("rest", "said"),
+    ("text", "message"),
     [
         ("26004, SOE reset timeout error(0)", "SXid 26004: SOE reset timeout error(0), NVSwitch 2"),
         ("26008, SOE Watchdog error", "SXid 26008: SOE Watchdog error, NVSwitch 2"),
@@ -144,61 +150,63 @@ def test_a_code_in_no_list_is_told_in_the_words_of_the_driver():
         ),
     ],
 )
-def test_a_line_without_fatal_or_not_is_told_in_its_words_too(rest, said):
-    assert one(line(rest)).message == said
+def test_message_of_line_without_fatal_uses_text_of_driver(text, message):
+    assert finding_from(sxid_line(text)).message == message
 
 
 @pytest.mark.parametrize(
-    "rest", ["26008, x Fatal, Link 3 y", "26008, x): 26008, Fatal, Link 3 y", "26008 Fatal, Link 3 y"]
+    "text", ["26008, x Fatal, Link 3 y", "26008, x): 26008, Fatal, Link 3 y", "26008 Fatal, Link 3 y"]
 )
-def test_a_word_elsewhere_in_the_line_makes_nothing_fatal(rest):
-    finding = one(line(rest))
+def test_fatal_elsewhere_in_line_is_ignored(text):
+    finding = finding_from(sxid_line(text))
     assert finding.severity is Severity.WARNING
     assert not finding.message.endswith(("fatal", "link 3"))
 
 
-def test_a_switch_that_is_slowed_down_and_then_shuts_down_drains_though_both_have_one_code():
+def test_shutdown_after_slowdown_with_same_code_drains():
     hot = [
-        line("10004, NVSWITCH Temperature 91C | TSENSE WARN Threshold 90C"),
-        line("10004, Thermal Slowdown Engaged | PMGR WARN Threshold reached"),
+        sxid_line("10004, NVSWITCH Temperature 91C | TSENSE WARN Threshold 90C"),
+        sxid_line("10004, Thermal Slowdown Engaged | PMGR WARN Threshold reached"),
     ]
-    off = line("10004, PMGR OVERT Threshold reached. Shutting Down")
+    off = sxid_line("10004, PMGR OVERT Threshold reached. Shutting Down")
     for lines in ([*hot, off], [off, *hot]):
-        finding = one(*lines, times=[1.0, 1.1, 1.2])
+        finding = finding_from(*lines, times=[1.0, 1.1, 1.2])
         assert (finding.severity, finding.message) == (
             Severity.DEGRADED,
             "SXid 10004: PMGR OVERT Threshold reached. Shutting Down, NVSwitch 2, 3 lines",
         )
 
 
-def test_the_further_lines_of_one_event_are_not_counted():
+def test_detail_lines_of_event_are_not_counted():
     more = [
-        line("24007, Severity 0 Engine instance 28 Sub-engine instance 00"),
-        line("24007, Data {0x0000003c, 0x0000003c, 0x00000000, 0x0000003c}"),
+        sxid_line("24007, Severity 0 Engine instance 28 Sub-engine instance 00"),
+        sxid_line("24007, Data {0x0000003c, 0x0000003c, 0x00000000, 0x0000003c}"),
     ]
-    assert one(line("24007, Fatal, Link 28 x"), *more, times=[1.0, 1.1, 1.2]).message.endswith("fatal")
+    assert finding_from(sxid_line("24007, Fatal, Link 28 x"), *more, times=[1.0, 1.1, 1.2]).message.endswith("fatal")
 
 
-def test_a_storm_on_one_link_is_one_event_with_its_count_and_two_switches_are_two_findings():
-    storm = [line("12028, Non-fatal, Link 61 x")] * 100
-    finding = one(*storm, times=[1000.0 + n / 10 for n in range(100)])
+def test_storm_on_link_is_one_event_and_two_switches_two_findings():
+    storm = [sxid_line("12028, Non-fatal, Link 61 x")] * 100
+    finding = finding_from(*storm, times=[1000.0 + n / 10 for n in range(100)])
     assert (finding.events, finding.message.endswith("100 lines")) == ((1,), True)
-    assert {finding.subject for finding in found(line("20034, x"), line("20034, x", OTHER))} == {SWITCH, OTHER}
+    assert {
+        finding.subject for finding in findings_from(sxid_line("20034, x"), sxid_line("20034, x", OTHER_SWITCH))
+    } == {SWITCH, OTHER_SWITCH}
 
 
-def test_a_harmless_line_hides_no_fatal_one_of_this_boot_within_the_window():
-    fatal, harmless = line("24007, Fatal, Link 28 x"), line("24007, Non-fatal, Link 29 x")
-    assert one(fatal, harmless).severity is Severity.CRITICAL
-    assert one(fatal, harmless, boots=["a", "b"]).severity is Severity.WARNING
-    assert one(fatal, harmless, times=[0.0, WINDOW + 1]).severity is Severity.WARNING
+def test_harmless_line_hides_no_fatal_line_of_boot_within_window():
+    fatal, harmless = sxid_line("24007, Fatal, Link 28 x"), sxid_line("24007, Non-fatal, Link 29 x")
+    assert finding_from(fatal, harmless).severity is Severity.CRITICAL
+    assert finding_from(fatal, harmless, boots=["a", "b"]).severity is Severity.WARNING
+    assert finding_from(fatal, harmless, times=[0.0, WINDOW + 1]).severity is Severity.WARNING
 
 
 def test_lines_of_gpus_are_left_to_other_checks():
-    assert found("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.") == []
+    assert findings_from("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.") == []
 
 
 @pytest.mark.parametrize("code", [code for code in known_codes() if codes.sxid(int(code[5:])) is not None])
-def test_every_sxid_of_the_guide_is_explained(code):
+def test_explain_of_every_sxid_of_guide(code):
     text = explain(code)
     assert text is not None
     fact = codes.sxid(int(code.removeprefix("sxid/")))
@@ -208,14 +216,14 @@ def test_every_sxid_of_the_guide_is_explained(code):
     assert all((text.matters, text.todo))
 
 
-def test_a_code_in_no_list_is_explained_by_the_word_in_its_line():
+def test_explain_of_unlisted_code_depends_on_fatal_in_line():
     text = explain("sxid/28006")
     assert text is not None
     assert (text.severity, "no list known to this version" in text.meaning) == (Severity.CRITICAL, True)
     assert "If the line contains Fatal" in text.matters
 
 
-def test_what_drains_without_a_word_is_explained():
+def test_explain_of_unclassified_fault():
     text = explain("sxid/26006")
     assert text is not None
     assert (text.severity, "SOE" in text.meaning) == (Severity.DEGRADED, True)
@@ -226,7 +234,7 @@ def test_what_drains_without_a_word_is_explained():
 
 
 @given(st.text() | st.from_regex(re.compile("[0-9]{1,30}"), fullmatch=True))
-def test_explain_takes_any_code(code):
+def test_explain_accepts_any_code(code):
     text = explain(f"sxid/{code}")
     assert text is None or text.meaning
 
@@ -234,7 +242,7 @@ def test_explain_takes_any_code(code):
 # --- stories
 
 
-Life = partial(Story, sxid)
+SxidStory = partial(Story, sxid)
 
 
 FATAL = [
@@ -244,43 +252,45 @@ FATAL = [
 ]
 
 
-@pytest.mark.parametrize("rest", FATAL)
-def test_a_fatal_sxid_drains_and_requeues_until_a_reboot_and_the_second_time_until_an_engineer_says_so(rest):
-    life = Life().says(line(rest))
-    assert (life.drained, life.requeued) == (True, True)
-    life.wait(30 * MINUTES_OF_DAY).reset(SWITCH)
-    assert life.drained
-    life.reboot()
-    assert not life.drained
-    life.wait(MINUTES_OF_DAY).says(line(rest))
-    assert life.drained
-    life.reboot().wait(30 * MINUTES_OF_DAY)
-    assert life.drained
-    life.repaired(f"sxid/{rest[:5]}")
-    assert not life.drained
+@pytest.mark.parametrize("text", FATAL)
+def test_fatal_sxid_drains_until_reboot_and_second_time_until_repaired(text):
+    story = SxidStory().log_lines(sxid_line(text))
+    assert (story.drained, story.requeued) == (True, True)
+    story.wait(30 * MINUTES_OF_DAY).reset(SWITCH)
+    assert story.drained
+    story.reboot()
+    assert not story.drained
+    story.wait(MINUTES_OF_DAY).log_lines(sxid_line(text))
+    assert story.drained
+    story.reboot().wait(30 * MINUTES_OF_DAY)
+    assert story.drained
+    story.repaired(f"sxid/{text[:5]}")
+    assert not story.drained
 
 
-def test_a_fatal_sxid_of_each_of_two_switches_ends_with_one_reboot():
-    life = Life().says(line("22003, Fatal, Link 60 x"), line("22003, Fatal, Link 60 x", OTHER, 3))
-    assert len(life.codes) == 2
-    assert life.reboot().codes == []
+def test_fatal_sxids_of_two_switches_clear_with_one_reboot():
+    story = SxidStory().log_lines(
+        sxid_line("22003, Fatal, Link 60 x"), sxid_line("22003, Fatal, Link 60 x", OTHER_SWITCH, 3)
+    )
+    assert len(story.codes) == 2
+    assert story.reboot().codes == []
 
 
 @pytest.mark.parametrize(
-    "rest", ["24007, Non-fatal, Link 28 x", "20034, Non-fatal, Link 28 x", "28006, Non-fatal, Link 4"]
+    "text", ["24007, Non-fatal, Link 28 x", "20034, Non-fatal, Link 28 x", "28006, Non-fatal, Link 4"]
 )
-def test_any_other_sxid_warns_for_a_day_or_until_a_reboot(rest):
-    life = Life()
+def test_other_sxid_warns_for_a_day_or_until_reboot(text):
+    story = SxidStory()
     for _ in range(50):
-        life.says(line(rest)).wait(10)
-    assert (life.drained, len(life.codes)) == (False, 1)
-    assert len(life.wait(MINUTES_OF_DAY - 11).codes) == 1
-    assert life.wait(2).codes == []
-    assert life.says(line(rest)).wait(60).codes != []
-    assert life.reboot().codes == []
+        story.log_lines(sxid_line(text)).wait(10)
+    assert (story.drained, len(story.codes)) == (False, 1)
+    assert len(story.wait(MINUTES_OF_DAY - 11).codes) == 1
+    assert story.wait(2).codes == []
+    assert story.log_lines(sxid_line(text)).wait(60).codes != []
+    assert story.reboot().codes == []
 
 
-def test_a_halted_controller_drains_and_requeues_nobody():
-    life = Life().says(line("26006, SOE HALTED"))
-    assert (life.drained, life.requeued) == (True, False)
-    assert not life.wait(30 * MINUTES_OF_DAY).reboot().drained
+def test_halted_controller_drains_without_requeue():
+    story = SxidStory().log_lines(sxid_line("26006, SOE HALTED"))
+    assert (story.drained, story.requeued) == (True, False)
+    assert not story.wait(30 * MINUTES_OF_DAY).reboot().drained

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from story import Story
-from trees import FakeSystem, captured, gpus, pci_device, write
+from trees import FakeSystem, add_gpus, add_pci_device, captured_text, write
 
 from healthd.agent.settings.config import Layer, Loaded
 from healthd.agent.settings.effective import resolve_settings
@@ -41,7 +41,7 @@ else:
     import tomli as tomllib
 
 KNOWN = built_in_checks()
-WANTS = baseline_checks(KNOWN)
+BASELINE_CHECKS = baseline_checks(KNOWN)
 ADDRESSES = [
     *("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0"),
     *("0000:9d:00.0", "0000:c3:00.0", "0000:d1:00.0", "0000:df:00.0"),
@@ -68,7 +68,7 @@ def systemctl(**states: str) -> dict[tuple[str, ...], ProgramResult | OSError]:
     """Return the answers of systemctl for the orders in which the usual units are queried."""
     from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
-    def shown(units: tuple[str, ...]) -> str:
+    def show_output(units: tuple[str, ...]) -> str:
         blocks = []
         for unit in units:
             state = states.get(unit.partition(".")[0].replace("-", "_"), "active")
@@ -81,21 +81,23 @@ def systemctl(**states: str) -> dict[tuple[str, ...], ProgramResult | OSError]:
 
     properties = ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES))
     usual = (*services.REQUIRED_UNITS, *services.WANTED_UNITS)
-    asked = [
+    queries = [
         usual,
         services.REQUIRED_UNITS,
         services.REQUIRED_UNITS[:2],
         (*services.REQUIRED_UNITS[:2], *services.WANTED_UNITS),
     ]
-    return {("systemctl", "show", "-p", properties, *units): ProgramResult(0, shown(units), "") for units in asked}
+    return {
+        ("systemctl", "show", "-p", properties, *units): ProgramResult(0, show_output(units), "") for units in queries
+    }
 
 
 def node(root: Path, scenario: str = "", states: Mapping[str, str] | None = None) -> Host:
     """A DGX H100 with two InfiniBand ports, a bond, NVMe and mounts."""
     if not (root / "sys").exists():
-        gpus(root, ADDRESSES, device="0x2330")
-        pci_device(root, "0000:18:00.0", "0x020700", vendor="0x15b3", device="0x1021", revision="0x00")
-        pci_device(root, "0000:02:00.0", "0x010802", vendor="0x144d", device="0xa80a", revision="0x00")
+        add_gpus(root, ADDRESSES, device="0x2330")
+        add_pci_device(root, "0000:18:00.0", "0x020700", vendor="0x15b3", device="0x1021", revision="0x00")
+        add_pci_device(root, "0000:02:00.0", "0x010802", vendor="0x144d", device="0xa80a", revision="0x00")
         for port in ("mlx5_0", "mlx5_3"):
             infiniband(root, port)
         for name in ("eth0", "eth1", "bond0"):
@@ -150,25 +152,25 @@ def infiniband(root: Path, device: str, state: str = "4: ACTIVE", physical: str 
 
 def interface(root: Path, name: str, state: str = "up", speed: str = "100000", device: str = "0000:18:00.0") -> None:
     path = f"/sys/class/net/{name}"
-    told = {"type": "1", "operstate": state, "speed": speed, "mtu": "9000"}
-    write(root, {f"{path}/{name}": f"{text}\n" for name, text in told.items()})
+    files = {"type": "1", "operstate": state, "speed": speed, "mtu": "9000"}
+    write(root, {f"{path}/{name}": f"{text}\n" for name, text in files.items()})
     (root / path.lstrip("/") / "device").symlink_to(f"../../../{device}")
 
 
-def seen(host: Host) -> Present:
+def collect(host: Host) -> Present:
     """Collect the baseline of every check as the worker does, through the plain data that it sends."""
-    found: list[Entry | LeftOut] = []
-    for name in WANTS:
-        found += look(host, name)
+    items: list[Entry | LeftOut] = []
+    for name in BASELINE_CHECKS:
+        items += items_of_check(host, name)
     host.close_nvml()
-    assert [load(type(item), dump(item)) for item in found] == found
+    assert [load(type(item), dump(item)) for item in items] == items
     return Present(
-        tuple(item for item in found if isinstance(item, Entry)),
-        tuple(item for item in found if isinstance(item, LeftOut)),
+        tuple(item for item in items if isinstance(item, Entry)),
+        tuple(item for item in items if isinstance(item, LeftOut)),
     )
 
 
-def look(host: Host, name: str, **settings: Any) -> list[Entry | LeftOut]:
+def items_of_check(host: Host, name: str, **settings: Any) -> list[Entry | LeftOut]:
     return baseline_items(host, KNOWN[name], KNOWN[name].config(**settings))
 
 
@@ -180,19 +182,19 @@ def tables_of(found: Present) -> Any:
     return tomllib.loads(text_of(found)).get("checks", {})
 
 
-def settled(found: Present) -> Loaded:
+def settings_with_baseline(found: Present) -> Loaded:
     return resolve_settings({}, "healthd.toml", {}, KNOWN, lambda _settings: [Layer("baseline", tables_of(found))])
 
 
-def baselined(root: Path) -> Loaded:
-    return settled(seen(node(root)))
+def settings_of_node(root: Path) -> Loaded:
+    return settings_with_baseline(collect(node(root)))
 
 
 # --- content
 
 
-def test_a_node_becomes_settings(tmp_path):
-    tables = tables_of(seen(node(tmp_path)))
+def test_baseline_records_hardware_of_node(tmp_path):
+    tables = tables_of(collect(node(tmp_path)))
     assert tables["gpu_count"] == {"expected": 8}
     assert tables["gpu_nvlink"] == {"links": 18}
     assert tables["gpu_mig"] == {"mode": "off"}
@@ -219,25 +221,25 @@ def test_a_node_becomes_settings(tmp_path):
     )
 
 
-def test_every_setting_that_a_baseline_may_hold_exists():
-    for check, (settings, _) in WANTS.items():
+def test_baseline_declares_only_existing_settings():
+    for check, (settings, _) in BASELINE_CHECKS.items():
         own = {field.name for field in fields_of(KNOWN[check].config)}
         assert {*settings} <= own, check
-    assert {name for name, check in KNOWN.items() if check.declares.baseline} == {*WANTS}
+    assert {name for name, check in KNOWN.items() if check.declares.baseline} == {*BASELINE_CHECKS}
 
 
-def test_nothing_of_a_node_is_nothing_in_the_file(tmp_path):
+def test_baseline_is_empty_without_hardware(tmp_path):
     write(
         tmp_path, {"/proc/self/mountinfo": "1 1 0:5 / / rw - overlay overlay rw\n", "/proc/meminfo": "MemTotal: 9 kB"}
     )
     write(tmp_path, {"/sys/devices/system/cpu/online": "0"})
-    found = seen(Host(str(tmp_path)))
+    found = collect(Host(str(tmp_path)))
     assert tables_of(found) == {"memory_size": {"expected_bytes": 9216}, "cpu": {"expected": 1}}
     assert found.left_out == ()
 
 
-def test_the_file_says_what_each_thing_is(tmp_path):
-    text = text_of(seen(node(tmp_path)))
+def test_baseline_file_describes_each_entry(tmp_path):
+    text = text_of(collect(node(tmp_path)))
     assert text.startswith("# heading\n")
     assert re.search(r"(?m)^expected = 8 +# NVIDIA H100 80GB HBM3$", text)
     assert re.search(r'(?m)^"mlx5_0/1" = 400 +# InfiniBand$', text)
@@ -248,18 +250,18 @@ def test_the_file_says_what_each_thing_is(tmp_path):
 # --- round trip
 
 
-def worst(loaded: Loaded, host: Host) -> list[str]:
+def serious_codes(loaded: Loaded, host: Host) -> list[str]:
     """Return the codes above INFO that the checks of a baseline report."""
-    found = []
+    reported = []
     for (name, instance), config in loaded.checks.items():
-        if name in WANTS and (KNOWN[name].per == "" or instance):
-            found += [f for f in findings(KNOWN[name].module, host, config) if f.severity > Severity.INFO]
+        if name in BASELINE_CHECKS and (KNOWN[name].per == "" or instance):
+            reported += [f for f in findings(KNOWN[name].module, host, config) if f.severity > Severity.INFO]
     host.close_nvml()
-    return sorted(finding.code for finding in found)
+    return sorted(finding.code for finding in reported)
 
 
-def test_with_its_own_baseline_a_node_is_healthy(tmp_path):
-    assert worst(baselined(tmp_path), node(tmp_path)) == []
+def test_baseline_keeps_its_own_node_healthy(tmp_path):
+    assert serious_codes(settings_of_node(tmp_path), node(tmp_path)) == []
 
 
 def unlink(*names: str) -> Callable[[Path], None]:
@@ -294,29 +296,29 @@ LOSSES = {  # removed part -> the check that drains the node for it, and its cod
 }
 
 
-@pytest.mark.parametrize("what", LOSSES)
-def test_what_is_taken_away_drains_the_node_and_its_return_clears_that(tmp_path, what):
-    check, instance, code, lose = LOSSES[what]
-    loaded = baselined(tmp_path)
-    story = Story(KNOWN[check].module, loaded.checks[check, instance]).looks(node(tmp_path), 2)
+@pytest.mark.parametrize("lost_part", LOSSES)
+def test_baseline_drains_for_lost_part_and_resumes_after_return(tmp_path, lost_part):
+    check, instance, code, remove_part = LOSSES[lost_part]
+    loaded = settings_of_node(tmp_path)
+    story = Story(KNOWN[check].module, loaded.checks[check, instance]).run_checks(node(tmp_path), 2)
     assert (story.codes, story.drained) == ([], False)
-    lose(tmp_path)
-    broken = node(tmp_path, "gpu.3.gone = true" if what == "a GPU" else "")
-    story.looks(broken, 3)
+    remove_part(tmp_path)
+    broken = node(tmp_path, "gpu.3.gone = true" if lost_part == "a GPU" else "")
+    story.run_checks(broken, 3)
     assert story.codes == [f"{check}/{code}"]
     assert story.drained
-    assert story.looks(broken, 5).drained
-    whole = tmp_path / "repaired"
-    whole.mkdir()
-    assert not story.looks(node(whole), 3).drained
+    assert story.run_checks(broken, 5).drained
+    repaired_root = tmp_path / "repaired"
+    repaired_root.mkdir()
+    assert not story.run_checks(node(repaired_root), 3).drained
 
 
-def test_a_service_that_is_gone_drains_the_node(tmp_path):
-    loaded = baselined(tmp_path)
+def test_baseline_drains_for_failed_service(tmp_path):
+    loaded = settings_of_node(tmp_path)
     config = replace(loaded.checks["services", ""], wanted=())  # type: ignore[call-arg]
-    story = Story(KNOWN["services"].module, config).looks(node(tmp_path), 2)
+    story = Story(KNOWN["services"].module, config).run_checks(node(tmp_path), 2)
     assert not story.drained
-    assert story.looks(node(tmp_path, states={"slurmd": "failed"}), 3).codes == ["services/inactive"]
+    assert story.run_checks(node(tmp_path, states={"slurmd": "failed"}), 3).codes == ["services/inactive"]
     assert story.drained
 
 
@@ -327,8 +329,8 @@ def left_out(found: Present, check: str) -> list[tuple[str, str]]:
     return [(left.key or left.setting or left.instance, left.why) for left in found.left_out if left.check == check]
 
 
-def test_a_gpu_that_does_not_answer_leaves_the_count_out(tmp_path):
-    found = seen(node(tmp_path, "gpu.3.lost = true"))
+def test_gpu_count_is_omitted_if_gpu_does_not_respond(tmp_path):
+    found = collect(node(tmp_path, "gpu.3.lost = true"))
     assert "gpu_count" not in tables_of(found) or tables_of(found)["gpu_count"] == {}
     ((setting, why),) = left_out(found, "gpu_count")
     assert setting == "expected"
@@ -336,16 +338,16 @@ def test_a_gpu_that_does_not_answer_leaves_the_count_out(tmp_path):
     assert f"# left out: expected: {why}" in text_of(found).splitlines()
 
 
-def test_a_gpu_that_nvml_does_not_show_leaves_the_count_out(tmp_path):
-    found = seen(node(tmp_path, "gpu.3.gone = true"))
+def test_gpu_count_is_omitted_if_nvml_lacks_gpu(tmp_path):
+    found = collect(node(tmp_path, "gpu.3.gone = true"))
     assert left_out(found, "gpu_count")[0][1] == "7 GPUs respond, but GPU 0000:61:00.0 is on PCI and does not respond"
 
 
-def test_a_driver_that_does_not_answer_leaves_nothing_else_out(tmp_path):
+def test_failing_nvml_leaves_other_checks_readable(tmp_path):
     host = node(tmp_path, 'library = "mismatch"')
     with pytest.raises(Exception, match=r"[Mm]ismatch"):
-        look(host, "gpu_count")
-    assert look(host, "pcie_devices")
+        items_of_check(host, "gpu_count")
+    assert items_of_check(host, "pcie_devices")
 
 
 @pytest.mark.parametrize(
@@ -356,29 +358,29 @@ def test_a_driver_that_does_not_answer_leaves_nothing_else_out(tmp_path):
         ('gpu.2.vbios = "1.2.3"', "gpu_software"),
     ],
 )
-def test_gpus_that_differ_are_no_norm(tmp_path, scenario, check):
-    assert len(left_out(seen(node(tmp_path, scenario)), check)) >= 1
+def test_setting_is_omitted_if_gpus_differ(tmp_path, scenario, check):
+    assert len(left_out(collect(node(tmp_path, scenario)), check)) >= 1
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetVbiosVersion", "nvmlDeviceGetMigMode"])
-def test_a_question_that_fails_leaves_out_what_it_was_for(tmp_path, call):
-    found = seen(node(tmp_path, f'gpu.2.errors = {{ {call} = "Unknown" }}'))
+def test_setting_is_omitted_if_nvml_call_fails(tmp_path, call):
+    found = collect(node(tmp_path, f'gpu.2.errors = {{ {call} = "Unknown" }}'))
     check = "gpu_software" if "Vbios" in call else "gpu_mig"
     assert "Unknown" in left_out(found, check)[0][1]
     assert tables_of(found)["gpu_count"] == {"expected": 8}
 
 
-def test_an_mtu_that_cannot_be_read_is_left_out_and_the_speed_is_not(tmp_path):
+def test_unreadable_mtu_is_omitted_but_speed_is_kept(tmp_path):
     node(tmp_path)
     write(tmp_path, {"/sys/class/net/bond0/mtu": "N/A\n"})
-    assert tables_of(seen(node(tmp_path)))["eth_link"]["expected_mbps"] == {"bond0": 100000}
-    assert not tables_of(seen(node(tmp_path)))["eth_link"]["expected_mtu"]
+    assert tables_of(collect(node(tmp_path)))["eth_link"]["expected_mbps"] == {"bond0": 100000}
+    assert not tables_of(collect(node(tmp_path)))["eth_link"]["expected_mtu"]
 
 
-def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with_the_reason(tmp_path):
+def test_unloaded_configured_module_is_omitted_with_reason(tmp_path):
     node(tmp_path)
     write(tmp_path, {"/sys/module/nvidia/initstate": "N/A\n"})
-    found = look(node(tmp_path), "kernel_modules", expected=("nvidia-peermem", "mlx5_ib", "nvidia-uvm"))
+    found = items_of_check(node(tmp_path), "kernel_modules", expected=("nvidia-peermem", "mlx5_ib", "nvidia-uvm"))
     assert [item.key for item in found if isinstance(item, Entry)] == ["ib_uverbs", "rdma_cm"]
     assert [(item.key, item.why) for item in found if isinstance(item, LeftOut)] == [
         ("nvidia_peermem", "is being unloaded"),
@@ -387,7 +389,7 @@ def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with
     ]
 
 
-def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
+def test_failing_systemctl_omits_services(tmp_path):
     from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
     argv = (
@@ -400,30 +402,30 @@ def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
     )
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: ProgramResult(1, "", "no bus\n")}))
     with pytest.raises(RuntimeError, match="exit status 1: no bus"):
-        look(host, "services")
+        items_of_check(host, "services")
 
 
-def test_services_that_a_profile_wants_are_asked_for_by_either_name(tmp_path):
+def test_services_of_settings_match_with_and_without_suffix(tmp_path):
     from healthd.checks.services import OPTIONAL_PROPERTIES, PROPERTIES
 
     units = (*services.REQUIRED_UNITS, *services.WANTED_UNITS, "data.mount", "chrony.service")
-    blocks = "\n\n".join(f"Id={u}\nActiveState=active\nSubState=x\nLoadState=loaded\nResult=" for u in units)
+    blocks = "\n\n".join(f"Id={unit}\nActiveState=active\nSubState=x\nLoadState=loaded\nResult=" for unit in units)
     argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *units)
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: ProgramResult(0, blocks, "")}))
-    found = look(host, "services", wanted=("chrony", "slurmd"), required=("data.mount",))
+    found = items_of_check(host, "services", wanted=("chrony", "slurmd"), required=("data.mount",))
     by_setting = {(item.setting, item.key) for item in found}
     assert {("wanted", "chrony.service"), ("required", "data.mount"), ("required", "munge.service")} <= by_setting
     assert ("wanted", "slurmd.service") in by_setting  # the site's setting takes precedence over our default
 
 
-def test_a_link_that_is_down_on_every_gpu_is_no_norm(tmp_path):
+def test_nvlinks_are_omitted_if_link_is_down_on_every_gpu(tmp_path):
     scenario = "\n".join(f"gpu.{number}.nvlink_inactive = [3]" for number in range(8))
-    assert left_out(seen(node(tmp_path, scenario)), "gpu_nvlink") == [("links", "17 of 18 links are active")]
+    assert left_out(collect(node(tmp_path, scenario)), "gpu_nvlink") == [("links", "17 of 18 links are active")]
 
 
-def test_mig_devices_are_counted(tmp_path):
+def test_mig_mode_on_is_recorded(tmp_path):
     scenario = "\n".join(f"gpu.{number}.mig = true" for number in range(8))
-    assert tables_of(seen(node(tmp_path, scenario)))["gpu_mig"]["mode"] == "on"
+    assert tables_of(collect(node(tmp_path, scenario)))["gpu_mig"]["mode"] == "on"
 
 
 @pytest.mark.parametrize(
@@ -434,15 +436,15 @@ def test_mig_devices_are_counted(tmp_path):
         ("N/A", "5: LinkUp", "mlx5_0/1: not a state: 'N/A'"),
     ],
 )
-def test_a_port_that_is_not_up_is_left_out(tmp_path, state, physical, why):
+def test_port_is_omitted_unless_up(tmp_path, state, physical, why):
     node(tmp_path)
     infiniband(tmp_path, "mlx5_0", state, physical)
-    found = seen(node(tmp_path))
+    found = collect(node(tmp_path))
     assert tables_of(found)["ib_link"]["expected_gbps"] == {"mlx5_3/1": 400}
     assert left_out(found, "ib_link") == [("mlx5_0/1", why)]
 
 
-def test_an_interface_that_is_down_is_left_out_and_what_is_no_hardware_is_not_mentioned(tmp_path):
+def test_down_interface_is_omitted_and_virtual_one_ignored(tmp_path):
     node(tmp_path)
     interface(tmp_path, "eth2", "down")
     interface(tmp_path, "eth3", "nonsense")
@@ -452,45 +454,45 @@ def test_an_interface_that_is_down_is_left_out_and_what_is_no_hardware_is_not_me
     write(tmp_path, {"/sys/class/net/docker0/type": "1\n", "/sys/class/net/docker0/operstate": "up\n"})
     interface(tmp_path, "ib0")
     write(tmp_path, {"/sys/class/net/ib0/type": "32\n"})
-    found = seen(node(tmp_path))
+    found = collect(node(tmp_path))
     assert tables_of(found)["eth_link"]["expected_mbps"] == {"bond0": 100000}
     assert [name for name, _ in left_out(found, "eth_link")] == ["eth2", "eth3"]
 
 
 @pytest.mark.parametrize("speed", ["-1", "4294967295", "N/A"])
-def test_a_speed_that_is_not_told_is_any(tmp_path, speed):
+def test_unreported_interface_speed_is_recorded_as_0(tmp_path, speed):
     node(tmp_path)
     interface(tmp_path, "ens3", speed=speed)
-    assert tables_of(seen(node(tmp_path)))["eth_link"]["expected_mbps"]["ens3"] == 0
+    assert tables_of(collect(node(tmp_path)))["eth_link"]["expected_mbps"]["ens3"] == 0
 
 
-def test_a_dead_device_is_left_out(tmp_path):
+def test_dead_pci_device_is_omitted(tmp_path):
     node(tmp_path)
     (tmp_path / "sys/bus/pci/devices/0000:02:00.0/revision").write_text("0xff\n")
-    found = seen(node(tmp_path))
+    found = collect(node(tmp_path))
     assert "0000:02:00.0" not in tables_of(found)["pcie_devices"]["expected"]
     assert left_out(found, "pcie_devices") == [("0000:02:00.0", "dead on the bus: reads return all ones")]
 
 
-def test_a_disk_whose_controller_is_not_live_is_left_out(tmp_path):
+def test_disk_is_omitted_if_controller_is_not_live(tmp_path):
     node(tmp_path)
     (tmp_path / "sys/class/nvme/nvme0/state").write_text("dead\n")
-    found = seen(node(tmp_path))
+    found = collect(node(tmp_path))
     assert tables_of(found)["block_device"] == {"expected": ["naa.5000c500a1b2c3d4"]}
     assert left_out(found, "block_device") == [("S64GNE0R700123", "nvme0 is dead")]
 
 
-def test_a_service_that_failed_is_left_out_and_one_that_is_not_installed_is_not_mentioned(tmp_path):
-    found = seen(node(tmp_path, states={"slurmd": "failed", "nvidia_fabricmanager": "not-found"}))
+def test_failed_service_is_omitted_and_uninstalled_one_ignored(tmp_path):
+    found = collect(node(tmp_path, states={"slurmd": "failed", "nvidia_fabricmanager": "not-found"}))
     assert tables_of(found)["services"]["required"] == ["munge.service"]
     assert left_out(found, "services") == [("slurmd.service", "is failed")]
 
 
-def test_a_device_file_that_is_none_is_left_out(tmp_path):
+def test_device_file_of_wrong_type_is_omitted(tmp_path):
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path)))
     write(tmp_path, {"/dev/nvidia0": ""})
     left_out = LeftOut("device_nodes", "is not a character device", "expected", "/dev/nvidia0")
-    assert look(host, "device_nodes") == [left_out]
+    assert items_of_check(host, "device_nodes") == [left_out]
 
 
 # --- mounts
@@ -533,7 +535,7 @@ def line(point: str, fstype: str, device: str = "0:77", options: str = "rw", fla
         line("/misc", "ext4", "8:1") + "\n" + line("/", "ext4", "8:1"),
     ],
 )
-def test_a_mount_that_comes_and_goes_is_never_written(transient):
+def test_temporary_mount_is_not_recorded(transient):
     assert set(mounts(transient)) <= {"/"}
 
 
@@ -541,35 +543,35 @@ def test_a_mount_that_comes_and_goes_is_never_written(transient):
     "fstype",
     ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "wekafs", "ceph", "cifs", "fuse.juicefs", "ext4", "xfs", "zfs"],
 )
-def test_a_mount_that_jobs_may_need_is_written(fstype):
+def test_lasting_mount_is_recorded(fstype):
     assert mounts(line("/data", fstype)) == {"/data": fstype}
 
 
-def test_what_is_automounted_is_left_to_a_person():
+def test_automounted_file_system_is_left_to_operator():
     found = list(baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
     assert found == [LeftOut("mount", "automounted: add it manually if jobs need it", instance="/home/ann")]
 
 
-def test_worth_watching_goes_on_after_an_automounted_file_system():
+def test_mounts_after_automounted_one_are_recorded():
     text = f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}\n{line('/scratch/data', 'lustre')}"
     assert mounts(text) == {"/scratch/data": "lustre"}
 
 
-def test_settings_may_be_mounted_from_a_server():
+def test_mount_below_etc_is_recorded():
     assert mounts(line("/etc/slurm", "nfs4")) == {"/etc/slurm": "nfs4"}
 
 
-def test_subvolumes_are_no_bind_mounts():
+def test_btrfs_subvolumes_are_not_bind_mounts():
     text = f"{line('/', 'btrfs', '0:30')}\n{line('/home', 'btrfs', '0:30')}"
     assert mounts(text) == {"/": "btrfs", "/home": "btrfs"}
 
 
-def test_a_file_system_that_the_kernel_made_read_only_is_left_out():
+def test_read_only_remount_by_kernel_is_omitted():
     found = list(baseline_mounts(parse_all(line("/raid", "ext4", "9:0", options="ro"))[0]))
     assert found == [LeftOut("mount", "the kernel has made it read-only", instance="/raid")]
 
 
-def test_a_point_that_is_mounted_over_is_what_it_is_last():
+def test_last_mount_of_point_is_recorded():
     assert mounts(f"{line('/data', 'ext4', '8:1')}\n{line('/data', 'nfs4')}") == {"/data": "nfs4"}
 
 
@@ -582,13 +584,13 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_of_captured_nodes_the_lasting_mounts_are_written(name):
-    found = mounts(captured(name))
+def test_lasting_mounts_of_captured_nodes_are_recorded(name):
+    found = mounts(captured_text(name))
     assert EXPECTED[name].items() <= found.items()
     assert not [point for point in found if point.startswith(("/run", "/proc", "/sys", "/dev", "/var/lib"))]
 
 
-LINES = [each for name in CAPTURED for each in captured(name).splitlines()]
+LINES = [each for name in CAPTURED for each in captured_text(name).splitlines()]
 FIELDS = sorted({field for each in LINES for field in each.split()})
 
 
@@ -604,10 +606,10 @@ FIELDS = sorted({field for each in LINES for field in each.split()})
         max_size=30,
     )
 )
-def test_any_list_of_mounts_gives_tables_that_can_be_used(lines):
-    found = list(baseline_mounts(parse_all("\n".join(lines))[0]))
+def test_baseline_accepts_any_list_of_mounts(mount_lines):
+    found = list(baseline_mounts(parse_all("\n".join(mount_lines))[0]))
     entries = tuple(item for item in found if isinstance(item, Entry))
-    loaded = settled(Present(entries, tuple(item for item in found if isinstance(item, LeftOut))))
+    loaded = settings_with_baseline(Present(entries, tuple(item for item in found if isinstance(item, LeftOut))))
     for (check, point), config in loaded.checks.items():
         if check == "mount":
             assert not re.match("/(run|proc|sys|dev|snap)(/|$)", point)
@@ -621,16 +623,16 @@ TEXTS = st.text() | st.sampled_from(['"', "\\", "\x7f", "\n", "\ud800", "# x", "
 
 
 @given(st.dictionaries(TEXTS, st.text()), TEXTS, TEXTS)
-def test_any_text_comes_back_from_the_file(devices, note, why):
+def test_baseline_file_preserves_any_text(devices, note, why):
     def clean(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
     assume(len({*map(clean, devices)}) == len(devices))
     entries = [Entry("device_nodes", "expected", mode, path, note=note) for path, mode in devices.items()]
-    left = (LeftOut("device_nodes", why, "expected", note), LeftOut("gpu_count", why))
-    text = as_toml(Present(tuple(entries), left), KNOWN, "a\nb")
-    got = tomllib.loads(text.encode("utf-8", "replace").decode())["checks"]["device_nodes"]["expected"]
-    assert got == {clean(path): clean(mode) for path, mode in devices.items()}
+    left_out_items = (LeftOut("device_nodes", why, "expected", note), LeftOut("gpu_count", why))
+    text = as_toml(Present(tuple(entries), left_out_items), KNOWN, "a\nb")
+    read_back = tomllib.loads(text.encode("utf-8", "replace").decode())["checks"]["device_nodes"]["expected"]
+    assert read_back == {clean(path): clean(mode) for path, mode in devices.items()}
 
 
 # --- changes
@@ -640,16 +642,16 @@ def changes(before: Present, after: Present) -> dict[str, tuple[str, str]]:
     return {change.setting: (change.was, change.now) for change in find_changes(tables_of(before), after, KNOWN)}
 
 
-def test_nothing_has_changed_on_the_same_node(tmp_path):
-    assert changes(seen(node(tmp_path)), seen(node(tmp_path))) == {}
+def test_diff_is_empty_on_same_node(tmp_path):
+    assert changes(collect(node(tmp_path)), collect(node(tmp_path))) == {}
 
 
-def test_what_has_changed_is_said_with_what_was_and_what_is(tmp_path):
-    before = seen(node(tmp_path))
-    for what in ("a NIC", "a port", "half the bond", "CPUs", "a mount", "a device file"):
-        LOSSES[what][3](tmp_path)
+def test_diff_reports_old_and_new_value(tmp_path):
+    before = collect(node(tmp_path))
+    for lost_part in ("a NIC", "a port", "half the bond", "CPUs", "a mount", "a device file"):
+        LOSSES[lost_part][3](tmp_path)
     infiniband(tmp_path, "mlx5_9")
-    after = seen(node(tmp_path, "gpu.3.lost = true", {"slurmd": "failed"}))
+    after = collect(node(tmp_path, "gpu.3.lost = true", {"slurmd": "failed"}))
     found = changes(before, after)
     assert found.pop("checks.gpu_count.expected")[0] == "8"
     assert found == {
@@ -665,14 +667,14 @@ def test_what_has_changed_is_said_with_what_was_and_what_is(tmp_path):
     }
 
 
-def test_memory_may_differ_a_little(tmp_path):
-    before = seen(node(tmp_path))
+def test_diff_tolerates_small_change_of_memory_size(tmp_path):
+    before = collect(node(tmp_path))
     rewrite("proc/meminfo", "2113447480", "2113000000")(tmp_path)
-    assert changes(before, seen(node(tmp_path))) == {}
+    assert changes(before, collect(node(tmp_path))) == {}
 
 
-def test_what_a_person_wrote_there_is_no_drift_but_is_named_before_it_is_lost(tmp_path):
-    found = seen(node(tmp_path))
+def test_diff_ignores_manual_settings_but_lists_them(tmp_path):
+    found = collect(node(tmp_path))
     tables = tables_of(found)
     tables["gpu_count"]["enforce"] = False
     tables["mount"]["/data"]["hang_degraded_seconds"] = 60.0
@@ -685,11 +687,11 @@ def test_what_a_person_wrote_there_is_no_drift_but_is_named_before_it_is_lost(tm
     ]
 
 
-def test_what_could_not_be_looked_at_is_unknown_and_not_gone(tmp_path):
-    before = seen(node(tmp_path))
-    kept = tuple(entry for entry in before.entries if entry.check != "ib_link")
+def test_diff_reports_unreadable_part_as_unknown(tmp_path):
+    before = collect(node(tmp_path))
+    readable = tuple(entry for entry in before.entries if entry.check != "ib_link")
     (first, second) = find_changes(
-        tables_of(before), Present(kept, (LeftOut("ib_link", "no answer within 10 s"),)), KNOWN
+        tables_of(before), Present(readable, (LeftOut("ib_link", "no answer within 10 s"),)), KNOWN
     )
     assert (first.now, first.unknown, second.unknown) == ("no answer within 10 s", True, True)
 
@@ -715,7 +717,7 @@ def file_of(flags: list[str]) -> Path:
     return Path(flags[-1])
 
 
-def test_it_prints_a_baseline_and_writes_nothing(tree, capsys):
+def test_command_prints_baseline_without_writing(tree, capsys):
     assert main(["baseline", *tree]) == 0
     text = capsys.readouterr().out
     assert tomllib.loads(text)["checks"]["gpu_count"] == {"expected": 8}
@@ -723,7 +725,7 @@ def test_it_prints_a_baseline_and_writes_nothing(tree, capsys):
     assert not file_of(tree).exists()
 
 
-def test_it_writes_whole_readable_files_and_checks_then_use_them(tree, capsys):
+def test_write_creates_file_used_by_checks(tree, capsys):
     assert main(["baseline", *tree, "--write"]) == 0
     assert stat.S_IMODE(file_of(tree).stat().st_mode) == 0o644
     assert [path.name for path in file_of(tree).parent.iterdir()] == ["baseline.toml"]
@@ -737,7 +739,7 @@ def test_it_writes_whole_readable_files_and_checks_then_use_them(tree, capsys):
     assert main(["check", *tree, "ib_link"]) == 2
 
 
-def test_diff_is_0_without_and_1_with_changes(tree, capsys):
+def test_diff_exits_0_without_changes_and_1_with_changes(tree, capsys):
     assert main(["baseline", *tree, "--write"]) == 0
     assert main(["baseline", *tree, "--diff"]) == 0
     assert capsys.readouterr().out.endswith(f"{file_of(tree)}: nothing has changed\n")
@@ -746,7 +748,7 @@ def test_diff_is_0_without_and_1_with_changes(tree, capsys):
     assert re.search(r"checks\.ib_link\.expected_gbps mlx5_0/1 +400 +is DOWN/Disabled", capsys.readouterr().out)
 
 
-def test_it_replaces_nothing_without_force(tree, capsys):
+def test_write_refuses_to_replace_file_without_force(tree, capsys):
     assert main(["baseline", *tree, "--write"]) == 0
     before = file_of(tree).read_text()
     infiniband(Path(tree[1]), "mlx5_9")
@@ -759,33 +761,33 @@ def test_it_replaces_nothing_without_force(tree, capsys):
     assert "mlx5_9/1" in file_of(tree).read_text()
 
 
-def test_a_wrong_file_is_named_and_replaced_only_with_force(tree, capsys):
+def test_invalid_file_is_rejected_and_replaced_only_with_force(tree, capsys):
     file_of(tree).parent.mkdir()
     file_of(tree).write_text("[checks.gpu_cont]\n")
-    for more in (["--diff"], ["--write"]):
-        assert main(["baseline", *tree, *more]) == 64
+    for flags in (["--diff"], ["--write"]):
+        assert main(["baseline", *tree, *flags]) == 64
         assert 'there is no check "gpu_cont"' in capsys.readouterr().err
     assert main(["baseline", *tree, "--write", "--force"]) == 0
     assert main(["baseline", *tree, "--diff"]) == 0
 
 
-def test_without_a_file_there_is_nothing_to_compare(tree, capsys):
+def test_diff_exits_3_without_file(tree, capsys):
     assert main(["baseline", *tree, "--diff"]) == 3
     assert "no such file; healthd baseline --write creates it" in capsys.readouterr().err
 
 
-def test_it_cannot_write_where_there_is_no_directory_to_be_had(tree, capsys):
+def test_write_fails_if_directory_cannot_be_created(tree, capsys):
     assert main(["baseline", *tree[:-1], "/proc/nowhere/b.toml", "--write"]) == 1
     assert "/proc/nowhere/b.toml: cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--write"], ["--diff"]])
-def test_the_file_of_this_machine_is_not_touched_for_another_tree(tree, capsys, words):
-    assert main(["baseline", *tree[:-2], *words]) == 64
+@pytest.mark.parametrize("flags", [["--write"], ["--diff"]])
+def test_other_root_requires_explicit_baseline_file(tree, capsys, flags):
+    assert main(["baseline", *tree[:-2], *flags]) == 64
     assert "name a file with --baseline" in capsys.readouterr().err
 
 
-def test_what_goes_together_is_said(tree, capsys):
+def test_conflicting_flags_are_rejected(tree, capsys):
     assert main(["baseline", *tree, "--write", "--diff"]) == 64
     assert main(["baseline", *tree, "--force"]) == 64
     assert main(["baseline", *tree[:-1], "", "--diff"]) == 64
@@ -794,44 +796,44 @@ def test_what_goes_together_is_said(tree, capsys):
 # --- unreadable parts
 
 
-SILENT = 'library = "mismatch"'  # NVML fails for every caller
-UNREAD = "left out: gpu_count: could not be read: "
+FAILING_NVML = 'library = "mismatch"'  # NVML fails for every caller
+UNREADABLE = "left out: gpu_count: could not be read: "
 
 
 def without_nvml(flags: list[str], tmp_path: Path) -> list[str]:
-    (tmp_path / "silent.toml").write_text(f'profile = "dgx-h100"\n{SILENT}\n')
+    (tmp_path / "silent.toml").write_text(f'profile = "dgx-h100"\n{FAILING_NVML}\n')
     return [*flags[:3], str(tmp_path / "silent.toml"), *flags[4:]]
 
 
-def test_no_first_file_is_written_without_a_part_that_could_not_be_looked_at(tree, tmp_path, capsys):
-    silent = without_nvml(tree, tmp_path)
-    assert main(["baseline", *silent, "--write"]) == 3
+def test_write_refuses_first_file_with_unreadable_parts(tree, tmp_path, capsys):
+    failing_flags = without_nvml(tree, tmp_path)
+    assert main(["baseline", *failing_flags, "--write"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert f"{file_of(tree)}: not written, because some parts could not be read: " in err
-    assert UNREAD in err
+    assert UNREADABLE in err
     assert err.endswith("; --force omits them\n")
     assert err.count("\n") == 1
     assert not file_of(tree).exists()
-    assert main(["baseline", *silent, "--write", "--force"]) == 0
-    assert UNREAD in capsys.readouterr().err
+    assert main(["baseline", *failing_flags, "--write", "--force"]) == 0
+    assert UNREADABLE in capsys.readouterr().err
     assert "expected" not in tomllib.loads(file_of(tree).read_text())["checks"]["gpu_count"]
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_what_the_file_says_of_such_a_part_is_kept_and_told(tree, tmp_path, capsys, force):
+def test_write_keeps_entries_of_unreadable_part_and_reports_them(tree, tmp_path, capsys, force):
     assert main(["baseline", *tree, "--write"]) == 0
     before = tomllib.loads(file_of(tree).read_text())
     capsys.readouterr()
     assert main(["baseline", *without_nvml(tree, tmp_path), "--write", *force]) == 0
     out, err = capsys.readouterr()
     assert out == f"{file_of(tree)}: written\n"
-    assert UNREAD in err
+    assert UNREADABLE in err
     assert "kept: checks.gpu_count.expected = 8\n" in err
     assert tomllib.loads(file_of(tree).read_text()) == before
 
 
-def test_a_port_that_cannot_be_read_is_kept_and_one_that_is_down_is_not(tree, capsys):
+def test_write_keeps_unreadable_port_and_drops_down_port(tree, capsys):
     infiniband(Path(tree[1]), "mlx5_9")
     assert main(["baseline", *tree, "--write"]) == 0
     infiniband(Path(tree[1]), "mlx5_0", "no state at all")
@@ -842,29 +844,31 @@ def test_a_port_that_cannot_be_read_is_kept_and_one_that_is_down_is_not(tree, ca
     assert "kept: checks.ib_link.expected_gbps mlx5_0/1 = 400" in capsys.readouterr().err
 
 
-def test_a_baseline_is_for_programs_too(tree, tmp_path, capsys):
-    def asked(*words: str) -> Any:
+def test_json_output_has_entries_changes_and_kept_entries(tree, tmp_path, capsys):
+    def run_json(*words: str) -> Any:
         main(["baseline", *words, "--json"])
         return json.loads(capsys.readouterr().out)
 
-    shown = asked(*tree)
-    assert (shown["file"], shown["written"], shown["kept"], shown["changes"]) == (None, False, [], [])
+    printed = run_json(*tree)
+    assert (printed["file"], printed["written"], printed["kept"], printed["changes"]) == (None, False, [], [])
     count = {"check": "gpu_count", "instance": "", "setting": "expected", "key": "", "value": 8, "note": ""}
-    assert [{**entry, "note": ""} for entry in shown["entries"] if entry["check"] == "gpu_count"] == [count]
-    assert all(left["unseen"] is False for left in shown["left_out"])
-    written = asked(*tree, "--write")
+    assert [{**entry, "note": ""} for entry in printed["entries"] if entry["check"] == "gpu_count"] == [count]
+    assert all(left["unseen"] is False for left in printed["left_out"])
+    written = run_json(*tree, "--write")
     assert (written["file"], written["written"]) == (str(file_of(tree)), True)
-    silent = without_nvml(tree, tmp_path)
-    (change,) = [c for c in asked(*silent, "--diff")["changes"] if c["setting"] == "checks.gpu_count.expected"]
+    failing_flags = without_nvml(tree, tmp_path)
+    (change,) = [
+        c for c in run_json(*failing_flags, "--diff")["changes"] if c["setting"] == "checks.gpu_count.expected"
+    ]
     assert (change["was"], change["unknown"]) == ("8", True)
-    kept = asked(*silent, "--write")["kept"]
+    kept = run_json(*failing_flags, "--write")["kept"]
     assert ("gpu_count", 8) in [(entry["check"], entry["value"]) for entry in kept]
 
 
 # --- hanging calls
 
 
-def test_a_driver_that_hangs_costs_its_own_part_only(tree, monkeypatch, tmp_path, capsys):
+def test_hanging_nvml_omits_only_gpu_checks(tree, monkeypatch, tmp_path, capsys):
     (tmp_path / "hang.toml").write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetName"\nhang_seconds = 20\n')
     monkeypatch.setattr(baseline_settings, "GPU_SECONDS", 1.0)
     assert main(["baseline", *tree[:2], "--fake-nvml", str(tmp_path / "hang.toml")]) == 0
@@ -875,7 +879,7 @@ def test_a_driver_that_hangs_costs_its_own_part_only(tree, monkeypatch, tmp_path
     assert tables["ib_link"]["expected_gbps"]
 
 
-def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
+def test_unmounted_or_slow_mount_is_omitted(tree, monkeypatch, capsys):
     root = Path(tree[1])
     (root / "data").rmdir()
     assert main(["baseline", *tree]) == 0
@@ -890,7 +894,7 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
 # --- checks of a site
 
 
-SITE = """
+SITE_CHECK = """
 import time
 from dataclasses import dataclass
 from healthd.api import CheckConfig
@@ -919,10 +923,10 @@ def run(host, config, past):
 
 
 @pytest.fixture
-def site(tree, tmp_path) -> Callable[[str], list[str]]:
+def site_flags(tree, tmp_path) -> Callable[[str], list[str]]:
     """Return a function that installs a site check with this text and returns the flags for it."""
 
-    def make(text: str) -> list[str]:
+    def install(text: str) -> list[str]:
         folder = tmp_path / "checks.d"
         folder.mkdir(mode=0o755, exist_ok=True)
         (folder / "shelf.py").write_text(text)
@@ -931,12 +935,12 @@ def site(tree, tmp_path) -> Callable[[str], list[str]]:
         return [*tree, "--config", str(tmp_path / "healthd.toml")]
 
     tmp_path.chmod(0o755)
-    return make
+    return install
 
 
-def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is_left_out(site, monkeypatch, capsys):
+def test_site_check_is_listed_last_and_its_timeout_is_omitted(site_flags, monkeypatch, capsys):
     monkeypatch.setattr(baseline_settings, "INSTANCE_SECONDS", 10.0)
-    assert main(["baseline", *site(SITE)]) == 0
+    assert main(["baseline", *site_flags(SITE_CHECK)]) == 0
     text = capsys.readouterr().out
     assert list(tomllib.loads(text)["checks"])[-2:] == ["mount", "shelf"]
     assert tomllib.loads(text)["checks"]["shelf"] == {"front": {"disks": 24}}
@@ -952,16 +956,18 @@ def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is
         ('yield LeftOut("shelf", "is dark", instance="side")', "raise OSError(5, 'no shelf')", "no shelf"),
     ],
 )
-def test_what_a_sites_check_says_wrongly_leaves_it_out_and_no_other(site, capsys, old, new, why):
-    assert main(["baseline", *site(SITE.replace(old, new))]) == 0
+def test_wrong_baseline_of_site_check_omits_only_that_check(site_flags, capsys, old, new, why):
+    assert main(["baseline", *site_flags(SITE_CHECK.replace(old, new))]) == 0
     text = capsys.readouterr().out
     assert re.search(f"# left out: shelf: could not be read: .*{why}", text)
     assert tomllib.loads(text)["checks"]["mount"]
 
 
-def test_a_name_of_a_sites_own_is_no_wish_for_a_baseline(site, capsys):
-    own = "BASELINE = 0.9\ndef baseline(points):\n    return 1 / 0\ndef run(host, config, past):\n    yield from ()\n"
-    assert main(["baseline", *site(own)]) == 0
+def test_name_baseline_of_other_type_is_ignored(site_flags, capsys):
+    source = (
+        "BASELINE = 0.9\ndef baseline(points):\n    return 1 / 0\ndef run(host, config, past):\n    yield from ()\n"
+    )
+    assert main(["baseline", *site_flags(source)]) == 0
     assert "shelf" not in capsys.readouterr().out
 
 
@@ -972,6 +978,6 @@ def test_a_name_of_a_sites_own_is_no_wish_for_a_baseline(site, capsys):
         ('("disks",)', '("discs",)', 'BASELINE names "discs", which Config does not have'),
     ],
 )
-def test_a_baseline_that_cannot_be_is_refused_when_the_check_is_loaded(site, capsys, old, new, why):
-    assert main(["baseline", *site(SITE.replace(old, new))]) == 64
+def test_invalid_baseline_declaration_is_rejected_on_load(site_flags, capsys, old, new, why):
+    assert main(["baseline", *site_flags(SITE_CHECK.replace(old, new))]) == 64
     assert capsys.readouterr().err.endswith(f"shelf.py: {why}\n")

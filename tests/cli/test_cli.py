@@ -30,11 +30,11 @@ ROOT = Path(__file__).parents[2]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 
 
-class Done:
+class CommandResult:
     """The result of a healthd command: exit status and output."""
 
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
+    def __init__(self, completed: subprocess.CompletedProcess[str]) -> None:
+        self.status, self.out, self.err = completed.returncode, completed.stdout, completed.stderr
 
     @property
     def document(self) -> Any:
@@ -44,12 +44,12 @@ class Done:
         return f"exit status {self.status}\n{self.out}\n{self.err}"
 
 
-def run(*arguments: str, **environment: str) -> Done:
+def run(*arguments: str, **environment: str) -> CommandResult:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8", **environment}
     argv = [sys.executable, "-m", "healthd", *arguments]
-    done = Done(subprocess.run(argv, capture_output=True, text=True, timeout=240, env=env))
-    assert "Traceback" not in done.err, done.err
-    return done
+    result = CommandResult(subprocess.run(argv, capture_output=True, text=True, timeout=240, env=env))
+    assert "Traceback" not in result.err, result.err
+    return result
 
 
 @pytest.fixture
@@ -76,19 +76,19 @@ def settings(tmp_path: Path, text: str) -> str:
 # --- help
 
 
-def test_alone_it_says_how_it_is_used_and_that_nothing_was_done():
-    done = run()
-    assert (done.status, done.out, done.err) == (64, "", HELP)
+def test_without_arguments_prints_help_and_exits_64():
+    result = run()
+    assert (result.status, result.out, result.err) == (64, "", HELP)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("help",), ("help", "help"), ("help", "--help")])
-def test_help_that_was_asked_for_is_an_answer(arguments):
-    done = run(*arguments)
-    assert (done.status, done.out, done.err) == (0, HELP, "")
+def test_help_option_prints_help_and_exits_0(arguments):
+    result = run(*arguments)
+    assert (result.status, result.out, result.err) == (0, HELP, "")
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_group_alone_names_its_commands_in_80_columns(group):
+def test_group_without_command_lists_its_commands_in_80_columns(group):
     alone = run(group)
     assert (alone.status, alone.out) == (64, "")
     assert run(group, "--help").out == run("help", group).out == alone.err
@@ -99,31 +99,31 @@ def test_a_group_alone_names_its_commands_in_80_columns(group):
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_every_command_is_in_the_help_and_has_its_own(name):
+def test_help_lists_every_command_with_its_own_help(name):
     assert re.search(rf"(?m)^  {name}\b", HELP)
-    done = run(*name.split(), "--help")
-    assert done.status == 0
-    assert " ".join(command(name).description.split()) in " ".join(done.out.split())
-    assert command(name).examples in done.out
+    result = run(*name.split(), "--help")
+    assert result.status == 0
+    assert " ".join(command(name).description.split()) in " ".join(result.out.split())
+    assert command(name).examples in result.out
 
 
-def test_a_family_has_the_commands_that_are_looked_for_there():
+def test_each_family_module_has_its_commands():
     for family in set(FAMILIES.values()):
-        there = import_module(f"healthd.cli.{family}").COMMANDS
-        assert list(there) == [name for name, of in FAMILIES.items() if of == family]
+        commands = import_module(f"healthd.cli.{family}").COMMANDS
+        assert list(commands) == [name for name, command_family in FAMILIES.items() if command_family == family]
 
 
-def test_the_help_fits_a_terminal_of_80_columns():
+def test_help_fits_80_columns():
     assert max(map(len, HELP.splitlines())) <= 80
     for name in FAMILIES:
         assert max(map(len, run(*name.split(), "--help", COLUMNS="80").out.splitlines())) <= 80, name
 
 
-def test_version_is_that_of_the_program():
+def test_version_matches_package():
     assert run("--version").out == f"healthd {healthd.__version__}\n"
 
 
-def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, monkeypatch, capsys):
+def test_version_names_installed_debian_package(tmp_path, monkeypatch, capsys):
     (tmp_path / "share/healthd").mkdir(parents=True)
     (tmp_path / "share/healthd/package-version").write_text("0.1.0-2~deb12\n")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -171,45 +171,45 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
          '"mount/missing"?'),
     ],
 )  # fmt: skip
-def test_wrong_use_is_one_sentence_and_exit_status_64(arguments, sentence):
-    done = run(*arguments)
-    assert (done.status, done.out, done.err) == (64, "", sentence + "\n")
+def test_wrong_use_prints_one_sentence_and_exits_64(arguments, sentence):
+    result = run(*arguments)
+    assert (result.status, result.out, result.err) == (64, "", sentence + "\n")
 
 
 @pytest.mark.parametrize("command", ["run", "check", "config show", "list"])
-def test_a_wrong_file_is_one_sentence_from_every_command_that_reads_it(tmp_path, command):
+def test_invalid_settings_file_is_one_sentence_from_each_command(tmp_path, command):
     file = settings(tmp_path, "[checks.gpu_ec]\n")
-    done = run(*command.split(), "--config", file)
-    assert (done.status, done.out) == (64, "")
-    assert done.err == f'healthd: {file}: checks.gpu_ec: there is no check "gpu_ec"; did you mean "gpu_ecc"?\n'
+    result = run(*command.split(), "--config", file)
+    assert (result.status, result.out) == (64, "")
+    assert result.err == f'healthd: {file}: checks.gpu_ec: there is no check "gpu_ec"; did you mean "gpu_ecc"?\n'
 
 
 @pytest.mark.skipif(os.path.exists(DEFAULT_FILE), reason="this machine has settings")
-def test_the_usual_file_is_required_only_where_it_is_named():
+def test_default_settings_file_is_required_only_if_named():
     assert run("list").status == 0
-    done = run("config", "check", DEFAULT_FILE)
-    assert (done.status, done.out) == (64, "")
-    assert done.err.startswith(f"healthd: {DEFAULT_FILE} does not exist: all settings are at their defaults")
+    result = run("config", "check", DEFAULT_FILE)
+    assert (result.status, result.out) == (64, "")
+    assert result.err.startswith(f"healthd: {DEFAULT_FILE} does not exist: all settings are at their defaults")
 
 
-def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):
+def test_invalid_scenario_is_reported_before_checks_run(tmp_path):
     file = tmp_path / "scenario.toml"
     file.write_text('profile = "dgx-h100"\ngpu.3.lots = true\n')
-    done = run("check", "--fake-nvml", str(file))
-    assert done.status == 64
-    assert done.err == f'healthd: --fake-nvml: {file}: gpu.3: unknown setting "lots"; did you mean "lost"?\n'
+    result = run("check", "--fake-nvml", str(file))
+    assert result.status == 64
+    assert result.err == f'healthd: --fake-nvml: {file}: gpu.3: unknown setting "lots"; did you mean "lost"?\n'
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800)],
 )
-def test_durations(text, seconds):
+def test_parse_duration_returns_seconds(text, seconds):
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "30", "m", "30 m", "-30m", "0s", "1e3s", "30min", "1h30", "²h", "9" * 99 + "s"])
-def test_what_is_no_duration(text):
+def test_parse_duration_rejects_invalid_text(text):
     assert parse_duration(text) is None
 
 
@@ -231,10 +231,10 @@ severity = { "gpu_ecc/off" = "info" }
 
 def test_config_check_reports_every_mistake_at_once(tmp_path):
     file = settings(tmp_path, MISTAKES)
-    done = run("config", "check", file)
-    assert (done.status, done.out) == (64, "")
-    told = [line.removeprefix(f"healthd: {file}: ") for line in done.err.splitlines()]
-    places = [line.partition(": ")[0] for line in told]
+    result = run("config", "check", file)
+    assert (result.status, result.out) == (64, "")
+    messages = [line.removeprefix(f"healthd: {file}: ") for line in result.err.splitlines()]
+    places = [line.partition(": ")[0] for line in messages]
     assert places == [
         'unknown setting "intervall"; did you mean "interval_seconds"?',
         "mode",
@@ -245,10 +245,10 @@ def test_config_check_reports_every_mistake_at_once(tmp_path):
         "checks.gpu_ecc.severity",
         "checks.nope",
     ]
-    assert '"0.0.0.0:9478"' in told[2]
-    assert told[3].endswith('must be a list: ["slurmd"]')
-    assert "bytes, like 2199023255552" in told[5]
-    assert "gpu_ecc has: aggregate, corrected, " in told[6]
+    assert '"0.0.0.0:9478"' in messages[2]
+    assert messages[3].endswith('must be a list: ["slurmd"]')
+    assert "bytes, like 2199023255552" in messages[5]
+    assert "gpu_ecc has: aggregate, corrected, " in messages[6]
 
 
 @pytest.mark.parametrize(
@@ -273,37 +273,37 @@ def test_config_check_reports_every_mistake_at_once(tmp_path):
 )
 def test_config_check_reports_every_mistake_of_one_table_or_list(tmp_path, text, places):
     file = settings(tmp_path, text)
-    done = run("config", "check", file)
-    assert done.status == 64
-    found = [line.removeprefix(f"healthd: {file}: ").partition(": ")[0] for line in done.err.splitlines()]
+    result = run("config", "check", file)
+    assert result.status == 64
+    found = [line.removeprefix(f"healthd: {file}: ").partition(": ")[0] for line in result.err.splitlines()]
     assert found == places
 
 
-def test_a_table_that_is_defined_twice_is_named_as_in_the_file(tmp_path):
-    done = run("config", "check", settings(tmp_path, "[checks.services]\n[checks.services]\n"))
-    assert done.status == 64
-    assert "[checks.services] is defined twice (" in done.err
+def test_config_check_names_duplicate_table(tmp_path):
+    result = run("config", "check", settings(tmp_path, "[checks.services]\n[checks.services]\n"))
+    assert result.status == 64
+    assert "[checks.services] is defined twice (" in result.err
 
 
-def test_a_program_that_does_not_exist_here_is_a_warning(tmp_path):
-    done = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nope/x"]\n'))
-    assert done.status == 0
-    assert 'warning: checks.exec."a".command: /nope/x does not exist here' in done.err
+def test_config_check_warns_about_missing_program(tmp_path):
+    result = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nope/x"]\n'))
+    assert result.status == 0
+    assert 'warning: checks.exec."a".command: /nope/x does not exist here' in result.err
 
 
-def test_a_program_that_exists_here_is_no_warning(tmp_path):
-    done = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/bin/sh"]\n'))
-    assert (done.status, done.err) == (0, "")
+def test_config_check_accepts_existing_program(tmp_path):
+    result = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/bin/sh"]\n'))
+    assert (result.status, result.err) == (0, "")
 
 
-def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, monkeypatch, capsys):
+def test_config_check_warns_about_program_on_hanging_file_server(tmp_path, monkeypatch, capsys):
     """`sleep` replaces a stat call that never returns; the time limit ends it."""
     from healthd.cli import config
     from healthd.host import program
 
-    real = program.run_program
+    run_program = program.run_program
     monkeypatch.setattr(config, "TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(program, "run_program", lambda argv, seconds: real(("sleep", "1000"), seconds))
+    monkeypatch.setattr(program, "run_program", lambda argv, seconds: run_program(("sleep", "1000"), seconds))
     assert main(["config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nfs/x"]\n')]) == 0
     assert 'warning: checks.exec."a".command: /nfs/x cannot be tested' in capsys.readouterr().err
 
@@ -311,15 +311,15 @@ def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, 
 # --- check
 
 
-def test_a_healthy_machine_is_exit_status_0(tree):
-    done = run("check", "--root", str(tree), "--fake-nvml", "dgx-h100")
-    assert (done.status, done.err) == (0, "")
-    first, _, *names = done.out.splitlines()
+def test_check_exits_0_on_healthy_machine(tree):
+    result = run("check", "--root", str(tree), "--fake-nvml", "dgx-h100")
+    assert (result.status, result.err) == (0, "")
+    first, _, *names = result.out.splitlines()
     assert first.endswith(": healthy")
     assert re.match(r"\d+ checks passed: block_device, .*\bgpu_ecc\b", " ".join(names))
 
 
-def test_a_few_checks_have_a_row_each(tree):
+def test_check_prints_one_row_per_named_check(tree):
     _, _, head, *rows = run(
         "check", "gpu_ecc", "gpu_xid", "--root", str(tree), "--fake-nvml", "dgx-h100"
     ).out.splitlines()
@@ -329,26 +329,26 @@ def test_a_few_checks_have_a_row_each(tree):
     assert rows[3].split()[:2] == ["gpu_xid", "only"]
 
 
-def test_a_lost_gpu_is_exit_status_2_and_told_with_what_ends_it(tree, scenario):
-    done = run("check", "--root", str(tree), "--fake-nvml", str(scenario))
-    assert done.status == 2
-    assert re.search(r"(?m)^gpu_access +completed +\S+ s +critical  gpu_access/lost 0000:61:00.0$", done.out)
-    assert "  critical  gpu_access/lost 0000:61:00.0\n    GPU 0000:61:00.0 is lost" in done.out
-    assert "    clears after: a reboot\n" in done.out
+def test_check_exits_2_for_lost_gpu_and_prints_its_ending(tree, scenario):
+    result = run("check", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert result.status == 2
+    assert re.search(r"(?m)^gpu_access +completed +\S+ s +critical  gpu_access/lost 0000:61:00.0$", result.out)
+    assert "  critical  gpu_access/lost 0000:61:00.0\n    GPU 0000:61:00.0 is lost" in result.out
+    assert "    clears after: a reboot\n" in result.out
 
 
-def test_named_checks_alone_are_run(tree, scenario):
-    done = run("check", "gpu_nvlink", "gpu_count", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
-    assert [result["check"] for result in done.document["results"]] == ["gpu_count", "gpu_nvlink"]
+def test_check_runs_only_named_checks(tree, scenario):
+    completed = run("check", "gpu_nvlink", "gpu_count", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert [result["check"] for result in completed.document["results"]] == ["gpu_count", "gpu_nvlink"]
 
 
-def test_the_json_is_for_programs(tree, scenario):
-    done = run("check", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
-    assert done.status == 2
-    assert done.document["health"] == "unhealthy"
-    (condition,) = done.document["conditions"]
-    told = {key: condition[key] for key in ("check", "code", "severity", "subject", "clears", "state")}
-    assert told == {
+def test_check_json_has_conditions_and_observations(tree, scenario):
+    completed = run("check", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert completed.status == 2
+    assert completed.document["health"] == "unhealthy"
+    (condition,) = completed.document["conditions"]
+    fields = {key: condition[key] for key in ("check", "code", "severity", "subject", "clears", "state")}
+    assert fields == {
         "check": "gpu_access",
         "code": "gpu_access/lost",
         "severity": "critical",
@@ -356,91 +356,100 @@ def test_the_json_is_for_programs(tree, scenario):
         "clears": "reboot",
         "state": "open",
     }
-    access = next(result for result in done.document["results"] if result["check"] == "gpu_access")
+    access = next(result for result in completed.document["results"] if result["check"] == "gpu_access")
     assert access["outcome"] == "completed"
     assert {"name": "gpus_unreachable", "value": 1, "kind": "gauge", "labels": {}} in access["observations"]
 
 
-def test_a_warning_is_exit_status_1_and_enforce_false_makes_it_one(tree, scenario, tmp_path):
+def test_check_exits_1_for_warning_with_enforce_false(tree, scenario, tmp_path):
     file = settings(tmp_path, "[checks.gpu_access]\nenforce = false\n")
-    done = run("check", "gpu_access", "--config", file, "--root", str(tree), "--fake-nvml", str(scenario))
-    assert done.status == 1
-    assert "  warning   gpu_access/lost" in done.out
+    result = run("check", "gpu_access", "--config", file, "--root", str(tree), "--fake-nvml", str(scenario))
+    assert result.status == 1
+    assert "  warning   gpu_access/lost" in result.out
 
 
-def test_a_finding_that_would_have_to_last_counts_and_that_is_said(tree, tmp_path):
+def test_check_reports_finding_that_needs_confirmation(tree, tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\nmissing_confirm_seconds = 120\n')
-    done = run("check", "--config", file, "mount", "--root", str(tree))
-    assert done.status == 2
-    assert "mount/missing /data" in done.out
-    assert "the daemon opens a condition once it has lasted 2 min" in done.out
+    result = run("check", "--config", file, "mount", "--root", str(tree))
+    assert result.status == 2
+    assert "mount/missing /data" in result.out
+    assert "the daemon opens a condition once it has lasted 2 min" in result.out
 
 
-def test_a_check_that_fails_makes_the_node_unknown(tree, tmp_path):
+def test_check_exits_3_if_check_fails(tree, tmp_path):
     file = settings(tmp_path, "")
-    done = run("check", "gpu_ecc", "--config", file, "--root", str(tree), "--fake-nvml", str(broken(tmp_path)))
-    assert done.status == 3
-    assert "No result\n  gpu_ecc failed: " in done.out
+    result = run(
+        "check",
+        "gpu_ecc",
+        "--config",
+        file,
+        "--root",
+        str(tree),
+        "--fake-nvml",
+        str(scenario_with_nvml_error(tmp_path)),
+    )
+    assert result.status == 3
+    assert "No result\n  gpu_ecc failed: " in result.out
 
 
-def broken(tmp_path: Path) -> Path:
+def scenario_with_nvml_error(tmp_path: Path) -> Path:
     file = tmp_path / "broken.toml"
     file.write_text('profile = "dgx-h100"\ngpu.3.errors.nvmlDeviceGetEccMode = "Unknown"\n')
     return file
 
 
-def test_a_hung_driver_ends_at_its_deadline_and_nobody_waits_for_the_worker(tree, tmp_path):
+def test_check_ends_at_deadline_with_hung_driver(tree, tmp_path):
     hang = tmp_path / "hang.toml"
     hang.write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 90\n')
     file = settings(tmp_path, "[checks.gpu_ecc]\ntimeout_seconds = 0.5\n")
-    began = time.monotonic()
-    done = run("check", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))  # until its streams close
-    assert time.monotonic() - began < 60
-    assert done.status == 3
-    assert re.search(r"(?m)^gpu_ecc +timed out", done.out)
-    assert re.search(r"(?m)^gpu_nvlink +stuck", done.out)
-    assert re.search(r"\d+ checks? passed: [^:]*\bblock_device\b", done.out)
+    start = time.monotonic()
+    result = run("check", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))  # until its streams close
+    assert time.monotonic() - start < 60
+    assert result.status == 3
+    assert re.search(r"(?m)^gpu_ecc +timed out", result.out)
+    assert re.search(r"(?m)^gpu_nvlink +stuck", result.out)
+    assert re.search(r"\d+ checks? passed: [^:]*\bblock_device\b", result.out)
 
 
-def test_a_hung_access_to_the_driver_is_also_a_finding(tree, tmp_path):
+def test_check_reports_hung_driver_as_finding(tree, tmp_path):
     hang = tmp_path / "hang.toml"
     hang.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 90\n')
     file = settings(tmp_path, "[checks.gpu_access]\ntimeout_seconds = 0.5\n")
-    done = run("check", "gpu_access", "--json", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))
-    assert done.status == 3
-    assert [c["code"] for c in done.document["conditions"]] == ["gpu_access/hang"]
+    result = run("check", "gpu_access", "--json", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))
+    assert result.status == 3
+    assert [c["code"] for c in result.document["conditions"]] == ["gpu_access/hang"]
 
 
-def test_what_a_sites_check_prints_is_shown_and_what_it_raises_is_said(tree, tmp_path):
-    site = tmp_path / "checks.d"
-    site.mkdir(mode=0o755)
+def test_check_shows_output_and_exception_of_site_check(tree, tmp_path):
+    checks_dir = tmp_path / "checks.d"
+    checks_dir.mkdir(mode=0o755)
     code = "import sys\ndef run(host, config, past):\n    print('look here', file=sys.stderr)\n    yield 3\n"
-    (site / "fan.py").write_text(code)
-    (site / "fan.py").chmod(0o644)
-    done = run("check", "fan", "--config", settings(tmp_path, f'checks_dir = "{site}"\n'), "--root", str(tree))
-    assert done.status == 3
-    assert "look here" in done.err
-    assert "fan failed: TypeError: the check" in done.out
+    (checks_dir / "fan.py").write_text(code)
+    (checks_dir / "fan.py").chmod(0o644)
+    result = run("check", "fan", "--config", settings(tmp_path, f'checks_dir = "{checks_dir}"\n'), "--root", str(tree))
+    assert result.status == 3
+    assert "look here" in result.err
+    assert "fan failed: TypeError: the check" in result.out
 
 
-def test_there_is_nothing_to_run_where_only_the_log_is_listened_to_and_there_is_none(tree):
-    done = run("check", "gpu_xid", "--root", str(tree))
-    assert (done.status, done.out) == (64, "")
-    assert "the checks only read the kernel log, and there is none here" in done.err
+def test_check_exits_64_for_kernel_log_check_without_log(tree):
+    result = run("check", "gpu_xid", "--root", str(tree))
+    assert (result.status, result.out) == (64, "")
+    assert "the checks only read the kernel log, and there is none here" in result.err
 
 
-def test_a_check_for_idle_nodes_is_run_by_its_name_only(tmp_path):
-    nothing = ("--config", settings(tmp_path, ""), "--fake-nvml", "dgx-h100", "--json")
-    everything = {result["check"] for result in json.loads(run("check", *nothing).out)["results"]}
-    assert "gpu_nvlink" in everything
-    assert "gpu_processes" not in everything
-    (result,) = json.loads(run("check", "gpu_processes", *nothing).out)["results"]
+def test_check_runs_idle_check_only_by_name(tmp_path):
+    flags = ("--config", settings(tmp_path, ""), "--fake-nvml", "dgx-h100", "--json")
+    default_checks = {result["check"] for result in json.loads(run("check", *flags).out)["results"]}
+    assert "gpu_nvlink" in default_checks
+    assert "gpu_processes" not in default_checks
+    (result,) = json.loads(run("check", "gpu_processes", *flags).out)["results"]
     assert (result["check"], result["outcome"]) == ("gpu_processes", "completed")
 
 
-def test_a_check_that_is_switched_off_is_not_run_even_by_name(tmp_path):
-    done = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
-    assert (done.status, done.err) == (
+def test_check_refuses_disabled_check(tmp_path):
+    result = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
+    assert (result.status, result.err) == (
         64,
         "healthd check: gpu_ecc: is disabled in the settings (enabled = false)\n",
     )
@@ -449,56 +458,56 @@ def test_a_check_that_is_switched_off_is_not_run_even_by_name(tmp_path):
 # --- record
 
 
-def recorded(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*"))
 
 
-def test_a_recording_without_a_name_says_which_node_and_when(tree, tmp_path, monkeypatch):
+def test_record_default_name_has_node_and_time(tree, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "node.toml").write_text('node_name = "gpu-042"\n')
-    done = run("record", "--config", str(tmp_path / "node.toml"), "--root", str(tree), "--fake-nvml", "dgx-h100")
-    assert (done.status, done.err) == (0, "")
-    (name,) = recorded(tmp_path / "here")
+    result = run("record", "--config", str(tmp_path / "node.toml"), "--root", str(tree), "--fake-nvml", "dgx-h100")
+    assert (result.status, result.err) == (0, "")
+    (name,) = files_in(tmp_path / "here")
     assert re.fullmatch(r"gpu-042-\d{8}T\d{6}Z\.rec", name)
-    assert f"healthd check --replay {name}" in done.out
+    assert f"healthd check --replay {name}" in result.out
     assert run("check", "--replay", name).status == 0
 
 
-def test_the_name_of_a_check_is_no_name_of_a_file(tree, tmp_path, monkeypatch):
+def test_record_with_check_name_only_uses_default_file_name(tree, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     node = ("--root", str(tree), "--fake-nvml", "dgx-h100")
     assert run("record", "gpu_ecc", "gpu_count", *node).status == 0
-    (name,) = recorded(tmp_path / "here")
+    (name,) = files_in(tmp_path / "here")
     assert name.endswith(".rec")
     results = run("check", "--json", "--replay", name).document["results"]
     assert sorted(result["check"] for result in results) == ["gpu_count", "gpu_ecc"]
     assert run("record", "./gpu_ecc", "gpu_count", *node).status == 0
-    assert "gpu_ecc" in recorded(tmp_path / "here")
+    assert "gpu_ecc" in files_in(tmp_path / "here")
 
 
 # --- output
 
 
-def test_there_is_no_colour_in_a_pipe(tree, scenario):
+def test_output_has_no_colour_in_pipe(tree, scenario):
     assert "\033" not in run("check", "--root", str(tree), "--fake-nvml", str(scenario)).out
 
 
 @pytest.mark.parametrize(
     ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_a_terminal_gets_colour_unless_told_otherwise(environment, coloured):
-    ours, theirs = pty.openpty()
+def test_terminal_gets_colour_unless_disabled(environment, coloured):
+    master, terminal = pty.openpty()
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TERM": "xterm", **environment}
     argv = [sys.executable, "-m", "healthd", "explain", "gpu_xid/79"]
-    with subprocess.Popen(argv, stdout=theirs, env=env) as process:
-        os.close(theirs)
+    with subprocess.Popen(argv, stdout=terminal, env=env) as process:
+        os.close(terminal)
         text = b""
-        while chunk := _read(ours):
+        while chunk := _read(master):
             text += chunk
         assert process.wait(240) == 0
-    os.close(ours)
+    os.close(master)
     assert (b"\033[" in text) is coloured
 
 
@@ -510,103 +519,103 @@ def _read(descriptor: int) -> bytes:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("list", "--codes"), ("explain", "gpu_xid/79")])
-def test_who_stops_reading_gets_no_complaint(arguments):
+def test_closed_reader_causes_no_error(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "healthd", *arguments]
-    done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, env=env, timeout=240)
+    result = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, env=env, timeout=240)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_full_disk_is_one_sentence():
+def test_full_disk_is_one_sentence():
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     with open("/dev/full", "wb") as full:
         argv = [sys.executable, "-m", "healthd", "--help"]
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env=env, timeout=240)
-    assert done.returncode == 3
-    assert done.stderr == b"healthd: standard output cannot be written: No space left on device\n"
+        result = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env=env, timeout=240)
+    assert result.returncode == 3
+    assert result.stderr == b"healthd: standard output cannot be written: No space left on device\n"
 
 
-def test_a_terminal_without_unicode_gets_question_marks():
-    done = run("check", "grüße", PYTHONIOENCODING="ascii")
-    assert done.status == 64
-    assert 'no check is called "gr??e"' in done.err or 'no check is called "gr???' in done.err
+def test_output_without_unicode_uses_question_marks():
+    result = run("check", "grüße", PYTHONIOENCODING="ascii")
+    assert result.status == 64
+    assert 'no check is called "gr??e"' in result.err or 'no check is called "gr???' in result.err
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_break_nothing(tree, closed):
+def test_closed_standard_streams_do_not_change_exit_status(tree, closed):
     command = f"{sys.executable} -m healthd check --root {tree} --fake-nvml dgx-h100 {closed}"
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     assert subprocess.run(["sh", "-c", command], env=env, timeout=240).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", ["", "hook", "chekc"])
-def test_a_complaint_that_nobody_hears_is_no_answer(arguments):
+def test_closed_stderr_leaves_exit_status_64(arguments):
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     command = ["sh", "-c", f"{sys.executable} -m healthd {arguments} 2>&-"]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, timeout=240)
-    assert (done.returncode, done.stdout) == (64, b"")
+    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, timeout=240)
+    assert (result.returncode, result.stdout) == (64, b"")
 
 
 # --- settings, checks, codes
 
 
-def test_a_right_file_is_called_right(tmp_path):
+def test_config_check_reports_no_errors_for_valid_file(tmp_path):
     file = settings(tmp_path, 'mode = "act"\n[checks.mount."/data"]\n')
     assert run("config", "check", file).out.startswith(
         f"{file}: no errors; mode act, {len(built_in_checks())} checks: "
     )
 
 
-def test_the_sample_settings_are_right():
+def test_config_check_accepts_sample_settings():
     assert run("config", "check", str(ROOT / "conf/healthd.toml")).status == 0
 
 
-def test_the_settings_in_effect_are_shown_with_where_they_come_from(tmp_path):
+def test_config_show_prints_value_and_origin(tmp_path):
     file = settings(tmp_path, 'mode = "drain"\n[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n')
-    done = run("config", "show", "--config", file, "--interval", "60")
-    rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()[1:]}
+    result = run("config", "show", "--config", file, "--interval", "60")
+    rows = {line.split()[0]: line.split()[1:] for line in result.out.splitlines()[1:]}
     assert rows["mode"] == ['"drain"', file]
     assert rows["interval_seconds"] == ["60", "--interval"]
     assert rows["state_dir"] == ['"/var/lib/healthd"', "default"]
     assert rows['checks.mount."/data".fstype'] == ['"nfs"', file]
 
 
-def test_explain_answers_all_five_questions():
-    done = run("explain", "gpu_xid/79", COLUMNS="60")
-    assert done.status == 0
+def test_explain_prints_all_five_sections():
+    result = run("explain", "gpu_xid/79", COLUMNS="60")
+    assert result.status == 0
     titles = ["Meaning", "Why it matters", "On this node", "When it clears", "What to do"]
-    assert [line for line in done.out.splitlines() if line in titles] == titles
-    rows = [line for line in done.out.splitlines() if "default" not in line]
+    assert [line for line in result.out.splitlines() if line in titles] == titles
+    rows = [line for line in result.out.splitlines() if "default" not in line]
     assert max(map(len, rows)) <= 60
 
 
-def test_explain_of_a_check_shows_what_it_looks_at_and_its_codes():
-    done = run("explain", "mount")
-    assert done.status == 0
-    summary, _, head, first, *_ = done.out.splitlines()[1:]
+def test_explain_check_prints_summary_and_codes():
+    result = run("explain", "mount")
+    assert result.status == 0
+    summary, _, head, first, *_ = result.out.splitlines()[1:]
     assert "mounted" in summary
     assert head.split()[:2] == ["code", "severity"]
     assert first.split()[:4] == ["mount/failing", "degraded", "clean", "runs"]
 
 
-def test_the_settings_are_for_programs_too(tmp_path):
+def test_config_show_json_equals_text(tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\nfstype = "nfs"\n')
-    done = run("config", "show", "--json", "--config", file, "--interval", "60")
-    rows = {row["setting"]: (row["value"], row["from"]) for row in done.document["settings"]}
-    assert done.document["version"] == healthd.__version__
+    result = run("config", "show", "--json", "--config", file, "--interval", "60")
+    rows = {row["setting"]: (row["value"], row["from"]) for row in result.document["settings"]}
+    assert result.document["version"] == healthd.__version__
     assert rows["interval_seconds"] == (60.0, "--interval")
     assert rows['checks.mount."/data".fstype'] == ("nfs", file)
     assert rows["checks.services.required"] == ([], "default")
     changed = run("config", "show", "--json", "--changed", "--config", file).document["settings"]
     assert all(row["from"] != "default" for row in changed)
-    shown = run("config", "show", "--config", file, "--interval", "60").out.splitlines()[1:]
-    assert [line.split()[0] for line in shown] == [row.split()[0] for row in rows]
+    printed = run("config", "show", "--config", file, "--interval", "60").out.splitlines()[1:]
+    assert [line.split()[0] for line in printed] == [row.split()[0] for row in rows]
 
 
-def test_the_list_is_for_programs_too(tmp_path):
+def test_list_json_has_checks_and_codes(tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\ntimeout_seconds = 5\n[checks.gpu_ecc]\nenabled = false\n')
     listed = run("list", "--json", "--config", file).document["checks"]
     rows = {(row["check"], row["instance"]): row for row in listed}
@@ -622,18 +631,18 @@ def test_the_list_is_for_programs_too(tmp_path):
     assert (xid["severity"], xid["clears"]) == ("critical", "reboot")
 
 
-def test_only_what_is_changed_can_be_shown(tmp_path):
+def test_config_show_changed_omits_defaults(tmp_path):
     file = settings(tmp_path, 'mode = "drain"\n')
-    done = run("config", "show", "--changed", "--config", file, "--profile", "none", "--baseline", "")
-    assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["mode", "profile", "baseline_file"]
+    result = run("config", "show", "--changed", "--config", file, "--profile", "none", "--baseline", "")
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == ["mode", "profile", "baseline_file"]
 
 
-def test_an_xid_of_no_catalogue_is_explained_too():
-    done = run("explain", "gpu_xid/999")
-    assert (done.status, "warning" in done.out) == (0, True)
+def test_explain_handles_xid_outside_catalogue():
+    result = run("explain", "gpu_xid/999")
+    assert (result.status, "warning" in result.out) == (0, True)
 
 
-def test_every_code_that_is_listed_can_be_explained():
+def test_list_codes_are_all_explained():
     from healthd.agent.settings import registry
 
     checks = registry.built_in_checks()
@@ -644,7 +653,7 @@ def test_every_code_that_is_listed_can_be_explained():
     assert {"gpu_xid/79", "sxid/20034", "mount/missing"} <= set(codes)
 
 
-def test_the_list_has_every_check_with_its_times(tmp_path):
+def test_list_prints_interval_and_timeout_of_checks(tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\ntimeout_seconds = 5\n[checks.gpu_ecc]\nenabled = false\n')
     rows = run("list", "--config", file).out.splitlines()[1:]
     assert any(re.match(r"mount /data +5 min +5 s +File systems that jobs need", row) for row in rows)
@@ -677,21 +686,21 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         assert process.wait(240) == 0
 
 
-def test_the_status_of_a_healthy_node(daemon):
-    done = run("status", "--runtime-dir", daemon[0])
-    assert done.status == 0
-    assert done.out.startswith("n1: healthy\n\nOpen conditions\n  none\n")
-    assert re.search(r"mode observe, started .*; round \d+ began .*, the next in ", done.out)
+def test_status_of_healthy_node(daemon):
+    result = run("status", "--runtime-dir", daemon[0])
+    assert result.status == 0
+    assert result.out.startswith("n1: healthy\n\nOpen conditions\n  none\n")
+    assert re.search(r"mode observe, started .*; round \d+ began .*, the next in ", result.out)
     oldest = r"just now|\d+ (s|min) ago"
-    assert re.search(rf"\d+ checks passed \(the oldest run ({oldest})\): [^:]*\bgpu_ecc\b", done.out)
+    assert re.search(rf"\d+ checks passed \(the oldest run ({oldest})\): [^:]*\bgpu_ecc\b", result.out)
 
 
-def test_the_status_for_programs_is_the_daemons_document(daemon):
-    done = run("status", "--json", "--runtime-dir", daemon[0])
-    assert (done.status, done.document["health"], done.document["node"]) == (0, "healthy", "n1")
+def test_status_json_is_document_of_daemon(daemon):
+    result = run("status", "--json", "--runtime-dir", daemon[0])
+    assert (result.status, result.document["health"], result.document["node"]) == (0, "healthy", "n1")
 
 
-def test_a_fault_is_told_until_it_is_repaired(daemon):
+def test_status_reports_fault_until_repaired(daemon):
     runtime, log = daemon
     with log.open("a") as file:
         file.write(XID + "\n")
@@ -701,67 +710,67 @@ def test_a_fault_is_told_until_it_is_repaired(daemon):
     assert "  critical  gpu_xid/79 0000:61:00.0\n" in text
     assert "clears after: a reboot" in text
     assert 'decision: would drain and requeue (mode is "observe")' in text
-    done = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
-    assert (done.status, done.err) == (0, "")
-    assert done.out.startswith("repaired: gpu_xid/79 0000:61:00.0")
+    result = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("repaired: gpu_xid/79 0000:61:00.0")
     until(lambda: run("status", "--runtime-dir", runtime).status == 0)
     assert "cleared" in run("status", "--runtime-dir", runtime).out
 
 
-def test_what_is_not_there_cannot_be_repaired(daemon):
-    done = run("repaired", "gpu_xid/13", "--runtime-dir", daemon[0])
-    assert (done.status, done.out) == (1, "")
-    assert done.err == "healthd: repaired: no condition gpu_xid/13; conditions on this node: none\n"
+def test_repaired_fails_without_condition(daemon):
+    result = run("repaired", "gpu_xid/13", "--runtime-dir", daemon[0])
+    assert (result.status, result.out) == (1, "")
+    assert result.err == "healthd: repaired: no condition gpu_xid/13; conditions on this node: none\n"
 
 
-def test_a_pause_is_told_and_ended(daemon):
-    done = run("pause", "--for", "30m", "--why", "driver upgrade", "--runtime-dir", daemon[0])
-    assert (done.status, done.err) == (0, "")
+def test_pause_is_shown_and_ended_by_unpause(daemon):
+    result = run("pause", "--for", "30m", "--why", "driver upgrade", "--runtime-dir", daemon[0])
+    assert (result.status, result.err) == (0, "")
     assert re.search(r"paused by .*, ends in \d+ min: driver upgrade", run("status", "--runtime-dir", daemon[0]).out)
     assert run("unpause", "--runtime-dir", daemon[0]).status == 0
     assert "paused" not in run("status", "--runtime-dir", daemon[0]).out
     assert run("unpause", "--runtime-dir", daemon[0]).status == 1
 
 
-def test_detection_is_paused_told_and_ended_and_the_pause_is_no_pause_of_healthd(daemon):
+def test_failslow_pause_is_separate_from_pause(daemon):
     runtime = daemon[0]
-    done = run("failslow", "pause", "--for", "2h", "--why", "a benchmark", "--runtime-dir", runtime)
-    assert (done.status, done.err) == (0, "")
-    assert done.out.startswith("slow-job detection paused for 2 h by ")
-    told = json.loads(run("status", "--json", "--runtime-dir", runtime).out)
-    assert (told["pause"], told["detection_pause"]["why"]) == (None, "a benchmark")
-    assert told["detection_pause"]["until"] - told["detection_pause"]["given"] == 7200
-    shown = run("status", "--runtime-dir", runtime).out.replace("\n ", "")
-    assert re.search(r"slow-job detection paused by .*: a benchmark", shown)
-    assert "healthd failslow unpause --runtime-dir" in shown
+    result = run("failslow", "pause", "--for", "2h", "--why", "a benchmark", "--runtime-dir", runtime)
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("slow-job detection paused for 2 h by ")
+    status = json.loads(run("status", "--json", "--runtime-dir", runtime).out)
+    assert (status["pause"], status["detection_pause"]["why"]) == (None, "a benchmark")
+    assert status["detection_pause"]["until"] - status["detection_pause"]["given"] == 7200
+    text = run("status", "--runtime-dir", runtime).out.replace("\n ", "")
+    assert re.search(r"slow-job detection paused by .*: a benchmark", text)
+    assert "healthd failslow unpause --runtime-dir" in text
     assert run("failslow", "unpause", "--runtime-dir", runtime).status == 0
     assert "slow-job detection" not in run("status", "--runtime-dir", runtime).out
-    done = run("failslow", "unpause", "--runtime-dir", runtime)
-    assert (done.status, done.err) == (1, "healthd: failslow-unpause: slow-job detection is not paused\n")
+    result = run("failslow", "unpause", "--runtime-dir", runtime)
+    assert (result.status, result.err) == (1, "healthd: failslow-unpause: slow-job detection is not paused\n")
 
 
 @pytest.mark.parametrize("time", ["8d", "200h"])
-def test_a_pause_of_detection_is_at_most_a_week(daemon, time):
-    done = run("failslow", "pause", "--for", time, "--why", "x", "--runtime-dir", daemon[0])
-    assert (done.status, done.out) == (1, "")
-    assert done.err == f"healthd: failslow-pause: a pause must last at most 7d, got {time}\n"
+def test_failslow_pause_is_limited_to_week(daemon, time):
+    result = run("failslow", "pause", "--for", time, "--why", "x", "--runtime-dir", daemon[0])
+    assert (result.status, result.out) == (1, "")
+    assert result.err == f"healthd: failslow-pause: a pause must last at most 7d, got {time}\n"
 
 
-def test_a_reload_says_what_was_read(daemon):
-    done = run("reload", "--runtime-dir", daemon[0])
-    assert (done.status, done.err) == (0, "")
-    assert re.fullmatch(r"settings reloaded: mode observe, \d+ checks\n", done.out)
+def test_reload_reports_mode_and_number_of_checks(daemon):
+    result = run("reload", "--runtime-dir", daemon[0])
+    assert (result.status, result.err) == (0, "")
+    assert re.fullmatch(r"settings reloaded: mode observe, \d+ checks\n", result.out)
 
 
-def test_the_settings_say_where_the_daemon_is_even_if_they_are_wrong_elsewhere(daemon, tmp_path):
+def test_status_finds_daemon_with_otherwise_invalid_settings(daemon, tmp_path):
     file = settings(tmp_path, f'runtime_dir = "{daemon[0]}"\nmode = "wrong"\n')
     assert run("status", "--config", file).status == 0
 
 
-def test_a_second_daemon_in_the_same_place_says_so(daemon):
-    done = run("run", "--runtime-dir", daemon[0], "--listen", "off")
-    assert done.status == 1
-    assert done.err == f"healthd run: {daemon[0]}: another healthd is running there\n"
+def test_run_refuses_second_daemon_in_same_directory(daemon):
+    result = run("run", "--runtime-dir", daemon[0], "--listen", "off")
+    assert result.status == 1
+    assert result.err == f"healthd run: {daemon[0]}: another healthd is running there\n"
 
 
 @pytest.mark.parametrize(
@@ -771,22 +780,22 @@ def test_a_second_daemon_in_the_same_place_says_so(daemon):
         *("failslow pause --for 1h --why x", "failslow unpause"),
     ],
 )
-def test_without_a_daemon_it_is_one_sentence_and_exit_status_3(tmp_path, command):
-    done = run(*command.split(), "--runtime-dir", str(tmp_path))
-    assert (done.status, done.out) == (3, "")
-    assert done.err.startswith(f"healthd is not running (no {tmp_path}/healthd.sock). Try: ")
+def test_command_without_daemon_is_one_sentence_and_exits_3(tmp_path, command):
+    result = run(*command.split(), "--runtime-dir", str(tmp_path))
+    assert (result.status, result.out) == (3, "")
+    assert result.err.startswith(f"healthd is not running (no {tmp_path}/healthd.sock). Try: ")
 
 
-def test_an_answer_of_another_version_is_no_traceback(tmp_path):
+def test_status_reports_unreadable_answer_of_other_version(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "healthd.sock"))
         listener.listen()
         threading.Thread(
             target=answer_once, args=(listener, b'{"status": {"version": "9", "health": "fine"}}\n')
         ).start()
-        done = run("status", "--runtime-dir", str(tmp_path))
-    assert done.status == 3
-    assert "the daemon (version 9) answered something that this version" in done.err
+        result = run("status", "--runtime-dir", str(tmp_path))
+    assert result.status == 3
+    assert "the daemon (version 9) answered something that this version" in result.err
 
 
 def answer_once(listener: socket.socket, answer: bytes) -> None:

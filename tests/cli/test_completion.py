@@ -33,7 +33,7 @@ CONDITIONS = (
 def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `healthd` as the script for bash does; the completions are in `folder`/offered."""
     (folder / "offered").write_text("")
-    own = {
+    completion_variables = {
         "PYTHONPATH": str(ROOT),
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
@@ -46,7 +46,7 @@ def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     }
     return subprocess.run(
         [sys.executable, "-m", "healthd"],
-        env={**os.environ, **own, **environment},
+        env={**os.environ, **completion_variables, **environment},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -54,17 +54,17 @@ def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-def offers(line: str, folder: Path, **environment: str) -> list[str]:
-    done = run(line, folder, **environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def completions(line: str, folder: Path, **environment: str) -> list[str]:
+    result = run(line, folder, **environment)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     return sorted(filter(None, (folder / "offered").read_text().split("\n")))
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[StatusDaemon]:
     conditions: list[dict[str, Any]] = [{"code": code, "subject": part} for code, part in CONDITIONS]
-    with StatusDaemon(tmp_path, conditions=conditions) as found:
-        yield found
+    with StatusDaemon(tmp_path, conditions=conditions) as status_daemon:
+        yield status_daemon
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def daemon(tmp_path: Path) -> Iterator[StatusDaemon]:
         ("healthd status; healthd ack ", ("ack", " ")),
     ],
 )
-def test_split_finds_the_command(line: str, found: tuple[str, str]) -> None:
+def test_split_returns_command_and_remainder(line: str, found: tuple[str, str]) -> None:
     assert split(line) == found
 
 
 @given(
     st.text(max_size=60) | st.lists(st.sampled_from(["healthd", "help", "config", "show", " ", ";", "x"])).map("".join)
 )
-def test_split_gives_a_command_and_the_end_of_the_line(line: str) -> None:
+def test_split_returns_known_command_and_end_of_line(line: str) -> None:
     found = split(line)
     assert found.command in {"", *FAMILIES, *GROUPS}
     assert line.endswith(found.remainder)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_parser_has_the_flags_of_the_command(name: str) -> None:
+def test_parser_has_flags_of_command(name: str) -> None:
     own = Parser(name, "", "")
     command(name).flags(own)
     assert {flag for action in parser(name)._actions for flag in action.option_strings} == {
@@ -105,11 +105,11 @@ def test_parser_has_the_flags_of_the_command(name: str) -> None:
     }
 
 
-def test_every_command_is_offered_word_by_word(tmp_path: Path) -> None:
-    assert offers("healthd ", tmp_path) == sorted({name.partition(" ")[0] for name in FAMILIES} | {"help"})
+def test_completion_offers_every_command_by_word(tmp_path: Path) -> None:
+    assert completions("healthd ", tmp_path) == sorted({name.partition(" ")[0] for name in FAMILIES} | {"help"})
     for group in sorted({name.partition(" ")[0] for name in FAMILIES if " " in name}):
         second = {name.partition(" ")[2] for name in FAMILIES if name.startswith(f"{group} ")}
-        assert second <= set(offers(f"healthd {group} ", tmp_path))
+        assert second <= set(completions(f"healthd {group} ", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -140,35 +140,40 @@ def test_every_command_is_offered_word_by_word(tmp_path: Path) -> None:
         ("help config sh", ["show"]),
     ],
 )
-def test_values_are_offered(tmp_path: Path, line: str, found: list[str]) -> None:
+def test_completion_offers_values(tmp_path: Path, line: str, found: list[str]) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "kern.log").touch()
-    assert [word for word in offers(f"healthd {line}", tmp_path) if word != "offered"] == found
+    assert [word for word in completions(f"healthd {line}", tmp_path) if word != "offered"] == found
 
 
-def test_ack_offers_open_conditions_and_their_parts(tmp_path: Path, daemon: StatusDaemon) -> None:
+def test_completion_offers_open_conditions_and_parts(tmp_path: Path, daemon: StatusDaemon) -> None:
     for name in ("ack", "unack", "repaired"):
-        at = f"healthd {name} --runtime-dir {tmp_path}"
-        assert offers(f"{at} ", tmp_path) == ["exec/critical", "gpu_xid/79", "ib_link/down", "kernel/taint"]
-        assert offers(f"{at} gpu", tmp_path) == ["gpu_xid/79"]
-        assert offers(f"{at} gpu_xid/79 ", tmp_path) == ["0000:1b:00.0", "0000:61:00.0"]
-        assert offers(f"{at} gpu_xid/79 0000:6", tmp_path) == ["61:00.0"], "bash ends a word at a colon"
-        assert offers(f"{at} exec/critical nhc:", tmp_path) == ["\\ check_fs_free\\ /tmp\\ 3%"]
-        assert offers(f"{at} exec/critical 'nhc: ch", tmp_path) == ["nhc: check_fs_free /tmp 3%"]
-        assert offers(f"{at} kernel/taint ", tmp_path) == []
+        command_line = f"healthd {name} --runtime-dir {tmp_path}"
+        assert completions(f"{command_line} ", tmp_path) == [
+            "exec/critical",
+            "gpu_xid/79",
+            "ib_link/down",
+            "kernel/taint",
+        ]
+        assert completions(f"{command_line} gpu", tmp_path) == ["gpu_xid/79"]
+        assert completions(f"{command_line} gpu_xid/79 ", tmp_path) == ["0000:1b:00.0", "0000:61:00.0"]
+        assert completions(f"{command_line} gpu_xid/79 0000:6", tmp_path) == ["61:00.0"], "bash ends a word at a colon"
+        assert completions(f"{command_line} exec/critical nhc:", tmp_path) == ["\\ check_fs_free\\ /tmp\\ 3%"]
+        assert completions(f"{command_line} exec/critical 'nhc: ch", tmp_path) == ["nhc: check_fs_free /tmp 3%"]
+        assert completions(f"{command_line} kernel/taint ", tmp_path) == []
 
 
-def test_ack_offers_all_codes_without_open_conditions(tmp_path: Path, daemon: StatusDaemon) -> None:
+def test_completion_offers_all_codes_without_open_conditions(tmp_path: Path, daemon: StatusDaemon) -> None:
     line = f"healthd ack --runtime-dir {tmp_path} mount/mis"
     daemon.document["conditions"] = []
-    assert offers(line, tmp_path) == ["mount/missing"]
+    assert completions(line, tmp_path) == ["mount/missing"]
 
 
-def test_without_a_daemon_all_codes_are_offered(tmp_path: Path) -> None:
-    assert offers(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
+def test_completion_offers_all_codes_without_daemon(tmp_path: Path) -> None:
+    assert completions(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
 
 
-def test_a_daemon_that_hangs_does_not_hang_the_shell(tmp_path: Path) -> None:
+def test_completion_returns_if_daemon_hangs(tmp_path: Path) -> None:
     import socket
 
     from healthd.common.paths import SOCKET
@@ -176,12 +181,12 @@ def test_a_daemon_that_hangs_does_not_hang_the_shell(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / SOCKET))
         listener.listen(1)
-        began = time.monotonic()
-        assert offers(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
-        assert time.monotonic() - began < 120
+        start = time.monotonic()
+        assert completions(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
+        assert time.monotonic() - start < 120
 
 
-def test_checks_of_the_site_are_offered(tmp_path: Path) -> None:
+def test_completion_offers_site_checks(tmp_path: Path) -> None:
     folder = tmp_path / "checks.d"
     folder.mkdir(mode=0o755)
     (folder / "site_own.py").write_text(
@@ -190,21 +195,21 @@ def test_checks_of_the_site_are_offered(tmp_path: Path) -> None:
         "def run(host, config, past):\n    return ()\n"
     )
     (tmp_path / "settings.toml").write_text(f'checks_dir = "{folder}"\n')
-    assert offers("healthd check --config settings.toml site", tmp_path) == ["site_own"]
-    assert offers("healthd explain --config settings.toml site_own/", tmp_path) == ["site_own/wrong"]
+    assert completions("healthd check --config settings.toml site", tmp_path) == ["site_own"]
+    assert completions("healthd explain --config settings.toml site_own/", tmp_path) == ["site_own/wrong"]
 
 
-def test_wrong_settings_offer_nothing_and_fail_quietly(tmp_path: Path) -> None:
+def test_completion_with_invalid_settings_fails_without_offers(tmp_path: Path) -> None:
     """The scripts discard standard error; an exit status other than 0 leaves the command line unchanged."""
     (tmp_path / "settings.toml").write_text("mode = 3\n")
-    done = run("healthd check --config settings.toml gpu", tmp_path)
-    assert done.returncode == 64
-    assert "Traceback" not in done.stderr
+    result = run("healthd check --config settings.toml gpu", tmp_path)
+    assert result.returncode == 64
+    assert "Traceback" not in result.stderr
     assert (tmp_path / "offered").read_text() == ""
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_scripts_name_healthd_and_discard_its_errors(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts_name_healthd_and_discard_errors(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "healthd" in script
@@ -212,7 +217,7 @@ def test_scripts_name_healthd_and_discard_its_errors(shell: str, capsys: pytest.
     assert "2>&1" in script
 
 
-def test_without_argcomplete_a_sentence_names_the_extra(
+def test_completion_without_argcomplete_names_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "argcomplete", None)
@@ -220,10 +225,10 @@ def test_without_argcomplete_a_sentence_names_the_extra(
     assert "healthd[completion]" in capsys.readouterr().err
 
 
-def test_no_other_command_loads_it() -> None:
+def test_list_does_not_load_argcomplete() -> None:
     program = (
         "import sys, healthd.cli.main as m\nm.main(['list'])\n"
         "print({'argcomplete', 'healthd.cli.completion'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-    assert done.stdout.splitlines()[-1] == "set()"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert result.stdout.splitlines()[-1] == "set()"

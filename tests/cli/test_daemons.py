@@ -25,17 +25,17 @@ from healthd.cli.daemons import daemon_command, describe, describe_daemons, find
         ([], ""),
     ],
 )
-def test_a_daemon_is_told_by_its_command_line(words, command):
+def test_daemon_command_recognises_daemons(words, command):
     assert daemon_command(words) == command
 
 
 @given(st.lists(st.text()))
-def test_any_command_line_is_read(words):
+def test_daemon_command_accepts_any_words(words):
     assert daemon_command(words) == "" or "run" in words
 
 
 @pytest.fixture
-def one() -> Iterator[subprocess.Popen[bytes]]:
+def daemon_process() -> Iterator[subprocess.Popen[bytes]]:
     """Run a process whose command line looks like that of a daemon."""
     program = "import sys; print(flush=True); sys.stdin.read()"
     process = subprocess.Popen(
@@ -49,23 +49,23 @@ def one() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_a_daemon_that_runs_is_told_with_its_process_its_age_and_its_options(one):
-    (mine,) = [process.info for process in find_daemons() if process.pid == one.pid]
-    told = describe([mine])
-    assert told.endswith("): healthd run --runtime-dir /tmp/elsewhere")
-    assert f"{one.pid} (" in told
-    assert " s, " in told
+def test_describe_shows_pid_age_and_options_of_daemon(daemon_process):
+    (info,) = [process.info for process in find_daemons() if process.pid == daemon_process.pid]
+    description = describe([info])
+    assert description.endswith("): healthd run --runtime-dir /tmp/elsewhere")
+    assert f"{daemon_process.pid} (" in description
+    assert " s, " in description
 
 
-def test_many_daemons_are_three_in_short_and_a_count():
+def test_describe_names_three_daemons_and_count():
     command = ["healthd", "run", "--runtime-dir", "/tmp/" + "x " * 900]
-    about = {"pid": 812, "username": "root", "create_time": None, "status": "sleeping", "cmdline": command}
-    told = describe([about] * 7)
-    assert told.count("process 812 (root") == 3
-    assert told.endswith(", and 4 more")
-    assert len(told) < 3 * 140
+    info = {"pid": 812, "username": "root", "create_time": None, "status": "sleeping", "cmdline": command}
+    description = describe([info] * 7)
+    assert description.count("process 812 (root") == 3
+    assert description.endswith(", and 4 more")
+    assert len(description) < 3 * 140
     assert describe([]) == ""
 
 
-def test_this_process_is_none():
+def test_describe_daemons_omits_this_process():
     assert f"process {os.getpid()} " not in describe_daemons()

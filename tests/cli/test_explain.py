@@ -49,8 +49,8 @@ from healthd.scan.lines import Block, Tally
 CHECKS = registry.built_in_checks()
 CODES = registry.all_codes(CHECKS)
 START = 1_800_000_000.0
-LOOK_SECONDS = 10.0
-LONGEST_SECONDS = 1200.0
+ROUND_SECONDS = 10.0
+MAX_SECONDS = 1200.0
 IDLE = NodeState("n", frozenset({"IDLE"}))
 DATA = sorted((Path(__file__).parents[1] / "data").glob("kernel_lines*.jsonl"))
 LINES = [json.loads(line)["text"] for file in DATA for line in file.read_text("utf-8").splitlines()]
@@ -60,25 +60,25 @@ def config_of(code: str) -> CheckConfig:
     return CHECKS[code.partition("/")[0]].config()
 
 
-def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
+def decided_times(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
     """Return when a condition that every run reports drains and requeues, by the daemon's own code."""
-    ledger, found = Ledger(boot_id="b"), {"drains": None, "requeues": None}
-    at = 0.0
-    while at <= LONGEST_SECONDS:
-        now = START + at
+    ledger, times = Ledger(boot_id="b"), {"drains": None, "requeues": None}
+    elapsed = 0.0
+    while elapsed <= MAX_SECONDS:
+        now = START + elapsed
         result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
         ledger = intake.take_result(ledger, result, config, now).ledger
         verdict = judge(ledger.by_key(), {}, (), 0.0)
         decision = decide(verdict, IDLE, DrainRecord(), Policy(mode=mode), now)
         if isinstance(decision, Drain):
-            found["drains"] = at if found["drains"] is None else found["drains"]
-            if decision.requeue and found["requeues"] is None:
-                found["requeues"] = at
-        at += LOOK_SECONDS
-    return found
+            times["drains"] = elapsed if times["drains"] is None else times["drains"]
+            if decision.requeue and times["requeues"] is None:
+                times["requeues"] = elapsed
+        elapsed += ROUND_SECONDS
+    return times
 
 
-def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
+def explained_times(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
     """Return the same times as explain reports them."""
     steps = timeline(finding, config, Policy(mode=mode))
     drains = (s.after_seconds for s in steps if s.effect in (Effect.DRAINS, Effect.REQUEUES))
@@ -88,13 +88,13 @@ def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float |
 
 @pytest.mark.one_python  # tests the rules only and takes 20 s
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(name):
+def test_timeline_matches_policy_for_every_code(name):
     for code in CHECKS[name].codes():
         explain, config = CHECKS[name].explain(code), config_of(code)
         for finding in possible_findings(code, explain, config):
-            assert finding.confirm_seconds % LOOK_SECONDS == 0
+            assert finding.confirm_seconds % ROUND_SECONDS == 0
             for mode in Mode:
-                assert said(finding, config, mode) == drains_when_held(finding, config, mode), (code, mode)
+                assert explained_times(finding, config, mode) == decided_times(finding, config, mode), (code, mode)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(na
      ("gpu_xid/79", 0.0, 0.0), ("mount/missing", 30.0, 30.0), ("gpu_xid/13", None, None),
      ("ipmi_sel/bus_fatal", None, None)],
 )  # fmt: skip
-def test_what_was_told_wrong_once_is_told_right(code, drains, requeues):
+def test_timeline_of_formerly_wrong_codes(code, drains, requeues):
     explain, config = registry.explain(CHECKS, code), config_of(code)
     worst = possible_findings(code, explain, config)[0]
-    assert said(worst, config, Mode.ACT) == {"drains": drains, "requeues": requeues}
-    assert said(worst, config, Mode.DRAIN) == {"drains": drains, "requeues": None}
-    assert said(worst, config, Mode.OBSERVE) == {"drains": None, "requeues": None}
+    assert explained_times(worst, config, Mode.ACT) == {"drains": drains, "requeues": requeues}
+    assert explained_times(worst, config, Mode.DRAIN) == {"drains": drains, "requeues": None}
+    assert explained_times(worst, config, Mode.OBSERVE) == {"drains": None, "requeues": None}
 
 
-def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
-    told = 0
+def test_captured_line_is_judged_as_its_code_is_explained():
+    compared = 0
     blocks = [Block.from_lines(1, [line.encode() for line in text.splitlines()]) for text in LINES]
-    for one in (seen for block in blocks for seen in scan.events([block], START, Tally())):
-        event, text = one.event, one.event.text
+    for scanned in (scanned_event for block in blocks for scanned_event in scan.events([block], START, Tally())):
+        event, text = scanned.event, scanned.event.text
         for check in CHECKS.values():
             for finding in check.correlate([replace(event, sequence=1)], Inventory(), check.config())[0]:
                 explain = registry.explain(CHECKS, finding.code)
@@ -124,17 +124,17 @@ def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
                 assert explain.shared is None or finding.shared_cause == explain.shared, (finding.code, text)
                 assert_ends_as_explained(finding, explain, check.config())
                 assert finding.confirm_seconds == 0.0
-                told += 1
-    assert told > 300
+                compared += 1
+    assert compared > 300
 
 
-def test_settings_that_a_text_names_exist():
+def test_explain_names_only_existing_settings():
     for code in CODES:
         explain, config = registry.explain(CHECKS, code), config_of(code)
         worsens = explain.worsens and explain.worsens.setting
         ends = (explain.window, *(other.window for other in (explain.milder, explain.recorded) if other))
-        named = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens, *ends)
-        assert [name for name in named if name and not hasattr(config, name)] == [], code
+        setting_names = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens, *ends)
+        assert [name for name in setting_names if name and not hasattr(config, name)] == [], code
 
 
 # --- query
@@ -144,7 +144,7 @@ def correlate(events, node):
     return [f for check in CHECKS.values() for f in check.correlate(events, node, check.config())[0]]
 
 
-def means(words: str):
+def parse(words: str):
     return parse_query(words, CHECKS, correlate)
 
 
@@ -182,20 +182,20 @@ XID79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen 
         ("mount/hang /data", "mount/hang", "/data"),
     ],
 )  # fmt: skip
-def test_what_people_have_at_hand_is_understood(words, code, part):
-    found = means(words)
+def test_query_recognises_codes_lines_and_reasons(words, code, part):
+    found = parse(words)
     assert isinstance(found, Code)
     assert (found.code, found.part) == (code, part)
 
 
-def test_a_reason_that_sinfo_cuts_is_all_that_it_may_be():
-    found = means("healthd: gpu_row_rem  root 2026-11-20T21:53:48 n1")
+def test_query_truncated_reason_is_ambiguous():
+    found = parse("healthd: gpu_row_rem  root 2026-11-20T21:53:48 n1")
     assert isinstance(found, AmbiguousQuery)
     assert found.codes == tuple(code for code in CODES if code.startswith("gpu_row_rem"))
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code):
+def test_query_recognises_reason_of_every_code(code):
     from fakes import NOW
 
     ledger = intake.take_result(
@@ -204,14 +204,18 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
         CheckConfig(),
         NOW,
     ).ledger
-    whole = reason(ledger.conditions)
-    assert means(whole) == Code(code, "0000:61:00.0")
-    cut = means(f"{whole[:20]} root 2026-11-20T21:53:48 n[1-3]")
-    assert isinstance(cut, CheckQuery) or cut == Code(code) or (isinstance(cut, AmbiguousQuery) and code in cut.codes)
+    full_reason = reason(ledger.conditions)
+    assert parse(full_reason) == Code(code, "0000:61:00.0")
+    truncated = parse(f"{full_reason[:20]} root 2026-11-20T21:53:48 n[1-3]")
+    assert (
+        isinstance(truncated, CheckQuery)
+        or truncated == Code(code)
+        or (isinstance(truncated, AmbiguousQuery) and code in truncated.codes)
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "whose"),
+    ("words", "origin"),
     [
         ("Not responding", "Slurm's"),
         ("Not responding [slurm@2026-11-22T10:00:00]", "Slurm's"),
@@ -238,37 +242,37 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
         ),
     ],
 )
-def test_a_reason_of_others_is_told_to_be_theirs(words, whose):
-    found = means(words)
+def test_query_names_origin_of_foreign_reason(words, origin):
+    found = parse(words)
     assert isinstance(found, ForeignReasonQuery)
-    assert found.meaning.origin.startswith(whose)
+    assert found.meaning.origin.startswith(origin)
 
 
 @pytest.mark.parametrize("words", ["gpu_xid/7o", "mount/mising", "mout/missing", "fallen", "gpu_acess/hang"])
-def test_an_unknown_code_has_a_few_near_ones(words):
-    found = means(words)
+def test_query_suggests_codes_for_unknown_code(words):
+    found = parse(words)
     assert isinstance(found, Unknown)
     assert 1 <= len(found.near) <= 3
 
 
-def test_words_of_healthd_with_an_unknown_code_have_the_nearest_codes():
-    assert "nearest: mount/missing" in means("healthd: mount/mising /data: it is not mounted").meaning.origin
+def test_query_suggests_codes_in_reason_with_unknown_code():
+    assert "nearest: mount/missing" in parse("healthd: mount/mising /data: it is not mounted").meaning.origin
 
 
 @pytest.mark.parametrize("words", ["Xid 12345", "Xid 1000000", "SXid 1234567", "sxid: 9999999", "NVRM Xid 12345"])
-def test_a_long_number_is_not_cut_to_a_shorter_one(words):
-    assert isinstance(means(words), Unknown | ForeignReasonQuery)
+def test_query_does_not_truncate_long_numbers(words):
+    assert isinstance(parse(words), Unknown | ForeignReasonQuery)
 
 
 @pytest.mark.parametrize("words", ["Xid", "xid", "Xid 12345"])
-def test_a_xid_without_a_number_that_can_be_one_offers_the_check(words):
-    assert means(words).near[0] == "gpu_xid"
+def test_query_suggests_check_for_unknown_xid(words):
+    assert parse(words).near[0] == "gpu_xid"
 
 
-def test_of_an_unknown_word_80_characters_are_shown(capsys):
+def test_unknown_query_is_truncated_to_80_characters(capsys):
     assert main(["explain", "y" * 5000]) == 64
-    told = capsys.readouterr().err
-    assert f'"{"y" * 77}..."' in told
+    message = capsys.readouterr().err
+    assert f'"{"y" * 77}..."' in message
 
 
 @pytest.mark.parametrize(
@@ -279,18 +283,18 @@ def test_of_an_unknown_word_80_characters_are_shown(capsys):
      "pcieport 0000:00:01.0: hm hm", "kernel: something or other", "EDAC sbridge: Ver: 1.1.2",
      "nvme nvme0: 16/0/0 default/read/poll queues", "hisi_sas 0000:74:02.0: something or other"],
 )  # fmt: skip
-def test_a_line_of_the_kernel_that_is_no_fault_is_told_to_be_none(line):
-    assert isinstance(means(line), HarmlessLine)
+def test_query_recognises_harmless_kernel_line(line):
+    assert isinstance(parse(line), HarmlessLine)
 
 
 @pytest.mark.parametrize("words", ["zzz", "?", "/", "healthd:", "xid", "-", "99999999", "Xid (PCI:"])
-def test_what_means_nothing_is_no_mistake(words):
-    assert means(words) is not None
+def test_query_accepts_meaningless_words(words):
+    assert parse(words) is not None
 
 
 @given(st.text(max_size=80) | st.from_regex(r"(healthd: |Xid |Reason=)?[a-z_]{0,9}/?[0-9a-z]{0,6}[^\n]{0,40}"))
-def test_whatever_is_typed_has_an_answer(words):
-    assert isinstance(means(words), Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown)
+def test_query_accepts_any_text(words):
+    assert isinstance(parse(words), Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown)
 
 
 # --- output
@@ -301,20 +305,20 @@ def explained(capsys, *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_no_command_that_ends_a_line_of_explain_is_followed_by_a_full_stop(capsys):
+def test_explain_prints_command_without_full_stop(capsys):
     for code in ("gpu_xid/79", "gpu_xid/31", "ipmi_sel/bus_fatal", "filesystem/errors"):
         lines = explained(capsys, code)["ends"].split("\n")
         assert f"healthd repaired {code} PART" in lines[-1]
         assert not lines[-1].endswith(".")
 
 
-def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_path, capsys):
+def test_explain_prints_resume_on_its_own_line(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text('mode = "act"\n')
     assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert "  To clear it now: healthd repaired gpu_xid/79 0000:61:00.0" in shown
-    assert any(line.startswith("  healthd removes its own drain") for line in shown), "on its own line"
+    printed_lines = capsys.readouterr().out.splitlines()
+    assert "  To clear it now: healthd repaired gpu_xid/79 0000:61:00.0" in printed_lines
+    assert any(line.startswith("  healthd removes its own drain") for line in printed_lines), "on its own line"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +328,7 @@ def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_
         ("0x0 (None) to 0x2 (Node Reboot Required)", "systemctl reboot"),
     ],
 )
-def test_the_line_of_xid_154_decides_which_command_is_given(change, command, capsys):
+def test_explain_xid_154_line_selects_command(change, command, capsys):
     document = explained(capsys, "gpu_xid/154")
     assert document["steps"] == []
     assert "nvidia-smi --gpu-reset" in document["todo"]
@@ -333,11 +337,11 @@ def test_the_line_of_xid_154_decides_which_command_is_given(change, command, cap
     assert [step["command"] for step in explained(capsys, line)["steps"]] == ["healthd record", command]
 
 
-def steps(run: dict) -> list[tuple[float, str, str]]:
-    return [(s["after_seconds"], s["does"], s["would"]) for s in run["timelines"][0]["steps"]]
+def steps_of(run: dict) -> list[tuple[float, str, str]]:
+    return [(step["after_seconds"], step["does"], step["would"]) for step in run["timelines"][0]["steps"]]
 
 
-def test_the_settings_of_the_node_decide_and_are_named(tmp_path, capsys):
+def test_explain_uses_and_names_settings_of_node(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text(
         'mode = "act"\n[checks.mount]\nhang_degraded_seconds = 120\n[checks.mount."/data"]\n'
@@ -346,14 +350,14 @@ def test_the_settings_of_the_node_decide_and_are_named(tmp_path, capsys):
     document = explained(capsys, "--config", str(file), "mount/hang")
     both, old = document["here"]
     assert both["instances"] == ["/data", "/scratch"]
-    assert steps(both) == [(0.0, "warns", "warns"), (120.0, "drains", "drains")]
-    of = {row["setting"]: (row["value"], row["from"]) for row in both["settings"]}
-    assert of["mode"] == ("act", str(file))
-    assert of["checks.mount.hang_degraded_seconds"] == (120.0, str(file))
-    assert steps(old) == [(0.0, "warns", "warns")]
+    assert steps_of(both) == [(0.0, "warns", "warns"), (120.0, "drains", "drains")]
+    settings_by_name = {row["setting"]: (row["value"], row["from"]) for row in both["settings"]}
+    assert settings_by_name["mode"] == ("act", str(file))
+    assert settings_by_name["checks.mount.hang_degraded_seconds"] == (120.0, str(file))
+    assert steps_of(old) == [(0.0, "warns", "warns")]
     assert ('checks.mount."/old".enforce', False) in [(row["setting"], row["value"]) for row in old["settings"]]
-    (alone,) = explained(capsys, "--config", str(file), "mount/hang", "/old")["here"]
-    assert alone["instances"] == ["/old"]
+    (old_only,) = explained(capsys, "--config", str(file), "mount/hang", "/old")["here"]
+    assert old_only["instances"] == ["/old"]
 
 
 @pytest.mark.parametrize(
@@ -371,14 +375,14 @@ def test_the_settings_of_the_node_decide_and_are_named(tmp_path, capsys):
          "requeues"),
     ],
 )  # fmt: skip
-def test_each_setting_that_decides_changes_what_is_said(tmp_path, capsys, text, code, does):
+def test_explain_reflects_each_setting(tmp_path, capsys, text, code, does):
     file = tmp_path / "healthd.toml"
     file.write_text(text)
     (run,) = explained(capsys, "--config", str(file), code)["here"]
-    assert steps(run)[-1][1] == does
+    assert steps_of(run)[-1][1] == does
 
 
-def test_a_check_that_is_off_says_so(tmp_path, capsys):
+def test_explain_reports_disabled_check(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text("[checks.gpu_ecc]\nenabled = false\n")
     assert main(["explain", "--config", str(file), "gpu_ecc/uncorrected"]) == 0
@@ -388,7 +392,7 @@ def test_a_check_that_is_off_says_so(tmp_path, capsys):
     assert str(file) in text
 
 
-def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys):
+def test_explain_reports_setting_disabling_code(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     for text, code, setting in (
         ("", "failslow/job", "checks.failslow.client"),
@@ -406,7 +410,7 @@ def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys)
         assert (f"Not checked on this node: {setting} is off." in capsys.readouterr().out) == bool(setting)
 
 
-def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):
+def test_explain_reports_unreadable_settings(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text("mode = \n")
     document = explained(capsys, "--config", str(file), "xid", "79")
@@ -416,7 +420,7 @@ def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys
     assert "The settings could not be read" in " ".join(capsys.readouterr().out.split())
 
 
-def test_with_settings_that_cannot_be_read_the_mode_is_the_running_daemons(tmp_path, capsys, monkeypatch):
+def test_explain_takes_mode_from_daemon_with_unreadable_settings(tmp_path, capsys, monkeypatch):
     from status_daemon import StatusDaemon
 
     file = tmp_path / "healthd.toml"
@@ -435,7 +439,7 @@ def test_with_settings_that_cannot_be_read_the_mode_is_the_running_daemons(tmp_p
     assert "The mode is unknown" not in text
 
 
-def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp_path, capsys):
+def test_explain_kernel_line_uses_severity_of_that_line(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text('mode = "act"\n')
     words = "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
@@ -454,16 +458,16 @@ def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp
         (Running(Mode.ACT, START), "healthd is paused until 2027-01-15"),
     ],
 )
-def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running, words):
+def test_explain_prefers_mode_and_pause_of_daemon(running, words):
     loaded = Loaded(Settings(mode=Mode.ACT, node_name="n"), {}, {}, {"mode": "healthd.toml"})
-    explain, here = registry.explain(CHECKS, "gpu_xid/79"), NodeContext(loaded, running)
-    document = explanation.code_document("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], here)
+    explain, context = registry.explain(CHECKS, "gpu_xid/79"), NodeContext(loaded, running)
+    document = explanation.code_document("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], context)
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert words in " ".join(text.split())
 
 
 @pytest.mark.parametrize("code", [*CODES, "gpu_xid/others", "nvlink5/149:4"])
-def test_every_code_has_a_text_in_every_mode(code):
+def test_explain_has_text_for_every_code(code):
     explain = registry.explain(CHECKS, code)
     document = explanation.code_document(code, code, "", explain, CHECKS.get(code.partition("/")[0]), NodeContext(None))
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 CHECKS = registry.built_in_checks()
 CODES = [*registry.all_codes(CHECKS), "mount/others", "kernel/others"]
 
-PLAIN = ""
-MANY = """\
+NO_SETTINGS = ""
+MANY_SETTINGS = """\
 mode = "act"
 profile = "dgx-h100"
 slurm.requeue = "node"
@@ -45,44 +45,44 @@ def arguments(tmp_path: Path, text: str) -> argparse.Namespace:
     return argparse.Namespace(config=str(file), json=True)
 
 
-@pytest.mark.parametrize("text", [PLAIN, MANY], ids=["plain", "many"])
-def test_each_code_is_told_as_if_all_checks_were_known(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("text", [NO_SETTINGS, MANY_SETTINGS], ids=["plain", "many"])
+def test_fast_path_equals_full_path_for_each_code(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(tmp_path, text)
-    all_of_them = load_settings(args)
-    monkeypatch.setattr(explain, "load_settings", lambda args: all_of_them)  # loaded once because it is slow
+    settings_with_all_checks = load_settings(args)
+    monkeypatch.setattr(
+        explain, "load_settings", lambda args: settings_with_all_checks
+    )  # loaded once because it is slow
     for code in CODES:
-        quickly = explain._code_document(code, args)
-        assert quickly is not None, code
-        assert quickly == explain._query_document(code, args), code
+        fast_document = explain._code_document(code, args)
+        assert fast_document is not None, code
+        assert fast_document == explain._query_document(code, args), code
 
 
 @pytest.mark.parametrize(
     "words",
     ["79", "gpu_xid", "gpu_xid/079", "GPU_XID/79", "gpu_xid/7o", "nvlink5/149:4", "healthd: gpu_xid/79", "/", "a/b"],
 )
-def test_other_words_need_all_checks(words: str, tmp_path: Path) -> None:
-    assert explain._code_document(words, arguments(tmp_path, PLAIN)) is None
+def test_fast_path_rejects_other_queries(words: str, tmp_path: Path) -> None:
+    assert explain._code_document(words, arguments(tmp_path, NO_SETTINGS)) is None
 
 
 @pytest.mark.parametrize(
-    "wrong", ["[checks.mout]", "[checks.gpu_ecc]\nenabeld = true", "checks = 5", "[fleet]\nlimit = 1", "["]
+    "invalid_settings", ["[checks.mout]", "[checks.gpu_ecc]\nenabeld = true", "checks = 5", "[fleet]\nlimit = 1", "["]
 )
-def test_wrong_settings_are_told_as_before(wrong: str, tmp_path: Path) -> None:
-    args = arguments(tmp_path, wrong)
+def test_fast_path_rejects_invalid_settings(invalid_settings: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path, invalid_settings)
     assert explain._code_document("gpu_xid/79", args) is None
     assert explain._query_document("gpu_xid/79", args)["settings_problem"]
 
 
-def test_a_site_s_own_checks_are_read_as_before(tmp_path: Path) -> None:
-    args = arguments(tmp_path, PLAIN)
+def test_fast_path_rejects_site_checks(tmp_path: Path) -> None:
+    args = arguments(tmp_path, NO_SETTINGS)
     (tmp_path / "checks.d").mkdir()
     (tmp_path / "checks.d/own.py").write_text("def run(host, config, past):\n    return ()\n")
     assert explain._code_document("gpu_xid/79", args) is None
 
 
-def test_only_what_is_named_is_imported(tmp_path: Path) -> None:
+def test_fast_path_imports_only_named_checks(tmp_path: Path) -> None:
     args = arguments(tmp_path, "[checks.disk_space]\nenforce = false\n")
     program = (
         "import sys; from healthd.cli.main import main; status = main(sys.argv[1:]);"
@@ -90,6 +90,6 @@ def test_only_what_is_named_is_imported(tmp_path: Path) -> None:
         "sys.exit(status)"
     )
     words = [sys.executable, "-c", program, "explain", "gpu_xid/79", "--config", args.config]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.startswith("gpu_xid/79")
-    assert sorted(done.stderr.split()) == ["healthd.checks.disk_space", "healthd.checks.gpu_xid"]
+    result = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.startswith("gpu_xid/79")
+    assert sorted(result.stderr.split()) == ["healthd.checks.disk_space", "healthd.checks.gpu_xid"]

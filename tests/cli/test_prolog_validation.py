@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from tests.cli.test_hook import PROLOG, SHELLS, run
+from tests.cli.test_hook import PROLOG, SHELLS, run_script
 
-HOLDS = """\
+HOLDER = """\
 import fcntl, os, signal, subprocess, sys, time
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -30,10 +30,10 @@ time.sleep(600)
 
 
 @contextmanager
-def holding(tmp_path: Path, *how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def hold_lock(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a process that holds the lock as a validation does. Yield it and the pid of the program that it runs, or
     0."""
-    argv = [sys.executable, "-c", HOLDS, str(tmp_path / "validation.lock"), *how]
+    argv = [sys.executable, "-c", HOLDER, str(tmp_path / "validation.lock"), *options]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         program = 0
         try:
@@ -47,7 +47,7 @@ def holding(tmp_path: Path, *how: str) -> Iterator[tuple[subprocess.Popen[str], 
                     os.kill(program, signal.SIGKILL)
 
 
-def is_held(tmp_path: Path) -> bool:
+def is_locked(tmp_path: Path) -> bool:
     with open(tmp_path / "validation.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,40 +65,42 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_prolog_asks_a_validation_to_end_and_waits_until_it_has(tmp_path: Path, shell: str) -> None:
-    with holding(tmp_path) as (process, _):
-        done = run(tmp_path, PROLOG, shell=shell, SLURM_JOB_ID="7")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert not is_held(tmp_path)
+def test_prolog_terminates_validation_and_waits_for_its_end(tmp_path: Path, shell: str) -> None:
+    with hold_lock(tmp_path) as (process, _):
+        result = run_script(tmp_path, PROLOG, shell=shell, SLURM_JOB_ID="7")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert not is_locked(tmp_path)
         assert process.wait(240) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_one_that_does_not_hear_is_killed_with_the_programs_that_it_runs(tmp_path: Path, shell: str) -> None:
-    with holding(tmp_path, "deaf", "program") as (process, program):
-        done = run(tmp_path, PROLOG, shell=shell)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert not is_held(tmp_path)
+def test_prolog_kills_validation_ignoring_sigterm_and_its_program(tmp_path: Path, shell: str) -> None:
+    with hold_lock(tmp_path, "deaf", "program") as (process, program):
+        result = run_script(tmp_path, PROLOG, shell=shell)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert not is_locked(tmp_path)
         assert process.wait(240) == -signal.SIGKILL
         until(lambda: has_ended(program), "the program that it ran has ended")
 
 
-def test_one_that_stands_still_is_killed(tmp_path: Path) -> None:
-    with holding(tmp_path) as (process, _):
+def test_prolog_kills_stopped_validation(tmp_path: Path) -> None:
+    with hold_lock(tmp_path) as (process, _):
         process.send_signal(signal.SIGSTOP)
-        assert run(tmp_path, PROLOG).returncode == 0
+        assert run_script(tmp_path, PROLOG).returncode == 0
         assert process.wait(240) in (-signal.SIGTERM, -signal.SIGKILL)  # SIGTERM is pending when SIGKILL arrives
 
 
-def test_a_process_that_only_has_the_number_of_an_old_validation_is_left_alone(tmp_path: Path) -> None:
-    with holding(tmp_path / "..") as (other, _):  # the process holds another lock
+def test_prolog_spares_process_with_pid_of_old_validation(tmp_path: Path) -> None:
+    with hold_lock(tmp_path / "..") as (other, _):  # the process holds another lock
         (tmp_path / "validation.lock").write_text(f"{other.pid}\n")
-        assert run(tmp_path, PROLOG).returncode == 0
+        assert run_script(tmp_path, PROLOG).returncode == 0
         assert other.poll() is None
 
 
-@pytest.mark.parametrize("left", ["", "\n", "0\n", "-1\n", "1 2\n", "4194305\n", "999999999999\n", "\xff\n", "\0\0\n"])
-def test_what_a_validation_left_in_its_lock_holds_up_no_job(tmp_path: Path, left: str) -> None:
-    (tmp_path / "validation.lock").write_text(left, "latin-1")
-    done = run(tmp_path, PROLOG)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize(
+    "content", ["", "\n", "0\n", "-1\n", "1 2\n", "4194305\n", "999999999999\n", "\xff\n", "\0\0\n"]
+)
+def test_prolog_ignores_invalid_content_of_lock_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "validation.lock").write_text(content, "latin-1")
+    result = run_script(tmp_path, PROLOG)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

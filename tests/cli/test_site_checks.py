@@ -13,7 +13,7 @@ from tests.cli.test_cli import run
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> list[str]:
+def site_flags(tmp_path: Path) -> list[str]:
     """Return the flags for a machine with a lost GPU, a leaf that is down and a swap device in use."""
     machine = Machine(tmp_path)
     machine.gpus("gpu.3.lost = true")
@@ -26,13 +26,16 @@ def site(tmp_path: Path) -> list[str]:
     return ["--config", str(config), "--root", str(machine.root), "--fake-nvml", str(machine.scenario)]
 
 
-def test_site_checks_report_their_findings_and_failures(site: list[str]) -> None:
-    found = run("check", "leaf", "swap", "--json", *site).document
-    assert {(c["code"], c["subject"], c["severity"], c["message"]) for c in found["conditions"]} == {
+def test_site_checks_report_their_findings_and_failures(site_flags: list[str]) -> None:
+    found = run("check", "leaf", "swap", "--json", *site_flags).document
+    assert {
+        (condition["code"], condition["subject"], condition["severity"], condition["message"])
+        for condition in found["conditions"]
+    } == {
         ("leaf/down", "rail0", "degraded", "the leaf of rail0 is down"),
         ("swap/used", "/dev/sda2", "warning", "is in use"),
     }
-    assert {(r["check"], r["instance"], r["outcome"]) for r in found["results"]} == {
+    assert {(result["check"], result["instance"], result["outcome"]) for result in found["results"]} == {
         ("swap", "", "completed"),
         ("leaf", "rail0", "completed"),
         ("leaf", "rail1", "failed"),
@@ -40,28 +43,28 @@ def test_site_checks_report_their_findings_and_failures(site: list[str]) -> None
 
 
 @pytest.mark.one_python
-def test_site_checks_explain_their_codes(site: list[str]) -> None:
+def test_site_checks_explain_their_codes(site_flags: list[str]) -> None:
     for code, words in {
         "leaf/down": ("The leaf is down.", "The rail has no network.", "Look at it."),
         "leaf/hang": ("The leaf is ill.", "Look at its log."),
         "swap/gpu": ("A GPU is silent.", "Its jobs fail.", "dmesg"),
     }.items():
-        said = run("explain", code, *site[:2]).out
-        assert all(word in said for word in words), said
-    codes = run("list", "--codes", *site[:2]).out
+        text = run("explain", code, *site_flags[:2]).out
+        assert all(word in text for word in words), text
+    codes = run("list", "--codes", *site_flags[:2]).out
     assert all(code in codes for code in ("leaf/down", "leaf/errors", "leaf/hang", "swap/used", "swap/gpu"))
 
 
-def test_site_checks_refuse_a_setting(site: list[str]) -> None:
-    config = Path(site[1])
+def test_site_checks_reject_invalid_setting(site_flags: list[str]) -> None:
+    config = Path(site_flags[1])
     config.write_text(config.read_text().replace("max_errors = 20", "max_errors = -1"))
-    done = run("config", "check", str(config))
-    assert done.status == 64
-    assert done.err.endswith("max_errors must not be negative\n")
+    result = run("config", "check", str(config))
+    assert result.status == 64
+    assert result.err.endswith("max_errors must not be negative\n")
 
 
-def test_registry_knows_what_site_checks_declare(site: list[str]) -> None:
-    checks = registry.find_checks(str(Path(site[1]).with_name("checks.d")))
+def test_registry_reads_declarations_of_site_checks(site_flags: list[str]) -> None:
+    checks = registry.find_checks(str(Path(site_flags[1]).with_name("checks.d")))
     leaf, swap = checks["leaf"], checks["swap"]
     config = leaf.make_config({"name": "rail0", "overdue_seconds": 1.0}, "leaf")
     assert (leaf.per, leaf.uses, leaf.after_events) == ("rail", "", ("xid", "job_end"))

@@ -21,84 +21,93 @@ from healthd.validation.run import has_waiter
 ROOT = Path(__file__).parents[2]
 
 
-def healthd(tmp_path: Path, *arguments: str, path: str = "/usr/bin:/bin", **more) -> subprocess.CompletedProcess[str]:
+def run_validate(
+    tmp_path: Path, *arguments: str, path: str = "/usr/bin:/bin", **options
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(tmp_path, *arguments), capture_output=True, text=True, timeout=300, env=environment(path), **more
+        command(tmp_path, *arguments), capture_output=True, text=True, timeout=300, env=environment(path), **options
     )
 
 
 def command(tmp_path: Path, *arguments: str) -> list[str]:
     (tmp_path / "healthd.toml").touch()
-    where = ("--state-dir", str(tmp_path / "state"), "--runtime-dir", str(tmp_path / "run"))
+    directories = ("--state-dir", str(tmp_path / "state"), "--runtime-dir", str(tmp_path / "run"))
     settings = ("--config", str(tmp_path / "healthd.toml"), "--profile", "none", "--node-name", "n1")
-    return [sys.executable, "-m", "healthd", "validate", *where, *settings, *arguments]
+    return [sys.executable, "-m", "healthd", "validate", *directories, *settings, *arguments]
 
 
 def environment(path: str) -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", "")}
 
 
-def tool(folder: Path, name: str, text: str) -> None:
+def write_tool(folder: Path, name: str, text: str) -> None:
     """Write a program that only its owner can change."""
     folder.mkdir(exist_ok=True, mode=0o755)
     (folder / name).write_text(f"#!{sys.executable} -I\n{text}")
     (folder / name).chmod(0o755)
 
 
-def no_jobs(tmp_path: Path) -> str:
+def tree_without_jobs(tmp_path: Path) -> str:
     write(tmp_path / "tree", {"/proc/sys/kernel/random/boot_id": "boot-1\n"})
     return str(tmp_path / "tree")
 
 
-def test_a_matrix_product_on_the_cpu_is_measured_kept_and_compared(tmp_path):
-    tree = no_jobs(tmp_path)
+def test_validate_measures_saves_and_compares_cpu(tmp_path):
+    tree = tree_without_jobs(tmp_path)
     for number in range(1, 5):
-        done = healthd(tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", tree, "--json")
-        assert done.returncode in (0, 1), done.stderr  # a busy machine makes the CPU slower than before
-        told = json.loads(done.stdout)
-        (result,) = told["results"]
+        completed = run_validate(tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", tree, "--json")
+        assert completed.returncode in (0, 1), completed.stderr  # a busy machine makes the CPU slower than before
+        document = json.loads(completed.stdout)
+        (result,) = document["results"]
         assert result["test"] == "cpu_gemm"
         assert result["value"] > 0
-        assert (told["node"], told["boot_id"], told["why"], told["stopped_by"]) == ("n1", "boot-1", "manual", "")
-        kept = (tmp_path / "state/validation.json").read_text()
-        assert json.loads(kept) == told
-        assert parse(kept).results[0].value == result["value"]
+        assert (document["node"], document["boot_id"], document["why"], document["stopped_by"]) == (
+            "n1",
+            "boot-1",
+            "manual",
+            "",
+        )
+        saved = (tmp_path / "state/validation.json").read_text()
+        assert json.loads(saved) == document
+        assert parse(saved).results[0].value == result["value"]
         values = parse_history((tmp_path / "state/validations.jsonl").read_text())
         assert 1 <= sum(map(len, values.values())) <= number
     assert (tmp_path / "run/validation.lock").read_text() == ""
-    shown = healthd(tmp_path, "--show", "--json")
-    assert (json.loads(shown.stdout), shown.returncode) == (told, done.returncode)
+    printed = run_validate(tmp_path, "--show", "--json")
+    assert (json.loads(printed.stdout), printed.returncode) == (document, completed.returncode)
 
 
-def test_where_nobody_validated_there_is_nothing_to_show(tmp_path):
-    done = healthd(tmp_path, "--show")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "this node has no result yet" in done.stderr
+def test_show_without_result_exits_3(tmp_path):
+    result = run_validate(tmp_path, "--show")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "this node has no result yet" in result.stderr
     (tmp_path / "state").mkdir()
     (tmp_path / "state/validation.json").write_text("{}")
-    done = healthd(tmp_path, "--show")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "validation.json: is not a validation" in done.stderr
+    result = run_validate(tmp_path, "--show")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "validation.json: is not a validation" in result.stderr
 
 
-def test_what_is_not_here_is_told_and_a_node_without_gpus_is_no_failure(tmp_path):
-    done = healthd(tmp_path, "--quick", "--seconds", "300", "--root", no_jobs(tmp_path), path="/nowhere")
-    assert done.returncode in (0, 1), done.stderr
-    assert "cpu_gemm" in done.stdout
-    assert "this node has no GPU, by sysfs" in done.stdout
+def test_validate_on_node_without_gpus_does_not_fail(tmp_path):
+    result = run_validate(
+        tmp_path, "--quick", "--seconds", "300", "--root", tree_without_jobs(tmp_path), path="/nowhere"
+    )
+    assert result.returncode in (0, 1), result.stderr
+    assert "cpu_gemm" in result.stdout
+    assert "this node has no GPU, by sysfs" in result.stdout
 
 
-GPU = {
+GPU_FILES = {
     "/sys/bus/pci/devices/0000:1b:00.0/vendor": "0x10de\n",
     "/sys/bus/pci/devices/0000:1b:00.0/class": "0x030200\n",
     "/sys/bus/pci/devices/0000:1b:00.0/numa_node": "0\n",
 }
 
 
-def test_gpus_that_nothing_here_can_measure_are_not_looked_at(tmp_path):
-    no_jobs(tmp_path)
-    write(tmp_path / "tree", GPU)
-    done = healthd(
+def test_gpus_without_measuring_tools_are_not_measured(tmp_path):
+    tree_without_jobs(tmp_path)
+    write(tmp_path / "tree", GPU_FILES)
+    completed = run_validate(
         tmp_path,
         "--only",
         "memory,nccl,dcgm,cpu",
@@ -109,16 +118,21 @@ def test_gpus_that_nothing_here_can_measure_are_not_looked_at(tmp_path):
         "--root",
         str(tmp_path / "tree"),
     )
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["verdict"]) == (3, "not_measured")  # the CPU result says nothing about the GPU
-    message = {result["test"]: result["message"] for result in told["results"] if result["verdict"] == "not_measured"}
+    document = json.loads(completed.stdout)
+    assert (completed.returncode, document["verdict"]) == (
+        3,
+        "not_measured",
+    )  # the CPU result says nothing about the GPU
+    message = {
+        result["test"]: result["message"] for result in document["results"] if result["verdict"] == "not_measured"
+    }
     assert "PyTorch" in message["memory"]
-    assert "nccl: this node has only one GPU" in told["unmeasured"]
+    assert "nccl: this node has only one GPU" in document["unmeasured"]
     assert message["dcgm"] == "there is no dcgmi"
 
 
 # A Python with torch that answers as pytorch_program.py does, if it runs that program.
-PYTHON = """
+FAKE_PYTHON = """
 import json, os, sys
 if "-c" not in sys.argv:
     assert os.path.basename(sys.argv[2]) == "pytorch_program.py", sys.argv
@@ -127,26 +141,26 @@ if "-c" not in sys.argv:
 """
 
 
-def test_of_all_families_each_program_is_given_what_it_is_to_measure(tmp_path):
-    no_jobs(tmp_path)
-    write(tmp_path / "tree", GPU)
-    tool(tmp_path / "bin", "python3", PYTHON)
-    done = healthd(tmp_path, "--quick", "--json", "--root", str(tmp_path / "tree"), path=str(tmp_path / "bin"))
-    told = {one["test"]: one for one in json.loads(done.stdout)["results"] if one["value"] is not None}
-    assert set(told) == {"gemm_bf16", "cpu_gemm"}, done.stdout
-    assert told["gemm_bf16"]["value"] == 700.0
+def test_each_tool_measures_only_requested_families(tmp_path):
+    tree_without_jobs(tmp_path)
+    write(tmp_path / "tree", GPU_FILES)
+    write_tool(tmp_path / "bin", "python3", FAKE_PYTHON)
+    result = run_validate(tmp_path, "--quick", "--json", "--root", str(tmp_path / "tree"), path=str(tmp_path / "bin"))
+    measured = {entry["test"]: entry for entry in json.loads(result.stdout)["results"] if entry["value"] is not None}
+    assert set(measured) == {"gemm_bf16", "cpu_gemm"}, result.stdout
+    assert measured["gemm_bf16"]["value"] == 700.0
 
 
-def test_a_tool_on_the_path_is_run_and_its_failure_is_a_failure(tmp_path):
-    tool(tmp_path / "bin", "dcgmi", "print('" + json.dumps(FAILING_DCGM) + "')\nraise SystemExit(226)\n")
+def test_failure_of_tool_on_path_fails_validation(tmp_path):
+    write_tool(tmp_path / "bin", "dcgmi", "print('" + json.dumps(FAILING_DCGM) + "')\nraise SystemExit(226)\n")
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = healthd(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json", path=path)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["verdict"]) == (2, "failed"), done.stderr
-    (result,) = told["results"]
+    completed = run_validate(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), "--json", path=path)
+    document = json.loads(completed.stdout)
+    assert (completed.returncode, document["verdict"]) == (2, "failed"), completed.stderr
+    (result,) = document["results"]
     assert (result["test"], result["part"], result["source"]) == ("dcgm_memory", "DCGM 3", "DCGM 4.5.2")
-    done = healthd(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), path=path)
-    assert "dcgm_memory DCGM 3: memory is broken" in done.stdout
+    completed = run_validate(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), path=path)
+    assert "dcgm_memory DCGM 3: memory is broken" in completed.stdout
 
 
 FAILING_DCGM = {
@@ -175,7 +189,7 @@ FAILING_DCGM = {
 
 
 # Prints a recorded output; as a server it waits for its client first, as ib_write_bw does.
-PRINTS = """
+FAKE_TOOL = """
 import socket, sys
 if "-p" in sys.argv and sys.argv[-1] != "127.0.0.1":
     with socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1]))) as listening:
@@ -189,7 +203,7 @@ RECORDED = ROOT / "tests/data/validation"
 
 # A server that finds its port in use for the first `times` runs. `stranger`: another server listens on the port and
 # gets the client.
-TAKEN = """
+BUSY_PORT_TOOL = """
 import os, socket, sys
 mark = {mark!r}
 if sys.argv[-1] != "127.0.0.1" and len(os.listdir(mark)) < {times}:
@@ -209,187 +223,197 @@ if {stranger} and sys.argv[-1] == "127.0.0.1":
 
 @pytest.mark.parametrize("stranger", [False, True])
 @pytest.mark.parametrize(("times", "verdict"), [(0, "ok"), (1, "ok"), (2, "not_measured")])
-def test_a_port_that_somebody_else_took_is_tried_once_more_and_then_named(tmp_path, times, verdict, stranger):
-    no_jobs(tmp_path)
-    write(tmp_path / "tree", {f"/sys/class/infiniband/mlx5_0/ports/1/{file}": text for file, text in PORT.items()})
+def test_busy_port_is_retried_once_and_then_reported(tmp_path, times, verdict, stranger):
+    tree_without_jobs(tmp_path)
+    write(
+        tmp_path / "tree", {f"/sys/class/infiniband/mlx5_0/ports/1/{file}": text for file, text in PORT_FILES.items()}
+    )
     (tmp_path / "mark").mkdir()
     name = str(RECORDED / "perftest_loopback_8m.txt")
-    taken = TAKEN.format(mark=str(tmp_path / "mark"), times=times, stranger=stranger, name=name)
-    tool(tmp_path / "bin", "ib_write_bw", taken + PRINTS.format(name=name))
+    program = BUSY_PORT_TOOL.format(mark=str(tmp_path / "mark"), times=times, stranger=stranger, name=name)
+    write_tool(tmp_path / "bin", "ib_write_bw", program + FAKE_TOOL.format(name=name))
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = healthd(tmp_path, "--only", "ib", "--json", "--root", str(tmp_path / "tree"), path=path)
-    (told,) = json.loads(done.stdout)["results"]
-    assert (told["test"], told["part"], told["verdict"]) == ("ib_loopback", "mlx5_0/1", verdict), done.stdout
+    result = run_validate(tmp_path, "--only", "ib", "--json", "--root", str(tmp_path / "tree"), path=path)
+    (entry,) = json.loads(result.stdout)["results"]
+    assert (entry["test"], entry["part"], entry["verdict"]) == ("ib_loopback", "mlx5_0/1", verdict), result.stdout
     assert len(os.listdir(tmp_path / "mark")) == times
     if verdict != "ok":
-        words = (
+        expected = (
             ("Couldn't read", "remote address")
             if stranger
             else ("ib_write_bw: ended with status 1; ", "; Unable to init")
         )
-        assert told["message"].startswith(words[0])
-        assert words[1] in told["message"]
+        assert entry["message"].startswith(expected[0])
+        assert expected[1] in entry["message"]
 
 
 def test_each_port_and_both_collectives_are_measured(tmp_path):
-    no_jobs(tmp_path)
-    more = {path.replace("1b", "43"): text for path, text in GPU.items()}
-    ports = {f"/sys/class/infiniband/mlx5_{n}/ports/1/{file}": text for n in (0, 3) for file, text in PORT.items()}
-    write(tmp_path / "tree", {**GPU, **more, **ports})
+    tree_without_jobs(tmp_path)
+    second_gpu = {path.replace("1b", "43"): text for path, text in GPU_FILES.items()}
+    ports = {
+        f"/sys/class/infiniband/mlx5_{n}/ports/1/{file}": text for n in (0, 3) for file, text in PORT_FILES.items()
+    }
+    write(tmp_path / "tree", {**GPU_FILES, **second_gpu, **ports})
     for name, file in (
         ("all_reduce_perf", "nccl_all_reduce_a100_2021.txt"),
         ("sendrecv_perf", "nccl_cuda_error_2018.txt"),
         ("ib_write_bw", "perftest_loopback_8m.txt"),
     ):
-        tool(tmp_path / "bin", name, PRINTS.format(name=str(RECORDED / file)))
+        write_tool(tmp_path / "bin", name, FAKE_TOOL.format(name=str(RECORDED / file)))
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = healthd(tmp_path, "--only", "nccl,ib", "--json", "--root", str(tmp_path / "tree"), path=path)
-    told = {(one["test"], one["part"]): one for one in json.loads(done.stdout)["results"]}
-    assert set(told) == {
+    result = run_validate(tmp_path, "--only", "nccl,ib", "--json", "--root", str(tmp_path / "tree"), path=path)
+    entries = {(entry["test"], entry["part"]): entry for entry in json.loads(result.stdout)["results"]}
+    assert set(entries) == {
         ("nccl_all_reduce", ""),
         ("nccl_sendrecv", ""),
         *(("ib_loopback", f"mlx5_{n}/1") for n in (0, 3)),
     }
-    assert (told["nccl_all_reduce", ""]["value"], told["nccl_sendrecv", ""]["verdict"]) == (235.26, "failed")
-    port = told["ib_loopback", "mlx5_3/1"]
+    assert (entries["nccl_all_reduce", ""]["value"], entries["nccl_sendrecv", ""]["verdict"]) == (235.26, "failed")
+    port = entries["ib_loopback", "mlx5_3/1"]
     assert (port["verdict"], port["against"], port["expected"]) == ("ok", "floor", 180.0)  # 0.9 of its rate
-    assert done.returncode == 2
+    assert result.returncode == 2
 
 
-PORT = {"state": "4: ACTIVE\n", "rate": "200 Gb/sec (4X HDR)\n"}
+PORT_FILES = {"state": "4: ACTIVE\n", "rate": "200 Gb/sec (4X HDR)\n"}
 
 
-def test_a_gpu_that_a_tool_does_not_see_is_not_passed_over(tmp_path):
-    no_jobs(tmp_path)
-    eight = (0x18, 0x38, 0x49, 0x59, 0x9B, 0xBB, 0xCA, 0xDA, 0xEA)
-    more = {path.replace("1b", f"{bus:02x}"): text for bus in eight for path, text in GPU.items()}
-    write(tmp_path / "tree", more)
+def test_gpu_missing_in_tool_output_is_not_measured(tmp_path):
+    tree_without_jobs(tmp_path)
+    buses = (0x18, 0x38, 0x49, 0x59, 0x9B, 0xBB, 0xCA, 0xDA, 0xEA)
+    gpu_files = {path.replace("1b", f"{bus:02x}"): text for bus in buses for path, text in GPU_FILES.items()}
+    write(tmp_path / "tree", gpu_files)
     name = str(RECORDED / "nvbandwidth_v0.8_8xh20_memory.txt")
-    tool(tmp_path / "bin", "nvbandwidth", PRINTS.format(name=name))
+    write_tool(tmp_path / "bin", "nvbandwidth", FAKE_TOOL.format(name=name))
     path = f"{tmp_path / 'bin'}:/bin"
-    done = healthd(tmp_path, "--only", "memory", "--json", "--root", str(tmp_path / "tree"), path=path)
-    told = {one["part"]: one for one in json.loads(done.stdout)["results"]}
-    assert len(told) == 9
-    assert told["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
-    assert {one["verdict"] for part, one in told.items() if part != "0000:ea:00.0"} == {"ok"}
-    shown = healthd(tmp_path, "--show")
-    assert "all measured results are good; 8 good, 1 not measured" in shown.stdout
+    result = run_validate(tmp_path, "--only", "memory", "--json", "--root", str(tmp_path / "tree"), path=path)
+    entries = {entry["part"]: entry for entry in json.loads(result.stdout)["results"]}
+    assert len(entries) == 9
+    assert entries["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
+    assert {entry["verdict"] for part, entry in entries.items() if part != "0000:ea:00.0"} == {"ok"}
+    printed = run_validate(tmp_path, "--show")
+    assert "all measured results are good; 8 good, 1 not measured" in printed.stdout
 
 
-def test_gpus_that_an_old_tool_only_numbers_are_named_by_their_addresses(tmp_path):
-    no_jobs(tmp_path)
-    eight = (0x18, 0x38, 0x49, 0x59, 0x9B, 0xBB, 0xCA, 0xDA)
-    write(tmp_path / "tree", {p.replace("1b", f"{bus:02x}"): text for bus in eight for p, text in GPU.items()})
-    tool(tmp_path / "bin", "nvbandwidth", PRINTS.format(name=str(RECORDED / "nvbandwidth_v0.2_8x4090.txt")))
+def test_gpu_indexes_of_old_tool_become_addresses(tmp_path):
+    tree_without_jobs(tmp_path)
+    buses = (0x18, 0x38, 0x49, 0x59, 0x9B, 0xBB, 0xCA, 0xDA)
+    write(tmp_path / "tree", {p.replace("1b", f"{bus:02x}"): text for bus in buses for p, text in GPU_FILES.items()})
+    write_tool(tmp_path / "bin", "nvbandwidth", FAKE_TOOL.format(name=str(RECORDED / "nvbandwidth_v0.2_8x4090.txt")))
     path = f"{tmp_path / 'bin'}:/bin"
-    done = healthd(tmp_path, "--only", "pcie", "--json", "--root", str(tmp_path / "tree"), path=path)
-    told = {(one["test"], one["part"]): one["value"] for one in json.loads(done.stdout)["results"]}
-    assert told["pcie_h2d", "0000:49:00.0"] == 23.9
-    assert len(told) == 16
+    result = run_validate(tmp_path, "--only", "pcie", "--json", "--root", str(tmp_path / "tree"), path=path)
+    values = {(entry["test"], entry["part"]): entry["value"] for entry in json.loads(result.stdout)["results"]}
+    assert values["pcie_h2d", "0000:49:00.0"] == 23.9
+    assert len(values) == 16
 
 
-def test_a_tool_that_others_may_write_is_not_run(tmp_path):
-    tool(tmp_path / "bin", "dcgmi", f"open({str(tmp_path / 'was-run')!r}, 'w')")
+def test_tool_writable_by_others_is_not_run(tmp_path):
+    write_tool(tmp_path / "bin", "dcgmi", f"open({str(tmp_path / 'was-run')!r}, 'w')")
     (tmp_path / "bin/dcgmi").chmod(0o777)
-    done = healthd(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json", path=f"{tmp_path / 'bin'}:/bin")
+    result = run_validate(
+        tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), "--json", path=f"{tmp_path / 'bin'}:/bin"
+    )
     assert not (tmp_path / "was-run").exists()
-    assert done.returncode in (0, 3)
+    assert result.returncode in (0, 3)
 
 
-def test_a_tool_that_hangs_is_ended_and_told(tmp_path):
-    tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
+def test_hanging_tool_is_ended_and_reported(tmp_path):
+    write_tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = healthd(tmp_path, "--only", "dcgm", "--seconds", "8", "--root", no_jobs(tmp_path), "--json", path=path)
-    told = json.loads(done.stdout)
-    assert done.returncode == 3
-    assert "did not end within" in told["results"][0]["message"]
+    result = run_validate(
+        tmp_path, "--only", "dcgm", "--seconds", "8", "--root", tree_without_jobs(tmp_path), "--json", path=path
+    )
+    document = json.loads(result.stdout)
+    assert result.returncode == 3
+    assert "did not end within" in document["results"][0]["message"]
 
 
-def test_sigterm_ends_it_with_all_its_children_and_the_document_says_so(tmp_path):
-    told = tmp_path / "pid"
+def test_sigterm_ends_validation_and_its_children(tmp_path):
+    pid_file = tmp_path / "pid"
     text = (
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"open({str(told)!r} + '.new', 'w').write(str(os.getpid()))\n"
-        f"os.rename({str(told)!r} + '.new', {str(told)!r})\ntime.sleep(600)"
+        f"open({str(pid_file)!r} + '.new', 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\ntime.sleep(600)"
     )
-    tool(tmp_path / "bin", "dcgmi", text)
-    arguments = command(tmp_path, "--only", "dcgm,cpu", "--root", no_jobs(tmp_path), "--json")
-    ours = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
+    write_tool(tmp_path / "bin", "dcgmi", text)
+    arguments = command(tmp_path, "--only", "dcgm,cpu", "--root", tree_without_jobs(tmp_path), "--json")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     try:
-        until(told.exists, "the tool runs")
-        assert (tmp_path / "run/validation.lock").read_text() == f"{ours.pid}\n"
-        ours.send_signal(signal.SIGTERM)
-        out, _ = ours.communicate(timeout=120)
+        until(pid_file.exists, "the tool runs")
+        assert (tmp_path / "run/validation.lock").read_text() == f"{process.pid}\n"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
     finally:
-        ours.kill()
-        ours.wait(240)
-    assert ours.returncode == 3
+        process.kill()
+        process.wait(240)
+    assert process.returncode == 3
     document = json.loads(out)
     assert document["stopped_by"] == "a signal"
-    assert {one["verdict"] for one in document["results"]} == {"not_measured"}
-    until(lambda: not Path(f"/proc/{told.read_text()}").exists(), "it has ended")
+    assert {entry["verdict"] for entry in document["results"]} == {"not_measured"}
+    until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists(), "it has ended")
     assert json.loads((tmp_path / "state/validation.json").read_text()) == document
     assert not (tmp_path / "state/validations.jsonl").exists()
 
 
-def test_what_a_tool_put_into_a_session_of_its_own_is_ended_too(tmp_path):
-    told = tmp_path / "pid"
+def test_process_of_tool_in_own_session_is_ended(tmp_path):
+    pid_file = tmp_path / "pid"
     text = (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
-        f"    open({str(told)!r} + '.new', 'w').write(str(os.getpid()))\n"
-        f"    os.rename({str(told)!r} + '.new', {str(told)!r})\ntime.sleep(600)"
+        f"    open({str(pid_file)!r} + '.new', 'w').write(str(os.getpid()))\n"
+        f"    os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\ntime.sleep(600)"
     )
-    tool(tmp_path / "bin", "dcgmi", text)
-    arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path))
-    ours = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
+    write_tool(tmp_path / "bin", "dcgmi", text)
+    arguments = command(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path))
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.DEVNULL, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    )
     try:
-        until(told.exists, "the child of the tool runs")
-        ours.send_signal(signal.SIGTERM)
-        assert ours.wait(120) == 3
+        until(pid_file.exists, "the child of the tool runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 3
     finally:
-        ours.kill()
-        ours.wait(240)
-    until(lambda: not Path(f"/proc/{told.read_text()}").exists(), "it has ended")
+        process.kill()
+        process.wait(240)
+    until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists(), "it has ended")
 
 
-def test_what_a_tool_calls_failed_when_it_is_ended_is_no_failure(tmp_path):
-    said = tmp_path / "said"
+def test_failure_of_stopped_tool_is_not_counted(tmp_path):
+    marker = tmp_path / "said"
     text = (
         "import pathlib, time\n"
-        f"print({json.dumps(FAILING_DCGM)!r}, flush=True)\npathlib.Path({str(said)!r}).touch()\ntime.sleep(600)"
+        f"print({json.dumps(FAILING_DCGM)!r}, flush=True)\npathlib.Path({str(marker)!r}).touch()\ntime.sleep(600)"
     )
-    tool(tmp_path / "bin", "dcgmi", text)
-    arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json")
-    ours = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
+    write_tool(tmp_path / "bin", "dcgmi", text)
+    arguments = command(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), "--json")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     try:
-        until(said.exists, "the tool has printed its result")
-        ours.send_signal(signal.SIGTERM)
-        out, _ = ours.communicate(timeout=120)
+        until(marker.exists, "the tool has printed its result")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
     finally:
-        ours.kill()
-        ours.wait(240)
+        process.kill()
+        process.wait(240)
     (result, *_) = json.loads(out)["results"]
     assert (result["verdict"], result["message"]) == ("not_measured", "was stopped: memory is broken")
 
 
-def test_a_prolog_that_ends_it_and_waits_for_the_lock_is_told_as_a_job(tmp_path):
-    tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
-    arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json")
-    ours = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
+def test_waiting_prolog_is_reported_as_stopped_by_job(tmp_path):
+    write_tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
+    arguments = command(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), "--json")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     lock = tmp_path / "run/validation.lock"
     waiter = None
     try:
-        until(lambda: lock.exists() and lock.read_text() == f"{ours.pid}\n", "it runs")
+        until(lambda: lock.exists() and lock.read_text() == f"{process.pid}\n", "it runs")
         assert not has_waiter(str(lock))
         code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
         waiter = subprocess.Popen([sys.executable, "-I", "-c", code, str(lock)])
         until(lambda: has_waiter(str(lock)), "the prolog waits")
-        ours.send_signal(signal.SIGTERM)
-        out, _ = ours.communicate(timeout=120)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
         assert waiter.wait(240) == 0
     finally:
-        ours.kill()
-        ours.wait(240)
+        process.kill()
+        process.wait(240)
         if waiter is not None:
             waiter.kill()
             waiter.wait(240)
@@ -398,75 +422,77 @@ def test_a_prolog_that_ends_it_and_waits_for_the_lock_is_told_as_a_job(tmp_path)
     assert not has_waiter(str(tmp_path / "none"))
 
 
-def test_one_validation_at_a_time(tmp_path):
-    tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
-    arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path))
+def test_second_validation_is_refused(tmp_path):
+    write_tool(tmp_path / "bin", "dcgmi", "import time\ntime.sleep(600)")
+    arguments = command(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path))
     first = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
     lock = tmp_path / "run/validation.lock"
     try:
         until(lambda: lock.exists() and lock.read_text() == f"{first.pid}\n", "the first one runs")
-        done = healthd(tmp_path, "--only", "cpu", "--root", no_jobs(tmp_path))
-        assert (done.returncode, done.stdout) == (3, "")
-        assert f"another validation runs on this node, process {first.pid}" in done.stderr
+        result = run_validate(tmp_path, "--only", "cpu", "--root", tree_without_jobs(tmp_path))
+        assert (result.returncode, result.stdout) == (3, "")
+        assert f"another validation runs on this node, process {first.pid}" in result.stderr
     finally:
         first.terminate()
         first.wait(240)
     # An old lock file with a pid that no process holds does not block a validation.
     lock.write_text("1\n")
-    assert healthd(
-        tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", no_jobs(tmp_path)
+    assert run_validate(
+        tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--root", tree_without_jobs(tmp_path)
     ).returncode in (0, 1)
 
 
-def test_it_refuses_beside_a_job_unless_forced(tmp_path):
+def test_validation_is_refused_during_job_unless_forced(tmp_path):
     job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711"
     write(tmp_path / "tree", {f"{job}/cgroup.procs": "", f"{job}/step_0/cgroup.procs": "123\n"})
     tree = str(tmp_path / "tree")
-    done = healthd(tmp_path, "--only", "cpu", "--root", tree)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "job 4711 runs on this node" in done.stderr
+    result = run_validate(tmp_path, "--only", "cpu", "--root", tree)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "job 4711 runs on this node" in result.stderr
     assert not (tmp_path / "state").exists()
-    assert healthd(tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--force", "--root", tree).returncode in (
+    assert run_validate(
+        tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--force", "--root", tree
+    ).returncode in (
         0,
         1,
     )
 
 
-def test_a_job_that_comes_without_a_prolog_ends_it_before_the_next_tool(tmp_path):
-    tree = no_jobs(tmp_path)
+def test_job_without_prolog_stops_validation_before_next_tool(tmp_path):
+    tree = tree_without_jobs(tmp_path)
     step = Path(tree) / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/step_0"
     text = f"import pathlib\nstep = pathlib.Path({str(step)!r})\nstep.mkdir(parents=True)\n"
-    tool(tmp_path / "bin", "dcgmi", f"{text}(step / 'cgroup.procs').write_text('123\\n')\n")
+    write_tool(tmp_path / "bin", "dcgmi", f"{text}(step / 'cgroup.procs').write_text('123\\n')\n")
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = healthd(tmp_path, "--only", "dcgm,cpu", "--seconds", "300", "--root", tree, "--json", path=path)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["stopped_by"]) == (3, "a job")
-    message = {one["test"]: one["message"] for one in told["results"]}
+    result = run_validate(tmp_path, "--only", "dcgm,cpu", "--seconds", "300", "--root", tree, "--json", path=path)
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["stopped_by"]) == (3, "a job")
+    message = {entry["test"]: entry["message"] for entry in document["results"]}
     assert message["cpu_gemm"] == "it was stopped by a job before this"
     assert not (tmp_path / "state/validations.jsonl").exists()
 
 
-@pytest.mark.parametrize("left_mode", [None, 0o644])
-def test_nobody_else_may_read_and_so_take_its_lock(tmp_path, left_mode):
-    if left_mode is not None:
+@pytest.mark.parametrize("existing_mode", [None, 0o644])
+def test_lock_file_is_private_so_other_users_cannot_lock_it(tmp_path, existing_mode):
+    if existing_mode is not None:
         (tmp_path / "run").mkdir(mode=0o755)
         (tmp_path / "run/validation.lock").touch()
-        (tmp_path / "run/validation.lock").chmod(left_mode)
+        (tmp_path / "run/validation.lock").chmod(existing_mode)
     with _alone(str(tmp_path / "run")):
         assert (tmp_path / "run/validation.lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_floor_of_a_test_that_there_is_not_is_told(tmp_path):
-    arguments = command(tmp_path, "--only", "dcgm", "--root", no_jobs(tmp_path), "--json")
+def test_floor_of_unknown_test_is_reported(tmp_path):
+    arguments = command(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), "--json")
     floors = '[checks.validation.floors]\ngemm_bf17 = 600.0\ngemm_bf16 = 600.0\n"ib_loopback mlx5_0/1" = 350.0\n'
     (tmp_path / "healthd.toml").write_text(floors)
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
-    told = [words for words in json.loads(done.stdout)["unmeasured"] if words.startswith("floors")]
-    assert told == ["floors: there is no test gemm_bf17; these floors are ignored"]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
+    messages = [message for message in json.loads(result.stdout)["unmeasured"] if message.startswith("floors")]
+    assert messages == ["floors: there is no test gemm_bf17; these floors are ignored"]
 
 
 @only_root
-def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd):
+def test_other_user_is_warned_about_missing_save_and_lock(tmp_path, capfd):
     (tmp_path / "run").mkdir(mode=0o755)
     (tmp_path / "state").mkdir(mode=0o700)
     validation = Validation("n1", "", 0.0, 1.0, "manual", "", (), ())
@@ -481,9 +507,9 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    told = capfd.readouterr().err
-    assert "not running as root: a job that starts does not end this validation" in told
-    assert "the result is not saved" in told
+    warnings = capfd.readouterr().err
+    assert "not running as root: a job that starts does not end this validation" in warnings
+    assert "the result is not saved" in warnings
     assert not [*(tmp_path / "state").iterdir(), *(tmp_path / "run").iterdir()]
 
 
@@ -499,18 +525,18 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
         (("--why", "fun"), "--why"),
     ],
 )
-def test_wrong_use_is_told_and_nothing_is_measured(tmp_path, arguments, message):
-    done = healthd(tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (64, "")
-    assert message in done.stderr
+def test_wrong_use_exits_64_without_measuring(tmp_path, arguments, message):
+    result = run_validate(tmp_path, *arguments)
+    assert (result.returncode, result.stdout) == (64, "")
+    assert message in result.stderr
 
 
-def test_the_commands_help_and_the_daemon_load_nothing_of_it():
+def test_help_and_daemon_do_not_load_validation():
     code = (
         "import sys, healthd.agent.daemon, healthd.cli.run; from healthd.cli.main import main; main(['--help']); "
         "print([name for name in sys.modules if name.startswith('healthd.validation')])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=ROOT, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert result.stdout.splitlines()[-1] == "[]"

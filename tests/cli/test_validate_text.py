@@ -12,21 +12,23 @@ from tests.validation.test_document import VALIDATIONS
 
 
 def gpu(
-    number: int, value: float | None, verdict: str, message: str = "", test: str = "memory", by: str = "PyTorch 2"
+    number: int, value: float | None, verdict: str, message: str = "", test: str = "memory", source: str = "PyTorch 2"
 ) -> Result:
-    return Result(test, f"0000:{number:02x}:00.0", value, "GB/s", verdict, "peers" if value else "", None, message, by)
+    return Result(
+        test, f"0000:{number:02x}:00.0", value, "GB/s", verdict, "peers" if value else "", None, message, source
+    )
 
 
-def shown(*results: Result, stopped_by: str = "") -> str:
+def text_of(*results: Result, stopped_by: str = "") -> str:
     validation = Validation("gpu-042", "b", 1.8e9, 1.8e9 + 41, "manual", stopped_by, results, ("links between nodes",))
     return text(as_document(validation), Page(100))
 
 
-def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
-    fine = [gpu(number, 2230.0 + number, "ok") for number in range(7)]
-    passed = [gpu(number, None, "ok", test="dcgm_pcie", by="DCGM 4.5.2") for number in range(8)]
-    lines = shown(
-        *fine, *passed, gpu(7, 1634.0, "slow", "27 % below the median"), gpu(8, None, "failed", "wrong")
+def test_text_lists_failures_first_and_one_row_per_good_test():
+    good = [gpu(number, 2230.0 + number, "ok") for number in range(7)]
+    passed = [gpu(number, None, "ok", test="dcgm_pcie", source="DCGM 4.5.2") for number in range(8)]
+    lines = text_of(
+        *good, *passed, gpu(7, 1634.0, "slow", "27 % below the median"), gpu(8, None, "failed", "wrong")
     ).splitlines()
     assert lines[0] == "gpu-042: failed; 1 failed, 1 slow, 15 good, 41 s, 2027-01-15 08:00 UTC"
     assert lines.index("Failed") < lines.index("Slow") < lines.index("Not covered")
@@ -35,17 +37,17 @@ def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
     assert "Passed by DCGM 4.5.2: dcgm_pcie (8)" in lines
 
 
-def test_what_was_not_looked_at_is_told_once_for_all_of_its_parts():
-    told = shown(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_measured", "no room") for number in range(1, 8)))
-    assert told.startswith("gpu-042: all measured results are good; 1 good, 7 not measured")
-    assert "memory 0000:01:00.0, memory 0000:02:00.0, memory 0000:03:00.0, 4 more: no room" in " ".join(told.split())
+def test_text_groups_unmeasured_parts_by_reason():
+    printed = text_of(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_measured", "no room") for number in range(1, 8)))
+    assert printed.startswith("gpu-042: all measured results are good; 1 good, 7 not measured")
+    assert "memory 0000:01:00.0, memory 0000:02:00.0, memory 0000:03:00.0, 4 more: no room" in " ".join(printed.split())
 
 
-def test_one_that_was_stopped_says_by_whom():
-    assert "Stopped by a job: results until then are valid" in shown(stopped_by="a job")
+def test_text_names_cause_of_stop():
+    assert "Stopped by a job: results until then are valid" in text_of(stopped_by="a job")
 
 
 @given(VALIDATIONS, st.integers(20, 200))
-def test_any_validation_has_a_text(validation, width):
-    told = text(as_document(validation), Page(width))
-    assert all(line.isprintable() for line in told.splitlines())
+def test_text_of_any_validation_is_printable(validation, width):
+    printed = text(as_document(validation), Page(width))
+    assert all(line.isprintable() for line in printed.splitlines())

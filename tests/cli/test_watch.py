@@ -23,7 +23,7 @@ from status_daemon import StatusDaemon
 from healthd.cli.watch import frame
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 ENTER, LEAVE = "\033[?1049h", "\033[?1049l"
 
 
@@ -48,9 +48,9 @@ class Terminal:
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def until(self, pattern: str, since: int = 0) -> int:
+    def wait_for(self, pattern: str, since: int = 0) -> int:
         """Wait until `pattern` is drawn after position `since`. Return the length of the drawn text."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not re.search(pattern, self.drawn[since:]):
             assert time.monotonic() < deadline, f"{pattern!r} is not in {self.drawn[since:]!r}"
             if select.select([self.master], [], [], 1.0)[0]:
@@ -68,106 +68,106 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    shown = Terminal(tmp_path, "--watch", "0.5")
-    yield shown
-    shown.close()
+    watched = Terminal(tmp_path, "--watch", "0.5")
+    yield watched
+    watched.close()
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[StatusDaemon]:
-    with StatusDaemon(tmp_path) as answering:
-        yield answering
+    with StatusDaemon(tmp_path) as status_daemon:
+        yield status_daemon
 
 
-def test_it_draws_on_a_screen_of_its_own_and_gives_the_terminal_back_with_the_last_status(daemon, terminal):
-    terminal.until("n: .*unhealthy")
+def test_watch_uses_alternate_screen_and_restores_terminal(daemon, terminal):
+    terminal.wait_for("n: .*unhealthy")
     assert terminal.drawn.startswith(ENTER)
     daemon.document = {**daemon.document, "health": "warning"}
-    terminal.until("n: .*warning")
+    terminal.wait_for("n: .*warning")
     terminal.process.send_signal(signal.SIGINT)
-    assert terminal.process.wait(PATIENCE_SECONDS) == 1
-    terminal.until(re.escape(LEAVE))
+    assert terminal.process.wait(TIMEOUT_SECONDS) == 1
+    terminal.wait_for(re.escape(LEAVE))
     assert terminal.drawn.endswith(LEAVE)
     assert "Traceback" not in terminal.drawn
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_whatever_ends_it_the_terminal_is_as_it_was(daemon, terminal, number):
-    terminal.until("n: .*unhealthy")
+def test_watch_restores_terminal_on_signal(daemon, terminal, number):
+    terminal.wait_for("n: .*unhealthy")
     terminal.process.send_signal(number)
-    assert terminal.process.wait(PATIENCE_SECONDS) == 2
-    terminal.until(re.escape(LEAVE))
+    assert terminal.process.wait(TIMEOUT_SECONDS) == 2
+    terminal.wait_for(re.escape(LEAVE))
 
 
-def test_a_window_of_another_size_is_drawn_anew_without_asking_the_daemon(daemon, tmp_path):
-    shown = Terminal(tmp_path, "--watch", "1h")
+def test_watch_redraws_after_resize_without_query(daemon, tmp_path):
+    watched = Terminal(tmp_path, "--watch", "1h")
     try:
-        seen = shown.until("Open conditions")
+        position = watched.wait_for("Open conditions")
         for rows in (8, 60):
-            shown.resize(60, rows)
-            shown.process.send_signal(signal.SIGWINCH)
-            seen = shown.until("more lines" if rows == 8 else "kernel log", seen)
-        assert daemon.asked == 1
+            watched.resize(60, rows)
+            watched.process.send_signal(signal.SIGWINCH)
+            position = watched.wait_for("more lines" if rows == 8 else "kernel log", position)
+        assert daemon.requests == 1
     finally:
-        shown.close()
+        watched.close()
 
 
-def test_stopped_it_leaves_the_screen_and_comes_back_to_it(daemon, terminal):
-    seen = terminal.until("n: .*unhealthy")
+def test_watch_leaves_screen_on_stop_and_returns_on_continue(daemon, terminal):
+    position = terminal.wait_for("n: .*unhealthy")
     terminal.process.send_signal(signal.SIGTSTP)
     _, status = os.waitpid(terminal.process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
-    seen = terminal.until(re.escape(LEAVE), seen)
+    position = terminal.wait_for(re.escape(LEAVE), position)
     terminal.process.send_signal(signal.SIGCONT)
-    terminal.until(re.escape(ENTER) + "(.|\n)*n: .*unhealthy", seen)
+    terminal.wait_for(re.escape(ENTER) + "(.|\n)*n: .*unhealthy", position)
 
 
-def test_a_daemon_that_goes_is_told_above_what_it_said_last_and_one_that_comes_back_is_shown(tmp_path):
+def test_watch_shows_last_status_while_daemon_is_down(tmp_path):
     with StatusDaemon(tmp_path):
-        shown = Terminal(tmp_path, "--watch", "0.5")
-        seen = shown.until("n: .*unhealthy")
+        watched = Terminal(tmp_path, "--watch", "0.5")
+        position = watched.wait_for("n: .*unhealthy")
     try:
-        seen = shown.until("healthd is not running(.|\n)*Last status, (.|\n)*n: .*unhealthy", seen)
+        position = watched.wait_for("healthd is not running(.|\n)*Last status, (.|\n)*n: .*unhealthy", position)
         with StatusDaemon(tmp_path, node="back"):
-            seen = shown.until("back: .*unhealthy", seen)
-        seen = shown.until("healthd is not running", seen)
-        shown.process.send_signal(signal.SIGINT)
-        assert shown.process.wait(PATIENCE_SECONDS) == 3, "the status of the last query"
+            position = watched.wait_for("back: .*unhealthy", position)
+        position = watched.wait_for("healthd is not running", position)
+        watched.process.send_signal(signal.SIGINT)
+        assert watched.process.wait(TIMEOUT_SECONDS) == 3, "the status of the last query"
     finally:
-        shown.close()
+        watched.close()
 
 
-def test_a_dumb_terminal_gets_one_text_after_another(daemon, tmp_path):
-    shown = Terminal(tmp_path, "--watch", "0.5", TERM="dumb")
+def test_watch_prints_consecutive_texts_on_dumb_terminal(daemon, tmp_path):
+    watched = Terminal(tmp_path, "--watch", "0.5", TERM="dumb")
     try:
-        shown.until("(--- healthd status, every 0.5 s, (.|\n)*){2}n: unhealthy")
-        assert "\033" not in shown.drawn
+        watched.wait_for("(--- healthd status, every 0.5 s, (.|\n)*){2}n: unhealthy")
+        assert "\033" not in watched.drawn
     finally:
-        shown.close()
+        watched.close()
 
 
-@pytest.mark.parametrize(("flags", "begins"), [((), "--- healthd status, every 0.5 s"), (("--json",), "{")])
-def test_a_pipe_gets_one_text_after_another_until_nobody_reads(daemon, tmp_path, flags, begins):
+@pytest.mark.parametrize(("flags", "first_line"), [((), "--- healthd status, every 0.5 s"), (("--json",), "{")])
+def test_watch_prints_consecutive_texts_into_pipe_until_closed(daemon, tmp_path, flags, first_line):
     argv = command(tmp_path, "--watch", "0.5", *flags)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        seen = 0
-        while seen < 2:
+        texts = 0
+        while texts < 2:
             line = process.stdout.readline()
             assert line
             assert "\033" not in line
-            seen += line.rstrip("\n") == begins or line.startswith("--- ")
+            texts += line.rstrip("\n") == first_line or line.startswith("--- ")
         process.stdout.close()
-        assert process.wait(PATIENCE_SECONDS) == 2
+        assert process.wait(TIMEOUT_SECONDS) == 2
         assert process.stderr.read() == ""
 
 
 # --- frame
 
 
-def test_what_has_no_room_is_counted():
+def test_frame_counts_lines_without_room():
     drawn = frame("title", "\n".join(f"line {n}" for n in range(30)), 80, 10)
     assert re.sub(r"\033\[[A-Z]", "", drawn).split("\r\n") == [
         "title", *(f"line {n}" for n in range(8)), "... 22 more lines: healthd status | less"
@@ -175,8 +175,8 @@ def test_what_has_no_room_is_counted():
 
 
 @given(st.text(), st.integers(1, 200), st.integers(1, 100))
-def test_no_text_steers_the_terminal_or_makes_it_scroll(text, columns, rows):
+def test_frame_never_scrolls_and_escapes_control_characters(text, columns, rows):
     drawn = frame("title", text, columns, rows)
-    left = re.sub(r"\033\[(?:[HKJ]|[0-9;]{1,16}m)", "", drawn)
-    assert "\033" not in left
-    assert left.count("\r\n") <= max(rows, 3) - 1
+    remaining = re.sub(r"\033\[(?:[HKJ]|[0-9;]{1,16}m)", "", drawn)
+    assert "\033" not in remaining
+    assert remaining.count("\r\n") <= max(rows, 3) - 1

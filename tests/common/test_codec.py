@@ -86,11 +86,11 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
         ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; known here: x, y'),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(data, sentence):
+def test_load_rejects_invalid_data_with_its_place(data, sentence):
     assert refusal(data) == sentence
 
 
-def test_at_the_top_the_place_is_called_so():
+def test_load_names_the_top_level():
     assert refusal({}, where="") == "top level: missing whole"
     assert refusal({"whole": "x"}, where="").startswith("whole: ")
 
@@ -100,37 +100,37 @@ class Timed:
     interval_seconds: float = 1.0
 
 
-def test_a_time_in_words_is_answered_with_how_to_write_it():
+def test_load_explains_how_to_write_a_time():
     sentence = 'here.interval_seconds: must be a number, got "5m"; write a plain number of seconds, like 300'
     assert refusal({"interval_seconds": "5m"}, Timed) == sentence
 
 
-def test_a_whole_number_is_a_number():
+def test_load_accepts_whole_number_as_number():
     assert load(Timed, {"interval_seconds": 300}) == Timed(300.0)
     assert type(load(Timed, {"interval_seconds": 300}).interval_seconds) is float
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400), 16**6000], ids=["big", "small", "huge"])
-def test_a_number_that_no_float_holds_is_refused_in_a_sentence(number):
+def test_load_rejects_number_beyond_float(number):
     assert "here.interval_seconds: " in refusal({"interval_seconds": number}, Timed)
 
 
-def test_a_long_value_is_shown_short():
+def test_show_shortens_long_value():
     assert len(refusal({"whole": "x" * 10000})) < 200
     assert len(show("x" * 10000)) < 100
 
 
-def test_a_misspelt_word_gets_the_nearest_and_another_one_the_list():
+def test_spelling_hint_has_nearest_word_or_the_list():
     assert spelling_hint("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
     assert spelling_hint("zzz", ["b", "a"]) == "; known here: a, b"
     assert spelling_hint("zzz", []) == ""
 
 
-def test_a_list_that_nobody_would_read_is_no_hint():
+def test_spelling_hint_omits_long_list():
     assert spelling_hint("zzz", map(str, range(1000))) == ""
 
 
-def test_what_is_at_its_default_is_not_written():
+def test_dump_omits_defaults():
     assert dump(Everything(1)) == {"whole": 1}
     assert dump(Everything(1, number=2.0, colour=Colour.DARK_BLUE)) == {
         "whole": 1,
@@ -139,7 +139,7 @@ def test_what_is_at_its_default_is_not_written():
     }
 
 
-def test_what_is_required_is_written_whatever_it_is():
+def test_dump_writes_required_fields():
     assert dump(Point(0)) == {"x": 0}
 
 
@@ -156,14 +156,14 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @given(data=st.data())
-def test_what_is_dumped_goes_through_json_and_loads_as_it_was(cls, data):
+def test_dump_and_load_round_trip_through_json(cls, data):
     value = data.draw(st.from_type(cls))
     assert load(cls, json.loads(json.dumps(dump(value)))) == value
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @given(data=ANY)
-def test_any_data_makes_a_value_or_one_sentence(cls, data):
+def test_load_of_any_data_gives_a_value_or_error(cls, data):
     try:
         value = load(cls, data, "here")
     except ConvertError as error:
@@ -175,7 +175,7 @@ def test_any_data_makes_a_value_or_one_sentence(cls, data):
 
 
 @given(st.from_type(Everything), st.sampled_from(["whole", "number", "text", "truth", "many", "counts"]), ANY)
-def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacement):
+def test_load_rejects_wrong_field_at_its_place(value, name, replacement):
     data = {**dump(value), name: replacement}
     try:
         loaded = load(Everything, data, "here")
@@ -188,25 +188,25 @@ def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacemen
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**64), 10**400])
-def test_a_whole_number_that_nothing_can_have_is_refused(number):
+def test_load_rejects_number_above_64_bits(number):
     """Otherwise a calculation raises OverflowError elsewhere."""
     with pytest.raises(ConvertError, match=r"here\.whole: must be a number of at most 64 bits, got "):
         load(Everything, {"whole": number}, "here")
 
 
 @pytest.mark.parametrize("number", [2**64 - 1, 1 - 2**64])
-def test_the_largest_whole_numbers_are_taken(number):
+def test_load_accepts_largest_64_bit_numbers(number):
     assert load(KernelEvent, {"kind": "xid", "pid": number}).pid == number
 
 
-def test_one_is_not_left_out_where_the_default_is_true() -> None:
+def test_dump_keeps_1_if_default_is_true() -> None:
     """They are equal in Python, but "expected = 1" of a node with one GPU must not become "expected = true"."""
     for value in (1, 1.0, True):
         loaded = load(Entry, json.loads(json.dumps(dump(Entry("gpu_count", "expected", value)))))
         assert (loaded.value, type(loaded.value)) == (value, type(value))
 
 
-def test_what_a_setting_may_be_is_as_typing_reads_it():
+def test_type_hints_equals_typing_get_type_hints():
     """values.py evaluates what healthd's classes have in common only once."""
     classes = [
         Settings,
@@ -218,15 +218,15 @@ def test_what_a_setting_may_be_is_as_typing_reads_it():
     for cls in classes:
         by_typing = typing.get_type_hints(cls, include_extras=True)
         assert list(type_hints(cls)) == list(by_typing)
-        assert shown(type_hints(cls)) == shown(by_typing)
+        assert normalised_repr(type_hints(cls)) == normalised_repr(by_typing)
 
 
-def shown(kinds):
+def normalised_repr(kinds):
     """Return the representation without memory addresses, because each rule is a separate object."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(kinds))
 
 
-def test_a_class_of_others_is_read_by_typing():
+def test_load_reads_classes_of_sites():
     @dataclass(frozen=True, slots=True)
     class Config(CheckConfig):
         share: "float | None" = None  # noqa: UP037
@@ -263,10 +263,10 @@ def test_load_reports_every_mistake_of_lists_and_tables(data, places):
     with pytest.raises(ConvertError) as raised:
         load(Lists, data, "here")
     found = [mistake.partition(": ")[0] for mistake in raised.value.mistakes]
-    assert [place.removeprefix("here.").removeprefix("patterns.") for place in found] == places
+    assert [path.removeprefix("here.").removeprefix("patterns.") for path in found] == places
 
 
-def test_load_reports_a_missing_field_beside_other_mistakes_and_a_wrong_field_only_once():
+def test_load_reports_missing_field_with_other_mistakes_and_wrong_field_once():
     with pytest.raises(ConvertError) as raised:
         load(Point, {"y": "1"}, "here")
     assert [mistake.partition(": ")[2].split()[0] for mistake in raised.value.mistakes] == ["must", "missing"]
@@ -277,10 +277,10 @@ def test_load_reports_a_missing_field_beside_other_mistakes_and_a_wrong_field_on
 
 @given(st.lists(st.floats() | st.text(max_size=3), max_size=6))
 def test_load_names_exactly_the_wrong_items_of_a_list(items):
-    wrong = [i for i, item in enumerate(items) if isinstance(item, str) or not math.isfinite(item)]
+    wrong_indexes = [i for i, item in enumerate(items) if isinstance(item, str) or not math.isfinite(item)]
     found: tuple[str, ...] = ()
     try:
         load(Lists, {"items": items}, "here")
     except ConvertError as error:
         found = error.mistakes
-    assert [mistake.partition(": ")[0] for mistake in found] == [f"here.items[{i}]" for i in wrong]
+    assert [mistake.partition(": ")[0] for mistake in found] == [f"here.items[{i}]" for i in wrong_indexes]

@@ -22,37 +22,37 @@ def runtime(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_it_stands_until_its_end_and_no_moment_longer(runtime: str) -> None:
+def test_active_pause_ends_exactly_at_until(runtime: str) -> None:
     assert active_pause(runtime, NOW) == active_pause(runtime, PAUSE.until - 0.001) == PAUSE
     assert active_pause(runtime, PAUSE.until) is None
 
 
-def test_who_is_not_root_may_read_it_and_not_write_it(runtime: str) -> None:
+def test_write_pause_makes_file_readable_for_all_and_writable_for_root(runtime: str) -> None:
     assert (Path(runtime) / FILE).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_new_one_takes_the_place_of_the_old_one_and_an_end_ends_it(runtime: str) -> None:
-    other = DetectionPause(NOW + 60, "shorter", "root (uid 0)", NOW)
-    detection_pause.write_pause(runtime, other)
-    assert active_pause(runtime, NOW) == other
+def test_write_pause_replaces_and_remove_pause_ends_it(runtime: str) -> None:
+    shorter = DetectionPause(NOW + 60, "shorter", "root (uid 0)", NOW)
+    detection_pause.write_pause(runtime, shorter)
+    assert active_pause(runtime, NOW) == shorter
     assert detection_pause.remove_pause(runtime)
     assert active_pause(runtime, NOW) is None
     assert not detection_pause.remove_pause(runtime)
 
 
-def test_without_a_directory_there_is_none(tmp_path: Path) -> None:
+def test_active_pause_returns_none_without_directory(tmp_path: Path) -> None:
     assert active_pause(str(tmp_path / "none"), NOW) is None
 
 
-def test_a_folder_or_a_link_in_its_place_is_none(tmp_path: Path) -> None:
+def test_active_pause_returns_none_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     assert active_pause(str(tmp_path), NOW) is None
 
 
-@pytest.mark.parametrize(("seconds", "stands"), [(MAX_SECONDS, True), (MAX_SECONDS + 1, False), (0.0, False)])
-def test_one_that_is_longer_than_a_week_was_not_written_by_healthd(seconds: float, stands: bool) -> None:
+@pytest.mark.parametrize(("seconds", "is_valid"), [(MAX_SECONDS, True), (MAX_SECONDS + 1, False), (0.0, False)])
+def test_parse_rejects_pause_longer_than_a_week(seconds: float, is_valid: bool) -> None:
     text = json.dumps({"until": NOW + seconds, "why": "x", "who": "y", "given": NOW})
-    assert (parse(text.encode()) is not None) is stands
+    assert (parse(text.encode()) is not None) is is_valid
 
 
 KEYS = st.sampled_from(["until", "why", "who", "given", "x"])
@@ -63,6 +63,6 @@ JSON = st.recursive(
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda data: json.dumps(data).encode()))
-def test_whatever_the_file_says_it_is_a_pause_or_none(content: bytes) -> None:
+def test_parse_of_any_content_gives_a_pause_or_none(content: bytes) -> None:
     found = parse(content)
     assert found is None or 0 < found.until - found.given <= MAX_SECONDS

@@ -19,7 +19,7 @@ def modules() -> list[ModuleType]:
     return [importlib.import_module(module.name) for module in found if not module.name.endswith("__main__")]
 
 
-def raised() -> list[type[BaseException]]:
+def defined_exceptions() -> list[type[BaseException]]:
     """Return every exception class that a module of healthd defines."""
     return [
         value
@@ -29,5 +29,5 @@ def raised() -> list[type[BaseException]]:
     ]
 
 
-def test_every_error_of_healthd_is_a_healthd_error() -> None:
-    assert [error.__qualname__ for error in raised() if not issubclass(error, HealthdError)] == []
+def test_every_exception_of_healthd_is_a_healthd_error() -> None:
+    assert [error.__qualname__ for error in defined_exceptions() if not issubclass(error, HealthdError)] == []

@@ -11,22 +11,22 @@ from healthd.common import guard
 from healthd.common.guard import DISPLAY_SECONDS, SLURM, SOCKET, never_raises
 
 
-def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropping_errors_counts_and_displays_error_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         with guard.dropping_errors(SOCKET, {"number": number}):
             int("x")
     assert dict(guard.dropped) == {"socket": 3}
-    now = time.time()
-    (sentence,) = guard.problems(now)
+    later = time.time()
+    (sentence,) = guard.problems(later)
     assert sentence.startswith("socket: 3 inputs were dropped because healthd failed, the last one by ValueError: ")
-    assert list(guard.problems(now + DISPLAY_SECONDS)) == []
-    (said,) = caplog.records
-    assert said.levelno == logging.ERROR
-    assert "{'number': 0}" in said.getMessage()
-    assert said.exc_info is not None, "logged once with its traceback"
+    assert list(guard.problems(later + DISPLAY_SECONDS)) == []
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "{'number': 0}" in record.getMessage()
+    assert record.exc_info is not None, "logged once with its traceback"
 
 
-def test_the_same_mistake_at_another_boundary_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_same_error_at_another_boundary_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     for boundary in (SOCKET, SLURM, SOCKET):
         with guard.dropping_errors(boundary):
             int("x")
@@ -34,7 +34,7 @@ def test_the_same_mistake_at_another_boundary_is_told_too(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
-def test_what_is_meant_to_end_the_program_ends_it(ends: type[BaseException]) -> None:
+def test_dropping_errors_lets_exit_exceptions_pass(ends: type[BaseException]) -> None:
     with pytest.raises(ends), guard.dropping_errors(SOCKET):
         raise ends
 
@@ -44,18 +44,16 @@ class Untold:
         raise ValueError("no words")
 
 
-def test_text_of_others_is_told_short_and_printable_or_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_drop_logs_short_printable_text(caplog: pytest.LogCaptureFixture) -> None:
     guard.drop("socket", ValueError("a\x1b[31m\n" + "b" * 10_000), "c\n" * 10_000)
     guard.drop("slurm", ValueError(Untold()), Untold())
-    for said in caplog.messages:
-        assert said.isprintable()
-        assert len(said) < 600
+    for message in caplog.messages:
+        assert message.isprintable()
+        assert len(message) < 600
     assert "a Untold that cannot be shown: ValueError" in caplog.messages[1]
 
 
-def test_a_mistake_that_moves_through_the_program_does_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drop_limits_logged_locations(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MAX_LOGGED_LOCATIONS", 3)
     for number in range(10):
         program = "\n" * number + "try: 1 / 0\nexcept Exception as error: guard.drop('here', error)"
@@ -64,7 +62,7 @@ def test_a_mistake_that_moves_through_the_program_does_not_fill_the_log(
     assert guard.dropped["here"] == 10
 
 
-def test_a_reader_that_stumbles_knows_nothing_of_it() -> None:
+def test_never_raises_returns_none_after_error() -> None:
     @never_raises("socket")
     def number(text: str) -> int | None:
         return int(text)

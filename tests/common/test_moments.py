@@ -35,17 +35,17 @@ MOVED = Inner(11.0, 12.0)
 OUTER = Outer(INNER, (INNER, INNER), {"a": INNER}, 3.0, "text", {"position": 4.0, "of": [1, "b"]})
 
 
-def test_with_moments_changes_each_moment_at_any_depth_and_nothing_else() -> None:
+def test_change_moments_changes_each_moment_at_any_depth() -> None:
     expected = replace(OUTER, one=MOVED, several=(MOVED, MOVED), named={"a": MOVED}, at=13.0)
     assert change_moments(OUTER, MOMENT, later, {}) == expected
 
 
-def test_with_moments_changes_only_fields_of_the_mark() -> None:
+def test_change_moments_changes_only_fields_with_the_marker() -> None:
     assert change_moments(OUTER, PAST, later, {}).one == Inner(1.0, 12.0)
     assert change_moments(OUTER, PAST, later, {}).at == OUTER.at
 
 
-def test_with_moments_leaves_types_in_whole_to_their_function() -> None:
+def test_change_moments_applies_given_function_to_a_type() -> None:
     found = change_moments(OUTER, MOMENT, later, {Inner: lambda inner: replace(inner, seconds=inner.at)})
     assert found.one == Inner(1.0, 2.0, 1.0)
     assert found.at == 13.0

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from fakes import refusal
+from fakes import parse_or_error
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import captured
+from trees import captured_text
 
 from healthd.common.mountinfo import Mount, find_mount, is_host_file_system, is_local, is_loop_device, parse, parse_all
 
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
 
 
-def test_a_line_says_where_what_and_how():
+def test_parse_reads_point_type_and_options():
     assert parse(NFS) == Mount("/data", "nfs4", "0:42", False, ("rw", "vers=4.2"), "server:/srv")
 
 
 @pytest.mark.parametrize(
-    ("mount", "file_system", "turned"),
+    ("mount", "file_system", "error_state"),
     [
         ("rw", "rw", ""),
         ("ro", "ro", ""),  # mounted read-only
@@ -29,11 +29,11 @@ def test_a_line_says_where_what_and_how():
         ("rw", "rw,shutdown", "shut down"),  # Linux 6.18
     ],
 )
-def test_what_the_kernel_turned_is_told_from_what_somebody_mounted_so(mount, file_system, turned):
-    assert parse(f"63 43 7:0 / /srv {mount},relatime - ext4 /dev/loop0 {file_system}").error_state == turned
+def test_error_state_distinguishes_kernel_errors_from_read_only_mounts(mount, file_system, error_state):
+    assert parse(f"63 43 7:0 / /srv {mount},relatime - ext4 /dev/loop0 {file_system}").error_state == error_state
 
 
-def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
+def test_find_mount_prefers_longest_and_last_mount_point():
     points = ["/proc", "/", "/data", "/data/a", "/data"]
     mounts = [Mount(point, str(number), "", False, ()) for number, point in enumerate(points)]
 
@@ -60,32 +60,32 @@ def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
         ({}, "/", False),
     ],
 )
-def test_a_path_is_local_if_no_file_server_is_on_the_way(mounts, path, local):
+def test_is_local_is_false_if_path_crosses_a_file_server(mounts, path, local):
     assert is_local([Mount(point, fstype, "", False, ()) for point, fstype in mounts.items()], path) is local
 
 
-def test_of_several_mounts_at_one_point_the_last_counts():
+def test_is_local_uses_last_mount_at_a_point():
     mounts = [Mount("/", "ext4", "", False, ()), Mount("/a", "xfs", "", False, ()), Mount("/a", "nfs", "", False, ())]
     assert not is_local(mounts, "/a")
     assert is_local([*mounts, mounts[1]], "/a")
 
 
-def test_a_real_table_is_read_whole():
-    mounts, wrong = parse_all(captured("mountinfo_gpu_node.txt").strip())
-    assert wrong == ""
+def test_parse_all_reads_real_table():
+    mounts, error = parse_all(captured_text("mountinfo_gpu_node.txt").strip())
+    assert error == ""
     assert {mount.fstype for mount in mounts} >= {"ext4", "tmpfs", "fuse.lxcfs", "cgroup2"}
     assert {mount.error_state for mount in mounts} == {""}
 
 
-def test_an_empty_table_is_said_and_none_at_all_is_a_captured_tree():
+def test_parse_all_rejects_empty_table_and_accepts_missing_one():
     assert parse_all("") == ([], "/proc/self/mountinfo is empty")
     assert parse_all(None) == ([], "")
 
 
-def test_a_garbled_line_is_said_and_hides_no_other():
-    mounts, wrong = parse_all(f"garbage\n{NFS}\n{NFS[:30]}")
+def test_parse_all_reports_garbled_line_and_keeps_others():
+    mounts, error = parse_all(f"garbage\n{NFS}\n{NFS[:30]}")
     assert [mount.point for mount in mounts] == ["/data"]
-    assert "not a mount: 'garbage'" in wrong
+    assert "not a mount: 'garbage'" in error
 
 
 @given(
@@ -93,7 +93,7 @@ def test_a_garbled_line_is_said_and_hides_no_other():
     optional=st.lists(st.sampled_from(["shared:1", "master:2", "propagate_from:3", "unbindable"])),
     read_only=st.booleans(),
 )
-def test_every_mount_point_that_can_be_made_is_read(point, optional, read_only):
+def test_parse_reads_every_valid_mount_point(point, optional, read_only):
     escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in f"/{point}")
     options = "ro" if read_only else "rw"
     line = " ".join(["16", "1", "0:42", "/", escaped, f"{options},x", *optional, "-", "nfs4", "", "rw"])
@@ -101,11 +101,11 @@ def test_every_mount_point_that_can_be_made_is_read(point, optional, read_only):
 
 
 @given(st.one_of(st.text(max_size=60), st.integers(0, len(NFS)).map(lambda end: NFS[:end])))
-def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
-    found, said = refusal(parse, line)
-    if said:
-        assert said.startswith("/proc/self/mountinfo: not a mount: ")
-        assert "\n" not in said
+def test_parse_of_any_line_gives_a_mount_or_error(line):
+    found, error = parse_or_error(parse, line)
+    if error:
+        assert error.startswith("/proc/self/mountinfo: not a mount: ")
+        assert "\n" not in error
     else:
         assert found.point.startswith("/")
 
@@ -122,6 +122,6 @@ def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
         ("22 21 0:42 / /data rw - nfs4 server:/srv rw", False),
     ],
 )
-def test_the_nodes_own_file_systems_are_told_from_those_of_containers_and_images(line, expected):
+def test_is_host_file_system_excludes_containers_and_images(line, expected):
     mount = parse(line)
     assert (is_host_file_system(mount) and not is_loop_device(mount)) is expected

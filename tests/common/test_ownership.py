@@ -28,7 +28,7 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1)) -> os.stat_result:
+def stat_result(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1)) -> os.stat_result:
     return cast(os.stat_result, SimpleNamespace(st_mode=mode, st_uid=uid, st_gid=gid, st_dev=device))
 
 
@@ -36,7 +36,7 @@ def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1))
 
 
 @pytest.mark.parametrize(
-    ("mode", "uid", "gid", "who"),
+    ("mode", "uid", "gid", "reason"),
     [
         (stat.S_IFREG | 0o600, 0, 4711, ""),
         (stat.S_IFREG | 0o644, 1000, 4711, ""),  # the user that healthd runs as
@@ -52,32 +52,34 @@ def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1))
         (stat.S_IFLNK | 0o777, 1001, 0, "belongs to user 1001; it must belong to root"),
     ],
 )
-def test_who_else_could_change_it(mode: int, uid: int, gid: int, who: str) -> None:
-    assert untrusted_reason(about(mode, uid, gid), {0, 1000}) == who
+def test_untrusted_reason_names_owner_or_writers(mode: int, uid: int, gid: int, reason: str) -> None:
+    assert untrusted_reason(stat_result(mode, uid, gid), {0, 1000}) == reason
 
 
-def test_a_folder_in_which_files_are_made_may_not_be_sticky() -> None:
-    assert "is writable by all users" in untrusted_reason(about(stat.S_IFDIR | 0o1777), {0}, allow_sticky=False)
+def test_untrusted_reason_rejects_sticky_folder_for_new_files() -> None:
+    assert "is writable by all users" in untrusted_reason(stat_result(stat.S_IFDIR | 0o1777), {0}, allow_sticky=False)
 
 
-def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
-    found = about(stat.S_IFREG | 0o664)
+def test_untrusted_reason_reports_acl_from_group_bits() -> None:
+    found = stat_result(stat.S_IFREG | 0o664)
     assert "by other users through an ACL (mode 664" in untrusted_reason(found, {0}, has_acl=lambda: True)
     assert (
-        untrusted_reason(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""
+        untrusted_reason(stat_result(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""
     )  # the mask of the ACL denies writing
 
 
-@pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
-def test_a_users_fuse_mount_says_what_it_likes(user: int | None, who: str) -> None:
-    found = about(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
-    assert untrusted_reason(found, {0}, mounted_by=user) == who
+@pytest.mark.parametrize(("user", "reason"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
+def test_untrusted_reason_rejects_fuse_mount_of_a_user(user: int | None, reason: str) -> None:
+    found = stat_result(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
+    assert untrusted_reason(found, {0}, mounted_by=user) == reason
 
 
 @given(st.integers(0, 0o7777), st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans())
-def test_nothing_that_another_may_write_is_ever_taken(mode: int, uid: int, gid: int, acl: bool, link: bool) -> None:
+def test_untrusted_reason_rejects_everything_that_others_may_write(
+    mode: int, uid: int, gid: int, acl: bool, link: bool
+) -> None:
     kind = stat.S_IFLNK if link else stat.S_IFREG
-    if untrusted_reason(about(kind | mode, uid, gid), {0}, has_acl=lambda: acl) == "":
+    if untrusted_reason(stat_result(kind | mode, uid, gid), {0}, has_acl=lambda: acl) == "":
         assert uid == 0
         assert link or not mode & 0o002
         assert link or not mode & 0o020 or (gid == 0 and not acl)
@@ -86,7 +88,7 @@ def test_nothing_that_another_may_write_is_ever_taken(mode: int, uid: int, gid: 
 # --- the path to a file
 
 
-def test_each_step_up_to_the_root_is_looked_at(tmp_path: Path) -> None:
+def test_read_checks_each_directory_up_to_the_root(tmp_path: Path) -> None:
     file = tmp_path / "a/b/settings.toml"
     file.parent.mkdir(parents=True)
     file.write_text("x = 1\n")
@@ -100,7 +102,7 @@ def test_each_step_up_to_the_root_is_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["real/file", "{}/real/file", "real/../real/./file", "./through/../real/file"])
-def test_a_link_of_ours_is_followed_and_what_it_leads_through_is_looked_at(tmp_path: Path, target: str) -> None:
+def test_read_follows_trusted_link_and_checks_its_path(tmp_path: Path, target: str) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/file").write_text("ours")
     (tmp_path / "real/below").mkdir()
@@ -115,7 +117,7 @@ def test_a_link_of_ours_is_followed_and_what_it_leads_through_is_looked_at(tmp_p
         ownership.read(str(tmp_path / "link"))
 
 
-def test_links_in_a_circle_and_what_is_missing_are_the_kernels_words(tmp_path: Path) -> None:
+def test_read_reports_circular_links_and_missing_files_like_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links") as raised:
@@ -129,7 +131,7 @@ def test_links_in_a_circle_and_what_is_missing_are_the_kernels_words(tmp_path: P
         ownership.read(str(tmp_path / "file/below"))
 
 
-def test_a_chain_of_links_is_followed_as_far_as_the_kernel_does(tmp_path: Path) -> None:
+def test_read_follows_as_many_links_as_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("x")
     for number in range(1, ownership.MAX_LINKS + 2):
         (tmp_path / str(number)).symlink_to(str(number - 1))
@@ -138,13 +140,13 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_does(tmp_path: Path) 
         ownership.read(str(tmp_path / str(ownership.MAX_LINKS + 1)))
 
 
-def test_a_fifo_is_no_file_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+def test_read_rejects_fifo_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="Is not a file"):
         ownership.read(str(tmp_path / "fifo"))
 
 
-def test_a_relative_path_begins_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_resolves_relative_path_from_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     monkeypatch.chdir(tmp_path)
     assert ownership.read("./file") == b"x"
@@ -152,7 +154,7 @@ def test_a_relative_path_begins_where_we_are(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "other").read_text() == "y"
 
 
-def test_a_folder_is_made_with_those_above_it_and_is_ours_alone(tmp_path: Path) -> None:
+def test_open_folder_creates_parents_with_given_mode(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         with ownership.open_folder(str(tmp_path / "a/b"), make_mode=0o755) as made:
@@ -162,7 +164,7 @@ def test_a_folder_is_made_with_those_above_it_and_is_ours_alone(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -188,7 +190,7 @@ def acl(user: int, rights: int) -> bytes:
 
 
 @as_root
-def test_a_file_that_an_acl_lets_another_write_is_refused(tmp_path: Path) -> None:
+def test_read_rejects_file_writable_through_acl(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("")
     try:
@@ -200,12 +202,12 @@ def test_a_file_that_an_acl_lets_another_write_is_refused(tmp_path: Path) -> Non
         ownership.read(str(file))
 
 
-def test_whose_a_fuse_mount_is_stands_in_mountinfo() -> None:
+def test_parse_fuse_user_reads_user_from_mountinfo() -> None:
     line = "300 36 0:77 / /scratch/alice rw,nosuid shared:1 - fuse.sshfs alice@x:/ rw,user_id=1000,group_id=1000"
     assert dict(ownership.parse_fuse_user(line)) == {os.makedev(0, 77): 1000}
     assert list(ownership.parse_fuse_user(line.replace("fuse.sshfs", "fuse"))) == [(os.makedev(0, 77), 1000)]
-    for other in ("virtiofs", "fusectl", "tmpfs"):
-        assert list(ownership.parse_fuse_user(line.replace("fuse.sshfs", other))) == []
+    for fstype in ("virtiofs", "fusectl", "tmpfs"):
+        assert list(ownership.parse_fuse_user(line.replace("fuse.sshfs", fstype))) == []
 
 
 # --- a second user
@@ -223,7 +225,7 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def as_nobody(work: Callable[[], Any], wait: bool = True) -> int:
+def run_as_nobody(work: Callable[[], Any], wait: bool = True) -> int:
     """Run a function as the user nobody in a new process and return its pid. With `wait`, check that it succeeded."""
     pid = os.fork()
     if pid == 0:
@@ -242,7 +244,7 @@ def as_nobody(work: Callable[[], Any], wait: bool = True) -> int:
 
 
 @pytest.fixture
-def users(shared: Path) -> Path:
+def user_folder(shared: Path) -> Path:
     """A folder of another user below `shared`."""
     folder = shared / "home"
     folder.mkdir(mode=0o755)
@@ -251,41 +253,43 @@ def users(shared: Path) -> Path:
 
 
 @as_root
-def test_a_textfile_in_a_users_folder_overwrites_nothing(shared: Path, users: Path) -> None:
+def test_replace_file_in_folder_of_user_overwrites_nothing(shared: Path, user_folder: Path) -> None:
     """The user creates links at the target name and at each temporary name that root may use."""
     precious = shared / "precious"
     precious.write_text("root's")
 
     def plant() -> None:
-        (users / "metrics").symlink_to(shared)
+        (user_folder / "metrics").symlink_to(shared)
         for pid in range(os.getppid() - 3, os.getppid() + 3):
-            (users / f"healthd.prom.{pid}.new").symlink_to(precious)
-        (users / "healthd.prom").symlink_to(precious)
+            (user_folder / f"healthd.prom.{pid}.new").symlink_to(precious)
+        (user_folder / "healthd.prom").symlink_to(precious)
 
-    as_nobody(plant)
-    for path in (users / "healthd.prom", users / "metrics/healthd.prom"):
-        with pytest.raises(Untrusted, match=f"^{users} belongs to user {NOBODY}; it must belong to root$"):
+    run_as_nobody(plant)
+    for path in (user_folder / "healthd.prom", user_folder / "metrics/healthd.prom"):
+        with pytest.raises(Untrusted, match=f"^{user_folder} belongs to user {NOBODY}; it must belong to root$"):
             replace_file(str(path), "metrics")
     assert precious.read_text() == "root's"
     assert not (shared / "healthd.prom").exists()
 
 
 @as_root
-def test_a_runtime_directory_of_somebody_else_is_not_taken(shared: Path, users: Path) -> None:
+def test_lock_rejects_runtime_directory_of_another_user(shared: Path, user_folder: Path) -> None:
     precious = shared / "precious"
     precious.write_text("root's")
 
     def plant() -> None:
-        (users / "run").mkdir()
+        (user_folder / "run").mkdir()
         for name in ("lock", "workers.json", "ledger.json", "verdict"):
-            (users / "run" / name).symlink_to(precious)
+            (user_folder / "run" / name).symlink_to(precious)
 
-    as_nobody(plant)
-    with pytest.raises(Untrusted, match=f"^{users}/run \\(runtime_dir\\): refused: {users} belongs to user {NOBODY}"):
-        lock(str(users / "run"))
+    run_as_nobody(plant)
+    with pytest.raises(
+        Untrusted, match=f"^{user_folder}/run \\(runtime_dir\\): refused: {user_folder} belongs to user {NOBODY}"
+    ):
+        lock(str(user_folder / "run"))
     (shared / "tmp").mkdir()
     (shared / "tmp").chmod(0o1777)
-    as_nobody(lambda: (shared / "tmp/healthd").mkdir())
+    run_as_nobody(lambda: (shared / "tmp/healthd").mkdir())
     with pytest.raises(Untrusted, match=f": refused: {shared}/tmp/healthd belongs to user {NOBODY}"):
         lock(str(shared / "tmp/healthd"))
     os.close(lock(str(shared / "tmp/own")))  # a sticky folder of root, in which no other user created the name first
@@ -293,7 +297,7 @@ def test_a_runtime_directory_of_somebody_else_is_not_taken(shared: Path, users: 
 
 
 @as_root
-def test_a_link_that_lies_where_the_lock_should_is_not_followed(shared: Path) -> None:
+def test_lock_does_not_follow_link(shared: Path) -> None:
     (shared / "run").mkdir()
     (shared / "run/lock").symlink_to(shared / "made-by-root")
     with pytest.raises(OSError, match="symbolic links") as raised:
@@ -303,19 +307,20 @@ def test_a_link_that_lies_where_the_lock_should_is_not_followed(shared: Path) ->
 
 
 @as_root
-def test_settings_and_baseline_of_another_user_are_not_read(users: Path) -> None:
-    as_nobody(lambda: (users / "healthd.toml").write_text("mode = 'act'\n"))
+def test_settings_and_baseline_of_another_user_are_not_read(user_folder: Path) -> None:
+    run_as_nobody(lambda: (user_folder / "healthd.toml").write_text("mode = 'act'\n"))
     with pytest.raises(ConfigError) as raised:
-        read_file(str(users / "healthd.toml"), required=True, setting="baseline_file")
+        read_file(str(user_folder / "healthd.toml"), required=True, setting="baseline_file")
     assert str(raised.value) == (
-        f"{users}/healthd.toml (baseline_file): refused: {users} belongs to user {NOBODY}; it must belong to root"
+        f"{user_folder}/healthd.toml (baseline_file): refused: {user_folder} belongs to user {NOBODY}; "
+        "it must belong to root"
     )
 
 
 CHECK = "def run(host, config, past):\n    yield from ()\n"
 
 
-def imported(directory: Path) -> bool:
+def is_imported(directory: Path) -> bool:
     try:
         registry.find_checks(str(directory), bounded=False)
     except ConfigError:
@@ -324,58 +329,56 @@ def imported(directory: Path) -> bool:
 
 
 @as_root
-def test_a_checks_directory_that_is_swapped_between_look_and_import_runs_no_code_of_its_swapper(
-    shared: Path, users: Path
-) -> None:
+def test_find_checks_runs_no_code_of_a_directory_swapped_by_a_user(shared: Path, user_folder: Path) -> None:
     """A user repeatedly swaps checks.d of root and a folder with other code, below a folder of the user."""
     trace = shared / "it-ran"
     trace.mkdir()
     trace.chmod(0o777)
-    good, bad = users / "checks.d", users / "other"
-    good.mkdir()
-    (good / "fan.py").write_text(CHECK)
-    evil = f"open({str(trace / 'trace')!r}, 'w')\n{CHECK}"
+    checks_folder, other = user_folder / "checks.d", user_folder / "other"
+    checks_folder.mkdir()
+    (checks_folder / "fan.py").write_text(CHECK)
+    hostile_code = f"open({str(trace / 'trace')!r}, 'w')\n{CHECK}"
 
-    def make() -> None:
-        bad.mkdir()
-        (bad / "fan.py").write_text(evil)
+    def create_other() -> None:
+        other.mkdir()
+        (other / "fan.py").write_text(hostile_code)
 
-    as_nobody(make)
+    run_as_nobody(create_other)
 
     def swap() -> None:
         while os.getppid() != 1:
-            os.rename(good, users / "away")
-            os.rename(bad, good)
-            os.rename(good, bad)
-            os.rename(users / "away", good)
+            os.rename(checks_folder, user_folder / "away")
+            os.rename(other, checks_folder)
+            os.rename(checks_folder, other)
+            os.rename(user_folder / "away", checks_folder)
 
-    swapper = as_nobody(swap, wait=False)
+    swapper = run_as_nobody(swap, wait=False)
     try:
-        end, taken = time.monotonic() + 1.0, []
-        while len(taken) < 20 or (len(taken) < 200 and time.monotonic() < end):
-            taken.append(imported(good))
+        end, imports = time.monotonic() + 1.0, []
+        while len(imports) < 20 or (len(imports) < 200 and time.monotonic() < end):
+            imports.append(is_imported(checks_folder))
     finally:
         os.kill(swapper, signal.SIGKILL)
         os.waitpid(swapper, 0)
-    assert not any(taken), "the folder sometimes contains root's files, but they cannot be trusted there"
+    assert not any(imports), "the folder sometimes contains root's files, but they cannot be trusted there"
     assert list(trace.iterdir()) == []
 
 
-def test_what_was_looked_at_is_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_site_imports_the_checked_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another file takes the name after the check, and compiled files of yet another one exist."""
     import py_compile
 
-    file, other = tmp_path / "fan.py", tmp_path / "other"
+    file, other_file = tmp_path / "fan.py", tmp_path / "other"
     file.write_text(f"NOTE = 'checked'\n{CHECK}")
-    other.write_text(f"NOTE = 'swapped'\n{CHECK}")
+    other_file.write_text(f"NOTE = 'swapped'\n{CHECK}")
     for hidden in (tmp_path / "__pycache__/fan.cpython-999.pyc", tmp_path / "fan.pyc"):
-        py_compile.compile(str(other), cfile=str(hidden))
-    py_compile.compile(str(other), cfile=str(Path(__import__("importlib.util").util.cache_from_source(str(file)))))
+        py_compile.compile(str(other_file), cfile=str(hidden))
+    py_compile.compile(str(other_file), cfile=str(Path(__import__("importlib.util").util.cache_from_source(str(file)))))
     content = ownership.read_all
 
-    def looked_at(descriptor: int) -> bytes:
-        os.replace(other, file)
+    def read_then_swap(descriptor: int) -> bytes:
+        os.replace(other_file, file)
         return content(descriptor)
 
-    monkeypatch.setattr(ownership, "read_all", looked_at)
+    monkeypatch.setattr(ownership, "read_all", read_then_swap)
     assert vars(registry.load_site(str(file)).module)["NOTE"] == "checked"

@@ -27,28 +27,28 @@ class Made:
 
 
 @given(PLAIN, st.sampled_from([2, 3, 4, 5]))
-def test_plain_data_comes_out_of_a_pickle_as_it_went_in(value, protocol):
+def test_load_plain_returns_plain_data(value, protocol):
     assert load_plain(pickle.dumps(value, protocol)) == value
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("value", [Made(), Made, print, {"entries": [Made()]}, {1, 2}, b"bytes", complex(1, 2)])
-def test_a_pickle_of_anything_else_is_refused(value, protocol):
+def test_load_plain_rejects_other_objects(value, protocol):
     with pytest.raises(UnsafePickle):
         load_plain(pickle.dumps(value, protocol))
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_others_are_plain_data_or_one_sentence(data):
+def test_load_plain_of_any_bytes_gives_data_or_error(data):
     with suppress(UnsafePickle):
         load_plain(b"\x80\x02" + data)
 
 
 @pytest.mark.parametrize("opcodes", [b"]", b"}", b"\x85", b"(l", b"(t", b"NN\x86", b"N\x94"])
-def test_a_small_pickle_of_very_many_containers_is_refused_before_it_is_loaded(opcodes):
+def test_load_plain_rejects_pickle_of_too_many_containers_before_loading(opcodes):
     with pytest.raises(UnsafePickle, match="memory"):
         load_plain(b"\x80\x04(N" + opcodes * 8_000_001 + b"t.")
 
 
-def test_letters_in_texts_are_no_containers():
+def test_load_plain_does_not_count_letters_as_containers():
     assert load_plain(pickle.dumps(["t" * 9_000_000], 2)) == ["t" * 9_000_000]

@@ -19,7 +19,7 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, messages
-from pumped import pumps, pumps_of_a_search
+from pumped import repeating_texts, repeating_texts_for_search
 
 from healthd.agent.kernel_log.parse import RULES, UNREAD, parse
 from healthd.agent.kernel_log.rules.rule import MAX_TEXT
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 OTHER_DIGITS = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 
 
-def modules() -> list[str]:
+def module_names() -> list[str]:
     """Return the names of healthd's modules that have patterns."""
     paths = [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]
     with_patterns = [path for path in paths if "regex(" in path.read_text("utf-8") and path.name != "text.py"]
@@ -56,7 +56,7 @@ def patterns_of(module: str) -> list[re.Pattern[str]]:
 SEARCHES = ("search", "sub", "subn", "finditer", "findall", "split")
 
 
-def searched_of(module: str) -> list[re.Pattern[str]]:
+def searched_patterns(module: str) -> list[re.Pattern[str]]:
     """Return the patterns that a module searches for anywhere in a text: by name, literally in the call, or, if a local
     name iterates over them, all patterns of its tables."""
     values = vars(importlib.import_module(module))
@@ -68,10 +68,12 @@ def searched_of(module: str) -> list[re.Pattern[str]]:
         if isinstance(on, ast.Name) and on.id in values:
             found += patterns(values[on.id])
         elif isinstance(on, ast.Name) and node.func.attr != "split":  # str has this method too
-            found += (one for value in values.values() if not hasattr(value, "pattern") for one in patterns(value))
+            found += (
+                pattern for value in values.values() if not hasattr(value, "pattern") for pattern in patterns(value)
+            )
         elif isinstance(on, ast.Call):
             found += (regex(text, flags) for text, flags in literals(on))
-    return list({(one.pattern, one.flags): one for one in found}.values())
+    return list({(pattern.pattern, pattern.flags): pattern for pattern in found}.values())
 
 
 def seconds(pattern: re.Pattern[str], text: str, search: bool = False) -> float:
@@ -93,14 +95,14 @@ def is_linear(pattern: re.Pattern[str], text: str, search: bool = False) -> bool
     if seconds(pattern, quarter, search) > 1:
         return False
     whole = seconds(pattern, text, search)
-    return whole < QUICK_SECONDS or whole < 8 * cpu_seconds(lambda: use(pattern, quarter, search), enough=0.0)
+    return whole < QUICK_SECONDS or whole < 8 * cpu_seconds(lambda: use(pattern, quarter, search), limit=0.0)
 
 
-def test_what_takes_longer_than_its_length_is_noticed():
+def test_is_linear_detects_quadratic_match():
     quadratic = regex(r"md/raid:\w+: (?:[a-z]+\d*[a-z\d]*: )?read error")
-    assert not all(is_linear(quadratic, text) for text in pumps(quadratic, 16 * KIB))
+    assert not all(is_linear(quadratic, text) for text in repeating_texts(quadratic, 16 * KIB))
     linear = regex(r"md/raid:\w+: (?:[a-z][a-z\d]{0,31}: )?read error")
-    assert all(is_linear(linear, text) for text in pumps(linear, 16 * KIB))
+    assert all(is_linear(linear, text) for text in repeating_texts(linear, 16 * KIB))
 
 
 # The modules of the fleet import packages that only .venv has.
@@ -108,51 +110,51 @@ EACH_MODULE = pytest.mark.parametrize(
     "module",
     [
         pytest.param(name, marks=[pytest.mark.one_python] if name.startswith("healthd.fleet.") else [])
-        for name in modules()
+        for name in module_names()
     ],
 )
 
 
 @EACH_MODULE
-def test_no_text_takes_a_pattern_longer_than_its_length(module):
+def test_match_of_every_pattern_takes_linear_time(module):
     slow = [
         f"{pattern.pattern[:80]} at {text[:60]!r}"
         for pattern in patterns_of(module)
-        for text in pumps(pattern, 64 * KIB)
+        for text in repeating_texts(pattern, 64 * KIB)
         if not is_linear(pattern, text)
     ]
     assert slow == []
 
 
-def test_what_is_searched_for_from_each_place_anew_is_noticed():
+def test_is_linear_detects_quadratic_search():
     quadratic = regex(r"\s*\[[a-z]{1,80}\]$")
-    assert not all(is_linear(quadratic, text, search=True) for text in pumps_of_a_search(quadratic, 16 * KIB))
+    assert not all(is_linear(quadratic, text, search=True) for text in repeating_texts_for_search(quadratic, 16 * KIB))
     linear = regex(r"\[[a-z]{1,80}\]\s*$")
-    assert all(is_linear(linear, text, search=True) for text in pumps_of_a_search(linear, 16 * KIB))
+    assert all(is_linear(linear, text, search=True) for text in repeating_texts_for_search(linear, 16 * KIB))
 
 
 @EACH_MODULE
-def test_no_text_takes_a_search_longer_than_its_length(module):
+def test_search_of_every_pattern_takes_linear_time(module):
     slow = [
         f"{pattern.pattern[:80]} at {text[:60]!r}"
-        for pattern in searched_of(module)
-        for text in pumps_of_a_search(pattern, 16 * KIB)
+        for pattern in searched_patterns(module)
+        for text in repeating_texts_for_search(pattern, 16 * KIB)
         if not is_linear(pattern, text, search=True)
     ]
     assert slow == []
 
 
-def test_every_rule_is_pumped_at_each_of_its_repeats():
+def test_every_rule_is_pumped_at_each_repeat():
     """The rules must also not fail on these texts."""
-    known = {p.pattern for module in modules() if ".rules." in module for p in patterns_of(module)}
-    assert {rule.pattern.pattern for rule in RULES} <= known
+    patterns_of_rules = {p.pattern for module in module_names() if ".rules." in module for p in patterns_of(module)}
+    assert {rule.pattern.pattern for rule in RULES} <= patterns_of_rules
     for rule in RULES:
-        for text in pumps(rule.pattern, MAX_TEXT):
+        for text in repeating_texts(rule.pattern, MAX_TEXT):
             assert (found := parse(text)) is None or found.kind != UNREAD
 
 
 @EACH_MODULE
-def test_a_pattern_knows_the_digits_of_ascii_only(module):
+def test_every_pattern_matches_only_ascii_digits(module):
     assert [p.pattern for p in patterns_of(module) if not p.flags & re.ASCII] == []
 
 
@@ -174,7 +176,7 @@ def literal_patterns() -> Iterator[tuple[str, str, int]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text, flags
 
 
-def test_each_pattern_that_stands_in_the_source_can_be_compiled():
+def test_every_literal_pattern_compiles():
     found = list(literal_patterns())
     assert len(found) > 200
     for where, text, flags in found:
@@ -185,11 +187,11 @@ def test_each_pattern_that_stands_in_the_source_can_be_compiled():
 
 
 @EACH_MODULE
-def test_each_pattern_of_a_module_can_be_compiled(module):
+def test_every_pattern_of_a_module_compiles(module):
     assert all(re.compile(p.pattern, p.flags) for p in patterns_of(module))
 
 
-def test_a_pattern_is_compiled_when_it_is_first_used():
+def test_lazy_pattern_compiles_at_first_use():
     late = LazyPattern(r"(?P<word>b+)(\d)?", re.ASCII)
     assert late.pattern == r"(?P<word>b+)(\d)?"
     assert "compiled" not in vars(late)
@@ -199,22 +201,22 @@ def test_a_pattern_is_compiled_when_it_is_first_used():
         assert (same.pattern, same.flags) == (late.pattern, late.flags)
 
 
-def test_a_late_pattern_does_what_a_compiled_one_does():
+def test_lazy_pattern_behaves_like_compiled_one():
     text, flags = r"(?P<word>b+)(\d)?", re.ASCII | re.IGNORECASE
     late, compiled = LazyPattern(text, flags), re.compile(text, flags)
     for name in ("match", "fullmatch", "search", "findall", "split"):
         for line in ("", "bB1", "abb2b"):
-            ours, theirs = getattr(late, name)(line), getattr(compiled, name)(line)
+            actual, expected = getattr(late, name)(line), getattr(compiled, name)(line)
             assert (
-                getattr(ours, "groups", lambda ours=ours: ours)()
-                == getattr(theirs, "groups", lambda theirs=theirs: theirs)()
+                getattr(actual, "groups", lambda actual=actual: actual)()
+                == getattr(expected, "groups", lambda expected=expected: expected)()
             )
     assert late.sub("x", "abb2b") == compiled.sub("x", "abb2b")
     assert (late.flags, late.groups, late.groupindex) == (compiled.flags, compiled.groups, compiled.groupindex)
     assert [each.span() for each in late.finditer("abb2b")] == [each.span() for each in compiled.finditer("abb2b")]
 
 
-def test_a_pattern_that_is_none_raises_where_it_is_used_or_where_a_sites_file_makes_it():
+def test_invalid_lazy_pattern_raises_at_first_use_or_in_site_file():
     late = LazyPattern("(", 0)
     with pytest.raises(re.error):
         late.match("")
@@ -232,14 +234,14 @@ print(waited, compile_patterns(), type(regex("a")).__name__)
 """
 
 
-def test_a_daemon_compiles_them_all_before_it_is_ready_and_later_ones_at_once():
-    done = subprocess.run([sys.executable, "-c", ONCE_COMPILED], capture_output=True, text=True, timeout=120)
-    waited, left, kind = done.stdout.split()
-    assert int(waited) > 200, done.stderr
-    assert (left, kind) == ("0", "Pattern")
+def test_daemon_compiles_all_patterns_before_it_is_ready():
+    process = subprocess.run([sys.executable, "-c", ONCE_COMPILED], capture_output=True, text=True, timeout=120)
+    waited, remaining, kind = process.stdout.split()
+    assert int(waited) > 200, process.stderr
+    assert (remaining, kind) == ("0", "Pattern")
 
 
-def test_the_digits_of_ascii_are_the_only_ones():
+def test_regex_matches_only_ascii_digits():
     assert regex(r"\d+").match("٣") is None
     assert regex("k", re.IGNORECASE).match("\u212a") is None
 
@@ -247,11 +249,11 @@ def test_the_digits_of_ascii_are_the_only_ones():
 @pytest.mark.parametrize(
     ("text", "decimal"), [("0123456789", True), ("٣", False), ("²", False), ("", False), ("-1", False), ("1_0", False)]
 )
-def test_a_decimal_number_is_one_in_ascii(text, decimal):
+def test_is_decimal_accepts_only_ascii_digits(text, decimal):
     assert is_decimal(text) is decimal
 
 
-def test_digits_of_another_script_are_no_number_of_a_kernel_line():
+def test_parse_ignores_digits_of_other_scripts():
     for row in LINES:
         for message in messages(row["text"]):
             found = parse(message.translate(OTHER_DIGITS))
@@ -259,7 +261,7 @@ def test_digits_of_another_script_are_no_number_of_a_kernel_line():
             assert found is None or found.kind not in ("xid", "sxid"), message
 
 
-def test_what_is_longer_than_the_kernel_can_print_is_not_matched():
+def test_parse_rejects_text_longer_than_kernel_lines():
     oom = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/a,task={},pid=1,uid=0"
     room = MAX_TEXT - len(oom.format(""))
     assert parse(oom.format("a" * room)).pid == 1
@@ -267,27 +269,27 @@ def test_what_is_longer_than_the_kernel_can_print_is_not_matched():
     assert parse("NVRM: Xid (PCI:0000:3b:00): 79, " + "a" * 100_000).code == "79"
 
 
-def test_no_captured_line_is_longer_than_what_is_matched():
+def test_max_text_is_longer_than_every_captured_line():
     """Therefore no fault is truncated."""
     data = (ROOT / "tests/data").glob("kernel_lines*.jsonl")
     texts = [json.loads(row)["text"] for path in data for row in path.read_text("utf-8").splitlines()]
     assert max(len(message) for text in texts for message in messages(text)) <= MAX_TEXT
 
 
-def test_what_ends_a_line_or_steers_a_terminal_becomes_a_question_mark() -> None:
+def test_printable_replaces_line_ends_and_control_characters() -> None:
     assert printable("a\nb\x1b[31mc\u2028d\x00") == "a?b?[31mc?d?"
 
 
 @given(st.text())
-def test_whatever_it_is_given_is_printable_and_as_long(text: str) -> None:
+def test_printable_of_any_text_is_printable_and_has_same_length(text: str) -> None:
     assert printable(text).isprintable()
     assert len(printable(text)) == len(text)
     assert printable(printable(text)) == printable(text)
 
 
-def test_a_terminal_gets_our_colours_and_nothing_else_that_steers_it():
+def test_harmless_keeps_only_colours_of_healthd():
     from healthd.cli.terminal import harmless
 
-    ours = "\033[1;31mcritical\033[0m\tpart\nnext\n"
-    assert harmless(ours) == ours
+    coloured = "\033[1;31mcritical\033[0m\tpart\nnext\n"
+    assert harmless(coloured) == coloured
     assert harmless("a\x1b[2Jb\x1b]0;title\x07c\x9b1md\re\x1b") == "a?[2Jb?]0;title?c?1md?e?"

@@ -55,7 +55,7 @@ def test_decode_returns_what_encode_was_given(machine: Machine) -> None:
     assert decode(Machine, encode(machine).decode()) == machine
 
 
-def test_encode_leaves_out_defaults() -> None:
+def test_encode_omits_defaults() -> None:
     assert encode(Machine()) == b"{}"
     assert encode(Part("a")) == b'{"name":"a"}'
 
@@ -92,7 +92,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:40])
-def test_decode_refuses(text: str) -> None:
+def test_decode_rejects_invalid_json(text: str) -> None:
     for data in (text, text.encode()):
         with pytest.raises(DecodeError):
             decode(Machine, data)
@@ -104,12 +104,12 @@ def test_decode_raises_decode_error_for_any_other_text(text: str | bytes) -> Non
         decode(Machine, text)
 
 
-def test_encode_refuses_what_has_no_json() -> None:
+def test_encode_rejects_object_without_json() -> None:
     with pytest.raises(TypeError):
         encode(object())
 
 
-def test_value_is_frozen_compared_hashed_and_shown_by_its_fields() -> None:
+def test_value_has_immutable_fields_equality_hash_and_repr() -> None:
     assert Part("a") == Part(name="a", size=0)
     assert Part("a") != Part("b")
     assert Part("a") != ("a", 0, Severity.INFO)
@@ -124,7 +124,7 @@ def test_value_can_be_copied_and_pickled() -> None:
     assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
 
 
-def test_type_hints_has_the_fields_of_bases_and_their_notes() -> None:
+def test_type_hints_has_fields_of_bases_with_annotations() -> None:
     class More(Machine, frozen=True):
         key: ConditionKey = ConditionKey("", "")
 

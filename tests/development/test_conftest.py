@@ -23,17 +23,17 @@ def run(folder: Path, tests: str, *options: str) -> str:
     """Run pytest on `tests` with our settings and return its output. `stranger` is a module of a third party."""
     (folder / "test_conftest.py").write_text(tests)
     (folder / "stranger.py").write_text("import warnings\ndef warn(c, level=1): warnings.warn('old', c, level)\n")
-    given = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", *options]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("HEALTHD_", "PYTEST_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--import-mode=prepend", *given, str(folder / "test_conftest.py")],
-        env={**own, "PYTHONPATH": f"{TESTS}/support:{TESTS.parent}:{folder}"},
+    arguments = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HEALTHD_", "PYTEST_"))}
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--import-mode=prepend", *arguments, str(folder / "test_conftest.py")],
+        env={**environment, "PYTHONPATH": f"{TESTS}/support:{TESTS.parent}:{folder}"},
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr
 
 
 WARNINGS = """
@@ -59,7 +59,7 @@ OURS = {"ours", "a_call_of_ours", "unclosed", "unraisable", "in_a_thread"}
     ("options", "expected"),
     [((), OURS), (("-W", "error"), {*OURS, "others"}), (("-W", "error", "-n", "1"), {*OURS, "others"})],
 )
-def test_a_warning_that_blames_others_fails_in_make_test_all_alone(tmp_path, options, expected):
+def test_third_party_warnings_fail_only_with_error_option(tmp_path, options, expected):
     output = run(tmp_path, WARNINGS, *options)
     assert {*re.findall(r"(?m)^FAILED .*::test_(\w+)", output)} == expected, output
 
@@ -73,26 +73,26 @@ def teardown_module(): print("seen:", hash(tuple(SEEN)))
 """
 
 
-def seen(folder: Path, *options: str) -> str:
+def examples_of_run(folder: Path, *options: str) -> str:
     return re.findall("seen: .*", run(folder, EXAMPLES, "-s", *options))[0]
 
 
-def test_make_test_tries_the_same_examples_again_and_make_test_all_those_of_its_seed(tmp_path):
+def test_default_examples_repeat_and_random_ones_depend_on_seed(tmp_path):
     assert hypothesis.settings.get_profile("repeatable").database is None
     assert hypothesis.settings.get_profile("random").database is None
-    same, by_seed = seen(tmp_path), seen(tmp_path, *RANDOM)
-    assert seen(tmp_path, "--hypothesis-seed=8") == same
-    assert seen(tmp_path, *RANDOM) == by_seed != same
+    default, seeded = examples_of_run(tmp_path), examples_of_run(tmp_path, *RANDOM)
+    assert examples_of_run(tmp_path, "--hypothesis-seed=8") == default
+    assert examples_of_run(tmp_path, *RANDOM) == seeded != default
 
 
-def suppressing(source: str) -> Iterator[str]:
+def suppressed_checks(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "suppress_health_check":
             yield ast.unparse(node.value)
 
 
-def test_no_test_turns_on_again_what_the_profile_has_turned_off() -> None:
+def test_no_test_replaces_health_checks_of_profile() -> None:
     texts = [path.read_text("utf-8") for path in TESTS.rglob("*.py") if path.name != "conftest.py"]
-    lists = [found for text in texts if "suppress_health_check" in text for found in suppressing(text)]
+    lists = [found for text in texts if "suppress_health_check" in text for found in suppressed_checks(text)]
     assert lists
     assert [found for found in lists if not found.startswith("also(")] == []

@@ -33,9 +33,9 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([LINT, "--no-cache"], cwd=tree, env=environment, capture_output=True, text=True, timeout=240)
 
 
-def test_contracts_are_kept_by_an_unchanged_copy(tree: Path) -> None:
-    done = lint(tree)
-    assert done.returncode == 0, done.stdout
+def test_contracts_are_kept_by_unchanged_copy(tree: Path) -> None:
+    result = lint(tree)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_forbidden_import_in_one_check_fails(tree: Path, forbidden: str) -> None
     before = check.read_text("utf-8")
     try:
         check.write_text(f"{before}\nimport healthd.{forbidden}\n", "utf-8")
-        done = lint(tree)
+        result = lint(tree)
     finally:
         check.write_text(before, "utf-8")
-    assert done.returncode == 1, done.stdout
-    assert f"healthd.checks.clock -> healthd.{forbidden}" in done.stdout
+    assert result.returncode == 1, result.stdout
+    assert f"healthd.checks.clock -> healthd.{forbidden}" in result.stdout

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_ENTRIES = 16  # in healthd/
-MOST_MODULES = 25  # in one folder, except checks/
+MAX_ENTRIES = 16  # in healthd/
+MAX_MODULES = 25  # in one folder, except checks/
 
 # Pure modules by package: values in, values out. The current time is an argument.
-PURE_OF = {
+PURE_BY_PACKAGE = {
     "agent.conditions": (
         "absorb bounds condition endings events impairments incidents intake ledger log_fields log_lines verdict"
     ),
@@ -57,10 +57,10 @@ PURE_OF = {
     "validation": "document measurement passes reservation transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
-PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}
+PURE = {f"{package}.{name}" for package, names in PURE_BY_PACKAGE.items() for name in names.split()}
 # Other modules of healthd that a pure module may import: types, tables that are loaded once, and `guard`, which counts
 # an exception instead of raising it.
-PURE_MAY = {
+PURE_MAY_IMPORT = {
     "agent.kernel_log.rules",
     "agent.settings.config",
     "common.guard",
@@ -193,13 +193,15 @@ def imports_in(module: str, node: ast.AST, known: set[str], at_top: bool = True)
 
 @functools.cache
 def imports() -> list[Import]:
-    return [each for name, tree in modules().items() for each in imports_in(name, tree, set(modules()))]
+    return [
+        module_import for name, tree in modules().items() for module_import in imports_in(name, tree, set(modules()))
+    ]
 
 
 CHECKS = sorted(path.stem for path in (ROOT / "checks").glob("[!_]*.py"))
 
 
-def own(imported: str) -> str | None:
+def own_module(imported: str) -> str | None:
     """Return the name of an imported module of healthd ("common.model"), or None for any other module."""
     return imported.removeprefix("healthd.") if imported.startswith("healthd.") else None
 
@@ -209,22 +211,22 @@ def matches(module: str, patterns: set[str]) -> bool:
 
 
 def imports_of(module: str) -> list[Import]:
-    return [each for each in imports() if each.module == module]
+    return [module_import for module_import in imports() if module_import.module == module]
 
 
-def test_top_of_the_package_has_few_entries() -> None:
+def test_top_of_package_has_few_entries() -> None:
     found = [path for path in (ROOT / "healthd").iterdir() if path.is_file() or any(path.glob("**/*.py"))]
     entries = [path.name for path in found]  # without folders of an older checkout, which have bytecode only
-    assert len(entries) <= MOST_ENTRIES, sorted(entries)
+    assert len(entries) <= MAX_ENTRIES, sorted(entries)
 
 
 def test_no_folder_has_many_modules() -> None:
     folders = {path.parent for path in (ROOT / "healthd").rglob("*.py")}
     counts = {str(folder.relative_to(ROOT)): len([*folder.glob("[!_]*.py")]) for folder in folders}
-    assert {name: count for name, count in counts.items() if count > MOST_MODULES} == {}
+    assert {name: count for name, count in counts.items() if count > MAX_MODULES} == {}
 
 
-def test_only_listed_modules_use_files_of_the_package() -> None:
+def test_only_listed_modules_use_package_files() -> None:
     words = ("__file__", "importlib.resources", "import resources")
     found = {name for name, tree in modules().items() if any(word in ast.unparse(tree) for word in words)}
     assert found == USE_PACKAGE_FILES
@@ -237,47 +239,55 @@ def test_pure_modules_exist() -> None:
 @pytest.mark.parametrize("module", sorted(PURE))
 def test_pure_module_uses_no_clock_file_or_process(module: str) -> None:
     allowed = {*PURE_STDLIB.split(), "msgspec"} | {imported for name, imported in PURE_EXCEPTIONS if name == module}
-    others = [each for each in imports_of(module) if own(each.imported) is None]
-    assert [str(each) for each in others if each.imported.partition(".")[0] not in allowed] == []
+    third_party = [module_import for module_import in imports_of(module) if own_module(module_import.imported) is None]
+    assert [
+        str(module_import) for module_import in third_party if module_import.imported.partition(".")[0] not in allowed
+    ] == []
     calls = (node for node in ast.walk(modules()[module]) if isinstance(node, ast.Call))
-    assert [f"line {c.lineno}: {ast.unparse(c.func)}()" for c in calls if ast.unparse(c.func) in IMPURE_CALLS] == []
+    assert [
+        f"line {call.lineno}: {ast.unparse(call.func)}()" for call in calls if ast.unparse(call.func) in IMPURE_CALLS
+    ] == []
 
 
 @pytest.mark.parametrize("module", sorted(PURE))
-def test_pure_module_imports_pure_modules_only(module: str) -> None:
-    owned = [(each, own(each.imported)) for each in imports_of(module)]
-    assert [str(each) for each, name in owned if name and not matches(name, PURE | PURE_MAY)] == []
+def test_pure_module_imports_only_pure_modules(module: str) -> None:
+    own_imports = [(module_import, own_module(module_import.imported)) for module_import in imports_of(module)]
+    assert [
+        str(module_import) for module_import, name in own_imports if name and not matches(name, PURE | PURE_MAY_IMPORT)
+    ] == []
 
 
-def test_text_of_others_is_read_as_ascii() -> None:
+def test_text_from_outside_is_parsed_as_ascii() -> None:
     r"""Only healthd/common/text.py compiles patterns for text and tests for numbers.
 
     Python's "\\d", int() and str.isdecimal() accept digits of every script. Patterns for bytes match ASCII only.
     """
-    wrong = []
+    mistakes = []
     for name, tree in modules().items():
         for call in ast.walk(tree):
             if name == "common.text" or not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
             tests_text = call.func.attr in ("isdigit", "isdecimal", "isnumeric", "isalpha", "isalnum")
-            of_re = isinstance(call.func.value, ast.Name) and call.func.value.id == "re" and call.func.attr != "escape"
-            of_bytes = call.args and isinstance(call.args[0], ast.Constant | ast.BinOp) and _is_bytes(call.args[0])
-            if tests_text or (of_re and not of_bytes):
-                wrong.append(f"{name}:{call.lineno}: {ast.unparse(call.func)}()")
-    assert wrong == []
+            is_re_call = (
+                isinstance(call.func.value, ast.Name) and call.func.value.id == "re" and call.func.attr != "escape"
+            )
+            is_for_bytes = call.args and isinstance(call.args[0], ast.Constant | ast.BinOp) and _is_bytes(call.args[0])
+            if tests_text or (is_re_call and not is_for_bytes):
+                mistakes.append(f"{name}:{call.lineno}: {ast.unparse(call.func)}()")
+    assert mistakes == []
 
 
-def test_text_of_others_is_split_at_newlines_only() -> None:
+def test_text_from_outside_is_split_at_newlines_only() -> None:
     """str.splitlines() also splits at form feeds, U+2028 and others, which users can put into names and comments."""
     packages = ("checks.", "agent.slurm.", "common.slurm.", "failslow.live.")
-    wrong = [
+    mistakes = [
         f"{name}:{call.lineno}"
         for name, tree in modules().items()
         if name.startswith(packages)
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "splitlines"
     ]
-    assert wrong == []
+    assert mistakes == []
 
 
 def _is_bytes(node: ast.AST) -> bool:
@@ -285,28 +295,34 @@ def _is_bytes(node: ast.AST) -> bool:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_check_leaves_log_and_threads_to_the_daemon(check: str) -> None:
+def test_check_uses_no_log_or_threads(check: str) -> None:
     found = imports_of(f"checks.{check}")
-    assert [str(each) for each in found if each.imported.partition(".")[0] in NOT_IN_CHECKS] == []
+    assert [
+        str(module_import) for module_import in found if module_import.imported.partition(".")[0] in NOT_IN_CHECKS
+    ] == []
 
 
 @pytest.mark.parametrize("package", sorted(LAZY))
 def test_slow_package_is_imported_late_and_in_few_modules(package: str) -> None:
     anywhere, at_top = LAZY[package]
-    found = [each for each in imports() if each.imported.partition(".")[0] == package]
-    assert [str(each) for each in found if not matches(each.module, anywhere)] == []
-    assert [str(each) for each in found if each.at_top and not matches(each.module, at_top)] == []
+    found = [module_import for module_import in imports() if module_import.imported.partition(".")[0] == package]
+    assert [str(module_import) for module_import in found if not matches(module_import.module, anywhere)] == []
+    assert [
+        str(module_import)
+        for module_import in found
+        if module_import.at_top and not matches(module_import.module, at_top)
+    ] == []
 
 
-LOADED = f"import sys; print(*sorted({set(LAZY)!r} & set(sys.modules)))"
+PRINT_LOADED = f"import sys; print(*sorted({set(LAZY)!r} & set(sys.modules)))"
 
 
 def loaded_after(program: str) -> str:
     """Return the packages of LAZY that an interpreter has loaded after a program."""
-    command = [sys.executable, "-c", f"{program}\n{LOADED}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    command = [sys.executable, "-c", f"{program}\n{PRINT_LOADED}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
 
 
 def test_help_loads_no_slow_package() -> None:
@@ -320,23 +336,23 @@ except SystemExit:
     assert loaded_after(program) == ""
 
 
-def test_daemon_never_loads_nvml() -> None:
+def test_daemon_does_not_load_nvml() -> None:
     program = "import healthd.agent.daemon; from healthd.agent.settings import registry; registry.built_in_checks()"
     assert loaded_after(program) == ""
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_check_has_a_test_file(check: str) -> None:
+def test_check_has_test_file(check: str) -> None:
     assert (ROOT / f"tests/checks/test_{check}.py").exists()
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_check_has_a_table_in_the_sample_settings(check: str) -> None:
+def test_check_has_table_in_sample_settings(check: str) -> None:
     text = (ROOT / "conf/healthd.toml").read_text("utf-8")
     assert f"[checks.{check}]" in text or f"[checks.{check}." in text
 
 
-def test_modules_are_imported_by_name_in_three_places_only() -> None:
+def test_importlib_is_used_in_three_modules_only() -> None:
     """import-linter does not see imports through importlib."""
     found = {name for name, tree in modules().items() if "import_module" in ast.unparse(tree)}
     assert found == {"agent.settings.registry", "api", "cli.main"}

@@ -30,7 +30,7 @@ print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 
 COMMANDS = ("--version", "--help", "hook healthcheck", "hook epilog", "status", "explain gpu_xid/79", "check")
 # Libraries that none of these commands may load: a command on a node does not need them, or not at its start.
-NEVER = {
+NEVER_LOADED = {
     "asyncio",
     "difflib",
     "email",
@@ -45,27 +45,27 @@ NEVER = {
 
 
 # Packages of healthd that take most of the start time.
-SLOW = ("healthd.checks", "healthd.agent.settings", "healthd.agent.conditions", "healthd.nvidia")
+SLOW_PACKAGES = ("healthd.checks", "healthd.agent.settings", "healthd.agent.conditions", "healthd.nvidia")
 
 
-def loaded(words: str, tmp_path: Path) -> set[str]:
+def loaded_modules(words: str, tmp_path: Path) -> set[str]:
     directory = [] if words.startswith(("-", "check", "explain")) else ["--runtime-dir", str(tmp_path)]
     argv = [sys.executable, "-c", COMMAND, json.dumps([*words.split(), *directory])]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd=ROOT, check=True)
-    return set(json.loads(done.stderr.splitlines()[-1]))
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd=ROOT, check=True)
+    return set(json.loads(result.stderr.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_loads_no_heavy_library(words: str, tmp_path: Path) -> None:
-    assert loaded(words, tmp_path) & NEVER == set()
+    assert loaded_modules(words, tmp_path) & NEVER_LOADED == set()
 
 
 @pytest.mark.parametrize("words", ["--version", "hook healthcheck", "hook epilog", "status"])
-def test_command_that_slurm_or_a_user_runs_often_loads_no_check(words: str, tmp_path: Path) -> None:
-    assert not [name for name in loaded(words, tmp_path) if name.startswith(SLOW)]
+def test_frequent_command_loads_no_check(words: str, tmp_path: Path) -> None:
+    assert not [name for name in loaded_modules(words, tmp_path) if name.startswith(SLOW_PACKAGES)]
 
 
-def test_each_command_that_a_node_runs_often_is_measured() -> None:
+def test_start_benchmark_measures_each_command() -> None:
     text = (ROOT / "bench" / "start.py").read_text()
     measured = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
     assert {word for words in COMMANDS if words != "--help" for word in words.split()} <= measured
@@ -75,14 +75,14 @@ def test_each_command_that_a_node_runs_often_is_measured() -> None:
 
 # The daemon and the worker loaded each of these once, or load it through a harmless-looking module: pathlib imports
 # urllib and ipaddress, shutil imports bz2 and lzma, secrets a libcrypto.
-NO_USE = {
+UNNEEDED = {
     *("ast", "dataclasses", "dis", "inspect"),  # a check of a site may import them
     *("asyncio", "bz2", "difflib", "email", "hashlib", "http", "ipaddress", "lzma", "multiprocessing", "numpy"),
     *("pathlib", "pkgutil", "prometheus_client", "pynvml", "pyudev", "secrets", "shutil", "ssl", "tempfile"),
     *("urllib", "yaml"),
 }
 # The worker rarely logs, and copies a ledger without parsing it.
-NO_USE_TO_WORKER = {
+UNNEEDED_IN_WORKER = {
     *("argparse", "csv", "gettext", "logging", "random", "traceback"),
     *(
         "healthd.cli",
@@ -131,7 +131,7 @@ def loaded_without_site(program: str, *argv: str) -> set[str]:
     The .pth files of a checkout load some of them.
     """
     paths = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", f"{WITHOUT_TOOLS}\n{program}", *argv],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
@@ -139,21 +139,21 @@ def loaded_without_site(program: str, *argv: str) -> set[str]:
         timeout=300,
         check=True,
     )
-    return set(done.stdout.split())
+    return set(result.stdout.split())
 
 
-def test_a_daemon_has_no_library_that_it_can_do_without(tmp_path: Path) -> None:
+def test_daemon_loads_no_unneeded_library(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     (tmp_path / "healthd.toml").write_text(test_own_files.SETTINGS.format(tmp_path).replace("127.0.0.1:0", "off"))
     modules = loaded_without_site(test_own_files.READY, str(tmp_path / "healthd.toml"))
     assert "healthd.agent.daemon" in modules
-    assert modules & NO_USE == set()
+    assert modules & UNNEEDED == set()
 
 
-def test_a_worker_has_nothing_that_only_others_need(tmp_path: Path) -> None:
+def test_worker_loads_no_unneeded_module(tmp_path: Path) -> None:
     for name in ("root", "run", "state"):
         (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "run" / "ledger.json").write_text("{}")
     modules = loaded_without_site(WORKER, str(tmp_path))
     assert {"healthd.checks.exec", "healthd.events.writer", "healthd.agent.conditions.state_files"} <= modules
-    assert modules & (NO_USE | NO_USE_TO_WORKER) == set()
+    assert modules & (UNNEEDED | UNNEEDED_IN_WORKER) == set()

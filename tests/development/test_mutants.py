@@ -47,30 +47,30 @@ def first(items):
 '''
 
 
-def mutant(mutants, function, line, mutated, occurrence=0):
+def make_mutant(mutants, function, line, mutated, occurrence=0):
     return mutants.Mutant("x", "slurm", "chosen", "gauge.py", function, line, mutated, occurrence)
 
 
-def test_verify_finds_each_mutant_of_the_list_in_the_source(mutants):
+def test_verify_finds_each_listed_mutant_in_source(mutants):
     assert mutants.verify(mutants.read(mutants.LIST), ROOT) == []
 
 
-def test_list_has_25_mutants_of_each_area_and_half_are_chosen_with_their_harm(mutants):
+def test_list_has_25_mutants_per_area_and_50_chosen_with_harm(mutants):
     stored = mutants.read(mutants.LIST)
-    assert Counter(m.area for m in stored) == dict.fromkeys(mutants.AREAS, 25)
-    chosen = [m for m in stored if m.kind == mutants.CHOSEN]
+    assert Counter(entry.area for entry in stored) == dict.fromkeys(mutants.AREAS, 25)
+    chosen = [entry for entry in stored if entry.kind == mutants.CHOSEN]
     assert len(chosen) == 50
-    assert all(m.harm for m in chosen)
+    assert all(entry.harm for entry in chosen)
 
 
-def test_list_says_of_each_result_what_ran(mutants):
-    for m in mutants.read(mutants.LIST):
-        assert m.result in ("", "killed", "survived")
-        assert bool(m.tests) == bool(m.result)
+def test_list_names_tests_of_each_result(mutants):
+    for entry in mutants.read(mutants.LIST):
+        assert entry.result in ("", "killed", "survived")
+        assert bool(entry.tests) == bool(entry.result)
 
 
-def test_applied_replaces_one_line_and_keeps_its_indentation(mutants):
-    changed = mutants.applied(mutant(mutants, "first", "continue", "break", 2), SOURCE)
+def test_applied_replaces_one_line_and_keeps_indentation(mutants):
+    changed = mutants.applied(make_mutant(mutants, "first", "continue", "break", 2), SOURCE)
     assert changed == SOURCE.replace("is None:\n            continue", "is None:\n            break")
 
 
@@ -85,18 +85,18 @@ def test_applied_replaces_one_line_and_keeps_its_indentation(mutants):
         ("first", "return items", "return items)", 0),  # invalid Python
     ],
 )
-def test_applied_refuses_what_does_not_fit(mutants, function, line, mutated, occurrence):
+def test_applied_rejects_unfitting_mutants(mutants, function, line, mutated, occurrence):
     with pytest.raises(mutants.NotApplicable):
-        mutants.applied(mutant(mutants, function, line, mutated, occurrence), SOURCE)
+        mutants.applied(make_mutant(mutants, function, line, mutated, occurrence), SOURCE)
 
 
 def test_edits_change_logic_and_no_text(mutants):
-    found = {
+    mutated_lines = {
         mutants.mutant_of("gauge.py", name, SOURCE, edit).mutated
         for name, function in mutants.functions(ast.parse(SOURCE))
         for edit in mutants.edits(function, SOURCE.encode().split(b"\n"))
     }
-    assert found == {
+    assert mutated_lines == {
         "if value <= low and not value == 7:",
         "if value < low or not value == 7:",
         "if value < low and value == 7:",
@@ -121,21 +121,21 @@ def gauge(mutants, monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_draw_gives_the_same_mutants_for_the_same_seed(mutants, gauge):
+def test_draw_is_repeatable_for_seed(mutants, gauge):
     drawn = mutants.draw(1, gauge, {"gauge": 2})
     assert drawn == mutants.draw(1, gauge, {"gauge": 2})
-    assert {m.function for m in drawn} == {"Gauge.level", "first"}
-    assert [m for m in drawn if mutants.applied(m, SOURCE) == SOURCE] == []
+    assert {entry.function for entry in drawn} == {"Gauge.level", "first"}
+    assert [entry for entry in drawn if mutants.applied(entry, SOURCE) == SOURCE] == []
 
 
-def test_redraw_replaces_a_mutant_by_one_in_a_function_without_any(mutants, gauge):
+def test_redraw_prefers_function_without_mutants(mutants, gauge):
     stored = mutants.draw(1, gauge, {"gauge": 1}, taken={("gauge/gauge.py", "first")})
     (new,) = mutants.redraw(1, gauge, stored, [stored[0].id])
     assert (stored[0].function, new.function, new.id) == ("Gauge.level", "first", stored[0].id)
     assert mutants.redraw(1, gauge, stored, []) == stored
 
 
-def test_choices_are_the_test_that_killed_the_mutant_then_those_that_execute_it_or_its_file(mutants, tmp_path):
+def test_choices_prefer_killing_test_then_executing_tests(mutants, tmp_path):
     folder = tmp_path / "tests"
     folder.mkdir()
     (tmp_path / "gauge.py").write_text(SOURCE)
@@ -152,7 +152,7 @@ def test_choices_are_the_test_that_killed_the_mutant_then_those_that_execute_it_
     tests = {f"tests/{name}::test_it": mutants.Test(0.1, executed.get(name, frozenset())) for name in texts}
     (tmp_path / "healthd/slurm").mkdir(parents=True)
     (tmp_path / "healthd/slurm/gauge.py").write_text(SOURCE)
-    in_level = mutant(mutants, "Gauge.level", "", "")
+    in_level = make_mutant(mutants, "Gauge.level", "", "")
     in_level = dataclasses.replace(in_level, file="healthd/slurm/gauge.py", tests=("test_d.py::test_it",))
     assert [*mutants.choices(in_level, tmp_path, tests)] == [
         ["tests/test_d.py::test_it"],

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-MADE = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", "dist", "wheels", "*.egg-info")
+GENERATED = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", "dist", "wheels", "*.egg-info")
 NAME = "fan_speed"
 TESTS = ("design", "contract", "contributing", "checks_page", "sample_settings", "conf", "peers", "docs", "man")
 PYTEST = ("pytest", "-p", "no:cacheprovider", "-n", "0")
@@ -23,7 +23,7 @@ PYTEST = ("pytest", "-p", "no:cacheprovider", "-n", "0")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a copy of this checkout that keeps links."""
     copy = tmp_path_factory.mktemp("new_check") / "healthd"
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*GENERATED))
     return copy
 
 
@@ -39,7 +39,7 @@ def new_check(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run(tree, "scripts/new_check.py", *words)
 
 
-def written(tree: Path) -> dict[str, float]:
+def modification_times(tree: Path) -> dict[str, float]:
     return {str(path): path.stat().st_mtime for path in tree.rglob("*") if path.suffix in (".py", ".md", ".toml")}
 
 
@@ -58,31 +58,31 @@ def written(tree: Path) -> dict[str, float]:
         ([NAME, "--under", "fans"], 'conf/healthd.toml has no heading "fans": there are GPU, PCI Express, network, '),
     ],
 )
-def test_a_wrong_name_or_heading_is_one_sentence_and_writes_nothing(tree, words, sentence):
-    before = written(tree)
-    done = new_check(tree, *words)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (64, "", 1)
-    assert done.stderr.startswith("new_check: ")
-    assert sentence in done.stderr
-    assert written(tree) == before
+def test_invalid_name_or_heading_is_one_sentence_and_writes_nothing(tree, words, sentence):
+    before = modification_times(tree)
+    result = new_check(tree, *words)
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (64, "", 1)
+    assert result.stderr.startswith("new_check: ")
+    assert sentence in result.stderr
+    assert modification_times(tree) == before
 
 
-def test_what_it_writes_passes_what_holds_the_checks(tree, tmp_path):
-    made = tmp_path / "healthd"
-    shutil.copytree(tree, made, symlinks=True)
-    done = new_check(made, NAME, "--under", "storage")
-    assert (done.returncode, done.stderr) == (0, "")
-    settings = (made / "conf/healthd.toml").read_text()
+def test_new_check_passes_all_tests_of_checks(tree, tmp_path):
+    copy = tmp_path / "healthd"
+    shutil.copytree(tree, copy, symlinks=True)
+    result = new_check(copy, NAME, "--under", "storage")
+    assert (result.returncode, result.stderr) == (0, "")
+    settings = (copy / "conf/healthd.toml").read_text()
     assert settings.index("[checks.filesystem]") < settings.index(f"[checks.{NAME}]") < settings.index("# --- host")
     for words in (["ruff", "check", "--quiet", "."], ["ruff", "format", "--quiet", "--diff", "."]):
-        assert run(made, "-m", *words).stdout == ""
-    types = run(made, "-m", "mypy", "--strict", "--no-error-summary")
+        assert run(copy, "-m", *words).stdout == ""
+    types = run(copy, "-m", "mypy", "--strict", "--no-error-summary")
     assert (types.stdout, types.returncode) == ("", 0)
-    files = [str(next((made / "tests").rglob(f"test_{name}.py"))) for name in (*TESTS, NAME)]
-    tests = run(made, "-m", *PYTEST, *files)
+    files = [str(next((copy / "tests").rglob(f"test_{name}.py"))) for name in (*TESTS, NAME)]
+    tests = run(copy, "-m", *PYTEST, *files)
     assert tests.returncode == 0, tests.stdout
-    for file, which in (("mutations", NAME), ("normal_life", "healthy or boot")):
-        some = run(made, "-m", *PYTEST, f"tests/checks/test_{file}.py", "-k", which)
-        assert some.returncode == 0, some.stdout
-    looked = run(made, "-m", "healthd", "check", NAME, "--config", "conf/healthd.toml", "--root", "/")
-    assert f"\n{NAME}  completed" in looked.stdout, looked.stderr
+    for file, selection in (("mutations", NAME), ("normal_life", "healthy or boot")):
+        selected = run(copy, "-m", *PYTEST, f"tests/checks/test_{file}.py", "-k", selection)
+        assert selected.returncode == 0, selected.stdout
+    check_result = run(copy, "-m", "healthd", "check", NAME, "--config", "conf/healthd.toml", "--root", "/")
+    assert f"\n{NAME}  completed" in check_result.stdout, check_result.stderr

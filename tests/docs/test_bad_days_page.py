@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs/bad-days.md").read_text("utf-8")
 TESTS = re.compile(r"(?m)^- `(tests/[\w/]+\.py)`: (.*)$")
 
 
-def defined_in(path: str) -> set[str]:
+def tests_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
@@ -21,14 +21,14 @@ def sections() -> dict[str, str]:
     return dict(re.findall(r"(?ms)^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE))
 
 
-def test_each_test_that_the_page_names_is_there() -> None:
+def test_each_named_test_exists() -> None:
     named = [(path, name) for path, names in TESTS.findall(PAGE) for name in re.findall(r"`(\w+)`", names)]
     assert len(named) > 20
-    assert [(path, name) for path, name in named if name not in defined_in(path)] == []
+    assert [(path, name) for path, name in named if name not in tests_in(path)] == []
 
 
-def test_each_day_of_the_table_has_a_section_with_tests() -> None:
+def test_each_day_of_table_has_section_with_tests() -> None:
     linked = re.findall(r"(?m)^\| \[[^]]*\]\(#([\w-]+)\)", PAGE)
-    told = {heading.lower().replace(" ", "-"): below for heading, below in sections().items()}
-    assert sorted(set(linked)) == sorted(told)
-    assert [heading for heading, below in told.items() if not TESTS.search(below)] == []
+    section_texts = {heading.lower().replace(" ", "-"): section_text for heading, section_text in sections().items()}
+    assert sorted(set(linked)) == sorted(section_texts)
+    assert [heading for heading, section_text in section_texts.items() if not TESTS.search(section_text)] == []

@@ -17,7 +17,7 @@ SCRIPT = ROOT / "scripts/checks_page.py"
 CHECKS = registry.built_in_checks()
 
 
-def script():
+def load_script():
     spec = importlib.util.spec_from_file_location("checks_page", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -26,35 +26,35 @@ def script():
     return module
 
 
-PAGES = script()
-AGAIN = "run scripts/checks_page.py: a check or the sample settings changed"
+PAGES = load_script()
+HINT = "run scripts/checks_page.py: a check or the sample settings changed"
 
 
-def test_the_page_of_the_checks_is_what_the_checks_say():
-    assert (ROOT / "docs/checks.md").read_text("utf-8") == PAGES.page(CHECKS), AGAIN
+def test_checks_page_is_current():
+    assert (ROOT / "docs/checks.md").read_text("utf-8") == PAGES.page(CHECKS), HINT
 
 
-def test_readme_has_the_number_of_checks():
+def test_readme_has_number_of_checks():
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(PAGES.COUNT.findall(text)) == 1
-    assert text == PAGES.readme(CHECKS, text), AGAIN
+    assert text == PAGES.readme(CHECKS, text), HINT
     assert f"\n{len(CHECKS)} checks; " in text
 
 
-def test_the_page_of_the_peers_names_the_checks_that_it_has_not():
+def test_peers_page_lists_missing_checks():
     text = (ROOT / "docs/peers.md").read_text("utf-8")
     assert PAGES.ALONE.search(text)
-    assert text == PAGES.peers(CHECKS, text), AGAIN
-    more = PAGES.peers({**CHECKS, "fan": CHECKS["cpu"], "lid": CHECKS["cpu"]}, text)
-    assert re.search(r"\nChecks that no table below lists yet: .*`fan`, `lid`\.\n", more)
-    assert PAGES.peers(CHECKS, more) == text
+    assert text == PAGES.peers(CHECKS, text), HINT
+    with_new_checks = PAGES.peers({**CHECKS, "fan": CHECKS["cpu"], "lid": CHECKS["cpu"]}, text)
+    assert re.search(r"\nChecks that no table below lists yet: .*`fan`, `lid`\.\n", with_new_checks)
+    assert PAGES.peers(CHECKS, with_new_checks) == text
 
 
-def test_every_check_has_its_place_under_a_heading():
+def test_every_check_has_heading():
     assert sorted(name for names in PAGES.groups().values() for name in names) == sorted(CHECKS)
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_every_code_of_a_check_has_a_row(name):
+def test_every_code_of_check_has_row(name):
     section = PAGES.page(CHECKS).partition(f"### {name}\n")[2].partition("\n##")[0]
     assert [code for code in CHECKS[name].codes() if f"| `{code}` |" not in section] == []

@@ -27,7 +27,7 @@ else:
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 TEXT = (ROOT / "docs/development.md").read_text("utf-8")
-MOST_BYTES = 8192
+MAX_BYTES = 8192
 
 
 def test_contributing_tree_is_current():
@@ -36,10 +36,10 @@ def test_contributing_tree_is_current():
 
 
 def test_contributing_is_short():
-    assert len(CONTRIBUTING.encode()) <= MOST_BYTES
+    assert len(CONTRIBUTING.encode()) <= MAX_BYTES
 
 
-def test_security_contact_is_the_maintainer():
+def test_security_contact_is_maintainer():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     contacts = re.findall(r"<([^<>@\s]+@[^<>\s]+)>", (ROOT / "SECURITY.md").read_text("utf-8"))
     assert contacts == [maintainer["email"] for maintainer in project["maintainers"]]
@@ -59,7 +59,7 @@ def example(tmp_path) -> Iterator[ModuleType]:
     del sys.modules["open_files"]
 
 
-def test_the_example_of_a_check_works(example, tmp_path):
+def test_example_check_works(example, tmp_path):
     def files(text: str) -> list[str]:
         return codes(findings(example, write(tmp_path, {"/proc/sys/fs/file-nr": text})))
 
@@ -67,13 +67,13 @@ def test_the_example_of_a_check_works(example, tmp_path):
     assert files("1312\t0\t9223372036854775807\n") == []
 
 
-def test_the_example_of_its_settings_is_accepted_and_at_their_defaults(example):
+def test_example_settings_are_defaults(example):
     table = tomllib.loads(re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)[0].replace("\n#", "\n"))
     loaded = resolve_settings(table, "healthd.toml", {}, {"open_files": Check("open_files", example)})
     assert loaded.checks["open_files", ""] == example.Config()
 
 
-def test_each_command_of_make_that_is_named_exists():
+def test_each_named_make_target_exists():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for target in set(re.findall(r"`make ([a-z-]+)`", CONTRIBUTING + TEXT)):
         assert re.search(rf"(?m)^{target}:", makefile), target

@@ -27,7 +27,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def defined(tree: ast.Module) -> set[str]:
+def defined_names(tree: ast.Module) -> set[str]:
     """Return functions, classes and methods: "run", "Daemon", "Daemon.hear"."""
     names = set()
     for node in tree.body:
@@ -39,7 +39,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 MODULES = {
-    ".".join(path.relative_to(base).with_suffix("").parts): defined(ast.parse(path.read_text("utf-8")))
+    ".".join(path.relative_to(base).with_suffix("").parts): defined_names(ast.parse(path.read_text("utf-8")))
     for base, pattern in ((ROOT / "healthd", "[!_]*.py"), (ROOT, "checks/*.py"))
     for path in (base.rglob(pattern) if base.name == "healthd" else base.glob(pattern))
 }
@@ -50,7 +50,7 @@ for module in MODULES:
         ENDINGS.setdefault(".".join(parts[start:]), []).append(module)
 METHODS = {name for names in MODULES.values() for name in names if "." in name}
 METHOD_NAMES = {name.partition(".")[2] for name in METHODS}
-OF_OTHER_LIBRARIES = {"loss.item", "msgspec.Struct"}
+THIRD_PARTY_NAMES = {"loss.item", "msgspec.Struct"}
 
 
 def is_defined(name: str) -> bool:
@@ -63,26 +63,26 @@ def is_defined(name: str) -> bool:
     if words[0] == "api":  # its names are imported at their first use
         return words[1] in api.__all__
     for count in range(1, len(words)):
-        of_module = ".".join(words[count:])
-        if any(of_module in MODULES[module] for module in ENDINGS.get(".".join(words[:count]), ())):
+        name_in_module = ".".join(words[count:])
+        if any(name_in_module in MODULES[module] for module in ENDINGS.get(".".join(words[:count]), ())):
             return True
-    of_value = len(words) == 2 and words[1] in METHOD_NAMES
-    return name in METHODS | OF_OTHER_LIBRARIES or of_value or words[0] in sys.stdlib_module_names
+    is_method_of_value = len(words) == 2 and words[1] in METHOD_NAMES
+    return name in METHODS | THIRD_PARTY_NAMES or is_method_of_value or words[0] in sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_function_that_is_named_exists(page):
+def test_named_function_exists(page):
     text = page.read_text("utf-8")
     assert [name for name in CALL.findall(text) + CLASS.findall(text) if not is_defined(name)] == []
 
 
 @pytest.mark.parametrize("name", ["work.worker.Worker.do_run", "worker.process.Worker.no_run", "kernel.parse.parse"])
-def test_a_name_of_another_package_is_not_defined(name):
+def test_name_in_wrong_package_is_not_defined(name):
     assert not is_defined(name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_file_that_is_named_exists(page):
+def test_named_file_exists(page):
     text = page.read_text("utf-8")
     named = [name for name in FILE.findall(text) if name not in ("checks/NAME.py", "checks/open_files.py")]
     assert [name for name in named if not (ROOT / name).exists() and "open_files" not in name] == []
@@ -91,39 +91,44 @@ def test_a_file_that_is_named_exists(page):
 SOURCES = sorted(
     [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py"), *(ROOT / "docs/adr").glob("*.md")]
 )
-BY_NAME = re.compile(
+FILE_NAME = re.compile(
     r"(?<![\w./-])((?:\w+/)*\w+\.(?:py|csv))(?![\w/])"
 )  # "parse.py", "agent/kernel_log/rules/nvidia.py"
-THERE = {
+TREE_FILES = {
     str(path.relative_to(ROOT))
     for top in ("healthd", "checks", "tests", "scripts", "bench")
     for path in (ROOT / top).rglob("*.*")
 }
-THERE |= {path.name for path in ROOT.glob("*.py")}
-OF_OTHERS = {"open_files.py", "checks/open_files.py", "job.csv", "calls.csv"}
+TREE_FILES |= {path.name for path in ROOT.glob("*.py")}
+EXAMPLE_FILES = {"open_files.py", "checks/open_files.py", "job.csv", "calls.csv"}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
-def test_a_file_that_code_or_a_record_names_exists(source):
-    named = {name for name in BY_NAME.findall(source.read_text("utf-8")) if not name.endswith("NAME.py")} - OF_OTHERS
-    assert {name for name in named if not any(path == name or path.endswith(f"/{name}") for path in THERE)} == set()
+def test_file_named_in_source_or_record_exists(source):
+    named = {
+        name for name in FILE_NAME.findall(source.read_text("utf-8")) if not name.endswith("NAME.py")
+    } - EXAMPLE_FILES
+    assert {
+        name for name in named if not any(path == name or path.endswith(f"/{name}") for path in TREE_FILES)
+    } == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_link_leads_somewhere(page):
+def test_link_target_exists(page):
     for target, anchor in LINK.findall(page.read_text("utf-8")):
-        there = page.parent / target
-        assert there.exists(), target
+        target_path = page.parent / target
+        assert target_path.exists(), target
         if anchor:
-            text = there.read_text("utf-8")
+            text = target_path.read_text("utf-8")
             headings = [
-                re.sub(r"[^a-z0-9_ -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)", text)
+                re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+                for heading in re.findall(r"(?m)^#+ (.*)", text)
             ]
             assert anchor in headings or f'id="{anchor}"' in text, f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_code_that_is_named_exists(page):
+def test_named_code_exists(page):
     text = page.read_text("utf-8")
     if page.name == "kernel-lines.md":  # the last column quotes kernel lines: "log mount/recovery failed"
         text = re.sub(r"(?m) `[^`]*` \|$", "", text)
@@ -131,17 +136,17 @@ def test_a_code_that_is_named_exists(page):
         assert registry.explain(CHECKS, code) is not None, code
 
 
-WORDS = re.findall(r"(?m)^\| (.+?) \| .+ \| (.*`.*) \|$", (ROOT / "docs/glossary.md").read_text("utf-8"))
+TERMS = re.findall(r"(?m)^\| (.+?) \| .+ \| (.*`.*) \|$", (ROOT / "docs/glossary.md").read_text("utf-8"))
 
 
 def test_glossary_has_at_most_60_terms() -> None:
-    assert 40 < len(WORDS) <= 60
+    assert 40 < len(TERMS) <= 60
 
 
-@pytest.mark.parametrize(("word", "where"), WORDS, ids=[word for word, _ in WORDS])
-def test_a_word_of_the_glossary_is_in_the_file_that_stands_beside_it(word, where):
+@pytest.mark.parametrize(("term", "location"), TERMS, ids=[word for word, _ in TERMS])
+def test_glossary_term_is_in_named_file(term, location):
     text = ""
-    for name in re.findall(r"`([^`]+)`", where):
+    for name in re.findall(r"`([^`]+)`", location):
         if "/" in name or name.endswith(".py"):
             path = next((path for path in (ROOT / "healthd" / name, ROOT / name) if path.exists()), None)
             assert path is not None, name

@@ -19,6 +19,6 @@ def test_docs_index_lists_every_page() -> None:
     assert pages - set(re.findall(r"\]\(([^)#]+)\)", INDEX)) == set()
 
 
-def test_docs_index_has_a_group_for_each_audience() -> None:
+def test_docs_index_has_group_for_each_audience() -> None:
     groups = set(re.findall(r"(?m)^## (.*)", INDEX))
     assert {"Operate", "Integrate", "Understand", "Develop"} <= groups

@@ -16,26 +16,26 @@ pytestmark = pytest.mark.one_python
 ROOT = Path(__file__).parents[2]
 FIGURE = ROOT / "docs/fleet-limit.svg"
 # .venv has matplotlib (scripts/setup.sh); the other Pythons skip the drawing.
-DRAWS = importlib.util.find_spec("matplotlib") is not None or Path(sys.prefix) == ROOT / ".venv"
+CAN_DRAW = importlib.util.find_spec("matplotlib") is not None or Path(sys.prefix) == ROOT / ".venv"
 
 
 def words(figure: Path) -> set[str]:
     return {"".join(element.itertext()) for element in xml.parse(figure).iter() if element.tag.endswith("}text")}
 
 
-def test_its_words_are_text_and_its_panels_are_the_first_rows_of_the_table() -> None:
+def test_figure_has_text_and_panels_of_first_table_rows() -> None:
     table = (ROOT / "docs/fleet-limit.md").read_text().partition("<!-- modelled: make simulate -->")[2]
     rows = re.findall(r"^\| ([^|]+?) \| 10,000 ", table, re.MULTILINE)
     assert set(rows[:4]) <= words(FIGURE)
     assert {"drained nodes", "limit for shared causes: 1,000", "GPUs are lost"} <= words(FIGURE)
 
 
-@pytest.mark.skipif(not DRAWS, reason="matplotlib is not installed")
-def test_it_is_drawn_the_same_twice_with_no_label_on_a_line(tmp_path: Path) -> None:
+@pytest.mark.skipif(not CAN_DRAW, reason="matplotlib is not installed")
+def test_figure_is_reproducible_and_labels_limit(tmp_path: Path) -> None:
     drawn = [tmp_path / "first.svg", tmp_path / "second.svg"]
     for path in drawn:
         command = [sys.executable, "scripts/fleet_limit_figure.py", "--nodes", "300", "--to", str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert (done.returncode, done.stdout) == (0, f"{path} is written\n"), done.stdout + done.stderr
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert (result.returncode, result.stdout) == (0, f"{path} is written\n"), result.stdout + result.stderr
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
     assert "limit for shared causes: 30" in words(drawn[0])

@@ -96,7 +96,7 @@ CHECK_DOCUMENT = round_json(RoundResult("n", 1.0, VERDICT, (RESULT,), (), "b", N
 STATUS_DOCUMENT = status_json(SNAPSHOT)
 
 
-def explained() -> list[dict[str, Any]]:
+def explain_documents() -> list[dict[str, Any]]:
     """Return each kind of document of `healthd explain --json`."""
     checks = built_in_checks()
     codes = list(codes_json({"mount": checks["mount"]}))
@@ -122,24 +122,24 @@ def keys(document: Any) -> Iterator[str]:
             yield from keys(value)
 
 
-def test_every_key_of_the_documents_is_explained():
+def test_every_key_is_documented():
     assert sorted({*keys(CHECK_DOCUMENT), *keys(STATUS_DOCUMENT), *keys(LISTED)} - NAMED) == []
 
 
-def test_every_key_and_word_of_explain_is_explained():
-    documents = explained()
+def test_every_key_and_word_of_explain_is_documented():
+    documents = explain_documents()
     assert sorted(set(keys(documents)) - NAMED) == []
-    words = [*(does.value for does in Effect), *(document["what"] for document in documents)]
+    words = [*(effect.value for effect in Effect), *(document["what"] for document in documents)]
     assert [word for word in words if word not in NAMED] == []
 
 
-def test_the_status_has_all_that_a_check_has():
+def test_status_has_all_keys_of_check():
     assert set(CHECK_DOCUMENT) - set(STATUS_DOCUMENT) == set()
     assert set(CHECK_DOCUMENT["conditions"][0]) == set(STATUS_DOCUMENT["conditions"][0])
     assert set(CHECK_DOCUMENT["results"][0]) == set(STATUS_DOCUMENT["results"][0])
 
 
-def test_what_the_documents_promise_is_there():
+def test_check_document_has_promised_keys():
     assert CHECK_DOCUMENT["health"] == "unhealthy"
     (condition,) = CHECK_DOCUMENT["conditions"]
     assert {"check", "code", "severity", "subject", "message", "clears"} <= set(condition)
@@ -147,6 +147,6 @@ def test_what_the_documents_promise_is_there():
     assert {"check", "outcome", "duration_seconds", "findings", "observations"} <= set(result)
 
 
-def test_every_word_that_a_document_may_use_is_named():
+def test_every_enum_value_is_documented():
     words = [*Severity.__members__, *Outcome.__members__, *Clears.__members__, *Health.__members__]
     assert [word.lower() for word in words if word.lower() not in NAMED] == []

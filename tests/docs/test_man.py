@@ -28,19 +28,19 @@ ROOT = Path(__file__).parents[2]
 COMMANDS, SETTINGS = ROOT / "man/healthd.8", ROOT / "man/healthd.toml.5"
 
 
-def text(page: Path) -> str:
+def plain_text(page: Path) -> str:
     """Return the page without the fonts and escapes of roff."""
     plain = re.sub(r"\\f[BIPR]", "", page.read_text("utf-8"))
     return plain.replace(r"\-", "-").replace(r"\(dq", '"').replace(r"\(aq", "'").replace(r"\e", "\\")
 
 
 @pytest.mark.parametrize("page", [COMMANDS, SETTINGS], ids=lambda page: page.name)
-def test_the_formatter_has_nothing_to_say(page):
+def test_groff_reports_no_warnings(page):
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed")
     command = ["groff", "-man", "-Tutf8", "-ww", str(page)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def healthd(*arguments: str) -> str:
@@ -48,8 +48,8 @@ def healthd(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT).stdout
 
 
-def test_every_command_and_flag_has_its_place():
-    page = text(COMMANDS)
+def test_every_command_and_flag_is_documented():
+    page = plain_text(COMMANDS)
     named = re.findall(
         r"(?m)^  ((?:(?:config|fleet|hook) )?[a-z-]+)(?= )", healthd("--help").partition("\nexamples")[0]
     )
@@ -60,8 +60,8 @@ def test_every_command_and_flag_has_its_place():
             assert flag in page or flag == "--help", f"{command} {flag}"
 
 
-def test_the_synopsis_has_each_command():
-    synopsis = text(COMMANDS).partition(".SH SYNOPSIS")[2].partition("\n.SH ")[0]
+def test_synopsis_has_each_command():
+    synopsis = plain_text(COMMANDS).partition(".SH SYNOPSIS")[2].partition("\n.SH ")[0]
     lines = [line.removeprefix(".B ") for line in synopsis.splitlines()]
     missing = [name for name in FAMILIES if not any(f"{line} ".startswith(f"healthd {name} ") for line in lines)]
     assert missing == []
@@ -78,10 +78,10 @@ def defaults(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def shown() -> dict[str, str]:
+def documented_settings() -> dict[str, str]:
     """Return "kernel_log.source" -> '"kmsg", start', as on the page."""
     found, section = {}, ""
-    for line in text(SETTINGS).splitlines():
+    for line in plain_text(SETTINGS).splitlines():
         if line.startswith(".SS ["):
             section = line[len(".SS [") : -1] + "."
         elif setting := re.fullmatch(r'\.BR ([a-z_]+) " \((.*)\)"', line):
@@ -89,30 +89,33 @@ def shown() -> dict[str, str]:
     return found
 
 
-def as_shown(value: Any) -> str:
+def display(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def test_every_setting_has_its_place_with_its_default():
-    daemons = {name: as_shown(value) for name, value in defaults(Settings()).items()}
+def test_every_setting_is_documented_with_its_default():
+    daemon_settings = {name: display(value) for name, value in defaults(Settings()).items()}
     common = {
-        f"checks.NAME.{name}": as_shown(value)
+        f"checks.NAME.{name}": display(value)
         for name, value in defaults(CheckConfig()).items()
         if name not in ("name", "guessed")
     }
     common["checks.NAME.interval_seconds"] = "the daemon's"
-    assert {name: value.removesuffix(", start") for name, value in shown().items()} == {**daemons, **common}
+    assert {name: value.removesuffix(", start") for name, value in documented_settings().items()} == {
+        **daemon_settings,
+        **common,
+    }
 
 
-def test_what_waits_for_the_next_start_is_marked():
+def test_settings_requiring_restart_are_marked():
     from healthd.agent.daemon import FIXED_SETTINGS
 
-    marked = {name for name, value in shown().items() if value.endswith(", start")}
+    marked = {name for name, value in documented_settings().items() if value.endswith(", start")}
     assert marked == {name for name in defaults(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}
 
 
-def test_the_example_is_accepted():
-    example = re.search(r"\.SH EXAMPLE\n\.nf\n(.*?)\n\.fi", text(SETTINGS), re.DOTALL)
+def test_example_settings_are_accepted():
+    example = re.search(r"\.SH EXAMPLE\n\.nf\n(.*?)\n\.fi", plain_text(SETTINGS), re.DOTALL)
     assert example is not None
     loaded = resolve_settings(tomllib.loads(example[1]), "healthd.toml", {}, built_in_checks())
     assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)

@@ -12,16 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from healthd.agent.metrics.families import render
 from healthd.agent.metrics.names import FAMILIES, PREFIX
 from healthd.agent.settings import registry
-from tests.agent.metrics.test_families import healthy, troubled
+from tests.agent.metrics.test_families import faulty, healthy
 
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-PAGES = (healthy, troubled)  # fixtures: the readings of a DGX H100, and a node with every possible problem
+PAGES = (healthy, faulty)  # fixtures: the readings of a DGX H100, and a node with every possible problem
 ROW = re.compile(r"(?m)^\| `(healthd_\w+)` \| (gauge|counter) \| ([^|]*) \| [^|]* \| [^|]+ \|$")
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_metrics_page_is_current() -> None:
     spec = importlib.util.spec_from_file_location("metrics_page", ROOT / "scripts/metrics_page.py")
     assert spec is not None
     assert spec.loader is not None
@@ -32,9 +32,7 @@ def test_the_page_is_what_the_code_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy", "troubled"])
-def test_each_series_of_a_page_has_its_row_with_its_type_and_its_labels(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_each_series_is_documented_with_type_and_labels(name: str, request: pytest.FixtureRequest) -> None:
     listed = {
         metric: (kind, set(re.findall(r"`(\w+)`", labels)))
         for metric, kind, labels in ROW.findall((ROOT / "docs/metrics.md").read_text("utf-8"))
@@ -49,16 +47,16 @@ def test_each_series_of_a_page_has_its_row_with_its_type_and_its_labels(
             assert set(sample.labels) <= labels, sample.name
 
 
-def test_what_no_code_makes_any_more_is_in_no_table() -> None:
+def test_each_family_is_rendered() -> None:
     made = (ROOT / "healthd/agent/metrics/families.py").read_text("utf-8")
     assert {name for name in FAMILIES if f'"{name}"' not in made} == set()
 
 
-def test_each_text_says_the_unit_that_the_name_has() -> None:
-    told = {name: family.text for name, family in FAMILIES.items()}
+def test_each_metric_text_names_unit_of_its_name() -> None:
+    texts = {name: family.text for name, family in FAMILIES.items()}
     for check in registry.built_in_checks().values():
-        told |= {name: meaning.text for name, meaning in check.declares.OBSERVATIONS.items()}
-    for name, text in told.items():
+        texts |= {name: meaning.text for name, meaning in check.declares.OBSERVATIONS.items()}
+    for name, text in texts.items():
         plain = name.removesuffix("_total")
         if plain.endswith("_timestamp_seconds"):
             assert "since the epoch" in text, name

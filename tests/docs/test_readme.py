@@ -21,13 +21,13 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-MOST_LINES = 130
+MAX_LINES = 130
 TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
 TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;)]|$)")
 
 
 # Hides the processes of this machine: other tests that run in parallel make some hang. It needs root.
-ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if os.geteuid() == 0 else ()
+PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if os.geteuid() == 0 else ()
 
 
 def commands(terminal: str) -> list[tuple[str, str]]:
@@ -37,13 +37,13 @@ def commands(terminal: str) -> list[tuple[str, str]]:
 
 
 # The checks with something to check depend on the machine that runs the test (disks, EDAC, a BMC).
-OF_THIS_MACHINE = re.compile(
+MACHINE_DEPENDENT = re.compile(
     r"(?ms)^ *\d+ checks? (?:passed|had nothing to check).*?(?=^ *\d+ checks? only read|^exit status|^Service|\Z)"
 )
 
 
 def without_times(text: str) -> list[str]:
-    text = OF_THIS_MACHINE.sub("CHECKS\n", text)
+    text = MACHINE_DEPENDENT.sub("CHECKS\n", text)
     return TIMES.sub("TIME", re.sub(r"\bround \d+", "round N", text)).split()
 
 
@@ -63,26 +63,26 @@ class Shell:
 
     def run(self, command: str) -> str:
         if command.endswith("&"):
-            argv = [*ALONE, "sh", "-c", f"exec {command[:-1]}"]
+            argv = [*PID_NAMESPACE, "sh", "-c", f"exec {command[:-1]}"]
             self.daemon = subprocess.Popen(argv, cwd=self.folder, env=self.environment, stderr=subprocess.DEVNULL)
             self.wait_for(lambda health: health != "unknown")
             return ""
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", command], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=240
         )
         if command.endswith("> kernel-log"):
             self.wait_for(lambda health: health == "unhealthy")
         host = os.uname().nodename.partition(".")[0]
-        said = (done.stdout + done.stderr).replace(str(self.folder), "/root")
-        return re.sub(rf"(?m)^{re.escape(host)}(?=: )", "gpu-042", said)
+        output = (result.stdout + result.stderr).replace(str(self.folder), "/root")
+        return re.sub(rf"(?m)^{re.escape(host)}(?=: )", "gpu-042", output)
 
     def wait_for(self, satisfied) -> None:
         deadline = time.monotonic() + 120
         health = ""
         while time.monotonic() < deadline:
-            said = self.run("healthd status --json --runtime-dir run 2>/dev/null")
-            health = json.loads(said)["health"] if said else "no answer"
-            if said and satisfied(health):
+            output = self.run("healthd status --json --runtime-dir run 2>/dev/null")
+            health = json.loads(output)["health"] if output else "no answer"
+            if output and satisfied(health):
                 return
             time.sleep(0.1)
         pytest.fail(f"after 120 s: {health}")
@@ -125,15 +125,15 @@ def test_terminals_show_current_output(shell, name):
 
 
 def test_readme_is_short():
-    assert len(README.read_text("utf-8").splitlines()) <= MOST_LINES
+    assert len(README.read_text("utf-8").splitlines()) <= MAX_LINES
 
 
-def test_each_page_that_the_readme_names_exists():
+def test_each_page_named_in_readme_exists():
     for page in re.findall(r"\]\(([^)#:]+)", README.read_text("utf-8")):
         assert (ROOT / page).exists(), page
 
 
-INSTALLS = [
+INSTALL_COMMANDS = [
     line.strip()
     for page in (ROOT / "docs/deploy.md", ROOT / "docs/prolog-epilog.md")
     for line in page.read_text("utf-8").splitlines()
@@ -141,18 +141,18 @@ INSTALLS = [
 ]
 
 
-@pytest.mark.parametrize("command", INSTALLS)
-def test_settings_are_installed_where_nothing_stands_and_no_link_is_replaced(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", INSTALL_COMMANDS)
+def test_install_command_keeps_existing_file_or_link(command: str, tmp_path: Path) -> None:
     """A link into a file system that is not mounted yet is a setting of the site, too."""
     path = re.findall(r"/etc/\S+", command)[-1]
     source = re.findall(r"/opt/\S+", command)[0]
-    settings, ours = tmp_path / path[1:], tmp_path / source[1:]
-    ours.parent.mkdir(parents=True)
-    ours.write_text("ours")
-    here = re.sub(r"(?<= )/(?=etc/|opt/)", f"{tmp_path}/", command)
+    settings, shipped = tmp_path / path[1:], tmp_path / source[1:]
+    shipped.parent.mkdir(parents=True)
+    shipped.write_text("ours")
+    local_command = re.sub(r"(?<= )/(?=etc/|opt/)", f"{tmp_path}/", command)
 
     def install() -> None:
-        subprocess.run(["sh", "-ec", here], check=True, timeout=240)
+        subprocess.run(["sh", "-ec", local_command], check=True, timeout=240)
 
     install()
     assert settings.read_text() == "ours"
@@ -165,5 +165,5 @@ def test_settings_are_installed_where_nothing_stands_and_no_link_is_replaced(com
     assert settings.is_symlink()
 
 
-def test_there_are_settings_that_are_installed() -> None:
-    assert len(INSTALLS) == 2
+def test_pages_have_two_install_commands() -> None:
+    assert len(INSTALL_COMMANDS) == 2

@@ -14,7 +14,7 @@ from healthd.agent.settings import registry
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "run scripts/runbooks.py"
+HINT = "run scripts/runbooks.py"
 CHECKS = registry.built_in_checks()
 HEADINGS = {
     "healthd-is-down",
@@ -31,14 +31,14 @@ HEADINGS = {
 }
 
 
-def script():
+def load_script():
     spec = importlib.util.spec_from_file_location("runbooks", ROOT / "scripts/runbooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-SCRIPT = script()
+SCRIPT = load_script()
 PAGES = SCRIPT.pages(CHECKS)
 
 
@@ -50,15 +50,15 @@ def anchors(text: str) -> list[str]:
     ]
 
 
-def test_the_pages_are_what_the_checks_say():
-    there = {path.name: path.read_text("utf-8") for path in (ROOT / "docs/runbooks").glob("*.md")}
-    index = there.pop("README.md")
-    assert there == PAGES, AGAIN
-    assert index == SCRIPT.readme(CHECKS, index), AGAIN
+def test_runbooks_are_current():
+    pages = {path.name: path.read_text("utf-8") for path in (ROOT / "docs/runbooks").glob("*.md")}
+    index = pages.pop("README.md")
+    assert pages == PAGES, HINT
+    assert index == SCRIPT.readme(CHECKS, index), HINT
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_every_code_has_its_place_where_alerts_look_for_it(name):
+def test_every_code_has_anchor_for_alerts(name):
     found = anchors(PAGES[f"{name}.md"])
     assert len(found) == len(set(found))
     for code in [*CHECKS[name].codes(), f"{name}/others"]:
@@ -66,15 +66,15 @@ def test_every_code_has_its_place_where_alerts_look_for_it(name):
         assert code.replace("/", "") in found
 
 
-def test_what_is_healthds_own_trouble_has_its_place():
+def test_index_has_headings_for_problems_of_healthd():
     assert HEADINGS - set(anchors((ROOT / "docs/runbooks/README.md").read_text("utf-8"))) == set()
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_page_says_all_that_explain_says(name):
+def test_runbook_has_all_texts_of_explain(name):
     text = SCRIPT._text
     for code in CHECKS[name].codes():
         explain = CHECKS[name].explain(code)
         todo = explain.todo.replace("repaired CODE ", f"repaired {code} ")
-        for words in (explain.meaning, explain.matters, todo):
-            assert text(words) in PAGES[f"{name}.md"], code
+        for text_part in (explain.meaning, explain.matters, todo):
+            assert text(text_part) in PAGES[f"{name}.md"], code

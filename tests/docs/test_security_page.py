@@ -11,26 +11,26 @@ PAGE = (ROOT / "docs/security.md").read_text("utf-8")
 TEST = re.compile(r"`((?:[a-z0-9_]+/)*test_\w+\.py)(?:::(\w+))?`")
 
 
-def test_each_test_that_the_page_names_exists() -> None:
+def test_each_named_test_exists() -> None:
     named = TEST.findall(PAGE)
     assert len(named) > 20
-    missing = [f"{file}::{test}" for file, test in named if test not in names_in(file)]
+    missing = [f"{file}::{test}" for file, test in named if test not in tests_in(file)]
     assert missing == []
 
 
-def test_each_statement_of_a_promise_names_a_test() -> None:
-    rows = [row for table in promises() for row in table]
+def test_each_promise_names_test() -> None:
+    rows = [row for table in promise_rows() for row in table]
     assert len(rows) > 15
     assert [row for row in rows if not TEST.search(row)] == []
 
 
-def promises() -> list[list[str]]:
+def promise_rows() -> list[list[str]]:
     """Return the rows of each table whose last column is "held by"."""
     tables = re.split(r"\n\n", PAGE)
     return [table.splitlines()[2:] for table in tables if re.match(r"\|.*\| held by \|\n", table)]
 
 
-def names_in(file: str) -> set[str]:
+def tests_in(file: str) -> set[str]:
     """Return the names of a file's tests, and "" for the file itself."""
     path = ROOT / "tests" / file
     if not path.is_file():

@@ -52,28 +52,33 @@ class Site(NamedTuple):
 
     def healthd(self, *words: str) -> str:
         """Return the output, with the paths of the document."""
-        where = [] if words[0] == "config" else ["--config", f"{self.folder}/healthd.toml"]
-        where += ["--root", f"{self.folder}/tree"] if words == ("check", "swap") else []
-        command = [sys.executable, "-m", "healthd", *words, *where]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert "Traceback" not in done.stderr
-        return (done.stdout + done.stderr).replace(str(self.folder), "/etc/healthd")
+        options = [] if words[0] == "config" else ["--config", f"{self.folder}/healthd.toml"]
+        options += ["--root", f"{self.folder}/tree"] if words == ("check", "swap") else []
+        command = [sys.executable, "-m", "healthd", *words, *options]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert "Traceback" not in result.stderr
+        return (result.stdout + result.stderr).replace(str(self.folder), "/etc/healthd")
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    made = Site(tmp_path / "etc")
-    for folder in (made.folder, made.folder / "checks.d", made.folder / "tree", made.folder / "tree/proc"):
+    new_site = Site(tmp_path / "etc")
+    for folder in (
+        new_site.folder,
+        new_site.folder / "checks.d",
+        new_site.folder / "tree",
+        new_site.folder / "tree/proc",
+    ):
         folder.mkdir(mode=0o755)
         folder.chmod(0o755)
-    made.put(made.swap, FULL, 0o644)
-    made.put(made.program, SCRIPT, 0o755)
-    made.swaps(2 << 20)
-    made.configure("".join(TABLES))
-    return made
+    new_site.put(new_site.swap, FULL, 0o644)
+    new_site.put(new_site.program, SCRIPT, 0o755)
+    new_site.swaps(2 << 20)
+    new_site.configure("".join(TABLES))
+    return new_site
 
 
-def test_a_check_for_each_folder_runs_once_for_each_table(site: Site) -> None:
+def test_check_per_folder_runs_once_per_table(site: Site) -> None:
     site.put(site.folder / "checks.d/scratch.py", FOR_EACH, 0o644)
     (site.folder / "tree/data").mkdir()
     site.configure(FOLDERS)
@@ -88,13 +93,13 @@ def without_times(text: str) -> str:
     return re.sub(r"[0-9]+\.[0-9]{2} s", "TIME", text).strip()
 
 
-def test_the_shortest_check_is_short():
+def test_shortest_check_is_short():
     assert len(SHORT.splitlines()) < 20
 
 
 @pytest.mark.parametrize("text", [SHORT, FULL])
 @pytest.mark.skipif(os.path.exists("/run/reboot-required"), reason="a reboot of this machine is pending")
-def test_what_the_document_types_gives_what_it_shows(site, text):
+def test_console_blocks_show_current_output(site, text):
     site.put(site.swap, text, 0o644)
     site.configure(TABLES[1])
     for console in CONSOLES:
@@ -103,7 +108,7 @@ def test_what_the_document_types_gives_what_it_shows(site, text):
         assert without_times(site.healthd(*command.split()[2:])) == without_times(shown)
 
 
-def test_the_shortest_check_finds_nothing_where_nothing_swaps(site):
+def test_shortest_check_finds_nothing_without_swap(site):
     site.put(site.swap, SHORT, 0o644)
     site.configure("")
     site.swaps(0)
@@ -112,7 +117,7 @@ def test_the_shortest_check_finds_nothing_where_nothing_swaps(site):
     assert "n1: healthy" in site.healthd("check", "swap")
 
 
-def test_its_setting_is_taken_and_its_words_are_shown(site):
+def test_setting_is_used_and_texts_are_shown(site):
     assert "swap/used" in site.healthd("check", "swap")
     site.swaps(512 << 10)
     assert "n1: healthy" in site.healthd("check", "swap")
@@ -120,7 +125,7 @@ def test_its_setting_is_taken_and_its_words_are_shown(site):
     assert "Swap usage of the node." in site.healthd("list")
 
 
-def test_the_program_warns_when_it_should(site):
+def test_example_program_warns_of_pending_reboot(site):
     required = site.folder / "reboot-required"
     required.touch()
     site.put(site.program, SCRIPT.replace("/run/reboot-required", str(required)), 0o755)
@@ -130,76 +135,78 @@ def test_the_program_warns_when_it_should(site):
 # --- mistakes
 
 
-def writes(text: str) -> Callable[[Site], None]:
+def write_check(text: str) -> Callable[[Site], None]:
     return lambda site: site.put(site.swap, text, 0o644)
 
 
-def gives(what: str) -> Callable[[Site], None]:
+def write_check_yielding(value: str) -> Callable[[Site], None]:
     """Return a step that writes a check whose run() yields this value."""
-    return writes(f"from healthd.api import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n")
+    return write_check(f"from healthd.api import Finding, Severity\ndef run(host, config, past):\n    yield {value}\n")
 
 
-def ends_with_4(site: Site) -> None:
+def exit_with_4(site: Site) -> None:
     site.put(site.program, "#!/bin/sh\necho what now\nexit 4\n", 0o755)
 
 
-def another_users(site: Site) -> None:
+def link_to_file_of_other_user(site: Site) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
-    own = site.folder / "site"
-    own.mkdir(mode=0o755)
-    site.program.rename(own / "reboot-pending")
-    site.program.symlink_to(own / "reboot-pending")
-    os.chown(own, 1000, -1)
+    user_dir = site.folder / "site"
+    user_dir.mkdir(mode=0o755)
+    site.program.rename(user_dir / "reboot-pending")
+    site.program.symlink_to(user_dir / "reboot-pending")
+    os.chown(user_dir, 1000, -1)
 
 
-def hangs(site: Site) -> None:
-    writes(f"def run(host, config, past):\n    {ENDLESS}\n")(site)
+def make_check_hang(site: Site) -> None:
+    write_check(f"def run(host, config, past):\n    {ENDLESS}\n")(site)
     site.configure("[checks.swap]\ntimeout_seconds = 1.0\n")
 
 
-LOADING: dict[str, Callable[[Site], None]] = {
+LOADING_MISTAKES: dict[str, Callable[[Site], None]] = {
     "others may write the file": lambda site: site.swap.chmod(0o666),
-    "it does not parse": writes("def run("),
-    "it has no `run`": writes("pass"),
-    "its import does not end": writes(ENDLESS),
+    "it does not parse": write_check("def run("),
+    "it has no `run`": write_check("pass"),
+    "its import does not end": write_check(ENDLESS),
     "a setting that it does not have": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
     "`validate` refuses a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
-    "`validate` raises": writes(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
-    "`validate` does not end": writes(FULL.replace("return ", f"{ENDLESS}\n    return ", 1)),
-    "`Config` has `timeout_seconds: str`": writes(FULL.replace("max_mib: int = 1024", 'timeout_seconds: str = "5s"')),
+    "`validate` raises": write_check(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
+    "`validate` does not end": write_check(FULL.replace("return ", f"{ENDLESS}\n    return ", 1)),
+    "`Config` has `timeout_seconds: str`": write_check(
+        FULL.replace("max_mib: int = 1024", 'timeout_seconds: str = "5s"')
+    ),
 }
-RUNNING: dict[str, tuple[str, Callable[[Site], object]]] = {
-    "a code of another check": ("swap", gives("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
-    "a value that is not a finding": ("swap", gives("'used'")),
+RUN_MISTAKES: dict[str, tuple[str, Callable[[Site], object]]] = {
+    "a code of another check": ("swap", write_check_yielding("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
+    "a value that is not a finding": ("swap", write_check_yielding("'used'")),
     "it raises": ("swap", lambda site: site.swaps("N/A")),
-    "it takes longer than `timeout_seconds`": ("swap", hangs),
+    "it takes longer than `timeout_seconds`": ("swap", make_check_hang),
     "others may write the program": ("exec", lambda site: site.program.chmod(0o777)),
-    "it is a link into another user's directory": ("exec", another_users),
+    "it is a link into another user's directory": ("exec", link_to_file_of_other_user),
     "the program is not there": ("exec", lambda site: site.program.unlink()),
-    "it ends with another status": ("exec", ends_with_4),
+    "it ends with another status": ("exec", exit_with_4),
 }
 
 
-@pytest.mark.parametrize("mistake", LOADING)
-def test_a_mistake_that_stops_the_start_is_said_as_the_document_shows(site, mistake):
+@pytest.mark.parametrize("mistake", LOADING_MISTAKES)
+def test_mistake_preventing_start_is_reported_as_documented(site, mistake):
     if not mistake.startswith(("a setting", "`validate` refuses")):
         site.configure("")
-    LOADING[mistake](site)
-    said = site.healthd("config", "check", f"{site.folder}/healthd.toml")
-    assert SENTENCES[mistake] in said
-    assert len(said.splitlines()) == 1
+    LOADING_MISTAKES[mistake](site)
+    output = site.healthd("config", "check", f"{site.folder}/healthd.toml")
+    assert SENTENCES[mistake] in output
+    assert len(output.splitlines()) == 1
 
 
-@pytest.mark.parametrize("mistake", RUNNING)
-def test_a_mistake_in_a_run_is_said_as_the_document_shows(site, mistake):
-    check, make = RUNNING[mistake]
+@pytest.mark.parametrize("mistake", RUN_MISTAKES)
+def test_mistake_in_run_is_reported_as_documented(site, mistake):
+    check, apply = RUN_MISTAKES[mistake]
     site.configure(TABLES[1] if check == "exec" else "")
-    make(site)
-    said = " ".join(site.healthd("check", check).split())  # long lines are folded
-    assert SENTENCES[mistake] in said
-    assert "n1: unknown" in said
+    apply(site)
+    output = " ".join(site.healthd("check", check).split())  # long lines are folded
+    assert SENTENCES[mistake] in output
+    assert "n1: unknown" in output
 
 
-def test_every_mistake_of_the_document_is_made_here():
-    assert {*LOADING, *RUNNING, "mistake"} == {*SENTENCES, "mistake"}
+def test_every_documented_mistake_is_tested():
+    assert {*LOADING_MISTAKES, *RUN_MISTAKES, "mistake"} == {*SENTENCES, "mistake"}

@@ -28,14 +28,14 @@ FLAGS = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-default-apps", "--no-default-browser-check", "--remote-debugging-pipe"),
 )
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
 class Browser:
     def __init__(self, writes: int, reads: int) -> None:
         self._writes, self._reads = writes, reads
         self._number = 0
-        self._rest = b""
+        self._buffer = b""
         self._events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str = "", **values: Any) -> dict[str, Any]:
@@ -55,21 +55,25 @@ class Browser:
             self._events.append(answer)
 
     def events(self, method: str, session: str) -> list[dict[str, Any]]:
-        return [e["params"] for e in self._events if e.get("method") == method and e.get("sessionId") == session]
+        return [
+            event["params"]
+            for event in self._events
+            if event.get("method") == method and event.get("sessionId") == session
+        ]
 
     def wait(self, method: str, session: str) -> None:
         while not self.events(method, session):
             self._events.append(self._next())
 
     def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while b"\0" not in self._rest:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._reads], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._reads, 1 << 20) if ready else b""
             if not data:
                 pytest.fail("the browser sends nothing more")
-            self._rest += data
-        message, _, self._rest = self._rest.partition(b"\0")
+            self._buffer += data
+        message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
 
@@ -94,71 +98,71 @@ class Tab:
     def call(self, method: str, **values: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **values)
 
-    def ask(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; a promise is awaited."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             pytest.fail(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """Return the errors and warnings of the console, and uncaught exceptions."""
-        self.ask("new Promise(requestAnimationFrame)")  # all messages until now have arrived
-        said = [
-            f"{event['type']}: {[a.get('value', a.get('description')) for a in event['args']]}"
+        self.evaluate("new Promise(requestAnimationFrame)")  # all messages until now have arrived
+        messages = [
+            f"{event['type']}: {[argument.get('value', argument.get('description')) for argument in event['args']]}"
             for event in self._events("Runtime.consoleAPICalled")
             if event["type"] in ("error", "warning", "assert")
         ]
-        said += [str(event["exceptionDetails"]) for event in self._events("Runtime.exceptionThrown")]
-        said += [f"{e['entry']['level']}: {e['entry']['text']}" for e in self._events("Log.entryAdded")]
-        return said
+        messages += [str(event["exceptionDetails"]) for event in self._events("Runtime.exceptionThrown")]
+        messages += [f"{entry['entry']['level']}: {entry['entry']['text']}" for entry in self._events("Log.entryAdded")]
+        return messages
 
-    def requests(self) -> list[str]:
+    def requested_urls(self) -> list[str]:
         """Return the URLs that the page requested apart from itself, even if the request failed."""
-        wanted = [event["request"]["url"] for event in self._events("Network.requestWillBeSent")]
-        return [url for url in wanted if url != self.url]
+        urls = [event["request"]["url"] for event in self._events("Network.requestWillBeSent")]
+        return [url for url in urls if url != self.url]
 
     def _events(self, method: str) -> list[dict[str, Any]]:
         return self._browser.events(method, self._session)
 
-    def colourless(self) -> None:
+    def emulate_colour_blindness(self) -> None:
         self.call("Emulation.setEmulatedVisionDeficiency", type="achromatopsia")
 
-    def picture(self, path: Path) -> None:
+    def save_screenshot(self, path: Path) -> None:
         """Save the whole page as PNG."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(data))
 
-    def printed(self, path: Path) -> None:
+    def save_pdf(self, path: Path) -> None:
         """Save the page as PDF for A4."""
         data = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)["data"]
         path.write_bytes(base64.b64decode(data))
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
+def start_browser(folder: Path) -> Iterator[Browser]:
     """Run a Chromium with its files below `folder` until the block ends."""
     program = next(filter(None, map(shutil.which, COMMAND)), None)
     if program is None:
         pytest.fail("chromium is missing: scripts/setup.sh test-packages")
-    (to_it, our_end), (our_other_end, from_it) = _pipe(), _pipe()
-    ends = f'exec "$@" 3<&{to_it} 4>&{from_it}'
+    (command_read, command_write), (event_read, event_write) = _pipe(), _pipe()
+    shell_command = f'exec "$@" 3<&{command_read} 4>&{event_write}'
     process = subprocess.Popen(
-        ["bash", "-c", ends, "chromium", program, *FLAGS, f"--user-data-dir={folder}"],
-        pass_fds=(to_it, from_it),
+        ["bash", "-c", shell_command, "chromium", program, *FLAGS, f"--user-data-dir={folder}"],
+        pass_fds=(command_read, event_write),
         env={**os.environ, "HOME": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.close(to_it)
-    os.close(from_it)
+    os.close(command_read)
+    os.close(event_write)
     try:
-        yield Browser(our_end, our_other_end)
+        yield Browser(command_write, event_read)
     finally:
-        os.close(our_end)  # the browser ends when its pipe is closed
-        os.close(our_other_end)
+        os.close(command_write)  # the browser ends when its pipe is closed
+        os.close(event_read)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -168,15 +172,15 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 def _pipe() -> tuple[int, int]:
     """Return a reading and a writing end that are not 3 or 4, the descriptors of the browser."""
-    low = os.pipe()
-    reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
-    for end in low:
+    original = os.pipe()
+    reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in original)
+    for end in original:
         os.close(end)
     return reads, writes
 
 
 @contextmanager
-def tab(browser: Browser, path: Path, width: int = 1200, **media: str) -> Iterator[Tab]:
+def open_tab(browser: Browser, path: Path, width: int = 1200, **media: str) -> Iterator[Tab]:
     """Open the file as a page; `media` as in prefers_color_scheme="dark"."""
     features = {name.replace("_", "-"): value for name, value in media.items()}
     yield Tab(browser, path.resolve().as_uri(), width, features)

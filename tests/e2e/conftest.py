@@ -23,15 +23,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="module")
-def unused(cluster: SlurmCluster) -> Iterator[str]:
+def unused_nodes(cluster: SlurmCluster) -> Iterator[str]:
     return iter(list(cluster.names))
 
 
 @pytest.fixture
-def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
+def node(cluster: SlurmCluster, unused_nodes: Iterator[str]) -> Iterator[str]:
     """Yield a node that no test has used yet. Its drain is removed afterwards, because it would count for the fleet
     limit."""
-    name = next(unused)
+    name = next(unused_nodes)
     yield name
     cluster.attempt("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
 

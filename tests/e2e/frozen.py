@@ -27,7 +27,7 @@ from requirements import require_programs, require_root
 PACKAGES = "e2fsprogs mount util-linux"
 IMAGE_BYTES = 16 << 20
 PROC = Path("/proc")
-SITS_SECONDS = 0.3  # reading a page takes less
+MIN_D_STATE_SECONDS = 0.3  # reading a page takes less
 
 # Thaws and unmounts at the end of its input. Lazily, because a bind mount or a process of the test may still exist.
 GUARD = 'cat >/dev/null; fsfreeze --unfreeze "$0" 2>/dev/null; umount --lazy "$0"'
@@ -58,7 +58,7 @@ class FrozenFilesystem:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _end(self._guard)
+        _close_and_wait(self._guard)
 
     def freeze(self) -> None:
         """From now on every write waits in D state, including the access time of a first read."""
@@ -115,7 +115,7 @@ class HangFs:
     ) -> None:
         self.release()
 
-    def wait_until_it_hears(self, *pids: int) -> None:
+    def wait_for_requests(self, *pids: int) -> None:
         """Wait until it has read an unanswered request of each of these processes.
 
         Only these processes are in D state after a kill; a process whose request was not read yet just dies.
@@ -130,7 +130,7 @@ class HangFs:
 
     def release(self) -> None:
         """End it: waiting processes get an error, and the mount point is an empty directory again."""
-        _end(self._server)
+        _close_and_wait(self._server)
 
 
 def in_d_state(pid: int, proc: Path = PROC) -> bool:
@@ -143,19 +143,19 @@ def in_d_state(pid: int, proc: Path = PROC) -> bool:
 
 def wait_for_d_state(pid: int, timeout: float = 240.0) -> None:
     """Wait until the process stays in D state: it is also there for a moment while a page of its program is read."""
-    deadline, since, asleep = time.monotonic() + timeout, 0.0, ""
+    deadline, asleep_since, sleep_count = time.monotonic() + timeout, 0.0, ""
     while True:
-        now, before, asleep = time.monotonic(), asleep, _sleeps(pid)
-        if not asleep or asleep != before:
-            since = now
-        elif now - since >= SITS_SECONDS:
+        now, previous_count, sleep_count = time.monotonic(), sleep_count, _sleep_count(pid)
+        if not sleep_count or sleep_count != previous_count:
+            asleep_since = now
+        elif now - asleep_since >= MIN_D_STATE_SECONDS:
             return
         if now > deadline:
             raise TimeoutError(f"process {pid} is not in D state but {_state(pid) or 'gone'}")
         time.sleep(0.01)
 
 
-def _sleeps(pid: int) -> str:
+def _sleep_count(pid: int) -> str:
     """Return how often a process in D state has gone to sleep, or "" if it is not in D state."""
     try:
         status = (PROC / str(pid) / "status").read_text()
@@ -183,12 +183,12 @@ def pending_signals(pid: int, proc: Path = PROC) -> set[int]:
 
 
 def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: exit status {done.returncode}: {done.stderr.strip()}")
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: exit status {result.returncode}: {result.stderr.strip()}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _close_and_wait(process: subprocess.Popen[bytes]) -> None:
     """Close its pipes, which makes it clean up, and wait for its end."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -19,10 +19,10 @@ from typing import Any
 from healthd.host.program import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-EACH_SECOND = "interval_seconds = 1.0\n"
+EVERY_SECOND = "interval_seconds = 1.0\n"
 # These checks depend on the test machine: a killed process takes a moment to end, and its disk may be full.
-UNCONCERNED = ("processes", "disk_space")
-PROGRAMS_FIRST = ENVIRONMENT["PATH"].partition(":")[0]
+MACHINE_CHECKS = ("processes", "disk_space")
+FIRST_PATH_DIR = ENVIRONMENT["PATH"].partition(":")[0]
 
 
 class Healthd:
@@ -59,7 +59,7 @@ class Healthd:
         self.wait = wait
         self.python = python
         self.programs = programs
-        self.instead = {} if programs is None else {PROGRAMS_FIRST: programs}
+        self.bind_mounts = {} if programs is None else {FIRST_PATH_DIR: programs}
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Healthd:
@@ -84,7 +84,7 @@ class Healthd:
 
     def configure(self, config: str) -> None:
         """Write other settings, for the next start or reload."""
-        off = (f"[checks.{check}]\nenabled = false\n" for check in UNCONCERNED if f"[checks.{check}]" not in config)
+        off = (f"[checks.{check}]\nenabled = false\n" for check in MACHINE_CHECKS if f"[checks.{check}]" not in config)
         self.config.write_text(f"{config}\n{''.join(off)}")
 
     def argv(self) -> list[str]:
@@ -93,36 +93,36 @@ class Healthd:
         argv += ["--kernel-log", str(self.kernel_log)]
         argv += [] if "\nlisten = " in self.config.read_text() else ["--listen", "off"]
         argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
-        if not self.instead:
+        if not self.bind_mounts:
             return argv
         # Run in its own mount namespace, in which systemd runs as sd_booted(3) detects it.
-        first = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit; "
-        first += 'while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit; done; shift; exec "$@"'
-        mounts = [str(path) for seen, own in self.instead.items() for path in (own, seen)]
-        return ["unshare", "--mount", "sh", "-c", first, "sh", *mounts, "--", *argv]
+        shell_command = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit; "
+        shell_command += 'while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit; done; shift; exec "$@"'
+        mounts = [str(path) for target, source in self.bind_mounts.items() for path in (source, target)]
+        return ["unshare", "--mount", "sh", "-c", shell_command, "sh", *mounts, "--", *argv]
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(self.argv(), env=self.env, stdout=log, stderr=log)
         if self.wait:
-            self.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
+            self.wait_until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
 
     def stop(self, seconds: float = 120) -> int:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(seconds)
 
-    def stop_at_rest(self) -> int:
+    def stop_when_idle(self) -> int:
         """Stop the daemon while its worker is idle, so that it saves its last events; it does not wait for a busy one.
 
         The settings must begin with EVERY_SECOND.
         """
         assert self.process is not None
         settings = self.config.read_text()
-        self.config.write_text("interval_seconds = 3600.0\n" + settings.removeprefix(EACH_SECOND))
+        self.config.write_text("interval_seconds = 3600.0\n" + settings.removeprefix(EVERY_SECOND))
         self.process.send_signal(signal.SIGHUP)
-        self.until(lambda s: s["interval_seconds"] == 3600, "no further round is due")
-        self.until(
+        self.wait_until(lambda s: s["interval_seconds"] == 3600, "no further round is due")
+        self.wait_until(
             lambda s: s["time"] - end_of_round(s) > 9 and not s["stream"]["waiting"],
             "the last round ended 9 s ago",
         )
@@ -134,23 +134,25 @@ class Healthd:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(120)
 
-    def ask(self, **request: Any) -> dict[str, Any]:
+    def request(self, **request: Any) -> dict[str, Any]:
         """Send one request on the control socket. Raise OSError if no daemon listens."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(120)
             stream.connect(str(self.run_dir / "healthd.sock"))
             stream.sendall(json.dumps(request).encode() + b"\n")
-            said = b""
+            received = b""
             while chunk := stream.recv(1 << 16):
-                said += chunk
-        answer: dict[str, Any] = json.loads(said)
+                received += chunk
+        answer: dict[str, Any] = json.loads(received)
         return answer
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask(command="status")["status"]
-        return found
+        document: dict[str, Any] = self.request(command="status")["status"]
+        return document
 
-    def until(self, reached: Callable[[dict[str, Any]], bool], what: str, seconds: float = 120) -> dict[str, Any]:
+    def wait_until(
+        self, is_reached: Callable[[dict[str, Any]], bool], condition_text: str, seconds: float = 120
+    ) -> dict[str, Any]:
         """Wait until `reached(status)` is true and return that status."""
         end = time.monotonic() + seconds
         status: dict[str, Any] | None = None
@@ -159,14 +161,14 @@ class Healthd:
                 status = self.status()
             except (OSError, ValueError):
                 status = None
-            if status is not None and reached(status):
+            if status is not None and is_reached(status):
                 return status
             if self.process is not None and self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        words = ("health", "conditions", "unknown", "decision", "slurm", "blocked")
-        shown = {key: (status or {}).get(key) for key in words}
-        raise TimeoutError(f"not within {seconds} s: {what}; {shown}\n{self.log.read_text()[-4000:]}")
+        shown_keys = ("health", "conditions", "unknown", "decision", "slurm", "blocked")
+        shown = {key: (status or {}).get(key) for key in shown_keys}
+        raise TimeoutError(f"not within {seconds} s: {condition_text}; {shown}\n{self.log.read_text()[-4000:]}")
 
     def verdict(self) -> str:
         return (self.run_dir / "verdict").read_text()
@@ -175,7 +177,7 @@ class Healthd:
         with open(self.kernel_log, "a", encoding="ascii") as log:
             log.write("".join(f"{line}\n" for line in lines))
 
-    def worker(self) -> int:
+    def worker_pid(self) -> int:
         """Return the pid of the current or next worker: the last one may just have been given up."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -189,31 +191,35 @@ class Healthd:
             time.sleep(0.02)
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Replace a file so that a daemon reads either the old text or the new one."""
-    beside = file.with_suffix(".new")
-    beside.write_bytes(text.encode())
-    beside.replace(file)
+    temporary = file.with_suffix(".new")
+    temporary.write_bytes(text.encode())
+    temporary.replace(file)
 
 
-def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
+def wait_for_rounds(daemon: Healthd, count: int) -> dict[str, Any]:
     """Wait until `count` more complete rounds have ended and return the status."""
     last = daemon.status()["round"]["number"] + count
-    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+    return daemon.wait_until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
 
 def end_of_round(status: dict[str, Any]) -> float:
     """Return the end of the last round (epoch), or infinity while a due round is in progress."""
-    its = status["round"]
-    return float(its["started"] + its["seconds"]) if its["next_at"] > its["started"] else float("inf")
+    round_status = status["round"]
+    return (
+        float(round_status["started"] + round_status["seconds"])
+        if round_status["next_at"] > round_status["started"]
+        else float("inf")
+    )
 
 
-def looked_since(status: dict[str, Any], moment: float) -> bool:
+def have_all_run_since(status: dict[str, Any], moment: float) -> bool:
     """Return True if each check has run after that time (epoch). On a busy machine two requests can share a round."""
     return all(found["started"] >= moment for found in status["results"])
 
 
-def xid(
+def xid_line(
     code: int, pci: str = "0000:61:00", text: str = "GPU has fallen off the bus.", when: float | None = None
 ) -> str:
     """Return a kernel line as the driver writes it. `when` adds dmesg's time stamp (seconds since boot)."""
@@ -222,7 +228,7 @@ def xid(
 
 
 def condition(status: dict[str, Any], code: str, subject: str | None = None) -> dict[str, Any] | None:
-    for found in status["conditions"]:
-        if found["code"] == code and subject in (None, found["subject"]):
-            return dict(found)
+    for entry in status["conditions"]:
+        if entry["code"] == code and subject in (None, entry["subject"]):
+            return dict(entry)
     return None

@@ -27,9 +27,9 @@ NODE_PACKAGES = (*FRESH, "procps")
 OLD_VERSION = "0.0.9"
 ARCHIVE, PYPI = "http://deb.debian.org/debian", os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 BUILD_SECONDS = 900.0
-KEPT = 4  # number of packages of other trees in CACHE
-NOT_PACKED = re.compile(r"^(tests|bench|\.ci)/")
-CODE = "opt/healthd/lib/{python}/site-packages/healthd"
+MAX_CACHED = 4  # number of packages of other trees in CACHE
+NOT_IN_PACKAGE = re.compile(r"^(tests|bench|\.ci)/")
+CODE_PATH = "opt/healthd/lib/{python}/site-packages/healthd"
 
 
 def built_package(release: str) -> Path:
@@ -40,26 +40,26 @@ def built_package(release: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"lock-{release}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = folder / f"{release}-{_tree()}"
+        built = folder / f"{release}-{_tree_digest()}"
         if not built.exists():
             require_network(f"{ARCHIVE}/dists/{release}/InRelease", f"{PYPI}/pip/")
             _build(release, built)
             others = sorted(folder.glob(f"{release}-*"), key=lambda path: path.stat().st_mtime)
-            for other in others[:-KEPT]:
+            for other in others[:-MAX_CACHED]:
                 shutil.rmtree(other)
         os.utime(built)
         (package,) = built.glob("*.deb")
         return package
 
 
-def _tree() -> str:
+def _tree_digest() -> str:
     """Return a digest of everything that goes into a package."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=True).stdout
     digest = hashlib.sha256()
     for name in sorted(filter(None, listed.split("\0"))):
         path = CHECKOUT / name
-        if not NOT_PACKED.match(name) and os.path.lexists(path):
+        if not NOT_IN_PACKAGE.match(name) and os.path.lexists(path):
             content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
             digest.update(repr((name, hashlib.sha256(content).digest())).encode())
     return digest.hexdigest()[:16]
@@ -68,7 +68,7 @@ def _tree() -> str:
 def _build(release: str, into: Path) -> None:
     building = into.with_suffix(".building")
     shutil.rmtree(building, ignore_errors=True)
-    made = subprocess.run(
+    result = subprocess.run(
         [CHECKOUT / "scripts/package.sh", release],
         env={**os.environ, "OUT": str(building)},
         stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def _build(release: str, into: Path) -> None:
         text=True,
         timeout=BUILD_SECONDS,
     )
-    assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-6000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
     building.rename(into)
 
 
@@ -84,7 +84,7 @@ def older_package(package: Path, release: str, folder: Path) -> Path:
     """Return the same package with version OLD_VERSION."""
     tree = folder / "older"
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True, timeout=120)
-    put_old_version(tree, release)
+    set_old_version(tree, release)
     control = tree / "DEBIAN/control"
     control.write_text(re.sub(r"(?m)^Version: [^-]*", f"Version: {OLD_VERSION}", control.read_text()))
     older = folder / "older.deb"
@@ -93,9 +93,9 @@ def older_package(package: Path, release: str, folder: Path) -> Path:
     return older
 
 
-def put_old_version(tree: Path, release: str) -> None:
+def set_old_version(tree: Path, release: str) -> None:
     """Make the program in `tree`, which has the folders of the package, report OLD_VERSION."""
-    code = tree / CODE.format(python=PYTHONS[release])
+    code = tree / CODE_PATH.format(python=PYTHONS[release])
     (code / "__init__.py").write_text(f'"""An older version."""\n\n__version__ = "{OLD_VERSION}"\n')
 
 

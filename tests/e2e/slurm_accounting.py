@@ -35,22 +35,29 @@ def write_slurmdbd_conf(directory: Path, port: int, plugins: Path | None = None)
     """Write slurmdbd.conf. `plugins`: their directory if it is not the default."""
     conf = directory / "slurmdbd.conf"
     conf.touch(mode=0o600)
-    where = f"PluginDir={plugins}\n" if plugins else ""
-    conf.write_text(SLURMDBD_CONF.format(directory=directory, port=port, database_port=port + 1) + where)
+    plugin_line = f"PluginDir={plugins}\n" if plugins else ""
+    conf.write_text(SLURMDBD_CONF.format(directory=directory, port=port, database_port=port + 1) + plugin_line)
 
 
 def make_database(directory: Path) -> None:
-    at = directory / "database"
-    command = ("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={at}", "--skip-test-db")
-    more = ("--auth-root-authentication-method=normal", "--innodb-log-file-size=8M")
-    subprocess.run((*command, *more), stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=600)
+    data_dir = directory / "database"
+    command = ("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data_dir}", "--skip-test-db")
+    more_options = ("--auth-root-authentication-method=normal", "--innodb-log-file-size=8M")
+    subprocess.run((*command, *more_options), stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=600)
 
 
-def mariadbd(directory: Path, port: int) -> tuple[str, ...]:
+def mariadbd_command(directory: Path, port: int) -> tuple[str, ...]:
     """Return the command of a MariaDB on a socket and on loopback. It flushes lazily: only test data can be lost."""
-    at = directory / "database"
+    data_dir = directory / "database"
     return (
-        *("mariadbd", "--no-defaults", "--user=root", f"--datadir={at}", f"--socket={at}/s", f"--pid-file={at}/pid"),
+        *(
+            "mariadbd",
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={data_dir}",
+            f"--socket={data_dir}/s",
+            f"--pid-file={data_dir}/pid",
+        ),
         *("--bind-address=127.0.0.1", f"--port={port + 1}", "--skip-name-resolve", "--skip-networking=0"),
         *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", "--innodb-flush-log-at-trx-commit=0"),
         "--innodb-lock-wait-timeout=900",

@@ -33,7 +33,7 @@ import slurm_versions
 from ports import free_ports
 from requirements import require_programs, require_root
 
-MARK = "HEALTHD_TEST_CLUSTER"
+CLUSTER_VARIABLE = "HEALTHD_TEST_CLUSTER"
 WAIT_SECONDS = 120.0  # for events that happen at once on an idle machine; tests of a timeout pass their own
 
 SLURM_CONF = """\
@@ -75,12 +75,12 @@ MinJobAge=300
 JobRequeue=1
 GresTypes=gpu
 """
-NODE = (
+NODE_LINE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 Boards=1 Sockets=1 "
     "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:h100:{gpus} State=UNKNOWN\n"
 )
-PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
-GIVE_UP = "MessageTimeout=3\n"
+PARTITION_LINE = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
+SHORT_TIMEOUT = "MessageTimeout=3\n"
 BACKUP_HOST = "standby"
 # Each slurmctld listens at its own address, so both can use the same port.
 BACKUP = f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)\nCommunicationParameters=NoCtldInAddrAny\n"
@@ -140,7 +140,7 @@ class SlurmCluster:
         require_programs("munged", "slurmctld", "slurmd", "scontrol", packages="slurmctld slurmd slurm-client munge")
         self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm."))
         self.directory.chmod(0o755)  # other users' commands read slurm.conf and munge's socket
-        self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", MARK: str(self.directory)}
+        self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", CLUSTER_VARIABLE: str(self.directory)}
         self._programs = slurm_versions.programs(self.version) if self.version else None
         if self._programs:
             self.env["PATH"] = f"{self._programs}:{self.env['PATH']}"
@@ -166,20 +166,20 @@ class SlurmCluster:
         self._end()
 
     @property
-    def giving_up(self) -> dict[str, str]:
+    def short_timeout_environment(self) -> dict[str, str]:
         """Return the environment of a command that does not wait long for a slurmctld that is down or hangs."""
         conf = self.directory / "giving_up.conf"
-        conf.write_text((self.directory / "slurm.conf").read_text() + GIVE_UP)
+        conf.write_text((self.directory / "slurm.conf").read_text() + SHORT_TIMEOUT)
         return {"SLURM_CONF": str(conf)}
 
     # commands
 
     def run(self, *argv: str, timeout: float = WAIT_SECONDS, check: bool = True) -> str:
         """Return the output of a command. A failure raises RuntimeError with its stderr."""
-        done = self.attempt(*argv, timeout=timeout)
-        if check and done.returncode:
-            raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
+        result = self.attempt(*argv, timeout=timeout)
+        if check and result.returncode:
+            raise RuntimeError(f"{' '.join(argv)}: status {result.returncode}: {result.stderr.strip()}")
+        return result.stdout
 
     def attempt(self, *argv: str, timeout: float = WAIT_SECONDS) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -188,7 +188,7 @@ class SlurmCluster:
 
     def sbatch(self, script: str, *options: str) -> str:
         """Submit the shell commands `script` as a batch job and return its id."""
-        output = () if any(o.startswith(("-o", "--output")) for o in options) else ("--output=/dev/null",)
+        output = () if any(option.startswith(("-o", "--output")) for option in options) else ("--output=/dev/null",)
         command = ("sbatch", "--parsable", "--chdir=/tmp", *output, *options, "--wrap", script)
         return self.run(*command).strip().partition(";")[0]
 
@@ -210,14 +210,14 @@ class SlurmCluster:
         """Wait until the node has all of `flags`, none of `without`, and a Reason that starts with `reason`."""
         seen: list[Node] = []
 
-        def reached() -> bool:
+        def is_reached() -> bool:
             node = self.node(name)
             seen[:] = [node]
-            fits = node.flags.issuperset(flags) and node.flags.isdisjoint(without)
-            return fits and (reason is None or node.reason.startswith(reason))
+            has_flags = node.flags.issuperset(flags) and node.flags.isdisjoint(without)
+            return has_flags and (reason is None or node.reason.startswith(reason))
 
         with contextlib.suppress(TimeoutError):
-            self._until(reached, "", timeout)
+            self._until(is_reached, "", timeout)
             return seen[0]
         raise TimeoutError(f"{name} not {'+'.join(flags)} after {timeout} s but {seen}")
 
@@ -227,14 +227,14 @@ class SlurmCluster:
         return dict(re.findall(r"(?:^| )([A-Za-z/:]+)=(\S*)", text))
 
     def admin_comment(self, job: str) -> str:
-        found = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", "admin_comment:1000").strip()
-        return "" if found == "(null)" else found
+        comment = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", "admin_comment:1000").strip()
+        return "" if comment == "(null)" else comment
 
     def wait_job(self, job: str, *states: str, timeout: float = WAIT_SECONDS) -> dict[str, str]:
         self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.job(job)
 
-    def save(self, job: str) -> None:
+    def wait_until_saved(self, job: str) -> None:
         """Wait until slurmctld has saved the job, which it does at most every 5 s."""
         mark, file = uuid.uuid4().hex, self.directory / "state/job_state"
         self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
@@ -246,22 +246,22 @@ class SlurmCluster:
         sdiag itself adds one REQUEST_STATS_INFO.
         """
         by_type = self.run("sdiag").partition("by message type")[2].partition("by user")[0]
-        return {name: int(n) for name, n in re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)", by_type)}
+        return {name: int(count) for name, count in re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)", by_type)}
 
     # daemons
 
     def start_slurmctld(self, wait: bool = True) -> None:
         self._launch("slurmctld", *self._as_host(socket.gethostname().partition(".")[0]), "slurmctld", "-D")
         if wait:
-            self._until(self._controller_answers, "slurmctld is up", WAIT_SECONDS)
+            self._until(self._controller_responds, "slurmctld is up", WAIT_SECONDS)
 
     def start_backup(self) -> None:
         """Start the second slurmctld, which takes over SlurmctldTimeout (10 s) after the first one ended."""
         conf = self.directory / "backup.conf"
-        own = ("slurmctld.pid", "backup.pid"), ("slurmctld.log", "backup.log")
+        replacements = ("slurmctld.pid", "backup.pid"), ("slurmctld.log", "backup.log")
         text = (self.directory / "slurm.conf").read_text()
-        for before, after in own:
-            text = text.replace(before, after)
+        for old, new in replacements:
+            text = text.replace(old, new)
         conf.write_text(text)
         self._launch("backup", *self._as_host(BACKUP_HOST), "slurmctld", "-D", "-f", str(conf))
 
@@ -270,8 +270,8 @@ class SlurmCluster:
         if not self.backup:
             return ()
         hosts = self.directory / "hosts"
-        own = socket.gethostname().partition(".")[0]
-        hosts.write_text(f"127.0.0.1 localhost {own}\n127.0.0.2 {BACKUP_HOST}\n")
+        own_name = socket.gethostname().partition(".")[0]
+        hosts.write_text(f"127.0.0.1 localhost {own_name}\n127.0.0.2 {BACKUP_HOST}\n")
         script = f'mount --bind {hosts} /etc/hosts && hostname "$0" && exec "$@"'
         return ("unshare", "--uts", "--mount", "sh", "-c", script, name)
 
@@ -284,7 +284,7 @@ class SlurmCluster:
         newer, conf = slurm_versions.programs(version), self.directory / "upgraded.conf"
         conf.write_text((self.directory / "slurm.conf").read_text() + f"PluginDir={newer}/plugins\n")
         self._launch("slurmctld", f"{newer}/slurmctld", "-D", "-f", str(conf))
-        self._until(self._controller_answers, "the newer slurmctld is up", WAIT_SECONDS)
+        self._until(self._controller_responds, "the newer slurmctld is up", WAIT_SECONDS)
 
     def kill_slurmctld(self, signal_number: int = signal.SIGKILL) -> None:
         self._stop("slurmctld", signal_number)
@@ -301,7 +301,7 @@ class SlurmCluster:
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
 
-    def mend(self, name: str) -> None:
+    def reset_node(self, name: str) -> None:
         """Make a node idle from any state: its jobs end, and its slurmd is restarted."""
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=mended")
         if f"slurmd.{name}" in self._processes:
@@ -315,12 +315,12 @@ class SlurmCluster:
         name = f"slurmstepd: [{job}.batch]".encode()
 
         def found() -> list[Process]:
-            ours = []
+            matches = []
             for process in processes():
                 with contextlib.suppress(OSError):
-                    if name in Path(f"/proc/{process.pid}/cmdline").read_bytes() and self._started(process):
-                        ours.append(process)
-            return ours
+                    if name in Path(f"/proc/{process.pid}/cmdline").read_bytes() and self._is_own(process):
+                        matches.append(process)
+            return matches
 
         killed = found()
         for process in killed:
@@ -331,9 +331,9 @@ class SlurmCluster:
     def remove_dead_slurmstepd(self, job: str) -> None:
         """Remove the files of a killed slurmstepd: its socket, on which others wait, and the script, which blocks a
         rerun."""
-        for left in self.directory.rglob(f"*_{job}.*"):
-            if left.is_socket():
-                left.unlink()
+        for file in self.directory.rglob(f"*_{job}.*"):
+            if file.is_socket():
+                file.unlink()
         for script in self.directory.glob(f"spool/*/job{int(job):05}"):
             shutil.rmtree(script)
 
@@ -350,41 +350,41 @@ class SlurmCluster:
     # internals
 
     def _write_files(self) -> None:
-        at, host = self.directory, socket.gethostname().partition(".")[0]
+        directory, host = self.directory, socket.gethostname().partition(".")[0]
         first = self.base_port or free_ports(len(self.names) + 3, self._ports)
         self._accounting_port = first + len(self.names) + 1
         for folder in ("munge", "state", "spool", "log", "dev"):
-            (at / folder).mkdir(mode=0o755, parents=True)
+            (directory / folder).mkdir(mode=0o755, parents=True)
         conf = SLURM_CONF.format(
             host=host,
             port=first,
             backup=BACKUP if self.backup else "",
-            directory=at,
+            directory=directory,
             slurmd_timeout=self.slurmd_timeout,
             message_timeout=self.message_timeout,
         )
         gres = "AutoDetect=off\n"
-        for i, name in enumerate(self.names, 1):
-            conf += NODE.format(name=name, host=host, port=first + i, gpus=self.gpus)
+        for number, name in enumerate(self.names, 1):
+            conf += NODE_LINE.format(name=name, host=host, port=first + number, gpus=self.gpus)
             if self.gpus:
-                (at / "spool" / name).mkdir()
-                gres += f"NodeName={name} Name=gpu Type=h100 File={at}/dev/{name}/nvidia[0-{self.gpus - 1}]\n"
-                for g in range(self.gpus):  # 195 is NVIDIA's major number
-                    device = at / "dev" / name / f"nvidia{g}"
+                (directory / "spool" / name).mkdir()
+                gres += f"NodeName={name} Name=gpu Type=h100 File={directory}/dev/{name}/nvidia[0-{self.gpus - 1}]\n"
+                for index in range(self.gpus):  # 195 is NVIDIA's major number
+                    device = directory / "dev" / name / f"nvidia{index}"
                     device.parent.mkdir(exist_ok=True)
-                    os.mknod(device, 0o666 | 0o020000, os.makedev(195, g))
+                    os.mknod(device, 0o666 | 0o020000, os.makedev(195, index))
         if self.accounting:
             conf = conf.replace("AccountingStorageType=accounting_storage/none\n", "")
-            conf += slurm_accounting.SLURM_CONF.format(directory=at, port=self._accounting_port)
+            conf += slurm_accounting.SLURM_CONF.format(directory=directory, port=self._accounting_port)
             plugins = self._programs / "plugins" if self._programs else None
-            slurm_accounting.write_slurmdbd_conf(at, self._accounting_port, plugins)
+            slurm_accounting.write_slurmdbd_conf(directory, self._accounting_port, plugins)
         if self._programs:
             conf += f"PluginDir={self._programs}/plugins\n"
-        (at / "slurm.conf").write_text(conf + PARTITION + "".join(f"{line}\n" for line in self.extra_conf))
-        (at / "gres.conf").write_text(gres)
+        (directory / "slurm.conf").write_text(conf + PARTITION_LINE + "".join(f"{line}\n" for line in self.extra_conf))
+        (directory / "gres.conf").write_text(gres)
         if self._version() >= (23, 11):
-            (at / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-        key = at / "munge" / "munge.key"
+            (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        key = directory / "munge" / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
 
@@ -395,21 +395,25 @@ class SlurmCluster:
         return int(found[1]), int(found[2])
 
     def _start_munged(self) -> None:
-        at = f"{self.directory}/munge"
+        munge_dir = f"{self.directory}/munge"
         for name in ("munge.sock", "munge.sock.lock"):
-            Path(at, name).unlink(missing_ok=True)
+            Path(munge_dir, name).unlink(missing_ok=True)
         self._launch(
             "munged",
-            *("munged", "--foreground", f"--socket={at}/munge.sock", f"--key-file={at}/munge.key"),
-            *(f"--log-file={at}/munged.log", f"--pid-file={at}/munged.pid", f"--seed-file={at}/munged.seed"),
+            *("munged", "--foreground", f"--socket={munge_dir}/munge.sock", f"--key-file={munge_dir}/munge.key"),
+            *(
+                f"--log-file={munge_dir}/munged.log",
+                f"--pid-file={munge_dir}/munged.pid",
+                f"--seed-file={munge_dir}/munged.seed",
+            ),
         )
-        answers = ("munge", "-S", f"{at}/munge.sock", "-n")
-        self._until(lambda: self.attempt(*answers).returncode == 0, "munged is up", WAIT_SECONDS)
+        test_command = ("munge", "-S", f"{munge_dir}/munge.sock", "-n")
+        self._until(lambda: self.attempt(*test_command).returncode == 0, "munged is up", WAIT_SECONDS)
 
     def _start_accounting(self) -> None:
         require_programs(*slurm_accounting.PROGRAMS, packages=slurm_accounting.PACKAGES)
         slurm_accounting.make_database(self.directory)
-        self._launch("mariadbd", *slurm_accounting.mariadbd(self.directory, self._accounting_port))
+        self._launch("mariadbd", *slurm_accounting.mariadbd_command(self.directory, self._accounting_port))
         client = ("mariadb", "--no-defaults", "-uroot", f"--socket={self.directory}/database/s", "-e")
         self._until(
             lambda: self.attempt(*client, "CREATE DATABASE slurm_acct").returncode == 0, "MariaDB is up", WAIT_SECONDS
@@ -418,11 +422,11 @@ class SlurmCluster:
         cluster = ("sacctmgr", "-i", "-Q", "add", "cluster", "test")
         self._until(lambda: self.attempt(*cluster).returncode == 0, "slurmdbd is up", WAIT_SECONDS)
 
-    def _controller_answers(self) -> bool:
+    def _controller_responds(self) -> bool:
         return self.attempt("scontrol", "ping").returncode == 0
 
     def _is_ready(self) -> bool:
-        if not self._controller_answers():
+        if not self._controller_responds():
             return False
         states = self.run("sinfo", "-hN", "-p", "gpu", "-n", ",".join(self.names), "-o", "%T", check=False).split()
         return len(states) == len(self.names) and all(state == "idle" for state in states)
@@ -449,15 +453,15 @@ class SlurmCluster:
             process.kill()
             process.wait(60)
 
-    def _until(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
+    def _until(self, is_reached: Callable[[], bool], condition: str, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not reached():
+        while not is_reached():
             for name, process in list(self._processes.items()):
                 if process.poll() is not None:
                     out = (self.directory / "log" / f"{name}.out").read_text(errors="replace")
                     raise RuntimeError(f"{name} ended with status {process.returncode}: {out[-2000:]}")
             if time.monotonic() > end:
-                raise TimeoutError(f"not after {seconds} s: {what}")
+                raise TimeoutError(f"not after {seconds} s: {condition}")
             time.sleep(0.05)
 
     def _end(self) -> None:
@@ -465,27 +469,27 @@ class SlurmCluster:
             with contextlib.suppress(OSError):
                 self._stop(name, signal.SIGKILL)
         end = time.monotonic() + WAIT_SECONDS
-        while left := self._left():
-            for process in left:
+        while remaining := self._remaining_processes():
+            for process in remaining:
                 kill(process)
             if time.monotonic() > end:
-                raise RuntimeError(f"still there after SIGKILL: processes {left} of {self.directory}")
+                raise RuntimeError(f"still there after SIGKILL: processes {remaining} of {self.directory}")
             time.sleep(0.05)
         for mount in reversed(mounts_below(self.directory)):
             subprocess.run(["umount", "-l", mount], check=False)
         shutil.rmtree(self.directory)
         self._ports.close()
 
-    def _left(self) -> set[Process]:
+    def _remaining_processes(self) -> set[Process]:
         """Return the processes that this cluster started and their descendants, without zombies."""
         alive = {process.pid: process for process in processes()}
-        ours = {pid for pid, process in alive.items() if self._started(process)}
-        while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
-            ours |= more
-        return {alive[pid] for pid in ours - {os.getpid()}}
+        own_pids = {pid for pid, process in alive.items() if self._is_own(process)}
+        while descendants := {pid for pid, process in alive.items() if process.parent in own_pids} - own_pids:
+            own_pids |= descendants
+        return {alive[pid] for pid in own_pids - {os.getpid()}}
 
-    def _started(self, process: Process) -> bool:
-        return marked(process.pid, self.directory) or is_slurm_of(process.pid, self.directory)
+    def _is_own(self, process: Process) -> bool:
+        return has_cluster_mark(process.pid, self.directory) or is_slurm_program_of(process.pid, self.directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,11 +504,11 @@ class Process:
 def processes() -> Iterator[Process]:
     """Yield all living processes."""
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (process := living(int(entry))):
+        if entry.isdigit() and (process := process_of(int(entry))):
             yield process
 
 
-def living(pid: int) -> Process | None:
+def process_of(pid: int) -> Process | None:
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # from field 3 on
         if fields[0] != "Z":
@@ -512,14 +516,14 @@ def living(pid: int) -> Process | None:
     return None
 
 
-def marked(pid: int, directory: Path) -> bool:
+def has_cluster_mark(pid: int, directory: Path) -> bool:
     try:
-        return f"{MARK}={directory}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{CLUSTER_VARIABLE}={directory}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
 
-def is_slurm_of(pid: int, directory: Path) -> bool:
+def is_slurm_program_of(pid: int, directory: Path) -> bool:
     """Return True if it is a program of Slurm that has a file below `directory` open."""
     try:
         if not Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("slurm"):
@@ -539,8 +543,8 @@ def kill(process: Process) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            now = living(process.pid)
-            if now is not None and now.started == process.started:
+            current = process_of(process.pid)
+            if current is not None and current.started == process.started:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)
@@ -551,7 +555,7 @@ def mounts_below(directory: Path) -> list[str]:
     return [target for line in lines if (target := line.split()[1]).startswith(f"{directory}/")]
 
 
-def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
+def start_job(cluster: SlurmCluster, node: str, *options: str) -> str:
     """Start a job on the node and return its id."""
     job = cluster.sbatch("sleep 3000", "-w", node, *options)
     cluster.wait_job(job, "RUNNING")

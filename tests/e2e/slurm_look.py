@@ -38,7 +38,7 @@ XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 
 
-def condition(severity: Severity = Severity.CRITICAL, code: str = "gpu_xid/79", **more: object) -> Condition:
+def condition(severity: Severity = Severity.CRITICAL, code: str = "gpu_xid/79", **fields: object) -> Condition:
     values: dict[str, object] = {
         "check": code.partition("/")[0],
         "instance": "",
@@ -53,24 +53,24 @@ def condition(severity: Severity = Severity.CRITICAL, code: str = "gpu_xid/79", 
         "count": 1,
         "boot_id": "",
     }
-    return Condition(**{**values, **more})  # type: ignore[arg-type]
+    return Condition(**{**values, **fields})  # type: ignore[arg-type]
 
 
 def faulty(*causes: Condition, fault_time: float | None = None) -> Verdict:
     """Return a verdict that is CRITICAL now: it affects every running job, unless `fault_time` is given."""
-    at = time.time() if fault_time is None else fault_time
-    return Verdict(Health.UNHEALTHY, causes=causes or (condition(),), fault_time=at)
+    time_of_fault = time.time() if fault_time is None else fault_time
+    return Verdict(Health.UNHEALTHY, causes=causes or (condition(),), fault_time=time_of_fault)
 
 
 @dataclasses.dataclass
-class Healthd:
+class NodeController:
     """Runs the daemon's reconciliation to its end in this thread. `memory` is the drain record of the ledger."""
 
     cluster: SlurmCluster
     node: str
     policy: Policy = ACT
     boot_id: str = "boot-1"
-    memory: DrainRecord = dataclasses.field(default_factory=DrainRecord)
+    record: DrainRecord = dataclasses.field(default_factory=DrainRecord)
     commands: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     before: Callable[[Command], None] = lambda command: None
     after: Callable[[Command], None] = lambda command: None
@@ -78,26 +78,26 @@ class Healthd:
     prefix: tuple[str, ...] = ()
     gpus: NodeGpus = UNKNOWN_GPUS
 
-    def look(self, verdict: Verdict) -> ReconcileReport:
-        steps = reconcile(verdict, self.memory, self.policy, self.node, self.boot_id, time.time, self.gpus)
+    def reconcile_once(self, verdict: Verdict) -> ReconcileReport:
+        steps = reconcile(verdict, self.record, self.policy, self.node, self.boot_id, time.time, self.gpus)
         answer: CommandResult | None = None
         while True:
             try:
                 step = steps.send(answer)
             except StopIteration as end:
                 report: ReconcileReport = end.value
-                self.memory = report.record
+                self.record = report.record
                 return report
             if isinstance(step, SaveRecord):
-                self.memory, answer = step.record, None
+                self.record, answer = step.record, None
             else:
                 self.before(step)
                 answer = self.run(step)
                 self.after(step)
 
-    def look_until_settled(self, verdict: Verdict, seconds: float = 120) -> ReconcileReport:
+    def reconcile_until_settled(self, verdict: Verdict, seconds: float = 120) -> ReconcileReport:
         end = time.monotonic() + seconds
-        while not (report := self.look(verdict)).settled:
+        while not (report := self.reconcile_once(verdict)).settled:
             assert time.monotonic() < end, report
             time.sleep(0.3)
         return report
@@ -106,7 +106,7 @@ class Healthd:
         self.commands.append(command.argv)
         started, environment = time.time(), self.cluster.env | ENVIRONMENT | self.environment
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [word.encode("utf-8", "surrogateescape") for word in self.prefix + command.argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -118,25 +118,25 @@ class Healthd:
         except OSError as error:
             return CommandResult(127, stderr=str(error), started=started)
         return CommandResult(
-            done.returncode, done.stdout, done.stderr.decode(errors="replace"), started, time.time() - started
+            result.returncode, result.stdout, result.stderr.decode(errors="replace"), started, time.time() - started
         )
 
-    def running(self, script: str, *options: str) -> str:
+    def start_job(self, script: str, *options: str) -> str:
         """Start a job on this node and wait until its slurmstepd lists its processes."""
         job = self.cluster.sbatch(script, "-w", self.node, "-n1", *options)
         self.cluster.wait_job(job, "RUNNING")
-        return until_listed(self.cluster, job, self.node)
+        return wait_until_listed(self.cluster, job, self.node)
 
     def state(self) -> Node:
         return self.cluster.node(self.node)
 
-    def changes(self) -> list[tuple[str, ...]]:
+    def change_commands(self) -> list[tuple[str, ...]]:
         """Return the commands that changed the node or jobs, without comments for the users of jobs."""
         kinds = ("update", "requeue", "requeuehold")
         return [argv for argv in self.commands if argv[1] in kinds and not argv[2].startswith("JobId=")]
 
 
-def program(path: Path, script: str) -> Path:
+def write_script(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
@@ -162,12 +162,12 @@ def resume(cluster: SlurmCluster, name: str) -> None:
     cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
-def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
+def wait_until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
     until(lambda: is_listed(cluster, job, node), f"slurmd lists the processes of job {job}")
     return job
 
 
-def until_not_listed(cluster: SlurmCluster, job: str, node: str) -> None:
+def wait_until_not_listed(cluster: SlurmCluster, job: str, node: str) -> None:
     """Wait until the job's processes and its slurmstepd have ended: a slurmstepd that ends causes errors until its
     socket is removed."""
     spool = cluster.directory / "spool" / node
@@ -179,23 +179,23 @@ def until_not_listed(cluster: SlurmCluster, job: str, node: str) -> None:
 
 
 def is_listed(cluster: SlurmCluster, job: str, node: str) -> bool:
-    return bool(listed(cluster, job, node))
+    return bool(listed_pids(cluster, job, node))
 
 
-def listed(cluster: SlurmCluster, job: str, node: str) -> list[int]:
+def listed_pids(cluster: SlurmCluster, job: str, node: str) -> list[int]:
     """Return the pids of the job's processes on the node."""
     rows = map(str.split, cluster.attempt("scontrol", "listpids", "*", node).stdout.splitlines())
     return [int(row[0]) for row in rows if row[1:2] == [job]]
 
 
-def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
+def restart_requeued_job(cluster: SlurmCluster, job: str, node: str) -> None:
     """Start a requeued job without Slurm's delay; its node may need a moment until it responds.
 
     Leftovers of the last run would end the next one (slurmd: "Job already running"), and slurmd rejects a start in
     the second in which the last run was killed ("already killed, do not launch").
     """
     time.sleep(2)
-    until_not_listed(cluster, job, node)
+    wait_until_not_listed(cluster, job, node)
     cluster.wait_state(node, without=("COMPLETING",))
     end = time.monotonic() + 240
     while cluster.job(job)["JobState"] != "RUNNING":
@@ -208,9 +208,9 @@ def is_drained(node: Node, reason: str) -> bool:
     return "DRAIN" in node.flags and node.reason == reason and node.user == "root"
 
 
-def on_slurm(*versions: str | None) -> pytest.MarkDecorator:
+def with_slurm(*versions: str | None) -> pytest.MarkDecorator:
     """Run the test with these versions; None is the installed one."""
     return pytest.mark.parametrize("cluster", versions, indirect=True, scope="module")
 
 
-every_slurm = on_slurm(None, *slurm_versions.DEBIAN)
+with_every_slurm = with_slurm(None, *slurm_versions.DEBIAN)

@@ -30,10 +30,10 @@ COMMANDS = ("sinfo", "squeue", "scontrol", "sbatch", "srun", "salloc", "scancel"
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
 
 
-_why_none: dict[str, str] = {}  # version -> error; built only once per run of the tests
+_build_errors: dict[str, str] = {}  # version -> error; built only once per run of the tests
 
 
-class NotToBeHad(Exception):
+class VersionUnavailable(Exception):
     """The reason why this version cannot be built here, one sentence or more."""
 
 
@@ -51,28 +51,28 @@ def programs(version: str) -> Path:
         if not root.exists():
             try:
                 _build(root, version)
-            except NotToBeHad as error:
-                _why_none[version] = str(error)
-    if why := _why_none.get(version):
-        reason = f"no Slurm {version} to be had from Debian {DEBIAN[version]}: {why}"
+            except VersionUnavailable as error:
+                _build_errors[version] = str(error)
+    if build_error := _build_errors.get(version):
+        reason = f"no Slurm {version} to be had from Debian {DEBIAN[version]}: {build_error}"
         pytest.skip(reason) if DEBIAN[version] == "sid" else pytest.fail(reason)
     return root / "programs"
 
 
 def _build(root: Path, version: str) -> None:
     """Build the version. Raise VersionUnavailable, immediately if a build failed before in this run."""
-    if version in _why_none:
-        raise NotToBeHad(_why_none[version])
+    if version in _build_errors:
+        raise VersionUnavailable(_build_errors[version])
     building = root.with_name(root.name + ".building")
     _fetch(building, DEBIAN[version])
     try:
         _patch(building, root)
         # Only /programs is used by path, so it runs only from its final place.
         building.rename(root)
-        _ask(root / "programs", version)
-    except (NotToBeHad, OSError, StopIteration) as error:  # a package with another layout
+        _verify(root / "programs", version)
+    except (VersionUnavailable, OSError, StopIteration) as error:  # a package with another layout
         shutil.rmtree(root, ignore_errors=True)
-        raise NotToBeHad(f"its packages do not run here: {error!r}") from error
+        raise VersionUnavailable(f"its packages do not run here: {error!r}") from error
 
 
 def _fetch(into: Path, release: str) -> None:
@@ -84,51 +84,60 @@ def _fetch(into: Path, release: str) -> None:
         "--aptopt=Acquire::http::Timeout 30",
         "--aptopt=Acquire::Retries 0",
     ]
-    for left in (2, 1, 0):
+    for attempts_left in (2, 1, 0):
         shutil.rmtree(into, ignore_errors=True)
         try:
             _run(*command, release, str(into), MIRROR, seconds=FETCH_SECONDS)
             return
-        except NotToBeHad:
-            if not left:
+        except VersionUnavailable:
+            if not attempts_left:
                 raise
             time.sleep(RETRY_SECONDS)
 
 
-def _ask(folder: Path, version: str) -> None:
+def _verify(folder: Path, version: str) -> None:
     """Check that each program loads its libraries and has this version (slurmstepd and slurmdbd have no -V)."""
     conf = folder / "slurm.conf"
     lines = ("ClusterName=test", "SlurmctldHost=localhost", f"PluginDir={folder}/plugins", "NodeName=n1")
     conf.write_text("".join(f"{line}\n" for line in (*lines, "PartitionName=gpu Nodes=n1")))
     for name in (*COMMANDS, "slurmctld", "slurmd"):
-        said = _run("env", f"SLURM_CONF={conf}", str(folder / name), "-V", seconds=240)
-        if not re.match(rf"slurm(-wlm)? {re.escape(version)}\.", said):
-            raise NotToBeHad(f"{name} -V says {said.strip()}")
+        output = _run("env", f"SLURM_CONF={conf}", str(folder / name), "-V", seconds=240)
+        if not re.match(rf"slurm(-wlm)? {re.escape(version)}\.", output):
+            raise VersionUnavailable(f"{name} -V says {output.strip()}")
 
 
 def _run(*command: str, seconds: float) -> str:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotToBeHad(str(error)) from error
-    if done.returncode != 0:
-        raise NotToBeHad(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip()[-1500:]}")
-    return done.stdout
+        raise VersionUnavailable(str(error)) from error
+    if result.returncode != 0:
+        raise VersionUnavailable(
+            f"{' '.join(command)}: exit status {result.returncode}: {result.stderr.strip()[-1500:]}"
+        )
+    return result.stdout
 
 
 def _patch(building: Path, root: Path) -> None:
     """Patch the programs in `building` for `root`: they use the interpreter and the libraries of their packages."""
     libraries = next(building.glob("usr/lib/*/slurm-wlm")).parent
     interpreter = next(libraries.glob("ld-linux*.so.*"))
-    there = root / libraries.relative_to(building)
-    search = ("--force-rpath", "--set-rpath", f"{there}/slurm-wlm:{there}")
+    library_dir = root / libraries.relative_to(building)
+    rpath_options = ("--force-rpath", "--set-rpath", f"{library_dir}/slurm-wlm:{library_dir}")
     folder = building / "programs"
     folder.mkdir()
     for name in (*COMMANDS, *DAEMONS):
-        places = (f"usr/sbin/{name}-wlm", f"usr/sbin/{name}", f"usr/bin/{name}")
-        found = next(building / place for place in places if (building / place).exists())
+        candidates = (f"usr/sbin/{name}-wlm", f"usr/sbin/{name}", f"usr/bin/{name}")
+        found = next(building / place for place in candidates if (building / place).exists())
         program = Path(os.path.realpath(found))
-        _run("patchelf", "--set-interpreter", str(there / interpreter.name), *search, str(program), seconds=240)
+        _run(
+            "patchelf",
+            "--set-interpreter",
+            str(library_dir / interpreter.name),
+            *rpath_options,
+            str(program),
+            seconds=240,
+        )
         (folder / name).symlink_to(os.path.relpath(program, folder))
     for library in (libraries / "slurm-wlm").glob("*.so"):  # it would take precedence
         if not library.is_symlink():

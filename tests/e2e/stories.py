@@ -31,7 +31,7 @@ from healthd.common.model import Severity
 from healthd.common.slurm.drain_reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
-FREE_SECONDS = 240.0  # a node that could not be reset is not given to another story
+FREE_NODE_SECONDS = 240.0  # a node that could not be reset is not given to another story
 IDLE_SECONDS = 120.0  # after a story; otherwise the node is reset and the story fails
 WINDOW_SECONDS = 45.0  # for conditions that end by time: longer than a story takes up to that point on a busy machine
 ROUNDS = 4  # for checks that nothing happens: more than `clear_after`
@@ -68,14 +68,14 @@ class Scene:
         """Return the status after `count` more complete rounds."""
         last = self.daemon.status()["round"]["number"] + count
         time.sleep(count * INTERVAL_SECONDS)  # it cannot be sooner, and each query delays other stories
-        return self.daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+        return self.daemon.wait_until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
-    def drain(self) -> str:
+    def drain_reason(self) -> str:
         """Return the reason of the current drain, "" without one."""
         found = self.cluster.node(self.node)
         return found.reason if "DRAIN" in found.flags else ""
 
-    def job_fate(self) -> tuple[str, int]:
+    def job_state(self) -> tuple[str, int]:
         """Return the state of the job and how often it was requeued."""
         job = self.cluster.job(self.job)
         return job["JobState"], int(job["Restarts"])
@@ -123,10 +123,10 @@ class Row:
 
 
 def severity_of(row: Row) -> Severity:
-    return explained(row.code) if row.severity is None else row.severity
+    return default_severity(row.code) if row.severity is None else row.severity
 
 
-def explained(code: str) -> Severity:
+def default_severity(code: str) -> Severity:
     found = registry.explain(CHECKS, code)
     assert found is not None, f"there is no {code}"
     return found.severity
@@ -136,11 +136,11 @@ def explained(code: str) -> Severity:
 
 
 def steps(*several: Step) -> Step:
-    def do(scene: Scene) -> None:
+    def run_all(scene: Scene) -> None:
         for step in several:
             step(scene)
 
-    return do
+    return run_all
 
 
 def gpu(text: str) -> Step:
@@ -166,35 +166,37 @@ def kernel(*lines: str) -> Step:
 def prints(program: str, text: str) -> Step:
     """Set the output of this program from now on."""
 
-    def do(scene: Scene) -> None:
+    def write_program(scene: Scene) -> None:
         assert scene.daemon.programs is not None
         script = scene.daemon.programs / f".{program}"
         script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
         script.chmod(0o755)
         script.replace(scene.daemon.programs / program)
 
-    return do
+    return write_program
 
 
-def opens(*codes: str) -> Step:
+def wait_until_open(*codes: str) -> Step:
     """Wait until these codes are open too."""
-    return lambda scene: scene.daemon.until(lambda s: counting(s).issuperset(codes), f"{codes} are open") and None
+    return lambda scene: (
+        scene.daemon.wait_until(lambda s: open_codes(s).issuperset(codes), f"{codes} are open") and None
+    )
 
 
 def rounds(count: int = ROUNDS) -> Step:
-    def do(scene: Scene) -> None:
+    def wait_rounds(scene: Scene) -> None:
         scene.rounds(count)
 
-    return do
+    return wait_rounds
 
 
 def repaired(scene: Scene) -> None:
     """Run `healthd repaired CODE PART`."""
-    answer = scene.daemon.ask(command="repaired", code=scene.row.code, part=scene.row.part)
+    answer = scene.daemon.request(command="repaired", code=scene.row.code, part=scene.row.part)
     assert "done" in answer, answer
 
 
-def resumed(scene: Scene) -> None:
+def wait_until_resumed(scene: Scene) -> None:
     """Wait until healthd has resumed the node: the remaining conditions are acknowledged."""
     scene.cluster.wait_state(scene.node, without=("DRAIN",))
 
@@ -202,18 +204,18 @@ def resumed(scene: Scene) -> None:
 def taken_out(pci: str) -> Step:
     """Remove a PCI device from the bus."""
 
-    def do(scene: Scene) -> None:
+    def remove(scene: Scene) -> None:
         device = scene.machine.root / PCI[1:] / pci
         device.rename(scene.machine.root / pci)
 
-    return do
+    return remove
 
 
 def put_back(pci: str) -> Step:
-    def do(scene: Scene) -> None:
+    def restore(scene: Scene) -> None:
         (scene.machine.root / pci).rename(scene.machine.root / PCI[1:] / pci)
 
-    return do
+    return restore
 
 
 def restarted(scene: Scene) -> None:
@@ -225,7 +227,7 @@ def restarted(scene: Scene) -> None:
 def booted(change: Step) -> Step:
     """Reboot the machine, with `change` while it is down. /run is empty afterwards; the state directory is kept."""
 
-    def do(scene: Scene) -> None:
+    def reboot(scene: Scene) -> None:
         scene.daemon.stop()
         shutil.rmtree(scene.daemon.run_dir)
         scene.boots += 1
@@ -235,7 +237,7 @@ def booted(change: Step) -> Step:
         change(scene)
         scene.daemon.start()
 
-    return do
+    return reboot
 
 
 def rebooted(scene: Scene) -> None:
@@ -245,44 +247,46 @@ def rebooted(scene: Scene) -> None:
 # --- story
 
 
-def live(scene: Scene) -> None:
+def check_story(scene: Scene) -> None:
     row, daemon, cluster, node = scene.row, scene.daemon, scene.cluster, scene.node
     severity = severity_of(row)
-    worst = max(severity, *map(explained, row.also), Severity.INFO)
+    worst = max(severity, *map(default_severity, row.also), Severity.INFO)
     status = scene.rounds(1)
-    assert (status["health"], counting(status)) == ("healthy", set()), "before the fault"
+    assert (status["health"], open_codes(status)) == ("healthy", set()), "before the fault"
 
     row.fault(scene)
-    daemon.until(lambda s: is_open(s, row, severity), f"{row.code} {row.part} is open and {severity.name}")
+    daemon.wait_until(lambda s: is_open(s, row, severity), f"{row.code} {row.part} is open and {severity.name}")
     if worst >= Severity.DEGRADED:
         cluster.wait_state(node, "DRAIN", reason="healthd: ")
     if worst is Severity.CRITICAL:
         cluster.wait_job(scene.job, "PENDING")
-        assert scene.job_fate() == ("PENDING", 1), "the job is requeued once"
+        assert scene.job_state() == ("PENDING", 1), "the job is requeued once"
     else:
         scene.rounds(2)
-        assert scene.job_fate() == ("RUNNING", 0), "the job continues"
+        assert scene.job_state() == ("RUNNING", 0), "the job continues"
     if worst is Severity.DEGRADED:
         cluster.run("scancel", scene.job)
         cluster.wait_state(node, "IDLE", "DRAIN")
 
     row.meanwhile(scene)
-    words = scene.drain()
+    reason = scene.drain_reason()
     status = scene.rounds()
     assert is_open(status, row, severity), "no repair was recorded"
-    assert counting(status) <= {row.code, *row.also}
-    assert scene.drain() == words, "no repair was recorded"
+    assert open_codes(status) <= {row.code, *row.also}
+    assert scene.drain_reason() == reason, "no repair was recorded"
     if not row.also or worst is Severity.WARNING:
-        assert parse_reason(words) == ((row.code, row.part) if worst > Severity.WARNING else None)
+        assert parse_reason(reason) == ((row.code, row.part) if worst > Severity.WARNING else None)
 
     row.repair(scene)
-    daemon.until(lambda s: condition(s, row.code, row.part) is None, f"{row.code} {row.part} is cleared")
-    daemon.until(lambda s: s["health"] == "healthy", "healthy again")
+    daemon.wait_until(lambda s: condition(s, row.code, row.part) is None, f"{row.code} {row.part} is cleared")
+    daemon.wait_until(lambda s: s["health"] == "healthy", "healthy again")
     cluster.wait_state(node, without=("DRAIN",))
     status = scene.rounds()
-    assert (status["health"], counting(status), scene.drain()) == ("healthy", set(), ""), "the node stays healthy"
+    assert (status["health"], open_codes(status), scene.drain_reason()) == ("healthy", set(), ""), (
+        "the node stays healthy"
+    )
     if worst is Severity.WARNING:
-        assert scene.job_fate() == ("RUNNING", 0), "the job was not affected"
+        assert scene.job_state() == ("RUNNING", 0), "the job was not affected"
 
 
 def is_open(status: dict[str, Any], row: Row, severity: Severity) -> bool:
@@ -290,18 +294,18 @@ def is_open(status: dict[str, Any], row: Row, severity: Severity) -> bool:
     return found is not None and (found["state"], found["severity"]) == ("open", severity.name.lower())
 
 
-def counting(status: dict[str, Any]) -> set[str]:
+def open_codes(status: dict[str, Any]) -> set[str]:
     """Return the codes with a severity of warning or above."""
     return {found["code"] for found in status["conditions"] if found["severity"] != "info"}
 
 
-def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
+def run_story(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     """Run a story on a free node, which is free again afterwards. Raise AssertionError with the daemon's log."""
     try:
-        node = free.get(timeout=FREE_SECONDS)
+        node = free.get(timeout=FREE_NODE_SECONDS)
     except queue.Empty:
-        why = f"no node was free in {FREE_SECONDS:g} s: the nodes of other stories could not be reset"
-        raise AssertionError(f"{row}: {why}") from None
+        error_text = f"no node was free in {FREE_NODE_SECONDS:g} s: the nodes of other stories could not be reset"
+        raise AssertionError(f"{row}: {error_text}") from None
     folder, job = Path(tempfile.mkdtemp(prefix="story.")), ""
     try:
         job = cluster.sbatch("sleep 600", "-w", node)
@@ -310,25 +314,25 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
         with scene.ends:
             row.well(scene)
             with scene.daemon:
-                live(scene)
+                check_story(scene)
     except Exception as error:
         log = folder / "healthd.log"
-        words = log.read_text(errors="replace")[-8000:] if log.exists() else ""
-        raise AssertionError(f"{row} on {node}: {type(error).__name__}: {error}\n{words}") from error
+        log_text = log.read_text(errors="replace")[-8000:] if log.exists() else ""
+        raise AssertionError(f"{row} on {node}: {type(error).__name__}: {error}\n{log_text}") from error
     finally:
         if job:
             cluster.run("scancel", job, check=False)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=UNDRAIN", check=False)
         shutil.rmtree(folder)
-        give_back(cluster, node, free)
+        return_node(cluster, node, free)
 
 
-def give_back(cluster: SlurmCluster, node: str, free: queue.SimpleQueue[str]) -> None:
+def return_node(cluster: SlurmCluster, node: str, free: queue.SimpleQueue[str]) -> None:
     """Return a node for the next story. If it does not become idle, reset and return it, then raise the error."""
     try:
         cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"), timeout=IDLE_SECONDS)
     except (TimeoutError, RuntimeError):
-        cluster.mend(node)
+        cluster.reset_node(node)
         free.put(node)
         raise
     free.put(node)
@@ -349,10 +353,10 @@ def scene_of(row: Row, cluster: SlurmCluster, node: str, folder: Path, job: str)
 
 def tables(row: Row) -> Iterable[str]:
     """Yield the settings of all checks; checks that the row does not name are disabled."""
-    own = row.code.partition("/")[0]
-    looking = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}  # rounds need a run
+    own_check = row.code.partition("/")[0]
+    enabled = {own_check, *row.checks, *([] if CHECKS[own_check].has_run else ["gpu_access"])}  # rounds need a run
     for name, check in CHECKS.items():
-        if name not in looking:
+        if name not in enabled:
             if not check.per:
                 yield f"[checks.{name}]\nenabled = false\n"
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fake_gpus import fake_pci_gpus
-from healthd_daemon import xid
+from healthd_daemon import xid_line
 from machine import GPUS
 from stories import (
     GPU,
@@ -22,10 +22,10 @@ from stories import (
     rebooted,
     repaired,
     restarted,
-    resumed,
     rounds,
     steps,
     taken_out,
+    wait_until_resumed,
     writes,
 )
 
@@ -37,8 +37,8 @@ SWITCH = "0000:85:00.0"
 REMAPPED = "remap_uncorrectable = 1"
 NO_RECOVERY = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 WELL = gpus("")
-OF_AN_OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not report the required recovery
-RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
+OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not report the required recovery
+RESET = steps(WELL, kernel(xid_line(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
 ANY_NUMBER = {"gpu_count": {"expected": 0}}  # otherwise gpu_count reports it too
@@ -50,28 +50,30 @@ LEFT_OVER = "processes = [4711]"
 A100, B200 = fake_pci_gpus("dgx-a100")[3], fake_pci_gpus("dgx-b200")[3]
 
 
-def each(texts: Iterable[str]) -> Step:
+def gpu_tables(texts: Iterable[str]) -> Step:
     """Set GPU 0, 1, ... to these texts."""
     return gpus("".join(f"[gpu.{index}]\n{text}\n" for index, text in enumerate(texts)))
 
 
-def sliced(instances: int) -> Step:
+def mig_instances(instances: int) -> Step:
     """Enable MIG, with this number of instances on GPU 3 and 7 on the others."""
     counts = (instances if pci == GPU else 7 for pci in GPUS)
-    return each(f"mig = true\nmig_devices = {count}" for count in counts)
+    return gpu_tables(f"mig = true\nmig_devices = {count}" for count in counts)
 
 
-def pages(single: int = 0, double: int = 0, pending: bool = False) -> Step:
+def retired_pages(single: int = 0, double: int = 0, pending: bool = False) -> Step:
     """Set GPUs that retire pages, as those before Ampere did: these counts on GPU 3, none on the others."""
     well = "retired_single_bit = 0\nretired_double_bit = 0"
     bad = f"retired_single_bit = {single}\nretired_double_bit = {double}\nretired_pending = {str(pending).lower()}"
-    return each(bad if index == 3 else well for index in range(8))
+    return gpu_tables(bad if index == 3 else well for index in range(8))
 
 
-def slower() -> Step:
+def slow_clocks() -> Step:
     """The driver counts the next seconds as time in which GPU 3 was too hot for full clocks."""
     quarters = (quarter / 4 for quarter in range(4 * SLOW_SECONDS + 1))
-    counts = "".join(f"[[at]]\nseconds = {s}\ngpu = 3\nslowdown_hw_thermal_seconds = {s}\n" for s in quarters)
+    counts = "".join(
+        f"[[at]]\nseconds = {second}\ngpu = 3\nslowdown_hw_thermal_seconds = {second}\n" for second in quarters
+    )
     return gpu(f"clock_event_reasons = 0x48\n{counts}")
 
 
@@ -84,8 +86,8 @@ def warns(
     **settings: float,
 ) -> Row:
     """Return a row that warns while GPU 3 is in this state, or for some time after."""
-    own = {code.partition("/")[0]: settings} if settings else {}
-    return Row(code, part, fault=gpu(bad), repair=good, settings=own, severity=Severity.WARNING, fake=fake)
+    check_settings = {code.partition("/")[0]: settings} if settings else {}
+    return Row(code, part, fault=gpu(bad), repair=good, settings=check_settings, severity=Severity.WARNING, fake=fake)
 
 
 ACCESS = [
@@ -126,10 +128,10 @@ ACCESS = [
             checks=("gpu_xid",),
         )
         for how, answers, repair in (
-            ("with a reset that Xid 154 reports", OF_AN_OLDER_DRIVER, kernel(xid(154, BUS, NO_RECOVERY))),
+            ("with a reset that Xid 154 reports", OLDER_DRIVER, kernel(xid_line(154, BUS, NO_RECOVERY))),
             ("with a reset after which no recovery is required", gpu("recovery_action = 1"), WELL),
-            ("with a reboot", OF_AN_OLDER_DRIVER, rebooted),
-            ("with healthd repaired", OF_AN_OLDER_DRIVER, repaired),
+            ("with a reboot", OLDER_DRIVER, rebooted),
+            ("with healthd repaired", OLDER_DRIVER, repaired),
         )
     ),
     Row(
@@ -202,7 +204,7 @@ MEMORY = [
         GPU,
         fault=gpu("sram_threshold_exceeded = true"),
         meanwhile=rebooted,
-        repair=steps(repaired, resumed, rounds(), WELL),  # acknowledged until the GPU is replaced
+        repair=steps(repaired, wait_until_resumed, rounds(), WELL),  # acknowledged until the GPU is replaced
     ),
     warns("gpu_ecc/corrected", "ecc_volatile_corrected_sram = 10001"),
     warns("gpu_ecc/disabled", "ecc = false"),
@@ -224,7 +226,7 @@ MEMORY = [
         GPU,
         fault=gpu("remap_uncorrectable = 600"),
         meanwhile=rebooted,
-        repair=steps(repaired, resumed, rounds(), WELL),
+        repair=steps(repaired, wait_until_resumed, rounds(), WELL),
     ),
     Row(
         "gpu_row_remap/unrepairable",
@@ -237,19 +239,19 @@ MEMORY = [
     Row(
         "gpu_retired_pages/pending",
         A100,
-        well=pages(),
-        fault=pages(double=1, pending=True),
-        meanwhile=pages(double=1),
+        well=retired_pages(),
+        fault=retired_pages(double=1, pending=True),
+        meanwhile=retired_pages(double=1),
         repair=rebooted,
         fake="dgx-a100",
     ),
     Row(
         "gpu_retired_pages/too_many",
         A100,
-        well=pages(),
-        fault=pages(single=20, double=40),
+        well=retired_pages(),
+        fault=retired_pages(single=20, double=40),
         meanwhile=rebooted,
-        repair=steps(repaired, resumed, rounds(), pages()),
+        repair=steps(repaired, wait_until_resumed, rounds(), retired_pages()),
         fake="dgx-a100",
     ),
 ]
@@ -358,7 +360,7 @@ XIDS = [
         "gpu_xid/48",
         GPU,
         how="ends with a reset that the ECC counts show",
-        fault=steps(gpu("ecc_volatile_uncorrected_dram = 2"), kernel(xid(48, BUS, "DBE (double bit error)"))),
+        fault=steps(gpu("ecc_volatile_uncorrected_dram = 2"), kernel(xid_line(48, BUS, "DBE (double bit error)"))),
         repair=WELL,
         checks=("gpu_ecc",),
         also=frozenset({"gpu_ecc/uncorrected"}),
@@ -367,21 +369,21 @@ XIDS = [
         "gpu_xid/173",
         GPU,
         how="drains without a requeue",
-        fault=kernel(xid(173, BUS, "C2C link failure")),
+        fault=kernel(xid_line(173, BUS, "C2C link failure")),
         repair=rebooted,
     ),
     Row(
         "gpu_xid/79",
         GPU,
-        fault=kernel(xid(79, BUS)),
+        fault=kernel(xid_line(79, BUS)),
         repair=rebooted,
     ),
     Row(
         "gpu_xid/119",
         GPU,
         how="ends with a reset that Xid 154 reports",
-        fault=kernel(xid(119, BUS, "Timeout after 6s of waiting for RPC response from GPU3 GSP!")),
-        repair=kernel(xid(154, BUS, NO_RECOVERY)),
+        fault=kernel(xid_line(119, BUS, "Timeout after 6s of waiting for RPC response from GPU3 GSP!")),
+        repair=kernel(xid_line(154, BUS, NO_RECOVERY)),
     ),
 ]
 
@@ -408,7 +410,7 @@ STATE = [
     Row(
         "gpu_clocks/slowed",
         GPU,
-        fault=slower(),
+        fault=slow_clocks(),
         repair=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # the shared cause ends by itself
         also=frozenset({"gpu_clocks/slowed_briefly"}),
         settings=SLOWED,
@@ -435,10 +437,10 @@ STATE = [
     Row(
         "gpu_mig/instances",
         GPU,
-        well=sliced(7),
-        fault=sliced(6),
+        well=mig_instances(7),
+        fault=mig_instances(6),
         meanwhile=rebooted,
-        repair=sliced(7),
+        repair=mig_instances(7),
         settings=SLICED,
     ),
     Row(
@@ -481,10 +483,10 @@ STATE = [
 ]
 
 
-def validated(verdict: str) -> Step:
+def validation_result(verdict: str) -> Step:
     """Write a result of `healthd validate` for GPU 3."""
-    says = Result("gemm_bf16", GPU, None, "TFLOPS", verdict, "", None, "the product is wrong", "PyTorch 2.5.1")
-    text = as_text(Validation("", "", 1.0, 2.0, "manual", "", (says,), ()))
+    result = Result("gemm_bf16", GPU, None, "TFLOPS", verdict, "", None, "the product is wrong", "PyTorch 2.5.1")
+    text = as_text(Validation("", "", 1.0, 2.0, "manual", "", (result,), ()))
     return lambda scene: scene.machine.write({f"{scene.daemon.directory}/state/{FILE}": text})
 
 
@@ -492,14 +494,14 @@ VALIDATED = [
     Row(
         "validation/failed",
         GPU,
-        fault=validated("failed"),
+        fault=validation_result("failed"),
         meanwhile=restarted,
-        repair=validated("ok"),
+        repair=validation_result("ok"),
     ),
-    Row("validation/slow", GPU, fault=validated("slow"), repair=validated("ok")),
+    Row("validation/slow", GPU, fault=validation_result("slow"), repair=validation_result("ok")),
 ]
 
 ROWS = [*ACCESS, *MEMORY, *LINKS, *XIDS, *STATE, *VALIDATED]
 
 # Codes that drain and have no story, and why.
-LEFT: dict[str, str] = {}
+UNTESTED: dict[str, str] = {}

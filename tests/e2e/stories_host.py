@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frozen import HangFs
-from healthd_daemon import PROGRAMS_FIRST
+from healthd_daemon import FIRST_PATH_DIR
 from machine import DATA, ROOT, TMP
 from stories import (
     WINDOW_SECONDS,
@@ -22,20 +22,20 @@ from stories import (
     booted,
     kernel,
     nothing,
-    opens,
     prints,
     rebooted,
     repaired,
     steps,
+    wait_until_open,
     writes,
 )
-from trees import captured
+from trees import captured_text
 
 from healthd.common.model import Severity
 from healthd.failslow.live.document import FILE, LiveDocument, LiveJob, to_json
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
-HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, even on a busy machine
+HANG_SETTINGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, even on a busy machine
 QUICK_SERVICES = {"services": {"confirm_seconds": 1.0}}
 QUICK_NODES = {"device_nodes": {"confirm_seconds": 1.0}}
 SPACE = {"disk_space": {"paths": ("/tmp",)}}
@@ -45,7 +45,7 @@ THROTTLED = f"{CPUS}/cpu0/thermal_throttle/package_throttle_count"
 DEVICES = [f"/dev/nvidia{name}" for name in ("ctl", *range(8))]
 NVIDIAS = 195  # the major number
 KIB, TMP_KIB, TMP_FILES = 1 << 10, 1 << 10, 100
-SEL = captured("ipmitool_sel_elist.txt")
+SEL = captured_text("ipmitool_sel_elist.txt")
 PROGRAM = "site-check"
 BAD_PAGE = "Memory failure: 0x849923: recovery action for dirty LRU page: Recovered"
 
@@ -69,14 +69,14 @@ SLOW = frozenset({"failslow/counters"})
 REQUEUES = {"failslow": {"sample": ("ib",), "action": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
 
 
-def tells(job: LiveJob) -> Step:
+def report_job(job: LiveJob) -> Step:
     """Write the report into the daemon's runtime directory below the fake tree, where the check reads it."""
 
-    def do(scene: Scene) -> None:
-        told = to_json(LiveDocument(written=time.time(), jobs=(job,)))
-        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": told})
+    def write_report(scene: Scene) -> None:
+        report = to_json(LiveDocument(written=time.time(), jobs=(job,)))
+        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": report})
 
-    return do
+    return write_report
 
 
 def mounts(*lines: str) -> Step:
@@ -86,21 +86,21 @@ def mounts(*lines: str) -> Step:
 def unit(name: str, state: str) -> Step:
     """Set the state of a unit in systemd: unit("munge", "failed failed")."""
 
-    def do(scene: Scene) -> None:
+    def set_state(scene: Scene) -> None:
         scene.machine.units[name] = state
-        prints("systemctl", scene.machine.shown_units())(scene)
+        prints("systemctl", scene.machine.systemctl_output())(scene)
 
-    return do
+    return set_state
 
 
-def restarts(count: int) -> Step:
+def munge_restarts(count: int) -> Step:
     """Set how often systemd restarted munge."""
 
-    def do(scene: Scene) -> None:
-        shown = scene.machine.shown_units().replace("NRestarts=0\nId=munge", f"NRestarts={count}\nId=munge")
-        prints("systemctl", shown)(scene)
+    def set_count(scene: Scene) -> None:
+        output = scene.machine.systemctl_output().replace("NRestarts=0\nId=munge", f"NRestarts={count}\nId=munge")
+        prints("systemctl", output)(scene)
 
-    return do
+    return set_count
 
 
 def memory(gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> Step:
@@ -110,13 +110,13 @@ def memory(gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> Step:
 def device(path: str, mode: int = 0o666) -> Step:
     """Create a device file with this mode."""
 
-    def do(scene: Scene) -> None:
+    def create(scene: Scene) -> None:
         node = scene.machine.root / path.lstrip("/")
         node.unlink(missing_ok=True)
         os.mknod(node, stat.S_IFCHR | mode, os.makedev(NVIDIAS, 0))
         node.chmod(mode)
 
-    return do
+    return create
 
 
 def without(path: str) -> Step:
@@ -140,7 +140,7 @@ def used(share: float) -> Step:
 def files(count: int) -> Step:
     """Create this number of files in /tmp."""
 
-    def do(scene: Scene) -> None:
+    def create_files(scene: Scene) -> None:
         tmp = scene.machine.root / "tmp"
         for number in range(TMP_FILES):
             if number < count:
@@ -148,20 +148,20 @@ def files(count: int) -> Step:
             else:
                 (tmp / str(number)).unlink(missing_ok=True)
 
-    return do
+    return create_files
 
 
-def ends(status: int, words: str) -> Step:
+def program_exits(status: int, message: str) -> Step:
     """Set the exit status and output of the site's program."""
 
-    def do(scene: Scene) -> None:
+    def write_program(scene: Scene) -> None:
         assert scene.daemon.programs is not None
         script = scene.daemon.programs / ".new"
-        script.write_text(f"#!/bin/sh\necho {words}\nexit {status}\n")
+        script.write_text(f"#!/bin/sh\necho {message}\nexit {status}\n")
         script.chmod(0o755)
         script.replace(scene.daemon.programs / PROGRAM)
 
-    return do
+    return write_program
 
 
 def bmc(scene: Scene) -> None:
@@ -170,11 +170,11 @@ def bmc(scene: Scene) -> None:
     devices.mkdir()
     os.mknod(devices / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (devices / "ipmi0").touch()
-    scene.daemon.instead["/dev"] = devices
+    scene.daemon.bind_mounts["/dev"] = devices
     prints("ipmitool", SEL)(scene)
 
 
-def entry(name: str, sensor: str, event: str) -> Row:
+def sel_entry(name: str, sensor: str, event: str) -> Row:
     """Return a row for a new entry in the BMC's log, which an engineer reports as repaired."""
     line = f"  91 | 11/20/2026 | 10:01:17 | {sensor} | {event} | Asserted"
     return Row(
@@ -202,20 +202,20 @@ def processes(*pids: int, state: str) -> Step:
 
 
 def ended(*pids: int) -> Step:
-    def do(scene: Scene) -> None:
+    def remove(scene: Scene) -> None:
         for pid in pids:
             shutil.rmtree(scene.machine.root / f"proc/{pid}")
 
-    return do
+    return remove
 
 
 def server(error: int = 0) -> Step:
     """Make the mount at /data unresponsive, or let every access fail with this error."""
 
-    def do(scene: Scene) -> None:
+    def mount_hang(scene: Scene) -> None:
         scene.ends.enter_context(HangFs(Path(), scene.machine.root / "data", error))
 
-    return do
+    return mount_hang
 
 
 def server_is_back(scene: Scene) -> None:
@@ -223,12 +223,20 @@ def server_is_back(scene: Scene) -> None:
 
 
 ROWS = [
-    Row("failslow/loss", "", fault=tells(LOST), repair=tells(WELL), also=SLOW, settings=REQUEUES, how="requeues"),
     Row(
         "failslow/loss",
         "",
-        fault=tells(LOST),
-        repair=tells(WELL),
+        fault=report_job(LOST),
+        repair=report_job(WELL),
+        also=SLOW,
+        settings=REQUEUES,
+        how="requeues",
+    ),
+    Row(
+        "failslow/loss",
+        "",
+        fault=report_job(LOST),
+        repair=report_job(WELL),
         also=SLOW,
         settings={"failslow": {**REQUEUES["failslow"], "action": "drain"}},
         severity=Severity.DEGRADED,
@@ -333,7 +341,7 @@ ROWS = [
         "kernel/rcu_stall",
         "",
         how="and all others that expire",
-        fault=steps(kernel(*KERNEL_WARNS.values()), opens(*KERNEL_WARNS)),
+        fault=steps(kernel(*KERNEL_WARNS.values()), wait_until_open(*KERNEL_WARNS)),
         repair=nothing,
         also=frozenset(KERNEL_WARNS) - {"kernel/rcu_stall"},
         settings={"kernel": {"window_seconds": WINDOW_SECONDS}},
@@ -387,43 +395,43 @@ ROWS = [
     Row(
         "exec/critical",
         "site",
-        well=ends(0, "fine"),
-        fault=ends(2, "broken"),
-        repair=ends(0, "fine"),
-        settings={"exec": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",)}},
+        well=program_exits(0, "fine"),
+        fault=program_exits(2, "broken"),
+        repair=program_exits(0, "fine"),
+        settings={"exec": {"name": "site", "command": (f"{FIRST_PATH_DIR}/{PROGRAM}",)}},
         programs=(PROGRAM,),
     ),
     Row(
         "exec/warning",
         "site",
-        well=ends(0, "fine"),
-        fault=ends(1, "odd"),
-        repair=ends(0, "fine"),
-        settings={"exec": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",)}},
+        well=program_exits(0, "fine"),
+        fault=program_exits(1, "odd"),
+        repair=program_exits(0, "fine"),
+        settings={"exec": {"name": "site", "command": (f"{FIRST_PATH_DIR}/{PROGRAM}",)}},
         programs=(PROGRAM,),
     ),
     Row(
         "match/missing",
         "site",
-        well=ends(0, "fine"),
-        fault=ends(0, "broken"),
-        repair=ends(0, "fine"),
-        settings={"match": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",), "requires": "^fine$"}},
+        well=program_exits(0, "fine"),
+        fault=program_exits(0, "broken"),
+        repair=program_exits(0, "fine"),
+        settings={"match": {"name": "site", "command": (f"{FIRST_PATH_DIR}/{PROGRAM}",), "requires": "^fine$"}},
         programs=(PROGRAM,),
     ),
     Row(
         "match/found",
         "site",
-        well=ends(0, "fine"),
-        fault=ends(0, "broken"),
-        repair=ends(0, "fine"),
-        settings={"match": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",), "forbids": "broken"}},
+        well=program_exits(0, "fine"),
+        fault=program_exits(0, "broken"),
+        repair=program_exits(0, "fine"),
+        settings={"match": {"name": "site", "command": (f"{FIRST_PATH_DIR}/{PROGRAM}",), "forbids": "broken"}},
         programs=(PROGRAM,),
     ),
-    entry("bus_fatal", "Critical Interrupt PCIe Err", "Bus Fatal Error"),
-    entry("critical_interrupt", "Critical Interrupt PCIe Err", "PCI SERR"),
-    entry("power_supply", "Power Supply PS1 Status", "Power Supply AC lost"),
-    entry("uncorrectable", "Memory #0x02", "Uncorrectable ECC"),
+    sel_entry("bus_fatal", "Critical Interrupt PCIe Err", "Bus Fatal Error"),
+    sel_entry("critical_interrupt", "Critical Interrupt PCIe Err", "PCI SERR"),
+    sel_entry("power_supply", "Power Supply PS1 Status", "Power Supply AC lost"),
+    sel_entry("uncorrectable", "Memory #0x02", "Uncorrectable ECC"),
     Row(
         "mount/missing",
         "/data",
@@ -462,7 +470,7 @@ ROWS = [
         "/data",
         fault=server(),
         repair=server_is_back,
-        settings={"mount": HANGS},
+        settings={"mount": HANG_SETTINGS},
     ),
     Row(
         "mount/hang",
@@ -470,7 +478,7 @@ ROWS = [
         how="until it is degraded",
         fault=server(),
         repair=server_is_back,
-        settings={"mount": {**HANGS, "hang_degraded_seconds": 6.0}},
+        settings={"mount": {**HANG_SETTINGS, "hang_degraded_seconds": 6.0}},
         severity=Severity.DEGRADED,
     ),
     Row(
@@ -517,8 +525,8 @@ ROWS = [
     Row(
         "services/restarting",
         "munge",
-        well=restarts(1),
-        fault=restarts(9),
+        well=munge_restarts(1),
+        fault=munge_restarts(9),
         repair=repaired,
         settings=QUICK_SERVICES,
         programs=("systemctl",),
@@ -526,7 +534,7 @@ ROWS = [
 ]
 
 # Codes without a story, and why.
-LEFT = {
+UNTESTED = {
     f"clock/{what}": "the check reads this machine's clock, which a story would have to change"
     for what in ("unsynchronised", "uncertain", "offset")
 } | {

@@ -22,7 +22,7 @@ from stories import (
     taken_out,
     writes,
 )
-from trees import aer
+from trees import aer_file
 
 from healthd.common.model import Severity
 
@@ -31,8 +31,8 @@ PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # the ports above them
 WIDE = {"width": "16", "speed": "32.0 GT/s PCIe"}
 
 
-def counted(pci: str, kind: str, **counts: int) -> Step:
-    return writes({f"{PCI}/{pci}/aer_dev_{kind}": aer(kind, **counts)})
+def error_counts(pci: str, kind: str, **counts: int) -> Step:
+    return writes({f"{PCI}/{pci}/aer_dev_{kind}": aer_file(kind, **counts)})
 
 
 def bus_error(pci: str, driver: str) -> str:
@@ -55,8 +55,8 @@ def model(device: str) -> Step:
 
 def warns(code: str, part: str, fault: Step, **settings: float) -> Row:
     """Return a row that warns for some time under load."""
-    own: Mapping[str, Mapping[str, Any]] = {code.partition("/")[0]: settings}
-    return Row(code, part, fault, repair=nothing, settings=own, severity=Severity.WARNING, how="warns")
+    check_settings: Mapping[str, Mapping[str, Any]] = {code.partition("/")[0]: settings}
+    return Row(code, part, fault, repair=nothing, settings=check_settings, severity=Severity.WARNING, how="warns")
 
 
 BAD_LINKS = (
@@ -69,8 +69,8 @@ ROWS = [
     Row(
         "pcie_aer/fatal",
         GPU,
-        fault=counted(GPU, "fatal", DLP=1),
-        meanwhile=counted(GPU, "fatal"),
+        fault=error_counts(GPU, "fatal", DLP=1),
+        meanwhile=error_counts(GPU, "fatal"),
         repair=rebooted,
     ),
     Row(
@@ -89,13 +89,13 @@ ROWS = [
     Row(
         "pcie_aer/nonfatal_repeated",
         NIC,
-        fault=steps(counted(NIC, "nonfatal", CmpltTO=1), rounds(2), counted(NIC, "nonfatal", CmpltTO=2)),
-        repair=steps(counted(NIC, "nonfatal"), rebooted),
+        fault=steps(error_counts(NIC, "nonfatal", CmpltTO=1), rounds(2), error_counts(NIC, "nonfatal", CmpltTO=2)),
+        repair=steps(error_counts(NIC, "nonfatal"), rebooted),
         also=frozenset({"pcie_aer/nonfatal"}),
         settings={"pcie_aer": {"clean_seconds": 5.0}},  # only seconds under load count
     ),
-    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=WINDOW_SECONDS),
-    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=WINDOW_SECONDS),
+    warns("pcie_aer/nonfatal", NIC, error_counts(NIC, "nonfatal", CmpltTO=1), clean_seconds=WINDOW_SECONDS),
+    warns("pcie_aer/correctable", GPU, error_counts(GPU, "correctable", RxErr=101), clean_seconds=WINDOW_SECONDS),
     Row(
         "pcie_devices/gone",
         NIC,
@@ -162,4 +162,4 @@ ROWS = [
 ]
 
 # Codes that drain and have no story, and why.
-LEFT: dict[str, str] = {}
+UNTESTED: dict[str, str] = {}

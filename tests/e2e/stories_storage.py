@@ -30,11 +30,11 @@ def mounts(*lines: str) -> Step:
     return lambda scene: scene.machine.mounts(*lines)
 
 
-def pulled(scene: Scene) -> None:
+def pull_disk(scene: Scene) -> None:
     shutil.rmtree(scene.machine.root / NVME.lstrip("/"))
 
 
-def ends_by_itself(code: str, part: str, line: str, how: str = "") -> Row:
+def expires(code: str, part: str, line: str, how: str = "") -> Row:
     """Return a row for a line that the kernel logged once: a warning."""
     return Row(
         code,
@@ -51,7 +51,7 @@ ROWS = [
     Row(
         "block_device/missing",
         "S64GNE0R000001",
-        fault=pulled,
+        fault=pull_disk,
         repair=writes({f"{NVME}/state": "live\n", f"{NVME}/serial": "S64GNE0R000001\n"}),
         settings={"block_device": {"confirm_seconds": 1.0}},
     ),
@@ -115,15 +115,15 @@ ROWS = [
         fault=kernel(PATH.format("Failing")),
         repair=kernel(PATH.format("Reinstating")),
     ),
-    ends_by_itself("block_device/io_error", "sdb", IO_ERROR.format("sdb"), "of an empty disk"),
-    ends_by_itself("block_device/raid_disk", "md0", "md/raid1:md0: Disk failure on sdb1, disabling device."),
-    ends_by_itself("block_device/command_error", "nvme0", "nvme nvme0: I/O 39 QID 3 timeout, aborting"),
-    ends_by_itself("block_device/adapter", "mpt3sas_cm0", "mpt3sas_cm0: fault_state(0x2100)!"),
-    ends_by_itself("filesystem/volume_stopped", "dm-17", "EXT4-fs (dm-17): Remounting filesystem read-only"),
-    ends_by_itself(
+    expires("block_device/io_error", "sdb", IO_ERROR.format("sdb"), "of an empty disk"),
+    expires("block_device/raid_disk", "md0", "md/raid1:md0: Disk failure on sdb1, disabling device."),
+    expires("block_device/command_error", "nvme0", "nvme nvme0: I/O 39 QID 3 timeout, aborting"),
+    expires("block_device/adapter", "mpt3sas_cm0", "mpt3sas_cm0: fault_state(0x2100)!"),
+    expires("filesystem/volume_stopped", "dm-17", "EXT4-fs (dm-17): Remounting filesystem read-only"),
+    expires(
         "filesystem/errors", "sda3", "EXT4-fs error (device sda3): ext4_find_entry:1455: inode #2: comm ls: reading"
     ),
-    ends_by_itself("filesystem/mount_failed", "sdc", "XFS (sdc): log mount/recovery failed: error -117"),
+    expires("filesystem/mount_failed", "sdc", "XFS (sdc): log mount/recovery failed: error -117"),
     Row(
         "filesystem/not_responding",
         "nas1",
@@ -148,4 +148,4 @@ ROWS = [
 ]
 
 # Codes that drain and have no story, and why.
-LEFT: dict[str, str] = {}
+UNTESTED: dict[str, str] = {}

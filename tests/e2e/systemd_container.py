@@ -42,7 +42,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from of_this_run import of_this_run
+from of_this_run import name_with_run
 from requirements import require_programs, require_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ class SystemdContainer:
         prepare: str = "",
     ) -> None:
         self._fresh, self._packages, self._prepare = fresh, packages, prepare
-        self._options = [] if fresh else [f"--bind-ro={path}" for path in _code()]
+        self._options = [] if fresh else [f"--bind-ro={path}" for path in _code_paths()]
         self._options += [f"--bind={path}" for path in binds]
         self._options += ["--bind=/dev/kmsg", "--capability=CAP_SYSLOG"] if kmsg else []
         self._options += options
@@ -126,7 +126,7 @@ class SystemdContainer:
         self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self.directory / "state").mkdir()
         self.machine = self.directory.name.replace("_", "-").rstrip("-")
-        self.cgroups = _cgroups(of_this_run(self.machine))
+        self.cgroups = _create_cgroups(name_with_run(self.machine))
         try:
             self._start(root)
             self._wait_until_up()
@@ -148,7 +148,7 @@ class SystemdContainer:
             "MACHINE": self.machine,
             "CGROUPS": " ".join(map(str, self.cgroups)),
             "PREPARE": self._prepare,
-            "ONLINE": " ".join(_online()),
+            "ONLINE": " ".join(_network_options()),
             **_proxies(),
             "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
             "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "no",
@@ -183,13 +183,13 @@ class SystemdContainer:
             leader = self._leader()
             if leader is not None:
                 _kill(leader, signal.SIGRTMIN + 4)  # poweroff.target
-            if not _ends_within(self._nspawn, STOP_SECONDS):
+            if not _has_ended_within(self._nspawn, STOP_SECONDS):
                 leader = self._leader()
                 if leader is not None:
                     _kill(leader, signal.SIGKILL)
-                if not _ends_within(self._nspawn, 10.0):
+                if not _has_ended_within(self._nspawn, 10.0):
                     self._nspawn.kill()
-                    _ends_within(self._nspawn, 10.0)
+                    _has_ended_within(self._nspawn, 10.0)
             self._nspawn = None
         clean_up(self.directory, self.cgroups)
 
@@ -254,24 +254,24 @@ class SystemdContainer:
         """Return one property of a unit: show("healthd", "MainPID")."""
         return self.systemctl("show", "--value", f"--property={name}", unit)
 
-    def wait(self, unit: str, name: str, value: str, timeout: float = 120.0) -> None:
+    def wait_for_property(self, unit: str, name: str, value: str, timeout: float = 120.0) -> None:
         """Wait until a property of a unit has this value."""
         deadline = time.monotonic() + timeout
-        while (seen := self.show(unit, name)) != value:
+        while (current := self.show(unit, name)) != value:
             if time.monotonic() > deadline:
                 raise ContainerError(
-                    f"{unit}: {name} is {seen} and not {value} after {timeout:.0f} s\n{self.log(unit)}"
+                    f"{unit}: {name} is {current} and not {value} after {timeout:.0f} s\n{self.log(unit)}"
                 )
             time.sleep(0.05)
 
     def status(self, *flags: str) -> dict[str, Any]:
         """Return the status as soon as the daemon answers; each attempt waits up to 5 s."""
         deadline = time.monotonic() + EXEC_SECONDS
-        while not (said := self.exec("healthd", "status", "--json", *flags, check=False)).stdout.startswith("{"):
+        while not (result := self.exec("healthd", "status", "--json", *flags, check=False)).stdout.startswith("{"):
             if time.monotonic() > deadline:
-                raise ContainerError(f"healthd status: {said.stdout}{said.stderr}\n{self.log('healthd')[-3000:]}")
-        found: dict[str, Any] = json.loads(said.stdout)
-        return found
+                raise ContainerError(f"healthd status: {result.stdout}{result.stderr}\n{self.log('healthd')[-3000:]}")
+        document: dict[str, Any] = json.loads(result.stdout)
+        return document
 
     def log(self, unit: str) -> str:
         """Return the journal of a unit, oldest first."""
@@ -304,14 +304,14 @@ def clean_up(directory: Path, cgroups: Sequence[Path]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _code() -> list[Path]:
+def _code_paths() -> list[Path]:
     """Return the paths of this machine that the interpreter and the checkout need inside."""
-    wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
-    found: list[Path] = []
-    for path in sorted({p for p in wanted if p != Path("/usr")}):
-        if not any(path.is_relative_to(other) for other in found):
-            found.append(path)
-    return found
+    needed = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
+    kept_paths: list[Path] = []
+    for path in sorted({candidate for candidate in needed if candidate != Path("/usr")}):
+        if not any(path.is_relative_to(other) for other in kept_paths):
+            kept_paths.append(path)
+    return kept_paths
 
 
 def built_root(release: str, packages: Sequence[str]) -> Path:
@@ -374,22 +374,22 @@ def _proxies() -> dict[str, str]:
     return {name: os.environ[name] for name in PROXIES if name in os.environ}
 
 
-def _online() -> list[str]:
+def _network_options() -> list[str]:
     """Return systemd-nspawn options that give the container this machine's network access; they contain no space."""
     certificates = [f"--bind-ro={CERTIFICATES}"] if CERTIFICATES.is_dir() else []
     return ["--resolv-conf=copy-host", *certificates, *(f"--setenv={name}" for name in _proxies())]
 
 
-def _cgroups(name: str) -> list[Path]:
+def _create_cgroups(name: str) -> list[Path]:
     """Create cgroups in each hierarchy that systemd uses, so that the container never changes this machine's own."""
-    made = []
+    created = []
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, options, *_ = line.split()
         if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
             cgroup = Path(mount) / name
             cgroup.mkdir()
-            made.append(cgroup)
-    return made
+            created.append(cgroup)
+    return created
 
 
 def _remove_cgroup(cgroup: Path) -> None:
@@ -402,7 +402,7 @@ def _remove_cgroup(cgroup: Path) -> None:
         time.sleep(0.05)
 
 
-def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _has_ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from ports import free_ports
 from requirements import require_programs
 from waiting import until
@@ -28,27 +28,27 @@ GPU = "0000:61:00.0"
 
 
 @pytest.fixture(autouse=True)
-def prometheus_is_here() -> None:
+def require_prometheus() -> None:
     require_programs("prometheus", "promtool", packages="prometheus")
 
 
 def promtool(*arguments: str, cwd: Path = RULES) -> str:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=500, cwd=cwd)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    result = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=500, cwd=cwd)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    return result.stdout
 
 
-def test_promtool_finds_nothing_wrong_with_the_rules_and_the_example() -> None:
+def test_promtool_accepts_rules_and_example() -> None:
     promtool("check", "rules", *RULE_FILES)
     promtool("check", "config", "prometheus.yml")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (RULES / "tests").glob("*.test.yml")))
-def test_each_alert_fires_with_its_texts_and_stays_quiet_where_it_nearly_fires(name: str) -> None:
+def test_promtool_tests_of_alerts_pass(name: str) -> None:
     promtool("test", "rules", name, cwd=RULES / "tests")
 
 
-def standing(node: str, code: str, subject: str, **values: str) -> list[dict[str, str]]:
+def condition_series(node: str, code: str, subject: str, **values: str) -> list[dict[str, str]]:
     labels = f'cluster="c1",job="healthd",instance="{node}:9478",check="{code.partition("/")[0]}",code="{code}"'
     series = {"severity": "3x20", "open": "1x20", "enforced": "1x20", "acknowledged": "0x20", **values}
     return [
@@ -57,22 +57,22 @@ def standing(node: str, code: str, subject: str, **values: str) -> list[dict[str
     ]
 
 
-def there(node: str) -> list[dict[str, str]]:
-    where = f'cluster="c1",job="healthd",instance="{node}:9478"'
+def node_series(node: str) -> list[dict[str, str]]:
+    labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
     return [
-        {"series": f"up{{{where}}}", "values": "1x20"},
-        {"series": f'healthd_node_info{{{where},node="{node}"}}', "values": "1x20"},
+        {"series": f"up{{{labels}}}", "values": "1x20"},
+        {"series": f'healthd_node_info{{{labels},node="{node}"}}', "values": "1x20"},
     ]
 
 
-def firing(series: list[dict[str, str]], expected: dict[str, float], at: str, directory: Path) -> None:
+def assert_firing(series: list[dict[str, str]], expected: dict[str, float], time: str, directory: Path) -> None:
     """Assert that these alerts fire at that time, with these counts, and no others."""
     samples = [{"labels": f'{{alertname="{name}"}}', "value": count} for name, count in expected.items()]
     test = {
         "interval": "1m",
         "input_series": series,
         "promql_expr_test": [
-            {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": at, "exp_samples": samples}
+            {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": time, "exp_samples": samples}
         ],
     }
     order = ["healthd-recording", "healthd-nodes", "healthd-cluster"]
@@ -81,28 +81,32 @@ def firing(series: list[dict[str, str]], expected: dict[str, float], at: str, di
     promtool("test", "rules", str(directory / "test.yml"))
 
 
-def test_a_file_server_that_dies_under_many_nodes_is_one_alert_beside_the_gpu_that_falls_off_the_bus(
+def test_file_server_fault_of_many_nodes_is_one_alert_beside_gpu_fault(
     tmp_path: Path,
 ) -> None:
     names = [f"gpu{number:04d}" for number in range(1, 501)]  # promtool's engine loads at most 10,000 samples
-    series = [one for name in names for one in (*there(name), *standing(name, "mount/stale", "/data", severity="2x20"))]
-    series += standing("gpu0007", "gpu_xid/79", GPU)
-    firing(series, {"HealthdManyNodes": 1, "HealthdGpuFault": 1}, "10m", tmp_path)
+    series = [
+        entry
+        for name in names
+        for entry in (*node_series(name), *condition_series(name, "mount/stale", "/data", severity="2x20"))
+    ]
+    series += condition_series("gpu0007", "gpu_xid/79", GPU)
+    assert_firing(series, {"HealthdManyNodes": 1, "HealthdGpuFault": 1}, "10m", tmp_path)
 
 
-def test_two_nodes_that_lose_a_file_server_have_an_alert_each(tmp_path: Path) -> None:
+def test_file_server_fault_of_two_nodes_is_one_alert_each(tmp_path: Path) -> None:
     names = [f"gpu{number:04d}" for number in range(1, 101)]
-    series = [one for name in names for one in there(name)]
-    series += [one for name in names[:2] for one in standing(name, "mount/stale", "/data")]
-    firing(series, {"HealthdStorageFault": 2}, "10m", tmp_path)
+    series = [entry for name in names for entry in node_series(name)]
+    series += [entry for name in names[:2] for entry in condition_series(name, "mount/stale", "/data")]
+    assert_firing(series, {"HealthdStorageFault": 2}, "10m", tmp_path)
 
 
-def test_what_one_fault_shows_in_five_codes_is_one_alert(tmp_path: Path) -> None:
-    series = there("gpu0001")
+def test_fault_with_several_codes_is_one_alert(tmp_path: Path) -> None:
+    series = node_series("gpu0001")
     for code in ("gpu_xid/79", "gpu_access/lost", "gpu_count/missing", "gpu_recovery_action/gpu_reset"):
-        series += standing("gpu0001", code, GPU)
-    series += standing("gpu0001", "gpu_xid/119", "0000:1b:00.0")
-    firing(series, {"HealthdGpuFault": 1}, "10m", tmp_path)
+        series += condition_series("gpu0001", code, GPU)
+    series += condition_series("gpu0001", "gpu_xid/119", "0000:1b:00.0")
+    assert_firing(series, {"HealthdGpuFault": 1}, "10m", tmp_path)
 
 
 # --- a real Prometheus with real healthds
@@ -129,7 +133,7 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running(directory: Path, targets: list[str], ports: contextlib.ExitStack) -> Iterator[Prometheus]:
+def run_prometheus(directory: Path, targets: list[str], ports: contextlib.ExitStack) -> Iterator[Prometheus]:
     for path in map(Path, RULE_FILES):
         (directory / path.name).write_text(re.sub(r"(?m)^( +for:) \w+$", r"\1 0s", path.read_text("utf-8")))
     job = {"job_name": "healthd", "static_configs": [{"targets": targets}]}
@@ -164,41 +168,41 @@ def running(directory: Path, targets: list[str], ports: contextlib.ExitStack) ->
             process.wait(60)
 
 
-def fleet_status(url: str, *flags: str) -> tuple[int, dict[str, Any]]:
+def run_fleet_status(url: str, *flags: str) -> tuple[int, dict[str, Any]]:
     argv = [sys.executable, "-m", "healthd", "fleet", "status", "--prometheus", url, "--json", *flags]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    return done.returncode, json.loads(done.stdout)
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert result.stderr == ""
+    return result.returncode, json.loads(result.stdout)
 
 
 def groups(document: dict[str, Any]) -> dict[str, str]:
     return {node["node"]: node["group"] for node in document["nodes"]}
 
 
-def until_the_fleet(
-    url: str, reached: Callable[[dict[str, Any]], bool], what: str, *flags: str
+def wait_for_fleet_status(
+    url: str, is_reached: Callable[[dict[str, Any]], bool], condition: str, *flags: str
 ) -> tuple[int, dict[str, Any]]:
     """Return the status when `reached` is true. On a busy machine a scrape can time out, so a node may be missing
     for a while."""
-    said: list[tuple[int, dict[str, Any]]] = []
+    last_status: list[tuple[int, dict[str, Any]]] = []
 
-    def asked() -> bool:
-        said[:] = [fleet_status(url, *flags)]
-        return reached(said[0][1])
+    def check() -> bool:
+        last_status[:] = [run_fleet_status(url, *flags)]
+        return is_reached(last_status[0][1])
 
-    until(asked, what)
-    return said[0]
+    until(check, condition)
+    return last_status[0]
 
 
-def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_are_one_table(tmp_path: Path) -> None:
+def test_real_faults_fire_and_end_and_fleet_status_lists_all_nodes(tmp_path: Path) -> None:
     config = "interval_seconds = 1.0\n"
     with contextlib.ExitStack() as stack:
         listen = [f"127.0.0.1:{free_ports(1, stack)}" for _ in range(3)]
         nodes = [
-            stack.enter_context(Healthd("--listen", at, "--node-name", f"gpu{number}", config=config))
-            for number, at in enumerate(listen, 1)
+            stack.enter_context(Healthd("--listen", address, "--node-name", f"gpu{number}", config=config))
+            for number, address in enumerate(listen, 1)
         ]
-        prometheus = stack.enter_context(running(tmp_path, listen, stack))
+        prometheus = stack.enter_context(run_prometheus(tmp_path, listen, stack))
         broken, edited, dead = nodes
         url = prometheus.url
         names = {f"gpu{number}" for number in (1, 2, 3)}
@@ -210,8 +214,8 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
 
         # GPU 3 of the first node falls off the bus, the settings of the second become invalid, and the third daemon
         # dies.
-        broken.kernel_line(xid(79))
-        right = edited.config.read_text()
+        broken.kernel_line(xid_line(79))
+        valid_settings = edited.config.read_text()
         edited.config.write_text("interval_seconds = -1\n")
         assert edited.process is not None
         edited.process.send_signal(signal.SIGHUP)
@@ -222,11 +226,14 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
             return {fault, refused} <= set(firing[0])
 
         until(both_fire, "the alerts of the fault and of the rejected settings fire")
-        told = firing[0][fault]
-        assert f"Open on gpu1: gpu_xid/79 {GPU}. The node is NOT drained (mode observe)" in told["description"]
-        assert told["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
+        fault_annotations = firing[0][fault]
+        assert (
+            f"Open on gpu1: gpu_xid/79 {GPU}. The node is NOT drained (mode observe)"
+            in fault_annotations["description"]
+        )
+        assert fault_annotations["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
         in_service = "a faulty node stays in service in mode observe"
-        until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "drain_waiting", in_service)
+        wait_for_fleet_status(url, lambda fleet: groups(fleet)["gpu1"] == "drain_waiting", in_service)
         dead.kill()
         down = ("HealthdTargetDown", "gpu3")  # under the name that it had while it answered
         until(lambda: down in prometheus.alerts(), "the alert of the dead healthd fires")
@@ -235,26 +242,26 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
             "no other alert of gpu3 fires",
         )
 
-        def one_is_not_seen(all_: dict[str, Any]) -> bool:
-            return [node["node"] for node in all_["nodes"] if not node["seen"]] == ["gpu3"]
+        def only_gpu3_is_missing(fleet: dict[str, Any]) -> bool:
+            return [node["node"] for node in fleet["nodes"] if not node["seen"]] == ["gpu3"]
 
-        status, document = until_the_fleet(url, one_is_not_seen, "only gpu3 is missing", "--problems")
+        status, document = wait_for_fleet_status(url, only_gpu3_is_missing, "only gpu3 is missing", "--problems")
         assert (status, groups(document)["gpu3"]) == (2, "not_seen")
         (unseen,) = [node for node in document["nodes"] if not node["seen"]]
         assert unseen["last_seen"] is None or abs(unseen["last_seen"] - document["time"]) < 3600
         (first,) = [node for node in document["nodes"] if node["node"] == "gpu1"]
         assert first["delayed_by"][0] == "observe"
-        assert "gpu_xid/79" in {c["code"] for c in first["conditions"]}
+        assert "gpu_xid/79" in {condition["code"] for condition in first["conditions"]}
         assert document["counts"]["nodes"] == 3
 
         # the repairs
         dead.start()
-        edited.config.write_text(right)
+        edited.config.write_text(valid_settings)
         edited.process.send_signal(signal.SIGHUP)
-        broken.ask(command="repaired", code="gpu_xid/79", part=None)
+        broken.request(command="repaired", code="gpu_xid/79", part=None)
         ended = {fault, refused, down}
         until(lambda: not ended & set(prometheus.alerts()), "all three have ended", 400)
-        until_the_fleet(
-            url, lambda all_: not {"drain_waiting", "not_seen"} & set(groups(all_).values()), "all nodes are back"
+        wait_for_fleet_status(
+            url, lambda fleet: not {"drain_waiting", "not_seen"} & set(groups(fleet).values()), "all nodes are back"
         )
         assert os.path.exists(tmp_path / "data")

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import REPOSITORY, Healthd, condition, rounds, xid
+from healthd_daemon import REPOSITORY, Healthd, condition, wait_for_rounds, xid_line
 from machine import Machine
 from requirements import require_root
-from slurm_cluster import SlurmCluster, running_job
-from slurm_look import program
+from slurm_cluster import SlurmCluster, start_job
+from slurm_look import write_script
 from waiting import until
 
 HOUR = 3600.0
-LOST = "[gpu.3]\nlost = true\n"
+LOST_GPU = "[gpu.3]\nlost = true\n"
 # Imported before anything else: shifts the wall clock of this process and its children by the offset in a file.
 CLOCK = """\
 import time
@@ -45,22 +45,22 @@ def cluster() -> Iterator[SlurmCluster]:
         yield running
 
 
-def healthd(cluster: SlurmCluster, node: str, machine: Machine, **options: Any) -> Healthd:
+def daemon_on(cluster: SlurmCluster, node: str, machine: Machine, **options: Any) -> Healthd:
     flags = ("--mode", "act", "--node-name", node, "--interval", "1", "--root", str(machine.root))
-    settings: dict[str, Any] = {"env": cluster.env, "fake_nvml": str(machine.scenario)}
-    return Healthd(*flags, directory=machine.root.parent, **{**settings, **options})
+    default_options: dict[str, Any] = {"env": cluster.env, "fake_nvml": str(machine.scenario)}
+    return Healthd(*flags, directory=machine.root.parent, **{**default_options, **options})
 
 
-def test_the_node_reboots_between_the_drain_and_the_requeue(
-    cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path
-) -> None:
-    job = running_job(cluster, node)
+def test_reboot_between_drain_and_requeue(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -> None:
+    job = start_job(cluster, node)
     scontrol = shutil.which("scontrol")
     (tmp_path / "bin").mkdir()
     # The requeue never succeeds: the node goes down first.
-    program(tmp_path / "bin" / "scontrol", f'case "$1" in requeue*) exec sleep 600;; esac\nexec {scontrol} "$@"')
-    with healthd(cluster, node, machine, env={**cluster.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}) as daemon:
-        daemon.kernel_line(xid(79))
+    write_script(tmp_path / "bin" / "scontrol", f'case "$1" in requeue*) exec sleep 600;; esac\nexec {scontrol} "$@"')
+    with daemon_on(
+        cluster, node, machine, env={**cluster.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    ) as daemon:
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         until(lambda: "running: scontrol requeue" in daemon.log.read_text(), "the requeue has started")
         copy = tmp_path / "state" / "ledger.json"
@@ -75,45 +75,45 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
         daemon.start()
         # Slurm itself requeues jobs of a node that rebooted; the fault ends with the boot.
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        status = daemon.until(lambda s: s["health"] == "healthy", "the boot has cleared the fault")
-        assert [c["cleared_by"] for c in status["cleared"]] == ["reboot"]
-        found = cluster.node(node)
-        if "DOWN" in found.flags:  # "Node unexpectedly rebooted": left to an operator, as without healthd
-            assert found.reason.startswith("healthd: gpu_xid/79 ")
-            said = "repaired, but the node is DOWN"
-            daemon.until(lambda s: s["decision"]["text"].startswith(said), "the DOWN state is left to an operator")
+        status = daemon.wait_until(lambda s: s["health"] == "healthy", "the boot has cleared the fault")
+        assert [condition_cleared["cleared_by"] for condition_cleared in status["cleared"]] == ["reboot"]
+        node_state = cluster.node(node)
+        if "DOWN" in node_state.flags:  # "Node unexpectedly rebooted": left to an operator, as without healthd
+            assert node_state.reason.startswith("healthd: gpu_xid/79 ")
+            decision_text = "repaired, but the node is DOWN"
+            daemon.wait_until(
+                lambda s: s["decision"]["text"].startswith(decision_text), "the DOWN state is left to an operator"
+            )
             cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         cluster.wait_state(node, "IDLE", without=("DRAIN", "DOWN"))
-        rounds(daemon, 2)
+        wait_for_rounds(daemon, 2)
         assert "DRAIN" not in cluster.node(node).flags
         assert cluster.job(job)["Restarts"] == "1"
         assert daemon.status()["conditions"] == []
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forward", "back"])
-def test_the_clock_jumps_by_an_hour(
-    cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path, jump: float
-) -> None:
-    job = running_job(cluster, node)
+def test_clock_jump_of_hour(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path, jump: float) -> None:
+    job = start_job(cluster, node)
     offset = tmp_path / "offset"
     offset.write_text("0")
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "sitecustomize.py").write_text(CLOCK.format(path=str(offset)))
     env = {**cluster.env, "PYTHONPATH": f"{tmp_path}/early:{REPOSITORY}"}
-    daemon = healthd(cluster, node, machine, env=env)
+    daemon = daemon_on(cluster, node, machine, env=env)
     daemon.env["PYTHONPATH"] = env["PYTHONPATH"]
     with daemon:
-        daemon.kernel_line(xid(79))
+        daemon.kernel_line(xid_line(79))
         drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        assert "done" in daemon.ask(command="pause", seconds=40, why="the clock")
-        machine.gpus(LOST)
-        rounds(daemon, 1)
+        assert "done" in daemon.request(command="pause", seconds=40, why="the clock")
+        machine.gpus(LOST_GPU)
+        wait_for_rounds(daemon, 1)
         before = daemon.status()
         offset.write_text(str(jump))
         until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is detected")
-        rounds(daemon, 2)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
+        wait_for_rounds(daemon, 2)
+        status = daemon.wait_until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
         # The fault stays open, with its time on the new clock; the drain was neither repeated nor lifted.
         for code in ("gpu_xid/79", "gpu_access/lost"):
             old, new = condition(before, code), condition(status, code)
@@ -121,18 +121,18 @@ def test_the_clock_jumps_by_an_hour(
             assert new is not None
             assert (new["state"], new["since"]) == ("open", pytest.approx(old["since"] + jump, abs=0.5))
         assert status["decision"]["action"] == "leave"
-        found = cluster.node(node)
-        assert (found.reason, found.reason_time) == (drained.reason, drained.reason_time)
+        node_state = cluster.node(node)
+        assert (node_state.reason, node_state.reason_time) == (drained.reason, drained.reason_time)
         # The pause keeps its length.
         assert status["pause"]["until"] == pytest.approx(before["pause"]["until"] + jump, abs=0.5)
-        daemon.until(lambda s: s["pause"] is None, "the pause ends in time", 300)
+        daemon.wait_until(lambda s: s["pause"] is None, "the pause ends in time", 300)
         machine.gpus()
-        rounds(daemon, 3)
+        wait_for_rounds(daemon, 3)
         for code in ("gpu_xid/79", "gpu_access/lost"):
-            assert "done" in daemon.ask(command="repaired", code=code)
+            assert "done" in daemon.request(command="repaired", code=code)
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
         # Later faults act at once.
-        daemon.kernel_line(xid(79, pci="0000:1b:00"))
+        daemon.kernel_line(xid_line(79, pci="0000:1b:00"))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 0000:1b:00.0: ")
         assert "operator resumed" not in daemon.log.read_text()
     assert cluster.job(job)["Restarts"] == "1"
@@ -150,18 +150,16 @@ def full_disk(path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
-def test_the_disk_of_the_state_directory_is_full(
-    cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path
-) -> None:
-    with full_disk(tmp_path / "full") as disk, healthd(cluster, node, machine) as daemon:
+def test_full_disk_of_state_directory(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -> None:
+    with full_disk(tmp_path / "full") as disk, daemon_on(cluster, node, machine) as daemon:
         daemon.stop()
         daemon.flags += ("--state-dir", str(disk))
         daemon.start()
-        daemon.kernel_line(xid(79))
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         until(lambda: "could not save copy" in daemon.log.read_text(), "the error is logged")
-        rounds(daemon, 2)
-        first = daemon.until(lambda s: len(s["problems"]) == 2, "both problems are reported")
+        wait_for_rounds(daemon, 2)
+        first = daemon.wait_until(lambda s: len(s["problems"]) == 2, "both problems are reported")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger continue"
         problem, stream = first["problems"]
         assert "events are not written: " in stream
@@ -169,8 +167,8 @@ def test_the_disk_of_the_state_directory_is_full(
         assert "No space left on device" in problem
         daemon.kill()
         daemon.start()  # the live ledger is on another disk
-        rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
+        wait_for_rounds(daemon, 1)
+        status = daemon.wait_until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
         assert condition(status, "gpu_xid/79") is not None
         assert [path.name for path in disk.iterdir() if path.name.endswith(".new")] == []
         (disk / "filler").unlink()
@@ -178,8 +176,8 @@ def test_the_disk_of_the_state_directory_is_full(
             lambda: (disk / "ledger.json").exists() and "gpu_xid/79" in (disk / "ledger.json").read_text(),
             "the copy is saved once there is room",
         )
-        daemon.until(lambda s: not s["problems"], "the problem has ended")
-        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
+        daemon.wait_until(lambda s: not s["problems"], "the problem has ended")
+        assert "done" in daemon.request(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 
 
@@ -200,80 +198,82 @@ def fill(disk: Path) -> None:
             file.write(b"x" * 4096)
 
 
-def test_run_is_full_when_the_daemon_is_killed_after_its_drain(
+def test_full_runtime_directory_when_daemon_is_killed_after_drain(
     cluster: SlurmCluster, node: str, machine: Machine
 ) -> None:
-    with small_disk(machine.root.parent / "run") as disk, healthd(cluster, node, machine) as daemon:
+    with small_disk(machine.root.parent / "run") as disk, daemon_on(cluster, node, machine) as daemon:
         fill(disk)
-        daemon.kernel_line(xid(79))
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
+        daemon.wait_until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         assert daemon.status()["problems"] == []
         daemon.kill()
         daemon.start()  # the disk is still full
-        rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
+        wait_for_rounds(daemon, 1)
+        status = daemon.wait_until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
         assert condition(status, "gpu_xid/79") is not None
-        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
+        assert "done" in daemon.request(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 
 
-def test_the_same_xid_comes_back_after_its_repair(cluster: SlurmCluster, node: str, machine: Machine) -> None:
-    with healthd(cluster, node, machine) as daemon:
-        daemon.kernel_line(xid(79))
+def test_same_xid_returns_after_repair(cluster: SlurmCluster, node: str, machine: Machine) -> None:
+    with daemon_on(cluster, node, machine) as daemon:
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state(node, "DRAIN")
-        first = condition(rounds(daemon, 1), "gpu_xid/79")
+        first = condition(wait_for_rounds(daemon, 1), "gpu_xid/79")
         assert first is not None
         assert first["clears"] == "reboot"
-        said = daemon.ask(command="repaired", code="gpu_xid/79", why="reseated, ticket 12")["done"]
-        assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks run now"
+        message = daemon.request(command="repaired", code="gpu_xid/79", why="reseated, ticket 12")["done"]
+        assert message == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks run now"
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        daemon.kernel_line(xid(79))
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state(node, "DRAIN")
-        second = condition(rounds(daemon, 1), "gpu_xid/79")
+        second = condition(wait_for_rounds(daemon, 1), "gpu_xid/79")
         assert second is not None
         assert second["clears"] == "operator"
         # a reboot is no longer enough
         daemon.kill()
         machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
         daemon.start()
-        third = condition(rounds(daemon, 2), "gpu_xid/79")
+        third = condition(wait_for_rounds(daemon, 2), "gpu_xid/79")
         assert third is not None
         assert third["state"] == "open"
         assert "DRAIN" in cluster.node(node).flags
-        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", why="GPU replaced")
+        assert "done" in daemon.request(command="repaired", code="gpu_xid/79", why="GPU replaced")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 
 
-def test_an_operator_knows_of_a_fault_and_wants_the_node_for_a_while(
-    cluster: SlurmCluster, node: str, machine: Machine
-) -> None:
-    machine.gpus(LOST)
-    with healthd(cluster, node, machine) as daemon:
+def test_operator_acknowledges_fault_for_limited_time(cluster: SlurmCluster, node: str, machine: Machine) -> None:
+    machine.gpus(LOST_GPU)
+    with daemon_on(cluster, node, machine) as daemon:
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
-        said = daemon.ask(command="ack", code="gpu_access/lost", part=None, seconds=600, why="the job needs seven")
-        assert said == {
+        answer = daemon.request(
+            command="ack", code="gpu_access/lost", part=None, seconds=600, why="the job needs seven"
+        )
+        assert answer == {
             "done": "acknowledged for 10 min by root (uid 0): gpu_access/lost 0000:61:00.0: the job needs seven"
         }
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        job = running_job(cluster, node)
+        job = start_job(cluster, node)
         daemon.kill()
         daemon.start()
-        status = rounds(daemon, 2)
-        found = condition(status, "gpu_access/lost")
-        assert found is not None
-        assert (found["state"], found["ack"]["who"]) == ("acknowledged", "root (uid 0)")
+        status = wait_for_rounds(daemon, 2)
+        acknowledged = condition(status, "gpu_access/lost")
+        assert acknowledged is not None
+        assert (acknowledged["state"], acknowledged["ack"]["who"]) == ("acknowledged", "root (uid 0)")
         assert (status["health"], daemon.verdict().split()[0]) == ("warning", "warning")
         assert "DRAIN" not in cluster.node(node).flags
         # another fault still acts
-        daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout after 6s of waiting for RPC response from GPU."))
+        daemon.kernel_line(
+            xid_line(119, pci="0000:43:00", text="Timeout after 6s of waiting for RPC response from GPU.")
+        )
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/119 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        assert "done" in daemon.ask(command="repaired", code="gpu_xid/119")
+        assert "done" in daemon.request(command="repaired", code="gpu_xid/119")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        later = running_job(cluster, node)
-        daemon.ask(command="ack", code="gpu_access/lost", part=None, seconds=1, why="enough")
+        later = start_job(cluster, node)
+        daemon.request(command="ack", code="gpu_access/lost", part=None, seconds=1, why="enough")
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
         assert "the ack by root (uid 0) ended, it expired: enough" in daemon.log.read_text()
-        rounds(daemon, 2)
+        wait_for_rounds(daemon, 2)
         assert cluster.job(later)["JobState"] == "RUNNING", "it started while the fault was acknowledged"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from ports import free_ports
 from requirements import require_programs
 from waiting import until
@@ -24,22 +24,22 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import board_figure as board
 
 # A healthy machine of this kind has no data for these panels.
-EMPTY_WITHOUT_THAT_PART = {"InfiniBand errors", "Fleet limit in use", "Failing checks"}
-EMPTY_WITHOUT_WATCHED_JOBS = {
+EMPTY_WITHOUT_PART = {"InfiniBand errors", "Fleet limit in use", "Failing checks"}
+EMPTY_WITHOUT_MONITORED_JOBS = {
     *("Slow jobs", "GPUs lost to slow jobs", "Nodes with slow jobs", "Slowdown of the slowest job"),
     "Step monitoring: drops and overhead",
 }
 EMPTY_WITHOUT_VALIDATION = {"Validations", "Last validation"}
 EMPTY_WITHOUT_SLURM = {"Drained for", "Drain in Slurm", "Drained nodes"}
-EMPTY_WHILE_ALL_IS_WELL = {"Problems of healthd itself"}
+EMPTY_WITHOUT_PROBLEMS = {"Problems of healthd itself"}
 
 
 @pytest.fixture(autouse=True)
-def prometheus_is_here() -> None:
+def require_prometheus() -> None:
     require_programs("prometheus", "promtool", packages="prometheus")
 
 
-def test_each_panel_shows_something_of_the_day_of_the_pictures(tmp_path: Path) -> None:
+def test_each_panel_has_data_of_made_up_day(tmp_path: Path) -> None:
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
         with board.prometheus_of(board.history(), tmp_path, port) as url:
@@ -64,7 +64,7 @@ def two_clusters() -> Iterator[str]:
     yield lines[-1]
 
 
-def test_two_clusters_with_nodes_of_the_same_names_and_others_exporters_are_told_apart(
+def test_clusters_with_equal_node_names_and_other_exporters_are_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board, "BEGIN", board.END - 2 * board.STEP)
@@ -82,7 +82,7 @@ def test_two_clusters_with_nodes_of_the_same_names_and_others_exporters_are_told
 
 
 @contextlib.contextmanager
-def scraping(target: str, folder: Path, port: int) -> Iterator[str]:
+def run_prometheus(target: str, folder: Path, port: int) -> Iterator[str]:
     job = {"job_name": "healthd", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
     (folder / "scrape.json").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
     argv = ["prometheus", f"--config.file={folder}/scrape.json", f"--storage.tsdb.path={folder}/tsdb"]
@@ -97,30 +97,30 @@ def scraping(target: str, folder: Path, port: int) -> Iterator[str]:
         server.wait(60)
 
 
-def test_a_real_healthd_with_a_fault_fills_the_panels_that_a_machine_of_its_kind_has(tmp_path: Path) -> None:
+def test_real_healthd_with_fault_fills_expected_panels(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         listen = f"127.0.0.1:{free_ports(1, stack)}"
         config = "interval_seconds = 1.0\n[checks.disk_space]\n"  # enabled, whatever disk this machine has
         node = stack.enter_context(Healthd("--listen", listen, "--node-name", "gpu-1", config=config))
-        url = stack.enter_context(scraping(listen, tmp_path, free_ports(1, stack)))
-        node.kernel_line(xid(79))
+        url = stack.enter_context(run_prometheus(listen, tmp_path, free_ports(1, stack)))
+        node.kernel_line(xid_line(79))
         variables = {"cluster": ".*", "job": "healthd", "instance": listen, "node": "gpu-1"}
 
-        def ask(query: str) -> list[dict[str, Any]]:
+        def query_now(query: str) -> list[dict[str, Any]]:
             with contextlib.suppress(OSError):
                 return board.asked(url, {"expr": query, "instant": True}, 0, int(time.time()), variables)
             return []
 
-        def shows(panel: dict[str, Any]) -> bool:
+        def has_data(panel: dict[str, Any]) -> bool:
             """Return True if the panel had data in the last 600 s. On a busy machine a scrape can time out."""
             now = int(time.time())
             found = [board.asked(url, target, now - 600, now, variables) for target in panel["targets"]]
             return any(found)
 
-        until(lambda: bool(ask('healthd_condition_open{code="gpu_xid/79"} == 1')), "the fault is scraped", 120)
-        until(lambda: bool(ask("rate(healthd_gpu_pcie_replays_total[15m])")), "and scraped again", 120)
-        expected = EMPTY_WITHOUT_THAT_PART | EMPTY_WITHOUT_SLURM | EMPTY_WHILE_ALL_IS_WELL
-        expected |= EMPTY_WITHOUT_WATCHED_JOBS | EMPTY_WITHOUT_VALIDATION
+        until(lambda: bool(query_now('healthd_condition_open{code="gpu_xid/79"} == 1')), "the fault is scraped", 120)
+        until(lambda: bool(query_now("rate(healthd_gpu_pcie_replays_total[15m])")), "and scraped again", 120)
+        expected = EMPTY_WITHOUT_PART | EMPTY_WITHOUT_SLURM | EMPTY_WITHOUT_PROBLEMS
+        expected |= EMPTY_WITHOUT_MONITORED_JOBS | EMPTY_WITHOUT_VALIDATION
         for name in ("fleet", "node"):
             for panel in board.panels(name):
-                until(lambda panel=panel: shows(panel) or panel["title"] in expected, panel["title"])
+                until(lambda panel=panel: has_data(panel) or panel["title"] in expected, panel["title"])

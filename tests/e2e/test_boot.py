@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, condition, looked_since, xid
+from healthd_daemon import Healthd, condition, have_all_run_since, xid_line
 from machine import Machine
 from slurm_cluster import SlurmCluster
-from slurm_look import on_slurm, program
+from slurm_look import with_slurm, write_script
 from waiting import until
 
-pytestmark = on_slurm(None, "24.11")
+pytestmark = with_slurm(None, "24.11")
 CONFIG = "[checks.gpu_count]\nexpected = 8\n"
-LOST = "[gpu.3]\nlost = true\n"
+LOST_GPU = "[gpu.3]\nlost = true\n"
 LOST_REASON = "healthd: gpu_access/lost 0000:61:00.0: "
 INTERVAL_SECONDS = 600  # only the first round runs
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    nothing = program(tmp_path_factory.mktemp("programs") / "nothing", "exit 0")
-    more = [f"RebootProgram={nothing}", "ReturnToService=2", "ResumeTimeout=600"]
+    reboot_program = write_script(tmp_path_factory.mktemp("programs") / "nothing", "exit 0")
+    conf_lines = [f"RebootProgram={reboot_program}", "ReturnToService=2", "ResumeTimeout=600"]
     version = getattr(request, "param", None)
-    with SlurmCluster(nodes=6, extra_conf=more, slurmd_timeout=15, version=version) as running:
+    with SlurmCluster(nodes=6, extra_conf=conf_lines, slurmd_timeout=15, version=version) as running:
         yield running
 
 
-class Booting:
+class BootingNode:
     """A node, its daemon (which the test starts), and a service manager that waits for READY."""
 
     def __init__(self, cluster: SlurmCluster, node: str, directory: Path, manager: socket.socket) -> None:
@@ -52,7 +52,7 @@ class Booting:
         env = {**cluster.env, "NOTIFY_SOCKET": str(directory / "notify")}
         self.daemon = Healthd(*flags, directory=directory, env=env, **options)
 
-    def goes_down(self, *lost: str) -> None:
+    def go_down(self, *lost: str) -> None:
         """Stop daemon and slurmd abruptly and empty /run; `lost`: further directories that are removed."""
         if self.daemon.process is not None:
             self.daemon.kill()
@@ -62,12 +62,12 @@ class Booting:
         shutil.rmtree(self.machine.root / "proc/4711", ignore_errors=True)
         self.machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
 
-    def starts_healthd(self) -> None:
+    def start_healthd(self) -> None:
         """Start healthd as systemd does: wait for READY, before slurmd starts."""
         self.daemon.start()
         self.wait_ready()
 
-    def starts_slurmd(self) -> None:
+    def start_slurmd(self) -> None:
         self.cluster.start_slurmd(self.node, "-b")
         self.machine.write({"/proc/4711/comm": "slurmd\n"})
 
@@ -78,7 +78,7 @@ class Booting:
             if b"READY=1" in self.manager.recv(1 << 16).split(b"\n"):
                 return
 
-    def has_said_ready(self) -> bool:
+    def has_sent_ready(self) -> bool:
         self.manager.settimeout(0.01)
         try:
             while b"READY=1" not in self.manager.recv(1 << 16).split(b"\n"):
@@ -90,118 +90,124 @@ class Booting:
     def flags(self) -> frozenset[str]:
         return self.cluster.node(self.node).flags
 
-    def waiting_job(self) -> str:
+    def submit_job(self) -> str:
         return self.cluster.sbatch("sleep 600", "-w", self.node)
 
-    def never_ran(self, job: str) -> bool:
-        now = self.cluster.job(job)
-        return (now["JobState"], now["Restarts"], now["StartTime"]) == ("PENDING", "0", now["StartTime"])
+    def has_never_run(self, job: str) -> bool:
+        job_state = self.cluster.job(job)
+        return (job_state["JobState"], job_state["Restarts"], job_state["StartTime"]) == (
+            "PENDING",
+            "0",
+            job_state["StartTime"],
+        )
 
 
 @pytest.fixture
-def booting(cluster: SlurmCluster, unused: Iterator[str], tmp_path: Path) -> Iterator[Booting]:
+def booting(cluster: SlurmCluster, unused_nodes: Iterator[str], tmp_path: Path) -> Iterator[BootingNode]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        made = Booting(cluster, next(unused), tmp_path, manager)
+        booting_node = BootingNode(cluster, next(unused_nodes), tmp_path, manager)
         try:
-            yield made
+            yield booting_node
         except BaseException:
-            print(made.daemon.log.read_text()[-6000:])
+            print(booting_node.daemon.log.read_text()[-6000:])
             raise
         finally:
             cluster.run("scancel", "--state=PENDING", check=False)
-            if made.daemon.process is not None and made.daemon.process.poll() is None:
-                made.daemon.kill()
+            if booting_node.daemon.process is not None and booting_node.daemon.process.poll() is None:
+                booting_node.daemon.kill()
 
 
-def test_a_node_that_boots_broken_is_drained_before_slurmd_starts_and_takes_no_job(booting: Booting) -> None:
+def test_faulty_node_is_drained_before_slurmd_starts(booting: BootingNode) -> None:
     cluster, node = booting.cluster, booting.node
-    booting.goes_down()
+    booting.go_down()
     cluster.wait_state(node, "DOWN")
-    job = booting.waiting_job()
-    booting.machine.gpus(LOST)
-    booting.starts_healthd()
+    job = booting.submit_job()
+    booting.machine.gpus(LOST_GPU)
+    booting.start_healthd()
     assert "DRAIN" in booting.flags(), "before READY, so before slurmd"
     assert cluster.node(node).reason.startswith(LOST_REASON)
     assert booting.daemon.verdict().startswith("drain "), "for the prolog"
     time.sleep(10)  # slurmd starts late
-    booting.starts_slurmd()
+    booting.start_slurmd()
     cluster.wait_state(node, "DRAIN", without=("NOT_RESPONDING",))
     time.sleep(5)
-    assert booting.never_ran(job)
+    assert booting.has_never_run(job)
     assert cluster.node(node).reason.startswith(LOST_REASON)
 
 
-def test_a_node_that_boots_well_is_ready_and_gets_its_job(booting: Booting) -> None:
-    booting.goes_down()
+def test_healthy_node_is_ready_and_gets_its_job(booting: BootingNode) -> None:
+    booting.go_down()
     booting.cluster.wait_state(booting.node, "DOWN")
-    job = booting.waiting_job()
-    booting.starts_healthd()
-    booting.starts_slurmd()
+    job = booting.submit_job()
+    booting.start_healthd()
+    booting.start_slurmd()
     booting.cluster.wait_job(job, "RUNNING")
 
 
 @pytest.mark.parametrize("late_seconds", [0, 25])
-def test_a_drain_that_a_wanted_reboot_takes_away_is_put_back_when_slurmd_has_registered(
-    booting: Booting, late_seconds: int
+def test_drain_removed_by_requested_reboot_is_restored_after_registration(
+    booting: BootingNode, late_seconds: int
 ) -> None:
     cluster, node = booting.cluster, booting.node
-    booting.starts_healthd()
+    booting.start_healthd()
     cluster.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", "Reason=new kernel", node)
     cluster.wait_state(node, "REBOOT_ISSUED")
-    booting.goes_down()
-    booting.machine.gpus(LOST)
-    booting.starts_healthd()
+    booting.go_down()
+    booting.machine.gpus(LOST_GPU)
+    booting.start_healthd()
     assert "DRAIN" in booting.flags()
     time.sleep(late_seconds)
     assert "DRAIN" in booting.flags(), "the wait for slurmd does not remove it"
-    booting.starts_slurmd()
+    booting.start_slurmd()
     cluster.wait_state(node, without=("REBOOT_ISSUED", "NOT_RESPONDING", "DOWN"))
     registered = time.monotonic()
     cluster.wait_state(node, "DRAIN", reason=LOST_REASON, timeout=INTERVAL_SECONDS / 4)
     print(f"{node}: drained again {time.monotonic() - registered:.1f} s after slurmd had registered")
-    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
-    found = condition(status, "gpu_access/lost")
-    assert found is not None
-    assert found["state"] == "open", "no operator resumed the node; the reboot did"
+    status = booting.daemon.wait_until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is healthd's own")
+    lost_condition = condition(status, "gpu_access/lost")
+    assert lost_condition is not None
+    assert lost_condition["state"] == "open", "no operator resumed the node; the reboot did"
     assert "an operator resumed" not in booting.daemon.log.read_text()
 
 
-def test_ready_waits_for_a_controller_that_comes_while_the_node_boots(booting: Booting) -> None:
+def test_ready_waits_for_late_slurmctld(booting: BootingNode) -> None:
     cluster = booting.cluster
-    booting.goes_down()
+    booting.go_down()
     cluster.wait_state(booting.node, "DOWN")
-    booting.machine.gpus(LOST)
+    booting.machine.gpus(LOST_GPU)
     cluster.kill_slurmctld(signal.SIGTERM)
-    booting.daemon.env |= cluster.giving_up  # READY waits for a minute
+    booting.daemon.env |= cluster.short_timeout_environment  # READY waits for a minute
     try:
         booting.daemon.start()
-        booting.daemon.until(lambda s: s["slurm"]["problem"] != "", "slurmctld is down")
+        booting.daemon.wait_until(lambda s: s["slurm"]["problem"] != "", "slurmctld is down")
         until(lambda: booting.daemon.verdict().startswith("warning "), "the drain needs a count of the fleet")
-        assert not booting.has_said_ready()
+        assert not booting.has_sent_ready()
     finally:
         cluster.start_slurmctld()
     booting.wait_ready()
     assert "DRAIN" in booting.flags()
 
 
-def test_a_node_without_a_disk_knows_after_a_boot_what_its_reason_says(booting: Booting) -> None:
+def test_diskless_node_restores_condition_from_reason(booting: BootingNode) -> None:
     cluster, node, daemon = booting.cluster, booting.node, booting.daemon
-    booting.starts_healthd()
-    daemon.kernel_line(xid(79))
+    booting.start_healthd()
+    daemon.kernel_line(xid_line(79))
     before = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0: ")
-    booting.goes_down("state")
+    booting.go_down("state")
     os.truncate(daemon.kernel_log, 0)
-    booting.starts_healthd()
-    booting.starts_slurmd()
-    status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:61:00.0") is not None, "the condition is adopted")
-    found = condition(status, "gpu_xid/79")
-    assert found is not None
-    assert (found["state"], found["clears"]) == ("acknowledged", "operator")
-    assert found["message"] == "adopted from the node's Reason in Slurm"
+    booting.start_healthd()
+    booting.start_slurmd()
+    status = daemon.wait_until(
+        lambda s: condition(s, "gpu_xid/79", "0000:61:00.0") is not None, "the condition is adopted"
+    )
+    adopted = condition(status, "gpu_xid/79")
+    assert adopted is not None
+    assert (adopted["state"], adopted["clears"]) == ("acknowledged", "operator")
+    assert adopted["message"] == "adopted from the node's Reason in Slurm"
     assert status["slurm"]["owner"] == "unrecorded_healthd"
     # All checks pass, but a drain that this healthd has not recorded must be lifted by an operator.
-    assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
-    daemon.until(lambda s: looked_since(s, status["time"]), "all checks have run")
+    assert "done" in daemon.request(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
+    daemon.wait_until(lambda s: have_all_run_since(s, status["time"]), "all checks have run")
     after = cluster.wait_state(node, "DRAIN", reason=before.reason)
     assert after.reason == before.reason

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from slurm_cluster import SlurmCluster
 from test_prolog_epilog import SCRIPTS, install
 from waiting import until
 
 LINES = (SCRIPTS / "healthd.conf").read_text()
-NAMED = re.findall(r"(?m)^(\w+)=(\S+)$", LINES)
+SHIPPED_SETTINGS = re.findall(r"(?m)^(\w+)=(\S+)$", LINES)
 
 
 @contextmanager
@@ -28,24 +28,24 @@ def cluster_with(tmp_path: Path, lines: str, version: str | None = None) -> Iter
 
 
 def daemon_on(cluster: SlurmCluster, tmp_path: Path, flags: Sequence[str] = ("--mode", "act")) -> Healthd:
-    named = ("--node-name", "n1", "--interval", "300")  # a verdict is valid for three intervals, even after a kill
-    return Healthd(*flags, *named, directory=tmp_path, env=cluster.env)
+    more_flags = ("--node-name", "n1", "--interval", "300")  # a verdict is valid for three intervals, even after a kill
+    return Healthd(*flags, *more_flags, directory=tmp_path, env=cluster.env)
 
 
 @pytest.mark.parametrize("version", [None, "24.11", "26.05"])
-def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_path: Path, version: str | None) -> None:
+def test_shipped_prolog_keeps_job_away_from_drained_node(tmp_path: Path, version: str | None) -> None:
     with cluster_with(tmp_path, LINES, version) as cluster:
         shown = cluster.run("scontrol", "show", "config")
-        taken = dict(re.findall(r"(?m)^(\w+)(?:\[0\])?\s*= (.*?)(?: sec)?$", shown))  # Prolog[0] since 24.11
-        for name, value in NAMED:
+        effective = dict(re.findall(r"(?m)^(\w+)(?:\[0\])?\s*= (.*?)(?: sec)?$", shown))  # Prolog[0] since 24.11
+        for name, value in SHIPPED_SETTINGS:
             words = value.replace("/etc/slurm/healthd-", f"{tmp_path}/").upper().split(",")
-            assert set(words) <= set(taken[name].upper().split(",")), name
+            assert set(words) <= set(effective[name].upper().split(",")), name
 
         output = tmp_path / "job"
         with daemon_on(cluster, tmp_path) as daemon:
             job = cluster.sbatch("echo the job runs", f"--output={output}")
             cluster.wait_job(job, "COMPLETED")
-            daemon.kernel_line(xid(79))
+            daemon.kernel_line(xid_line(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
             assert daemon.verdict().startswith("drain ")
             daemon.kill()  # the verdict still contains the decision; below, Slurm loses the drain, as in a race
@@ -60,13 +60,13 @@ def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_pa
         assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1")
 
 
-def test_slurmd_is_told_that_no_healthd_runs_and_takes_jobs_all_the_same(tmp_path: Path) -> None:
+def test_slurmd_without_healthd_logs_failed_health_check_and_takes_jobs(tmp_path: Path) -> None:
     with cluster_with(tmp_path, LINES) as cluster:
         cluster.wait_job(cluster.sbatch("true"), "COMPLETED")
         until(lambda: "health_check failed: rc:3 output:no verdict" in cluster.log("slurmd.n1"))
 
 
-def test_of_a_directory_of_prologs_slurm_runs_the_last_name_first(tmp_path: Path) -> None:
+def test_slurm_runs_prologs_of_directory_in_reverse_order(tmp_path: Path) -> None:
     """healthd's prolog is called zz-healthd (docs/prolog-epilog.md), so that a drained node rejects a job before
     other prologs run."""
     folder, order = tmp_path / "prolog.d", tmp_path / "order"

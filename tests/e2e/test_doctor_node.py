@@ -33,15 +33,15 @@ def cluster() -> Iterator[SlurmCluster]:
 def doctor(env: dict[str, str], *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit status and the lines by topic."""
     command = [sys.executable, "-m", "healthd", "doctor", "--json", *flags]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.stderr == ""
-    return done.returncode, {line["topic"]: line for line in json.loads(done.stdout)["lines"]}
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert result.stderr == ""
+    return result.returncode, {line["topic"]: line for line in json.loads(result.stdout)["lines"]}
 
 
-def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_doctor_finds_everything_ok_with_daemon_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
     flags = ("--mode", "act", "--node-name", "n1", "--fake-nvml", "dgx-h100")
     with Healthd(*flags, env=cluster.env, directory=tmp_path) as daemon:
-        daemon.until(lambda status: status["round"]["number"] >= 1, "a round")
+        daemon.wait_until(lambda status: status["round"]["number"] >= 1, "a round")
         config = tmp_path / "doctor.toml"
         config.write_text('mode = "act"\nnode_name = "n1"\n[metrics]\nlisten = "off"\ntextfile = "/run/x.prom"\n')
         before = cluster.node("n1").flags
@@ -55,18 +55,18 @@ def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmC
         assert cluster.node("n1").flags == before, "doctor changes nothing"
 
 
-def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: SlurmCluster) -> None:
+def test_doctor_reports_user_without_drain_rights(cluster: SlurmCluster) -> None:
     require_root()
     user = {**cluster.env}
     command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     command += ["scontrol", "update", f"NodeName={slurm.NONEXISTENT_NODE}", "State=DRAIN", "Reason=healthd doctor"]
-    done = subprocess.run(command, env=user, capture_output=True, timeout=240)
+    refused = subprocess.run(command, env=user, capture_output=True, timeout=240)
 
     def as_nobody(argv: tuple[str, ...]) -> CommandResult:
-        ran = done
+        completed = refused
         if "update" not in argv:
-            ran = subprocess.run(argv, env={**cluster.env, **ENVIRONMENT}, capture_output=True, timeout=240)
-        return CommandResult(ran.returncode, ran.stdout, ran.stderr.decode())
+            completed = subprocess.run(argv, env={**cluster.env, **ENVIRONMENT}, capture_output=True, timeout=240)
+        return CommandResult(completed.returncode, completed.stdout, completed.stderr.decode())
 
     from healthd.agent.settings.config import Settings
     from healthd.common.model import Mode
@@ -78,7 +78,7 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
 
 
 @pytest.fixture
-def dead(tmp_path: Path) -> Iterator[Path]:
+def hanging_mount(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system that answers no request."""
     require_root()
     point = tmp_path / "dead"
@@ -94,11 +94,9 @@ def dead(tmp_path: Path) -> Iterator[Path]:
         yield point
 
 
-def test_a_state_folder_on_a_file_system_that_hangs_is_one_line_and_the_rest_is_told(
-    tmp_path: Path, dead: Path
-) -> None:
+def test_doctor_reports_hanging_state_directory_and_continues(tmp_path: Path, hanging_mount: Path) -> None:
     config = tmp_path / "healthd.toml"
-    config.write_text(f'state_dir = "{dead}/state"\n')
+    config.write_text(f'state_dir = "{hanging_mount}/state"\n')
     status, lines = doctor(dict(os.environ), "--config", str(config), "--runtime-dir", str(tmp_path))
     assert status == 2
     assert "no answer within" in lines["room"]["message"]
@@ -109,15 +107,13 @@ def test_a_state_folder_on_a_file_system_that_hangs_is_one_line_and_the_rest_is_
     ("setting", "topic"),
     [("baseline_file", "settings"), ("checks_dir", "settings"), ("runtime_dir", "daemon"), ("", "settings")],
 )
-def test_what_is_read_before_all_else_may_hang_too_and_is_named(
-    tmp_path: Path, dead: Path, setting: str, topic: str
-) -> None:
-    config = tmp_path / "healthd.toml" if setting else dead / "healthd.toml"
+def test_doctor_names_first_hanging_file(tmp_path: Path, hanging_mount: Path, setting: str, topic: str) -> None:
+    config = tmp_path / "healthd.toml" if setting else hanging_mount / "healthd.toml"
     if setting:
-        config.write_text(f'{setting} = "{dead}/it"\n')
+        config.write_text(f'{setting} = "{hanging_mount}/it"\n')
     flags = ("--runtime-dir", str(tmp_path)) if setting != "runtime_dir" else ()
     status, lines = doctor(dict(os.environ), "--config", str(config), *flags)
     assert status == 2
-    named = f"{dead}/it ({setting})" if setting else str(config)
+    named = f"{hanging_mount}/it ({setting})" if setting else str(config)
     assert lines[topic]["message"].startswith(f"{named}: no answer within"), lines[topic]
     assert lines["kernel log"]["state"] == "ok"

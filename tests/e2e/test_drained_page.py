@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from healthd_daemon import REPOSITORY, Healthd, xid
+from healthd_daemon import REPOSITORY, Healthd, xid_line
 from slurm_cluster import SlurmCluster
 
 PAGE = (REPOSITORY / "docs/drained.md").read_text("utf-8")
 COMMANDS = [line for block in re.findall(r"(?ms)^```\n(.*?)^```", PAGE) for line in block.splitlines() if line]
 # Commands of programs that this machine may lack, or whose log a container lacks.
-ELSEWHERE = ("sacct ", "journalctl ", "nvidia-bug-report.sh", "ipmitool ")
+NOT_RUN_HERE = ("sacct ", "journalctl ", "nvidia-bug-report.sh", "ipmitool ")
 PENDING_REMAP = 'profile = "dgx-h100"\n[gpu.3]\nremap_pending = true\n'
-HEALTHD = """\
+HEALTHD_SCRIPT = """\
 #!/bin/sh
 # healthd as on a node, where its folders are those of the settings
 command=$1; shift
@@ -40,7 +40,7 @@ def cluster() -> Iterator[SlurmCluster]:
         yield running
 
 
-class Node:
+class ShellNode:
     """A node with a daemon in mode act, and a shell on it."""
 
     def __init__(self, cluster: SlurmCluster, name: str, folder: Path, scenario: str) -> None:
@@ -50,8 +50,8 @@ class Node:
         self.daemon = Healthd(*flags, directory=folder, env=cluster.env, fake_nvml=str(nvml), config='mode = "act"')
         self.programs = folder / "bin"
         self.programs.mkdir()
-        words = {"run": self.daemon.run_dir, "state": folder / "state", "config": self.daemon.config, "nvml": nvml}
-        self._program("healthd", HEALTHD.format(python=sys.executable, **words))
+        paths = {"run": self.daemon.run_dir, "state": folder / "state", "config": self.daemon.config, "nvml": nvml}
+        self._program("healthd", HEALTHD_SCRIPT.format(python=sys.executable, **paths))
         self._program("hostname", f"#!/bin/sh\necho {name}\n")
         self.folder = folder
 
@@ -74,36 +74,36 @@ class Node:
 
 def the(beginning: str) -> str:
     """Return the one command of the page that begins with this text."""
-    (found,) = dict.fromkeys(line for line in COMMANDS if line.startswith(beginning))
-    return found
+    (command,) = dict.fromkeys(line for line in COMMANDS if line.startswith(beginning))
+    return command
 
 
-def test_from_the_reason_of_a_lost_gpu_to_its_repair(cluster: SlurmCluster, tmp_path: Path) -> None:
-    node = Node(cluster, "n1", tmp_path, 'profile = "dgx-h100"\n')
+def test_page_from_reason_of_lost_gpu_to_repair(cluster: SlurmCluster, tmp_path: Path) -> None:
+    node = ShellNode(cluster, "n1", tmp_path, 'profile = "dgx-h100"\n')
     with node.daemon as daemon:
-        daemon.kernel_line(xid(79))
+        daemon.kernel_line(xid_line(79))
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0: ")
-        shown = node.types(the("scontrol show node"))
-        assert "Reason=healthd: gpu_xid/79" in shown.stdout
-        told = node.types(the("healthd explain"))
-        assert told.returncode == 0
-        assert told.stdout.startswith("gpu_xid/79  critical\npart: 0000:61:00.0\n")
-        assert "healthd drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
+        node_output = node.types(the("scontrol show node"))
+        assert "Reason=healthd: gpu_xid/79" in node_output.stdout
+        explanation = node.types(the("healthd explain"))
+        assert explanation.returncode == 0
+        assert explanation.stdout.startswith("gpu_xid/79  critical\npart: 0000:61:00.0\n")
+        assert "healthd drains the node and requeues the batch jobs" in " ".join(explanation.stdout.split())
         status = node.types(the("healthd status"))
         assert (status.returncode, "gpu_xid/79 0000:61:00.0" in status.stdout) == (2, True)
-        daemon.until(lambda s: not s["stream"]["waiting"], "the stream is written")
-        past = node.types(the("healthd events --since 1d"))
-        assert (past.returncode, "gpu_xid/79" in past.stdout) == (0, True)
-        kept = node.types(the("healthd record"))
-        assert (kept.returncode, (tmp_path / "evidence.json.gz").exists()) == (0, True)
+        daemon.wait_until(lambda s: not s["stream"]["waiting"], "the stream is written")
+        past_events = node.types(the("healthd events --since 1d"))
+        assert (past_events.returncode, "gpu_xid/79" in past_events.stdout) == (0, True)
+        recorded = node.types(the("healthd record"))
+        assert (recorded.returncode, (tmp_path / "evidence.json.gz").exists()) == (0, True)
         assert node.types("healthd events --since 7d --json > events.jsonl").returncode == 0
         assert "gpu_xid/79" in (tmp_path / "events.jsonl").read_text()
         assert node.types(the("healthd repaired")).returncode == 0
         cluster.wait_state("n1", "IDLE", without=("DRAIN",))
 
 
-def test_who_knows_of_a_fault_says_so_and_the_node_is_given_back(cluster: SlurmCluster, tmp_path: Path) -> None:
-    node = Node(cluster, "n2", tmp_path, PENDING_REMAP)
+def test_page_acknowledges_fault_and_node_is_resumed(cluster: SlurmCluster, tmp_path: Path) -> None:
+    node = ShellNode(cluster, "n2", tmp_path, PENDING_REMAP)
     with node.daemon:
         cluster.wait_state("n2", "DRAIN", reason="healthd: gpu_row_remap/pending 0000:61:00.0: ")
         assert node.types(the("healthd ack")).returncode == 0
@@ -112,15 +112,15 @@ def test_who_knows_of_a_fault_says_so_and_the_node_is_given_back(cluster: SlurmC
         assert "paused" in node.types(the("healthd status")).stdout
         assert node.types(the("healthd unpause")).returncode == 0
         cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan, ticket 12")
-        told = node.types(the("healthd explain")).stdout
-        assert "Either a Reason by a person or a script, or a kernel line that no rule recognises" in told
+        explanation = node.types(the("healthd explain")).stdout
+        assert "Either a Reason by a person or a script, or a kernel line that no rule recognises" in explanation
         assert node.types(the("scontrol update NodeName=")).returncode == 0
         cluster.wait_state("n2", "IDLE", without=("DRAIN",))
 
 
-def test_every_command_of_the_page_is_run_here_or_named_as_one_that_cannot_be() -> None:
+def test_every_command_of_page_is_run_or_listed_as_not_run() -> None:
     text = Path(__file__).read_text("utf-8")
-    begun = re.findall(r'the\("([^"]+)"\)', text)
-    run = [line for line in COMMANDS if line.startswith(tuple(begun)) or f'types("{line}")' in text]
+    beginnings = re.findall(r'the\("([^"]+)"\)', text)
+    run = [line for line in COMMANDS if line.startswith(tuple(beginnings)) or f'types("{line}")' in text]
     checks = [line for line in COMMANDS if line.startswith("healthd check")]  # as in README, which has its own test
-    assert [line for line in COMMANDS if line not in run + checks and not line.startswith(ELSEWHERE)] == []
+    assert [line for line in COMMANDS if line not in run + checks and not line.startswith(NOT_RUN_HERE)] == []

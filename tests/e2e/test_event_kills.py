@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from healthd_daemon import EACH_SECOND, Healthd, condition, xid
+from healthd_daemon import EVERY_SECOND, Healthd, condition, xid_line
 from requirements import require_programs, require_root
 
 from healthd.agent.conditions import store
@@ -34,13 +34,13 @@ KILLS = (
 )
 SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 KILLS_PER_REPAIR = 10  # so that a code never has more parts than may have their own condition
-LEFT = ("gpu_xid", "gpu_count", "exec", "mount")  # a kernel log check, one that runs, and two without configuration
-FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in_checks() if name not in LEFT)
+ENABLED = ("gpu_xid", "gpu_count", "exec", "mount")  # a kernel log check, one that runs, and two without configuration
+FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in_checks() if name not in ENABLED)
 HERE = Path(__file__).parent
 
 
 @dataclass
-class Figures:
+class Statistics:
     daemon_kills: int = 0
     worker_kills: int = 0
     rotations: int = 0
@@ -49,18 +49,18 @@ class Figures:
     faults: int = 0
 
 
-class Patient:
+class KilledNode:
     """A node whose daemon is killed repeatedly, and all lines of its stream."""
 
     def __init__(self, folder: Path, disk: Path, preload: Path, kills: int) -> None:
         self.state, self.clock, self.kills = disk / "state", folder / "clock", kills
         self.random = random.Random(f"{SEED} {folder.name}")
-        self.figures = Figures()
+        self.figures = Statistics()
         self.ballast = disk / "ballast"
         self.clock.write_text("0")
         self.daemon = Healthd(
             *("--node-name", folder.name, "--state-dir", str(self.state)),
-            config=EACH_SECOND + FEW_CHECKS,
+            config=EVERY_SECOND + FEW_CHECKS,
             directory=folder,
             env={"LD_PRELOAD": str(preload), "WRONG_CLOCK": str(self.clock)},
             wait=False,
@@ -69,33 +69,33 @@ class Patient:
         self.events: list[dict[str, object]] = []
         self.raw: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
 
-    def live(self) -> None:
+    def run(self) -> None:
         self.daemon.start()  # lines from before the first start are history, so it waits for that start
-        self.daemon.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
+        self.daemon.wait_until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
         while self.figures.daemon_kills + self.figures.worker_kills < self.kills:
-            self.one_kill()
+            self.kill_once()
             if (self.figures.daemon_kills + self.figures.worker_kills) % KILLS_PER_REPAIR == 0:
                 self.recover(stop=False)
-                assert "done" in self.daemon.ask(command="repaired", code="gpu_xid/79")
-        self.overflow()
+                assert "done" in self.daemon.request(command="repaired", code="gpu_xid/79")
+        self.overflow_outbox()
         self.recover()
 
-    def one_kill(self) -> None:
+    def kill_once(self) -> None:
         self.ensure_running()
         chance = self.random.random()
         if chance < 0.15:
-            self.next_line_rotates()
+            self.prepare_rotation()
         elif chance < 0.3:
             self.fill_disk()
         elif chance < 0.4:
-            self.jump()
+            self.jump_clock()
         elif chance < 0.6:
             self.ballast.unlink(missing_ok=True)
         for _ in range(self.random.randrange(4)):
-            self.fault()
+            self.log_fault()
             time.sleep(self.random.uniform(0, 0.1))
         time.sleep(self.random.uniform(0, self.random.choice((0.1, 0.5))))
-        if self.random.random() < 0.3 and (worker := self.worker()):
+        if self.random.random() < 0.3 and (worker := self.worker_pid()):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
                 self.figures.worker_kills += 1
@@ -103,12 +103,12 @@ class Patient:
         self.daemon.kill()
         self.figures.daemon_kills += 1
 
-    def overflow(self) -> None:
+    def overflow_outbox(self) -> None:
         """Produce more events on a full disk than fit into the outbox."""
         self.recover(stop=False)
         self.fill_disk()
         for number in range(2000):
-            self.daemon.ask(command="pause", seconds=600, why=f"{number} " + "x" * 490)
+            self.daemon.request(command="pause", seconds=600, why=f"{number} " + "x" * 490)
             if number % 50 == 49 and self.daemon.status()["stream"]["dropped_total"]:
                 break
         self.daemon.kill()
@@ -118,25 +118,25 @@ class Patient:
         """Let the node write all waiting lines, with room on its disk."""
         self.ballast.unlink(missing_ok=True)
         self.ensure_running()
-        self.daemon.until(lambda s: s["stream"]["waiting"] < 100, "there is room for more lines")
-        last = self.fault()
-        self.daemon.until(lambda s: condition(s, "gpu_xid/79", last) is not None, "the last line is read")
-        self.daemon.until(lambda s: s["stream"]["waiting"] == 0, "no line waits")
+        self.daemon.wait_until(lambda s: s["stream"]["waiting"] < 100, "there is room for more lines")
+        last = self.log_fault()
+        self.daemon.wait_until(lambda s: condition(s, "gpu_xid/79", last) is not None, "the last line is read")
+        self.daemon.wait_until(lambda s: s["stream"]["waiting"] == 0, "no line waits")
         if stop:
-            assert self.daemon.stop_at_rest() == 0
-        self.read()
+            assert self.daemon.stop_when_idle() == 0
+        self.read_stream()
 
     # faults
 
-    def fault(self) -> str:
+    def log_fault(self) -> str:
         """Log a fault of a new part. (Lines about one part within 5 s are one event.)"""
         self.figures.faults += 1
         part = f"{self.figures.faults >> 8:04x}:{self.figures.faults & 255:02x}:00"
-        self.daemon.kernel_line(xid(79, pci=part, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
+        self.daemon.kernel_line(xid_line(79, pci=part, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
         return f"{part}.0"
 
-    def next_line_rotates(self) -> None:
-        self.read()  # the oldest file will be deleted
+    def prepare_rotation(self) -> None:
+        self.read_stream()  # the oldest file will be deleted
         newest = self.state / "events.jsonl"
         if newest.exists() and newest.stat().st_size < MAX_BYTES - 100:
             with suppress(OSError):
@@ -151,7 +151,7 @@ class Patient:
                     while file.write(b"x" * size):
                         pass
 
-    def jump(self) -> None:
+    def jump_clock(self) -> None:
         self.figures.jumps += 1
         self.clock.write_text(str(self.random.choice((-86400, -3600, 0, 3600, 40 * 86400))))
 
@@ -160,21 +160,23 @@ class Patient:
         if process is None or process.poll() is not None:
             self.daemon.start()
 
-    def worker(self) -> int | None:
+    def worker_pid(self) -> int | None:
         """Return the pid of the worker, which the daemon starts first; None while it is being replaced."""
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             with suppress(StopIteration, OSError):
-                return self.daemon.worker()
+                return self.daemon.worker_pid()
             time.sleep(0.01)
         return None
 
     # reading
 
-    def read(self) -> None:
+    def read_stream(self) -> None:
         """Read new lines as the centre does, and all lines once more without the reader, by number."""
         self.events += [
-            told.fields for s in find([str(self.state)], self.tally) for told in read(s, self.cursor, self.tally)
+            stream_event.fields
+            for stream in find([str(self.state)], self.tally)
+            for stream_event in read(stream, self.cursor, self.tally)
         ]
         for path in self.state.glob("events.jsonl*"):
             for row in path.read_bytes().split(b"\n"):
@@ -184,12 +186,12 @@ class Patient:
 
 
 @pytest.fixture
-def patients(kills: int, nodes: int, tmp_path: Path) -> Iterator[list[Patient]]:
+def killed_nodes(kills: int, nodes: int, tmp_path: Path) -> Iterator[list[KilledNode]]:
     require_root()
     require_programs("gcc", "mount", packages="gcc mount")
     preload = tmp_path / "wrong_clock.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", preload, HERE / "wrong_clock.c", "-ldl"], check=True, timeout=240)
-    made, disks = [], []
+    new_nodes, disks = [], []
     try:
         for number in range(nodes):
             folder, disk = tmp_path / f"n{number}", tmp_path / f"disk{number}"
@@ -197,10 +199,10 @@ def patients(kills: int, nodes: int, tmp_path: Path) -> Iterator[list[Patient]]:
             disk.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "disk", disk], check=True, timeout=240)
             disks.append(disk)
-            made.append(Patient(folder, disk, preload, -(-kills // nodes)))
-        yield made
+            new_nodes.append(KilledNode(folder, disk, preload, -(-kills // nodes)))
+        yield new_nodes
     finally:
-        for patient in made:
+        for patient in new_nodes:
             process = patient.daemon.process
             if process is not None and process.poll() is None:
                 process.kill()
@@ -210,16 +212,14 @@ def patients(kills: int, nodes: int, tmp_path: Path) -> Iterator[list[Patient]]:
 
 
 @pytest.mark.parametrize(("kills", "nodes"), KILLS)
-def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
-    patients: list[Patient], kills: int, nodes: int
-) -> None:
+def test_each_event_is_in_stream_once_across_kills(killed_nodes: list[KilledNode], kills: int, nodes: int) -> None:
     print(f"HEALTHD_KILLS_SEED={SEED}")
-    began = time.monotonic()
+    start = time.monotonic()
     with ThreadPoolExecutor(nodes) as pool:
-        list(pool.map(Patient.live, patients))
-    seconds = time.monotonic() - began
+        list(pool.map(KilledNode.run, killed_nodes))
+    seconds = time.monotonic() - start
     lines = repeats = dropped = 0
-    for patient in patients:
+    for patient in killed_nodes:
         log = patient.daemon.log.read_text(errors="replace")
         assert "Traceback" not in log, log[-4000:]
         assert {key: raw for key, raw in patient.raw.items() if len(raw) > 1} == {}, "a number was used twice"
@@ -227,30 +227,30 @@ def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
         (key,) = patient.cursor.sequences.runs
         path = patient.daemon.run_dir / "ledger.json"
         ledger = store.decode(path.read_text(), str(path))
-        gone = {n for run in patient.cursor.sequences.dropped[key] for n in range(run[0], run[1] + 1)}
+        dropped_numbers = {n for run in patient.cursor.sequences.dropped[key] for n in range(run[0], run[1] + 1)}
         seqs = [int(str(event["seq"])) for event in patient.events]
         # The last event waits for the next start if the disk was too slow.
         waiting = [event for event in map(json.loads, ledger.outbox.lines) if event["seq"] not in seqs]
         assert [event["event"] for event in waiting] in ([], ["stopped"])
-        numbers = sorted([*seqs, *gone, *(event["seq"] for event in waiting)])
+        numbers = sorted([*seqs, *dropped_numbers, *(event["seq"] for event in waiting)])
         assert numbers == list(range(1, ledger.outbox.next_seq)), "each number once: written, dropped or waiting"
-        assert gone, "the outbox did not overflow"
-        told = sum(int(str(event["count"])) for event in patient.events if event["event"] == "dropped")
-        assert told == len(gone)
+        assert dropped_numbers, "the outbox did not overflow"
+        reported_dropped = sum(int(str(event["count"])) for event in patient.events if event["event"] == "dropped")
+        assert reported_dropped == len(dropped_numbers)
         opened = Counter(str(event["subject"]) for event in patient.events if event["event"] == "opened")
         assert (len(opened), set(opened.values())) == (patient.figures.faults, {1}), "each fault is reported once"
         assert [*patient.events, *waiting][-1]["event"] == "stopped"
-        lines, dropped = lines + len(seqs), dropped + len(gone)
+        lines, dropped = lines + len(seqs), dropped + len(dropped_numbers)
         repeats += patient.tally.repeats
-    all_figures = [patient.figures for patient in patients]
-    done = sum(f.daemon_kills + f.worker_kills for f in all_figures)
+    all_figures = [patient.figures for patient in killed_nodes]
+    total_kills = sum(statistics.daemon_kills + statistics.worker_kills for statistics in all_figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), "
+        f"{total_kills} kills ({sum(statistics.worker_kills for statistics in all_figures)} of the worker), "
         f"{lines} events, "
-        f"{dropped} dropped and reported, {repeats} repeats, {sum(p.tally.unread for p in patients)} torn lines, "
-        f"{sum(f.rotations for f in all_figures)} rotations, "
-        f"{sum(f.full for f in all_figures)} full disks, "
-        f"{sum(f.jumps for f in all_figures)} clock jumps, "
-        f"{sum(f.faults for f in all_figures)} faults: {seconds:.0f} s"
+        f"{dropped} dropped and reported, {repeats} repeats, {sum(p.tally.unread for p in killed_nodes)} torn lines, "
+        f"{sum(statistics.rotations for statistics in all_figures)} rotations, "
+        f"{sum(statistics.full for statistics in all_figures)} full disks, "
+        f"{sum(statistics.jumps for statistics in all_figures)} clock jumps, "
+        f"{sum(statistics.faults for statistics in all_figures)} faults: {seconds:.0f} s"
     )
-    assert done >= kills
+    assert total_kills >= kills

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from healthd_daemon import Healthd, condition, rounds
+from healthd_daemon import Healthd, condition, wait_for_rounds
 from waiting import until
 
 from healthd import client
@@ -23,7 +23,7 @@ root = "{root}"
 client = true
 """
 # The process of each rank: healthd reads its open files and its cgroup.
-RANK = """
+RANK_PROGRAM = """
 import os, sys
 from healthd import client
 client.SEND_SECONDS = 0.0
@@ -49,7 +49,7 @@ class Gang:
         environment = {**os.environ, "HEALTHD_SOCKET": str(sock)}
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", RANK, str(rank)],
+                [sys.executable, "-c", RANK_PROGRAM, str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -60,13 +60,13 @@ class Gang:
         for rank, process in enumerate(self.ranks):
             assert process.stdout is not None
             pid = int(process.stdout.readline())
-            self.belongs(pid, rank)
+            self.add_process(pid, rank)
 
-    def belongs(self, pid: int, rank: int) -> None:
-        place = self.root / f"proc/{pid}"
-        (place / "fd").mkdir(parents=True)
-        (place / "fd/7").symlink_to(f"/dev/nvidia{rank}")
-        (place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+    def add_process(self, pid: int, rank: int) -> None:
+        proc_dir = self.root / f"proc/{pid}"
+        (proc_dir / "fd").mkdir(parents=True)
+        (proc_dir / "fd/7").symlink_to(f"/dev/nvidia{rank}")
+        (proc_dir / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
 
     def step(self, seconds: float, slow: int | None = None) -> None:
         """Run one iteration: the rank `slow` computes 1.5 times as long, and the others wait for it."""
@@ -86,19 +86,19 @@ class Gang:
             process.communicate()
 
 
-def tree(folder: Path, run_dir: Path) -> Path:
+def make_tree(folder: Path, run_dir: Path) -> Path:
     root = folder / "tree"
     for number in range(8):
         gpu = root / f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0"
         gpu.mkdir(parents=True)
         (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {number}\n")
-    below = root / str(run_dir).lstrip("/")  # a check reads everything below the tree
-    below.parent.mkdir(parents=True)
-    below.symlink_to(run_dir)
+    run_link = root / str(run_dir).lstrip("/")  # a check reads everything below the tree
+    run_link.parent.mkdir(parents=True)
+    run_link.symlink_to(run_dir)
     return root
 
 
-def live_pid(daemon: Healthd) -> int | None:
+def live_process_pid(daemon: Healthd) -> int | None:
     assert daemon.process is not None
     children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
     for pid in children:
@@ -113,12 +113,12 @@ def live_pid(daemon: Healthd) -> int | None:
 @pytest.fixture
 def daemon(tmp_path):
     run_dir = tmp_path / "run"
-    root = tree(tmp_path, run_dir)
+    root = make_tree(tmp_path, run_dir)
     with Healthd(directory=tmp_path, config=CONFIG.format(root=root)) as running:
         yield running
 
 
-def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon, tmp_path):
+def test_gpu_of_slower_rank_warns_and_drains_nothing(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
     until(lambda: connects(sock), "the live process listens")
     gang = Gang(tmp_path / "tree", sock)
@@ -127,40 +127,40 @@ def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon,
             gang.step(0.5)
         assert condition(daemon.status(), "failslow/gpu") is None
 
-        def told(status):
+        def gpu_condition(status):
             gang.step(0.5, slow=5)
             return condition(status, "failslow/gpu")
 
-        status = daemon.until(told, "the slow GPU is reported")
-        found = condition(status, "failslow/gpu", "0000:05:00.0")
-        assert found is not None
-        assert found["severity"] == "warning"
-        assert "job 4711 is" in found["message"]
-        assert "slowed by rank 5" in found["message"]
+        status = daemon.wait_until(gpu_condition, "the slow GPU is reported")
+        slow_gpu = condition(status, "failslow/gpu", "0000:05:00.0")
+        assert slow_gpu is not None
+        assert slow_gpu["severity"] == "warning"
+        assert "job 4711 is" in slow_gpu["message"]
+        assert "slowed by rank 5" in slow_gpu["message"]
         job = condition(status, "failslow/job")
         assert job is not None
         assert (job["subject"], job["severity"]) == ("", "warning")
-        status = rounds(daemon, 2)
-        assert [c["code"] for c in status["conditions"] if c["severity"] in ("degraded", "critical")] == []
+        status = wait_for_rounds(daemon, 2)
+        assert [entry["code"] for entry in status["conditions"] if entry["severity"] in ("degraded", "critical")] == []
         assert daemon.verdict().startswith("warning ")
 
-        def over(status):
+        def has_ended(status):
             gang.step(0.5)
             return condition(status, "failslow/gpu") is None and condition(status, "failslow/job") is None
 
-        daemon.until(over, "the conditions end with the slowdown")
+        daemon.wait_until(has_ended, "the conditions end with the slowdown")
     finally:
         gang.end()
 
 
-def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_then_it_is(daemon, tmp_path):
+def test_paused_detection_reports_nothing_until_unpaused(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
     until(sock.exists, "the socket exists")
-    daemon.ask(command="failslow-pause", seconds=3600, why="a benchmark")
+    daemon.request(command="failslow-pause", seconds=3600, why="a benchmark")
     daemon.stop()
     daemon.start()
     assert daemon.status()["detection_pause"]["why"] == "a benchmark"
-    until(lambda: live_pid(daemon) and connects(sock), "the live process listens")
+    until(lambda: live_process_pid(daemon) and connects(sock), "the live process listens")
     gang = Gang(tmp_path / "tree", sock)
     try:
         for _ in range(40):
@@ -168,39 +168,49 @@ def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_
         for _ in range(40):
             gang.step(0.5, slow=5)
 
-        def watched(status):
+        def is_monitored(status):
             gang.step(0.5, slow=5)
-            return reading(status, "failslow_jobs") == 1 and reading(status, "failslow_lost_seconds_total")
+            return largest_reading(status, "failslow_jobs") == 1 and largest_reading(
+                status, "failslow_lost_seconds_total"
+            )
 
-        status = daemon.until(watched, "the job is monitored, and its loss is counted")
-        assert reading(status, "failslow_paused_until_timestamp_seconds") > 0
+        status = daemon.wait_until(is_monitored, "the job is monitored, and its loss is counted")
+        assert largest_reading(status, "failslow_paused_until_timestamp_seconds") > 0
         assert condition(status, "failslow/job") is None
-        daemon.ask(command="failslow-unpause")
+        daemon.request(command="failslow-unpause")
 
-        def told(status):
+        def job_condition(status):
             gang.step(0.5, slow=5)
             return condition(status, "failslow/job")
 
-        daemon.until(told, "the slow job is reported after the pause")
+        daemon.wait_until(job_condition, "the slow job is reported after the pause")
     finally:
         gang.end()
 
 
-def reading(status, name):
+def largest_reading(status, name):
     """Return the largest value of this observation of check failslow, or 0 if there is none."""
     results = [result for result in status["results"] if result["check"] == "failslow"]
-    return max((one["value"] for result in results for one in result["observations"] if one["name"] == name), default=0)
+    return max(
+        (
+            observation["value"]
+            for result in results
+            for observation in result["observations"]
+            if observation["name"] == name
+        ),
+        default=0,
+    )
 
 
-def test_a_live_process_that_hangs_or_is_killed_is_another_one_soon_and_ranks_find_it(daemon, tmp_path):
+def test_killed_live_process_is_replaced(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
     until(sock.exists, "the socket exists")
-    first = live_pid(daemon)  # the process that created the socket
+    first = live_process_pid(daemon)  # the process that created the socket
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    until(lambda: live_pid(daemon) not in (None, first), "another process runs")
+    until(lambda: live_process_pid(daemon) not in (None, first), "another process runs")
     until(lambda: connects(sock), "the live process listens")
-    daemon.until(lambda s: not [t for t in s["problems"] if "fail-slow" in t], "no problem remains")
+    daemon.wait_until(lambda s: not [t for t in s["problems"] if "fail-slow" in t], "no problem remains")
 
 
 def connects(sock: Path) -> bool:
@@ -212,41 +222,41 @@ def connects(sock: Path) -> bool:
     return True
 
 
-def test_a_reload_begins_and_ends_it(tmp_path):
+def test_reload_starts_and_ends_live_process(tmp_path):
     """It is off by default: no process, no socket."""
     with Healthd(directory=tmp_path, config="interval_seconds = 1.0\n") as running:
-        assert live_pid(running) is None
+        assert live_process_pid(running) is None
         sock = tmp_path / "run/failslow.sock"
         assert not sock.exists()
         settings = running.config.read_text()
         running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\n")
-        running.ask(command="reload")
-        until(lambda: live_pid(running), "the process runs")
+        running.request(command="reload")
+        until(lambda: live_process_pid(running), "the process runs")
         until(sock.exists, "the socket exists")
-        pid = live_pid(running)
+        pid = live_process_pid(running)
         running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\nslow_percent = 25.0\n")
-        running.ask(command="reload")
-        rounds(running, 1)
-        assert live_pid(running) == pid, "its data about running jobs are not lost"
+        running.request(command="reload")
+        wait_for_rounds(running, 1)
+        assert live_process_pid(running) == pid, "its data about running jobs are not lost"
         running.config.write_text(settings)
-        running.ask(command="reload")
-        until(lambda: live_pid(running) is None, "the process has ended")
+        running.request(command="reload")
+        until(lambda: live_process_pid(running) is None, "the process has ended")
         until(lambda: not sock.exists(), "the socket is removed")
         assert client.SOCKET == "/run/healthd/failslow.sock"
 
 
-def is_gone(pid):
+def has_ended(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-def test_it_ends_with_the_daemon_also_with_one_that_is_killed(daemon, tmp_path):
+def test_live_process_ends_with_killed_daemon(daemon, tmp_path):
     until((tmp_path / "run/failslow.sock").exists, "the socket exists")
-    pid = live_pid(daemon)
+    pid = live_process_pid(daemon)
     assert pid is not None
     daemon.kill()
-    until(lambda: is_gone(pid), "the process has ended")
+    until(lambda: has_ended(pid), "the process has ended")
     daemon.start()
-    until(lambda: live_pid(daemon), "another process runs")
+    until(lambda: live_process_pid(daemon), "another process runs")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Browser, browser, tab
+from browser import Browser, open_tab, start_browser
 
 pytestmark = pytest.mark.one_python
 
@@ -27,43 +27,43 @@ TEXTS = """[...document.querySelectorAll("svg text")].filter(text => text.checkV
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
+    with start_browser(tmp_path_factory.mktemp("chromium")) as running_browser:
+        yield running_browser
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create plot.svg and plot.html of ten workers; one, with a hostile name, takes 60 % longer for 60 of 400
     iterations."""
-    where = tmp_path_factory.mktemp("plots")
-    made = random.Random(14)
+    plots_dir = tmp_path_factory.mktemp("plots")
+    rng = random.Random(14)
     rows = ["worker,step,seconds"]
     for step in range(400):
         for worker in range(10):
             slow = 1.6 if worker == 6 and 240 <= step < 300 else 1
             name = f'"{HOSTILE.replace(chr(34), chr(34) * 2)}"' if worker == 6 else f"{worker}"
-            rows.append(f"{name},{step},{slow * made.uniform(0.97, 1.03):.4f}")
-    (where / "job.csv").write_text("\n".join(rows) + "\n")
+            rows.append(f"{name},{step},{slow * rng.uniform(0.97, 1.03):.4f}")
+    (plots_dir / "job.csv").write_text("\n".join(rows) + "\n")
     for kind in ("svg", "html"):
         command = [sys.executable, "-m", "healthd", "failslow", "job.csv", "--series", "worker", "--index", "step"]
         command += ["--value", "seconds", "--plot", f"plot.{kind}"]
-        done = subprocess.run(command, cwd=where, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (1, ""), done.stdout
+        result = subprocess.run(command, cwd=plots_dir, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (1, ""), result.stdout
     PICTURES.mkdir(parents=True, exist_ok=True)
-    return where
+    return plots_dir
 
 
 @pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("name", ["plot.svg", "plot.html"])
-def test_it_fetches_nothing_and_shows_each_text(name: str, width: int, chromium: Browser, folder: Path) -> None:
-    with tab(chromium, folder / name, width) as page:
-        page.picture(PICTURES / f"{name}-{width}.png")
-        texts = page.ask(TEXTS)
-        assert (page.complaints(), page.requests()) == ([], [])
+def test_plot_sends_no_request_and_shows_each_text(name: str, width: int, chromium: Browser, folder: Path) -> None:
+    with open_tab(chromium, folder / name, width) as page:
+        page.save_screenshot(PICTURES / f"{name}-{width}.png")
+        texts = page.evaluate(TEXTS)
+        assert (page.console_errors(), page.requested_urls()) == ([], [])
         if name == "plot.html":  # the picture scrolls in its own box
-            assert page.ask("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert min(text["height"] for text in texts if text["words"]) > 10, "the text is large enough to read"
-        assert "taken" not in page.ask("document.title || ''")
+        assert "taken" not in page.evaluate("document.title || ''")
     assert [text["words"] for text in texts if not text["inside"]] == []
     words = [text["words"] for text in texts]
     assert {"+61 %", "onset", "detected", "relief", "its peers"} <= set(words)

@@ -15,7 +15,7 @@ interval_seconds = 1.0
 client = true
 """
 # A scope with the name of slurmstepd, and below it a cgroup of the job, in the hierarchy that systemd uses here.
-IN_A_JOB = """
+RUN_IN_JOB = """
 path=$(sed -n 's/^0:://p; s/^1:name=systemd://p' /proc/self/cgroup | grep slurmstepd.scope | head -n 1)
 for mount in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
     [ -d "$mount$path" ] || continue
@@ -23,7 +23,7 @@ for mount in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
 done
 exit 9
 """
-RANK = """
+RANK_PROGRAM = """
 import time
 from healthd.client import step
 while True:
@@ -32,7 +32,7 @@ while True:
 """
 
 
-def test_a_rank_of_a_job_is_heard_under_the_limits_of_the_unit():
+def test_live_process_receives_rank_under_limits_of_unit():
     with SystemdContainer() as box:
         box.install_healthd(SETTINGS)
         box.systemctl("start", "healthd")
@@ -40,7 +40,7 @@ def test_a_rank_of_a_job_is_heard_under_the_limits_of_the_unit():
         sock = box.path("/run/healthd/failslow.sock")
         until(lambda: sock.exists() and sock.stat().st_mode & 0o777 == 0o666, "the socket exists, open to every user")
         scope = ["systemd-run", "--scope", "--quiet", "--unit=slurmstepd", "--slice=system.slice"]
-        argv = ["sh", "-c", IN_A_JOB, "sh", sys.executable, "-c", RANK]
+        argv = ["sh", "-c", RUN_IN_JOB, "sh", sys.executable, "-c", RANK_PROGRAM]
         rank = box.popen(*scope, f"--setenv=PYTHONPATH={CHECKOUT}", "--setenv=RANK=3", *argv)
         try:
             until(lambda: (file.exists() and json.loads(file.read_text())["jobs"]) or rank.poll() is not None)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import REPOSITORY, Healthd, condition, looked_since, xid
+from healthd_daemon import REPOSITORY, Healthd, condition, have_all_run_since, xid_line
 from machine import GPUS, Machine
 
 SHIPPED = ("healthd", "checks", "conf/profiles")
 # Without it, an editable installation would supply missing files from the repository.
-ALONE = """\
+WITHOUT_EDITABLE = """\
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 """
@@ -37,11 +37,11 @@ SXID = "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, Link 32 egr
 
 
 @pytest.fixture
-def installed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def install_dir(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create the directory of the program: `python -m healthd` finds it first in the current directory."""
     path = directory / "installed"
     path.mkdir()
-    (path / "sitecustomize.py").write_text(ALONE)
+    (path / "sitecustomize.py").write_text(WITHOUT_EDITABLE)
     monkeypatch.chdir(path)
     return path
 
@@ -55,8 +55,8 @@ def install_other_version(installed: Path) -> None:
 def install_checkout(installed: Path) -> None:
     _remove(installed)
     for part in SHIPPED:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / part, installed / part, symlinks=True, ignore=ignored)
+        ignore_bytecode = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / part, installed / part, symlinks=True, ignore=ignore_bytecode)
 
 
 def _remove(installed: Path) -> None:
@@ -77,51 +77,57 @@ def daemon_of(installed: Path, machine: Machine) -> Healthd:
 
 
 def outcomes(status: dict[str, Any]) -> dict[tuple[str, str], str]:
-    return {(found["check"], found["instance"]): found["outcome"] for found in status["results"]}
+    return {(result["check"], result["instance"]): result["outcome"] for result in status["results"]}
 
 
-def replaced_under(daemon: Healthd) -> None:
+def restart_worker(daemon: Healthd) -> None:
     """Kill the worker, so that the next one starts from the current files, and wait until all checks have run with
     it."""
-    before = daemon.worker()
+    before = daemon.worker_pid()
     os.kill(before, signal.SIGKILL)
     killed = time.time()
-    daemon.until(lambda s: looked_since(s, killed + 0.5), "all checks ran in a new worker")
-    assert daemon.worker() != before
+    daemon.wait_until(lambda s: have_all_run_since(s, killed + 0.5), "all checks ran in a new worker")
+    assert daemon.worker_pid() != before
 
 
 @pytest.mark.parametrize("first", ["other", "checkout"])
-def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_next_one_takes_over(
-    first: str, installed: Path, directory: Path
+def test_daemon_with_replaced_files_continues_and_next_one_takes_over(
+    first: str, install_dir: Path, directory: Path
 ) -> None:
     """Covers an upgrade and a rollback."""
     installs = [install_other_version, install_checkout]
     install_first, install_second = installs if first == "other" else reversed(installs)
-    install_first(installed)
+    install_first(install_dir)
     machine = Machine(directory)
     machine.gpus("gpu.5.remap_pending = true")
-    with daemon_of(installed, machine) as daemon:
-        running = daemon.until(lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs")
+    with daemon_of(install_dir, machine) as daemon:
+        running = daemon.wait_until(
+            lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs"
+        )
         assert (running["version"] == OTHER_VERSION) == (first == "other")
-        install_second(installed)
-        replaced_under(daemon)
-        status = daemon.until(lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs")
+        install_second(install_dir)
+        restart_worker(daemon)
+        status = daemon.wait_until(
+            lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs"
+        )
         assert status["version"] == running["version"]
         assert outcomes(status) == outcomes(running)
         assert "failed" not in outcomes(status).values()
         # The texts of its codes are read at the first Xid.
-        daemon.kernel_line(xid(79, GPUS[3].removesuffix(".0")), SXID)
-        daemon.until(lambda s: condition(s, "gpu_xid/79") and condition(s, "sxid/12028"), "Xid and SXid are evaluated")
-        known = daemon.status()["conditions"]
+        daemon.kernel_line(xid_line(79, GPUS[3].removesuffix(".0")), SXID)
+        daemon.wait_until(
+            lambda s: condition(s, "gpu_xid/79") and condition(s, "sxid/12028"), "Xid and SXid are evaluated"
+        )
+        open_conditions = daemon.status()["conditions"]
         assert daemon.stop() == 0
 
         daemon.start()
         status = daemon.status()
         assert status["version"] != running["version"]
-        for before in known:
-            now = condition(status, before["code"], before["subject"])
-            assert now is not None, before
-            assert (now["severity"], now["first_seen"]) == (before["severity"], before["first_seen"])
-        daemon.until(lambda s: outcomes(s) == outcomes(running), "the new daemon runs the same checks")
-        daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
-        daemon.until(lambda s: condition(s, "gpu_xid/31", GPUS[1]), "a new Xid is evaluated")
+        for before in open_conditions:
+            current = condition(status, before["code"], before["subject"])
+            assert current is not None, before
+            assert (current["severity"], current["first_seen"]) == (before["severity"], before["first_seen"])
+        daemon.wait_until(lambda s: outcomes(s) == outcomes(running), "the new daemon runs the same checks")
+        daemon.kernel_line(xid_line(31, GPUS[1].removesuffix(".0")))
+        daemon.wait_until(lambda s: condition(s, "gpu_xid/31", GPUS[1]), "a new Xid is evaluated")

@@ -16,8 +16,8 @@ import pytest
 import slurm_versions
 import stories
 from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
-from slurm_cluster import SlurmCluster, living, processes
-from slurm_look import listed
+from slurm_cluster import SlurmCluster, process_of, processes
+from slurm_look import listed_pids
 from waiting import until
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ def mounted_below(directory: Path) -> bool:
     return f" {directory}/" in Path("/proc/mounts").read_text()
 
 
-def test_a_write_to_a_frozen_filesystem_sits_in_d_state_until_the_thaw(tmp_path: Path) -> None:
+def test_write_to_frozen_filesystem_is_in_d_state_until_thaw(tmp_path: Path) -> None:
     with FrozenFilesystem(tmp_path) as disk:
         with disk.frozen():
             writer = write_to(disk.path / "file")
@@ -44,7 +44,7 @@ def test_a_write_to_a_frozen_filesystem_sits_in_d_state_until_the_thaw(tmp_path:
     assert not mounted_below(tmp_path)
 
 
-def test_a_failing_test_leaves_nothing_frozen(tmp_path: Path) -> None:
+def test_failing_test_leaves_nothing_frozen(tmp_path: Path) -> None:
     with contextlib.suppress(ZeroDivisionError), FrozenFilesystem(tmp_path) as disk:
         disk.freeze()
         writer = write_to(disk.path / "file")
@@ -55,7 +55,7 @@ def test_a_failing_test_leaves_nothing_frozen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fixture", ["FrozenFilesystem", "HangFs"])
-def test_a_killed_test_leaves_nothing_mounted(tmp_path: Path, fixture: str) -> None:
+def test_killed_test_leaves_nothing_mounted(tmp_path: Path, fixture: str) -> None:
     program = (
         f"import sys, time; sys.path.insert(0, {str(HERE)!r}); from pathlib import Path; from frozen import {fixture}\n"
         f"fs = {fixture}(Path({str(tmp_path)!r})).__enter__(); getattr(fs, 'freeze', int)()\n"
@@ -72,10 +72,10 @@ def test_a_killed_test_leaves_nothing_mounted(tmp_path: Path, fixture: str) -> N
     assert not mounted_below(tmp_path)
 
 
-def test_a_hanging_mount_holds_whoever_touches_it(tmp_path: Path) -> None:
+def test_hanging_mount_blocks_each_process_that_accesses_it(tmp_path: Path) -> None:
     with HangFs(tmp_path) as mount:
         reader = subprocess.Popen(["stat", "-f", str(mount.path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        mount.wait_until_it_hears(reader.pid)
+        mount.wait_for_requests(reader.pid)
         with pytest.raises(subprocess.TimeoutExpired):
             reader.wait(0.3)
         reader.kill()
@@ -84,13 +84,13 @@ def test_a_hanging_mount_holds_whoever_touches_it(tmp_path: Path) -> None:
     assert os.listdir(mount.path) == []
 
 
-def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_and_fails_them_else(
+def test_unavailable_slurm_skips_tests_for_sid_and_fails_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: dict[str, str] = {}
     for name, value in {"CACHE": tmp_path, "MIRROR": "http://127.0.0.1:9/debian", "RETRY_SECONDS": 0.0}.items():
         monkeypatch.setattr(slurm_versions, name, value)
-    monkeypatch.setattr(slurm_versions, "_why_none", failed)
+    monkeypatch.setattr(slurm_versions, "_build_errors", failed)
     with pytest.raises(pytest.skip.Exception, match=r"no Slurm 26.05 to be had from Debian sid: .*exit status"):
         slurm_versions.programs("26.05")
     assert not (tmp_path / "slurm-26.05").exists()
@@ -100,23 +100,25 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
 
 
 @pytest.mark.parametrize("version", ["", *slurm_versions.DEBIAN])
-def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
+def test_cluster_with_running_job_leaves_no_process(version: str) -> None:
     """A slurmstepd and its job are not children of the test, and the job lacks the cluster's environment."""
     with SlurmCluster(nodes=1, gpus=0, version=version) as cluster:
         job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
-        until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")
-        script = min(filter(None, map(living, listed(cluster, job, "n1"))), key=lambda process: process.started)
-        stepd = living(script.parent)
+        until(lambda: len(listed_pids(cluster, job, "n1")) == 2, "the script and its sleep run")
+        script = min(
+            filter(None, map(process_of, listed_pids(cluster, job, "n1"))), key=lambda process: process.started
+        )
+        stepd = process_of(script.parent)
         assert stepd is not None
         title = Path(f"/proc/{stepd.pid}/cmdline").read_text()
         assert title.startswith(f"slurmstepd: [{job}.batch]"), title
-        started = {stepd, *filter(None, map(living, listed(cluster, job, "n1")))}
+        started = {stepd, *filter(None, map(process_of, listed_pids(cluster, job, "n1")))}
     assert {(process.pid, process.started) for process in started}.isdisjoint(
         (process.pid, process.started) for process in processes()
     )
 
 
-class NoJobs:
+class ClusterWithoutJobs:
     """A cluster that rejects jobs; its nodes are idle."""
 
     def sbatch(self, *_: str) -> str:
@@ -132,15 +134,15 @@ class NoJobs:
 ROW = stories.Row("gpu_access/lost", "", stories.nothing, stories.nothing)
 
 
-def test_a_story_whose_job_is_not_taken_says_so_and_gives_its_node_back() -> None:
+def test_story_with_rejected_job_fails_and_returns_its_node() -> None:
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
     free.put("n1")
     with pytest.raises(AssertionError, match="gpu_access/lost on n1: TimeoutError: sbatch: no answer"):
-        stories.tell(ROW, cast(SlurmCluster, NoJobs()), free)
+        stories.run_story(ROW, cast(SlurmCluster, ClusterWithoutJobs()), free)
     assert free.get_nowait() == "n1"
 
 
-def test_a_story_that_leaves_its_node_in_no_good_state_fails_and_the_node_is_mended_for_the_next(
+def test_story_leaving_bad_node_fails_and_node_is_reset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def leave_it_lost(scene: stories.Scene) -> None:
@@ -149,18 +151,18 @@ def test_a_story_that_leaves_its_node_in_no_good_state_fails_and_the_node_is_men
 
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
     free.put("n1")
-    monkeypatch.setattr(stories, "live", leave_it_lost)
+    monkeypatch.setattr(stories, "check_story", leave_it_lost)
     with SlurmCluster(nodes=1, gpus=0) as cluster:
         monkeypatch.setattr(stories, "IDLE_SECONDS", 1.0)
         with pytest.raises(TimeoutError, match="n1 not IDLE"):
-            stories.tell(ROW, cluster, free)
+            stories.run_story(ROW, cluster, free)
         assert free.qsize() == 1
-        monkeypatch.setattr(stories, "live", stories.nothing)
+        monkeypatch.setattr(stories, "check_story", stories.nothing)
         monkeypatch.setattr(stories, "IDLE_SECONDS", 120.0)
-        stories.tell(ROW, cluster, free)
+        stories.run_story(ROW, cluster, free)
 
 
-def test_a_story_for_which_no_node_is_free_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stories, "FREE_SECONDS", 0.01)
+def test_story_without_free_node_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stories, "FREE_NODE_SECONDS", 0.01)
     with pytest.raises(AssertionError, match="gpu_access/lost: no node was free in"):
-        stories.tell(ROW, cast(SlurmCluster, NoJobs()), queue.SimpleQueue())
+        stories.run_story(ROW, cast(SlurmCluster, ClusterWithoutJobs()), queue.SimpleQueue())

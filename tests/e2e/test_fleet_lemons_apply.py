@@ -24,7 +24,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def rested(cluster: SlurmCluster) -> SlurmCluster:
+def clean_cluster(cluster: SlurmCluster) -> SlurmCluster:
     """Return the cluster with all nodes idle and without a reason."""
     for name in cluster.names:
         cluster.attempt("scontrol", "update", f"NodeName={name}", "State=RESUME", "Reason=")
@@ -33,12 +33,14 @@ def rested(cluster: SlurmCluster) -> SlurmCluster:
     return cluster
 
 
-def healthd(cluster: SlurmCluster, *words: str) -> subprocess.CompletedProcess[str]:
+def run_fleet(cluster: SlurmCluster, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "healthd", "fleet", *words]
     return subprocess.run(argv, env=cluster.env, timeout=400, capture_output=True, text=True, check=False)
 
 
-def store(cluster: SlurmCluster, folder: Path, lemons: dict[str, int], days_ago: int = 0, others: int = OTHERS) -> Path:
+def make_store(
+    cluster: SlurmCluster, folder: Path, lemons: dict[str, int], days_ago: int = 0, others: int = OTHERS
+) -> Path:
     """Ingest failures from another tool until an hour ago: these numbers of failures on these nodes, one on the
     others."""
     now = int(time.time()) - days_ago * DAY
@@ -49,72 +51,70 @@ def store(cluster: SlurmCluster, folder: Path, lemons: dict[str, int], days_ago:
     file = folder / "failures.csv"
     file.write_text("\n".join(["node,time,kind", *lines]) + "\n")
     db = folder / "db"
-    done = healthd(cluster, "ingest", "--out", str(db), "--cluster", "test", "--failures", str(file))
-    assert done.returncode == 0, done.stderr
+    result = run_fleet(cluster, "ingest", "--out", str(db), "--cluster", "test", "--failures", str(file))
+    assert result.returncode == 0, result.stderr
     return db
 
 
-def lemons(cluster: SlurmCluster, db: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return healthd(cluster, "lemons", "--db", str(db), "--cluster", "test", *words)
+def run_lemons(cluster: SlurmCluster, db: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run_fleet(cluster, "lemons", "--db", str(db), "--cluster", "test", *words)
 
 
 def flags(cluster: SlurmCluster, name: str) -> frozenset[str]:
     return cluster.node(name).flags
 
 
-def test_without_apply_nothing_changes_and_the_line_that_is_shown_works(rested: SlurmCluster, tmp_path: Path) -> None:
-    db = store(rested, tmp_path, {"n1": 8})
-    shown = lemons(rested, db)
-    assert shown.returncode == 1, shown.stderr
-    assert "DRAIN" not in flags(rested, "n1")
-    line = next(line.strip() for line in shown.stdout.splitlines() if "scontrol update" in line)
-    subprocess.run(["sh", "-c", line], env=rested.env, timeout=240, check=True)
-    rested.wait_state("n1", "DRAIN", reason="lemon: 8 failures in 28 d")
+def test_lemons_without_apply_changes_nothing_and_printed_command_works(
+    clean_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    db = make_store(clean_cluster, tmp_path, {"n1": 8})
+    result = run_lemons(clean_cluster, db)
+    assert result.returncode == 1, result.stderr
+    assert "DRAIN" not in flags(clean_cluster, "n1")
+    line = next(line.strip() for line in result.stdout.splitlines() if "scontrol update" in line)
+    subprocess.run(["sh", "-c", line], env=clean_cluster.env, timeout=240, check=True)
+    clean_cluster.wait_state("n1", "DRAIN", reason="lemon: 8 failures in 28 d")
 
 
-def test_apply_drains_each_within_the_limit_and_never_beyond(rested: SlurmCluster, tmp_path: Path) -> None:
-    db = store(rested, tmp_path, {"n1": 9, "n2": 8, "n3": 7})
-    done = lemons(rested, db, "--apply", "--json")
-    assert done.returncode == 1, done.stderr
-    applied = json.loads(done.stdout)["applied"]
-    assert [(one["node"], one["drained"]) for one in applied] == [("n1", True), ("n2", True), ("n3", False)]
+def test_apply_drains_up_to_fleet_limit(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
+    db = make_store(clean_cluster, tmp_path, {"n1": 9, "n2": 8, "n3": 7})
+    result = run_lemons(clean_cluster, db, "--apply", "--json")
+    assert result.returncode == 1, result.stderr
+    applied = json.loads(result.stdout)["applied"]
+    assert [(entry["node"], entry["drained"]) for entry in applied] == [("n1", True), ("n2", True), ("n3", False)]
     assert "fleet limit: healthd keeps 2 of 3 nodes in partition gpu drained; the limit is 2" in applied[2]["text"]
     for name in ("n1", "n2"):
-        rested.wait_state(name, "DRAIN", reason="lemon: ")
-    assert "DRAIN" not in flags(rested, "n3")
+        clean_cluster.wait_state(name, "DRAIN", reason="lemon: ")
+    assert "DRAIN" not in flags(clean_cluster, "n3")
 
-    again = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
-    assert [one["drained"] for one in again] == [False, False, False]
+    again = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
+    assert [entry["drained"] for entry in again] == [False, False, False]
     assert "lemon: " in again[0]["text"]
     for name in ("n1", "n2"):
-        assert "DRAIN" in flags(rested, name), "apply resumes no node"
+        assert "DRAIN" in flags(clean_cluster, name), "apply resumes no node"
 
 
-def test_what_somebody_else_drained_is_left_as_it_is_and_daemons_drains_count(
-    rested: SlurmCluster, tmp_path: Path
-) -> None:
-    rested.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=anna looks at it")
-    rested.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=healthd: gpu_xid/79 gpu: lost")
-    db = store(rested, tmp_path, {"n1": 9, "n2": 8, "n3": 7})
-    before = {name: rested.node(name) for name in ("n1", "n2")}
-    applied = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
-    assert [(one["node"], one["drained"]) for one in applied] == [("n1", False), ("n2", False), ("n3", True)]
+def test_apply_keeps_foreign_drains_and_counts_drains_of_daemons(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
+    clean_cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=anna looks at it")
+    clean_cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=healthd: gpu_xid/79 gpu: lost")
+    db = make_store(clean_cluster, tmp_path, {"n1": 9, "n2": 8, "n3": 7})
+    before = {name: clean_cluster.node(name) for name in ("n1", "n2")}
+    applied = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
+    assert [(entry["node"], entry["drained"]) for entry in applied] == [("n1", False), ("n2", False), ("n3", True)]
     assert "anna looks at it" in applied[0]["text"]
-    assert {name: rested.node(name) for name in ("n1", "n2")} == before
+    assert {name: clean_cluster.node(name) for name in ("n1", "n2")} == before
 
 
-def test_a_limit_of_none_drains_none_and_the_other_cluster_has_to_be_named(
-    rested: SlurmCluster, tmp_path: Path
-) -> None:
-    db = store(rested, tmp_path, {"n1": 8})
+def test_apply_respects_limit_0_and_refuses_other_cluster(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
+    db = make_store(clean_cluster, tmp_path, {"n1": 8})
     config = tmp_path / "healthd.toml"
     config.write_text("[fleet]\nlimit_percent = 0.0\nlimit_min_nodes = 0\n")
-    done = healthd(rested, "lemons", "--db", str(db), "--apply", "--config", str(config))
-    assert "n1: left: fleet limit: healthd keeps " in " ".join(done.stdout.split())
+    result = run_fleet(clean_cluster, "lemons", "--db", str(db), "--apply", "--config", str(config))
+    assert "n1: left: fleet limit: healthd keeps " in " ".join(result.stdout.split())
     other = tmp_path / "other"
     other.mkdir()
-    db = store(rested, other, {"n1": 8})
-    named = subprocess.run(
+    db = make_store(clean_cluster, other, {"n1": 8})
+    ingested = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -128,72 +128,74 @@ def test_a_limit_of_none_drains_none_and_the_other_cluster_has_to_be_named(
             "--failures",
             str(other / "failures.csv"),
         ],
-        env=rested.env,
+        env=clean_cluster.env,
         timeout=400,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert named.returncode == 0, named.stderr
-    for said in ((), ("--cluster", "far")):
-        refused = healthd(rested, "lemons", "--db", str(other / "db2"), "--apply", *said)
+    assert ingested.returncode == 0, ingested.stderr
+    for cluster_flags in ((), ("--cluster", "far")):
+        refused = run_fleet(clean_cluster, "lemons", "--db", str(other / "db2"), "--apply", *cluster_flags)
         assert refused.returncode == 64
         assert "the store has cluster far, but the local cluster is test" in refused.stderr
-    assert "DRAIN" not in flags(rested, "n1")
+    assert "DRAIN" not in flags(clean_cluster, "n1")
 
 
-def test_a_slurm_that_does_not_answer_is_said_in_one_sentence(rested: SlurmCluster, tmp_path: Path) -> None:
-    db = store(rested, tmp_path, {"n1": 8})
-    env = rested.env | {"SLURM_CONF": str(tmp_path / "none.conf")}
+def test_apply_without_slurm_is_one_sentence(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
+    db = make_store(clean_cluster, tmp_path, {"n1": 8})
+    env = clean_cluster.env | {"SLURM_CONF": str(tmp_path / "none.conf")}
     (tmp_path / "none.conf").write_text("ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\n")
     argv = [sys.executable, "-m", "healthd", "fleet", "lemons", "--db", str(db), "--cluster", "test", "--apply"]
-    done = subprocess.run(argv, env=env, timeout=400, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stdout
-    assert done.stderr.startswith("healthd fleet lemons: --apply: scontrol show: ")
-    assert done.stderr.endswith("(drained so far: none)\n")
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(argv, env=env, timeout=400, capture_output=True, text=True, check=False)
+    assert result.returncode == 3, result.stdout
+    assert result.stderr.startswith("healthd fleet lemons: --apply: scontrol show: ")
+    assert result.stderr.endswith("(drained so far: none)\n")
+    assert "Traceback" not in result.stderr
 
 
-def test_what_is_long_past_drains_nothing_and_its_lines_say_how_old_it_is(rested: SlurmCluster, tmp_path: Path) -> None:
-    db = store(rested, tmp_path, {"n1": 8}, days_ago=60)
-    shown = lemons(rested, db)
-    assert shown.returncode == 1
-    assert "The store ends at " in shown.stdout.partition("scontrol update NodeName=n1")[0]
-    refused = lemons(rested, db, "--apply")
+def test_apply_refuses_old_store_and_printed_commands_state_its_age(
+    clean_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    db = make_store(clean_cluster, tmp_path, {"n1": 8}, days_ago=60)
+    result = run_lemons(clean_cluster, db)
+    assert result.returncode == 1
+    assert "The store ends at " in result.stdout.partition("scontrol update NodeName=n1")[0]
+    refused = run_lemons(clean_cluster, db, "--apply")
     assert (refused.returncode, refused.stdout) == (3, "")
     assert "not within a day of now" in refused.stderr
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - DAY))
-    refused = lemons(rested, db, "--apply", "--to", yesterday)
+    refused = run_lemons(clean_cluster, db, "--apply", "--to", yesterday)
     assert (refused.returncode, refused.stdout) == (64, "")
     assert "leave --to out" in refused.stderr
-    assert "DRAIN" not in flags(rested, "n1")
+    assert "DRAIN" not in flags(clean_cluster, "n1")
 
 
-def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: SlurmCluster, tmp_path: Path) -> None:
+def test_apply_counts_lemons_of_earlier_runs(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
     """With 53 nodes, one may be drained as a lemon; the second run counts that of the first."""
-    db = store(rested, tmp_path, {"n1": 9}, others=50)
-    (first,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
+    db = make_store(clean_cluster, tmp_path, {"n1": 9}, others=50)
+    (first,) = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
     assert first["drained"]
     later = tmp_path / "later"
     later.mkdir()
-    db = store(rested, later, {"n2": 9}, others=50)
-    (second,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
+    db = make_store(clean_cluster, later, {"n2": 9}, others=50)
+    (second,) = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
     assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in second["text"]
-    assert "DRAIN" not in flags(rested, "n2")
+    assert "DRAIN" not in flags(clean_cluster, "n2")
 
 
-def programs(cluster: SlurmCluster, folder: Path, name: str, before: str) -> dict[str, str]:
+def environment_with_wrapper(cluster: SlurmCluster, folder: Path, name: str, before: str) -> dict[str, str]:
     """Return an environment in which one of Slurm's programs runs `before` first."""
-    real = subprocess.run(
+    program_path = subprocess.run(
         ["sh", "-c", f"command -v {name}"], env=cluster.env, timeout=240, capture_output=True, text=True, check=True
     ).stdout.strip()
-    where = folder / "programs"
-    where.mkdir(exist_ok=True)
-    program = where / name
-    program.write_text(f'#!/bin/sh\n{before}\nexec {real} "$@"\n')
+    wrapper_dir = folder / "programs"
+    wrapper_dir.mkdir(exist_ok=True)
+    program = wrapper_dir / name
+    program.write_text(f'#!/bin/sh\n{before}\nexec {program_path} "$@"\n')
     program.chmod(0o755)
-    return cluster.env | {"PATH": f"{where}:{cluster.env.get('PATH', os.environ['PATH'])}"}
+    return cluster.env | {"PATH": f"{wrapper_dir}:{cluster.env.get('PATH', os.environ['PATH'])}"}
 
 
 @pytest.mark.parametrize(
@@ -213,22 +215,22 @@ def programs(cluster: SlurmCluster, folder: Path, name: str, before: str) -> dic
         ),
     ],
 )
-def test_a_slurm_that_fails_half_way_is_told_with_what_was_done(
-    rested: SlurmCluster, tmp_path: Path, program: str, before: str, seconds: int, sentence: str
+def test_apply_reports_slurm_failure_with_drains_so_far(
+    clean_cluster: SlurmCluster, tmp_path: Path, program: str, before: str, seconds: int, sentence: str
 ) -> None:
-    db = store(rested, tmp_path, {"n1": 9, "n2": 8})
+    db = make_store(clean_cluster, tmp_path, {"n1": 9, "n2": 8})
     config = tmp_path / "healthd.toml"
     config.write_text(f"[slurm]\ncommand_timeout_seconds = {seconds}\n")
     argv = [sys.executable, "-m", "healthd", "fleet", "lemons", "--db", str(db), "--apply", "--config", str(config)]
-    env = programs(rested, tmp_path, program, before)
-    done = subprocess.run(argv, env=env, timeout=400, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == f"healthd fleet lemons: --apply: {sentence}"
-    assert "DRAIN" in flags(rested, "n1")
+    env = environment_with_wrapper(clean_cluster, tmp_path, program, before)
+    result = subprocess.run(argv, env=env, timeout=400, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == f"healthd fleet lemons: --apply: {sentence}"
+    assert "DRAIN" in flags(clean_cluster, "n1")
 
 
-def test_a_lemon_that_slurm_does_not_have_keeps_no_other_from_its_drain(rested: SlurmCluster, tmp_path: Path) -> None:
-    db = store(rested, tmp_path, {"gone": 9, "n2": 8})
-    applied = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
-    assert [(one["node"], one["drained"]) for one in applied] == [("gone", False), ("n2", True)]
+def test_apply_skips_lemon_unknown_to_slurm(clean_cluster: SlurmCluster, tmp_path: Path) -> None:
+    db = make_store(clean_cluster, tmp_path, {"gone": 9, "n2": 8})
+    applied = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
+    assert [(entry["node"], entry["drained"]) for entry in applied] == [("gone", False), ("n2", True)]
     assert applied[0]["text"] == 'left: Slurm has no node "gone" in any partition'

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_reading import live
-from healthd_daemon import Healthd, xid
+from fleet_reading import store_rows
+from healthd_daemon import Healthd, xid_line
 from ports import free_ports
 from requirements import require_programs
 from waiting import until
@@ -24,9 +24,9 @@ from healthd.fleet.sources import events, prometheus
 
 DAYS = 9
 MINUTE = 60
-BEGAN = int(time.time()) // MINUTE * MINUTE - DAYS * 86400  # of the history
-LONG = (BEGAN + 3600, BEGAN + 8 * 86400 + 3600)  # 11,521 scrapes, so two queries
-SHORT = ((BEGAN + 7200, BEGAN + 7200 + 29 * MINUTE), (BEGAN + 90000, BEGAN + 90000))
+HISTORY_START = int(time.time()) // MINUTE * MINUTE - DAYS * 86400  # of the history
+LONG = (HISTORY_START + 3600, HISTORY_START + 8 * 86400 + 3600)  # 11,521 scrapes, so two queries
+SHORT = ((HISTORY_START + 7200, HISTORY_START + 7200 + 29 * MINUTE), (HISTORY_START + 90000, HISTORY_START + 90000))
 
 
 def backfill() -> str:
@@ -37,11 +37,11 @@ def backfill() -> str:
         for code, first, last in (("long/one", *LONG), *(("short/two", *times) for times in SHORT)):
             labels = f'cluster="c1",node="n1",check="x",code="{code}",subject="s"'
             series = f"healthd_condition_{name}{{{labels}}} {value}"
-            lines.extend(f"{series} {at}" for at in range(first, last + 1, MINUTE))
+            lines.extend(f"{series} {timestamp}" for timestamp in range(first, last + 1, MINUTE))
     return "\n".join((*lines, "# EOF", ""))
 
 
-def scraping(directory: Path, target: str) -> Path:
+def write_scrape_config(directory: Path, target: str) -> Path:
     labels = {"targets": [target], "labels": {"node": "gpu-1", "cluster": "c1"}}
     # A condition that is missing in the last scrape has ended. A scrape of a busy machine's daemon may take 5 s.
     job = {"job_name": "healthd", "scrape_interval": "5s", "static_configs": [labels]}
@@ -51,7 +51,7 @@ def scraping(directory: Path, target: str) -> Path:
 
 
 @contextlib.contextmanager
-def running(*argv: str, log: Path) -> Iterator[None]:
+def run_program(*argv: str, log: Path) -> Iterator[None]:
     with open(log, "ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
@@ -65,36 +65,44 @@ def running(*argv: str, log: Path) -> Iterator[None]:
             process.wait(60)
 
 
-def answers(url: str) -> bool:
+def responds(url: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
         return bool(response.status == 200)
     return False
 
 
 @contextlib.contextmanager
-def real_prometheus(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
+def run_prometheus(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
     (directory / "history.txt").write_text(backfill())
     data = directory / "data"
     promtool = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", directory / "history.txt", data)
     subprocess.run(promtool, check=True, capture_output=True, timeout=300)
     port = free_ports(1, ports)
-    argv = ("prometheus", f"--config.file={scraping(directory, target)}", f"--storage.tsdb.path={data}")
-    more = (f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=1y", "--web.route-prefix=/prom")
-    with running(*argv, *more, log=directory / "prometheus.log"):
+    argv = ("prometheus", f"--config.file={write_scrape_config(directory, target)}", f"--storage.tsdb.path={data}")
+    more_arguments = (
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--storage.tsdb.retention.time=1y",
+        "--web.route-prefix=/prom",
+    )
+    with run_program(*argv, *more_arguments, log=directory / "prometheus.log"):
         url = f"http://127.0.0.1:{port}/prom"
-        until(lambda: answers(f"{url}/-/ready"), "Prometheus is ready", 120)
+        until(lambda: responds(f"{url}/-/ready"), "Prometheus is ready", 120)
         yield url
 
 
 @contextlib.contextmanager
-def real_victoria_metrics(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
+def run_victoria_metrics(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
     port = free_ports(1, ports)
     argv = ("victoria-metrics", f"-storageDataPath={directory}/data", f"-httpListenAddr=127.0.0.1:{port}")
-    more = (f"-promscrape.config={scraping(directory, target)}", "-retentionPeriod=1y", "-memory.allowedBytes=200MB")
-    more += ("-search.latencyOffset=1s",)  # the default is 30 s
-    with running(*argv, *more, log=directory / "victoria.log"):
+    more_arguments = (
+        f"-promscrape.config={write_scrape_config(directory, target)}",
+        "-retentionPeriod=1y",
+        "-memory.allowedBytes=200MB",
+    )
+    more_arguments += ("-search.latencyOffset=1s",)  # the default is 30 s
+    with run_program(*argv, *more_arguments, log=directory / "victoria.log"):
         url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{url}/health"), "VictoriaMetrics is ready", 120)
+        until(lambda: responds(f"{url}/health"), "VictoriaMetrics is ready", 120)
         # the same in its format: milliseconds, no comments
         lines = [line for line in backfill().splitlines() if not line.startswith("#")]
         body = "".join(f"{line}000\n" for line in lines).encode()
@@ -104,19 +112,19 @@ def real_victoria_metrics(directory: Path, target: str, ports: contextlib.ExitSt
 
 
 SERVERS = {
-    "prometheus": (real_prometheus, "prometheus"),
-    "victoria-metrics": (real_victoria_metrics, "victoria-metrics"),
+    "prometheus": (run_prometheus, "prometheus"),
+    "victoria-metrics": (run_victoria_metrics, "victoria-metrics"),
 }
 
 
 def spans(store: Path, code: str) -> list[tuple[int, int]]:
-    rows = live(store, "scraped_conditions")
+    rows = store_rows(store, "scraped_conditions")
     assert all(row["step_seconds"] == MINUTE for row in rows)
     return [(row["first_time"], row["last_time"]) for row in rows if row["code"] == code]
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: str, tmp_path: Path) -> None:
+def test_ingest_returns_first_and_last_scrape_of_each_condition(name: str, tmp_path: Path) -> None:
     start, package = SERVERS[name]
     require_programs(name, "promtool", packages=f"{package} prometheus")
     with contextlib.ExitStack() as ports:
@@ -125,15 +133,19 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
             Healthd("--listen", listen, "--mode", "observe", config="interval_seconds = 1.0") as daemon,
             start(tmp_path, listen, ports) as url,
         ):
-            began = time.time()
-            daemon.kernel_line(xid(79))
-            daemon.until(lambda s: any(c["code"] == "gpu_xid/79" for c in s["conditions"]), "the Xid is a condition")
+            test_start = time.time()
+            daemon.kernel_line(xid_line(79))
+            daemon.wait_until(
+                lambda s: any(entry["code"] == "gpu_xid/79" for entry in s["conditions"]), "the Xid is a condition"
+            )
             store, code = tmp_path / "db", "gpu_xid/79"
 
-            def asked(now: float) -> Any:
-                came = ingest(str(store), [(prometheus.SOURCE, [url])], IngestOptions(int(now), from_time=BEGAN))
-                assert (came.failed, came.unread.unread) == ([], {})
-                return came
+            def run_ingest(now: float) -> Any:
+                ingested = ingest(
+                    str(store), [(prometheus.SOURCE, [url])], IngestOptions(int(now), from_time=HISTORY_START)
+                )
+                assert (ingested.failed, ingested.unread.unread) == ([], {})
+                return ingested
 
             def scraped() -> bool:
                 query = f"{url}/api/v1/query?query=healthd_condition_severity%7Bcode%3D%22{code}%22%7D"
@@ -143,24 +155,28 @@ def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: 
             until(scraped, "the server has scraped the condition")
             last_scrape = time.time()
             # The ingest only takes settled data, so its clock is ahead of that of this machine.
-            asked(last_scrape + 4 * MINUTE)
+            run_ingest(last_scrape + 4 * MINUTE)
             assert spans(store, "long/one") == [LONG]
             assert spans(store, "short/two") == list(SHORT)
             ((first, last),) = spans(store, code)
-            assert began - 5 <= first <= last <= time.time()
-            (one,) = [row for row in live(store, "scraped_conditions") if row["code"] == code]
-            assert (one["severity"], one["first_severity"], one["observed"]) == ("critical", "critical", False)
-            assert {row["observed"] for row in live(store, "scraped_conditions")} == {False}
-            about = [row for row in live(store, "ingests") if row["source"] == "prometheus"]
-            assert len(about) == 2, "more than 11,000 points are two queries"
-            assert {row["node"] for row in live(store, "scraped_conditions")} == {"n1", "gpu-1"}
-            assert asked(last_scrape + 4 * MINUTE).unread.rows["prometheus"] == 0
+            assert test_start - 5 <= first <= last <= time.time()
+            (xid_row,) = [row for row in store_rows(store, "scraped_conditions") if row["code"] == code]
+            assert (xid_row["severity"], xid_row["first_severity"], xid_row["observed"]) == (
+                "critical",
+                "critical",
+                False,
+            )
+            assert {row["observed"] for row in store_rows(store, "scraped_conditions")} == {False}
+            ingest_rows = [row for row in store_rows(store, "ingests") if row["source"] == "prometheus"]
+            assert len(ingest_rows) == 2, "more than 11,000 points are two queries"
+            assert {row["node"] for row in store_rows(store, "scraped_conditions")} == {"n1", "gpu-1"}
+            assert run_ingest(last_scrape + 4 * MINUTE).unread.rows["prometheus"] == 0
             # The stream of the same daemon has what scrapes lack: the kind, and the time of the first sighting.
             state = daemon.directory / "state"
             lines = state / "events.jsonl"
             until(lambda: lines.exists() and b'"gpu_xid/79"' in lines.read_bytes(), "the stream contains it")
-            came = ingest(str(store), [(events.SOURCE, [str(state)])], IngestOptions(int(time.time()), "c1"))
-            assert (came.failed, came.unread.unread) == ([], {})
-            (opened,) = [row for row in live(store, "events") if (row["event"], row["code"]) == ("opened", code)]
+            ingested = ingest(str(store), [(events.SOURCE, [str(state)])], IngestOptions(int(time.time()), "c1"))
+            assert (ingested.failed, ingested.unread.unread) == ([], {})
+            (opened,) = [row for row in store_rows(store, "events") if (row["event"], row["code"]) == ("opened", code)]
             assert (opened["cluster"], opened["kind"], opened["severity"]) == ("c1", "edge", "critical")
             assert opened["first_time"] <= first

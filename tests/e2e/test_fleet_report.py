@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, Tab, browser, tab
+from browser import Browser, Tab, open_tab, start_browser
 
 pytestmark = pytest.mark.one_python
 
@@ -62,8 +62,8 @@ CHARTS = """[...document.querySelectorAll("figure")].map(figure => {
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
+    with start_browser(tmp_path_factory.mktemp("chromium")) as running_browser:
+        yield running_browser
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec.loader.exec_module(excerpts)
     folder = tmp_path_factory.mktemp("report")
     excerpts.make_store(folder)
-    said = excerpts.printed("healthd fleet report --out shown --price 2 --sla 99.5 && echo done", folder)
-    assert said.endswith("done\n"), said
+    output = excerpts.save_pdf("healthd fleet report --out shown --price 2 --sla 99.5 && echo done", folder)
+    assert output.endswith("done\n"), output
     PICTURES.mkdir(parents=True, exist_ok=True)
     return folder / "shown/report.html"
 
@@ -87,11 +87,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
-def opened(chromium: Browser, path: Path, width: int = 1200, **media: str) -> Tab:
+def open_page(chromium: Browser, path: Path, width: int = 1200, **media: str) -> Tab:
     """Open the page and wait until everything is drawn."""
-    with tab(chromium, path, width, **media) as one:
-        one.ask(DRAWN)
-        return one
+    with open_tab(chromium, path, width, **media) as opened_tab:
+        opened_tab.evaluate(DRAWN)
+        return opened_tab
 
 
 @pytest.mark.parametrize(
@@ -103,110 +103,112 @@ def opened(chromium: Browser, path: Path, width: int = 1200, **media: str) -> Ta
         ("forced-colours", 1200, {"forced_colors": "active"}),
     ],
 )
-def test_the_report_opens_without_an_error_or_a_request_and_draws_each_chart(
+def test_report_opens_without_errors_and_draws_each_chart(
     name: str, width: int, media: dict[str, str], report: Path, chromium: Browser
 ) -> None:
-    shown = opened(chromium, report, width, **media)
-    shown.picture(PICTURES / f"{name}.png")
-    charts = shown.ask(CHARTS)
+    page = open_page(chromium, report, width, **media)
+    page.save_screenshot(PICTURES / f"{name}.png")
+    charts = page.evaluate(CHARTS)
     assert charts
     assert [chart["title"] for chart in charts if not chart["marks"]] == []
     assert [chart["title"] for chart in charts if len(chart["label"]) < 40] == [], (
         "each chart has a text for screen readers"
     )
     assert [chart["title"] for chart in charts if not chart["rows"]] == [], "each chart has a table"
-    assert (shown.complaints(), shown.requests()) == ([], [])
+    assert (page.console_errors(), page.requested_urls()) == ([], [])
 
 
-def test_it_opens_with_five_sentences(report: Path, chromium: Browser) -> None:
-    sentences = opened(chromium, report).ask("[...document.querySelectorAll('.opening li')].map(li => li.textContent)")
+def test_report_opens_with_five_sentences(report: Path, chromium: Browser) -> None:
+    sentences = open_page(chromium, report).evaluate(
+        "[...document.querySelectorAll('.opening li')].map(li => li.textContent)"
+    )
     assert len(sentences) == 5
-    assert [one for one in sentences if not one.endswith(".") or "not known" in one] == []
+    assert [sentence for sentence in sentences if not sentence.endswith(".") or "not known" in sentence] == []
 
 
 @pytest.mark.parametrize("width", [320, PHONE_PIXELS])
-def test_on_a_phone_nothing_is_cut_and_each_chart_is_drawn_for_its_width(
-    width: int, report: Path, chromium: Browser
-) -> None:
-    shown = opened(chromium, report, width)
-    assert shown.ask("document.documentElement.scrollWidth") == width
-    charts = shown.ask(CHARTS)
+def test_report_fits_phone_and_draws_charts_for_its_width(width: int, report: Path, chromium: Browser) -> None:
+    page = open_page(chromium, report, width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    charts = page.evaluate(CHARTS)
     assert [chart["title"] for chart in charts if chart["right"] > width] == []
     assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], (
         "text overlaps other text"
     )
-    assert shown.ask(BROKEN_CELLS) == [], "a name breaks at its hyphen"
+    assert page.evaluate(BROKEN_CELLS) == [], "a name breaks at its hyphen"
     shrunk = [chart["title"] for chart in charts if chart["width"] < 0.85 * chart["made_for"]]
     assert shrunk == [], "the text is too small to read"
 
 
-def test_it_is_printed_with_no_chart_cut(report: Path, chromium: Browser) -> None:
-    shown = opened(chromium, report)
-    shown.printed(PICTURES / "printed.pdf")
+def test_report_prints_without_cutting_chart(report: Path, chromium: Browser) -> None:
+    page = open_page(chromium, report)
+    page.save_pdf(PICTURES / "printed.pdf")
     assert (PICTURES / "printed.pdf").read_bytes().startswith(b"%PDF")
     # The paper is narrower than the window for which the page was drawn.
-    shown.call("Emulation.setEmulatedMedia", media="print")
-    shown.call("Emulation.setDeviceMetricsOverride", width=A4_PIXELS, height=900, deviceScaleFactor=1, mobile=False)
-    assert [chart["title"] for chart in shown.ask(CHARTS) if chart["right"] > A4_PIXELS] == []
-    whole = "[...document.querySelectorAll('figure')].every(f => getComputedStyle(f).breakInside === 'avoid')"
-    assert shown.ask(whole)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.call("Emulation.setDeviceMetricsOverride", width=A4_PIXELS, height=900, deviceScaleFactor=1, mobile=False)
+    assert [chart["title"] for chart in page.evaluate(CHARTS) if chart["right"] > A4_PIXELS] == []
+    script = "[...document.querySelectorAll('figure')].every(f => getComputedStyle(f).breakInside === 'avoid')"
+    assert page.evaluate(script)
 
 
-def test_without_colour_the_bars_of_a_chart_still_differ(report: Path, chromium: Browser) -> None:
-    shown = opened(chromium, report)
-    shown.colourless()
-    shown.picture(PICTURES / "without-colour.png")
-    charts = shown.ask(CHARTS)
+def test_bars_differ_without_colour(report: Path, chromium: Browser) -> None:
+    page = open_page(chromium, report)
+    page.emulate_colour_blindness()
+    page.save_screenshot(PICTURES / "without-colour.png")
+    charts = page.evaluate(CHARTS)
     kinds = {chart["title"]: chart["fills"] for chart in charts if 1 < len(chart["fills"]) <= KINDS}
     assert kinds
-    alike = {
+    similar = {
         title: pair
         for title, fills in kinds.items()
         for pair in combinations([fill for fill in fills if "url(" not in fill], 2)
-        if contrast(*pair) < 1.5
+        if contrast_of(*pair) < 1.5
     }
-    assert alike == {}, "bars without hatching must differ in their greys"
+    assert similar == {}, "bars without hatching must differ in their greys"
     scales = [chart for chart in charts if len(chart["fills"]) > KINDS]
     assert [chart["title"] for chart in scales if not chart["words"]] == [], "the squares must contain their numbers"
 
 
-def contrast(one: str, other: str) -> float:
+def contrast_of(first: str, second: str) -> float:
     """Return the contrast of two colours ("rgb(0, 114, 178)"), 1 to 21 (WCAG 2.2, "contrast ratio")."""
 
     def luminance(colour: str) -> float:
         shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-        red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+        red, green, blue = (
+            channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in shares
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    dark, light = sorted((luminance(one), luminance(other)))
+    dark, light = sorted((luminance(first), luminance(second)))
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_what_others_named_is_shown_and_never_run(pages: Path, chromium: Browser) -> None:
-    from fleet_page import HOSTILE, made
+def test_hostile_names_are_displayed_and_never_executed(pages: Path, chromium: Browser) -> None:
+    from fleet_page import HOSTILE, hostile_page
 
     from healthd.fleet.report import load_assets
 
     path = pages / "hostile.html"
-    path.write_text(made(HOSTILE, load_assets()), "utf-8")
-    shown = opened(chromium, path)
-    assert shown.ask("window.taken") is None
-    assert (shown.complaints(), shown.requests()) == ([], [])
-    text = shown.ask("document.body.textContent")
+    path.write_text(hostile_page(HOSTILE, load_assets()), "utf-8")
+    page = open_page(chromium, path)
+    assert page.evaluate("window.taken") is None
+    assert (page.console_errors(), page.requested_urls()) == ([], [])
+    text = page.evaluate("document.body.textContent")
     assert [name for name in HOSTILE if name.replace("\u2028", "?") not in text] == []
-    labels = shown.ask("[...document.querySelectorAll('.chart svg text')].map(text => text.textContent).join(' ')")
+    labels = page.evaluate("[...document.querySelectorAll('.chart svg text')].map(text => text.textContent).join(' ')")
     assert "window.taken" in labels
     # Tooltips are HTML.
-    shown.call("Page.bringToFront")
-    bar = shown.ask(
+    page.call("Page.bringToFront")
+    bar = page.evaluate(
         "(() => {const bar = [...document.querySelectorAll('.chart svg .mark-rect path')].at(-1);"
         "bar.scrollIntoView({block: 'center', behavior: 'instant'});"
         "const {x, y} = bar.getBoundingClientRect(); return {x: x + 3, y: y + 3}})()"
     )
-    shown.call("Input.dispatchMouseEvent", type="mouseMoved", **bar)
-    assert "window.taken" in shown.ask(TOOLTIP)
-    assert shown.ask("window.taken") is None
-    assert (shown.complaints(), shown.requests()) == ([], [])
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", **bar)
+    assert "window.taken" in page.evaluate(TOOLTIP)
+    assert page.evaluate("window.taken") is None
+    assert (page.console_errors(), page.requested_urls()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -219,40 +221,42 @@ def test_what_others_named_is_shown_and_never_run(pages: Path, chromium: Browser
         "<iframe src='https://example.org/'></iframe>",
     ],
 )
-def test_the_page_itself_forbids_what_would_run_or_leave(smuggled: str, pages: Path, chromium: Browser) -> None:
+def test_page_blocks_injected_code_and_requests(smuggled: str, pages: Path, chromium: Browser) -> None:
     """This protects if a text were not escaped. It also proves that errors are recorded."""
-    from fleet_page import made
+    from fleet_page import hostile_page
 
     from healthd.fleet.report import load_assets
 
     path = pages / "smuggled.html"
-    path.write_text(made(with_=load_assets()).replace("</main>", f"{smuggled}</main>"), "utf-8")
-    shown = opened(chromium, path)
-    assert shown.ask("window.taken") is None
-    assert [one for one in shown.complaints() if "Content Security Policy" in one] != []
-    assert [chart["title"] for chart in shown.ask(CHARTS) if not chart["marks"]] == []
+    path.write_text(hostile_page(assets_used=load_assets()).replace("</main>", f"{smuggled}</main>"), "utf-8")
+    page = open_page(chromium, path)
+    assert page.evaluate("window.taken") is None
+    assert [message for message in page.console_errors() if "Content Security Policy" in message] != []
+    assert [chart["title"] for chart in page.evaluate(CHARTS) if not chart["marks"]] == []
 
 
-def test_a_request_is_seen_where_the_page_does_not_forbid_it(pages: Path, chromium: Browser) -> None:
+def test_request_is_recorded_if_page_allows_it(pages: Path, chromium: Browser) -> None:
     path = pages / "open.html"
     path.write_text("<!doctype html><html data-drawn=yes><img src='http://127.0.0.1:9/x.png'><p>open</html>", "utf-8")
-    assert opened(chromium, path).requests() == ["http://127.0.0.1:9/x.png"]
+    assert open_page(chromium, path).requested_urls() == ["http://127.0.0.1:9/x.png"]
 
 
-def test_a_chart_that_cannot_be_drawn_says_so_and_the_others_are_drawn(pages: Path, chromium: Browser) -> None:
-    from fleet_page import made
+def test_failing_chart_is_reported_and_others_are_drawn(pages: Path, chromium: Browser) -> None:
+    from fleet_page import hostile_page
 
     from healthd.fleet.report import load_assets
 
     path = pages / "broken.html"
-    path.write_text(made(with_=load_assets()).replace('"mark":{"type":"bar"', '"mark":{"type":"no such"', 1), "utf-8")
-    shown = opened(chromium, path)
-    assert "could not be drawn" in shown.ask("document.querySelector('.undrawn').textContent")
-    assert [chart["marks"] > 0 for chart in shown.ask(CHARTS)] == [False, True, True, True]
+    path.write_text(
+        hostile_page(assets_used=load_assets()).replace('"mark":{"type":"bar"', '"mark":{"type":"no such"', 1), "utf-8"
+    )
+    page = open_page(chromium, path)
+    assert "could not be drawn" in page.evaluate("document.querySelector('.undrawn').textContent")
+    assert [chart["marks"] > 0 for chart in page.evaluate(CHARTS)] == [False, True, True, True]
 
 
-def test_the_command_needs_no_network(report: Path, tmp_path: Path) -> None:
+def test_report_command_needs_no_network(report: Path, tmp_path: Path) -> None:
     command = ["unshare", "--net", sys.executable, "-m", "healthd", "fleet", "report", "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--db", str(report.parents[1] / "db")], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = subprocess.run([*command, "--db", str(report.parents[1] / "db")], capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "out/report.html").stat().st_size > 800_000

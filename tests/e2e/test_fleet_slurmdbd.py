@@ -33,7 +33,7 @@ SUBMIT, START, END = 1_761_435_000, 1_761_436_800, 1_761_442_200
 DAY = 86_400
 
 
-class History:
+class ClusterHistory:
     """A cluster with a history, and the ids of its jobs by their fate."""
 
     def __init__(self, cluster: SlurmCluster, version: str, scratch: Path) -> None:
@@ -53,18 +53,18 @@ class History:
         """Run `healthd fleet ingest` and return its output."""
         command = (sys.executable, "-m", "healthd", "fleet", "ingest", "--out", str(db), "--key", str(self.key))
         env = {**self.cluster.env, "PYTHONPATH": str(ROOT), **environment}
-        done = subprocess.run([*command, *arguments], env=env, cwd="/", capture_output=True, text=True, timeout=400)
-        assert done.returncode == status, done.stderr + done.stdout
-        return done.stderr + done.stdout
+        result = subprocess.run([*command, *arguments], env=env, cwd="/", capture_output=True, text=True, timeout=400)
+        assert result.returncode == status, result.stderr + result.stdout
+        return result.stderr + result.stdout
 
     def sacct(self, name: str, *arguments: str, **environment: str) -> Path:
         """Write sacct's output for all jobs of this test to a file."""
         window = (f"--starttime=uts{int(time.time()) - DAY}", f"--endtime=uts{int(time.time()) + 9 * DAY}")
         command = ("sacct", "--allusers", "--duplicates", "--allocations", *window, *arguments)
-        done = subprocess.run(command, env={**self.cluster.env, **environment}, capture_output=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+        result = subprocess.run(command, env={**self.cluster.env, **environment}, capture_output=True, timeout=240)
+        assert result.returncode == 0, result.stderr
         path = self.scratch / name
-        path.write_bytes(done.stdout)
+        path.write_bytes(result.stdout)
         return path
 
 
@@ -75,34 +75,34 @@ def rows(db: Path, table: str, order: str = "job_id, submit_time") -> list[dict[
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-def one(db: Path, job: str) -> dict[str, Any]:
+def row_of_job(db: Path, job: str) -> dict[str, Any]:
     (row,) = (row for row in rows(db, "jobs") if row["job_id"] == int(job))
     return row
 
 
-def from_day(days: int) -> tuple[str, str]:
+def from_days_ago(days: int) -> tuple[str, str]:
     """Return the --from flag. Use at least one day: midnight may pass between a job and its ingest."""
     return "--from", time.strftime("%Y-%m-%d", time.gmtime(time.time() - days * DAY))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHistory]:
     version = "" if request.param == "22.05" else request.param
     with SlurmCluster(nodes=4, accounting=True, version=version, extra_conf=CONF) as cluster:
         cluster.run("sacctmgr", "-i", "-Q", "add", "account", "gpu")
         cluster.run("sacctmgr", "-i", "-Q", "add", "user", "root", "Account=gpu")
-        seen = History(cluster, request.param, tmp_path_factory.mktemp("history"))
-        _happens(seen)
-        yield seen
+        cluster_history = ClusterHistory(cluster, request.param, tmp_path_factory.mktemp("history"))
+        _create_history(cluster_history)
+        yield cluster_history
 
 
-def _happens(seen: History) -> None:
+def _create_history(cluster_history: ClusterHistory) -> None:
     """Create jobs: one is requeued, one preempted, one loses its node; also an array, a reservation, and texts of
     users."""
-    cluster, jobs = seen.cluster, seen.jobs
-    script = seen.scratch / "run.sh"
+    cluster, jobs = cluster_history.cluster, cluster_history.jobs
+    script = cluster_history.scratch / "run.sh"
     script.write_text(SCRIPT)
-    cluster.run("scontrol", "create", "reservation", "ReservationName=maint", *RESERVED)
+    cluster.run("scontrol", "create", "reservation", "ReservationName=maint", *RESERVATION)
     jobs["requeued"] = cluster.sbatch("sleep 3000", "-w", "n1", "--gpus=8")
     jobs["preempted"] = cluster.sbatch("sleep 3000", "-w", "n2", "--exclusive")
     jobs["node_fail"] = cluster.sbatch("sleep 3000", "-w", "n4", "--no-requeue", "--gpus=2")
@@ -124,40 +124,40 @@ def _happens(seen: History) -> None:
     cluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=burnt")
     jobs["open"] = cluster.sbatch("sleep 3000", "--gpus=1")
     cluster.wait_job(jobs["open"], "RUNNING")
-    _until_told(seen, jobs["open"], "RUNNING")
-    _until_told(seen, jobs["node_fail"], "NODE_FAIL")
-    _until_told(seen, jobs["preempted"], "PREEMPTED", runs=2)
-    _until_told(seen, jobs["requeued"], "REQUEUED", runs=2)
+    _wait_for_sacct(cluster_history, jobs["open"], "RUNNING")
+    _wait_for_sacct(cluster_history, jobs["node_fail"], "NODE_FAIL")
+    _wait_for_sacct(cluster_history, jobs["preempted"], "PREEMPTED", runs=2)
+    _wait_for_sacct(cluster_history, jobs["requeued"], "REQUEUED", runs=2)
 
 
-RESERVED = ("StartTime=now", "Duration=60", "Nodes=n3", "Users=root")
+RESERVATION = ("StartTime=now", "Duration=60", "Nodes=n3", "Users=root")
 
 
-def _until_told(seen: History, job: str, state: str, runs: int = 1) -> None:
+def _wait_for_sacct(cluster_history: ClusterHistory, job: str, state: str, runs: int = 1) -> None:
     """Wait for a state in sacct. slurmdbd lags behind slurmctld, which starts the next run of a job after the end of
     the last."""
     end, command = time.monotonic() + 240, ("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State")
-    while state not in (text := seen.cluster.run(*command)) or text.count("\n") < runs:
+    while state not in (text := cluster_history.cluster.run(*command)) or text.count("\n") < runs:
         assert time.monotonic() < end, text
         time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
-def asked(history: History) -> Path:
+def store_from_sacct(history: ClusterHistory) -> Path:
     """Create a store that queried sacct."""
     db = history.scratch / "asked"
-    history.ingest(db, "--sacct", *from_day(1), "--users", "keep")
+    history.ingest(db, "--sacct", *from_days_ago(1), "--users", "keep")
     return db
 
 
-def test_each_run_of_a_job_is_a_row_with_what_became_of_it(history: History, asked: Path) -> None:
+def test_each_run_of_job_is_row_with_its_state(history: ClusterHistory, store_from_sacct: Path) -> None:
     jobs = history.jobs
-    told: dict[int, list[dict[str, Any]]] = {}
-    for row in rows(asked, "jobs"):
-        told.setdefault(row["job_id"], []).append(row)
+    rows_by_job: dict[int, list[dict[str, Any]]] = {}
+    for row in rows(store_from_sacct, "jobs"):
+        rows_by_job.setdefault(row["job_id"], []).append(row)
 
     def states(name: str) -> list[str]:
-        return [row["state"] for row in told[int(jobs[name])]]
+        return [row["state"] for row in rows_by_job[int(jobs[name])]]
 
     assert states("requeued")[0] == "REQUEUED"
     assert len(states("requeued")) == 2
@@ -167,48 +167,50 @@ def test_each_run_of_a_job_is_a_row_with_what_became_of_it(history: History, ask
     assert states("urgent") == states("open") == ["RUNNING"]
     assert states("waits") == ["PENDING"]
     assert states("cancelled") == ["CANCELLED"]
-    first = told[int(jobs["requeued"])][0]
+    first = rows_by_job[int(jobs["requeued"])][0]
     assert (first["nodes"], first["gpus"], first["node_list"], first["partition"]) == (1, 8, "n1", "gpu")
     assert first["submit_time"] <= first["start_time"] <= first["end_time"]
-    (cancelled,) = told[int(jobs["cancelled"])]
+    (cancelled,) = rows_by_job[int(jobs["cancelled"])]
     assert (cancelled["start_time"], cancelled["nodes"]) == (None, None)
-    (killed,) = told[int(jobs["killed"])]
+    (killed,) = rows_by_job[int(jobs["killed"])]
     assert (killed["state"], killed["exit_code"], killed["exit_signal"]) == ("FAILED", 0, 9)
-    (reserved,) = told[int(jobs["reserved"])]
+    (reserved,) = rows_by_job[int(jobs["reserved"])]
     assert (reserved["reservation"], reserved["user_name"]) == ("maint", "root")
-    tasks = sorted(row["array_task_id"] for its in told.values() for row in its if row["array_job_id"])
+    tasks = sorted(row["array_task_id"] for job_rows in rows_by_job.values() for row in job_rows if row["array_job_id"])
     assert tasks == [1, 2]
-    restarts = [row["restarts"] for row in told[int(jobs["requeued"])]]
+    restarts = [row["restarts"] for row in rows_by_job[int(jobs["requeued"])]]
     assert restarts == ([None, None] if history.version == "22.05" else [0, 1])
-    assert len({row["db_index"] for its in told.values() for row in its}) == sum(map(len, told.values()))
+    assert len({row["db_index"] for job_rows in rows_by_job.values() for row in job_rows}) == sum(
+        map(len, rows_by_job.values())
+    )
 
 
-def test_nodes_and_exclusions_are_told_and_no_token_is_kept(history: History, asked: Path) -> None:
+def test_nodes_and_exclusions_are_stored_without_tokens(history: ClusterHistory, store_from_sacct: Path) -> None:
     jobs = history.jobs
-    on = {(row["db_index"], row["node"]) for row in rows(asked, "job_nodes", "db_index, node")}
-    assert (one(asked, jobs["node_fail"])["db_index"], "n4") in on
-    excluded = {(row["job_id"], row["node"], row["source"]) for row in rows(asked, "exclusions")}
-    array = {(row["job_id"], "n4", "submit_line") for row in rows(asked, "jobs") if row["array_job_id"]}
+    job_nodes = {(row["db_index"], row["node"]) for row in rows(store_from_sacct, "job_nodes", "db_index, node")}
+    assert (row_of_job(store_from_sacct, jobs["node_fail"])["db_index"], "n4") in job_nodes
+    excluded = {(row["job_id"], row["node"], row["source"]) for row in rows(store_from_sacct, "exclusions")}
+    array = {(row["job_id"], "n4", "submit_line") for row in rows(store_from_sacct, "jobs") if row["array_job_id"]}
     scripted = {(int(jobs["scripted"]), node, "script") for node in ("n2", "n3")}
     assert excluded == (array if history.version == "22.05" else array | scripted)
-    assert one(asked, jobs["scripted"])["exclusions_known"] is (history.version != "22.05")
-    assert one(asked, jobs["killed"])["exclusions_known"] is True
-    for path in asked.rglob("*"):
+    assert row_of_job(store_from_sacct, jobs["scripted"])["exclusions_known"] is (history.version != "22.05")
+    assert row_of_job(store_from_sacct, jobs["killed"])["exclusions_known"] is True
+    for path in store_from_sacct.rglob("*"):
         assert not path.is_file() or (
             TOKEN.encode() not in path.read_bytes() and ODD_NAME.encode() not in path.read_bytes()
         )
 
 
-def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
+def test_sacct_text_and_json_give_same_rows(history: ClusterHistory, store_from_sacct: Path) -> None:
     newer = NEWER_COLUMNS if history.version == "22.05" else frozenset()
     columns = ",".join(name for name in COLUMNS if name not in newer)
-    how = ("--parsable2", "--noconvert", f"--format={columns}")
-    text = history.sacct("jobs.txt", *how, "--delimiter=|#|", SLURM_TIME_FORMAT="%s")
+    format_flags = ("--parsable2", "--noconvert", f"--format={columns}")
+    text = history.sacct("jobs.txt", *format_flags, "--delimiter=|#|", SLURM_TIME_FORMAT="%s")
     as_json = history.sacct("jobs.json", "--json")
     history.ingest(history.scratch / "text", "--sacct", str(text), "--users", "keep")
     history.ingest(history.scratch / "json", "--sacct", str(as_json), "--users", "keep")
     if history.version == "22.05":  # columns that its JSON lacks or has wrong
-        unlike = {
+        different = {
             "db_index",
             "exit_code",
             "exit_signal",
@@ -219,81 +221,83 @@ def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
             "priority",
         }
     else:
-        unlike = {"source"} if history.version == "26.05" else {"source", "db_index"}
+        different = {"source"} if history.version == "26.05" else {"source", "db_index"}
 
-    def alike(db: str, drop: set[str]) -> list[dict[str, Any]]:
+    def rows_without(db: str, drop: set[str]) -> list[dict[str, Any]]:
         return [{k: v for k, v in row.items() if k not in drop} for row in rows(history.scratch / db, "jobs")]
 
-    assert alike("json", unlike) == alike("text", unlike)
+    assert rows_without("json", different) == rows_without("text", different)
     # The own query runs per day and includes the scripts: their --exclude is in no text.
-    beside = {"exclusions_known", "source"}
-    of_asked = [{k: v for k, v in row.items() if k not in beside} for row in rows(asked, "jobs")]
-    assert {row["db_index"] for row in alike("text", beside)} <= {row["db_index"] for row in of_asked}
+    script_columns = {"exclusions_known", "source"}
+    queried_rows = [{k: v for k, v in row.items() if k not in script_columns} for row in rows(store_from_sacct, "jobs")]
+    assert {row["db_index"] for row in rows_without("text", script_columns)} <= {
+        row["db_index"] for row in queried_rows
+    }
 
 
-def test_a_name_that_looks_like_two_fields_is_not_guessed_in_others_text(history: History) -> None:
+def test_ambiguous_name_in_foreign_text_is_rejected(history: ClusterHistory) -> None:
     text = history.sacct(
         "bars.txt", "--parsable2", "--format=JobIDRaw,JobID,Cluster,State,Submit,JobName,SubmitLine,DBIndex"
     )
-    said = history.ingest(history.scratch / "bars", "--sacct", str(text), "--timezone", "UTC", status=1)
-    assert f"{text}:" in said
-    told = {row["job_id"] for row in rows(history.scratch / "bars", "jobs")}
-    assert int(history.jobs["killed"]) in told
-    assert int(history.jobs["array"]) not in told
+    output = history.ingest(history.scratch / "bars", "--sacct", str(text), "--timezone", "UTC", status=1)
+    assert f"{text}:" in output
+    job_ids = {row["job_id"] for row in rows(history.scratch / "bars", "jobs")}
+    assert int(history.jobs["killed"]) in job_ids
+    assert int(history.jobs["array"]) not in job_ids
 
 
-def test_a_rerun_changes_nothing_and_then_only_what_ended(history: History, asked: Path) -> None:
-    history.ingest(asked, "--sacct")
-    before = rows(asked, "jobs")
-    history.ingest(asked, "--sacct")
-    assert rows(asked, "jobs") == before
+def test_rerun_changes_only_ended_jobs(history: ClusterHistory, store_from_sacct: Path) -> None:
+    history.ingest(store_from_sacct, "--sacct")
+    before = rows(store_from_sacct, "jobs")
+    history.ingest(store_from_sacct, "--sacct")
+    assert rows(store_from_sacct, "jobs") == before
     history.cluster.run("scancel", history.jobs["open"])
-    _until_told(history, history.jobs["open"], "CANCELLED")
-    history.ingest(asked, "--sacct")
-    after = rows(asked, "jobs")
+    _wait_for_sacct(history, history.jobs["open"], "CANCELLED")
+    history.ingest(store_from_sacct, "--sacct")
+    after = rows(store_from_sacct, "jobs")
     assert {row["db_index"] for row in after} == {row["db_index"] for row in before}
     assert [row for row in after if row["end_time"] is None or row in before] != after
     assert all(row in after for row in before if row["end_time"] is not None)
-    ended = one(asked, history.jobs["open"])
+    ended = row_of_job(store_from_sacct, history.jobs["open"])
     assert (ended["state"], ended["end_time"] is None) == ("CANCELLED", False)
 
 
-def test_a_job_that_an_operator_ended_long_ago_is_asked_for(history: History) -> None:
+def test_job_ended_by_operator_long_ago_is_updated(history: ClusterHistory) -> None:
     """As by `sacctmgr show runawayjobs`: its end is before the days that a rerun reads."""
     db, job = history.scratch / "runaway", history.jobs["urgent"]
     begin = int(time.time()) // DAY * DAY - 4 * DAY
     times = f"time_submit={begin}, time_eligible={begin}, time_start={begin}"
     history.sql(f"UPDATE test_job_table SET {times} WHERE id_job={job}")
-    history.ingest(db, "--sacct", *from_day(5), "--users", "keep")
-    assert (one(db, job)["state"], one(db, job)["end_time"]) == ("RUNNING", None)
+    history.ingest(db, "--sacct", *from_days_ago(5), "--users", "keep")
+    assert (row_of_job(db, job)["state"], row_of_job(db, job)["end_time"]) == ("RUNNING", None)
     history.sql(f"UPDATE test_job_table SET time_end={begin + 60}, state=3 WHERE id_job={job}")
     history.ingest(db, "--sacct")
-    assert (one(db, job)["state"], one(db, job)["end_time"]) == ("COMPLETED", begin + 60)
+    assert (row_of_job(db, job)["state"], row_of_job(db, job)["end_time"]) == ("COMPLETED", begin + 60)
 
 
-def test_our_times_know_no_summer_time_and_in_others_the_hour_that_is_twice_is_told(history: History) -> None:
+def test_times_ignore_summer_time_and_ambiguous_local_time_is_reported(history: ClusterHistory) -> None:
     job = history.jobs["killed"]
     times = f"time_submit={SUBMIT}, time_eligible={SUBMIT}, time_start={START}, time_end={END}"
     history.sql(f"UPDATE test_job_table SET {times} WHERE id_job={job}")
     db = history.scratch / "summer"
     history.ingest(db, "--sacct", "--from", "2025-10-26", "--to", "2025-10-27", "--users", "keep", TZ="Europe/Berlin")
-    row = one(db, job)
+    row = row_of_job(db, job)
     assert (row["submit_time"], row["start_time"], row["end_time"]) == (SUBMIT, START, END)
     window = ("--starttime=uts1761400000", "--endtime=uts1761500000", "--parsable2")
     columns = "--format=JobIDRaw,JobID,DBIndex,Cluster,State,Submit,Start,End"
     text = history.sacct("summer.txt", *window, columns, TZ="Europe/Berlin")
     assert "2025-10-26T02:00:00|2025-10-26T02:30:00" in text.read_text()
-    said = history.ingest(history.scratch / "local", "--sacct", str(text), "--timezone", "Europe/Berlin", status=1)
-    assert f"{text}:2: 2025-10-26T02:00:00 occurs twice in Europe/Berlin, when clocks are set back" in said
+    output = history.ingest(history.scratch / "local", "--sacct", str(text), "--timezone", "Europe/Berlin", status=1)
+    assert f"{text}:2: 2025-10-26T02:00:00 occurs twice in Europe/Berlin, when clocks are set back" in output
 
 
-def test_a_slurmdbd_that_is_away_is_one_sentence(history: History) -> None:
+def test_slurmdbd_down_is_reported_in_one_sentence(history: ClusterHistory) -> None:
     conf = history.scratch / "slurm.conf"
     lines = (history.cluster.directory / "slurm.conf").read_text().splitlines()
-    wrong = [line for line in lines if not line.startswith("AccountingStoragePort")]
-    conf.write_text("\n".join([*wrong, "AccountingStoragePort=9", ""]))
+    other_lines = [line for line in lines if not line.startswith("AccountingStoragePort")]
+    conf.write_text("\n".join([*other_lines, "AccountingStoragePort=9", ""]))
     db = history.scratch / "away"
-    said = history.ingest(db, "--sacct", *from_day(1), status=3, SLURM_CONF=str(conf))
-    assert "sacct: sacct failed: " in said
-    assert "Traceback" not in said
+    output = history.ingest(db, "--sacct", *from_days_ago(1), status=3, SLURM_CONF=str(conf))
+    assert "sacct: sacct failed: " in output
+    assert "Traceback" not in output
     assert os.listdir(db) != []

@@ -20,19 +20,19 @@ from pathlib import Path
 
 import pytest
 import stub_nvml
-from healthd_daemon import xid
+from healthd_daemon import xid_line
 from requirements import require_programs
 from slurm_cluster import SlurmCluster
 from systemd_container import CHECKOUT, SystemdContainer
 from waiting import until
 
-from tests.packaging.test_unit import DROP_IN, NEVER, SEES_OTHERS, directives
+from tests.packaging.test_unit import DROP_IN, NEVER, OTHER_MOUNTS, directives
 
 UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 SECURITY = (CHECKOUT / "docs/security.md").read_text()
 LIMITS = [f"{name}={value}" for name, value in directives(UNIT.partition("# What it may do")[2].partition("[Inst")[0])]
 SYS_RESOURCE = int(re.findall(r"CapBnd:\s*(\S+)", Path("/proc/self/status").read_text())[0], 16) >> 24 & 1
-MOST_EXPOSED = 4.2  # of 10; a unit without limits has 9.6
+MAX_EXPOSURE = 4.2  # of 10; a unit without limits has 9.6
 
 # Directive -> its value, if that is not "yes".
 VALUES = {
@@ -46,7 +46,7 @@ VALUES = {
     "LogNamespace": "other",
     **dict.fromkeys(("ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "NoExecPaths", "ExecPaths"), "/mnt"),
 }
-OTHER_ROOT = ("RootDirectory", "RootImage", "DynamicUser")  # their other effects end the program or hide it
+CHANGE_ROOT = ("RootDirectory", "RootImage", "DynamicUser")  # their other effects end the program or hide it
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
@@ -65,35 +65,39 @@ def box() -> Iterator[SystemdContainer]:
 
 
 def mount_namespace(box: SystemdContainer, *properties: str) -> str:
-    options = [f"--property={one}" for one in properties]
+    options = [f"--property={property_text}" for property_text in properties]
     return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, "readlink", "/proc/self/ns/mnt").stdout
 
 
-def test_its_exposure_is_as_low_as_it_gets_without_a_mount_namespace(debian: SystemdContainer) -> None:
+def test_unit_has_lowest_exposure_without_mount_namespace(debian: SystemdContainer) -> None:
     debian.write("/opt/healthd.service", UNIT.replace("/usr/bin/healthd", "/usr/bin/true"))
-    said = debian.exec("systemd-analyze", "security", "--offline=true", "--no-pager", "/opt/healthd.service").stdout
-    overall = re.search(r"Overall exposure level for healthd.service: ([0-9.]+)", said)
-    assert overall is not None, said
-    assert float(overall[1]) <= MOST_EXPOSED, said
+    output = debian.exec("systemd-analyze", "security", "--offline=true", "--no-pager", "/opt/healthd.service").stdout
+    overall = re.search(r"Overall exposure level for healthd.service: ([0-9.]+)", output)
+    assert overall is not None, output
+    assert float(overall[1]) <= MAX_EXPOSURE, output
 
 
-def test_what_stays_open_is_explained_line_by_line(debian: SystemdContainer) -> None:
+def test_security_page_explains_each_open_item(debian: SystemdContainer) -> None:
     debian.write("/opt/healthd.service", UNIT.replace("/usr/bin/healthd", "/usr/bin/true"))
-    said = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
-    still_open = {one["name"] for one in json.loads(said) if one["set"] is False and one.get("exposure")}
+    output = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
+    still_open = {item["name"] for item in json.loads(output) if item["set"] is False and item.get("exposure")}
     rows = re.findall(
         r"^\| (`.+?) \| .+ \|$", SECURITY.partition("The unit leaves this open")[2].partition("\n## ")[0], re.MULTILINE
     )
     explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert still_open - explained == set()
-    assert explained - {one["name"] for one in json.loads(said)} == set()
+    assert explained - {item["name"] for item in json.loads(output)} == set()
 
 
-def test_each_directive_that_makes_a_mount_namespace_does_so_and_the_unit_makes_none(debian: SystemdContainer) -> None:
+def test_forbidden_directives_create_mount_namespace_and_unit_does_not(debian: SystemdContainer) -> None:
     of_pid_1 = debian.exec("readlink", "/proc/1/ns/mnt").stdout
     assert mount_namespace(debian) == of_pid_1
-    blamed = [name for name, why in NEVER.items() if SEES_OTHERS in why and name not in OTHER_ROOT]
-    assert [n for n in blamed if mount_namespace(debian, f"{n}={VALUES.get(n, 'yes')}") == of_pid_1] == []
+    tested_directives = [name for name, reason in NEVER.items() if OTHER_MOUNTS in reason and name not in CHANGE_ROOT]
+    assert [
+        directive
+        for directive in tested_directives
+        if mount_namespace(debian, f"{directive}={VALUES.get(directive, 'yes')}") == of_pid_1
+    ] == []
     assert mount_namespace(debian, *LIMITS) == of_pid_1
 
 
@@ -178,32 +182,34 @@ REFUSED = {
 }
 
 
-def in_its_limits(box: SystemdContainer, *argv: str, check: bool = True) -> str:
+def run_with_limits(box: SystemdContainer, *argv: str, check: bool = True) -> str:
     """Run a program with the limits of the unit and return its output."""
-    options = [f"--property={one}" for one in LIMITS]
+    options = [f"--property={property_text}" for property_text in LIMITS]
     environment = [f"--setenv=PYTHONPATH={CHECKOUT}"]
     return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, *environment, *argv, check=check).stdout
 
 
-def test_all_that_healthd_looks_at_can_be_looked_at_and_what_it_never_does_is_refused(box: SystemdContainer) -> None:
+def test_unit_allows_all_inputs_of_healthd_and_refuses_rest(box: SystemdContainer) -> None:
     box.write("/opt/probes.py", PROBES)
     box.exec("systemd-run", "--unit=other", "--uid=65534", "--property=StandardOutput=null", "sleep", "1000")
     other = box.show("other", "MainPID")
     until(lambda: box.path(f"/proc/{other}/wchan").read_text() not in ("", "0"), "the process sleeps")
     box.exec("mknod", "/dev/later", "c", "511", "7")
-    said = json.loads(in_its_limits(box, sys.executable, "/opt/probes.py", other))
-    no_driver = said.pop("open_a_device_of_a_driver_that_comes_later")
+    errors = json.loads(run_with_limits(box, sys.executable, "/opt/probes.py", other))
+    no_driver = errors.pop("open_a_device_of_a_driver_that_comes_later")
     assert no_driver == os.strerror(errno.ENXIO)  # not EPERM: the device is not blocked
-    assert {name for name, error in said.items() if error} == REFUSED, said
+    assert {name for name, error in errors.items() if error} == REFUSED, errors
 
 
-def test_nvml_answers_through_its_library(box: SystemdContainer, tmp_path: Path) -> None:
+def test_nvml_works_through_its_library(box: SystemdContainer, tmp_path: Path) -> None:
     box.path("/opt/nvml").mkdir(exist_ok=True)
     shutil.copy(stub_nvml.build(tmp_path) / stub_nvml.NAME, box.path(f"/opt/nvml/{stub_nvml.NAME}"))
     check = (sys.executable, "-m", "healthd", "check", "gpu_access", "gpu_count", "--json")
-    found = json.loads(in_its_limits(box, "env", "LD_LIBRARY_PATH=/opt/nvml", *check, check=False))
-    assert (found["unknown"], found["conditions"]) == ([], []), found
-    assert [one["value"] for one in found["results"][0]["observations"] if one["name"] == "gpus"] == [2]
+    document = json.loads(run_with_limits(box, "env", "LD_LIBRARY_PATH=/opt/nvml", *check, check=False))
+    assert (document["unknown"], document["conditions"]) == ([], []), document
+    assert [
+        observation["value"] for observation in document["results"][0]["observations"] if observation["name"] == "gpus"
+    ] == [2]
 
 
 SETTINGS = """\
@@ -218,36 +224,36 @@ command = ["/bin/sh", "-c", "cat /proc/self/oom_score_adj; exit 1"]
 """
 
 
-def codes(box: SystemdContainer) -> set[str]:
-    return {f"{one['code']} {one['subject']}".strip() for one in box.status()["conditions"]}
+def open_conditions(box: SystemdContainer) -> set[str]:
+    return {f"{entry['code']} {entry['subject']}".strip() for entry in box.status()["conditions"]}
 
 
-def test_the_daemon_sees_the_node_as_it_is_and_is_spared_alone_when_memory_is_short(box: SystemdContainer) -> None:
+def test_daemon_sees_mounts_of_node_and_only_daemon_has_oom_score(box: SystemdContainer) -> None:
     box.install_healthd(SETTINGS)
     box.systemctl("restart", "healthd")
     daemon = box.show("healthd", "MainPID")
     assert box.exec("readlink", f"/proc/{daemon}/ns/mnt").stdout == box.exec("readlink", "/proc/1/ns/mnt").stdout
-    now = box.status()
-    assert now["kernel_log"]["alive"] is True, now["kernel_log"]
-    assert "mount/read_only /" not in codes(box)
-    spared = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to set it
-    assert box.exec("cat", f"/proc/{daemon}/oom_score_adj").stdout == spared
+    status = box.status()
+    assert status["kernel_log"]["alive"] is True, status["kernel_log"]
+    assert "mount/read_only /" not in open_conditions(box)
+    daemon_score = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to set it
+    assert box.exec("cat", f"/proc/{daemon}/oom_score_adj").stdout == daemon_score
     assert box.show("healthd", "OOMScoreAdjust") == "-500"
     worker = box.exec("pgrep", "--parent", daemon, "--full", "healthd.agent.worker").stdout.strip()
     assert box.exec("cat", f"/proc/{worker}/oom_score_adj").stdout == "0\n"
-    (site,) = (one for one in now["conditions"] if one["check"] == "exec")
+    (site,) = (entry for entry in status["conditions"] if entry["check"] == "exec")
     assert site["message"].endswith("0"), site
     box.systemctl("stop", "healthd")
 
 
-def test_a_read_only_name_space_would_drain_a_node_that_is_well(box: SystemdContainer) -> None:
+def test_read_only_namespace_would_drain_healthy_node(box: SystemdContainer) -> None:
     """The reason why ProtectSystem= is not in the unit."""
     box.install_healthd(SETTINGS)
     box.write("/etc/systemd/system/healthd.service.d/strict.conf", "[Service]\nProtectSystem=strict\n")
     box.systemctl("daemon-reload")
     try:
         box.systemctl("restart", "healthd")
-        assert "mount/read_only /" in codes(box)
+        assert "mount/read_only /" in open_conditions(box)
         box.systemctl("stop", "healthd")
     finally:
         box.path("/etc/systemd/system/healthd.service.d/strict.conf").unlink()
@@ -260,7 +266,7 @@ ALL_LINES = re.sub(r"(?m)^#([A-Z][A-Za-z]+=)", r"\1", DROP_IN)
 SITE = "[Service]\nType=oneshot\nStandardOutput=truncate:/run/said\nStandardError=truncate:/run/said\n"
 
 
-def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
+def run_with_drop_in(box: SystemdContainer, *argv: str) -> str:
     """Run a program with the limits of the unit, extended by each line of healthd-exec-checks.conf. Return its
     output."""
     words = " ".join(f'"{word}"' for word in argv)
@@ -272,7 +278,7 @@ def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         (("setpriv", "--reuid=65534", "--clear-groups", "id", "-u"), "65534\n"),
         (("sh", "-c", "mount -t tmpfs site /mnt && umount /mnt && echo mounted"), "mounted\n"),
@@ -280,17 +286,15 @@ def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
     ],
     ids=["another user", "a mount", "the clock"],
 )
-def test_a_program_of_the_site_gets_what_it_needs_by_the_drop_in_and_not_without(
-    box: SystemdContainer, argv: tuple[str, ...], said: str
-) -> None:
-    assert in_its_limits(box, *argv, check=False) != said
-    assert with_the_drop_in(box, *argv).endswith(said)
+def test_drop_in_grants_rights_for_site_program(box: SystemdContainer, argv: tuple[str, ...], expected: str) -> None:
+    assert run_with_limits(box, *argv, check=False) != expected
+    assert run_with_drop_in(box, *argv).endswith(expected)
 
 
 # --- a file server that is dead at boot
 
 
-def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(box: SystemdContainer) -> None:
+def test_daemon_is_ready_with_dead_file_server(box: SystemdContainer) -> None:
     box.install_healthd(SETTINGS + '[checks.mount."/mnt/dead"]\ntimeout_seconds = 1.0\n')
     box.systemctl("stop", "healthd")
     box.path("/mnt/dead").mkdir(exist_ok=True)
@@ -300,7 +304,7 @@ def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(bo
         until(lambda: " /mnt/dead " in box.exec("cat", "/proc/mounts").stdout, "the file system is mounted")
         box.systemctl("start", "healthd")  # returns after READY
         assert box.show("healthd", "ActiveState") == "active"
-        until(lambda: "mount/hang /mnt/dead" in codes(box), "the hang is reported")
+        until(lambda: "mount/hang /mnt/dead" in open_conditions(box), "the hang is reported")
     finally:
         box.systemctl("kill", "--signal=KILL", "dead")
         box.exec("umount", "--lazy", "/mnt/dead", check=False)
@@ -310,33 +314,33 @@ def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(bo
 # --- Slurm
 
 
-def slurms_client() -> list[str]:
+def slurm_client_binds() -> list[str]:
     """Return options that bind this machine's scontrol, sinfo and squeue, with their libraries, at the same paths."""
     names = ("scontrol", "sinfo", "squeue")
     require_programs(*names, packages="slurm-client")
     programs = [shutil.which(name) or "" for name in names]
-    told = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=240, check=True).stdout
-    libraries = set(re.findall(r"=> (/\S+) \(", told))
-    plugins = next(Path(one).parent for one in libraries if "slurm" in one)
+    ldd_output = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=240, check=True).stdout
+    libraries = set(re.findall(r"=> (/\S+) \(", ldd_output))
+    plugins = next(Path(path).parent for path in libraries if "slurm" in path)
     munge = subprocess.run(["ldd", plugins / "auth_munge.so"], capture_output=True, text=True, timeout=240, check=True)
-    wanted = {*programs, str(plugins), *re.findall(r"=> (/\S+) \(", munge.stdout), *libraries}
+    needed = {*programs, str(plugins), *re.findall(r"=> (/\S+) \(", munge.stdout), *libraries}
     base = ("/libc.so", "/libm.so", "/libresolv.so", "/libslurm")
-    return [f"--bind-ro={one}" for one in sorted(wanted) if not any(name in one for name in base)]
+    return [f"--bind-ro={path}" for path in sorted(needed) if not any(name in path for name in base)]
 
 
 @contextlib.contextmanager
-def in_the_network_of(pid: int) -> Iterator[None]:
+def network_namespace_of(pid: int) -> Iterator[None]:
     """Enter the network namespace of a process for a block, so that programs listen there."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/thread-self/ns/net") as own, open(f"/proc/{pid}/ns/net") as theirs:
-        assert libc.setns(theirs.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
+    with open("/proc/thread-self/ns/net") as own_namespace, open(f"/proc/{pid}/ns/net") as other_namespace:
+        assert libc.setns(other_namespace.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
         try:
             yield
         finally:
-            assert libc.setns(own.fileno(), 0x40000000) == 0
+            assert libc.setns(own_namespace.fileno(), 0x40000000) == 0
 
 
-DRAINS = """\
+DRAIN_SETTINGS = """\
 mode = "drain"
 node_name = "n1"
 interval_seconds = 1.0
@@ -352,25 +356,25 @@ enabled = false
 """
 
 
-def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
+def test_daemon_drains_and_resumes_real_slurm_through_munge() -> None:
     require_programs("ip", packages="iproute2")
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="slurm."))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        box = stack.enter_context(SystemdContainer(binds=[directory], options=slurms_client()))
-        stack.enter_context(in_the_network_of(box.leader))
+        box = stack.enter_context(SystemdContainer(binds=[directory], options=slurm_client_binds()))
+        stack.enter_context(network_namespace_of(box.leader))
         # slurmctld calls getaddrinfo(3) with AI_ADDRCONFIG, which ignores 127.0.0.1: it needs another address.
         subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True, timeout=240)
         cluster = stack.enter_context(SlurmCluster(directory, nodes=1))
         box.write("/opt/kernel.log", "")
-        box.install_healthd(DRAINS)
+        box.install_healthd(DRAIN_SETTINGS)
         conf = f"[Service]\nEnvironment=SLURM_CONF={directory}/slurm.conf\n"
         box.write("/etc/systemd/system/healthd.service.d/slurm.conf", conf)
         box.systemctl("daemon-reload")
         box.systemctl("start", "healthd")
         with open(box.path("/opt/kernel.log"), "a") as log:
-            log.write(f"{xid(79)}\n")
-        until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "the Xid is reported")
+            log.write(f"{xid_line(79)}\n")
+        until(lambda: "gpu_xid/79 0000:61:00.0" in open_conditions(box), "the Xid is reported")
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0")
         until(lambda: box.status()["slurm"]["problem"] == "", "Slurm answers")
         box.exec("healthd", "repaired", "gpu_xid/79")

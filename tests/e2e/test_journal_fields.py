@@ -52,7 +52,9 @@ listen = "off"
 command = ["/bin/sh", "-c", "test ! -e /opt/broken || {{ echo two disks are gone; exit 2; }}"]
 """
 # A resume waits for each check that can drain, and most of them cannot run in a container.
-OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in_checks() if name != "exec")
+OTHER_CHECKS_OFF = "".join(
+    f"[checks.{name}]\nenabled = false\n" for name in registry.built_in_checks() if name != "exec"
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,51 +65,51 @@ def box() -> Iterator[SystemdContainer]:
         yield running
 
 
-def asked(box: SystemdContainer, *fields: str) -> list[dict[str, str]]:
+def journal_entries(box: SystemdContainer, *fields: str) -> list[dict[str, str]]:
     lines = box.exec("journalctl", "-u", "healthd", "-o", "json", "--all", *fields).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 
-def told(box: SystemdContainer, *fields: str, words: str = "") -> dict[str, str]:
+def wait_for_entry(box: SystemdContainer, *fields: str, words: str = "") -> dict[str, str]:
     """Wait for and return the first entry with these fields and this text."""
     deadline = time.monotonic() + 120
-    while not (entries := [entry for entry in asked(box, *fields) if words in entry["MESSAGE"]]):
+    while not (entries := [entry for entry in journal_entries(box, *fields) if words in entry["MESSAGE"]]):
         assert time.monotonic() < deadline, box.log("healthd")
         time.sleep(0.1)
     return entries[0]
 
 
-def named(entry: dict[str, str]) -> tuple[str, ...]:
+def fields_of_entry(entry: dict[str, str]) -> tuple[str, ...]:
     return tuple(entry.get(name, "") for name in ("PRIORITY", "NODE_ACTION", "CODE", "SUBJECT", "SEVERITY"))
 
 
-def test_a_drain_and_its_resume_are_warnings_that_the_journal_finds_by_their_fields(box: SystemdContainer) -> None:
-    box.install_healthd(SETTINGS.format(mode="act") + OFF)
+def test_drain_and_resume_are_warnings_with_fields(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS.format(mode="act") + OTHER_CHECKS_OFF)
     box.systemctl("start", "healthd")
     box.write("/opt/broken", "")
     box.exec("healthd", "pause", "--for", "1s", "--why", "look again")  # all checks run after it
-    drained = told(box, "NODE_ACTION=drain")
-    assert named(drained) == ("4", "drain", "exec/critical", "raid", "degraded")
+    drained = wait_for_entry(box, "NODE_ACTION=drain")
+    assert fields_of_entry(drained) == ("4", "drain", "exec/critical", "raid", "degraded")
     assert drained["MESSAGE"] == "drained the node: healthd: exec/critical raid: two disks are gone"
-    opened = asked(box, "CODE=exec/critical")
-    assert [named(entry) for entry in opened if "NODE_ACTION" not in entry] == [
+    opened = journal_entries(box, "CODE=exec/critical")
+    assert [fields_of_entry(entry) for entry in opened if "NODE_ACTION" not in entry] == [
         ("4", "", "exec/critical", "raid", "degraded")
     ]
     assert (Path(box.path("/opt/drained")).read_text()) == drained["MESSAGE"].removeprefix("drained the node: ")
     box.exec("rm", "/opt/broken")
     box.exec("healthd", "repaired", "exec/critical", "raid", "--why", "new disks")
-    resumed = told(box, "NODE_ACTION=resume")
-    assert named(resumed) == ("4", "resume", "exec/critical", "raid", "degraded")
-    assert len(asked(box, "NODE_ACTION=drain")) == 1
+    resumed = wait_for_entry(box, "NODE_ACTION=resume")
+    assert fields_of_entry(resumed) == ("4", "resume", "exec/critical", "raid", "degraded")
+    assert len(journal_entries(box, "NODE_ACTION=drain")) == 1
     box.systemctl("stop", "healthd")
 
 
-def test_a_drain_that_is_only_wanted_is_a_warning_with_the_same_fields(box: SystemdContainer) -> None:
-    box.install_healthd(SETTINGS.format(mode="observe") + OFF)
+def test_drain_in_observe_mode_is_warning_with_same_fields(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS.format(mode="observe") + OTHER_CHECKS_OFF)
     box.write("/opt/broken", "")
     box.systemctl("start", "healthd")
-    withheld = told(box, "NODE_ACTION=withheld", words="observe")
-    assert named(withheld) == ("4", "withheld", "exec/critical", "raid", "degraded")
+    withheld = wait_for_entry(box, "NODE_ACTION=withheld", words="observe")
+    assert fields_of_entry(withheld) == ("4", "withheld", "exec/critical", "raid", "degraded")
     assert withheld["MESSAGE"].startswith('decision: would drain with "healthd: exec/critical raid: ')
     assert not box.path("/opt/drained").exists()
     box.systemctl("stop", "healthd")

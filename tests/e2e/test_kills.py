@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from slurm_cluster import SlurmCluster
 
 KILLS = (
@@ -46,7 +46,7 @@ DRAIN, REQUEUE, RESUME = "State=DRAIN", "running: scontrol requeue", "State=UNDR
 
 
 @dataclass
-class Figures:
+class Statistics:
     """Counts of one node's part of the test."""
 
     daemon_kills: int = 0
@@ -58,7 +58,7 @@ class Figures:
     requeued: set[str] = field(default_factory=set)
 
 
-class Patient:
+class KilledNode:
     """A node whose daemon is killed repeatedly, and the actions on it."""
 
     def __init__(self, cluster: SlurmCluster, node: str, directory: Path, env: dict[str, str], kills: int) -> None:
@@ -66,7 +66,7 @@ class Patient:
         self.node = node
         self.kills = kills
         self.random = random.Random(f"{SEED} {node}")
-        self.figures = Figures()
+        self.figures = Statistics()
         self.gates = directory
         self.daemon = Healthd(
             *("--mode", "act", "--node-name", node, "--interval", "1"),
@@ -76,23 +76,23 @@ class Patient:
             wait=False,
         )
 
-    def live(self) -> Figures:
+    def run(self) -> Statistics:
         self.daemon.start()  # lines from before the first start are history, so it waits for that start
-        self.daemon.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
+        self.daemon.wait_until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
         while self.figures.daemon_kills + self.figures.worker_kills < self.kills or not self.figures.between:
-            self.suffer_a_fault()
+            self.run_fault()
         self.ensure_running()
         assert self.daemon.stop() == 0
         return self.figures
 
-    def suffer_a_fault(self) -> None:
+    def run_fault(self) -> None:
         cluster, figures = self.cluster, self.figures
         figures.faults += 1
         gate = self.gates / f"gate{figures.faults}"
         plain = [cluster.sbatch("sleep 600", "-w", self.node) for _ in range(2)]
-        kept = cluster.sbatch("sleep 600", "--no-requeue", "-w", self.node)
+        not_requeued = cluster.sbatch("sleep 600", "--no-requeue", "-w", self.node)
         brief = cluster.sbatch(f"while ! [ -e {gate} ]; do sleep 0.1; done", "-w", self.node)
-        for job in (*plain, kept, brief):
+        for job in (*plain, not_requeued, brief):
             cluster.wait_job(job, "RUNNING")
 
         fault_at = self.random.randrange(KILLS_PER_FAULT // 2)
@@ -101,14 +101,14 @@ class Patient:
         for number in range(KILLS_PER_FAULT):
             if number == gate_at:
                 gate.touch()
-            lines = [self.warning() for _ in range(self.random.randrange(3))]
+            lines = [self.warning_line() for _ in range(self.random.randrange(3))]
             if number == fault_at:
-                lines += [self.fault()]
-            aim = number == fault_at and (figures.faults == 1 or self.random.random() < 0.5)
-            self.one_kill(lines, aim, mark)
-        self.recover([*plain], kept, brief, mark)
+                lines += [self.fault_line()]
+            is_aimed = number == fault_at and (figures.faults == 1 or self.random.random() < 0.5)
+            self.kill_once(lines, is_aimed, mark)
+        self.recover([*plain], not_requeued, brief, mark)
 
-    def one_kill(self, lines: list[str], aim: bool, mark: int) -> None:
+    def kill_once(self, lines: list[str], aim: bool, mark: int) -> None:
         """Start the daemon if it does not run, log `lines` at some moment, kill it or its worker at another.
 
         `aim`: kill after the drain instead of at a random moment after the start.
@@ -126,17 +126,17 @@ class Patient:
                 self.wait_for_log(DRAIN, mark, 60.0)
             end = time.monotonic() + self.random.uniform(0, self.random.choice((0.06, 0.6)))
         time.sleep(max(0.0, end - time.monotonic()))
-        if not aim and self.random.random() < 0.25 and (worker := self.worker()):
+        if not aim and self.random.random() < 0.25 and (worker := self.worker_pid()):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
                 self.figures.worker_kills += 1
             return
         self.daemon.kill()
         self.figures.daemon_kills += 1
-        said = self.log()[mark:]
-        self.figures.between += DRAIN in said and REQUEUE not in said
+        new_log = self.log()[mark:]
+        self.figures.between += DRAIN in new_log and REQUEUE not in new_log
 
-    def recover(self, plain: list[str], kept: str, brief: str, mark: int) -> None:
+    def recover(self, plain: list[str], not_requeued: str, brief: str, mark: int) -> None:
         """Check that the running daemon brings the node and its jobs to the right state; then repair the fault."""
         cluster = self.cluster
         self.ensure_running()
@@ -151,26 +151,26 @@ class Patient:
             self.figures.completed += 1
         else:
             assert ended["Restarts"] == "1"
-        self.daemon.until(lambda s: self.counted() == self.figures.events, f"{self.figures.events} events")
-        assert cluster.job(kept)["JobState"] == "RUNNING"
-        assert cluster.job(kept)["Restarts"] == "0"
+        self.daemon.wait_until(lambda s: self.counted_events() == self.figures.events, f"{self.figures.events} events")
+        assert cluster.job(not_requeued)["JobState"] == "RUNNING"
+        assert cluster.job(not_requeued)["Restarts"] == "0"
         assert RESUME not in self.log()[mark:]
-        cluster.run("scancel", *plain, kept, brief, check=False)
-        assert "done" in self.daemon.ask(command="repaired", code="gpu_xid/79")
+        cluster.run("scancel", *plain, not_requeued, brief, check=False)
+        assert "done" in self.daemon.request(command="repaired", code="gpu_xid/79")
         cluster.wait_state(self.node, "IDLE", without=("DRAIN", "COMPLETING"))
 
     # kernel lines
 
-    def warning(self) -> str:
+    def warning_line(self) -> str:
         """Return a line that is always an event of its own: each has another link."""
         self.figures.events += 1
         number = self.figures.events
         text = f"SXid (PCI:0000:{number // 1000:02x}:00.0): 22013, Non-fatal, Link {number % 1000:02d} Minion Link"
         return f"[{uptime():12.6f}] nvidia-nvswitch0: {text} DLREQ interrupt"
 
-    def fault(self) -> str:
+    def fault_line(self) -> str:
         self.figures.events += 1
-        return xid(79, pci=self.pci(), when=uptime())
+        return xid_line(79, pci=self.pci(), when=uptime())
 
     def pci(self) -> str:
         return f"0000:{self.figures.faults:02x}:00"
@@ -182,12 +182,12 @@ class Patient:
         if process is None or process.poll() is not None:
             self.daemon.start()
 
-    def worker(self) -> int | None:
+    def worker_pid(self) -> int | None:
         """Return the pid of the worker, which the daemon starts first; None while it is being replaced."""
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             with suppress(StopIteration, OSError):
-                return self.daemon.worker()
+                return self.daemon.worker_pid()
             time.sleep(0.002)
         return None
 
@@ -202,15 +202,15 @@ class Patient:
             time.sleep(0.003)
 
     def ledger(self) -> dict[str, list[dict[str, object]]]:
-        found: dict[str, list[dict[str, object]]] = json.loads((self.daemon.run_dir / "ledger.json").read_text())
-        return found
+        document: dict[str, list[dict[str, object]]] = json.loads((self.daemon.run_dir / "ledger.json").read_text())
+        return document
 
-    def counted(self) -> int:
+    def counted_events(self) -> int:
         """Return the number of kernel events in all conditions. (A worker that a kill left inside NVML may add a
         hang.)"""
         ledger = self.ledger()
-        known = (*ledger["conditions"], *ledger.get("cleared", []))
-        return sum(int(str(c["count"])) for c in known if c["check"] in ("gpu_xid", "sxid"))
+        all_conditions = (*ledger["conditions"], *ledger.get("cleared", []))
+        return sum(int(str(entry["count"])) for entry in all_conditions if entry["check"] in ("gpu_xid", "sxid"))
 
 
 def uptime() -> float:
@@ -218,7 +218,7 @@ def uptime() -> float:
 
 
 @pytest.fixture
-def patients(kills: int, tmp_path: Path) -> Iterator[list[Patient]]:
+def killed_nodes(kills: int, tmp_path: Path) -> Iterator[list[KilledNode]]:
     with SlurmCluster(nodes=NODES) as cluster:
         slow = tmp_path / "bin" / "scontrol"
         slow.parent.mkdir()
@@ -226,13 +226,13 @@ def patients(kills: int, tmp_path: Path) -> Iterator[list[Patient]]:
         slow.chmod(0o755)
         env = {**cluster.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}
         share = -(-kills // NODES)
-        made = []
+        new_nodes = []
         for name in cluster.names:
             directory = tmp_path / name
             directory.mkdir()
-            made.append(Patient(cluster, name, directory, env, share))
-        yield made
-        for patient in made:
+            new_nodes.append(KilledNode(cluster, name, directory, env, share))
+        yield new_nodes
+        for patient in new_nodes:
             process = patient.daemon.process
             if process is not None and process.poll() is None:
                 process.kill()
@@ -240,24 +240,24 @@ def patients(kills: int, tmp_path: Path) -> Iterator[list[Patient]]:
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_once(
-    patients: list[Patient], kills: int, tmp_path: Path
+def test_each_event_counts_once_and_each_job_is_requeued_once_across_kills(
+    killed_nodes: list[KilledNode], kills: int, tmp_path: Path
 ) -> None:
     print(f"HEALTHD_KILLS_SEED={SEED}")
-    began = time.monotonic()
+    start = time.monotonic()
     with ThreadPoolExecutor(NODES) as pool:
-        figures = list(pool.map(Patient.live, patients))
-    seconds = time.monotonic() - began
+        figures = list(pool.map(KilledNode.run, killed_nodes))
+    seconds = time.monotonic() - start
 
-    for patient in patients:
+    for patient in killed_nodes:
         ledger = patient.ledger()
-        assert patient.counted() == patient.figures.events
+        assert patient.counted_events() == patient.figures.events
         assert [event.get("lines", 1) for event in ledger["events"]] == [1] * min(patient.figures.events, 500)
         assert "operator resumed" not in patient.log()
         assert "Traceback" not in patient.log()
         assert list(patient.gates.glob("*/*.new")) == [], "a partly written file remains"
 
-    cluster = patients[0].cluster
+    cluster = killed_nodes[0].cluster
     requeues: Counter[str] = Counter()
     completed = set()
     for line in cluster.log("slurmctld").splitlines():
@@ -266,22 +266,24 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
             assert found[1] not in completed, "a completed job was started again"
         if found := re.search(r"_job_complete: JobId=(\d+) done", line):
             completed.add(found[1])
-    wanted = set().union(*(f.requeued for f in figures))
-    assert {job: n for job, n in requeues.items() if n != 1} == {}
-    assert wanted <= set(requeues)
+    expected = set().union(*(statistics.requeued for statistics in figures))
+    assert {job: number for job, number in requeues.items() if number != 1} == {}
+    assert expected <= set(requeues)
     sent = Counter((tmp_path / "requeues").read_text().split())
-    assert {job: n for job, n in sent.items() if n != 1} == {}, "the command was sent twice for one run of a job"
+    assert {job: number for job, number in sent.items() if number != 1} == {}, (
+        "the command was sent twice for one run of a job"
+    )
 
-    done = sum(f.daemon_kills + f.worker_kills for f in figures)
-    between = sum(f.between for f in figures)
+    total_kills = sum(statistics.daemon_kills + statistics.worker_kills for statistics in figures)
+    between = sum(statistics.between for statistics in figures)
     print(
-        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, "
+        f"{total_kills} kills ({sum(statistics.worker_kills for statistics in figures)} of the worker, "
         f"{between} between drain and requeue), "
-        f"{sum(f.events for f in figures)} events, "
-        f"{sum(f.faults for f in figures)} drains, "
+        f"{sum(statistics.events for statistics in figures)} events, "
+        f"{sum(statistics.faults for statistics in figures)} drains, "
         f"{sum(requeues.values())} requeues, "
-        f"{sum(f.completed for f in figures)} jobs that completed in the gap: "
+        f"{sum(statistics.completed for statistics in figures)} jobs that completed in the gap: "
         f"{seconds:.0f} s"
     )
-    assert done >= kills
+    assert total_kills >= kills
     assert between > 0

@@ -11,7 +11,7 @@ from healthd_daemon import Healthd
 from waiting import until
 
 # The first run of its check is short.
-SLOW = """
+CONFIG = """
 interval_seconds = {interval}
 round_timeout_seconds = 200.0
 [checks.exec.slow]
@@ -19,27 +19,27 @@ command = ["/bin/sh", "-c", "[ ! -e {slow} ] || exec sleep 100"]
 timeout_seconds = 150.0
 """
 INTERVAL_SECONDS = 5.0
-HOLDS_SECONDS = 3 * INTERVAL_SECONDS  # of a verdict
+VALID_SECONDS = 3 * INTERVAL_SECONDS  # of a verdict
 
 
-def expires(daemon: Healthd) -> int:
+def expiry_time(daemon: Healthd) -> int:
     return int(daemon.verdict().split()[1])
 
 
-def test_the_verdict_does_not_expire_in_a_long_round_but_with_a_daemon_that_hangs(tmp_path: Path) -> None:
+def test_verdict_stays_valid_in_long_round_and_expires_with_stopped_daemon(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
-    with Healthd(config=SLOW.format(interval=INTERVAL_SECONDS, slow=slow)) as daemon:
+    with Healthd(config=CONFIG.format(interval=INTERVAL_SECONDS, slow=slow)) as daemon:
         slow.touch()
         last = daemon.status()["round"]["number"]
-        number = daemon.until(lambda s: s["round"]["number"] > last, "the next round has begun")["round"]["number"]
-        began = time.time()
-        while time.time() < began + 2 * HOLDS_SECONDS:
-            assert expires(daemon) >= int(time.time()), "the verdict has expired in a round"
+        number = daemon.wait_until(lambda s: s["round"]["number"] > last, "the next round has begun")["round"]["number"]
+        start = time.time()
+        while time.time() < start + 2 * VALID_SECONDS:
+            assert expiry_time(daemon) >= int(time.time()), "the verdict has expired in a round"
             time.sleep(0.2)
         assert daemon.status()["round"]["number"] == number, "the round was too short for this test"
         assert daemon.process is not None
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
-            until(lambda: expires(daemon) < int(time.time()), "the verdict of a stopped daemon expires")
+            until(lambda: expiry_time(daemon) < int(time.time()), "the verdict of a stopped daemon expires")
         finally:
             os.kill(daemon.process.pid, signal.SIGCONT)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, condition, xid
-from other_user import NOBODY, crowd
+from healthd_daemon import Healthd, condition, xid_line
+from other_user import NOBODY, many_connections
 
 from healthd.agent.conditions.bounds import MAX_CONDITIONS
 
@@ -33,10 +33,10 @@ def send(daemon: Healthd, line: bytes) -> dict[str, Any]:
         stream.settimeout(60)
         stream.connect(str(daemon.run_dir / "healthd.sock"))
         stream.sendall(line + b"\n")
-        said = b""
+        received = b""
         while chunk := stream.recv(1 << 16):
-            said += chunk
-    answer: dict[str, Any] = json.loads(said)
+            received += chunk
+    answer: dict[str, Any] = json.loads(received)
     return answer
 
 
@@ -60,16 +60,16 @@ REQUESTS = (
 )
 
 
-def test_no_request_ends_the_daemon(daemon: Healthd) -> None:
+def test_invalid_request_does_not_end_daemon(daemon: Healthd) -> None:
     for line in REQUESTS:
         assert list(send(daemon, line)) == ["error"], line[:80]
         status = daemon.status()
         assert (status["health"], status["dropped"], status["problems"]) == ("healthy", {}, []), line[:80]
 
 
-def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(daemon: Healthd) -> None:
+def test_endless_idle_connections_of_other_user_do_not_block_root(daemon: Healthd) -> None:
     daemon.directory.chmod(0o755)
-    with crowd(NOBODY, str(daemon.run_dir / "healthd.sock"), 100_000) as connected:
+    with many_connections(NOBODY, str(daemon.run_dir / "healthd.sock"), 100_000) as connected:
         assert sum(len(os.read(connected, 1)) for _ in range(80)) == 80, "new connections replace the oldest"
         for words in (
             ["status"],
@@ -85,14 +85,14 @@ def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(dae
             assert "does not answer" not in answer.stdout, words
 
 
-def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healthd) -> None:
+def test_xid_is_found_among_many_other_faults(daemon: Healthd) -> None:
     """The lines are written at once, and so read at once. Each is a fault of another part."""
-    others = [xid(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
-    daemon.kernel_line(xid(79), *others)
-    status = daemon.until(lambda s: s["kernel_log"]["events_total"] == OTHERS + 1, "all lines are read")
+    others = [xid_line(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
+    daemon.kernel_line(xid_line(79), *others)
+    status = daemon.wait_until(lambda s: s["kernel_log"]["events_total"] == OTHERS + 1, "all lines are read")
     assert condition(status, "gpu_xid/79") is not None, "the Xid is a condition"
-    told = [c for c in status["conditions"] if c["code"] in ("gpu_xid/31", "gpu_xid/others")]
-    assert sum(c["count"] for c in told) == OTHERS, "all faults are counted"
+    other_conditions = [entry for entry in status["conditions"] if entry["code"] in ("gpu_xid/31", "gpu_xid/others")]
+    assert sum(entry["count"] for entry in other_conditions) == OTHERS, "all faults are counted"
     assert len(status["conditions"]) == MAX_CONDITIONS, "the maximum number of parts have their own condition"
     assert status["health"] == "unhealthy"
     log = daemon.log.read_text()
@@ -100,20 +100,22 @@ def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healt
     assert re.search(r"WARNING: \d+ kernel events were evaluated but are no longer kept: more than 500", log)
 
 
-def test_an_xid_in_the_backlog_of_a_restart_is_seen_however_much_is_behind_it(daemon: Healthd) -> None:
-    daemon.kernel_line(xid(43, text="Ch 00000001"))
-    daemon.until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
+def test_xid_in_backlog_is_found_after_restart(daemon: Healthd) -> None:
+    daemon.kernel_line(xid_line(43, text="Ch 00000001"))
+    daemon.wait_until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
     daemon.kill()
-    others = [xid(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
-    daemon.kernel_line(xid(79), *others)
+    others = [xid_line(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
+    daemon.kernel_line(xid_line(79), *others)
     daemon.start()
-    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
+    status = daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
     assert status["health"] == "unhealthy"
 
 
-def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> None:
-    daemon.kernel_line(xid(43, text="Ch 00000001"), xid(63, "0000:5d:00", "Row Remapper: New row marked for remapping"))
-    daemon.until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
+def test_invalid_event_in_ledger_is_dropped_and_others_are_evaluated(daemon: Healthd) -> None:
+    daemon.kernel_line(
+        xid_line(43, text="Ch 00000001"), xid_line(63, "0000:5d:00", "Row Remapper: New row marked for remapping")
+    )
+    daemon.wait_until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
     daemon.kill()
     file = daemon.run_dir / "ledger.json"
     ledger = json.loads(file.read_text())
@@ -121,36 +123,36 @@ def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> 
     ledger["cursors"]["kmsg"] = {"boot_id": "b", "sequence": 1, "usec": 1e308}
     file.write_text(json.dumps(ledger))
     daemon.start()
-    daemon.kernel_line(xid(79))
-    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are still evaluated")
-    unread = condition(status, "kernel/rule_failed")
-    assert unread is None, "the event was evaluated when it arrived"
+    daemon.kernel_line(xid_line(79))
+    status = daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are still evaluated")
+    rule_failed = condition(status, "kernel/rule_failed")
+    assert rule_failed is None, "the event was evaluated when it arrived"
     assert status["dropped"] == {"kernel_log": 1}
     assert any(problem.startswith("kernel_log: 1 input was dropped") for problem in status["problems"])
     assert daemon.log.read_text().count("Traceback") == 1
-    daemon.kernel_line(xid(48, "0000:5d:00", "DBE"))
-    status = daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "the next Xid is evaluated too")
+    daemon.kernel_line(xid_line(48, "0000:5d:00", "DBE"))
+    status = daemon.wait_until(lambda s: condition(s, "gpu_xid/48") is not None, "the next Xid is evaluated too")
     assert status["dropped"] == {"kernel_log": 1}, "the invalid event is not tried again"
 
 
 @pytest.mark.parametrize(
-    ("was", "now"),
+    ("old_text", "new_text"),
     [('"count":1', f'"count":{"9" * 400}'), ('"subject":"0000:61:00.0"', '"subject":"\\ud800"')],
     ids=["a number of 400 digits", "a lone surrogate"],
 )
-def test_a_ledger_with_what_nothing_can_have_is_set_aside(daemon: Healthd, was: str, now: str) -> None:
-    daemon.kernel_line(xid(79))
-    daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the ledger has a condition")
+def test_ledger_with_impossible_value_is_set_aside(daemon: Healthd, old_text: str, new_text: str) -> None:
+    daemon.kernel_line(xid_line(79))
+    daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the ledger has a condition")
     daemon.kill()
     file = daemon.run_dir / "ledger.json"
-    assert was in file.read_text()
-    file.write_text(file.read_text().replace(was, now))
+    assert old_text in file.read_text()
+    file.write_text(file.read_text().replace(old_text, new_text))
     daemon.start()
     assert daemon.status()["health"] in ("healthy", "unhealthy")
     assert (daemon.run_dir / "ledger.json.unreadable").exists()
 
 
-def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_still_seen(tmp_path: Path) -> None:
+def test_garbage_from_slurm_is_slurm_problem_and_faults_are_found(tmp_path: Path) -> None:
     """Slurm's programs print random bytes."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -159,7 +161,7 @@ def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin"}
     with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
-        daemon.until(lambda s: bool(s["slurm"]["problem"]), "Slurm's problem is reported")
-        daemon.kernel_line(xid(79))
-        status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
+        daemon.wait_until(lambda s: bool(s["slurm"]["problem"]), "Slurm's problem is reported")
+        daemon.kernel_line(xid_line(79))
+        status = daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
         assert status["health"] == "unhealthy"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import OLD_VERSION, PYTHONS, RELEASES, built_package, older_package, package_node, put_old_version
+from packages import OLD_VERSION, PYTHONS, RELEASES, built_package, older_package, package_node, set_old_version
 from systemd_container import CHECKOUT, SystemdContainer
 
 SETTINGS = """\
@@ -27,7 +27,7 @@ listen = "off"
 XID = "NVRM: Xid (PCI:fffe:1f:1f): 79, pid=1, name=job, GPU has fallen off the bus."
 QUIET = "DEBIAN_FRONTEND=noninteractive"
 # Files that other programs keep about installed packages, and that systemd keeps about itself.
-NOT_THE_PACKAGES = (
+EXCLUDED_PATHS = (
     "/proc",
     "/sys",
     "/dev",
@@ -66,56 +66,62 @@ def box(release: str, packages: Path) -> Iterator[SystemdContainer]:
 
 def apt(box: SystemdContainer, *words: str) -> str:
     """Run apt-get as a script does, without questions. Return its output and that of the package's scripts."""
-    done = box.exec("env", QUIET, "apt-get", "-q", "-y", "--no-install-recommends", *words)
-    return done.stdout + done.stderr
+    completed = box.exec("env", QUIET, "apt-get", "-q", "-y", "--no-install-recommends", *words)
+    return completed.stdout + completed.stderr
 
 
-def until(box: SystemdContainer, reached: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        said = box.exec("healthd", "status", "--json", check=False)
-        if said.stdout.startswith("{") and reached(found := json.loads(said.stdout)):
-            return found
+def wait_for_status(
+    box: SystemdContainer, is_reached: Callable[[dict[str, Any]], bool], expectation: str
+) -> dict[str, Any]:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        completed = box.exec("healthd", "status", "--json", check=False)
+        if completed.stdout.startswith("{") and is_reached(status := json.loads(completed.stdout)):
+            return status
         time.sleep(0.2)
-    raise TimeoutError(f"not within {SECONDS} s: {what}\n{said.stdout}{said.stderr}\n{box.log('healthd')[-3000:]}")
+    raise TimeoutError(
+        f"not within {SECONDS} s: {expectation}\n{completed.stdout}{completed.stderr}\n{box.log('healthd')[-3000:]}"
+    )
 
 
-def stands(found: dict[str, Any]) -> tuple[str, float] | None:
+def xid_condition(status: dict[str, Any]) -> tuple[str, float] | None:
     """Return (state, first seen) of the condition that XID opens."""
-    for condition in found["conditions"]:
+    for condition in status["conditions"]:
         if condition["code"] == "gpu_xid/79":
             return condition["state"], condition["first_seen"]
     return None
 
 
-def fault(box: SystemdContainer) -> tuple[str, float]:
+def inject_fault(box: SystemdContainer) -> tuple[str, float]:
     with open(box.path("/srv/kernel.log"), "a") as log:
         log.write(f"{XID}\n")
-    known = stands(until(box, lambda found: stands(found) is not None, "the Xid opens a condition"))
+    known = xid_condition(
+        wait_for_status(box, lambda found: xid_condition(found) is not None, "the Xid opens a condition")
+    )
     assert known is not None
     return known
 
 
-def pid(box: SystemdContainer) -> str:
+def main_pid(box: SystemdContainer) -> str:
     return box.show("healthd", "MainPID")
 
 
-def restarted(box: SystemdContainer, before: str) -> None:
+def wait_until_restarted(box: SystemdContainer, old_pid: str) -> None:
     """Wait until systemd has restarted the daemon and it is ready."""
     deadline = time.monotonic() + SECONDS
-    while pid(box) in ("0", before) or box.show("healthd", "ActiveState") != "active":
+    while main_pid(box) in ("0", old_pid) or box.show("healthd", "ActiveState") != "active":
         assert time.monotonic() < deadline, box.log("healthd")[-3000:]
         time.sleep(0.2)
     assert int(box.show("healthd", "NRestarts")) >= 1
 
 
-def files(box: SystemdContainer) -> set[str]:
-    prune = " -o ".join(f"-path {path}" for path in NOT_THE_PACKAGES)
+def healthd_files(box: SystemdContainer) -> set[str]:
+    prune = " -o ".join(f"-path {path}" for path in EXCLUDED_PATHS)
     found = box.exec("bash", "-c", f"find / \\( {prune} \\) -prune -o -print").stdout.splitlines()
     return {path for path in found if "healthd" in path}
 
 
-def test_one_command_makes_a_node_watched_and_compiles_nothing(
+def test_install_makes_node_monitored_without_compiler_or_pip(
     box: SystemdContainer, packages: Path, release: str
 ) -> None:
     assert "default" not in box.exec("cat", "/proc/net/route").stdout
@@ -123,11 +129,11 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
     assert box.systemctl("is-active", "healthd") == "active"
     assert box.systemctl("is-enabled", "healthd") == "enabled"
     assert "slurmd.service" in box.show("healthd", "Before").split()
-    said = box.exec("healthd", "status", check=False)
-    assert "mode observe" in said.stdout, said.stdout + said.stderr
+    status = box.exec("healthd", "status", check=False)
+    assert "mode observe" in status.stdout, status.stdout + status.stderr
 
-    inside = box.exec("readlink", "-f", "/opt/healthd/bin/python").stdout.strip()
-    assert inside == f"/usr/bin/{PYTHONS[release]}"
+    interpreter = box.exec("readlink", "-f", "/opt/healthd/bin/python").stdout.strip()
+    assert interpreter == f"/usr/bin/{PYTHONS[release]}"
     assert "No module named pip" in box.exec("/opt/healthd/bin/python", "-m", "pip", check=False).stderr
     for command in (("list",), ("explain", "gpu_xid/79"), ("fleet", "--help")):
         box.exec("healthd", *command)
@@ -146,68 +152,69 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
     box.exec("test", "-x", "/opt/healthd/share/healthd/slurm/prolog")
 
 
-def test_settings_that_were_there_first_stand_and_are_reloaded_or_refused(
-    box: SystemdContainer, packages: Path
-) -> None:
+def test_existing_settings_are_kept_and_reloaded_or_rejected(box: SystemdContainer, packages: Path) -> None:
     """Some deployment tools write the files before they install packages."""
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     apt(box, "install", f"{packages}/new.deb")
     assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
-    daemon = pid(box)
+    daemon_pid = main_pid(box)
 
     changed = SETTINGS.replace("# the site's own", 'mode = "drain"')
     box.write("/etc/healthd/healthd.toml", changed)
     box.systemctl("reload", "healthd")
-    until(box, lambda found: found["mode"] == "drain", "the new settings are in force")
+    wait_for_status(box, lambda found: found["mode"] == "drain", "the new settings are in force")
     box.write("/etc/healthd/healthd.toml", changed.replace("drain", "demolish"))
     box.systemctl("reload", "healthd", check=False)
-    end = time.monotonic() + SECONDS
+    deadline = time.monotonic() + SECONDS
     while "demolish" not in box.log("healthd"):
-        assert time.monotonic() < end, box.log("healthd")
+        assert time.monotonic() < deadline, box.log("healthd")
         time.sleep(0.2)
     assert box.status()["mode"] == "drain"
-    assert pid(box) == daemon
+    assert main_pid(box) == daemon_pid
 
     # Rejected settings are reported where the administrator looks.
-    said = apt(box, "install", "--reinstall", f"{packages}/new.deb")
-    assert "its settings are refused" in said
-    assert "demolish" in said
-    assert "systemctl restart healthd" in said
-    assert "deb-systemd-invoke" not in said
-    assert (box.status()["mode"], pid(box)) == ("drain", daemon)  # the daemon with the valid settings keeps running
+    output = apt(box, "install", "--reinstall", f"{packages}/new.deb")
+    assert "its settings are refused" in output
+    assert "demolish" in output
+    assert "systemctl restart healthd" in output
+    assert "deb-systemd-invoke" not in output
+    assert (box.status()["mode"], main_pid(box)) == (
+        "drain",
+        daemon_pid,
+    )  # the daemon with the valid settings keeps running
 
 
-def test_a_daemon_that_is_killed_or_hangs_is_back_and_knows_what_it_knew(box: SystemdContainer, packages: Path) -> None:
+def test_killed_or_hung_daemon_restarts_with_its_conditions(box: SystemdContainer, packages: Path) -> None:
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     apt(box, "install", f"{packages}/new.deb")
-    known = fault(box)
-    first = pid(box)
-    box.exec("kill", "-KILL", first)
-    restarted(box, first)
-    assert stands(box.status()) == known
+    known_condition = inject_fault(box)
+    first_pid = main_pid(box)
+    box.exec("kill", "-KILL", first_pid)
+    wait_until_restarted(box, first_pid)
+    assert xid_condition(box.status()) == known_condition
 
     box.write("/etc/systemd/system/healthd.service.d/site.conf", "[Service]\nWatchdogSec=20\n")
     box.systemctl("daemon-reload")
     box.systemctl("restart", "healthd")
-    hung = pid(box)
-    box.exec("kill", "-STOP", hung)
-    restarted(box, hung)
+    hung_pid = main_pid(box)
+    box.exec("kill", "-STOP", hung_pid)
+    wait_until_restarted(box, hung_pid)
     assert "Watchdog timeout" in box.log("healthd")
-    assert stands(box.status()) == known
+    assert xid_condition(box.status()) == known_condition
 
 
-def test_an_upgrade_and_a_rollback_ask_nothing_and_forget_nothing(box: SystemdContainer, packages: Path) -> None:
+def test_upgrade_and_rollback_need_no_answer_and_keep_state(box: SystemdContainer, packages: Path) -> None:
     apt(box, "install", f"{packages}/older.deb")
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     box.systemctl("restart", "healthd")
     assert box.status()["version"] == OLD_VERSION
-    known = fault(box)
+    known_condition = inject_fault(box)
     for package, options in (("new.deb", ()), ("older.deb", ("--allow-downgrades",))):
-        before = pid(box)
+        old_pid = main_pid(box)
         apt(box, "install", *options, f"{packages}/{package}")
         assert (box.status()["version"] == OLD_VERSION) == (package == "older.deb")
-        assert pid(box) != before
-        assert stands(box.status()) == known
+        assert main_pid(box) != old_pid
+        assert xid_condition(box.status()) == known_condition
         assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
         assert box.systemctl("is-enabled", "healthd") == "enabled"
     box.systemctl("disable", "--now", "healthd")
@@ -216,32 +223,32 @@ def test_an_upgrade_and_a_rollback_ask_nothing_and_forget_nothing(box: SystemdCo
     assert box.systemctl("is-active", "healthd", check=False) == "inactive"
 
 
-def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdContainer, packages: Path) -> None:
-    before = files(box)
+def test_remove_keeps_state_and_purge_deletes_everything(box: SystemdContainer, packages: Path) -> None:
+    files_before = healthd_files(box)
     apt(box, "install", f"{packages}/new.deb")
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     box.write("/etc/healthd/notes", "the site's own")
     box.systemctl("restart", "healthd")
-    known = fault(box)
+    known_condition = inject_fault(box)
     apt(box, "remove", "healthd")
     assert not box.path("/opt/healthd").exists()
     assert box.show("healthd", "LoadState") == "not-found"
     assert box.exec("pgrep", "-f", "healthd run", check=False).stdout == ""
     apt(box, "install", f"{packages}/new.deb")
     assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
-    assert stands(box.status()) == known
+    assert xid_condition(box.status()) == known_condition
     apt(box, "purge", "healthd")
-    assert files(box) - before == set()
+    assert healthd_files(box) - files_before == set()
     assert box.path("/opt").is_dir()
     assert not box.path("/run/healthd").exists()
     apt(box, "install", f"{packages}/new.deb")
-    assert stands(box.status()) is None
+    assert xid_condition(box.status()) is None
 
     # Settings that are a symbolic link stay one, and the target belongs to the site.
     box.write("/srv/site.toml", SETTINGS)
     box.exec("ln", "-sf", "/srv/site.toml", "/etc/healthd/healthd.toml")
-    for before in (["install", "--reinstall", f"{packages}/new.deb"], ["remove", "healthd"]):
-        apt(box, *before)
+    for files_before in (["install", "--reinstall", f"{packages}/new.deb"], ["remove", "healthd"]):
+        apt(box, *files_before)
         apt(box, "install", f"{packages}/new.deb")
         assert box.exec("readlink", "/etc/healthd/healthd.toml").stdout.strip() == "/srv/site.toml"
         assert box.exec("ls", "/etc/healthd").stdout.split() == ["healthd.toml"]
@@ -250,13 +257,13 @@ def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdCon
     assert box.path("/srv/site.toml").read_text() == SETTINGS
 
 
-def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
+def test_manual_installation_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
     """An older version, installed as docs/deploy.md describes, with a unit that would override that of the package."""
-    by_hand = packages / "by-hand"
-    box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(by_hand))
-    put_old_version(by_hand, release)
-    box.exec("cp", "-a", f"{by_hand}/opt/healthd", "/opt/healthd")
-    box.exec("rm", "-r", str(by_hand))
+    manual_tree = packages / "by-hand"
+    box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(manual_tree))
+    set_old_version(manual_tree, release)
+    box.exec("cp", "-a", f"{manual_tree}/opt/healthd", "/opt/healthd")
+    box.exec("rm", "-r", str(manual_tree))
     box.exec("ln", "-s", "/opt/healthd/bin/healthd", "/usr/bin/healthd")
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     unit = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
@@ -264,14 +271,14 @@ def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: 
     box.write("/opt/healthd/lib/leftover", "")
     box.systemctl("enable", "--now", "healthd")
     assert box.status()["version"] == OLD_VERSION
-    known, before = fault(box), pid(box)
+    known_condition, old_pid = inject_fault(box), main_pid(box)
 
-    said = apt(box, "install", f"{packages}/new.deb")
-    assert "/etc/systemd/system/healthd.service was not this package's" in said
-    assert "/opt/healthd was not this package's" in said
+    output = apt(box, "install", f"{packages}/new.deb")
+    assert "/etc/systemd/system/healthd.service was not this package's" in output
+    assert "/opt/healthd was not this package's" in output
     assert box.status()["version"] != OLD_VERSION
-    assert pid(box) != before
-    assert stands(box.status()) == known
+    assert main_pid(box) != old_pid
+    assert xid_condition(box.status()) == known_condition
     assert box.show("healthd", "Environment") == ""
     assert box.show("healthd", "FragmentPath").endswith("/lib/systemd/system/healthd.service")
     assert box.systemctl("is-enabled", "healthd") == "enabled"
@@ -286,9 +293,7 @@ def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: 
     assert box.status()["version"] != OLD_VERSION
 
 
-def test_a_unit_that_is_linked_is_taken_over_and_a_package_that_breaks_gives_all_back(
-    box: SystemdContainer, packages: Path
-) -> None:
+def test_linked_unit_is_taken_over_and_restored_when_package_fails(box: SystemdContainer, packages: Path) -> None:
     tree = packages / "linked"
     box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(tree))
     box.exec("mkdir", "-p", "/opt")
@@ -301,31 +306,31 @@ def test_a_unit_that_is_linked_is_taken_over_and_a_package_that_breaks_gives_all
     box.exec("ln", "-s", "/opt/healthd/bin/healthd", "/usr/bin/healthd")
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     box.systemctl("enable", "--now", "/opt/healthd/share/healthd/healthd.service")
-    linked = "/etc/systemd/system/healthd.service"
-    assert box.path(linked).is_symlink()
+    linked_unit = "/etc/systemd/system/healthd.service"
+    assert box.path(linked_unit).is_symlink()
 
-    def is_by_hand() -> bool:
+    def is_manual_installation() -> bool:
         return (
             box.path("/opt/healthd/BY-HAND").exists()
-            and box.path(linked).is_symlink()
+            and box.path(linked_unit).is_symlink()
             and box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
             and box.exec("healthd", "--version", check=False).returncode == 0
             and box.systemctl("is-enabled", "healthd", check=False) in ("enabled", "linked")
         )
 
-    whole = (packages / "new.deb").read_bytes()
-    (packages / "broken.deb").write_bytes(whole[: len(whole) * 3 // 4])
+    package_bytes = (packages / "new.deb").read_bytes()
+    (packages / "broken.deb").write_bytes(package_bytes[: len(package_bytes) * 3 // 4])
     assert box.exec("dpkg", "-i", f"{packages}/broken.deb", check=False).returncode != 0
-    assert is_by_hand()
-    daemon = pid(box)
+    assert is_manual_installation()
+    daemon_pid = main_pid(box)
     box.exec("dpkg", "--unpack", f"{packages}/new.deb")
     assert not box.path("/opt/healthd/BY-HAND").exists()
     box.exec("dpkg", "--remove", "healthd")
-    assert is_by_hand()
-    assert pid(box) == daemon
+    assert is_manual_installation()
+    assert main_pid(box) == daemon_pid
 
     apt(box, "install", f"{packages}/new.deb")
-    assert not box.path(linked).is_symlink()
+    assert not box.path(linked_unit).is_symlink()
     assert box.systemctl("is-enabled", "healthd") == "enabled"
     assert box.show("healthd", "FragmentPath").endswith("/lib/systemd/system/healthd.service")
-    assert pid(box) not in ("0", daemon)
+    assert main_pid(box) not in ("0", daemon_pid)

@@ -16,31 +16,31 @@ import pytest
 from requirements import require_programs, require_root
 
 KERNEL = tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2])
-TELLS_OF_A_SHUTDOWN = KERNEL >= (6, 15)
+REPORTS_SHUTDOWN = KERNEL >= (6, 15)
 
-AN_ERROR = 'echo 1 > "/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$point")")/trigger_fs_error"'
+TRIGGER_ERROR = 'echo 1 > "/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$point")")/trigger_fs_error"'
 SHUT_DOWN = (
     f"{sys.executable} -c 'import fcntl, os, struct, sys; "
     'fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack("I", 2))\' "$point"'  # EXT4_IOC_SHUTDOWN
 )
-FULL = 'dd if=/dev/zero of="$point/big" bs=1M 2>/dev/null || true'
-NO_INODES = 'mkdir "$point/d"; seq -f "$point/d/%g" 5000 | xargs touch 2>/dev/null || true'
+FILL_SPACE = 'dd if=/dev/zero of="$point/big" bs=1M 2>/dev/null || true'
+FILL_INODES = 'mkdir "$point/d"; seq -f "$point/d/%g" 5000 | xargs touch 2>/dev/null || true'
 
 
 @pytest.mark.parametrize(
     ("options", "problem", "expected"),
     [
         ("errors=remount-ro", ":", []),
-        ("errors=remount-ro", AN_ERROR, ["block_device/stopped"]),
-        ("errors=continue", SHUT_DOWN, ["block_device/stopped"] if TELLS_OF_A_SHUTDOWN else []),
+        ("errors=remount-ro", TRIGGER_ERROR, ["block_device/stopped"]),
+        ("errors=continue", SHUT_DOWN, ["block_device/stopped"] if REPORTS_SHUTDOWN else []),
         ("ro", ":", []),
         ("rw", 'mount -o remount,ro "$point"', []),
         ("rw", 'mount -o remount,bind,ro "$point"', []),
-        ("rw", FULL, ["disk_space/no_space"]),
-        ("rw", NO_INODES, ["disk_space/no_inodes"]),
+        ("rw", FILL_SPACE, ["disk_space/no_space"]),
+        ("rw", FILL_INODES, ["disk_space/no_inodes"]),
     ],
 )
-def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
+def test_checks_report_file_system_errors_and_only_those(
     tmp_path: Path, options: str, problem: str, expected: list[str]
 ) -> None:
     require_root()
@@ -51,10 +51,10 @@ def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
     subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, timeout=240)
     point.mkdir()
     config.write_text(f'[checks.disk_space]\npaths = ["{point}"]\n')
-    look = f"{sys.executable} -m healthd check --json --config {config} block_device disk_space"
-    script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {problem}; exec {look}'
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
-    assert done.stderr == ""
-    conditions = json.loads(done.stdout)["conditions"]
+    check_command = f"{sys.executable} -m healthd check --json --config {config} block_device disk_space"
+    script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {problem}; exec {check_command}'
+    completed = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
+    assert completed.stderr == ""
+    conditions = json.loads(completed.stdout)["conditions"]
     assert [condition["code"] for condition in conditions] == expected
     assert all(condition["subject"] == str(point) for condition in conditions)

@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from of_this_run import of_this_run
+from of_this_run import name_with_run
 from requirements import require, require_programs, require_root
 
 from healthd.agent.kernel_log.file import FollowedFile
@@ -46,137 +46,143 @@ def inject():
 
 @pytest.fixture
 def kmsg():
-    opened = []
+    sources = []
 
     def kmsg(cursor=None, injected=True):
-        opened.append(open_source("kmsg", "/", cursor, injected))
-        return opened[-1]
+        sources.append(open_source("kmsg", "/", cursor, injected))
+        return sources[-1]
 
     yield kmsg
-    for source in opened:
+    for source in sources:
         source.close()
 
 
-def drain(source):
+def read_all(source):
     lines = source.read()
     while source.pending:
         lines += source.read()
     return lines
 
 
-def xid():
+def unique_xid_line():
     """Return a line unique to this test, with an address of no GPU."""
     mark = uuid.uuid4().hex[:8]
     return f"NVRM: Xid (PCI:fffe:1f:1f): 79, pid=1, name={mark}, GPU has fallen off the bus."
 
 
-def test_a_line_in_the_kernels_log_is_read_at_once_with_the_right_time(inject, kmsg):
+def test_line_is_read_at_once_with_correct_time(inject, kmsg):
     source = kmsg()
-    drain(source)
-    text, began = xid(), time.time()
+    read_all(source)
+    text, started_at = unique_xid_line(), time.time()
     inject(text)
     assert select.select([source.fileno()], [], [], 60)[0]
-    (line,) = [line for line in drain(source) if line.text == text]
-    assert began - 2 < line.time < time.time() + 2
+    (line,) = [line for line in read_all(source) if line.text == text]
+    assert started_at - 2 < line.time < time.time() + 2
     assert not line.history
     event = make_event(line, Host().boot_id())
     assert event is not None
     assert (event.code, event.pci) == ("79", "fffe:1f:1f.0")
 
 
-def test_what_a_program_wrote_does_not_count_unless_it_is_admitted(inject, kmsg):
-    text = xid()
+def test_line_of_program_counts_only_if_injection_is_accepted(inject, kmsg):
+    text = unique_xid_line()
     inject(text)
-    assert text not in [line.text for line in drain(kmsg(injected=False))]
-    assert text in [line.text for line in drain(kmsg(injected=True))]
+    assert text not in [line.text for line in read_all(kmsg(injected=False))]
+    assert text in [line.text for line in read_all(kmsg(injected=True))]
 
 
-def test_a_restart_reads_each_line_once(inject, kmsg):
+def test_restart_reads_each_line_once(inject, kmsg):
     source = kmsg()
-    drain(source)
-    cursor, text = source.cursor, xid()
+    read_all(source)
+    cursor, text = source.cursor, unique_xid_line()
     inject(text)
-    again = kmsg(cursor)
-    assert [line.text for line in drain(again) if line.text == text] == [text]
-    assert [line.text for line in drain(kmsg(again.cursor)) if line.text == text] == []
+    reopened = kmsg(cursor)
+    assert [line.text for line in read_all(reopened) if line.text == text] == [text]
+    assert [line.text for line in read_all(kmsg(reopened.cursor)) if line.text == text] == []
 
 
 # --- a reader that receives nothing, is closed, or is too slow
 
 
-def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg):
+def test_silent_reader_is_detected_by_second_reader(inject, kmsg):
     source = kmsg()
-    drain(source)
+    read_all(source)
     source.check_delivery()
-    text = xid()
+    text = unique_xid_line()
     inject(text)
     source.check_delivery()
-    assert text in [line.text for line in drain(source)], "a reader that receives lines is not silent"
+    assert text in [line.text for line in read_all(source)], "a reader that receives lines is not silent"
     source.check_delivery()
-    nothing, writer = os.pipe2(os.O_NONBLOCK)
-    os.dup2(nothing, source.fileno())  # gives neither a line nor an error
-    inject(xid())
-    assert drain(source) == []
+    empty_pipe, writer = os.pipe2(os.O_NONBLOCK)
+    os.dup2(empty_pipe, source.fileno())  # gives neither a line nor an error
+    inject(unique_xid_line())
+    assert read_all(source) == []
     source.check_delivery()
     with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
-    os.close(nothing)
+    os.close(empty_pipe)
     os.close(writer)
 
 
-def test_a_reader_that_is_deaf_or_dead_is_opened_again_and_loses_no_line(inject):
+def test_silent_or_closed_reader_is_reopened_without_loss(inject):
     now = 1000.0
     log = KernelLogReader("kmsg", "/", Host().boot_id(), True, time.time, lambda: now)
     log.open()
-    hear(log)
-    nothing, writer = os.pipe2(os.O_NONBLOCK)
-    for failures, breaks in enumerate((lambda fd: os.dup2(nothing, fd), os.close), start=1):
+    read_texts(log)
+    empty_pipe, writer = os.pipe2(os.O_NONBLOCK)
+    for failures, break_reader in enumerate((lambda fd: os.dup2(empty_pipe, fd), os.close), start=1):
         log.end_round()
         ((descriptor, _),) = log.waits()
-        breaks(descriptor)
-        text = xid()
+        break_reader(descriptor)
+        text = unique_xid_line()
         inject(text)
-        assert hear(log) == []
+        assert read_texts(log) == []
         log.end_round()
-        hear(log)
+        read_texts(log)
         log.end_round()
-        hear(log)
+        read_texts(log)
         assert (log.status.alive, log.status.restarts_total) == (False, failures), log.status
-        assert [(up.source, up.up) for up in log.sources] == [("kernel_log", False), ("journal", True)]
+        assert [(source_status.source, source_status.up) for source_status in log.sources] == [
+            ("kernel_log", False),
+            ("journal", True),
+        ]
         now += RETRY_SECONDS[0]
-        assert text in hear(log)
+        assert text in read_texts(log)
         assert log.status.alive
-        assert [(up.source, up.up) for up in log.sources] == [("kernel_log", True), ("journal", True)]
+        assert [(source_status.source, source_status.up) for source_status in log.sources] == [
+            ("kernel_log", True),
+            ("journal", True),
+        ]
     log.close()
-    os.close(nothing)
+    os.close(empty_pipe)
     os.close(writer)
 
 
-def hear(log):
+def read_texts(log):
     texts = [event.text for event in log.read()]
     while log.deadline == 0.0:
         texts += [event.text for event in log.read()]
     return texts
 
 
-def test_more_than_the_ring_holds_is_counted_as_lost_and_named_for_the_journal(inject, kmsg):
+def test_overflow_of_ring_is_counted_as_lost_and_reported_for_journal(inject, kmsg):
     """This overwrites the machine's ring once: the old lines are gone afterwards, as after any storm."""
     ring_bytes = ctypes.CDLL(None, use_errno=True).klogctl(10, None, 0)
     if not 0 < ring_bytes <= 4 << 20:
         require(f"a ring of {ring_bytes} bytes is too large to be filled")
     source = kmsg()
-    drain(source)
+    read_all(source)
     before, gaps = source.cursor["sequence"], source.gaps
     filler = "x" * 900
     for number in range(ring_bytes // 900 + 200):
         inject(f"healthd test fills the ring {number} {filler}")
-    text = xid()
+    text = unique_xid_line()
     inject(text)
-    given = drain(source)
-    assert text in [line.text for line in given], "the last line, apart from later lines of others"
+    received = read_all(source)
+    assert text in [line.text for line in received], "the last line, apart from later lines of others"
     assert source.overruns >= 1
     assert source.lost > 0
-    assert before + source.lost + len(given) >= source.cursor["sequence"] - 50, "each record is lost or received"
+    assert before + source.lost + len(received) >= source.cursor["sequence"] - 50, "each record is lost or received"
     (gap,) = source.gaps[len(gaps) :]
     assert gap.since_usec < gap.until_usec
     assert any("overwritten" in note for note in source.take_notes())
@@ -202,33 +208,33 @@ for place in range(0, len(memory), 4096):
 COMMS = ("NVRM: Xid (PCI:0", "Xid (0): 79, a", "NVRM: Xid (0): ", "SXid (0): 11013", "\nXid (0): 79, a")
 
 
-def nothing_of(source, mark, tmp_path, lines=()):
+def assert_no_event(source, mark, tmp_path, lines=()):
     """Check that the kernel wrote lines with `mark` and that no source makes an event. `lines`: read before."""
     lines = list(lines)
-    end = time.monotonic() + 60
-    while not any(mark in line.text for line in lines) and time.monotonic() < end:
+    deadline = time.monotonic() + 60
+    while not any(mark in line.text for line in lines) and time.monotonic() < deadline:
         select.select([source.fileno()], [], [], 0.2)
         lines += source.read()
     time.sleep(0.1)
-    lines += drain(source)
-    found = [line for line in lines if mark in line.text]
-    assert found, "the kernel wrote no such line"
+    lines += read_all(source)
+    matching = [line for line in lines if mark in line.text]
+    assert matching, "the kernel wrote no such line"
     events = [event for line in lines if (event := make_event(line, "b1")) is not None]
     assert [event.text for event in events if event.kind != "oom" and mark in event.text] == []
     # The same lines as written by a syslog daemon that reads /dev/kmsg: one line per record, control characters
     # escaped.
     log = tmp_path / "kern.log"
-    escaped = (line.text.replace("\n", "#012") for line in found)
+    escaped = (line.text.replace("\n", "#012") for line in matching)
     log.write_text("".join(f"Nov 21 15:00:00 node17 kernel: [13696.658651] {text}\n" for text in escaped))
     followed = FollowedFile(str(log), None)
     events = [event for line in followed.read() if (event := make_event(line, "b1")) is not None]
     followed.close()
     assert [event.text for event in events if event.kind != "oom"] == []
-    return found
+    return matching
 
 
 @pytest.mark.parametrize("comm", COMMS)
-def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_path, comm):
+def test_crash_of_process_named_like_fault_is_no_event(kmsg, tmp_path, comm):
     require_root()
     require_programs("gcc", packages="gcc")
     program = tmp_path / f"x\n{FAULT}"  # the kernel also prints the name of the crashed file
@@ -236,34 +242,34 @@ def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_pa
     source.write_text(CRASH)
     subprocess.run(["gcc", "-o", str(program), str(source)], check=True)
     log = kmsg(injected=False)
-    drain(log)
+    read_all(log)
     mark, lines = comm[:15].strip(), []
     for _ in range(60):  # the kernel rate-limits such lines: 10 in 5 s for the whole machine
-        died = subprocess.run([FAULT, comm], executable=str(program), check=False)
-        assert died.returncode == -signal.SIGSEGV
+        completed = subprocess.run([FAULT, comm], executable=str(program), check=False)
+        assert completed.returncode == -signal.SIGSEGV
         time.sleep(0.2)
-        lines += drain(log)
+        lines += read_all(log)
         if any(mark in line.text for line in lines):
             break
         time.sleep(1)
-    nothing_of(log, mark, tmp_path, lines)
+    assert_no_event(log, mark, tmp_path, lines)
 
 
-def test_an_oom_kill_in_a_cgroup_with_the_name_of_a_fault_is_nothing_but_an_oom_kill(kmsg, tmp_path):
+def test_oom_kill_in_cgroup_named_like_fault_is_only_oom_kill(kmsg, tmp_path):
     require_root()
-    with cgroup_of(f"{FAULT} {of_this_run('oom')}") as folder:
+    with limited_cgroup(f"{FAULT} {name_with_run('oom')}") as folder:
         log = kmsg(injected=False)
-        drain(log)
+        read_all(log)
         join = 'echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
         argv = ["sh", "-c", join, "sh", folder, sys.executable, "-c", HOG, "Xid (0): 79, a"]
-        died = subprocess.run(argv, check=False)
-        assert died.returncode == -signal.SIGKILL
-        lines = nothing_of(log, "Xid (0): 79, a", tmp_path)
+        completed = subprocess.run(argv, check=False)
+        assert completed.returncode == -signal.SIGKILL
+        lines = assert_no_event(log, "Xid (0): 79, a", tmp_path)
     assert any(f"memcg=/{FAULT}" in line.text for line in lines)
 
 
 @contextlib.contextmanager
-def cgroup_of(name):
+def limited_cgroup(name):
     """Yield the folder of a cgroup limited to 20 MiB (version 1 or 2)."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         folder = f"{base}/{name}"
@@ -287,18 +293,18 @@ def cgroup_of(name):
     require("no cgroup can limit memory here")
 
 
-def test_a_program_cannot_write_a_line_of_the_kernels_facility(kmsg):
+def test_program_cannot_write_with_kernel_facility(kmsg):
     """Only root may write to /dev/kmsg at all. The kernel changes facility 0 to that of users."""
     require_root()
     source = kmsg(injected=False)
-    drain(source)
-    text = xid()
+    read_all(source)
+    text = unique_xid_line()
     for priority in ("", "<0>", "<4>", "<7>", "<12>", "<2047>"):
         with open("/dev/kmsg", "w", buffering=1) as file:
             file.write(f"{priority}{text}\n")
-    assert [line.text for line in drain(source) if line.text == text] == []
+    assert [line.text for line in read_all(source) if line.text == text] == []
     raw = kmsg(injected=True)
-    assert [line.text for line in drain(raw) if line.text == text] == [text] * 6
+    assert [line.text for line in read_all(raw) if line.text == text] == [text] * 6
 
 
 JOURNAL = textwrap.dedent(
@@ -379,20 +385,20 @@ JOURNAL = textwrap.dedent(
 )
 
 
-def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path):
+def test_journal_gives_same_lines_as_ring_each_once(inject, tmp_path):
     """A separate journald in its own mount namespace leaves no trace on the machine."""
     require_programs("unshare", packages="util-linux")
     journald = "/lib/systemd/systemd-journald"
     if not os.access(journald, os.X_OK) or not os.path.exists("/etc/machine-id"):
         require("there is no systemd-journald here")
-    text = xid()[:-1]
+    text = unique_xid_line()[:-1]
     (tmp_path / "journal.py").write_text(JOURNAL)
     script = f"""
         mount --make-rprivate / && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/log &&
         mkdir -p /run/systemd/journal /run/log/journal && {journald} & journald=$!
         for _ in $(seq 600); do [ -e /run/systemd/journal/socket ] && break; sleep 0.1; done
         {sys.executable} {tmp_path}/journal.py "$1"; status=$?; kill $journald; wait; exit $status"""
-    done = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", text],
         capture_output=True,
         text=True,
@@ -401,10 +407,10 @@ def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    late = told.pop("late")
-    assert told == {
+    assert completed.returncode == 0, completed.stderr
+    results = json.loads(completed.stdout)
+    clock_difference = results.pop("late")
+    assert results == {
         "history": [True],
         "again": [text + "2"],
         "new": [False],
@@ -416,7 +422,7 @@ def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path
         "forged": [],
         "written": 7,
     }
-    assert late < 300
+    assert clock_difference < 300
 
 
 FORGE = """
@@ -426,20 +432,20 @@ libc.mount(b"none", b"/mnt", b"tmpfs", 0, ("zz\\n" + sys.argv[1]).encode())
 """
 
 
-def test_a_line_break_in_a_mount_option_forges_nothing_here_and_only_a_doubted_line_in_dmesg(kmsg):
+def test_line_break_in_mount_option_forges_only_unproven_line_in_dmesg(kmsg):
     """A user without privileges can do the same in a user namespace, but some distributions forbid that for a test."""
     require_root()
     require_programs("unshare", "dmesg", packages="util-linux")
     disk = f"fake{os.getpid()}"
     forged = f"EXT4-fs error (device {disk}): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0"
     subprocess.run(["unshare", "--mount", sys.executable, "-c", FORGE, forged], check=True, timeout=240)
-    (line,) = [line for line in drain(kmsg(injected=False)) if disk in line.text]
+    (line,) = [line for line in read_all(kmsg(injected=False)) if disk in line.text]
     assert f"'zz\n{forged}" in line.text
     assert make_event(line, "b") is None
-    for how in (["-S"], [], ["-T"]):
-        said = subprocess.run(["dmesg", *how], check=True, capture_output=True, timeout=240).stdout
-        assert disk.encode() in said
+    for dmesg_options in (["-S"], [], ["-T"]):
+        output = subprocess.run(["dmesg", *dmesg_options], check=True, capture_output=True, timeout=240).stdout
+        assert disk.encode() in output
         argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
-        scanned = subprocess.run(argv, input=said, capture_output=True, timeout=240)
-        found = [one for one in map(json.loads, scanned.stdout.splitlines()) if disk in one["text"]]
-        assert [(one["code"], one["unproven"]) for one in found] == [("filesystem/errors", True)], how
+        scanned = subprocess.run(argv, input=output, capture_output=True, timeout=240)
+        events = [event for event in map(json.loads, scanned.stdout.splitlines()) if disk in event["text"]]
+        assert [(event["code"], event["unproven"]) for event in events] == [("filesystem/errors", True)], dmesg_options

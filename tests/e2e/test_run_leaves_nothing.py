@@ -29,16 +29,16 @@ sys.path[:0] = {[str(E2E), str(E2E.parent / "support"), str(E2E.parents[1])]!r}
 pytest_plugins = ["alone", "started"]
 """
 # Starts what tests start, without the code that would end it when they are killed.
-BEGINS = """
+STARTING_TEST = """
 import json, os, subprocess, time
 from pathlib import Path
 
 import psutil
 from frozen import wait_for_d_state
 from healthd_daemon import Healthd
-from of_this_run import FOLDER, of_this_run
+from of_this_run import FOLDER, name_with_run
 from slurm_cluster import SlurmCluster
-from slurm_look import listed
+from slurm_look import listed_pids
 from waiting import until
 
 NOTE, ELSEWHERE = Path({note!r}), Path({elsewhere!r})
@@ -54,7 +54,7 @@ def image(name):
 
 def frozen_cgroup():
     for root, file, value in (("freezer", "freezer.state", "FROZEN"), ("", "cgroup.freeze", "1")):
-        cgroup = Path("/sys/fs/cgroup", root, of_this_run("cgroup"))
+        cgroup = Path("/sys/fs/cgroup", root, name_with_run("cgroup"))
         if Path("/sys/fs/cgroup", root, "cgroup.procs").exists():
             (cgroup / "inner").mkdir(parents=True)
             sleeper = subprocess.Popen(["setsid", "sleep", "3000"], env=UNMARKED, cwd="/")
@@ -66,7 +66,7 @@ def frozen_cgroup():
 def test_it():
     cluster = SlurmCluster(nodes=1).__enter__()
     job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
-    until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")
+    until(lambda: len(listed_pids(cluster, job, "n1")) == 2, "the script and its sleep run")
     daemon = Healthd("--interval", "0.5").__enter__()
     cgroup, sleeper = frozen_cgroup()
 
@@ -82,10 +82,10 @@ def test_it():
     stuck = subprocess.Popen(["setsid", "touch", str(disk / "x")], env=UNMARKED, cwd="/")
     wait_for_d_state(stuck.pid)
 
-    jobs = [psutil.Process(pid) for pid in listed(cluster, job, "n1")]
+    jobs = [psutil.Process(pid) for pid in listed_pids(cluster, job, "n1")]
     stepds = {{above for process in jobs for above in process.parents() if above.name() == "slurmstepd"}}
     assert stepds, "the job has a slurmstepd"
-    daemons = [psutil.Process(pid) for pid in (daemon.process.pid, daemon.worker(), sleeper.pid, stuck.pid)]
+    daemons = [psutil.Process(pid) for pid in (daemon.process.pid, daemon.worker_pid(), sleeper.pid, stuck.pid)]
     begun = {{*jobs, *stepds, *daemons, *psutil.Process().children(recursive=True)}}
     names = {{process.name() for process in begun}}
     assert {{"slurmctld", "slurmd", "munged"}} <= names, names
@@ -108,37 +108,37 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-def start(directory: Path) -> subprocess.Popen[bytes]:
+def start_run(directory: Path) -> subprocess.Popen[bytes]:
     with open(directory / "printed", "ab") as printed:
-        own = {**os.environ, "TMPDIR": str(directory)}
+        environment = {**os.environ, "TMPDIR": str(directory)}
         argv = [sys.executable, str(RUN_TESTS), "-q"]
-        return subprocess.Popen(argv, cwd=directory, env=own, stdout=printed, stderr=printed)
+        return subprocess.Popen(argv, cwd=directory, env=environment, stdout=printed, stderr=printed)
 
 
-def left(begun: dict[str, Any], elsewhere: Path) -> Iterator[str]:
+def leftovers(started_items: dict[str, Any], elsewhere: Path) -> Iterator[str]:
     """Yield everything still there of a run, in words."""
-    for pid, created in begun["processes"]:
+    for pid, created in started_items["processes"]:
         try:
             process = psutil.Process(pid)
             if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
                 yield f"process {pid}, {process.cmdline()}"
         except psutil.NoSuchProcess:
             pass
-    run = Path(begun["folder"])
+    run_folder = Path(started_items["folder"])
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if f"{run}/" in line or str(elsewhere) in line:
+        if f"{run_folder}/" in line or str(elsewhere) in line:
             yield f"mount {line}"
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        if f"{run}/" in backing.read_text():
+        if f"{run_folder}/" in backing.read_text():
             yield f"loop device {backing.parts[3]} of {backing.read_text().strip()}"
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"cgroup {folder}/{name}" for name in names if run.name in name)
-    if run.exists():
-        yield f"{run}: {os.listdir(run)}"
+        yield from (f"cgroup {folder}/{name}" for name in names if run_folder.name in name)
+    if run_folder.exists():
+        yield f"{run_folder}: {os.listdir(run_folder)}"
 
 
 @pytest.mark.parametrize(
-    ("killed", "number", "ends_it_itself"),
+    ("killed", "signal_number", "cleans_up_itself"),
     [
         (("pytest",), signal.SIGKILL, True),
         (("run",), signal.SIGTERM, True),
@@ -147,29 +147,34 @@ def left(begun: dict[str, Any], elsewhere: Path) -> Iterator[str]:
     ],
     ids=["pytest killed", "time over", "run killed", "both killed"],
 )
-def test_a_run_that_is_ended_in_the_midst_of_a_test_leaves_nothing(
-    directory: Path, tmp_path: Path, elsewhere: Path, killed: tuple[str, ...], number: int, ends_it_itself: bool
+def test_run_killed_in_middle_of_test_leaves_nothing(
+    directory: Path,
+    tmp_path: Path,
+    elsewhere: Path,
+    killed: tuple[str, ...],
+    signal_number: int,
+    cleans_up_itself: bool,
 ) -> None:
     require_root()
     require_programs("mkfs.ext4", "mount", "fsfreeze", "losetup", packages="e2fsprogs mount util-linux")
     directory.chmod(0o755)  # munged requires it
-    note, test, printed = tmp_path / "note", directory / "test_begins.py", directory / "printed"
+    note_file, test, printed = tmp_path / "note", directory / "test_begins.py", directory / "printed"
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "pytest.ini").write_text("[pytest]\n")
-    test.write_text(BEGINS.format(note=str(note), elsewhere=str(elsewhere)))
-    with start(directory) as run:
-        until(lambda: note.exists() or run.poll() is not None, "everything is started", 400)
-        assert note.exists(), printed.read_text()
-        begun = json.loads(note.read_text())
-        here = list(left(begun, elsewhere))
-        kinds = [word.split()[0] for word in here]
-        assert kinds.count("process") == len(begun["processes"]), here
-        assert (kinds.count("mount"), kinds.count("loop"), kinds.count("cgroup")) == (3, 2, 1), here
-        for whom in killed:
-            os.kill(run.pid if whom == "run" else begun["pytest"], number)
-    if ends_it_itself:
-        assert list(left(begun, elsewhere)) == []
+    test.write_text(STARTING_TEST.format(note=str(note_file), elsewhere=str(elsewhere)))
+    with start_run(directory) as run:
+        until(lambda: note_file.exists() or run.poll() is not None, "everything is started", 400)
+        assert note_file.exists(), printed.read_text()
+        started_items = json.loads(note_file.read_text())
+        remaining = list(leftovers(started_items, elsewhere))
+        kinds = [word.split()[0] for word in remaining]
+        assert kinds.count("process") == len(started_items["processes"]), remaining
+        assert (kinds.count("mount"), kinds.count("loop"), kinds.count("cgroup")) == (3, 2, 1), remaining
+        for target in killed:
+            os.kill(run.pid if target == "run" else started_items["pytest"], signal_number)
+    if cleans_up_itself:
+        assert list(leftovers(started_items, elsewhere)) == []
     test.write_text("def test_right(): pass\n")
-    with start(directory) as again:
-        assert again.wait(400) == 0, printed.read_text()
-    assert list(left(begun, elsewhere)) == []
+    with start_run(directory) as next_run:
+        assert next_run.wait(400) == 0, printed.read_text()
+    assert list(leftovers(started_items, elsewhere)) == []

@@ -26,7 +26,7 @@ SECONDS = 120.0
 READY = b"READY> "
 
 # Typed line -> the arguments of healthd after the TABs.
-TYPED = {
+COMPLETIONS = {
     "conf\t": "config",
     "config s\t": "config show",
     "help config ch\t": "help config check",
@@ -54,12 +54,12 @@ TYPED = {
     ),
 }
 # argcomplete completes no colon within a quote in zsh.
-ONLY_BASH = {
+BASH_COMPLETIONS = {
     "unack --runtime-dir run exec/critical 'nhc: che\t": (
         "unack --runtime-dir run exec/critical nhc: check_hw_eth eth1"
     ),
 }
-SITE = '''"""A site's own."""
+SITE_CHECK = '''"""A site's own."""
 from healthd.common.model import Clears, Explain, Severity
 EXPLAIN = {"site_own/wrong": Explain(Severity.WARNING, Clears.PASS, "m", "w", "t")}
 def run(host, config, past):
@@ -81,7 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("kern.log", "settings.toml", "nodes.txt"):
         (place / "a folder" / name).touch()
     (place / "checks.d").mkdir(mode=0o755)
-    (place / "checks.d/site_own.py").write_text(SITE)
+    (place / "checks.d/site_own.py").write_text(SITE_CHECK)
     (place / "checks.d/site_own.py").chmod(0o644)
     (place / "settings").write_text(f'checks_dir = "{place}/checks.d"\n')
     (place / "bin").mkdir()
@@ -91,8 +91,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "scripts").mkdir()
     for shell, name in (("bash", "healthd"), ("zsh", "_healthd"), ("fish", "healthd.fish")):
         command = [place / "bin/healthd", "completion", shell]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=240)
-        (place / "scripts" / name).write_bytes(done.stdout)
+        completed = subprocess.run(command, capture_output=True, check=True, timeout=240)
+        (place / "scripts" / name).write_bytes(completed.stdout)
     (place / "run").mkdir()
     with StatusDaemon(place / "run", conditions=CONDITIONS):
         yield place
@@ -112,20 +112,20 @@ class Terminal:
         if self.process == 0:
             os.chdir(place)
             os.execvpe(argv[0], argv, environment(place))
-        self._until(READY)
+        self._read_until(READY)
         show = (
             'healthd() { if [ -n "$_ARGCOMPLETE" ]; then command healthd "$@"; '
             'else printf "<%s>" "$@"; echo "<END>"; fi; }'
         )
         self._send(f"{prepare}; {show}; echo PREP''ARED\n")
-        self._until(rb"PREPARED\r?\n")
-        self._until(READY)
+        self._read_until(rb"PREPARED\r?\n")
+        self._read_until(READY)
 
-    def typed(self, line: str) -> str:
+    def completed_arguments(self, line: str) -> str:
         self._send(f"healthd {line}\n")
-        said = self._until(rb"<END>\r?\n")
-        self._until(READY)
-        words = re.findall(r"<([^<>]*)>", said.decode().rpartition("\n<")[2].join(("<", "")))
+        output = self._read_until(rb"<END>\r?\n")
+        self._read_until(READY)
+        words = re.findall(r"<([^<>]*)>", output.decode().rpartition("\n<")[2].join(("<", "")))
         return " ".join(words[:-1])
 
     def close(self) -> None:
@@ -136,13 +136,13 @@ class Terminal:
     def _send(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def _until(self, pattern: bytes) -> bytes:
+    def _read_until(self, pattern: bytes) -> bytes:
         deadline = time.monotonic() + SECONDS
-        while not (found := re.search(pattern, self._read)):
+        while not (match := re.search(pattern, self._read)):
             assert select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))[0], self._read
             self._read += os.read(self._terminal, 4096)
-        said, self._read = self._read[: found.end()], self._read[found.end() :]
-        return said
+        output, self._read = self._read[: match.end()], self._read[match.end() :]
+        return output
 
 
 @pytest.fixture(scope="module", params=["bash", "zsh", "zsh, sourced"])
@@ -150,37 +150,37 @@ def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
     shell, _, sourced = request.param.partition(", ")
     require_programs(shell, packages=shell)
     if shell == "bash":
-        found = Terminal(place, ["bash", "--norc", "--noprofile", "-i"], f". {place}/scripts/healthd")
+        started_terminal = Terminal(place, ["bash", "--norc", "--noprofile", "-i"], f". {place}/scripts/healthd")
     else:
         load = f"fpath=({place}/scripts $fpath); autoload -Uz compinit; compinit -D -u"
         if sourced:
             load = "autoload -Uz compinit; compinit -D -u; source <(healthd completion zsh)"
-        found = Terminal(place, ["zsh", "-f", "-i"], load)
-    yield found
-    found.close()
+        started_terminal = Terminal(place, ["zsh", "-f", "-i"], load)
+    yield started_terminal
+    started_terminal.close()
 
 
-@pytest.mark.parametrize("line", TYPED)
-def test_a_tab_completes_what_is_begun(terminal: Terminal, line: str) -> None:
-    assert terminal.typed(line) == TYPED[line]
+@pytest.mark.parametrize("line", COMPLETIONS)
+def test_tab_completes_started_word(terminal: Terminal, line: str) -> None:
+    assert terminal.completed_arguments(line) == COMPLETIONS[line]
 
 
 @pytest.mark.parametrize("terminal", ["bash"], indirect=True)
-@pytest.mark.parametrize("line", ONLY_BASH)
-def test_a_tab_completes_within_a_quote(terminal: Terminal, line: str) -> None:
-    assert terminal.typed(line) == ONLY_BASH[line]
+@pytest.mark.parametrize("line", BASH_COMPLETIONS)
+def test_tab_completes_within_quote(terminal: Terminal, line: str) -> None:
+    assert terminal.completed_arguments(line) == BASH_COMPLETIONS[line]
 
 
 @pytest.fixture(scope="module")
-def offered(place: Path) -> dict[str, list[str]]:
+def fish_offers(place: Path) -> dict[str, list[str]]:
     """Return the words offered by fish for each line."""
     require_programs("fish", packages="fish")
-    asked = [line.rstrip("\t").replace("\t", "") for line in (*TYPED, *ONLY_FISH)]
+    requested_lines = [line.rstrip("\t").replace("\t", "") for line in (*COMPLETIONS, *FISH_LINES)]
     script = f"source {place}/scripts/healthd.fish\n" + "".join(
-        f"echo LINE; complete -C {shlex.quote(f'healthd {line}')}\n" for line in asked
+        f"echo LINE; complete -C {shlex.quote(f'healthd {line}')}\n" for line in requested_lines
     )
     (place / "ask.fish").write_text(script)
-    done = subprocess.run(
+    completed = subprocess.run(
         ["fish", "--no-config", "ask.fish"],
         cwd=place,
         env=environment(place),
@@ -188,14 +188,15 @@ def offered(place: Path) -> dict[str, list[str]]:
         text=True,
         timeout=SECONDS,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    parts = done.stdout.split("LINE\n")[1:]
+    assert (completed.returncode, completed.stderr) == (0, "")
+    parts = completed.stdout.split("LINE\n")[1:]
     return {
-        line: [row.partition("\t")[0] for row in part.splitlines()] for line, part in zip(asked, parts, strict=True)
+        line: [row.partition("\t")[0] for row in part.splitlines()]
+        for line, part in zip(requested_lines, parts, strict=True)
     }
 
 
-ONLY_FISH = ("config ", "hook ", "run --mode ", "status ", "failslow period --j", "run --state-dir a\\ ")
+FISH_LINES = ("config ", "hook ", "run --mode ", "status ", "failslow period --j", "run --state-dir a\\ ")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,5 @@ ONLY_FISH = ("config ", "hook ", "run --mode ", "status ", "failslow period --j"
         ("completion fi", ["fish"]),
     ],
 )
-def test_fish_offers_what_may_stand_there_and_nothing_else(
-    offered: dict[str, list[str]], line: str, words: list[str]
-) -> None:
-    assert sorted(offered[line]) == words
+def test_fish_offers_only_valid_words(fish_offers: dict[str, list[str]], line: str, words: list[str]) -> None:
+    assert sorted(fish_offers[line]) == words

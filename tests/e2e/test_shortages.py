@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from healthd_daemon import EACH_SECOND, Healthd, condition, rounds, xid
-from of_this_run import of_this_run
+from healthd_daemon import EVERY_SECOND, Healthd, condition, wait_for_rounds, xid_line
+from of_this_run import name_with_run
 from requirements import require_root
 from waiting import until
 
@@ -27,52 +27,52 @@ LISTENING = '[metrics]\nlisten = "127.0.0.1:0"\n'
 
 
 @pytest.fixture
-def pids() -> Iterator[Path]:
+def pids_cgroup() -> Iterator[Path]:
     """Yield a cgroup (version 1 or 2) with a limit for processes and threads."""
     require_root()
-    first = Path("/sys/fs/cgroup/pids")
-    place = (first if first.is_dir() else Path("/sys/fs/cgroup")) / of_this_run("pids")
-    place.mkdir()
+    v1_root = Path("/sys/fs/cgroup/pids")
+    folder = (v1_root if v1_root.is_dir() else Path("/sys/fs/cgroup")) / name_with_run("pids")
+    folder.mkdir()
     try:
-        if not (place / "pids.max").exists():
-            (place.parent / "cgroup.subtree_control").write_text("+pids")
-        yield place
+        if not (folder / "pids.max").exists():
+            (folder.parent / "cgroup.subtree_control").write_text("+pids")
+        yield folder
     finally:
-        until(lambda: not (place / "cgroup.procs").read_text(), "the cgroup is empty")
-        place.rmdir()
+        until(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup is empty")
+        folder.rmdir()
 
 
-def test_daemon_survives_a_pids_limit_and_recovers(pids: Path) -> None:
+def test_daemon_survives_pids_limit_and_recovers(pids_cgroup: Path) -> None:
     """For example when a fork bomb reaches pids.max or the machine's threads-max."""
-    daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")))
+    daemon = Healthd(config=EVERY_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")))
     with daemon:
         assert daemon.process is not None
-        move(daemon.process.pid, pids)
+        move_to_cgroup(daemon.process.pid, pids_cgroup)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(daemon.worker(), 9)  # the daemon must start the next one
-        (pids / "pids.max").write_text((pids / "pids.current").read_text())
-        status = daemon.until(lambda s: s["shortages"].get("processes", 0) >= 2, "no process can be started")
+            os.kill(daemon.worker_pid(), 9)  # the daemon must start the next one
+        (pids_cgroup / "pids.max").write_text((pids_cgroup / "pids.current").read_text())
+        status = daemon.wait_until(lambda s: s["shortages"].get("processes", 0) >= 2, "no process can be started")
         assert status["problems"]
-        daemon.kernel_line(xid(79))
-        daemon.until(lambda s: bool(condition(s, "gpu_xid/79")), "the kernel log is still read")
-        (pids / "pids.max").write_text("max")
-        last = rounds(daemon, 2)
-        assert not any("could not be started" in str(result) for result in last["results"])
+        daemon.kernel_line(xid_line(79))
+        daemon.wait_until(lambda s: bool(condition(s, "gpu_xid/79")), "the kernel log is still read")
+        (pids_cgroup / "pids.max").write_text("max")
+        last_status = wait_for_rounds(daemon, 2)
+        assert not any("could not be started" in str(result) for result in last_status["results"])
 
 
-def test_daemon_starts_under_a_pids_limit(pids: Path) -> None:
+def test_daemon_starts_under_pids_limit(pids_cgroup: Path) -> None:
     """The limit is already reached when systemd restarts the daemon."""
-    daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")), wait=False)
-    limited = f'echo $$ > {pids}/cgroup.procs; echo 1 > {pids}/pids.max; exec "$@"'
+    daemon = Healthd(config=EVERY_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")), wait=False)
+    limit_script = f'echo $$ > {pids_cgroup}/cgroup.procs; echo 1 > {pids_cgroup}/pids.max; exec "$@"'
     argv = daemon.argv
-    daemon.argv = lambda: ["sh", "-c", limited, "sh", *argv()]  # type: ignore[method-assign]
+    daemon.argv = lambda: ["sh", "-c", limit_script, "sh", *argv()]  # type: ignore[method-assign]
     with daemon:
-        daemon.until(lambda s: s["shortages"].get("threads", 0) > 0, "the daemon runs without its metrics page")
-        (pids / "pids.max").write_text("max")
-        rounds(daemon, 2)
+        daemon.wait_until(lambda s: s["shortages"].get("threads", 0) > 0, "the daemon runs without its metrics page")
+        (pids_cgroup / "pids.max").write_text("max")
+        wait_for_rounds(daemon, 2)
 
 
-def move(pid: int, cgroup: Path) -> None:
+def move_to_cgroup(pid: int, cgroup: Path) -> None:
     for task in os.listdir(f"/proc/{pid}/task"):
         (cgroup / "tasks" if (cgroup / "tasks").exists() else cgroup / "cgroup.threads").write_text(task)
 
@@ -84,7 +84,7 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         used = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1
         path = str(daemon.run_dir / "healthd.sock")
-        began = time.monotonic()
+        started_at = time.monotonic()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
         for _ in range(3):  # each group connects after the rejection of the previous one
             waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
@@ -95,36 +95,36 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
                 assert b'"again": true' in client.recv(4096)
                 client.close()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        status = daemon.until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "the shortage is reported")
+        status = daemon.wait_until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "the shortage is reported")
         assert any("file descriptors" in problem for problem in status["problems"])
         # Each failed accept(2) counts as a shortage, and the listener pauses after it. A loop without pauses counts
         # thousands per second.
-        rests = (time.monotonic() - began) / ACCEPT_PAUSE_SECONDS
-        assert status["shortages"]["file_descriptors"] <= rests + 10
+        longest_pauses = (time.monotonic() - started_at) / ACCEPT_PAUSE_SECONDS
+        assert status["shortages"]["file_descriptors"] <= longest_pauses + 10
 
 
-def test_verdict_is_written_when_the_runtime_directory_has_no_inode_left() -> None:
+def test_verdict_is_written_without_free_inode_in_runtime_directory() -> None:
     require_root()
     directory = Path(tempfile.mkdtemp(prefix="healthd."))
     run_dir = directory / "run"
     run_dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=60,mode=755", str(directory), str(run_dir)], check=True)
     try:
-        with Healthd("--mode", "act", config=EACH_SECOND, directory=directory) as daemon:
+        with Healthd("--mode", "act", config=EVERY_SECOND, directory=directory) as daemon:
             assert daemon.verdict().split()[0] in ("ok", "warning", "unknown")
             with contextlib.suppress(OSError):
                 for number in range(100):
                     (run_dir / f"filler{number}").touch()
-            daemon.kernel_line(xid(79))
+            daemon.kernel_line(xid_line(79))
             # No Slurm here: no fleet count can allow a drain.
             until(lambda: (line := daemon.verdict()).startswith("warning ") and "gpu_xid/79" in line)
-            asked = subprocess.run(
+            completed = subprocess.run(
                 [daemon.python, "-m", "healthd", "hook", "healthcheck", "--runtime-dir", str(run_dir)],
                 env=daemon.env,
                 check=False,
                 capture_output=True,
                 text=True,
             )
-            assert (asked.returncode, "gpu_xid/79" in asked.stdout) == (0, True)
+            assert (completed.returncode, "gpu_xid/79" in completed.stdout) == (0, True)
     finally:
         subprocess.run(["umount", str(run_dir)], check=True)

@@ -14,30 +14,30 @@ from pathlib import Path
 
 import pytest
 from frozen import HangFs
-from healthd_daemon import Healthd, xid
+from healthd_daemon import Healthd, xid_line
 from waiting import until
 
 from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS
 
 
-def row(columns: tuple[tuple[str, int], ...], *values: str) -> str:
+def print_record(columns: tuple[tuple[str, int], ...], *values: str) -> str:
     """Return the shell command that prints one record of these columns."""
     widths = "".join(f"%-{width}s" for _, width in columns)
     return f"printf '{widths}\\n' {' '.join(values)}"
 
 
-NODE = row(NODE_COLUMNS, "gpu", "1", "idle", "Unknown", "Unknown", "none", "'(null)'")
-FLEET = row(FLEET_COLUMNS, "gpu", "idle", "Unknown", "none", "8")
-SINFO = f'case " $* " in *" -n "*) {NODE};; *) {FLEET};; esac'
+PRINT_NODE = print_record(NODE_COLUMNS, "gpu", "1", "idle", "Unknown", "Unknown", "none", "'(null)'")
+PRINT_FLEET = print_record(FLEET_COLUMNS, "gpu", "idle", "Unknown", "none", "8")
+SINFO_BODY = f'case " $* " in *" -n "*) {PRINT_NODE};; *) {PRINT_FLEET};; esac'
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> dict[str, str]:
+def slow_slurm(tmp_path: Path) -> dict[str, str]:
     """Return a PATH with a sinfo that does not end while `slow` exists, and a scontrol that logs its changes."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {
-        "sinfo": f"echo read >>{tmp_path}/reads; while [ -e {tmp_path}/slow ]; do sleep 0.1; done; {SINFO}",
+        "sinfo": f"echo read >>{tmp_path}/reads; while [ -e {tmp_path}/slow ]; do sleep 0.1; done; {SINFO_BODY}",
         "scontrol": f'case $1 in update | requeue*) echo "$@" >>{tmp_path}/changes;; esac',
     }.items():
         program = programs / name
@@ -46,24 +46,24 @@ def slow(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-def reads(folder: Path) -> int:
+def count_reads(folder: Path) -> int:
     return len((folder / "reads").read_text().split()) if (folder / "reads").exists() else 0
 
 
-def wait_for_a_read(folder: Path, before: int) -> None:
-    until(lambda: reads(folder) > before, "healthd reads Slurm")
+def wait_for_read(folder: Path, before: int) -> None:
+    until(lambda: count_reads(folder) > before, "healthd reads Slurm")
 
 
-def the_first_look_is_over(daemon: Healthd) -> None:
-    daemon.until(lambda s: s["slurm"]["read_at"] > 0, "the daemon knows the node")
+def wait_for_first_read(daemon: Healthd) -> None:
+    daemon.wait_until(lambda s: s["slurm"]["read_at"] > 0, "the daemon knows the node")
 
 
-def rests(daemon: Healthd) -> bool:
+def is_idle(daemon: Healthd) -> bool:
     """Compare CPU times while this test computes for one second. A spinning daemon would use as much, however busy
     the machine."""
     assert daemon.process is not None
-    before, end = cpu_seconds(daemon.process.pid), time.process_time() + 1.0
-    while time.process_time() < end:
+    before, cpu_end = cpu_seconds(daemon.process.pid), time.process_time() + 1.0
+    while time.process_time() < cpu_end:
         pass
     return cpu_seconds(daemon.process.pid) - before < 0.5
 
@@ -73,12 +73,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tmp_path: Path) -> None:
+def test_slurm_on_dead_file_server_does_not_stop_daemon(tmp_path: Path) -> None:
     with HangFs(tmp_path) as server:
         path = f"{server.path}/bin:{os.environ['PATH']}"
         with Healthd("--mode", "act", "--node-name", "n1", env={"PATH": path}) as daemon:
-            daemon.kernel_line(xid(79))
-            daemon.until(lambda s: s["health"] == "unhealthy", "the fault is known")
+            daemon.kernel_line(xid_line(79))
+            daemon.wait_until(lambda s: s["health"] == "unhealthy", "the fault is known")
             time.sleep(0.5)
             assert daemon.status()["health"] == "unhealthy"
             assert daemon.verdict().startswith("drain ")
@@ -86,44 +86,42 @@ def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tm
             server.release()
 
 
-def test_a_pause_holds_for_the_look_that_is_under_way(tmp_path: Path, slow: dict[str, str]) -> None:
-    with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
-        the_first_look_is_over(daemon)
+def test_pause_applies_to_running_reconciliation(tmp_path: Path, slow_slurm: dict[str, str]) -> None:
+    with Healthd("--mode", "act", "--node-name", "n1", env=slow_slurm) as daemon:
+        wait_for_first_read(daemon)
         (tmp_path / "slow").touch()
-        before = reads(tmp_path)
-        daemon.kernel_line(xid(79))
-        wait_for_a_read(tmp_path, before)
-        assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
+        before = count_reads(tmp_path)
+        daemon.kernel_line(xid_line(79))
+        wait_for_read(tmp_path, before)
+        assert "done" in daemon.request(command="pause", seconds=600, why="driver upgrade")
         (tmp_path / "slow").unlink()
-        daemon.until(lambda s: "paused" in s["decision"]["text"], "the decision waits for the pause")
+        daemon.wait_until(lambda s: "paused" in s["decision"]["text"], "the decision waits for the pause")
         time.sleep(1)
         assert not (tmp_path / "changes").exists()
         assert not daemon.verdict().startswith("drain")
 
 
-def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_follows(
-    tmp_path: Path, slow: dict[str, str]
-) -> None:
-    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
-        the_first_look_is_over(daemon)
+def test_observe_mode_applies_to_running_reconciliation(tmp_path: Path, slow_slurm: dict[str, str]) -> None:
+    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow_slurm) as daemon:
+        wait_for_first_read(daemon)
         (tmp_path / "slow").touch()
-        before = reads(tmp_path)
-        daemon.kernel_line(xid(79))
-        wait_for_a_read(tmp_path, before)
+        before = count_reads(tmp_path)
+        daemon.kernel_line(xid_line(79))
+        wait_for_read(tmp_path, before)
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "observe", "the daemon observes")
-        assert rests(daemon), "it does not spin over a command it no longer needs"
+        daemon.wait_until(lambda s: s["mode"] == "observe", "the daemon observes")
+        assert is_idle(daemon), "it does not spin over a command it no longer needs"
         (tmp_path / "slow").unlink()
         daemon.configure('mode = "act"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "act", "the daemon acts")
+        daemon.wait_until(lambda s: s["mode"] == "act", "the daemon acts")
         time.sleep(2.5)
         assert not (tmp_path / "changes").exists(), "a decision from observe mode does not drain"
 
 
-def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_else() -> None:
+def test_occupied_metrics_port_disables_only_metrics() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -131,33 +129,33 @@ def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_els
         with Healthd("--listen", f"127.0.0.1:{port}", "--interval", "1") as daemon:
             assert any("no metrics page" in problem for problem in daemon.status()["problems"])
             other.close()
-            daemon.until(lambda s: not s["problems"], "the page is served once the port is free")
+            daemon.wait_until(lambda s: not s["problems"], "the page is served once the port is free")
 
 
-def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
+def test_fault_during_reconciliation_is_handled_right_after_it(tmp_path: Path, slow_slurm: dict[str, str]) -> None:
     # No round would wake the daemon later.
-    with Healthd("--mode", "act", "--node-name", "n1", "--interval", "3600", env=slow) as daemon:
-        the_first_look_is_over(daemon)
+    with Healthd("--mode", "act", "--node-name", "n1", "--interval", "3600", env=slow_slurm) as daemon:
+        wait_for_first_read(daemon)
         (tmp_path / "slow").touch()
-        before = reads(tmp_path)
-        daemon.kernel_line(xid(79))
-        wait_for_a_read(tmp_path, before)
-        daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout waiting for RPC from GPU!"))
-        daemon.until(lambda s: len(s["conditions"]) == 2, "both conditions are open")
+        before = count_reads(tmp_path)
+        daemon.kernel_line(xid_line(79))
+        wait_for_read(tmp_path, before)
+        daemon.kernel_line(xid_line(119, pci="0000:43:00", text="Timeout waiting for RPC from GPU!"))
+        daemon.wait_until(lambda s: len(s["conditions"]) == 2, "both conditions are open")
         (tmp_path / "slow").unlink()
-        wait_for_a_read(tmp_path, before + 1)
+        wait_for_read(tmp_path, before + 1)
         changes = tmp_path / "changes"
         until(lambda: changes.exists() and "Reason=healthd: gpu_xid/" in changes.read_text(), "the daemon drains")
 
 
-def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow: dict[str, str]) -> None:
+def test_observe_mode_does_not_retry_failing_slurm(tmp_path: Path, slow_slurm: dict[str, str]) -> None:
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
-    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
-        daemon.kernel_line(xid(79))
-        daemon.until(lambda s: s["slurm"]["problem"] != "", "Slurm fails")
+    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow_slurm) as daemon:
+        daemon.kernel_line(xid_line(79))
+        daemon.wait_until(lambda s: s["slurm"]["problem"] != "", "Slurm fails")
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda s: s["mode"] == "observe", "the daemon observes")
+        daemon.wait_until(lambda s: s["mode"] == "observe", "the daemon observes")
         time.sleep(6)  # the retry would have been after 5 s
-        assert rests(daemon)
+        assert is_idle(daemon)

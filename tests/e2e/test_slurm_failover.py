@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from failover import cluster_with_backup, lose_a_drain, lose_a_resume
+from failover import check_lost_drain, check_lost_resume, cluster_with_backup
 
 
-def test_a_drain_that_is_lost_in_a_failover_is_put_back() -> None:
+def test_drain_lost_in_failover_is_restored() -> None:
     with cluster_with_backup(None) as cluster:
-        lose_a_drain(cluster)
+        check_lost_drain(cluster)
 
 
-def test_a_drain_that_comes_back_in_a_failover_after_its_resume_is_lifted_again() -> None:
+def test_drain_restored_by_failover_after_resume_is_lifted() -> None:
     with cluster_with_backup(None) as cluster:
-        lose_a_resume(cluster)
+        check_lost_resume(cluster)

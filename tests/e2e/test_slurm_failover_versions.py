@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import slurm_versions
-from failover import cluster_with_backup, lose_a_drain, lose_a_resume
+from failover import check_lost_drain, check_lost_resume, cluster_with_backup
 
 
 @pytest.mark.parametrize("version", slurm_versions.DEBIAN)
-def test_a_drain_that_is_lost_in_a_failover_is_put_back(version: str) -> None:
+def test_drain_lost_in_failover_is_restored(version: str) -> None:
     with cluster_with_backup(version) as cluster:
-        lose_a_drain(cluster)
+        check_lost_drain(cluster)
 
 
 @pytest.mark.parametrize("version", slurm_versions.DEBIAN)
-def test_a_drain_that_comes_back_in_a_failover_after_its_resume_is_lifted_again(version: str) -> None:
+def test_drain_restored_by_failover_after_resume_is_lifted(version: str) -> None:
     with cluster_with_backup(version) as cluster:
-        lose_a_resume(cluster)
+        check_lost_resume(cluster)

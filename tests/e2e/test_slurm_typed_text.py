@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 from slurm_cluster import SlurmCluster
-from slurm_look import ACT, HEALTHY, Healthd, condition, faulty
+from slurm_look import ACT, HEALTHY, NodeController, condition, faulty
 
 from healthd.agent.settings.config import FleetLimits
 from healthd.agent.slurm.policy import Owner
@@ -34,40 +34,40 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmCluster, reason: str) -> None:
+def test_fleet_limit_holds_with_any_reason_of_another_node(cluster: SlurmCluster, reason: str) -> None:
     cluster.run("scontrol", "update", "NodeName=n4", "State=DRAIN", f"Reason={reason}")
-    first, second, third = (Healthd(cluster, name, LIMIT_OF_TWO) for name in ("n1", "n2", "n3"))
+    first, second, third = (NodeController(cluster, name, LIMIT_OF_TWO) for name in ("n1", "n2", "n3"))
     try:
-        assert first.look(CRITICAL).owner is Owner.HEALTHD
-        assert second.look(CRITICAL).owner is Owner.HEALTHD
-        held = third.look(CRITICAL)
-        assert held.problem == ""
-        assert isinstance(held.decision, Leave)
-        assert held.record.hold is not None
-        hold = held.record.hold
+        assert first.reconcile_once(CRITICAL).owner is Owner.HEALTHD
+        assert second.reconcile_once(CRITICAL).owner is Owner.HEALTHD
+        held_report = third.reconcile_once(CRITICAL)
+        assert held_report.problem == ""
+        assert isinstance(held_report.decision, Leave)
+        assert held_report.record.hold is not None
+        hold = held_report.record.hold
         assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("gpu", 4, 2, 2)
         assert "DRAIN" not in cluster.node("n3").flags
     finally:
-        for look in (first, second):
-            look.look_until_settled(HEALTHY)
+        for controller in (first, second):
+            controller.reconcile_until_settled(HEALTHY)
         cluster.run("scontrol", "update", "NodeName=n4", "State=RESUME")
 
 
-def test_a_node_that_is_only_in_a_partition_with_an_umlaut_is_drained(cluster: SlurmCluster) -> None:
-    look = Healthd(cluster, "n5", LIMIT_OF_TWO)
-    report = look.look(CRITICAL)
+def test_node_only_in_partition_with_umlaut_is_drained(cluster: SlurmCluster) -> None:
+    controller = NodeController(cluster, "n5", LIMIT_OF_TWO)
+    report = controller.reconcile_once(CRITICAL)
     assert (report.owner, report.problem) == (Owner.HEALTHD, "")
     assert report.node is not None
     assert report.node.partitions == {"gro\u00dfer"}
     assert report.node.gpu_count == 8
-    look.look_until_settled(HEALTHY)
+    controller.reconcile_until_settled(HEALTHY)
 
 
 @pytest.mark.parametrize("reason", ["\u0416" * 225, "x" * 399 + "\u00fc", "L\u00fcfter tot"])
-def test_an_operators_reason_is_shown_as_it_is_and_does_not_hide_the_gpus(cluster: SlurmCluster, reason: str) -> None:
+def test_operator_reason_is_reported_unchanged_and_does_not_hide_gpus(cluster: SlurmCluster, reason: str) -> None:
     cluster.run("scontrol", "update", "NodeName=n3", "State=DRAIN", f"Reason={reason}")
     try:
-        report = Healthd(cluster, "n3", LIMIT_OF_TWO).look(HEALTHY)
+        report = NodeController(cluster, "n3", LIMIT_OF_TWO).reconcile_once(HEALTHY)
         assert report.node is not None
         assert report.node.gpu_count == report.node.single_type_gpu_count == 8
         assert reason.startswith(report.node.reason.partition("\\x")[0])

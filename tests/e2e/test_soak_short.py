@@ -22,7 +22,7 @@ SECONDS = 120
 
 
 @pytest.mark.timeout(3600)
-def test_whatever_happens_to_a_node_every_event_and_decision_comes_once_and_nothing_stays_open() -> None:
+def test_every_event_and_decision_occurs_once_and_nothing_stays_open() -> None:
     with soaking(SEED) as soak:
         soak.live(SECONDS, most_kib=NO_LIMIT, most_series=NO_LIMIT)  # the warm-up takes many more rounds
         print(soak.report())

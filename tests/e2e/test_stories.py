@@ -16,43 +16,46 @@ import stories_network
 import stories_pci
 import stories_storage
 from slurm_cluster import SlurmCluster
-from stories import CHECKS, Row, tell
+from stories import CHECKS, Row, run_story
 
 from healthd.agent.settings import registry
 from healthd.common.model import Severity
 
-AT_ONCE = 8
+PARALLEL_STORIES = 8
 FILES = (stories_gpu, stories_host, stories_network, stories_pci, stories_storage)
 ROWS = [row for file in FILES for row in file.ROWS]
-LEFT = {code: why for file in FILES for code, why in file.LEFT.items()}
-WORSENS = {"gpu_access/hang", "mount/hang"}  # explained with their first severity
+UNTESTED = {code: why for file in FILES for code, why in file.UNTESTED.items()}
+CHANGING_SEVERITY = {"gpu_access/hang", "mount/hang"}  # explained with their first severity
 
 
 @pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
+def story_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
     """Run the selected stories and yield their results by the text of the row."""
-    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    asked: list[Row] = [item.callspec.params["row"] for item in here]
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with SlurmCluster(nodes=min(AT_ONCE, len(asked)), gpus=0) as cluster, ThreadPoolExecutor(AT_ONCE) as pool:
+    story_items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    selected_rows: list[Row] = [item.callspec.params["row"] for item in story_items]
+    free_nodes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with (
+        SlurmCluster(nodes=min(PARALLEL_STORIES, len(selected_rows)), gpus=0) as cluster,
+        ThreadPoolExecutor(PARALLEL_STORIES) as pool,
+    ):
         for name in cluster.names:
-            free.put(name)
-        yield {str(row): pool.submit(tell, row, cluster, free) for row in asked}
+            free_nodes.put(name)
+        yield {str(row): pool.submit(run_story, row, cluster, free_nodes) for row in selected_rows}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_story(told: dict[str, Future[None]], row: Row) -> None:
-    told[str(row)].result()
+def test_story(story_results: dict[str, Future[None]], row: Row) -> None:
+    story_results[str(row)].result()
 
 
-def test_every_row_that_drains_has_a_story_or_it_is_said_why_not() -> None:
+def test_every_draining_row_has_story_or_reason_without() -> None:
     draining = {
         family(code) for code, found in registry.explained(CHECKS).items() if found.severity >= Severity.DEGRADED
     }
-    told, left = {family(row.code) for row in ROWS}, {family(code) for code in LEFT}
-    assert (draining | WORSENS) - told - left == set()
-    assert told & left == set()
+    tested, untested = {family(row.code) for row in ROWS}, {family(code) for code in UNTESTED}
+    assert (draining | CHANGING_SEVERITY) - tested - untested == set()
+    assert tested & untested == set()
 
 
 def family(code: str) -> str:

@@ -12,33 +12,33 @@ from typing import Any
 
 import pytest
 from frozen import FrozenFilesystem, wait_for_d_state
-from healthd_daemon import EACH_SECOND, Healthd, condition, rounds, xid
+from healthd_daemon import EVERY_SECOND, Healthd, condition, wait_for_rounds, xid_line
 from machine import Machine
 from requirements import require_root
-from slurm_cluster import SlurmCluster, running_job
+from slurm_cluster import SlurmCluster, start_job
 from waiting import until
 
-from tests.events.test_event import script
+from tests.events.test_event import schema_script
 
-WARNS = '[checks.gpu_xid]\nseverity = { "gpu_xid/79" = "warning" }\n'
+WARNING_OVERRIDE = '[checks.gpu_xid]\nseverity = { "gpu_xid/79" = "warning" }\n'
 
 
-def lines(state: Path) -> list[dict[str, Any]]:
+def read_events(state: Path) -> list[dict[str, Any]]:
     """Return the complete lines; the last one may be only partly written."""
     text = (state / "events.jsonl").read_text("ascii") if (state / "events.jsonl").exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def names(told: list[dict[str, Any]]) -> list[str]:
+def event_names(events: list[dict[str, Any]]) -> list[str]:
     """Leave out the events of each start about checks and decisions."""
-    left_out = ("check_enabled", "decision", "alive")
-    return [f"{e['event']} {e.get('stage', '')}".strip() for e in told if e["event"] not in left_out]
+    excluded = ("check_enabled", "decision", "alive")
+    return [f"{event['event']} {event.get('stage', '')}".strip() for event in events if event["event"] not in excluded]
 
 
-def is_whole(told: list[dict[str, Any]]) -> bool:
+def is_complete(events: list[dict[str, Any]]) -> bool:
     """Check that each stream has each number once, from the first to the last."""
     streams: dict[str, list[int]] = {}
-    for event in told:
+    for event in events:
         streams.setdefault(event["stream_id"], []).append(event["seq"])
     return all(numbers == list(range(1, len(numbers) + 1)) for numbers in streams.values())
 
@@ -49,88 +49,88 @@ def cluster() -> Iterator[SlurmCluster]:
         yield running
 
 
-def test_a_fault_from_its_line_to_the_resume_is_told_once_though_the_daemon_is_killed(
+def test_fault_is_reported_once_from_line_to_resume_despite_kills(
     cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path
 ) -> None:
     from jsonschema import Draft202012Validator
 
-    job = running_job(cluster, node)
+    job = start_job(cluster, node)
     state = tmp_path / "state"
     daemon = Healthd(
         *("--mode", "act", "--node-name", node, "--root", str(machine.root)),
         directory=tmp_path,
-        config=EACH_SECOND + WARNS,
+        config=EVERY_SECOND + WARNING_OVERRIDE,
         env=cluster.env,
         fake_nvml=str(machine.scenario),
     )
     with daemon:
-        daemon.kernel_line(xid(79))
-        until(lambda: "opened" in names(lines(state)), "the condition is in the stream")
+        daemon.kernel_line(xid_line(79))
+        until(lambda: "opened" in event_names(read_events(state)), "the condition is in the stream")
         daemon.kill()
         daemon.start()
         assert daemon.process is not None
-        daemon.config.write_text(daemon.config.read_text().replace(WARNS, ""))
+        daemon.config.write_text(daemon.config.read_text().replace(WARNING_OVERRIDE, ""))
         daemon.process.send_signal(1)  # SIGHUP
-        until(lambda: "drain confirmed" in names(lines(state)), "the drain is in the stream")
+        until(lambda: "drain confirmed" in event_names(read_events(state)), "the drain is in the stream")
         daemon.kill()
         daemon.start()
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        rounds(daemon, 2)
+        wait_for_rounds(daemon, 2)
         daemon.kill()
         daemon.start()
-        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
+        assert "done" in daemon.request(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
-        until(lambda: "resume confirmed" in names(lines(state)), "the resume is in the stream")
-        assert daemon.stop_at_rest() == 0
-    told = lines(state)
-    assert is_whole(told)
-    once = Counter(names(told))
-    once.pop("requeue confirmed", None)  # missing if the daemon was killed before it saw the job gone
-    starts = once.pop("started")
-    changed = once.pop("check_changed")
-    assert (starts, changed) == (4, 1)
-    assert once == Counter(
+        until(lambda: "resume confirmed" in event_names(read_events(state)), "the resume is in the stream")
+        assert daemon.stop_when_idle() == 0
+    events = read_events(state)
+    assert is_complete(events)
+    counts = Counter(event_names(events))
+    counts.pop("requeue confirmed", None)  # missing if the daemon was killed before it saw the job gone
+    starts = counts.pop("started")
+    check_changes = counts.pop("check_changed")
+    assert (starts, check_changes) == (4, 1)
+    assert counts == Counter(
         [
             *("opened", "worsened", "drain sent", "drain confirmed", "requeue sent"),
             *("repaired", "cleared", "resume sent", "resume confirmed", "stopped"),
         ]
     )
-    of = {e["event"]: e for e in told}
-    assert of["worsened"]["was"] == "warning"
-    assert len({of[name]["condition"] for name in ("opened", "worsened", "cleared")}) == 1
-    assert of["requeue"]["job"] == job
-    assert [e["clean"] for e in told if e["event"] == "started"] == [False] * 4
-    assert told[-1]["event"] == "stopped"
-    assert told[-1]["cluster"] != "", "slurm.conf has been read by then"
-    assert {name for e in told if e["event"] == "alive" for name in e["checks"]} >= {"gpu_xid", "gpu_ecc"}
-    validator = Draft202012Validator(script().schema())
-    for event in told:
+    event_by_name = {entry["event"]: entry for entry in events}
+    assert event_by_name["worsened"]["was"] == "warning"
+    assert len({event_by_name[name]["condition"] for name in ("opened", "worsened", "cleared")}) == 1
+    assert event_by_name["requeue"]["job"] == job
+    assert [entry["clean"] for entry in events if entry["event"] == "started"] == [False] * 4
+    assert events[-1]["event"] == "stopped"
+    assert events[-1]["cluster"] != "", "slurm.conf has been read by then"
+    assert {name for entry in events if entry["event"] == "alive" for name in entry["checks"]} >= {"gpu_xid", "gpu_ecc"}
+    validator = Draft202012Validator(schema_script().schema())
+    for event in events:
         validator.validate(event)
 
 
-def test_a_disk_that_hangs_delays_the_stream_and_neither_the_daemon_nor_its_stop(tmp_path: Path) -> None:
+def test_hanging_disk_delays_stream_but_not_daemon_or_stop(tmp_path: Path) -> None:
     with FrozenFilesystem(tmp_path) as disk:
         state = disk.path / "state"
-        daemon = Healthd("--node-name", "n1", "--state-dir", str(state), directory=tmp_path, config=EACH_SECOND)
+        daemon = Healthd("--node-name", "n1", "--state-dir", str(state), directory=tmp_path, config=EVERY_SECOND)
         with daemon:
-            until(lambda: "started" in names(lines(state)), "the start is in the stream")
+            until(lambda: "started" in event_names(read_events(state)), "the start is in the stream")
             with disk.frozen():
-                daemon.kernel_line(xid(79))
-                daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
-                wait_for_d_state(daemon.worker())
-                status = daemon.until(lambda s: s["stream"]["waiting"] > 0, "the line waits")
+                daemon.kernel_line(xid_line(79))
+                daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
+                wait_for_d_state(daemon.worker_pid())
+                status = daemon.wait_until(lambda s: s["stream"]["waiting"] > 0, "the line waits")
                 assert status["health"] == "unhealthy"
                 daemon.stop()  # before the disk is thawed
             daemon.start()
-            until(lambda: names(lines(state))[-1:] == ["started"], "the waiting lines are written")
-            assert daemon.stop_at_rest() == 0
-        told = lines(state)
-        assert is_whole(told)
-        assert names(told) == ["started", "opened", "stopped", "started", "stopped"]
-        assert [e["clean"] for e in told if e["event"] == "started"] == [False, True]
+            until(lambda: event_names(read_events(state))[-1:] == ["started"], "the waiting lines are written")
+            assert daemon.stop_when_idle() == 0
+        events = read_events(state)
+        assert is_complete(events)
+        assert event_names(events) == ["started", "opened", "stopped", "started", "stopped"]
+        assert [event["clean"] for event in events if event["event"] == "started"] == [False, True]
 
 
-def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
+def test_full_disk_delays_stream_and_is_reported(tmp_path: Path) -> None:
     require_root()
     disk = tmp_path / "full"
     disk.mkdir()
@@ -138,47 +138,47 @@ def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
     try:
         (disk / "filler").write_bytes(b"x" * (256 << 10))
         flags = ("--node-name", "n1", "--state-dir", str(disk))
-        with Healthd(*flags, directory=tmp_path, config=EACH_SECOND) as daemon:
-            daemon.kernel_line(xid(79))
-            daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
-            daemon.until(
+        with Healthd(*flags, directory=tmp_path, config=EVERY_SECOND) as daemon:
+            daemon.kernel_line(xid_line(79))
+            daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
+            daemon.wait_until(
                 lambda s: any("not written: No space left on device" in problem for problem in s["problems"]),
                 "the problem is reported",
             )
             daemon.kill()
             daemon.start()
-            assert lines(disk) == []
+            assert read_events(disk) == []
             (disk / "filler").unlink()
-            daemon.until(lambda s: not s["problems"] and not s["stream"]["waiting"], "the problem is over")
-            assert daemon.stop_at_rest() == 0
-        told = lines(disk)
+            daemon.wait_until(lambda s: not s["problems"] and not s["stream"]["waiting"], "the problem is over")
+            assert daemon.stop_when_idle() == 0
+        events = read_events(disk)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
-    assert is_whole(told)
-    assert names(told) == ["started", "opened", "started", "stopped"]
+    assert is_complete(events)
+    assert event_names(events) == ["started", "opened", "started", "stopped"]
 
 
-def test_a_quiet_round_writes_neither_a_line_nor_the_ledger(tmp_path: Path) -> None:
-    with Healthd("--node-name", "n1", directory=tmp_path, config=EACH_SECOND) as daemon:
-        rounds(daemon, 2)
-        daemon.until(lambda s: not s["stream"]["waiting"], "the events of the start are written")
+def test_quiet_round_writes_neither_stream_nor_ledger(tmp_path: Path) -> None:
+    with Healthd("--node-name", "n1", directory=tmp_path, config=EVERY_SECOND) as daemon:
+        wait_for_rounds(daemon, 2)
+        daemon.wait_until(lambda s: not s["stream"]["waiting"], "the events of the start are written")
         files = daemon.run_dir / "ledger.json", tmp_path / "state/events.jsonl"
         before = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-        rounds(daemon, 3)
+        wait_for_rounds(daemon, 3)
         assert [(file.stat().st_mtime_ns, file.stat().st_size) for file in files] == before
 
 
-def test_a_machine_that_was_shut_down_and_boots_begins_another_stream_after_the_old_one(tmp_path: Path) -> None:
-    with Healthd("--node-name", "n1", directory=tmp_path, config=EACH_SECOND) as daemon:
-        assert daemon.stop_at_rest() == 0
+def test_boot_after_shutdown_starts_new_stream_after_old_one(tmp_path: Path) -> None:
+    with Healthd("--node-name", "n1", directory=tmp_path, config=EVERY_SECOND) as daemon:
+        assert daemon.stop_when_idle() == 0
         assert json.loads((tmp_path / "state/events.jsonl").read_text().splitlines()[-1])["event"] == "stopped"
         shutil.rmtree(daemon.run_dir)  # tmpfs
         daemon.start()
-        assert daemon.stop_at_rest() == 0
-    told = lines(tmp_path / "state")
-    assert is_whole(told)
-    assert len({e["stream_id"] for e in told}) == 2
-    assert names(told) == ["started", "stopped", "started", "stopped"]
-    again = [e for e in told if e["event"] == "started"][1]
-    assert again["clean"]
-    assert again["last_alive"] is not None
+        assert daemon.stop_when_idle() == 0
+    events = read_events(tmp_path / "state")
+    assert is_complete(events)
+    assert len({event["stream_id"] for event in events}) == 2
+    assert event_names(events) == ["started", "stopped", "started", "stopped"]
+    second_start = [event for event in events if event["event"] == "started"][1]
+    assert second_start["clean"]
+    assert second_start["last_alive"] is not None

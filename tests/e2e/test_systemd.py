@@ -40,31 +40,31 @@ def box() -> Iterator[SystemdContainer]:
         yield running
 
 
-WATCHED = "WatchdogSec=20"  # for a service that hangs: a busy machine stalls for less
+SHORT_WATCHDOG = "WatchdogSec=20"  # for a service that hangs: a busy machine stalls for less
 
 
-def install(box: SystemdContainer, name: str, *arguments: str, more: str = "") -> None:
+def install(box: SystemdContainer, name: str, *arguments: str, extra_line: str = "") -> None:
     """Install the project's unit with the service above instead of the daemon. `more`: a line of [Service]."""
     box.write(f"/opt/{name}.py", SERVICE)
-    words = " ".join(f'"{word}"' for word in (sys.executable, f"/opt/{name}.py", *arguments))
-    settings = ["ExecStart=", f"ExecStart={words}", f'Environment="PYTHONPATH={CHECKOUT}"']
-    settings += ["RestartSec=0.2", "ExecReload=", "ExecReload=/bin/kill -HUP $MAINPID", more]
+    command = " ".join(f'"{word}"' for word in (sys.executable, f"/opt/{name}.py", *arguments))
+    settings = ["ExecStart=", f"ExecStart={command}", f'Environment="PYTHONPATH={CHECKOUT}"']
+    settings += ["RestartSec=0.2", "ExecReload=", "ExecReload=/bin/kill -HUP $MAINPID", extra_line]
     box.write(f"/etc/systemd/system/{name}.service.d/test.conf", "\n".join(["[Service]", *settings, ""]))
     box.install_unit(f"{name}.service", UNIT)
 
 
-def test_the_interpreter_and_this_checkout_work_inside(box: SystemdContainer) -> None:
+def test_container_runs_interpreter_and_checkout(box: SystemdContainer) -> None:
     program = "import healthd, systemd.journal, psutil, pyudev, sqlite3, ssl, ctypes; print(healthd.__file__)"
     inside = box.exec("env", f"PYTHONPATH={CHECKOUT}", sys.executable, "-c", program)
     assert Path(inside.stdout.strip()).is_relative_to(CHECKOUT)
 
 
-def test_a_command_that_fails_says_so_with_its_output(box: SystemdContainer) -> None:
+def test_exec_reports_failed_command_with_output(box: SystemdContainer) -> None:
     with pytest.raises(ContainerError, match=r"sh -c 'echo no; exit 3': exit status 3\nno"):
         box.exec("sh", "-c", "echo no; exit 3")
 
 
-def test_a_killed_test_leaves_no_container_running() -> None:
+def test_killed_test_leaves_no_container_running() -> None:
     program = (
         f"import sys, time; sys.path += {[str(E2E), str(E2E.parent / 'support')]}\n"
         "from systemd_container import SystemdContainer\n"
@@ -86,36 +86,39 @@ def test_a_killed_test_leaves_no_container_running() -> None:
     until(cleaned_up, "its cgroups are empty")
 
 
-def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdContainer) -> None:
+def test_service_reports_ready_and_watchdog_to_manager(box: SystemdContainer) -> None:
     install(box, "alive")
     box.systemctl("start", "alive")
     assert box.show("alive", "StatusText") == "watched every 900.0 s"
     pid = box.show("alive", "MainPID")
-    told = box.show("alive", "WatchdogTimestampMonotonic")
-    until(lambda: box.show("alive", "WatchdogTimestampMonotonic") != told, "the manager gets the next watchdog message")
+    last_watchdog = box.show("alive", "WatchdogTimestampMonotonic")
+    until(
+        lambda: box.show("alive", "WatchdogTimestampMonotonic") != last_watchdog,
+        "the manager gets the next watchdog message",
+    )
     assert (box.show("alive", "MainPID"), box.show("alive", "NRestarts")) == (pid, "0")
     box.systemctl("stop", "alive")
     assert box.show("alive", "Result") == "success"
 
 
-def test_a_service_that_hangs_is_started_again(box: SystemdContainer) -> None:
-    install(box, "hung", more=WATCHED)
+def test_hanging_service_is_restarted(box: SystemdContainer) -> None:
+    install(box, "hung", extra_line=SHORT_WATCHDOG)
     box.systemctl("start", "hung")
     box.systemctl("reload", "hung")
-    box.wait("hung", "NRestarts", "1")
-    box.wait("hung", "ActiveState", "active")
+    box.wait_for_property("hung", "NRestarts", "1")
+    box.wait_for_property("hung", "ActiveState", "active")
     assert "Watchdog timeout" in box.log("hung")
     box.systemctl("stop", "hung")
 
 
-def test_the_journal_has_priority_and_fields(box: SystemdContainer) -> None:
+def test_journal_entry_has_priority_and_fields(box: SystemdContainer) -> None:
     install(box, "speaking")
     box.systemctl("start", "speaking")
     box.exec("journalctl", "--sync")
     lines = box.exec("journalctl", "-u", "speaking", "-o", "json", "SYSLOG_IDENTIFIER=healthd").stdout.splitlines()
     entry = json.loads(lines[0])
-    found = entry["MESSAGE"], entry["PRIORITY"], entry["HEALTHD_CODE"]
-    assert found == ("two GPUs", "4", "gpu_count/missing")
+    message_fields = entry["MESSAGE"], entry["PRIORITY"], entry["HEALTHD_CODE"]
+    assert message_fields == ("two GPUs", "4", "gpu_count/missing")
     box.systemctl("stop", "speaking")
 
 
@@ -133,14 +136,14 @@ command = ["/bin/sh", "-c", "sleep 2; echo broken; exit 2"]
 def install_healthd(box: SystemdContainer) -> None:
     box.write("/opt/kernel.log", "")
     box.write("/opt/healthd.toml", SETTINGS)
-    words = (sys.executable, "-m", "healthd", "run", "--config", "/opt/healthd.toml", "--fake-nvml", "dgx-h100")
-    start = "ExecStart=" + " ".join(f'"{word}"' for word in words)
+    command = (sys.executable, "-m", "healthd", "run", "--config", "/opt/healthd.toml", "--fake-nvml", "dgx-h100")
+    start = "ExecStart=" + " ".join(f'"{word}"' for word in command)
     settings = ["[Service]", "ExecStart=", start, f'Environment="PYTHONPATH={CHECKOUT}"', ""]
     box.write("/etc/systemd/system/healthd.service.d/test.conf", "\n".join(settings))
     box.install_unit("healthd.service", UNIT)
 
 
-def test_slurmd_is_started_after_the_first_verdict(box: SystemdContainer) -> None:
+def test_slurmd_starts_after_first_verdict(box: SystemdContainer) -> None:
     install_healthd(box)
     # The unit of slurmd does not mention healthd.
     slurmd = [
@@ -157,7 +160,7 @@ def test_slurmd_is_started_after_the_first_verdict(box: SystemdContainer) -> Non
     box.systemctl("stop", "healthd")
 
 
-def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_a_start(box: SystemdContainer) -> None:
+def test_journal_has_each_event_and_one_entry_for_checks_of_start(box: SystemdContainer) -> None:
     install_healthd(box)
     box.systemctl("start", "healthd")
     events = ("cat", "/var/lib/healthd/events.jsonl")
@@ -165,17 +168,23 @@ def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_
     box.systemctl("stop", "healthd")
     box.exec("journalctl", "--sync")
     file = box.exec(*events).stdout.splitlines()
-    told = [json.loads(line) for line in file]
+    file_events = [json.loads(line) for line in file]
     journal = box.exec("journalctl", "-o", "json", "--all", "SYSLOG_IDENTIFIER=healthd-events").stdout.splitlines()
-    found = list(map(json.loads, journal))
-    entries = {(e["HEALTHD_STREAM_ID"], int(e["HEALTHD_SEQ"])): e for e in found if "HEALTHD_SEQ" in e}
-    others = {key for key, e in entries.items() if e["HEALTHD_EVENT"] != "check_enabled"}
-    assert {(e["stream_id"], e["seq"]) for e in told if e["event"] != "check_enabled"} == others
-    checks = [e["check"] for e in told if e["event"] == "check_enabled"]
-    enabled = [e["MESSAGE"] for e in found if e["HEALTHD_EVENT"] == "check_enabled"]
+    journal_entries = list(map(json.loads, journal))
+    entries = {
+        (event["HEALTHD_STREAM_ID"], int(event["HEALTHD_SEQ"])): event
+        for event in journal_entries
+        if "HEALTHD_SEQ" in event
+    }
+    other_events = {key for key, event in entries.items() if event["HEALTHD_EVENT"] != "check_enabled"}
+    assert {
+        (event["stream_id"], event["seq"]) for event in file_events if event["event"] != "check_enabled"
+    } == other_events
+    checks = [event["check"] for event in file_events if event["event"] == "check_enabled"]
+    enabled = [event["MESSAGE"] for event in journal_entries if event["HEALTHD_EVENT"] == "check_enabled"]
     assert 0 < len(enabled) < len(checks)
     assert all(f" {check}" in " ".join(enabled) for check in checks)
-    opened = next(e for e in told if e["event"] == "opened")
+    opened = next(event for event in file_events if event["event"] == "opened")
     entry = entries[opened["stream_id"], opened["seq"]]
     assert (entry["MESSAGE"], entry["HEALTHD_EVENT"]) == ("opened exec exec/critical slow: broken", "opened")
     assert (entry["HEALTHD_CODE"], entry["HEALTHD_FIRST"]) == ("exec/critical", opened["first"])
@@ -185,7 +194,7 @@ def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_
 
 
 @pytest.fixture(scope="module")
-def reloaded(box: SystemdContainer) -> SystemdContainer:
+def unmodified_service(box: SystemdContainer) -> SystemdContainer:
     """Start healthd.service without changes."""
     box.exec("rm", "-rf", "/etc/systemd/system/healthd.service.d")
     box.write("/opt/kernel.log", "")
@@ -195,39 +204,44 @@ def reloaded(box: SystemdContainer) -> SystemdContainer:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("invalid_settings", "message"),
     [
         ('mode = "dran"\n', '/etc/healthd/healthd.toml: mode: "dran" is none of '),
         ("mode = \n", "/etc/healthd/healthd.toml: not TOML: "),
     ],
 )
-def test_a_refused_reload_fails_and_says_why(reloaded: SystemdContainer, wrong: str, sentence: str) -> None:
-    box = reloaded
-    daemon = box.show("healthd", "MainPID")
-    box.write("/etc/healthd/healthd.toml", wrong)
-    done = box.exec("systemctl", "reload", "healthd", check=False)
-    assert done.returncode != 0
-    assert "Job for healthd.service failed" in done.stderr
-    assert box.show("healthd", "StatusText").startswith(f"settings not reloaded: {sentence}")
-    assert sentence in box.exec("systemctl", "status", "--no-pager", "healthd", check=False).stdout
-    assert sentence in box.log("healthd")
-    said = box.status("--runtime-dir", "/run/healthd")
-    assert [one for one in said["problems"] if f"the settings were not reloaded: {sentence}" in one]
-    assert said["mode"] == "observe"
-    assert (box.show("healthd", "MainPID"), box.show("healthd", "ActiveState")) == (daemon, "active")
+def test_rejected_reload_fails_with_reason(
+    unmodified_service: SystemdContainer, invalid_settings: str, message: str
+) -> None:
+    box = unmodified_service
+    daemon_pid = box.show("healthd", "MainPID")
+    box.write("/etc/healthd/healthd.toml", invalid_settings)
+    completed = box.exec("systemctl", "reload", "healthd", check=False)
+    assert completed.returncode != 0
+    assert "Job for healthd.service failed" in completed.stderr
+    assert box.show("healthd", "StatusText").startswith(f"settings not reloaded: {message}")
+    assert message in box.exec("systemctl", "status", "--no-pager", "healthd", check=False).stdout
+    assert message in box.log("healthd")
+    status = box.status("--runtime-dir", "/run/healthd")
+    assert [problem for problem in status["problems"] if f"the settings were not reloaded: {message}" in problem]
+    assert status["mode"] == "observe"
+    assert (box.show("healthd", "MainPID"), box.show("healthd", "ActiveState")) == (daemon_pid, "active")
 
     box.write("/etc/healthd/healthd.toml", SETTINGS.replace("observe", "drain"))
     box.systemctl("reload", "healthd")  # raises if it fails
-    now = box.status()
-    assert (now["mode"], [one for one in now["problems"] if "settings" in one]) == ("drain", [])
-    assert box.show("healthd", "StatusText").startswith(now["health"])
-    assert box.show("healthd", "MainPID") == daemon
+    new_status = box.status()
+    assert (new_status["mode"], [problem for problem in new_status["problems"] if "settings" in problem]) == (
+        "drain",
+        [],
+    )
+    assert box.show("healthd", "StatusText").startswith(new_status["health"])
+    assert box.show("healthd", "MainPID") == daemon_pid
     box.write("/etc/healthd/healthd.toml", SETTINGS)
     box.systemctl("reload", "healthd")
 
 
-def test_sighup_reads_the_settings_too(reloaded: SystemdContainer) -> None:
-    box = reloaded
+def test_sighup_reloads_settings(unmodified_service: SystemdContainer) -> None:
+    box = unmodified_service
     box.write("/etc/healthd/healthd.toml", SETTINGS.replace("observe", "drain"))
     box.systemctl("kill", "--signal=HUP", "--kill-who=main", "healthd")
     until(lambda: box.status()["mode"] == "drain", "the settings are read")
@@ -236,23 +250,23 @@ def test_sighup_reads_the_settings_too(reloaded: SystemdContainer) -> None:
 
 def host_pid(word: str) -> int:
     """Return the pid on this machine of the shell with `word` in its command line."""
-    found = subprocess.run(["pgrep", "--oldest", "-f", f"^/bin/sh .*{word}"], capture_output=True, text=True)
-    return int(found.stdout)
+    completed = subprocess.run(["pgrep", "--oldest", "-f", f"^/bin/sh .*{word}"], capture_output=True, text=True)
+    return int(completed.stdout)
 
 
-def test_a_restart_leaves_a_worker_in_d_state_alone_and_is_not_held_up(tmp_path: Path) -> None:
+def test_restart_leaves_worker_in_d_state_and_is_not_delayed(tmp_path: Path) -> None:
     with FrozenFilesystem(tmp_path) as disk, SystemdContainer(binds=[disk.path]) as box, disk.frozen():
-        install(box, "stuck", str(disk.path / "file"), more=WATCHED)
+        install(box, "stuck", str(disk.path / "file"), extra_line=SHORT_WATCHDOG)
         box.systemctl("start", "stuck")
-        first = box.show("stuck", "MainPID")
-        box.exec("kill", "-HUP", first)
-        writer = box.exec("pgrep", "--parent", first).stdout.strip()
-        box.wait("stuck", "NRestarts", "1")  # the worker's pipe closed with the daemon, so it writes now
-        outside = host_pid(str(disk.path / "file"))
-        wait_for_d_state(outside)
-        before = box.log("stuck")
+        main_pid = box.show("stuck", "MainPID")
+        box.exec("kill", "-HUP", main_pid)
+        writer = box.exec("pgrep", "--parent", main_pid).stdout.strip()
+        box.wait_for_property("stuck", "NRestarts", "1")  # the worker's pipe closed with the daemon, so it writes now
+        writer_host_pid = host_pid(str(disk.path / "file"))
+        wait_for_d_state(writer_host_pid)
+        log_before = box.log("stuck")
         box.systemctl("restart", "stuck")
-        assert "timed out" not in box.log("stuck").removeprefix(before), "the restart does not wait for a timeout"
-        assert in_d_state(outside)
+        assert "timed out" not in box.log("stuck").removeprefix(log_before), "the restart does not wait for a timeout"
+        assert in_d_state(writer_host_pid)
         assert writer in box.exec("ps", "-o", "pid", "-A").stdout
         box.systemctl("stop", "stuck")

@@ -26,9 +26,9 @@ from healthd.host.host import Host
 from healthd.host.system import Tree
 
 USER = 65534
-IN_IT = "import fcntl, mmap, os, sys; os.setgid({0}); os.setuid({0}); os.chdir(sys.argv[1]); {1}"
+USER_PROGRAM = "import fcntl, mmap, os, sys; os.setgid({0}); os.setuid({0}); os.chdir(sys.argv[1]); {1}"
 # Calls that send a request to the server, which does not answer ...
-ASKING = {
+WAITING_FOR_SERVER = {
     "stat": "os.stat('lost')",
     "open": "os.open('openedd/lost', os.O_RDONLY)",
     "create": "os.open('d/lost', os.O_RDWR | os.O_CREAT)",
@@ -40,7 +40,7 @@ ASKING = {
     "statfs": "os.statvfs('.')",
 }
 # ... and calls that wait for a lock held by such a call.
-BEHIND = {
+WAITING_FOR_LOCK = {
     "stat": "os.stat('lost')",
     "make": "os.mkdir('d/other')",
     "remove": "os.unlink('d/other')",
@@ -51,7 +51,7 @@ BEHIND = {
 
 
 @pytest.fixture
-def connections() -> Iterator[None]:
+def fusectl() -> Iterator[None]:
     """Mount fusectl where systemd mounts it on a node. The run finds the mount by its source, an arbitrary word."""
     require_root()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -62,14 +62,14 @@ def connections() -> Iterator[None]:
 
 
 @pytest.fixture
-def everybodys() -> Iterator[Path]:
+def public_folder() -> Iterator[Path]:
     """Yield a folder accessible to everybody."""
-    with tempfile.TemporaryDirectory(prefix="healthd-fuse.") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="healthd-fuse.") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
-class These(Tree):
+class LimitedTree(Tree):
     """This machine with only these processes, since other tests let some hang meanwhile.
 
     Without `stacks` it is the view of a daemon under healthd.service, without CAP_SYS_ADMIN.
@@ -89,30 +89,32 @@ class These(Tree):
 
 
 @pytest.mark.parametrize(("mounter", "code"), [(USER, "processes/user_file_system"), (0, "processes/unkillable")])
-def test_who_mounted_it_says_whose_fault_it_is(everybodys: Path, connections: None, mounter: int, code: str) -> None:
-    with contextlib.ExitStack() as all_ended, HangFs(everybodys, user=mounter, opens=True) as fuse:
+def test_owner_of_fuse_mount_determines_condition(public_folder: Path, fusectl: None, mounter: int, code: str) -> None:
+    with contextlib.ExitStack() as all_processes, HangFs(public_folder, user=mounter, opens=True) as fuse:
 
-        def start(what: str) -> int:
-            command = [sys.executable, "-c", IN_IT.format(USER, what), str(fuse.path)]
-            return all_ended.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL)).pid
+        def start(statement: str) -> int:
+            command = [sys.executable, "-c", USER_PROGRAM.format(USER, statement), str(fuse.path)]
+            return all_processes.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL)).pid
 
-        asking = {start(what): name for name, what in ASKING.items()}
-        fuse.wait_until_it_hears(*asking)
-        behind = {start(what): name for name, what in BEHIND.items()}
-        for pid in behind:
+        waiting_for_server = {start(statement): name for name, statement in WAITING_FOR_SERVER.items()}
+        fuse.wait_for_requests(*waiting_for_server)
+        waiting_for_lock = {start(statement): name for name, statement in WAITING_FOR_LOCK.items()}
+        for pid in waiting_for_lock:
             wait_for_d_state(pid)
-        for pid in (*asking, *behind):
+        for pid in (*waiting_for_server, *waiting_for_lock):
             os.kill(pid, signal.SIGKILL)
-        for pid in (*asking, *behind):
+        for pid in (*waiting_for_server, *waiting_for_lock):
             wait_for_d_state(pid)
         for stacks in (True, False):
-            found = findings(processes, Host(system=These([*asking, *behind], stacks)), Config())
-            of = {int(one.subject.partition("@")[0]): one.code for one in found}
-            for pid, name in (asking | behind).items():
-                assert of[pid] == code, (name, stacks, Path(f"/proc/{pid}/stack").read_text())
+            found = findings(
+                processes, Host(system=LimitedTree([*waiting_for_server, *waiting_for_lock], stacks)), Config()
+            )
+            code_by_pid = {int(finding.subject.partition("@")[0]): finding.code for finding in found}
+            for pid, name in (waiting_for_server | waiting_for_lock).items():
+                assert code_by_pid[pid] == code, (name, stacks, Path(f"/proc/{pid}/stack").read_text())
 
 
-def test_the_mount_table_says_who_mounted_it(tmp_path: Path) -> None:
+def test_fuse_users_come_from_mount_table(tmp_path: Path) -> None:
     """ownership.py trusts no file attribute from such a mount."""
     with HangFs(tmp_path, user=USER):
         assert USER in ownership._fuse_users().values()

@@ -44,42 +44,44 @@ class Cluster:
         tools.mkdir()
         (tools / "ib_write_bw").write_text(IB_WRITE_BW)
         (tools / "ib_write_bw").chmod(0o755)
-        self.speeds({})
+        self.set_speeds({})
         program = folder / "healthd"
-        own = f'--config "{folder}/healthd.toml" --root "{folder}/tree" --runtime-dir "{folder}/run/$SLURMD_NODENAME"'
+        own_options = (
+            f'--config "{folder}/healthd.toml" --root "{folder}/tree" --runtime-dir "{folder}/run/$SLURMD_NODENAME"'
+        )
         (folder / "healthd.toml").write_text('profile = "none"\nbaseline_file = ""\n')
         self.hang = folder / "hang"
         path = f"export PYTHONPATH={REPOSITORY} PATH={tools}:$PATH\nmkdir -p {folder}/run {folder}/state\n"
         state = f'--state-dir "{folder}/state/$SLURMD_NODENAME"'
-        begins = f"#!/bin/sh\n[ ! -e {self.hang} ] || exec sleep 600\n"
-        program.write_text(f'{begins}{path}exec {sys.executable} -m healthd "$@" {own} {state}\n')
+        script_start = f"#!/bin/sh\n[ ! -e {self.hang} ] || exec sleep 600\n"
+        program.write_text(f'{script_start}{path}exec {sys.executable} -m healthd "$@" {own_options} {state}\n')
         program.chmod(0o755)
         self.env = {**slurm.env, "HEALTHD": str(program), "PYTHONPATH": str(REPOSITORY)}
 
-    def speeds(self, of_sender: dict[str, float]) -> None:
+    def set_speeds(self, speed_by_sender: dict[str, float]) -> None:
         """Set the result of a transfer from each node, in Gb/s."""
         for name in self.slurm.names:
-            (self.folder / f"tools/table.{name}").write_text(TABLE.format(of_sender.get(name, 391.5)))
+            (self.folder / f"tools/table.{name}").write_text(TABLE.format(speed_by_sender.get(name, 391.5)))
 
-    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "healthd", "validate", "--only", "cpu", "--seconds", "20", *arguments]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(argv, env=self.env, **pipes)
 
     def validate(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        process = self.begin("--json", *arguments)
+        process = self.start("--json", *arguments)
         out, err = process.communicate(timeout=600)
         return process.returncode, json.loads(out) if out else {}, err
 
     def reservations(self) -> str:
         return self.slurm.run("scontrol", "show", "reservation", "-o")
 
-    def named(self) -> str:
+    def job_name(self) -> str:
         """Return the name of the current reservation, also the name of its job, or a name of no job."""
         words = self.reservations().split()
-        return next((w.partition("=")[2] for w in words if w.startswith("ReservationName=")), "none")
+        return next((word.partition("=")[2] for word in words if word.startswith("ReservationName=")), "none")
 
-    def must_be_free(self) -> None:
+    def check_free(self) -> None:
         """Check that there is no reservation and no job, and that all nodes are idle."""
         assert "ReservationName" not in self.reservations()
         for name in self.slurm.names:
@@ -93,60 +95,60 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(slurm, folder)
 
 
-def test_each_node_is_validated_and_every_pair_of_the_ring_and_the_reservation_is_gone(nodes: Cluster) -> None:
-    status, told, err = nodes.validate("--nodes", "n[1-4]")
-    assert status == 0, (told, err)
-    assert told["problems"] == []
-    assert [one["node"] for one in told["nodes"]] == ["n1", "n2", "n3", "n4"]
-    assert {one["why"] for one in told["documents"]} == {"nodes"}
-    pairs = {(one["sender"], one["receiver"]) for one in told["transfers"]}
+def test_validate_checks_each_node_and_pair_and_removes_reservation(nodes: Cluster) -> None:
+    status, report, err = nodes.validate("--nodes", "n[1-4]")
+    assert status == 0, (report, err)
+    assert report["problems"] == []
+    assert [entry["node"] for entry in report["nodes"]] == ["n1", "n2", "n3", "n4"]
+    assert {entry["why"] for entry in report["documents"]} == {"nodes"}
+    pairs = {(entry["sender"], entry["receiver"]) for entry in report["transfers"]}
     assert pairs == {("n1", "n2"), ("n2", "n3"), ("n3", "n4"), ("n4", "n1")}
     for name in nodes.slurm.names:
-        kept = json.loads((nodes.folder / f"state/{name}/validation.json").read_text())
-        assert (kept["node"], kept["why"]) == (name, "nodes")
-    made = [line for line in err.splitlines() if "create reservation" in line]
-    assert len(made) == 1
-    assert "Flags=MAINT" in made[0]
-    nodes.must_be_free()
+        document = json.loads((nodes.folder / f"state/{name}/validation.json").read_text())
+        assert (document["node"], document["why"]) == (name, "nodes")
+    creation_lines = [line for line in err.splitlines() if "create reservation" in line]
+    assert len(creation_lines) == 1
+    assert "Flags=MAINT" in creation_lines[0]
+    nodes.check_free()
 
 
-def test_a_node_that_is_slow_in_both_its_pairs_is_the_suspect(nodes: Cluster) -> None:
-    nodes.speeds({"n1": 203.7, "n2": 205.1})  # transfers to n2 and from n2
+def test_node_slow_in_both_pairs_is_suspect(nodes: Cluster) -> None:
+    nodes.set_speeds({"n1": 203.7, "n2": 205.1})  # transfers to n2 and from n2
     try:
-        status, told, err = nodes.validate("--nodes", "n1,n2,n3,n4")
+        status, report, err = nodes.validate("--nodes", "n1,n2,n3,n4")
     finally:
-        nodes.speeds({})
-    assert status == 1, (told, err)
-    slow = [(one["sender"], one["receiver"]) for one in told["transfers"] if one["verdict"] == "slow"]
+        nodes.set_speeds({})
+    assert status == 1, (report, err)
+    slow = [(entry["sender"], entry["receiver"]) for entry in report["transfers"] if entry["verdict"] == "slow"]
     assert sorted(slow) == [("n1", "n2"), ("n2", "n3")]
-    assert [(one["what"], one["names"]) for one in told["suspects"]] == [("node", ["n2"])]
-    nodes.must_be_free()
+    assert [(entry["what"], entry["names"]) for entry in report["suspects"]] == [("node", ["n2"])]
+    nodes.check_free()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_person_who_has_had_enough_leaves_no_reservation_and_no_job_behind(nodes: Cluster, number: int) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_validate_leaves_no_reservation_and_no_job(nodes: Cluster, signal_number: int) -> None:
     nodes.hang.touch()
     try:
-        process = nodes.begin("--nodes", "n[1-2]")
-        until(lambda: "RUNNING" in nodes.slurm.run("squeue", "-h", "-o", "%T", "-n", nodes.named()))
+        process = nodes.start("--nodes", "n[1-2]")
+        until(lambda: "RUNNING" in nodes.slurm.run("squeue", "-h", "-o", "%T", "-n", nodes.job_name()))
         assert "Flags=MAINT" in nodes.reservations()
         assert "PURGE_COMP=00:01:00" in nodes.reservations(), "after kill -9 it ends on its own"
-        process.send_signal(number)
+        process.send_signal(signal_number)
         out, err = process.communicate(timeout=600)
     finally:
         nodes.hang.unlink()
     assert (process.returncode, out) == (3, "")
     assert "stopped by a signal; the reservation was removed" in err
     assert nodes.slurm.run("squeue", "-h", "-t", "pending,running") == ""
-    nodes.must_be_free()
+    nodes.check_free()
 
 
-def test_a_node_with_a_job_is_refused_and_the_job_goes_on(nodes: Cluster) -> None:
+def test_validate_refuses_node_with_job_and_lets_job_run(nodes: Cluster) -> None:
     job = nodes.slurm.sbatch("sleep 600", "-w", "n3")
     try:
         nodes.slurm.wait_job(job, "RUNNING")
-        status, told, err = nodes.validate("--nodes", "n[2-3]")
-        assert (status, told) == (3, {})
+        status, report, err = nodes.validate("--nodes", "n[2-3]")
+        assert (status, report) == (3, {})
         assert "n3 is MIXED: each node must be idle, undrained and in no reservation" in err
         assert nodes.slurm.job(job)["JobState"] == "RUNNING"
         assert "ReservationName" not in nodes.reservations()
@@ -156,11 +158,11 @@ def test_a_node_with_a_job_is_refused_and_the_job_goes_on(nodes: Cluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("names", "status", "words"),
+    ("names", "status", "message"),
     [("n[1-2],n77", 3, "n77"), ("--all", 64, "node names"), ("", 64, "node names")],
 )
-def test_names_that_are_none_of_its_nodes_are_refused(nodes: Cluster, names: str, status: int, words: str) -> None:
-    found, told, err = nodes.validate(f"--nodes={names}")
-    assert (found, told) == (status, {}), err
-    assert words in err
+def test_validate_refuses_unknown_nodes(nodes: Cluster, names: str, status: int, message: str) -> None:
+    exit_status, report, err = nodes.validate(f"--nodes={names}")
+    assert (exit_status, report) == (status, {}), err
+    assert message in err
     assert "ReservationName" not in nodes.reservations()

@@ -21,9 +21,11 @@ from requirements import require_programs
 from waiting import until
 
 
-def openssl(*words: str | Path) -> None:
-    done = subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+def openssl(*arguments: str | Path) -> None:
+    completed = subprocess.run(
+        ["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
 
 
 class Authority:
@@ -36,7 +38,7 @@ class Authority:
 
     def sign(self, name: str, days: int = 30) -> tuple[Path, Path]:
         """Return (certificate, key), each replaced as a whole, as an ACME client does."""
-        certificate, key, request = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr"))
+        certificate, key, request = (self.folder / f"{name}.{suffix}" for suffix in ("crt", "key", "csr"))
         openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                 "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:127.0.0.1,DNS:{name}",
                 "-keyout", f"{key}.new", "-out", request)  # fmt: skip
@@ -53,27 +55,27 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "ca")
 
 
-def web(folder: Path, text: str) -> Path:
+def write_web_config(folder: Path, text: str) -> Path:
     path = folder / "web.yml"
     path.write_text(text)
     path.chmod(0o640)
-    done = subprocess.run(["promtool", "check", "web-config", path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(["promtool", "check", "web-config", path], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     return path
 
 
-def curl(*words: str | Path) -> tuple[int, str]:
+def run_curl(*arguments: str | Path) -> tuple[int, str]:
     """Return (exit status, output)."""
-    argv = ["curl", "--silent", "--max-time", "30", *map(str, words)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
-    return done.returncode, done.stdout
+    argv = ["curl", "--silent", "--max-time", "30", *map(str, arguments)]
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    return completed.returncode, completed.stdout
 
 
-STATUS = ("--output", "/dev/null", "--write-out", "%{http_code}")
+STATUS_ONLY = ("--output", "/dev/null", "--write-out", "%{http_code}")
 
 
 @contextlib.contextmanager
-def serving(path: Path, listen: list[str]) -> Iterator[Healthd]:
+def serve(path: Path, listen: list[str]) -> Iterator[Healthd]:
     config = f'interval_seconds = 1.0\n[metrics]\nlisten = {json.dumps(listen)}\nweb_config = "{path}"\n'
     with Healthd(config=config) as daemon:
         yield daemon
@@ -85,23 +87,23 @@ def problems(daemon: Healthd) -> str:
 
 def test_prometheus_scrapes_over_tls(authority: Authority, tmp_path: Path) -> None:
     authority.sign("node")
-    path = web(
+    path = write_web_config(
         tmp_path,
         "tls_server_config: {cert_file: node.crt, key_file: node.key}\n"
         "http_server_config: {headers: {X-Content-Type-Options: nosniff}}\n",
     )
     with contextlib.ExitStack() as ports:
-        one, other, at = (free_ports(1, ports) for _ in range(3))
-        with serving(path, [f"127.0.0.1:{one}", f"[::1]:{other}"]):
-            ca, url = ("--cacert", authority.certificate), f"https://127.0.0.1:{one}"
-            assert curl(*ca, *STATUS, f"{url}/metrics") == (0, "200")
-            assert curl(*STATUS, url)[0] == 60, "curl does not trust the authority"
-            assert curl(*STATUS, f"http://127.0.0.1:{one}/metrics")[0] != 0, "no page without TLS"
-            assert curl("-k", *STATUS, f"https://[::1]:{other}/-/healthy") == (0, "200")
-            assert curl(*ca, "--tls-max", "1.1", *STATUS, f"{url}/")[0] == 35, "TLS 1.2 or newer"
-            _, head = curl(*ca, "--head", f"{url}/metrics")
-            assert "X-Content-Type-Options: nosniff" in head
-            target = {"targets": [f"127.0.0.1:{one}"]}
+        ipv4_port, ipv6_port, prometheus_port = (free_ports(1, ports) for _ in range(3))
+        with serve(path, [f"127.0.0.1:{ipv4_port}", f"[::1]:{ipv6_port}"]):
+            ca_options, url = ("--cacert", authority.certificate), f"https://127.0.0.1:{ipv4_port}"
+            assert run_curl(*ca_options, *STATUS_ONLY, f"{url}/metrics") == (0, "200")
+            assert run_curl(*STATUS_ONLY, url)[0] == 60, "curl does not trust the authority"
+            assert run_curl(*STATUS_ONLY, f"http://127.0.0.1:{ipv4_port}/metrics")[0] != 0, "no page without TLS"
+            assert run_curl("-k", *STATUS_ONLY, f"https://[::1]:{ipv6_port}/-/healthy") == (0, "200")
+            assert run_curl(*ca_options, "--tls-max", "1.1", *STATUS_ONLY, f"{url}/")[0] == 35, "TLS 1.2 or newer"
+            _, headers = run_curl(*ca_options, "--head", f"{url}/metrics")
+            assert "X-Content-Type-Options: nosniff" in headers
+            target = {"targets": [f"127.0.0.1:{ipv4_port}"]}
             job = {
                 "job_name": "healthd",
                 "scrape_interval": "1s",
@@ -112,15 +114,21 @@ def test_prometheus_scrapes_over_tls(authority: Authority, tmp_path: Path) -> No
             (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
             argv = ("prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data")
             with open(tmp_path / "log", "wb") as log:
-                process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{at}"], stdout=log, stderr=log)
+                process = subprocess.Popen(
+                    [*argv, f"--web.listen-address=127.0.0.1:{prometheus_port}"], stdout=log, stderr=log
+                )
             try:
-                until(lambda: asked(at, "healthd_node_info and on (instance) up == 1"), "a scrape", 120)
+                until(
+                    lambda: query_prometheus(prometheus_port, "healthd_node_info and on (instance) up == 1"),
+                    "a scrape",
+                    120,
+                )
             finally:
                 process.terminate()
                 process.wait(60)
 
 
-def asked(port: int, query: str) -> list[Any]:
+def query_prometheus(port: int, query: str) -> list[Any]:
     with contextlib.suppress(OSError):
         url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
         with urllib.request.urlopen(url, timeout=240) as answer:
@@ -128,13 +136,13 @@ def asked(port: int, query: str) -> list[Any]:
     return []
 
 
-def test_only_a_client_with_the_right_certificate_gets_a_page(authority: Authority, tmp_path: Path) -> None:
+def test_only_client_with_allowed_certificate_gets_page(authority: Authority, tmp_path: Path) -> None:
     authority.sign("node")
-    right, right_key = authority.sign("prometheus")
+    allowed, allowed_key = authority.sign("prometheus")
     other, other_key = authority.sign("somebody")
     (tmp_path / "strangers").mkdir()
-    strange, strange_key = Authority(tmp_path / "strangers", "ca").sign("prometheus")
-    path = web(
+    foreign, foreign_key = Authority(tmp_path / "strangers", "ca").sign("prometheus")
+    path = write_web_config(
         tmp_path,
         "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n  client_ca_file: ca.crt\n"
         "  client_auth_type: RequireAndVerifyClientCert\n",
@@ -142,72 +150,71 @@ def test_only_a_client_with_the_right_certificate_gets_a_page(authority: Authori
     path.write_text(f"{path.read_text()}  client_allowed_sans: [prometheus]\n")  # unknown to promtool 2.42
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
-        with serving(path, [f"127.0.0.1:{port}"]):
-            words = ("--cacert", authority.certificate, *STATUS, f"https://127.0.0.1:{port}/metrics")
-            assert curl("--cert", right, "--key", right_key, *words) == (0, "200")
-            assert curl("--cert", other, "--key", other_key, *words)[0] != 0
-            assert curl("--cert", strange, "--key", strange_key, *words)[0] != 0
-            assert curl(*words)[0] != 0
+        with serve(path, [f"127.0.0.1:{port}"]):
+            options = ("--cacert", authority.certificate, *STATUS_ONLY, f"https://127.0.0.1:{port}/metrics")
+            assert run_curl("--cert", allowed, "--key", allowed_key, *options) == (0, "200")
+            assert run_curl("--cert", other, "--key", other_key, *options)[0] != 0
+            assert run_curl("--cert", foreign, "--key", foreign_key, *options)[0] != 0
+            assert run_curl(*options)[0] != 0
 
 
-def test_a_renewed_certificate_needs_no_restart_and_a_broken_one_is_a_trouble(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_renewed_certificate_needs_no_restart_and_broken_one_is_problem(authority: Authority, tmp_path: Path) -> None:
     certificate, _ = authority.sign("node", days=2)
-    path = web(tmp_path, "tls_server_config: {cert_file: node.crt, key_file: node.key}")
+    path = write_web_config(tmp_path, "tls_server_config: {cert_file: node.crt, key_file: node.key}")
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
 
-        def served() -> str:
+        def served_certificate() -> str:
             return ssl.get_server_certificate(("127.0.0.1", port), timeout=240)
 
-        with serving(path, [f"127.0.0.1:{port}"]) as daemon:
-            assert served() == certificate.read_text()
+        with serve(path, [f"127.0.0.1:{port}"]) as daemon:
+            assert served_certificate() == certificate.read_text()
             assert "node.crt: the certificate expires" in problems(daemon), "in two days"
             authority.sign("node")
-            assert served() == certificate.read_text()
+            assert served_certificate() == certificate.read_text()
             good = certificate.read_text()
             certificate.write_text("nothing")
-            assert served() == good
+            assert served_certificate() == good
             until(lambda: "not a certificate and its key" in problems(daemon), "the problem is reported")
             authority.sign("node")
-            assert served() == certificate.read_text()
+            assert served_certificate() == certificate.read_text()
             until(lambda: "certificate" not in problems(daemon), "the problem is over")
 
 
-def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_do(
-    authority: Authority, tmp_path: Path
-) -> None:
-    path = web(tmp_path, "http_server_config: {}")
+def test_missing_tls_files_mean_no_page_until_they_exist(authority: Authority, tmp_path: Path) -> None:
+    path = write_web_config(tmp_path, "http_server_config: {}")
     path.write_text("tls_server_config: {cert_file: node.crt, key_file: node.key}")
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
-        with serving(path, [f"127.0.0.1:{port}"]) as daemon:
+        with serve(path, [f"127.0.0.1:{port}"]) as daemon:
             assert "no metrics page:" in problems(daemon)
             assert "node.crt: cannot be read: No such file" in problems(daemon)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=240)
             authority.sign("node")
             url = f"https://127.0.0.1:{port}/-/healthy"
-            until(lambda: curl("--cacert", authority.certificate, *STATUS, url) == (0, "200"), "the page is served")
+            until(
+                lambda: run_curl("--cacert", authority.certificate, *STATUS_ONLY, url) == (0, "200"),
+                "the page is served",
+            )
 
 
-def test_unfinished_handshakes_do_not_keep_a_scrape_out(authority: Authority, tmp_path: Path) -> None:
+def test_unfinished_handshakes_do_not_block_scrape(authority: Authority, tmp_path: Path) -> None:
     authority.sign("node")
-    path = web(tmp_path, "tls_server_config: {cert_file: node.crt, key_file: node.key}")
+    path = write_web_config(tmp_path, "tls_server_config: {cert_file: node.crt, key_file: node.key}")
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
-        with serving(path, [f"127.0.0.1:{port}"]) as daemon, contextlib.ExitStack() as crowd:
-            scrape = ("--cacert", authority.certificate, *STATUS, f"https://127.0.0.1:{port}/metrics")
+        with serve(path, [f"127.0.0.1:{port}"]) as daemon, contextlib.ExitStack() as connections:
+            scrape = ("--cacert", authority.certificate, *STATUS_ONLY, f"https://127.0.0.1:{port}/metrics")
             for number in range(200):
-                stream = crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=240))
+                stream = connections.enter_context(socket.create_connection(("127.0.0.1", port), timeout=240))
                 with contextlib.suppress(OSError):
                     stream.sendall((b"", b"\x16\x03\x01", b"GET / HTTP/1.0\r\n\r\n")[number % 3])
-            until(lambda: curl(*scrape) == (0, "200"), "a scrape", 120)
-            crowd.close()
-            until(lambda: threads(daemon) <= 4, "the threads of disconnected clients end", 120)
+            until(lambda: run_curl(*scrape) == (0, "200"), "a scrape", 120)
+            connections.close()
+            until(lambda: count_threads(daemon) <= 4, "the threads of disconnected clients end", 120)
 
 
-def threads(daemon: Healthd) -> int:
+def count_threads(daemon: Healthd) -> int:
     assert daemon.process is not None
     return len(os.listdir(f"/proc/{daemon.process.pid}/task"))

@@ -44,26 +44,26 @@ SAMPLES = {
 
 def sample(name: str, stage: str = "") -> Event:
     """Return an event with all its fields."""
-    says = EVENTS[name]
+    spec = EVENTS[name]
     fields = {
         each: event.ALLOWED_VALUES[each][0] if each in event.ALLOWED_VALUES else SAMPLES[FIELDS[each]]
-        for each in says.required
+        for each in spec.required
     }
     fields |= {
         each: event.ALLOWED_VALUES[each][0] if each in event.ALLOWED_VALUES else SAMPLES[FIELDS[each]]
-        for each in says.optional
+        for each in spec.optional
     }
     return Event(name, {**fields, **({"stage": stage} if stage else {})})
 
 
-EVERY = [sample(name, stage) for name, says in EVENTS.items() for stage in says.stages or ("",)]
+ALL_EVENTS = [sample(name, stage) for name, spec in EVENTS.items() for stage in spec.stages or ("",)]
 
 
-def line(told: Event) -> str:
-    return render(SOURCE, 12, 1795349480.1234, 123.4567, told)
+def line(sample_event: Event) -> str:
+    return render(SOURCE, 12, 1795349480.1234, 123.4567, sample_event)
 
 
-def script():
+def schema_script():
     spec = importlib.util.spec_from_file_location("events_schema", ROOT / "scripts/events_schema.py")
     assert spec is not None
     assert spec.loader is not None
@@ -86,71 +86,73 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`(\w+)`", cell)
 
 
-def test_the_schema_is_that_of_the_code():
+def test_schema_file_is_generated_from_code():
     schema = (ROOT / "docs/events.schema.json").read_text("utf-8")
-    assert schema == script().text(), "run scripts/events_schema.py: an event or a field of one changed"
+    assert schema == schema_script().text(), "run scripts/events_schema.py: an event or a field of one changed"
 
 
-def test_the_page_names_every_event_with_its_fields_and_no_other():
-    of_condition = names(PAGE.split('"The condition" is ', 1)[1].split("\n", 1)[0])
+def test_page_lists_every_event_with_its_fields():
+    condition_fields = names(PAGE.split('"The condition" is ', 1)[1].split("\n", 1)[0])
     page = {}
     for name, _, always, at_times, *_ in table("Events"):
-        mine = of_condition if "the condition" in always else []
+        mine = condition_fields if "the condition" in always else []
         page[name.strip("`")] = ({*mine, *names(always)}, set(names(at_times)))
-    assert page == {name: (set(says.required), set(says.optional)) for name, says in EVENTS.items()}
+    assert page == {name: (set(spec.required), set(spec.optional)) for name, spec in EVENTS.items()}
 
 
-def test_the_page_explains_every_field():
-    of_all = {name for cell, *_ in table("Fields of every line") for name in names(cell)}
-    assert of_all == set(HEAD)
-    assert {name for cell, *_ in table("Fields of the events") for name in names(cell)} == set(FIELDS) - of_all
+def test_page_explains_every_field():
+    head_fields = {name for cell, *_ in table("Fields of every line") for name in names(cell)}
+    assert head_fields == set(HEAD)
+    assert {name for cell, *_ in table("Fields of the events") for name in names(cell)} == set(FIELDS) - head_fields
 
 
-def test_the_page_names_every_word_that_a_field_may_hold():
-    words = [word for some in event.ALLOWED_VALUES.values() for word in some]
-    words += [stage for says in EVENTS.values() for stage in says.stages]
-    assert [word for word in words if f"`{word}`" not in PAGE] == []
+def test_page_mentions_every_value_of_a_field():
+    all_values = [value for values in event.ALLOWED_VALUES.values() for value in values]
+    all_values += [stage for spec in EVENTS.values() for stage in spec.stages]
+    assert [value for value in all_values if f"`{value}`" not in PAGE] == []
 
 
-def test_severities_and_modes_are_those_of_healthd():
+def test_schema_has_severities_and_modes_of_healthd():
     assert [severity.name.lower() for severity in Severity] == list(event.SEVERITIES)
     assert {mode.value for mode in Mode} == set(event.ALLOWED_VALUES["mode"])
 
 
-def test_every_field_of_an_event_is_a_field():
-    assert {name for says in EVENTS.values() for name in (*says.required, *says.optional)} <= set(FIELDS)
+def test_every_field_of_an_event_is_defined():
+    assert {name for spec in EVENTS.values() for name in (*spec.required, *spec.optional)} <= set(FIELDS)
     assert tuple(FIELDS)[: len(HEAD)] == HEAD
 
 
 @pytest.mark.one_python
-@pytest.mark.parametrize("told", EVERY, ids=lambda told: f"{told.name} {told.fields.get('stage', '')}".strip())
-def test_a_line_is_as_the_schema_says(told):
+@pytest.mark.parametrize(
+    "sample_event", ALL_EVENTS, ids=lambda told: f"{told.name} {told.fields.get('stage', '')}".strip()
+)
+def test_rendered_line_is_valid_for_schema(sample_event):
     from jsonschema import Draft202012Validator
 
-    schema = script().schema()
+    schema = schema_script().schema()
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
-    said = json.loads(line(told))
-    validator.validate(said)
-    for name in (*HEAD, *EVENTS[told.name].required):
-        assert not validator.is_valid({key: value for key, value in said.items() if key != name}), name
-    validator.validate({**said, "newer": 1})
-    validator.validate({**said, "event": "of_a_newer_healthd"})
-    assert not validator.is_valid({**said, "time": 1795349480})
+    document = json.loads(line(sample_event))
+    validator.validate(document)
+    for name in (*HEAD, *EVENTS[sample_event.name].required):
+        assert not validator.is_valid({key: value for key, value in document.items() if key != name}), name
+    validator.validate({**document, "newer": 1})
+    validator.validate({**document, "event": "of_a_newer_healthd"})
+    assert not validator.is_valid({**document, "time": 1795349480})
 
 
 @pytest.mark.one_python
-def test_the_example_of_the_page_is_as_the_schema_says():
+def test_example_of_page_is_valid_for_schema():
     from jsonschema import Draft202012Validator
 
     (example,) = re.findall(r"```json\n(.*)\n```", PAGE)
-    Draft202012Validator(script().schema()).validate(json.loads(example))
+    Draft202012Validator(schema_script().schema()).validate(json.loads(example))
 
 
 # --- rendering
 
 
-def test_a_line_is_this():
+def test_render_writes_the_documented_line():
     assert line(Event("stopped", {"why": "SIGTERM"})) == (
         '{"schema":1,"cluster":"c1","node":"gpu-1","boot_id":"6a9f0c1e-boot","stream_id":"0f3c6f1e2a9b4d57","seq":12,'
         '"time":"2026-11-22T12:11:20.123Z","mono":123.457,"event":"stopped","why":"SIGTERM"}'
@@ -167,28 +169,28 @@ def test_a_line_is_this():
         (1e15, "9999-12-31T23:59:59.000Z"),
     ],
 )
-def test_any_time_has_a_date(time, text):
+def test_format_time_limits_any_time(time, text):
     assert format_time(time) == text
 
 
-def test_a_list_has_so_many_entries_and_says_how_many_more():
-    for count, kept, more in ((64, 64, None), (65, 64, 1), (1000, 64, 936)):
-        said = json.loads(line(Event("opened", {"jobs": tuple(map(str, range(count)))})))
-        assert (len(said["jobs"]), said.get("jobs_more")) == (kept, more)
+def test_render_truncates_list_and_counts_the_rest():
+    for count, expected_count, more in ((64, 64, None), (65, 64, 1), (1000, 64, 936)):
+        document = json.loads(line(Event("opened", {"jobs": tuple(map(str, range(count)))})))
+        assert (len(document["jobs"]), document.get("jobs_more")) == (expected_count, more)
 
 
-def test_so_many_names_are_whole_and_one_more_is_left_out():
+def test_render_keeps_names_up_to_limit_and_counts_the_rest():
     names = [f"{number:040d}" for number in range(400)]
     fit = event.MAX_NAMES_BYTES // 43
     for count, more in ((65, None), (fit, None), (fit + 1, 1), (400, 400 - fit)):
-        said = json.loads(line(Event("alive", {"conditions": (), "checks": tuple(names[:count])})))
-        assert (said["checks"], said.get("checks_more")) == (names[:count][:fit], more)
+        document = json.loads(line(Event("alive", {"conditions": (), "checks": tuple(names[:count])})))
+        assert (document["checks"], document.get("checks_more")) == (names[:count][:fit], more)
 
 
-def test_a_name_that_is_too_long_costs_no_other_its_place():
+def test_render_omits_only_the_name_that_is_too_long():
     long = "x" * event.MAX_NAMES_BYTES
-    said = json.loads(line(Event("alive", {"conditions": (), "checks": ("a", long, "z")})))
-    assert (said["checks"], said["checks_more"]) == (["a", "z"], 1)
+    document = json.loads(line(Event("alive", {"conditions": (), "checks": ("a", long, "z")})))
+    assert (document["checks"], document["checks_more"]) == (["a", "z"], 1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -197,17 +199,17 @@ def test_a_name_that_is_too_long_costs_no_other_its_place():
     st.text(max_size=300) | st.sampled_from(["\u00e9" * 900, "\U0001f525" * 9000]),
     st.integers(0, 250),
 )
-def test_whatever_stands_the_checks_that_look_are_all_named(standing: int, text: str, looking: int):
-    checks = tuple(f"a_check_of_the_site_{number}" for number in range(looking))
-    conditions = tuple(dict.fromkeys(event.ALIVE_CONDITION_FIELDS, text) for _ in range(standing))
+def test_render_names_all_checks_with_any_conditions(condition_count: int, text: str, check_count: int):
+    checks = tuple(f"a_check_of_the_site_{number}" for number in range(check_count))
+    conditions = tuple(dict.fromkeys(event.ALIVE_CONDITION_FIELDS, text) for _ in range(condition_count))
     made = line(Event("alive", {"conditions": conditions, "checks": checks}))
-    said = json.loads(made)
+    document = json.loads(made)
     assert len(made) < event.MAX_BYTES
-    assert (said["checks"], "checks_more" in said) == (list(checks), False)
-    assert len(said["conditions"]) + said.get("conditions_more", 0) == standing
+    assert (document["checks"], "checks_more" in document) == (list(checks), False)
+    assert len(document["conditions"]) + document.get("conditions_more", 0) == condition_count
 
 
-def test_a_line_at_the_bound_is_whole_and_one_beyond_is_cut():
+def test_render_keeps_line_at_limit_and_truncates_longer_one():
     short = line(Event("stopped", {"why": ""}))
     room = event.MAX_BYTES - 1 - len(short)
     escaped = "\u00e9" * (room // 6)  # six bytes each in ASCII
@@ -223,10 +225,10 @@ HOSTILE = st.text(max_size=40) | st.sampled_from(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(EVERY), HOSTILE, st.integers(0, 200))
-def test_whatever_others_write_is_one_printable_line(told, text, count):
+@given(st.sampled_from(ALL_EVENTS), HOSTILE, st.integers(0, 200))
+def test_render_of_any_text_is_one_printable_line(sample_event, text, count):
     fields = {}
-    for name, value in told.fields.items():
+    for name, value in sample_event.fields.items():
         kind = FIELDS[name]
         if name in event.ALLOWED_VALUES or name == "stage":
             fields[name] = value
@@ -238,7 +240,7 @@ def test_whatever_others_write_is_one_printable_line(told, text, count):
             fields[name] = tuple(dict.fromkeys(event.ALIVE_CONDITION_FIELDS, text) for _ in range(count))
         else:
             fields[name] = value
-    made = line(Event(told.name, fields))
+    made = line(Event(sample_event.name, fields))
     assert made.isascii()
     assert made.isprintable()
     assert len(made) < event.MAX_BYTES

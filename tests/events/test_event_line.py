@@ -14,37 +14,37 @@ from healthd.events.parse import InvalidLine, Key, StreamEvent, dropped_range, p
 from healthd.events.schema import EVENTS, LATEST
 
 
-def told(**fields: Any) -> StreamEvent:
+def parsed_event(**fields: Any) -> StreamEvent:
     found = parse(line(**fields))
     assert isinstance(found, StreamEvent), found
     return found
 
 
-def why(content: bytes) -> str:
+def invalid_reason(content: bytes) -> str:
     found = parse(content)
     assert isinstance(found, InvalidLine), found
     return found.why
 
 
-def test_an_event_is_known_by_its_stream_and_number():
-    one = told(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
-    assert (one.key, one.seq, one.at, one.unknown) == (Key("c1", "n1", "a" * 16), 12, 1795349480.123, "")
-    assert one.fields["code"] == "gpu_xid/79"
-    assert one.line == line(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
+def test_parse_reads_stream_and_number():
+    event = parsed_event(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
+    assert (event.key, event.seq, event.at, event.unknown) == (Key("c1", "n1", "a" * 16), 12, 1795349480.123, "")
+    assert event.fields["code"] == "gpu_xid/79"
+    assert event.line == line(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
 
 
 @pytest.mark.parametrize("event", sorted(EVENTS))
-def test_each_event_of_the_contract_is_known(event):
-    assert told(event=event).unknown == ""
+def test_parse_recognises_each_event_of_schema(event):
+    assert parsed_event(event=event).unknown == ""
 
 
-def test_what_a_newer_healthd_writes_is_kept_and_named():
-    assert told(event="melted").unknown == "event melted"
-    newer = told(schema=2, event="melted")
+def test_parse_keeps_and_names_events_of_newer_healthd():
+    assert parsed_event(event="melted").unknown == "event melted"
+    newer = parsed_event(schema=2, event="melted")
     assert (newer.unknown, newer.key, newer.seq) == ("schema 2", Key("c1", "n1", "a" * 16), 1)
 
 
-def test_a_schema_that_names_its_streams_otherwise_has_no_key():
+def test_parse_of_newer_schema_may_have_no_key():
     newer = parse(b'{"schema":2,"who":"n1","no":"12"}')
     assert isinstance(newer, StreamEvent)
     assert (newer.key, newer.seq, newer.at, newer.unknown) == (None, None, None, "schema 2")
@@ -80,16 +80,16 @@ def test_a_schema_that_names_its_streams_otherwise_has_no_key():
         (line(event=""), "is damaged: event is missing"),
     ],
 )
-def test_what_is_no_event_has_its_reason(content, reason):
-    assert why(content) == reason
+def test_parse_returns_reason_of_invalid_line(content, reason):
+    assert invalid_reason(content) == reason
 
 
-def test_the_largest_number_is_one_that_a_database_holds():
-    assert told(seq=2**63 - 1).seq == 2**63 - 1
+def test_parse_accepts_largest_64_bit_number():
+    assert parsed_event(seq=2**63 - 1).seq == 2**63 - 1
 
 
-def test_a_cluster_may_have_no_name_yet():
-    assert told(cluster="").key == Key("", "n1", "a" * 16)
+def test_parse_accepts_empty_cluster_name():
+    assert parsed_event(cluster="").key == Key("", "n1", "a" * 16)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_a_cluster_may_have_no_name_yet():
         (None, None),
     ],
 )
-def test_times(text, expected):
+def test_seconds_parses_utc_times_only(text, expected):
     assert seconds(text) == expected
 
 
-def test_a_node_says_which_numbers_it_dropped():
-    assert dropped_range(told(event="dropped", from_seq=5, to_seq=9, count=5)) == (5, 9)
-    assert dropped_range(told(event="dropped", from_seq=9, to_seq=5)) is None
-    assert dropped_range(told(event="dropped")) is None
-    assert dropped_range(told(event="dropped", from_seq=0, to_seq=0, count=0, earlier=7)) is None
-    assert dropped_range(told(event="opened", from_seq=5, to_seq=9)) is None
-    assert dropped_range(told(schema=2, event="dropped", from_seq=5, to_seq=9)) is None
+def test_dropped_range_returns_numbers_of_dropped_event():
+    assert dropped_range(parsed_event(event="dropped", from_seq=5, to_seq=9, count=5)) == (5, 9)
+    assert dropped_range(parsed_event(event="dropped", from_seq=9, to_seq=5)) is None
+    assert dropped_range(parsed_event(event="dropped")) is None
+    assert dropped_range(parsed_event(event="dropped", from_seq=0, to_seq=0, count=0, earlier=7)) is None
+    assert dropped_range(parsed_event(event="opened", from_seq=5, to_seq=9)) is None
+    assert dropped_range(parsed_event(schema=2, event="dropped", from_seq=5, to_seq=9)) is None
 
 
 PLAIN = st.recursive(
@@ -133,7 +133,7 @@ FIELDS = st.sampled_from(["schema", "cluster", "node", "stream_id", "seq", "time
 
 
 @given(st.dictionaries(FIELDS, PLAIN))
-def test_any_value_in_any_field_is_an_event_or_a_reason(fields):
+def test_parse_of_any_field_value_gives_event_or_reason(fields):
     whole = json.loads(line(event="dropped", from_seq=1, to_seq=2))
     found = parse(json.dumps({**whole, **fields}).encode())
     assert isinstance(found, InvalidLine) or found.fields["schema"] >= 0
@@ -142,11 +142,11 @@ def test_any_value_in_any_field_is_an_event_or_a_reason(fields):
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_event_or_a_reason(content):
+def test_parse_of_any_bytes_gives_event_or_reason(content):
     assert isinstance(parse(content), InvalidLine) or json.loads(content)["schema"] is not None
 
 
 @given(st.integers(0, 2**32), st.integers(0, 400))
-def test_a_line_that_is_cut_anywhere_is_no_event(seq, cut):
+def test_parse_rejects_truncated_line(seq, cut):
     whole = line(seq=seq, event="opened", code="gpu_xid/79", jobs=["1", "2"])
     assert isinstance(parse(whole[: min(cut, len(whole) - 1)]), InvalidLine)

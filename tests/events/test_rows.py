@@ -34,33 +34,33 @@ def zone(name: str) -> Iterator[None]:
 
 
 def read(line: str) -> StreamEvent:
-    told = parse(line.encode())
-    assert isinstance(told, StreamEvent)
-    return told
+    event = parse(line.encode())
+    assert isinstance(event, StreamEvent)
+    return event
 
 
-def shown(told: StreamEvent) -> list[str]:
-    return "".join(rows([told], Page(200, False, False))).splitlines()
+def row_lines(event: StreamEvent) -> list[str]:
+    return "".join(rows([event], Page(200, False, False))).splitlines()
 
 
-def started(at: float) -> StreamEvent:
+def started_event(at: float) -> StreamEvent:
     return read(render(SOURCE, 1, at, 1.0, Event("started", {**STARTED, "last_alive": at})))
 
 
-def test_the_last_time_of_all_is_shown_in_utc_where_it_is_in_the_next_year():
+def test_rows_show_latest_time_in_utc_if_local_year_overflows():
     with zone("Asia/Tokyo"):
-        day, row = shown(started(LATEST))
+        day, row = row_lines(started_event(LATEST))
         assert day == "9999-12-31 Friday, times are UTC"
         assert row.startswith("23:59:59  started")
         assert "last alive 9999-12-31 23:59:59 UTC" in row
-        day, row = shown(started(LATEST - 9 * 3600))
+        day, row = row_lines(started_event(LATEST - 9 * 3600))
         assert day == "9999-12-31 Friday, times are JST"
         assert "last alive 9999-12-31 23:59:59;" in f"{row};"
 
 
-def test_the_first_time_of_all_is_shown_in_every_zone():
+def test_rows_show_first_time_in_every_zone():
     with zone("America/Los_Angeles"):
-        day, row = shown(started(0.0))
+        day, row = row_lines(started_event(0.0))
         assert day == "1969-12-31 Wednesday, times are PST"
         assert "last alive 1969-12-31 16:00:00" in row
 
@@ -78,20 +78,20 @@ ZONES = st.builds("XXX{:+d}:{:02d}".format, st.integers(-24, 24), st.integers(0,
 
 @settings(max_examples=300, deadline=None)
 @given(SECONDS, st.sampled_from(["", ".5", ".999999999"]), ZONES)
-def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: str, where: str):
+def test_rows_show_every_parsed_time_in_every_zone(second: int, fraction: str, where: str):
     text = f"{(datetime(1970, 1, 1) + timedelta(seconds=second)).isoformat()}{fraction}Z"
-    fields = {**started(0.0).fields, "last_alive": text}
-    told = parse(json.dumps({**fields, "time": text}).encode())
-    assert isinstance(told, StreamEvent) == (second >= 0)
+    fields = {**started_event(0.0).fields, "last_alive": text}
+    parsed = parse(json.dumps({**fields, "time": text}).encode())
+    assert isinstance(parsed, StreamEvent) == (second >= 0)
     late = read(json.dumps(fields))
     with zone(where):
-        for one in (told, late) if isinstance(told, StreamEvent) else (late,):
-            _day, row = shown(one)
+        for event in (parsed, late) if isinstance(parsed, StreamEvent) else (late,):
+            _day, row = row_lines(event)
             assert ("last alive unknown" in row) == (second < 0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "text"),
     [
         (
             {"count": 2, "from_seq": 4, "to_seq": 5},
@@ -107,6 +107,6 @@ def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: s
         ),
     ],
 )
-def test_what_was_dropped_names_numbers_only_of_its_own_stream(fields: dict[str, int], words: str):
-    _day, row = shown(read(render(SOURCE, 9, 0.0, 1.0, Event("dropped", fields))))
-    assert row.split("  dropped ", 1)[1].strip() == words
+def test_rows_name_dropped_numbers_only_of_the_same_stream(fields: dict[str, int], text: str):
+    _day, row = row_lines(read(render(SOURCE, 9, 0.0, 1.0, Event("dropped", fields))))
+    assert row.split("  dropped ", 1)[1].strip() == text

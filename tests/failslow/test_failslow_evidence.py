@@ -22,29 +22,29 @@ MESSAGE = "GPU 3 runs at 900 MHz for its temperature."
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store where gpu-2 reports a throttled GPU around the slow iterations; gpu-9 runs no rank."""
-    from fleet_rows import made, row
+    from fleet_rows import row, store_with
 
-    def told(node: str, seq: int, event: str, time: int, **more: Any) -> Any:
-        about = {"cluster": "c1", "node": node, "boot_id": "b", "stream_id": f"{node:0>16}", "mono": float(seq)}
+    def event_row(node: str, seq: int, event: str, time: int, **more: Any) -> Any:
+        head = {"cluster": "c1", "node": node, "boot_id": "b", "stream_id": f"{node:0>16}", "mono": float(seq)}
         code = {"condition_id": "x-1", "check_name": "gpu_clocks", "code": "gpu_clocks/hw_thermal", "subject": "gpu 3"}
         kind = {"severity": "degraded", "kind": "level", "first_time": begin, "observed": False, "history": False}
         return row(
-            "events", seq=seq, event=event, time=time, schema_version=1, last_time=time, **about, **code, **kind, **more
+            "events", seq=seq, event=event, time=time, schema_version=1, last_time=time, **head, **code, **kind, **more
         )
 
     begin, end = BEGIN + (SLOW - 6) * STEP_SECONDS, BEGIN + RECOVERED * STEP_SECONDS
     lines = [
-        told(node, seq, event, time, **more)
+        event_row(node, seq, event, time, **more)
         for node in ("gpu-2", "gpu-9")
         for seq, event, time, more in (
             (1, "opened", begin, {"message": MESSAGE}),
             (2, "cleared", end, {"cleared_by": "pass"}),
         )
     ]
-    return made(tmp_path_factory.mktemp("evidence") / "db", {"events": lines})
+    return store_with(tmp_path_factory.mktemp("evidence") / "db", {"events": lines})
 
 
-def gang(folder: Path, index: str = "seconds", nodes: bool = True) -> str:
+def write_gang(folder: Path, index: str = "seconds", nodes: bool = True) -> str:
     """Write eight ranks on four nodes that wait for each other. They slow down by 30 %, and no column shows why."""
     draw = random.Random(14)
     lines = [f"rank,{'node,' if nodes else ''}at,step_time"]
@@ -64,35 +64,33 @@ def gang(folder: Path, index: str = "seconds", nodes: bool = True) -> str:
     return str(folder / "gang.csv")
 
 
-def suspects(*arguments: str) -> tuple[int, list[dict[str, Any]], list[str]]:
+def run_suspects(*arguments: str) -> tuple[int, list[dict[str, Any]], list[str]]:
     status, out, err = run(*arguments, "--json")
     assert err == ""
-    told = json.loads(out)
-    return status, told["suspects"], told["notes"]
+    document = json.loads(out)
+    return status, document["suspects"], document["notes"]
 
 
 @pytest.mark.parametrize("index", ["seconds", "ms", "iso"])
-def test_the_node_that_told_of_it_is_the_suspect_whatever_unit_the_times_have(
-    db: Path, tmp_path: Path, index: str
-) -> None:
-    path = gang(tmp_path, index)
-    status, nobody, _ = suspects(path, "--index", "at")
-    assert (status, nobody) == (1, [])
-    status, (one,), notes = suspects(path, "--index", "at", "--db", str(db))
+def test_node_with_evidence_is_suspect_for_any_time_unit(db: Path, tmp_path: Path, index: str) -> None:
+    path = write_gang(tmp_path, index)
+    status, no_suspects, _ = run_suspects(path, "--index", "at")
+    assert (status, no_suspects) == (1, [])
+    status, (suspect,), notes = run_suspects(path, "--index", "at", "--db", str(db))
     assert status == 1
-    assert (one["subject"], one["subject_kind"], one["cause"], one["series"]) == (
+    assert (suspect["subject"], suspect["subject_kind"], suspect["cause"], suspect["series"]) == (
         "gpu-2",
         "node",
         "compute_gpu",
         ["2", "3"],
     )
-    assert one["confidence"] == "medium"
-    assert one["evidence"][0] == f"node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
+    assert suspect["confidence"] == "medium"
+    assert suspect["evidence"][0] == f"node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
     assert "the store has 1 finding of 1 of the 4 nodes at that time" in notes
 
 
-def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path: Path) -> None:
-    status, out, err = run(gang(tmp_path, "iso"), "--index", "at", "--db", str(db))
+def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> None:
+    status, out, err = run(write_gang(tmp_path, "iso"), "--index", "at", "--db", str(db))
     assert (status, err) == (1, "")
     lines = out.splitlines()
     begin = next(at for at, line in enumerate(lines) if line.startswith("node gpu-2"))
@@ -121,18 +119,18 @@ def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path
     ],
     ids=["no node", "no time", "no folder", "no store"],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_invalid_input_is_one_sentence(
     db: Path, tmp_path: Path, index: str, nodes: bool, flags: tuple[str, ...], status: int, sentence: str
 ) -> None:
-    told = run(gang(tmp_path, index, nodes), "--index", "at", "--db", str(db), *flags)
-    assert told == (status, "", f"healthd failslow: {sentence}\n")
+    result = run(write_gang(tmp_path, index, nodes), "--index", "at", "--db", str(db), *flags)
+    assert result == (status, "", f"healthd failslow: {sentence}\n")
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(db: Path, tmp_path: Path) -> None:
+def test_missing_duckdb_is_one_sentence(db: Path, tmp_path: Path) -> None:
     (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError(\"No module named 'duckdb'\", name='duckdb')\n")
-    told = run(gang(tmp_path), "--index", "at", "--db", str(db), first=tmp_path)
+    result = run(write_gang(tmp_path), "--index", "at", "--db", str(db), first=tmp_path)
     sentence = 'duckdb is not installed here: docs/deploy.md, "Central host", describes the installation'
-    assert told == (3, "", f"healthd failslow: {sentence}\n")
+    assert result == (3, "", f"healthd failslow: {sentence}\n")
 
 
 @pytest.mark.parametrize(
@@ -148,5 +146,5 @@ def test_without_the_extra_one_sentence_says_what_to_install(db: Path, tmp_path:
         (-BEGIN, BEGIN, None),
     ],
 )
-def test_times_since_1970_have_the_unit_that_their_size_says(first: float, last: float, unit: float | None) -> None:
+def test_units_per_second_follow_from_size_of_times(first: float, last: float, unit: float | None) -> None:
     assert units_per_second(first, last) == unit

@@ -13,7 +13,7 @@ from healthd.failslow.model import Kind
 pytestmark = pytest.mark.one_python
 
 
-def made(seed: int) -> list[float]:
+def random_series(seed: int) -> list[float]:
     """Return noise, pauses, and steps with heights around the detection limit."""
     chance = random.Random(seed)
     count, noise = chance.randrange(1, 700), chance.choice((0.002, 0.01, 0.02, 0.05))
@@ -27,20 +27,20 @@ def made(seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [Kind.ITERATION, Kind.TRANSFER])
-def test_a_quiet_series_has_no_point(kind: Kind) -> None:
+def test_quiet_series_has_no_point(kind: Kind) -> None:
     import numpy as np
 
     from healthd.failslow.detect_numpy import has_no_point
 
-    values = [made(seed) for seed in range(400)]
+    values = [random_series(seed) for seed in range(400)]
     longest = max(map(len, values))
     samples = np.array([[*map(math.log, value), *[9.0] * (longest - len(value))] for value in values])
-    told = has_no_point(samples, np.array(list(map(len, values))), kind)
-    assert not any(detect.detect(value, kind=kind) for value, still in zip(values, told, strict=True) if still)
-    assert 40 < told.sum() < 360
+    is_quiet = has_no_point(samples, np.array(list(map(len, values))), kind)
+    assert not any(detect.detect(value, kind=kind) for value, quiet in zip(values, is_quiet, strict=True) if quiet)
+    assert 40 < is_quiet.sum() < 360
 
 
-def test_nearly_all_of_many_healthy_series_are_quiet() -> None:
+def test_nearly_all_healthy_series_are_quiet() -> None:
     import numpy as np
 
     from healthd.failslow.detect_numpy import has_no_point

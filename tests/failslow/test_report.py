@@ -23,21 +23,21 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments: str, stdin: str = "", columns: int = 100, first: Path = ROOT) -> tuple[int, str, str]:
     """Run `healthd failslow`; modules are imported from `first` before all other folders."""
-    places = f"{first}:{ROOT}"
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": places, "COLUMNS": str(columns), "LC_ALL": "C.UTF-8"}
+    python_path = f"{first}:{ROOT}"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "COLUMNS": str(columns), "LC_ALL": "C.UTF-8"}
     argv = [sys.executable, "-m", "healthd", "failslow", *arguments]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env, input=stdin)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
 
 
-def document(*arguments: str, stdin: str = "") -> tuple[int, Any]:
+def run_json(*arguments: str, stdin: str = "") -> tuple[int, Any]:
     status, out, err = run(*arguments, "--json", stdin=stdin)
     assert err == ""
     return status, json.loads(out)
 
 
-def job(slow: dict[int, tuple[int, int]], workers: int = 8, samples: int = 400) -> str:
+def job_csv(slow: dict[int, tuple[int, int]], workers: int = 8, samples: int = 400) -> str:
     """Return a CSV of independent workers. `slow` has the first and last sample at +60 % of a worker."""
     draw = random.Random(7)
     lines = ["worker,step,at,step_time"]
@@ -50,7 +50,7 @@ def job(slow: dict[int, tuple[int, int]], workers: int = 8, samples: int = 400) 
     return "\n".join(lines) + "\n"
 
 
-def written(folder: Path, text: str, name: str = "job.csv") -> str:
+def write_file(folder: Path, text: str, name: str = "job.csv") -> str:
     (folder / name).write_text(text)
     return str(folder / name)
 
@@ -58,61 +58,63 @@ def written(folder: Path, text: str, name: str = "job.csv") -> str:
 # --- the command
 
 
-def test_a_slow_worker_is_named_and_its_peers_are_not(tmp_path):
-    status, told = document(written(tmp_path, job({6: (180, 260)})), "--series", "worker", "--value", "step_time")
+def test_slow_worker_is_named_and_its_peers_are_not(tmp_path):
+    status, result = run_json(
+        write_file(tmp_path, job_csv({6: (180, 260)})), "--series", "worker", "--value", "step_time"
+    )
     assert status == 1
-    assert [(one["subject"], one["subject_kind"]) for one in told["suspects"]] == [("6", "worker")]
-    assert told["job_slow"] == []
-    assert [one["series"] for one in told["series"] if one["points"]] == ["6"]
-    point = told["series"][6]["points"][0]
+    assert [(entry["subject"], entry["subject_kind"]) for entry in result["suspects"]] == [("6", "worker")]
+    assert result["job_slow"] == []
+    assert [entry["series"] for entry in result["series"] if entry["points"]] == ["6"]
+    point = result["series"][6]["points"][0]
     assert point["onset"] == point["onset_index"]
     assert (point["onset_index"], point["relief_index"]) == (180, 260)
     assert abs(point["slowdown"] - 0.6) < 0.02
-    assert told["samples"] == 8 * 400
+    assert result["samples"] == 8 * 400
 
 
-def test_nothing_slow_is_empty_lists_and_exit_status_0(tmp_path):
-    status, told = document(written(tmp_path, job({})), "--series", "worker", "--value", "step_time")
-    assert (status, told["suspects"], told["job_slow"]) == (0, [], [])
-    assert [one["points"] for one in told["series"]] == [[]] * 8
+def test_healthy_job_has_empty_lists_and_exits_with_0(tmp_path):
+    status, result = run_json(write_file(tmp_path, job_csv({})), "--series", "worker", "--value", "step_time")
+    assert (status, result["suspects"], result["job_slow"]) == (0, [], [])
+    assert [entry["points"] for entry in result["series"]] == [[]] * 8
 
 
 @pytest.mark.parametrize(
     ("column", "place"), [("step", lambda at: 5 * at), ("at", "2026-11-22T{:02}:{:02}:00Z".format)]
 )
-def test_a_place_is_told_as_the_index_column_has_it(tmp_path, column, place):
-    path = written(tmp_path, job({6: (180, 260)}))
-    point = document(path, "--series", "worker", "--value", "step_time", "--index", column)[1]["suspects"][0]["point"]
+def test_positions_are_values_of_index_column(tmp_path, column, place):
+    path = write_file(tmp_path, job_csv({6: (180, 260)}))
+    point = run_json(path, "--series", "worker", "--value", "step_time", "--index", column)[1]["suspects"][0]["point"]
     row = point["onset_index"]
     assert point["onset"] == (place(row) if column == "step" else place(10 + row // 60, row % 60))
 
 
-def test_a_folder_has_a_file_a_rank_and_tells_what_it_could_not_read(tmp_path):
-    rows = job({6: (180, 260)}).splitlines()
+def test_folder_has_one_file_per_rank_and_reports_unread_files(tmp_path):
+    rows = job_csv({6: (180, 260)}).splitlines()
     for worker in range(8):
         own = [row for row in rows[1:] if row.startswith(f"{worker},")]
-        written(tmp_path, "\n".join([rows[0], *own]), f"rank{worker}.csv")
-    written(tmp_path, "no table\n", "README")
+        write_file(tmp_path, "\n".join([rows[0], *own]), f"rank{worker}.csv")
+    write_file(tmp_path, "no table\n", "README")
     os.mkfifo(tmp_path / "pipe")
     os.symlink(tmp_path, tmp_path / "again")
-    status, told = document(str(tmp_path), "--value", "step_time", "--series", "worker")
-    assert (status, [one["subject"] for one in told["suspects"]]) == (1, ["6"])
-    assert told["unread"] == [
+    status, result = run_json(str(tmp_path), "--value", "step_time", "--series", "worker")
+    assert (status, [entry["subject"] for entry in result["suspects"]]) == (1, ["6"])
+    assert result["unread"] == [
         {"file": "README", "why": 'has no column "worker"; columns: no table'},
         {"file": "pipe", "why": "is not a regular file"},
     ]
 
 
-def test_files_with_series_of_the_same_name_are_told_apart(tmp_path):
+def test_series_of_same_name_are_named_with_file(tmp_path):
     for name in ("n1.csv", "n2.csv"):
-        written(tmp_path, "rank,t\n" + "0,1\n1,1\n" * 30, name)
-    told = document(str(tmp_path), "--value", "t", "--series", "rank")[1]
-    assert [one["series"] for one in told["series"]] == ["n1/0", "n1/1", "n2/0", "n2/1"]
+        write_file(tmp_path, "rank,t\n" + "0,1\n1,1\n" * 30, name)
+    result = run_json(str(tmp_path), "--value", "t", "--series", "rank")[1]
+    assert [entry["series"] for entry in result["series"]] == ["n1/0", "n1/1", "n2/0", "n2/1"]
 
 
-def test_standard_input_may_be_the_file(tmp_path):
-    status, told = document("-", "--series", "worker", "--value", "step_time", stdin=job({}))
-    assert (status, told["files"], len(told["series"])) == (0, ["-"], 8)
+def test_standard_input_is_accepted(tmp_path):
+    status, result = run_json("-", "--series", "worker", "--value", "step_time", stdin=job_csv({}))
+    assert (status, result["files"], len(result["series"])) == (0, ["-"], 8)
 
 
 @pytest.mark.parametrize(
@@ -127,17 +129,17 @@ def test_standard_input_may_be_the_file(tmp_path):
         (("",), 64, "FILE is empty; name a file"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(tmp_path, monkeypatch, arguments, status, sentence):
+def test_invalid_input_is_one_sentence(tmp_path, monkeypatch, arguments, status, sentence):
     monkeypatch.chdir(tmp_path)
-    written(tmp_path, job({}, samples=5))
+    write_file(tmp_path, job_csv({}, samples=5))
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
-    written(tmp_path, "", "broken/a.csv")
-    written(tmp_path, "", "broken/b.csv")
+    write_file(tmp_path, "", "broken/a.csv")
+    write_file(tmp_path, "", "broken/b.csv")
     assert run(*arguments) == (status, "", f"healthd failslow: {sentence}\n")
 
 
-def test_without_a_file_it_is_wrong_use():
+def test_missing_file_argument_is_usage_error():
     status, out, err = run()
     assert (status, out) == (64, "")
     assert "FILE|DIR" in err
@@ -146,37 +148,41 @@ def test_without_a_file_it_is_wrong_use():
 # --- the text
 
 
-def made(names: str = "0123456789", **given: Any) -> Series:
-    return Series(name=names, value=[1.0] * 300, index=range(300), label="worker", **given)
+def make_series(names: str = "0123456789", **options: Any) -> Series:
+    return Series(name=names, value=[1.0] * 300, index=range(300), label="worker", **options)
 
 
 NOTE = "2 rows without a value: left out"
 POINT = Point(180, 184, 0.65, 0.99, 195)
 
 
-def text(judgement: Diagnosis, series: list[Series], notes: tuple[str, ...] = (), width: int = 100) -> str:
+def text_of(judgement: Diagnosis, series: list[Series], notes: tuple[str, ...] = (), width: int = 100) -> str:
     return report.format_text(
         report.build_document(["job.csv"], series, judgement, notes), Page(width, fold=width < 100)
     )
 
 
-def test_a_suspect_is_one_line_as_the_example_has_it():
-    series = [made(str(number)) for number in range(10)]
+def test_suspect_is_one_line():
+    series = [make_series(str(number)) for number in range(10)]
     points = tuple((POINT,) if number == 6 else () for number in range(10))
     suspect = Suspect("6", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("6",), POINT)
-    assert text(Diagnosis(points, (suspect,)), series) == (
+    assert text_of(Diagnosis(points, (suspect,)), series) == (
         "job.csv: 10 series, 3,000 samples; 1 fail-slow\n"
         "worker 6   slow from 180 to 195, +65 %, recovered; its peers were not: suspect compute on worker 6 (high)\n"
     )
 
 
-def test_evidence_stands_below_and_wraps_at_the_terminals_width():
-    series = [made("6"), made("7")]
-    still = Point(180, 184, 0.65, 0.99)
-    what = "its compute time is 1.52 x its own baseline, and that of its seven peers is 1.01 x theirs in the same steps"
-    suspect = Suspect("6", "worker", Cause.COMPUTE_GPU, Confidence.MEDIUM, (what, "clocks were held"), ("6",), still)
-    told = text(Diagnosis(((still,), (POINT,)), (suspect,)), series, width=72)
-    assert told.splitlines() == [
+def test_evidence_wraps_below_suspect():
+    series = [make_series("6"), make_series("7")]
+    lasting = Point(180, 184, 0.65, 0.99)
+    long_evidence = (
+        "its compute time is 1.52 x its own baseline, and that of its seven peers is 1.01 x theirs in the same steps"
+    )
+    suspect = Suspect(
+        "6", "worker", Cause.COMPUTE_GPU, Confidence.MEDIUM, (long_evidence, "clocks were held"), ("6",), lasting
+    )
+    result = text_of(Diagnosis(((lasting,), (POINT,)), (suspect,)), series, width=72)
+    assert result.splitlines() == [
         "job.csv: 2 series, 600 samples; 1 fail-slow",
         "worker 6   slow since 180, +65 %: suspect the GPU on worker 6 (medium)",
         "           - its compute time is 1.52 x its own baseline, and that of",
@@ -186,33 +192,33 @@ def test_evidence_stands_below_and_wraps_at_the_terminals_width():
     ]
 
 
-def test_a_slow_job_names_nobody():
-    series = [made("0", group="dp"), made("1", group="dp")]
+def test_slow_job_names_no_suspect():
+    series = [make_series("0", group="dp"), make_series("1", group="dp")]
     slow = SlowJob("dp", 180, POINT, ("0", "1"), 2, Cause.UNKNOWN, "all of its peers became slower at the same time")
-    assert text(Diagnosis(((), ()), (), (slow,)), series, width=80).splitlines()[1:] == [
+    assert text_of(Diagnosis(((), ()), (), (slow,)), series, width=80).splitlines()[1:] == [
         "group dp   slow from 180 to 195, +65 %, recovered, 2 of 2 workers; no suspect:",
         "           all of its peers became slower at the same time",
     ]
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 1024])
-def test_a_gang_is_its_suspect_and_one_line_for_all_who_waited(ranks):
-    series = [made(str(rank)) for rank in range(ranks)]
+def test_gang_has_suspect_and_one_line_for_waiting_ranks(ranks):
+    series = [make_series(str(rank)) for rank in range(ranks)]
     suspect = Suspect(
         "2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7 against 0.5 before",), ("2",), POINT
     )
-    told = text(Diagnosis(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
-    others = f"{ranks - 1:,} other workers"
-    assert told == [
+    result = text_of(Diagnosis(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
+    other_workers = f"{ranks - 1:,} other workers"
+    assert result == [
         f"job.csv: {ranks:,} series, {300 * ranks:,} samples; 1 fail-slow",
-        "worker 2".ljust(len(others)) + "   slow from 180 to 195, +65 %, recovered: suspect the GPU on",
-        " " * (len(others) + 3) + "worker 2 (high)",
-        " " * (len(others) + 3) + "- busy 0.7 against 0.5 before",
-        f"{others}   waited for it: slow from 180 to 195, +65 %, recovered",
+        "worker 2".ljust(len(other_workers)) + "   slow from 180 to 195, +65 %, recovered: suspect the GPU on",
+        " " * (len(other_workers) + 3) + "worker 2 (high)",
+        " " * (len(other_workers) + 3) + "- busy 0.7 against 0.5 before",
+        f"{other_workers}   waited for it: slow from 180 to 195, +65 %, recovered",
     ]
 
 
-def test_each_time_that_a_gang_is_slow_has_its_suspect_and_its_waiting_ranks():
+def test_each_slow_period_of_gang_has_suspect_and_waiting_ranks():
     again = Point(240, 244, 0.3, 0.99)
     close = replace(POINT, onset_index=182, slowdown=0.61)
     points = ((POINT, again), *((close, again),) * 6, (POINT, again))
@@ -220,7 +226,7 @@ def test_each_time_that_a_gang_is_slow_has_its_suspect_and_its_waiting_ranks():
         Suspect(name, "worker", Cause.COMPUTE, Confidence.HIGH, (), (name,), point)
         for name, point in (("0", POINT), ("7", POINT), ("0", again))
     )
-    assert text(Diagnosis(points, suspects), [made(str(rank)) for rank in range(8)]).splitlines() == [
+    assert text_of(Diagnosis(points, suspects), [make_series(str(rank)) for rank in range(8)]).splitlines() == [
         "job.csv: 8 series, 2,400 samples; 3 fail-slow",
         "worker 0          slow since 240, +30 %: suspect compute on worker 0 (high)",
         "7 other workers   waited for it: slow since 240, +30 %",
@@ -230,71 +236,71 @@ def test_each_time_that_a_gang_is_slow_has_its_suspect_and_its_waiting_ranks():
     ]
 
 
-def test_workers_that_wait_in_vain_for_the_same_reason_are_one_slow_job():
+def test_workers_slow_for_same_reason_are_one_slow_job():
     points = ((),) * 5 + ((POINT,), (replace(POINT, slowdown=0.7),), ())
     slow = tuple(
         SlowJob("", 180, point, (str(at),), 8, Cause.UNKNOWN, "it waits for others")
         for at, (point,) in enumerate(points[5:7], 5)
     )
-    assert text(Diagnosis(points, (), slow), [made(str(at)) for at in range(8)]).splitlines() == [
+    assert text_of(Diagnosis(points, (), slow), [make_series(str(at)) for at in range(8)]).splitlines() == [
         "job.csv: 8 series, 2,400 samples; 1 fail-slow",
         "job   slow from 180 to 195, +65 to +70 %, recovered, 2 of 8 workers; no suspect: it waits for others",
     ]
 
 
-def test_one_that_waits_is_named_and_not_suspected():
+def test_waiting_worker_is_named_without_suspicion():
     slow = SlowJob("", 180, POINT, ("5",), 8, Cause.UNKNOWN, "it waits for others")
-    told = text(Diagnosis(((),) * 5 + ((POINT,), (), ()), (), (slow,)), [made(str(at)) for at in range(8)])
-    assert told.splitlines()[1] == (
+    result = text_of(Diagnosis(((),) * 5 + ((POINT,), (), ()), (), (slow,)), [make_series(str(at)) for at in range(8)])
+    assert result.splitlines()[1] == (
         "worker 5   slow from 180 to 195, +65 %, recovered; no suspect: it waits for others"
     )
 
 
-def test_who_is_slow_beside_a_suspect_on_his_own_is_not_said_to_wait():
+def test_slow_worker_beside_suspect_is_not_waiting():
     points = ((POINT,), (POINT,)) + ((),) * 8
     suspect = Suspect("0", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("0",), POINT)
-    assert text(Diagnosis(points, (suspect,)), [made(str(at)) for at in range(10)]).splitlines()[2] == (
+    assert text_of(Diagnosis(points, (suspect,)), [make_series(str(at)) for at in range(10)]).splitlines()[2] == (
         "worker 1   slow from 180 to 195, +65 %, recovered; no suspect"
     )
 
 
-def test_of_many_the_first_are_shown_and_the_others_counted():
-    series = [made(str(number)) for number in range(50)]
+def test_long_list_is_cut_and_counted():
+    series = [make_series(str(number)) for number in range(50)]
     points = tuple((replace(POINT, onset_index=30 * number),) for number in range(50))
-    told = text(Diagnosis(points), [replace(one, index=range(1500)) for one in series], (NOTE,))
-    lines = told.splitlines()
+    result = text_of(Diagnosis(points), [replace(entry, index=range(1500)) for entry in series], (NOTE,))
+    lines = result.splitlines()
     assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, no suspect"
     assert len(lines) == 1 + report.MAX_SHOWN + 2
     assert lines[-2:] == ["and 30 more: --json has them", f"note: {NOTE}"]
 
 
-def test_many_that_became_slow_together_are_one_line():
-    told = text(Diagnosis(((POINT,),) * 50), [made(str(number)) for number in range(50)])
-    assert told.splitlines() == [
+def test_workers_slow_together_are_one_line():
+    result = text_of(Diagnosis(((POINT,),) * 50), [make_series(str(number)) for number in range(50)])
+    assert result.splitlines() == [
         "job.csv: 50 series, 15,000 samples; 50 slow, no suspect",
         "50 workers   slow from 180 to 195, +65 %, recovered; no suspect",
     ]
 
 
-def test_nothing_is_said_to_be_slow_where_nothing_is():
-    assert text(Diagnosis(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
+def test_healthy_series_is_reported_as_nothing_slow():
+    assert text_of(Diagnosis(((),)), [make_series("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
 
 
-def test_series_that_are_too_short_to_be_judged_are_not_called_well():
-    told = text(Diagnosis(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
-    assert told == "job.csv: 2 series, 38 samples; too few samples to evaluate\n"
+def test_too_short_series_are_not_reported_as_healthy():
+    result = text_of(Diagnosis(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
+    assert result == "job.csv: 2 series, 38 samples; too few samples to evaluate\n"
 
 
-def test_names_of_others_cannot_steer_the_terminal():
-    series = [made("\x1b[2J6\n7")]
-    assert "\x1b" not in text(Diagnosis(((POINT,),)), series)
+def test_hostile_name_is_escaped():
+    series = [make_series("\x1b[2J6\n7")]
+    assert "\x1b" not in text_of(Diagnosis(((POINT,),)), series)
 
 
-def test_rows_that_were_left_out_are_counted_in_places():
+def test_positions_count_rows_left_out():
     times = TimeStyle("T", 0, "Z")
-    one = Series("0", [1.0, 1.0, 2.0], [0.0, 60.0, 240.0], rows=[0, 1, 4], times=times)
-    told = report.build_document(["job.csv"], [one], Diagnosis(((Point(1, 2, 0.5, 1.0),),)))
-    point = told["series"][0]["points"][0]
+    entry = Series("0", [1.0, 1.0, 2.0], [0.0, 60.0, 240.0], rows=[0, 1, 4], times=times)
+    result = report.build_document(["job.csv"], [entry], Diagnosis(((Point(1, 2, 0.5, 1.0),),)))
+    point = result["series"][0]["points"][0]
     assert (point["onset"], point["onset_index"], point["alarm"], point["alarm_index"]) == (
         "1970-01-01T00:01:00Z",
         1,
@@ -307,24 +313,32 @@ def test_rows_that_were_left_out_are_counted_in_places():
 # --- many suspects
 
 
-def many(
-    number: int, said: tuple[str, ...] = (), kind: str = "worker", name: str = "{}"
+def many_suspects(
+    number: int, evidence: tuple[str, ...] = (), kind: str = "worker", name: str = "{}"
 ) -> tuple[Diagnosis, list[Series]]:
     """Return suspects among 100 series. Each starts 40 samples after the previous one and is slower."""
-    series = [replace(made(name.format(at)), label=kind, index=range(4000), value=[1.0] * 4000) for at in range(100)]
+    series = [
+        replace(make_series(name.format(at)), label=kind, index=range(4000), value=[1.0] * 4000) for at in range(100)
+    ]
     points = [Point(40 * at, 40 * at + 4, 0.2 + at / 100, 0.99, 40 * at + 15) for at in range(number)]
     suspects = tuple(
         Suspect(
-            one.name, kind, Cause.COMPUTE, Confidence.HIGH, ("busy 1.4 against 1 before", *said), (one.name,), point
+            entry.name,
+            kind,
+            Cause.COMPUTE,
+            Confidence.HIGH,
+            ("busy 1.4 against 1 before", *evidence),
+            (entry.name,),
+            point,
         )
-        for one, point in zip(series, points, strict=False)
+        for entry, point in zip(series, points, strict=False)
     )
     return Diagnosis(tuple((point,) for point in points) + ((),) * (100 - number), suspects), series
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_of_many_suspects_the_worst_are_told_in_two_lines_each_and_the_others_counted(width):
-    judgement, series = many(29)
+def test_worst_suspects_take_two_lines_and_others_are_counted(width):
+    judgement, series = many_suspects(29)
     page = Page(width, fold=True)
     lines = report.format_text(report.build_document(["job.csv"], series, judgement), page).splitlines()
     assert lines[0].endswith("29 fail-slow")
@@ -337,34 +351,34 @@ def test_of_many_suspects_the_worst_are_told_in_two_lines_each_and_the_others_co
     assert max(map(len, lines)) <= width
 
 
-def test_the_surest_suspect_is_told_before_the_slowest():
-    judgement, series = many(3)
-    first, *others = judgement.suspects
-    suspects = (first, *(replace(one, confidence=Confidence.LOW) for one in others))
-    lines = text(replace(judgement, suspects=suspects), series).splitlines()
+def test_suspect_with_high_confidence_precedes_slowest():
+    judgement, series = many_suspects(3)
+    first, *other_suspects = judgement.suspects
+    suspects = (first, *(replace(entry, confidence=Confidence.LOW) for entry in other_suspects))
+    lines = text_of(replace(judgement, suspects=suspects), series).splitlines()
     assert [line.split("   ")[0] for line in lines if line.startswith("worker")] == ["worker 0", "worker 2", "worker 1"]
 
 
-def test_what_is_said_of_several_suspects_is_said_once_and_names_them():
-    judgement, series = many(7)
-    said = "7 became slow at about the same time: they may have a common cause"
-    suspects = tuple(replace(one, evidence=(*one.evidence, said), point=POINT) for one in judgement.suspects)
-    told = text(replace(judgement, suspects=suspects, points=((POINT,),) * 7 + ((),) * 93), series)
-    assert told.count("a common cause") == 1
-    assert f"together   {said} (0, 1, 2, 3, 4, 5, 6)" in told.splitlines()
+def test_common_evidence_is_printed_once_with_names():
+    judgement, series = many_suspects(7)
+    evidence = "7 became slow at about the same time: they may have a common cause"
+    suspects = tuple(replace(entry, evidence=(*entry.evidence, evidence), point=POINT) for entry in judgement.suspects)
+    result = text_of(replace(judgement, suspects=suspects, points=((POINT,),) * 7 + ((),) * 93), series)
+    assert result.count("a common cause") == 1
+    assert f"together   {evidence} (0, 1, 2, 3, 4, 5, 6)" in result.splitlines()
 
 
-def test_a_long_name_is_cut_in_the_text_and_whole_in_the_document():
-    judgement, series = many(1, name="a-very-long-name-of-a-worker-in-some-cluster-{}")
-    told = report.build_document(["job.csv"], series, judgement)
-    assert told["suspects"][0]["subject"] == "a-very-long-name-of-a-worker-in-some-cluster-0"
-    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in report.format_text(told, Page(100))
-    assert "worker a-very-long-name-of-a-worker-in-some-..." in report.format_text(told, Page(100))
+def test_long_name_is_cut_in_text_only():
+    judgement, series = many_suspects(1, name="a-very-long-name-of-a-worker-in-some-cluster-{}")
+    result = report.build_document(["job.csv"], series, judgement)
+    assert result["suspects"][0]["subject"] == "a-very-long-name-of-a-worker-in-some-cluster-0"
+    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in report.format_text(result, Page(100))
+    assert "worker a-very-long-name-of-a-worker-in-some-..." in report.format_text(result, Page(100))
 
 
-def test_a_worker_of_two_columns_has_their_names_behind_its_own_and_once():
-    judgement, series = many(1, kind="node/gpu", name="node-{}/1")
-    (line,) = (line for line in text(judgement, series).splitlines() if line.startswith("node-0/1"))
+def test_name_of_two_columns_is_followed_by_their_names():
+    judgement, series = many_suspects(1, kind="node/gpu", name="node-{}/1")
+    (line,) = (line for line in text_of(judgement, series).splitlines() if line.startswith("node-0/1"))
     assert line == (
         "node-0/1 (node/gpu)   slow from 0 to 15, +20 %, recovered; its peers were not: "
         "suspect compute on node-0/1 (high)"
@@ -374,18 +388,20 @@ def test_a_worker_of_two_columns_has_their_names_behind_its_own_and_once():
 # --- notes
 
 
-def test_a_note_that_is_true_of_all_files_is_told_once_with_their_number(tmp_path):
+def test_common_note_is_printed_once_with_number_of_files(tmp_path):
     for rank in range(64):
-        written(tmp_path, "seconds\n" + "1.0\n" * 30, f"times-{rank}.csv")
+        write_file(tmp_path, "seconds\n" + "1.0\n" * 30, f"times-{rank}.csv")
     taken = "64 files: columns found by name: value seconds"
-    told = document(str(tmp_path))[1]
-    assert (told["notes"][0], len(told["notes"]), told["compared"]) == (taken, 2, 0)
-    assert "64 series not compared with peers" in told["notes"][1]
-    assert run(str(tmp_path))[1].splitlines()[1:] == [f"note: {note}" for note in told["notes"]]
+    result = run_json(str(tmp_path))[1]
+    assert (result["notes"][0], len(result["notes"]), result["compared"]) == (taken, 2, 0)
+    assert "64 series not compared with peers" in result["notes"][1]
+    assert run(str(tmp_path))[1].splitlines()[1:] == [f"note: {note}" for note in result["notes"]]
 
 
-def test_of_many_notes_the_first_are_shown_and_the_others_counted():
-    lines = text(Diagnosis(((),)), [made("0")], tuple(f"rank{at}.csv: a row" for at in range(30))).splitlines()
+def test_long_list_of_notes_is_cut_and_counted():
+    lines = text_of(
+        Diagnosis(((),)), [make_series("0")], tuple(f"rank{at}.csv: a row" for at in range(30))
+    ).splitlines()
     assert len(lines) == 1 + report.MAX_NOTES + 1
     assert lines[-1] == f"and {30 - report.MAX_NOTES} notes more: --json has them"
 
@@ -395,26 +411,26 @@ def test_of_many_notes_the_first_are_shown_and_the_others_counted():
 
 @pytest.mark.one_python  # only .venv has vl-convert
 @pytest.mark.parametrize(
-    ("plot", "why", "more"),
+    ("plot", "message", "more"),
     [
         ("folder.svg", "Is a directory", ()),
         ("none/plot.svg", "No such file or directory", ("--json",)),
         ("job.csv/plot.svg", "Not a directory", ()),
     ],
 )
-def test_a_plot_that_cannot_be_written_takes_no_answer_away(tmp_path, monkeypatch, plot, why, more):
+def test_unwritable_plot_keeps_answer(tmp_path, monkeypatch, plot, message, more):
     monkeypatch.chdir(tmp_path)
-    written(tmp_path, job({6: (180, 260)}))
+    write_file(tmp_path, job_csv({6: (180, 260)}))
     (tmp_path / "folder.svg").mkdir()
-    answered = run("job.csv", *more)
-    assert answered[0] == 1
-    said = f"healthd failslow: --plot {plot}: cannot be written: {why}\n"
-    assert run("job.csv", *more, "--plot", plot) == (3, answered[1], said)
+    expected = run("job.csv", *more)
+    assert expected[0] == 1
+    error = f"healthd failslow: --plot {plot}: cannot be written: {message}\n"
+    assert run("job.csv", *more, "--plot", plot) == (3, expected[1], error)
 
 
 @pytest.mark.one_python  # only .venv has vl-convert
 @pytest.mark.parametrize(
-    ("plot", "why"),
+    ("plot", "message"),
     [
         ("job.svg", "is also an input file"),
         ("./job.svg", "is also an input file"),
@@ -423,32 +439,32 @@ def test_a_plot_that_cannot_be_written_takes_no_answer_away(tmp_path, monkeypatc
         ("link.svg", "is a symbolic link; name its target"),
     ],
 )
-def test_a_plot_never_takes_the_place_of_an_input_a_pipe_or_a_link(tmp_path, monkeypatch, plot, why):
+def test_plot_replaces_no_input_pipe_or_link(tmp_path, monkeypatch, plot, message):
     monkeypatch.chdir(tmp_path)
-    written(tmp_path, job({}), "job.svg")
+    write_file(tmp_path, job_csv({}), "job.svg")
     os.link("job.svg", "hard.svg")
     os.symlink("elsewhere.svg", "link.svg")
     os.mkfifo("pipe.svg")
-    assert run("job.svg", "--plot", plot) == (64, "", f"healthd failslow: --plot {plot}: {why}\n")
-    assert (tmp_path / "job.svg").read_text() == job({})
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["hard.svg", "job.svg", "link.svg", "pipe.svg"]
+    assert run("job.svg", "--plot", plot) == (64, "", f"healthd failslow: --plot {plot}: {message}\n")
+    assert (tmp_path / "job.svg").read_text() == job_csv({})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["hard.svg", "job.svg", "link.svg", "pipe.svg"]
 
 
-def test_who_becomes_a_suspect_while_it_waits_for_another_is_not_counted_among_those_that_waited():
+def test_later_suspect_is_not_counted_as_waiting():
     long, later = Point(100, 109, 0.6, 0.99), Point(200, 209, 0.85, 0.99)
     suspects = tuple(
         Suspect(name, "worker", Cause.COMPUTE_GPU, Confidence.HIGH, (), (name,), point)
         for name, point in (("2", long), ("6", later))
     )
-    told = text(Diagnosis(((long,),) * 8, suspects), [made(str(rank)) for rank in range(8)]).splitlines()
-    assert told[2:] == [
+    result = text_of(Diagnosis(((long,),) * 8, suspects), [make_series(str(rank)) for rank in range(8)]).splitlines()
+    assert result[2:] == [
         "6 other workers   waited for it: slow since 100, +60 %",
         "worker 6          slow since 200, +85 %: suspect the GPU on worker 6 (high)",
     ]
 
 
-def test_slow_jobs_of_the_same_reason_are_one_only_as_far_as_there_are_peers():
+def test_slow_jobs_of_same_reason_join_up_to_number_of_peers():
     names = [("0", "1", "2"), ("3", "4"), ("5", "6", "7")]
-    slow = tuple(SlowJob("", 180, POINT, some, 5, Cause.UNKNOWN, "half of them") for some in names)
-    told = text(Diagnosis(((),) * 10, (), slow), [made(str(at)) for at in range(10)]).splitlines()
-    assert [line.split("recovered, ")[1].split(";")[0] for line in told[1:]] == ["5 of 5 workers", "3 of 5 workers"]
+    slow = tuple(SlowJob("", 180, POINT, series_names, 5, Cause.UNKNOWN, "half of them") for series_names in names)
+    result = text_of(Diagnosis(((),) * 10, (), slow), [make_series(str(at)) for at in range(10)]).splitlines()
+    assert [line.split("recovered, ")[1].split(";")[0] for line in result[1:]] == ["5 of 5 workers", "3 of 5 workers"]

@@ -11,7 +11,7 @@ ROW = {"node": "n1", "repair": {"mean": 5}, "interval": [0.2, 0.5], "ends": (1, 
 
 
 @pytest.mark.parametrize(
-    ("of", "value"),
+    ("accessor", "value"),
     [
         ("node", "n1"),
         ("repair.mean", 5),
@@ -20,23 +20,25 @@ ROW = {"node": "n1", "repair": {"mean": 5}, "interval": [0.2, 0.5], "ends": (1, 
         (lambda row: row["repair"]["mean"] * 2, 10),
     ],
 )
-def test_value_of_follows_keys_and_places(of: Accessor, value: object) -> None:
-    assert get_value(ROW, of) == value
+def test_get_value_follows_keys_and_indexes(accessor: Accessor, value: object) -> None:
+    assert get_value(ROW, accessor) == value
 
 
-@pytest.mark.parametrize(("of", "error"), [("rack", KeyError), ("interval.2", IndexError), ("interval.x", ValueError)])
-def test_value_of_refuses_what_a_row_lacks(of: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("accessor", "error"), [("rack", KeyError), ("interval.2", IndexError), ("interval.x", ValueError)]
+)
+def test_get_value_rejects_missing_key(accessor: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        get_value(ROW, of)
+        get_value(ROW, accessor)
 
 
-def test_records_has_the_fields_in_their_order() -> None:
+def test_make_records_keeps_order_of_fields() -> None:
     found = make_records([ROW, {**ROW, "node": "n2"}], {"low": "interval.0", "node": "node"})
-    assert [list(one.items()) for one in found] == [[("low", 0.2), ("node", name)] for name in ("n1", "n2")]
+    assert [list(record.items()) for record in found] == [[("low", 0.2), ("node", name)] for name in ("n1", "n2")]
     assert make_records([], {"node": "node"}) == []
 
 
-def test_points_are_filled_and_have_a_size() -> None:
+def test_points_are_filled_and_sized() -> None:
     layer = points([{"x": 1}], 60, x=quantity("x"))
     assert layer.spec == {
         "data": {"values": [{"x": 1}]},
@@ -46,7 +48,7 @@ def test_points_are_filled_and_have_a_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "most", "text"), [([], 2, ""), (["a", "b"], 2, "a, b"), (["a", "b", "c"], 1, "a and 2 more")]
+    ("names", "limit", "text"), [([], 2, ""), (["a", "b"], 2, "a, b"), (["a", "b", "c"], 1, "a and 2 more")]
 )
-def test_listed_counts_the_names_that_it_leaves_out(names: list[str], most: int, text: str) -> None:
-    assert join_limited(names, most) == text
+def test_join_limited_counts_omitted_names(names: list[str], limit: int, text: str) -> None:
+    assert join_limited(names, limit) == text

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, HOUR, NODES, History, history
-from fleet_rows import Row, made, put, row
+from fleet_rows import Row, put, row, store_with
 from fleet_views import text_of, view_of
 
 from healthd.cli.fleet import answers, lemons
@@ -30,16 +30,16 @@ from healthd.fleet.answers.document import no_findings
 from healthd.fleet.answers.study import open_study
 from healthd.fleet.store import StoreError, open_for_reading, open_for_writing
 from healthd.fleet.tables import TABLES
-from tests.fleet.test_fleet_cli import ROOT, fleet
-from tests.fleet.test_fleet_query import HAS_A_TIME
+from tests.cli.test_fleet_command import ROOT, fleet
+from tests.fleet.test_fleet_query import ROWS_WITH_TIME
 
 pytestmark = pytest.mark.one_python
 
 Document = dict[str, Any]
-UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # Python's values where the text must have "-"
+PYTHON_VALUES = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # Python's values where the text must have "-"
 
-WITHOUT_A_STORE, OF_TWO_SIDES = {"nccl"}, {"compare"}
-NAMES = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - WITHOUT_A_STORE)
+WITHOUT_STORE, WITH_TWO_SIDES = {"nccl"}, {"compare"}
+NAMES = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - WITHOUT_STORE)
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 MODELS, SWITCHES, PARTITIONS, ACCOUNTS = ("H100", "A100"), ("leaf1", "leaf2"), ("train", "debug"), ("speech", "vision")
 # Required flags of an answer, besides the store and its period.
@@ -56,7 +56,7 @@ CHOICES = (
 )
 
 
-def a_site(random: Random, size: int = 30) -> History:
+def site_history(random: Random, size: int = 30) -> History:
     """Return a history with every field that flags can choose, and with large jobs."""
     site = history(random, size)
     for job in site["jobs"]:
@@ -64,7 +64,7 @@ def a_site(random: Random, size: int = 30) -> History:
         job["account"] = random.choice((*ACCOUNTS, None))
     for number, (cluster, node) in enumerate((c, n) for c in ("c1", "c2") for n in NODES):
         site["nodes"] = [
-            *[one for one in site["nodes"] if (one["cluster"], one["node"]) != (cluster, node)],
+            *[node_row for node_row in site["nodes"] if (node_row["cluster"], node_row["node"]) != (cluster, node)],
             {
                 **dict.fromkeys(TABLES["nodes"].columns),
                 "cluster": cluster,
@@ -82,19 +82,25 @@ def a_site(random: Random, size: int = 30) -> History:
     return site
 
 
-def stored(site: History, folder: Path, order: Random | None = None) -> Path:
+def write_store(site: History, folder: Path, order: Random | None = None) -> Path:
     """Write the store of a history; with `order`, its rows are shuffled and written in two steps."""
-    rows: dict[str, list[Row]] = {table: [tuple(one.values()) for one in some] for table, some in site.items() if some}
+    rows: dict[str, list[Row]] = {
+        table: [tuple(values.values()) for values in table_rows] for table, table_rows in site.items() if table_rows
+    }
     if order is None:
-        return made(folder, rows)
-    mixed = {table: order.sample(some, len(some)) for table, some in rows.items()}
-    first = {table: some[: len(some) // 2] for table, some in mixed.items()}
+        return store_with(folder, rows)
+    mixed = {table: order.sample(table_rows, len(table_rows)) for table, table_rows in rows.items()}
+    first = {table: table_rows[: len(table_rows) // 2] for table, table_rows in mixed.items()}
     # Rows with a common key come in one step, because a later step replaces them.
-    whole = {table: some for table, some in mixed.items() if TABLES[table].row_key_columns}
-    return made(folder, {**first, **whole}, {t: some[len(some) // 2 :] for t, some in mixed.items() if t not in whole})
+    whole = {table: table_rows for table, table_rows in mixed.items() if TABLES[table].row_key_columns}
+    return store_with(
+        folder,
+        {**first, **whole},
+        {t: table_rows[len(table_rows) // 2 :] for t, table_rows in mixed.items() if t not in whole},
+    )
 
 
-def asked(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
+def run_answer(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
     """Run `healthd fleet NAME` in this process. Return the exit status, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -104,76 +110,78 @@ def asked(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
 
 def document(name: str, db: Path, *flags: str) -> Document | None:
     """Return the answer, or None if the command exits with 3 and one sentence."""
-    status, out, err = asked(name, db, "--json", *(flags if "--from" in flags else (*TIMES, *flags)))
+    status, out, err = run_answer(name, db, "--json", *(flags if "--from" in flags else (*TIMES, *flags)))
     if status == 3:
         assert out == ""
         assert re.fullmatch(r"healthd fleet: [^\n]+\n", err), err
         return None
     assert status in (0, 1), err
     assert err == ""
-    told: Document = json.loads(out, parse_constant=not_json)
-    return told
+    answer: Document = json.loads(out, parse_constant=not_json)
+    return answer
 
 
 def not_json(word: str) -> None:
     raise AssertionError(f"{word} is not JSON")
 
 
-def leaves(told: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (key, value) for every value except lists and objects."""
-    if isinstance(told, dict):
-        for name, value in told.items():
+    if isinstance(node, dict):
+        for name, value in node.items():
             yield from leaves(value, name)
-    elif isinstance(told, list):
-        for value in told:
+    elif isinstance(node, list):
+        for value in node:
             yield from leaves(value, key)
     else:
-        yield key, told
+        yield key, node
 
 
-def rounded(told: Any) -> Any:
+def round_numbers(node: Any) -> Any:
     """Round fractions to nine digits, because two threads sum in any order."""
-    if isinstance(told, dict):
-        return {name: rounded(value) for name, value in told.items()}
-    if isinstance(told, list):
-        return [rounded(value) for value in told]
-    return float(f"{told:.9g}") if isinstance(told, float) else told
+    if isinstance(node, dict):
+        return {name: round_numbers(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [round_numbers(value) for value in node]
+    return float(f"{node:.9g}") if isinstance(node, float) else node
 
 
-def judge(name: str, told: Document) -> None:
+def check_document(name: str, answer: Document) -> None:
     """Assert properties of every document, its text and its view."""
     module = importlib.import_module(f"healthd.fleet.answers.{name}")
-    assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "filters", "notes"]
-    assert (told["answer"], told["version"]) == (name, 1)
-    assert all(isinstance(note, str) and note.strip() for note in told["notes"])
-    for key, value in leaves(told):
+    assert list(answer)[:6] == ["answer", "version", "from_time", "to_time", "filters", "notes"]
+    assert (answer["answer"], answer["version"]) == (name, 1)
+    assert all(isinstance(note, str) and note.strip() for note in answer["notes"])
+    for key, value in leaves(answer):
         if re.search(r"(^|_)share($|_)", key) and value is not None:
             assert 0 <= value <= 1 + 1e-9, (key, value)
     for columns in (40, 80, 120):
-        text = text_of(told, Page(columns))
+        text = text_of(answer, Page(columns))
         assert text.endswith("\n")
         assert not CONTROL_CHARACTERS.search(text), CONTROL_CHARACTERS.search(text)
-        assert not UNSAID.search(text), text
-    assert module.has_findings(told) in (True, False)
-    view = view_of(told)
+        assert not PYTHON_VALUES.search(text), text
+    assert module.has_findings(answer) in (True, False)
+    view = view_of(answer)
     assert view.name == name
     for table in view.tables:
         assert {len(cells) for cells in table.cell_texts()} <= {len(table.columns)}
         assert all(isinstance(cell, str) for cells in table.cell_texts() for cell in cells)
-    words = [view.title, *view.sentences, *view.notes, *(figure.description for figure in view.figures)]
-    assert not [one for one in words if CONTROL_CHARACTERS.search(one) or not one.strip() or UNSAID.search(one)]
+    texts = [view.title, *view.sentences, *view.notes, *(figure.description for figure in view.figures)]
+    assert not [
+        entry for entry in texts if CONTROL_CHARACTERS.search(entry) or not entry.strip() or PYTHON_VALUES.search(entry)
+    ]
     json.dumps([figure.spec for figure in view.figures], allow_nan=False)
 
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(a_site(Random(7)), tmp_path_factory.mktemp("answers") / "db")
+    return write_store(site_history(Random(7)), tmp_path_factory.mktemp("answers") / "db")
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of `db` with its rows in another order."""
-    return stored(a_site(Random(7)), tmp_path_factory.mktemp("mixed") / "db", Random(1))
+    return write_store(site_history(Random(7)), tmp_path_factory.mktemp("mixed") / "db", Random(1))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +191,7 @@ def store_of_seed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], P
     @functools.cache
     def made_of(seed: int) -> Path:
         size = (0, 1, 4, 12, 30)[seed % 5]
-        return stored(a_site(Random(seed), size), tmp_path_factory.mktemp(f"seed{seed}") / "db")
+        return write_store(site_history(Random(seed), size), tmp_path_factory.mktemp(f"seed{seed}") / "db")
 
     return made_of
 
@@ -194,66 +202,62 @@ def store_of_one_row(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
     @functools.cache
     def made_of(table: str) -> Path:
-        values = HAS_A_TIME.get(table, {"cluster": "c1", "node": "n", "db_index": 1})
-        one = row(table, **{key: value for key, value in values.items() if key in TABLES[table].columns})
-        return made(tmp_path_factory.mktemp(table) / "db", {table: [one]})
+        values = ROWS_WITH_TIME.get(table, {"cluster": "c1", "node": "n", "db_index": 1})
+        entry = row(table, **{key: value for key, value in values.items() if key in TABLES[table].columns})
+        return store_with(tmp_path_factory.mktemp(table) / "db", {table: [entry]})
 
     return made_of
 
 
 @functools.cache
-def of_all(name: str, db: Path) -> Document | None:
+def full_answer(name: str, db: Path) -> Document | None:
     """Return the document of the whole store. Tests share it, so it must not be changed."""
     return document(name, db)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_answer_is_json_and_has_a_text_and_a_view_whatever_the_history(
+def test_answer_of_any_history_is_json_with_text_and_view(
     name: str, seed: int, store_of_seed: Callable[[int], Path]
 ) -> None:
-    told = of_all(name, store_of_seed(seed))
-    if told is not None:
-        judge(name, told)
+    answer = full_answer(name, store_of_seed(seed))
+    if answer is not None:
+        check_document(name, answer)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 7])
-def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(
-    seed: int, store_of_seed: Callable[[int], Path]
-) -> None:
+def test_compare_of_any_history_has_text_and_view(seed: int, store_of_seed: Callable[[int], Path]) -> None:
     """`compare` has a period for each side, so the tests of answers with one period do not cover it."""
-    status, out, err = asked("compare", store_of_seed(seed), "--json")
+    status, out, err = run_answer("compare", store_of_seed(seed), "--json")
     assert (status in (0, 1), err) == (True, "")
-    judge("compare", json.loads(out, parse_constant=not_json))
+    check_document("compare", json.loads(out, parse_constant=not_json))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_usual_history_has_an_answer(name: str, db: Path) -> None:
+def test_default_history_has_answer(name: str, db: Path) -> None:
     """Without it, the tests here could compare empty answers."""
-    told = of_all(name, db)
-    assert told is not None
-    assert [value for key, value in leaves(told) if value not in (None, 0, "", False) and key != "notes"]
+    answer = full_answer(name, db)
+    assert answer is not None
+    assert [value for key, value in leaves(answer) if value not in (None, 0, "", False) and key != "notes"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_does_not_change_with_the_order_of_rows_nor_with_threads(name: str, db: Path, mixed: Path) -> None:
-    assert rounded(document(name, mixed, "--threads", "2")) == rounded(document(name, db, "--threads", "1"))
+def test_answer_ignores_row_order_and_threads(name: str, db: Path, mixed: Path) -> None:
+    assert round_numbers(document(name, mixed, "--threads", "2")) == round_numbers(document(name, db, "--threads", "1"))
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_store_of_one_row_gets_an_answer_or_a_sentence(
+def test_store_of_one_row_has_answer_or_sentence(
     name: str, table: str, store_of_one_row: Callable[[str], Path]
 ) -> None:
-    told = document(name, store_of_one_row(table))
-    if told is not None:
-        judge(name, told)
+    answer = document(name, store_of_one_row(table))
+    if answer is not None:
+        check_document(name, answer)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_job_without_nodes_a_node_without_jobs_and_an_end_before_its_start_are_no_error(
-    name: str, tmp_path: Path
-) -> None:
+def test_incomplete_jobs_and_nodes_are_no_error(name: str, tmp_path: Path) -> None:
     times = {"submit_time": BEGIN, "start_time": BEGIN + HOUR, "end_time": BEGIN + 2 * HOUR}
     jobs = [
         row("jobs", cluster="c1", db_index=1, job_id=1, state="NODE_FAIL", gpus=256, **times),
@@ -264,9 +268,9 @@ def test_a_job_without_nodes_a_node_without_jobs_and_an_end_before_its_start_are
     ]
     nodes = [row("nodes", cluster="c1", node="\x1b[31mred\u202e", gpu_model="H\x07100", switch="\u2028")]
     states = [row("node_states", cluster="c1", node="n", start_time=BEGIN + HOUR, end_time=BEGIN, state="DOWN")]
-    told = document(name, made(tmp_path / "db", {"jobs": jobs, "nodes": nodes, "node_states": states}))
-    if told is not None:
-        judge(name, told)
+    answer = document(name, store_with(tmp_path / "db", {"jobs": jobs, "nodes": nodes, "node_states": states}))
+    if answer is not None:
+        check_document(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -275,12 +279,12 @@ def test_a_job_without_nodes_a_node_without_jobs_and_an_end_before_its_start_are
     [(name, choice) for name in NAMES for choice in (CHOICES if name == "states" else CHOICES[:3])],
     ids=str,
 )
-def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str], db: Path) -> None:
-    whole, part = of_all(name, db), document(name, db, *choice)
+def test_choice_never_increases_counts(name: str, choice: tuple[str, str], db: Path) -> None:
+    whole, part = full_answer(name, db), document(name, db, *choice)
     assert whole is not None
     if part is not None:
         assert part["filters"] == {choice[0].removeprefix("--"): choice[1]}
-        judge(name, part)
+        check_document(name, part)
         for total in TOTALS.get(name, ()):
             assert total(part) <= total(whole) + 1e-6
 
@@ -290,15 +294,15 @@ Total = Callable[[Document], float]
 
 
 def summed(rows: str, key: str) -> Total:
-    return lambda told: sum(one[key] for one in told[rows] if one[key] is not None)
+    return lambda answer: sum(entry[key] for entry in answer[rows] if entry[key] is not None)
 
 
 def count(rows: str) -> Total:
-    return lambda told: len(told[rows])
+    return lambda answer: len(answer[rows])
 
 
 def value(key: str) -> Total:
-    return lambda told: float(told[key])
+    return lambda answer: float(answer[key])
 
 
 TOTALS: dict[str, tuple[Total, ...]] = {
@@ -310,14 +314,14 @@ TOTALS: dict[str, tuple[Total, ...]] = {
 WHOLES = {"states": (("by_state", "share_of_jobs"), ("by_state", "share_of_gpu_time"))}
 
 
-@pytest.mark.parametrize(("name", "rows", "key"), [(n, *one) for n, some in WHOLES.items() for one in some])
+@pytest.mark.parametrize(("name", "rows", "key"), [(n, *pair) for n, pairs in WHOLES.items() for pair in pairs])
 @pytest.mark.parametrize("seed", [4, 9, 14])  # of the largest histories
-def test_the_shares_of_a_whole_sum_to_one(
+def test_shares_of_whole_sum_to_one(
     name: str, rows: str, key: str, seed: int, store_of_seed: Callable[[int], Path]
 ) -> None:
-    told = of_all(name, store_of_seed(seed))
-    assert told is not None
-    shares = [one[key] for one in told[rows]]
+    answer = full_answer(name, store_of_seed(seed))
+    assert answer is not None
+    shares = [entry[key] for entry in answer[rows]]
     assert shares
     assert sum(shares) == pytest.approx(1)
 
@@ -327,7 +331,7 @@ def test_the_shares_of_a_whole_sum_to_one(
 
 @pytest.mark.parametrize("name", ["alarms", "ettr", "states"])  # all answers have the same choice flags
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (("--partition", "trian"), 'the partition "trian" does not occur in the store; did you mean "train"?'),
         (("--model", "B200"), 'the model "B200" does not occur in the store'),
@@ -348,47 +352,49 @@ def test_the_shares_of_a_whole_sum_to_one(
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...], says: str, db: Path) -> None:
-    status, out, err = asked(name, db, *flags)
+def test_invalid_flags_are_one_sentence(name: str, flags: tuple[str, ...], message: str, db: Path) -> None:
+    status, out, err = run_answer(name, db, *flags)
     assert (status, out, err.count("\n")) == (64, "", 1), err
     assert err.startswith("healthd fleet")
-    assert says in err
+    assert message in err
 
 
-def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_how_much() -> None:
+def test_page_lists_answers_with_and_without_findings() -> None:
     page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
     text = " ".join(page.split()).partition("The findings are: ")[2].partition(" have no findings and exit with 0")[0]
     finds, how_much = text.split(". ")
     quiet = {
-        one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").has_findings is no_findings
+        entry
+        for entry in NAMES
+        if importlib.import_module(f"healthd.fleet.answers.{entry}").has_findings is no_findings
     }
     assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
-    assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet
+    assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_STORE, *WITH_TWO_SIDES} - quiet
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_store_and_none_cannot_answer(name: str, tmp_path: Path) -> None:
-    for folder in (made(tmp_path / "empty"), tmp_path / "none"):
-        status, out, err = asked(name, folder)
+def test_empty_or_missing_store_is_one_sentence(name: str, tmp_path: Path) -> None:
+    for folder in (store_with(tmp_path / "empty"), tmp_path / "none"):
+        status, out, err = run_answer(name, folder)
         assert (status, out, err.count("\n")) == (3, "", 1)
         assert str(folder) in err
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
-def test_a_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Path) -> None:
+def test_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(db, tmp_path / "db"))
     for path in folder.glob("*/*/*.parquet"):
         whole = path.read_bytes()
         half = len(whole) // 2
         # The end of a Parquet file has the positions and statistics of its columns.
         path.write_bytes(whole[:half] if damage == "cut" else whole[:4] + bytes(half) + whole[half + 4 :])
-    status, out, err = asked(name, folder, *TIMES)
+    status, out, err = run_answer(name, folder, *TIMES)
     assert (status, out, err.count("\n")) == (3, "", 1), err
     assert re.match(rf"healthd fleet: {re.escape(str(folder))}/[a-z_]+/month=[^/]+/\d+\.parquet: is damaged", err), err
 
 
-def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None:
+def test_answer_exceeding_memory_is_one_sentence(db: Path) -> None:
     with open_for_reading(str(db)) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
     needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: raise the limit with --memory")
@@ -399,7 +405,7 @@ def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None
 # --- endings, and concurrent writes
 
 
-def test_a_reader_that_goes_away_is_no_error(db: Path) -> None:
+def test_closed_reader_is_no_error(db: Path) -> None:
     """One answer is enough: every answer is written in the same way."""
     reading, writing_end = os.pipe()
     os.close(reading)
@@ -427,24 +433,26 @@ study.Study._create_chosen_tables = _create_chosen_tables
 """
 
 
-def test_ctrl_c_ends_an_answer_quietly_while_it_is_computed(db: Path) -> None:
+def test_ctrl_c_ends_computation_quietly(db: Path) -> None:
     status, out, err = fleet("states", "--db", db, program=INTERRUPTED)
     assert (status, out, err) == (130, "", "")
 
 
-def test_a_store_that_is_written_meanwhile_is_read_as_it_was(
+def test_store_written_during_answer_is_read_unchanged(
     db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from healthd.fleet.answers import study
 
     folder = Path(shutil.copytree(db, tmp_path / "db"))
-    before = of_all(NAMES[0], db)
-    more = {"jobs": [row("jobs", cluster="c1", db_index=10_000 + n, job_id=1, submit_time=BEGIN) for n in range(50)]}
+    before = full_answer(NAMES[0], db)
+    new_rows = {
+        "jobs": [row("jobs", cluster="c1", db_index=10_000 + n, job_id=1, submit_time=BEGIN) for n in range(50)]
+    }
     choose = study.Study._create_chosen_tables
 
     def while_it_is_written(self: study.Study) -> None:
         with open_for_writing(str(folder)) as store:  # replaces its months: no manifest names the old files
-            put(store, more)
+            put(store, new_rows)
         choose(self)
 
     monkeypatch.setattr(study.Study, "_create_chosen_tables", while_it_is_written)

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fleet_history import BEGIN, END, history, write
-from fleet_rows import made
+from fleet_history import BEGIN, END, history, write_parquet
+from fleet_rows import store_with
 
 from healthd.cli.fleet import answers, lemons
 from healthd.cli.main import main
@@ -18,17 +18,21 @@ from healthd.fleet import engine, spark
 from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import open_study
 from healthd.fleet.database import DuckDb
-from tests.fleet.test_fleet_cli import fleet
+from tests.cli.test_fleet_command import fleet
 
 pytestmark = pytest.mark.one_python
 
-OF_A_STORE = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - {"nccl"})
+STORE_ANSWERS = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - {"nccl"})
 
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = {table: [tuple(one.values()) for one in some] for table, some in history(Random(1), 20).items() if some}
-    return made(tmp_path_factory.mktemp("engine") / "db", rows)
+    rows = {
+        table: [tuple(row.values()) for row in rows_of_table]
+        for table, rows_of_table in history(Random(1), 20).items()
+        if rows_of_table
+    }
+    return store_with(tmp_path_factory.mktemp("engine") / "db", rows)
 
 
 @pytest.fixture
@@ -50,15 +54,15 @@ def masters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-@pytest.mark.parametrize("name", OF_A_STORE)
-def test_each_answer_refuses_an_engine_that_is_none(name: str, db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", STORE_ANSWERS)
+def test_answer_rejects_unknown_engine(name: str, db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = ["2026-10", "2026-11"] if name == "compare" else []
     assert main(["fleet", name, *sides, "--db", str(db), "--engine", "sprak"]) == 64
     assert "--engine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("master", ["spark", "spark://head:7077"])
-def test_an_answer_runs_on_the_engine_of_the_flag(
+def test_answer_runs_on_chosen_engine(
     master: str, db: Path, masters: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = ["--from", "2026-10-30", "--to", "2026-11-03"]
@@ -70,7 +74,7 @@ def test_an_answer_runs_on_the_engine_of_the_flag(
     assert masters == [master]
 
 
-def test_a_comparison_opens_both_sides_on_the_engine(
+def test_compare_opens_both_sides_on_chosen_engine(
     db: Path, masters: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = ["2026-10-30..2026-11-01", "2026-11-01..2026-11-03"]
@@ -79,14 +83,17 @@ def test_a_comparison_opens_both_sides_on_the_engine(
     json.loads(capsys.readouterr().out)
 
 
-def test_a_study_on_spark_gives_the_same_document(tmp_path: Path, masters: list[str]) -> None:
-    files = write(history(Random(2), 20), tmp_path)
-    with open_study(files, BEGIN, END) as ours, open_study(files, BEGIN, END, engine_name="spark") as theirs:
-        assert isinstance(ours.database, DuckDb)
-        assert states(ours) == states(theirs)
+def test_study_on_spark_gives_same_document(tmp_path: Path, masters: list[str]) -> None:
+    files = write_parquet(history(Random(2), 20), tmp_path)
+    with (
+        open_study(files, BEGIN, END) as duckdb_study,
+        open_study(files, BEGIN, END, engine_name="spark") as spark_study,
+    ):
+        assert isinstance(duckdb_study.database, DuckDb)
+        assert states(duckdb_study) == states(spark_study)
 
 
-def test_an_answer_without_pyspark_reports_what_to_install(db: Path) -> None:
+def test_missing_pyspark_is_one_sentence(db: Path) -> None:
     without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
     status, out, err = fleet("states", "--db", str(db), "--engine", "spark", program=without)
     assert (status, out, err.count("\n")) == (3, "", 1)

@@ -12,7 +12,7 @@ from random import Random
 import duckdb
 import pytest
 from fleet_history import BEGIN, END, history
-from fleet_rows import NOVEMBER, made, row
+from fleet_rows import NOVEMBER, row, store_with
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,37 +23,41 @@ from healthd.fleet.queries import InvalidQuery
 from healthd.fleet.store import StoreError
 from healthd.fleet.table import format_table
 from healthd.fleet.tables import TABLES
-from tests.fleet.test_fleet_cli import fleet
+from tests.cli.test_fleet_command import fleet
 
 pytestmark = pytest.mark.one_python
 
-THERE = queries.builtin_queries()
+BUILTIN_QUERIES = queries.builtin_queries()
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory) -> Path:
-    rows = {table: [tuple(one.values()) for one in some] for table, some in history(Random(0), 60).items() if some}
-    return made(tmp_path_factory.mktemp("fleet") / "db", rows)
+    rows = {
+        table: [tuple(values.values()) for values in table_rows]
+        for table, table_rows in history(Random(0), 60).items()
+        if table_rows
+    }
+    return store_with(tmp_path_factory.mktemp("fleet") / "db", rows)
 
 
 def query(*arguments: str | Path) -> tuple[int, str, str]:
     return fleet("query", *arguments)
 
 
-def test_without_a_name_it_lists_the_questions_also_where_nothing_is_installed():
+def test_list_of_queries_needs_no_extra():
     status, out, err = fleet("query", program="import sys\nsys.modules['duckdb'] = None")
     assert (status, err) == (0, "")
     listed = [line.split(" ", 1) for line in out.partition("\n\n")[0].splitlines()]
-    assert [name for name, _ in listed] == sorted(THERE)
+    assert [name for name, _ in listed] == sorted(BUILTIN_QUERIES)
     assert max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
-@pytest.mark.parametrize("name", sorted(THERE))
-def test_an_answer_fits_the_page(db, name, columns, monkeypatch):
+@pytest.mark.parametrize("name", sorted(BUILTIN_QUERIES))
+def test_table_fits_page(db, name, columns, monkeypatch):
     with engine.open_database(files_of(db), 1, 512) as connection:
-        needed = queries.with_dependencies(THERE[name], THERE)
+        needed = queries.with_dependencies(BUILTIN_QUERIES[name], BUILTIN_QUERIES)
         answer = engine.run_on_connection(
             connection, needed, engine.QueryParameters(BEGIN, END, queries.resolve_parameters(needed, {}))
         )
@@ -69,7 +73,7 @@ def files_of(db: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
+def test_format_table_states_constant_columns_once_and_names_hidden():
     rows = [("gpu-1", 1793491200, 5, "c1", None, "x" * 60), ("gpu-12", 1793491261, None, "c1", None, "y")]
     assert format_table(("node", "end_time", "jobs", "cluster", "mode", "words"), rows, Page(80)) == (
         "the same in all rows: cluster = c1\n"
@@ -83,15 +87,15 @@ def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
-def test_any_values_are_shown_on_a_line_each(rows):
+def test_format_table_shows_any_values_on_one_line_each(rows):
     shown = format_table(("name", "some_time", "share", "told", "mode"), rows, Page(80)).splitlines()
     assert len([line for line in shown if not line.startswith(("the same in all rows", " ")) or line.strip()]) >= 2
 
 
-def test_the_same_rows_come_as_a_table_as_json_and_as_csv(db):
+def test_text_json_and_csv_have_same_rows(db):
     status, out, err = query("states", "--db", db, *TIMES)
     assert (status, err) == (0, "")
-    assert out.startswith(f"{THERE['states'].title}\nfrom 2026-10-30 22:00:00 to 2026-11-03 05:00:00 UTC\n\n")
+    assert out.startswith(f"{BUILTIN_QUERIES['states'].title}\nfrom 2026-10-30 22:00:00 to 2026-11-03 05:00:00 UTC\n\n")
     document = json.loads(query("states", "--db", db, *TIMES, "--json")[1])
     rows = list(csv.DictReader(io.StringIO(query("states", "--db", db, *TIMES, "--csv")[1])))
     assert {name: document[name] for name in ("question", "engine", "from_time", "to_time", "parameters")} == {
@@ -107,22 +111,22 @@ def test_the_same_rows_come_as_a_table_as_json_and_as_csv(db):
     assert len(out.splitlines()) == len(rows) + 4
 
 
-def test_without_times_it_is_asked_of_all_that_is_known(db):
+def test_query_without_times_covers_known_period(db):
     document = json.loads(query("runs", "--db", db, "--json", "--param", "gap_seconds=5")[1])
     with engine.open_database(files_of(db)) as connection:
-        least = connection.execute("SELECT min(submit_time) FROM jobs").fetchone()
-    assert document["from_time"] <= least[0] < document["to_time"]
+        first_time = connection.execute("SELECT min(submit_time) FROM jobs").fetchone()
+    assert document["from_time"] <= first_time[0] < document["to_time"]
     assert document["parameters"] == {"gap_seconds": 5}
 
 
-def test_no_rows_are_said(db):
+def test_empty_result_prints_no_rows(db):
     status, out, _ = query("states", "--db", db, "--from", "2020-01-01", "--to", "2020-01-02", "--threads", "1")
     assert (status, out.splitlines()[-1]) == (0, "no rows")
     document = json.loads(query("states", "--db", db, "--from", "2020-01-01", "--to", "2020-01-02", "--json")[1])
     assert document["rows"] == []
 
 
-def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, tmp_path):
+def test_own_query_file_may_use_queries_and_parameters(db, tmp_path):
     own = tmp_path / "own.sql"
     own.write_text(
         "-- How many conditions of a code.\n-- parameters\n--   code VARCHAR = gpu_xid/79  which\n\n"
@@ -136,7 +140,7 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
 
 
 @pytest.mark.parametrize(
-    ("sql", "says"),
+    ("sql", "message"),
     [
         ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: only DuckDB has ASOF JOIN"),
         ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: use CAST(... AS BIGINT) (and 1 more)"),
@@ -156,16 +160,16 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
         (b"-" * ((1 << 20) + 1), "own.sql: larger than 1048576 bytes, the limit for a query"),
     ],
 )
-def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, says):
+def test_invalid_query_file_is_reported_with_line(db, tmp_path, sql, message):
     own = tmp_path / "own.sql"
     own.write_bytes(sql if isinstance(sql, bytes) else sql.encode())
     status, out, err = query(own, "--db", db)
     assert (status, out, err.count("\n")) == (64, "", 1)
-    assert err.startswith(f"healthd fleet query: {tmp_path}/{says}"), err
+    assert err.startswith(f"healthd fleet query: {tmp_path}/{message}"), err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("stats", "--db", "DB"), 'there is no query "stats"; did you mean "states"?'),
         (("states",), "--db DB is missing"),
@@ -186,22 +190,22 @@ def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, say
         (("states", "--db", "DB", "--threads", "0"), "argument --threads: must be a whole number from 1 to 256"),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(db, arguments, says):
+def test_invalid_arguments_are_one_sentence(db, arguments, message):
     status, out, err = query(*(str(db) if word == "DB" else word for word in arguments))
     assert (status, out, err.count("\n")) == (64, "", 1)
     assert err.startswith("healthd fleet query: ")
-    assert says in err
+    assert message in err
 
 
-def test_an_empty_store_and_none_cannot_answer(tmp_path):
-    made(tmp_path / "db")
+def test_empty_or_missing_store_is_one_sentence(tmp_path):
+    store_with(tmp_path / "db")
     status, out, err = query("states", "--db", tmp_path / "db")
     assert (status, out) == (3, "")
     assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: fill it with healthd fleet ingest --out\n"
     assert query("states", "--db", tmp_path / "none")[0] == 3
 
 
-HAS_A_TIME = {
+ROWS_WITH_TIME = {
     "jobs": {"cluster": "c1", "db_index": 1, "job_id": 1, "submit_time": NOVEMBER},
     "events": {"cluster": "c1", "node": "n", "stream_id": "s", "seq": 1, "time": NOVEMBER, "event": "alive"},
     "node_states": {"cluster": "c1", "node": "n", "start_time": NOVEMBER},
@@ -223,18 +227,18 @@ HAS_A_TIME = {
 }
 
 
-def test_every_table_with_times_of_its_own_tells_of_a_time():
-    assert {*HAS_A_TIME} == {*TABLES} - {"nodes", "job_nodes"} == {*engine.TIME_COLUMNS}
+def test_every_table_with_times_has_time_columns():
+    assert {*ROWS_WITH_TIME} == {*TABLES} - {"nodes", "job_nodes"} == {*engine.TIME_COLUMNS}
 
 
-@pytest.mark.parametrize("name", sorted(HAS_A_TIME))
-def test_a_store_of_one_table_is_not_empty(tmp_path, name):
-    db = made(tmp_path / "db", {name: [row(name, **HAS_A_TIME[name])]})
+@pytest.mark.parametrize("name", sorted(ROWS_WITH_TIME))
+def test_store_of_one_table_has_period(tmp_path, name):
+    db = store_with(tmp_path / "db", {name: [row(name, **ROWS_WITH_TIME[name])]})
     assert engine.covered_period(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
 
 
-def test_a_store_without_a_time_can_be_asked_of_one(tmp_path):
-    db = made(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="n")]})
+def test_store_without_times_needs_from_and_to(tmp_path):
+    db = store_with(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="n")]})
     assert query("observed", "--db", db, *TIMES)[0] == 0
     status, out, err = query("observed", "--db", db, *TIMES[:2])
     assert (status, out) == (3, "")
@@ -242,29 +246,29 @@ def test_a_store_without_a_time_can_be_asked_of_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [0, 946_684_800, 999_999_999, NOVEMBER + 2 * 86_400, 4_102_444_799], ids=lambda time: f"at {time}"
+    "wrong_time", [0, 946_684_800, 999_999_999, NOVEMBER + 2 * 86_400, 4_102_444_799], ids=lambda time: f"at {time}"
 )
-def test_a_node_whose_clock_is_wrong_does_not_say_which_time_is_asked_for(tmp_path, wrong):
-    line = HAS_A_TIME["events"]
+def test_wrong_node_clock_does_not_change_covered_period(tmp_path, wrong_time):
+    line = ROWS_WITH_TIME["events"]
     read = {"cluster": "c1", "source": "events", "name": "ev", "read_time": NOVEMBER + 86_399}
     rows = {
-        "events": [row("events", **line), row("events", **{**line, "seq": 2, "time": wrong})],
+        "events": [row("events", **line), row("events", **{**line, "seq": 2, "time": wrong_time})],
         "ingests": [row("ingests", **read)],
     }
-    db = made(tmp_path / "db", rows)
+    db = store_with(tmp_path / "db", rows)
     assert engine.covered_period(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
     assert query("lines", "--db", db)[0] == 0
 
 
-def test_what_is_planned_begins_and_has_no_end_yet(tmp_path):
+def test_future_reservation_does_not_extend_period(tmp_path):
     rows = {
-        "reservations": [row("reservations", **{**HAS_A_TIME["reservations"], "end_time": NOVEMBER + 30 * 86_400})],
+        "reservations": [row("reservations", **{**ROWS_WITH_TIME["reservations"], "end_time": NOVEMBER + 30 * 86_400})],
         "ingests": [row("ingests", cluster="c1", source="reservations", name="r", read_time=NOVEMBER + 5)],
     }
-    assert engine.covered_period(files_of(made(tmp_path / "db", rows))) == (NOVEMBER, NOVEMBER + 1)
+    assert engine.covered_period(files_of(store_with(tmp_path / "db", rows))) == (NOVEMBER, NOVEMBER + 1)
 
 
-def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
+def test_missing_spark_extra_is_one_sentence(db):
     without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
     status, out, err = fleet("query", "states", "--db", db, "--engine", "spark", program=without)
     assert (status, out, err.count("\n")) == (3, "", 1)
@@ -288,7 +292,7 @@ def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
         "SET memory_limit = '1TB'",
     ],
 )
-def test_the_engine_reads_the_store_and_nothing_else_whatever_the_lint_let_pass(db, tmp_path, sql):
+def test_engine_refuses_other_files_and_settings(db, tmp_path, sql):
     refused = (duckdb.PermissionException, duckdb.InvalidInputException, duckdb.CatalogException)
     with engine.open_database(files_of(db), 1, 512) as connection:
         assert connection.execute("SELECT count(*) > 0 FROM jobs").fetchone() == (True,)
@@ -297,7 +301,7 @@ def test_the_engine_reads_the_store_and_nothing_else_whatever_the_lint_let_pass(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db):
+def test_engine_loads_no_extension_and_keeps_limits(db):
     with engine.open_database(files_of(db), 1, 512) as connection:
         rows = connection.execute("SELECT name, value FROM duckdb_settings()").fetchall()
     found = dict(rows)
@@ -305,16 +309,18 @@ def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db)
     assert (found["threads"], found["memory_limit"]) == ("1", "384.0 MiB"), "three quarters of 512 MiB"
 
 
-def test_what_does_not_fit_in_memory_lies_on_the_disk_and_goes(db, tmp_path, monkeypatch):
+def test_large_query_spills_to_disk_and_cleans_up(db, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with engine.open_database(files_of(db), 1, 64) as connection:
-        many = "SELECT repeat('x', 200) || a.n || b.n AS x FROM numbers AS a JOIN numbers AS b ON b.n < 60 ORDER BY x"
-        assert connection.execute(f"SELECT max(length(x)) FROM ({many})").fetchone() == (206,)
+        large_query = (
+            "SELECT repeat('x', 200) || a.n || b.n AS x FROM numbers AS a JOIN numbers AS b ON b.n < 60 ORDER BY x"
+        )
+        assert connection.execute(f"SELECT max(length(x)) FROM ({large_query})").fetchone() == (206,)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_of_the_store_is_named(tmp_path, db):
+def test_damaged_file_is_named(tmp_path, db):
     files = files_of(db)
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nothing")
     with (
@@ -324,7 +330,7 @@ def test_a_damaged_file_of_the_store_is_named(tmp_path, db):
         pass  # pragma: no cover
 
 
-def test_a_question_that_stands_on_itself_is_refused():
+def test_circular_query_is_rejected():
     first = queries.parse_query("first", "first.sql", "SELECT x FROM second")
     second = queries.parse_query("second", "second.sql", "SELECT x FROM first")
     with pytest.raises(InvalidQuery, match=r'second\.sql:1: unknown table "first"'):
@@ -336,13 +342,13 @@ def test_a_question_that_stands_on_itself_is_refused():
 PAGE = (Path(__file__).parents[2] / "docs/fleet.md").read_text("utf-8")
 
 
-def test_the_page_has_every_question_and_every_function():
-    assert sorted(re.findall(r"(?m)^\| `([a-z_]+)` \|", PAGE)) == sorted(THERE)
+def test_page_lists_every_query_and_function():
+    assert sorted(re.findall(r"(?m)^\| `([a-z_]+)` \|", PAGE)) == sorted(BUILTIN_QUERIES)
     listed = re.findall(r"- Functions: ([^.]*)\.", " ".join(PAGE.split()))[0].split(", ")
     assert listed == sorted(FUNCTIONS)
 
 
-def test_the_question_of_ones_own_on_the_page_is_answered(db, tmp_path):
+def test_own_query_of_page_runs(db, tmp_path):
     (tmp_path / "codes.sql").write_text(re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)[0])
     status, out, err = query(tmp_path / "codes.sql", "--db", db, "--param", "least=degraded")
     assert (status, err) == (0, "")

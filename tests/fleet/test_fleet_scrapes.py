@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from fleet_reading import Noted, live
+from fleet_reading import RecordedReading, store_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,51 +40,51 @@ def row(
     return (*SERIES, severity, first, last, 60, began or severity, worst or first, observed)
 
 
-def span(first: int, last: int, looked: int) -> ConditionSpan:
-    return ConditionSpan(first, last, looked, severity=3, first_severity=3, worst=first, observed=False)
+def span(first: int, last: int, last_point: int) -> ConditionSpan:
+    return ConditionSpan(first, last, last_point, severity=3, first_severity=3, worst=first, observed=False)
 
 
-def told(*series: Any, standing: Any = None, last: int = 600, step: int = 60) -> tuple[list, dict, Noted]:
-    noted = Noted()
-    rows, after = merge_points(series, standing or {}, last, step, noted.reading)
+def merge(*series: Any, open_spans: Any = None, last: int = 600, step: int = 60) -> tuple[list, dict, RecordedReading]:
+    noted = RecordedReading()
+    rows, after = merge_points(series, open_spans or {}, last, step, noted.reading)
     return rows, after, noted
 
 
-def test_a_span_goes_from_the_first_scrape_to_the_last_and_ends_where_a_point_is_missing():
-    rows, after, _ = told(matrix((60, 58), (120, 118), (300, 298)))
+def test_span_ends_at_missing_point():
+    rows, after, _ = merge(matrix((60, 58), (120, 118), (300, 298)))
     assert rows == [row(58, 118), row(298, 298)]
     assert after == {}, "no span is open at the last point"
 
 
-def test_what_stands_at_the_last_point_goes_on_in_the_next_piece():
-    _, after, _ = told(matrix((540, 538), (600, 598)))
+def test_span_open_at_last_point_continues_in_next_piece():
+    _, after, _ = merge(matrix((540, 538), (600, 598)))
     assert after == {SERIES: span(538, 598, 600)}
-    rows, after, _ = told(matrix((660, 658), (720, 718)), standing=after, last=1200)
+    rows, after, _ = merge(matrix((660, 658), (720, 718)), open_spans=after, last=1200)
     assert (rows, after) == ([row(538, 718)], {})
-    rows, _, _ = told(matrix((720, 718)), standing={SERIES: span(538, 598, 600)}, last=1200)
+    rows, _, _ = merge(matrix((720, 718)), open_spans={SERIES: span(538, 598, 600)}, last=1200)
     assert rows == [row(718, 718)], "it is missing at the point of 660"
 
 
-def test_a_point_that_repeats_a_scrape_makes_a_span_no_longer():
-    rows, _, _ = told(matrix((60, 58), (120, 58), (180, 58)))
+def test_repeated_scrape_does_not_extend_span():
+    rows, _, _ = merge(matrix((60, 58), (120, 58), (180, 58)))
     assert rows == [row(58, 58)]
 
 
-def test_a_condition_that_becomes_worse_does_not_end_and_begin():
+def test_worse_condition_stays_one_span():
     points = [*matrix((60, 58), severity=1)["values"], *matrix((120, 118), (180, 178), severity=3)["values"]]
-    rows, _, _ = told({"metric": LABELS, "values": points})
+    rows, _, _ = merge({"metric": LABELS, "values": points})
     assert rows == [row(58, 178, "critical", "warning", 118)]
-    rows, _, _ = told(matrix((60, 58), severity=3), matrix((120, 118), severity=2))
+    rows, _, _ = merge(matrix((60, 58), severity=3), matrix((120, 118), severity=2))
     assert rows == [row(58, 118)], "the worst severity stays"
 
 
-def test_what_rests_only_on_a_log_that_users_can_forge_says_so_until_it_counts():
-    assert told(matrix((60, 58), enforced=False))[0] == [row(58, 58, observed=True)]
-    rows, _, _ = told(matrix((60, 58), enforced=False), matrix((120, 118)))
+def test_span_is_observed_until_enforced():
+    assert merge(matrix((60, 58), enforced=False))[0] == [row(58, 58, observed=True)]
+    rows, _, _ = merge(matrix((60, 58), enforced=False), matrix((120, 118)))
     assert rows == [row(58, 118)]
 
 
-def test_a_series_that_is_none_is_counted_and_takes_no_other_with_it():
+def test_invalid_series_is_counted_and_others_are_kept():
     bad = [
         {"metric": {}, "values": []},
         {"values": []},
@@ -97,31 +97,31 @@ def test_a_series_that_is_none_is_counted_and_takes_no_other_with_it():
         {**matrix(), "values": 7},
         {**matrix(), "metric": {**LABELS, "code": 7}},
     ]
-    rows, _, noted = told(*bad, matrix((60, 58)))
+    rows, _, noted = merge(*bad, matrix((60, 58)))
     assert rows == [row(58, 58)]
-    assert noted.lines == list(range(1, len(bad) + 1))
+    assert noted.unread_lines == list(range(1, len(bad) + 1))
 
 
 @pytest.mark.parametrize(
     ("instance", "node"),
     [("gpu-1:9100", "gpu-1"), ("gpu-1", "gpu-1"), ("GPU-1.example.org:9100", "GPU-1"), ("10.0.0.7:9100", "10.0.0.7")],
 )
-def test_the_node_of_an_instance(instance, node):
+def test_node_name_of_instance(instance, node):
     assert node_name(instance) == node
     assert node_name("[fe80::1]:9100") == "fe80::1"
 
 
-def test_a_label_of_the_node_and_one_of_the_cluster_go_before():
-    rows, _, _ = told(matrix((60, 58), node="n7", cluster="c9"))
+def test_node_and_cluster_labels_take_precedence():
+    rows, _, _ = merge(matrix((60, 58), node="n7", cluster="c9"))
     assert rows[0][:2] == ("c9", "n7")
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 3600), st.integers(1, 50))
-def test_pieces_have_every_point_once_and_few_enough(begin, length, step, points):
+def test_query_ranges_cover_every_point_once(begin, length, step, points):
     step = max(step, length // 2000 + 1)
     found = list(query_ranges(begin, begin + length, step, points))
-    asked = [at for first, last in found for at in range(first, last + 1, step)]
-    assert asked == list(range(begin, begin + length + 1, step))
+    parameters = [at for first, last in found for at in range(first, last + 1, step)]
+    assert parameters == list(range(begin, begin + length + 1, step))
     assert all((last - first) // step + 1 <= points for first, last in found)
 
 
@@ -129,7 +129,7 @@ PRESENT = st.lists(st.booleans(), min_size=1, max_size=60)
 
 
 @given(PRESENT, st.integers(1, 20))
-def test_the_pieces_of_a_query_change_no_span(present, points):
+def test_pieces_of_query_change_no_span(present, points):
     """The result equals one query over the whole period: runs of present points."""
 
     def answer(path, parameters):
@@ -137,21 +137,21 @@ def test_the_pieces_of_a_query_change_no_span(present, points):
         values = [(at, at) for at in range(first, last + 1, 60) if present[at // 60]]
         return {"resultType": "matrix", "result": [matrix(*values)] if values else []}
 
-    noted = Noted()
+    noted = RecordedReading()
     found: dict[int, int] = {}
     state = None
     end = (len(present) - 1) * 60
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prometheus, "MAX_POINTS", points)
         for rows, at in prometheus.read(answer, None, 0, end, noted.reading):
-            found.update({one[6]: one[7] for one in rows})
+            found.update({row_values[6]: row_values[7] for row_values in rows})
             state, _ = ReadState.from_text(at.to_text(""))
             assert state == at
     runs: dict[int, int] = {}
-    for number, there in enumerate(present):
-        if there:
-            begun = next((first for first, last in runs.items() if last == (number - 1) * 60), number * 60)
-            runs[begun] = number * 60
+    for number, is_present in enumerate(present):
+        if is_present:
+            start = next((first for first, last in runs.items() if last == (number - 1) * 60), number * 60)
+            runs[start] = number * 60
     assert found == runs
     assert state is not None
     assert state.until == end
@@ -160,11 +160,11 @@ def test_the_pieces_of_a_query_change_no_span(present, points):
 @contextmanager
 def serving(answer: Any, tls: bool = False) -> Iterator[tuple[str, list[Any]]]:
     """Run a server that responds with (status, headers, body) of answer(request). Yield its address and requests."""
-    seen: list[Any] = []
+    requests: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            seen.append(self)
+            requests.append(self)
             status, headers, body = answer(self)
             self.send_response(status)
             for name, value in headers.items():
@@ -178,40 +178,40 @@ def serving(answer: Any, tls: bool = False) -> Iterator[tuple[str, list[Any]]]:
         def log_message(self, *_: Any) -> None:
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as at:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(CERTIFICATE, CERTIFICATE.with_name("key.pem"))
-            at.socket = context.wrap_socket(at.socket, server_side=True)
-        thread = threading.Thread(target=at.serve_forever, kwargs={"poll_interval": 0.02})
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield f"http{'s' if tls else ''}://127.0.0.1:{at.server_address[1]}", seen
+            yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}", requests
         finally:
-            at.shutdown()
+            server.shutdown()
             thread.join()
 
 
-def good(*series: Any) -> tuple[int, dict[str, str], bytes]:
+def matrix_response(*series: Any) -> tuple[int, dict[str, str], bytes]:
     return 200, {}, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}).encode()
 
 
-def test_a_query_has_its_prefix_its_tenant_and_its_token(tmp_path):
+def test_query_has_prefix_tenant_and_token(tmp_path):
     (tmp_path / "token").write_text("secret\n")
-    with serving(lambda request: good()) as (url, seen):
+    with serving(lambda request: matrix_response()) as (url, requests):
         at = parse_server(f"{url}/prometheus/", "rsc1", str(tmp_path / "token"))
         assert query_server(at, "query_range", {"query": "a{b}"}) == {"resultType": "matrix", "result": []}
-    assert seen[0].path == "/prometheus/api/v1/query_range?query=a%7Bb%7D"
-    assert (seen[0].headers["X-Scope-OrgID"], seen[0].headers["Authorization"]) == ("rsc1", "Bearer secret")
+    assert requests[0].path == "/prometheus/api/v1/query_range?query=a%7Bb%7D"
+    assert (requests[0].headers["X-Scope-OrgID"], requests[0].headers["Authorization"]) == ("rsc1", "Bearer secret")
     assert "secret" not in repr(at)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_of_the_ca_file_is_not(tmp_path):
+def test_untrusted_certificate_is_rejected_unless_in_ca_file(tmp_path):
     (tmp_path / "token").write_text("secret")
-    with serving(lambda request: good(), tls=True) as (url, seen):
+    with serving(lambda request: matrix_response(), tls=True) as (url, requests):
         with pytest.raises(ServerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
             query_server(parse_server(url, token_file=str(tmp_path / "token")), "query_range", {})
-        assert seen == [], "no request, so no token, was sent"
+        assert requests == [], "no request, so no token, was sent"
         assert query_server(parse_server(url, ca_file=str(CERTIFICATE)), "query_range", {}) == {
             "resultType": "matrix",
             "result": [],
@@ -220,14 +220,14 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_of_the_ca_file
             query_server(parse_server(url, ca_file="/gone.pem"), "query_range", {})
 
 
-def test_basic_authorization_is_a_user_and_a_password(tmp_path):
+def test_basic_file_sets_authorization_header(tmp_path):
     (tmp_path / "basic").write_text("al:pass:word\n")
-    with serving(lambda request: good()) as (url, seen):
+    with serving(lambda request: matrix_response()) as (url, requests):
         query_server(parse_server(url, basic_file=str(tmp_path / "basic")), "query_range", {})
-    assert seen[0].headers["Authorization"] == "Basic YWw6cGFzczp3b3Jk"
+    assert requests[0].headers["Authorization"] == "Basic YWw6cGFzczp3b3Jk"
 
 
-def test_who_sends_us_to_what_is_no_address_is_one_sentence():
+def test_redirect_to_invalid_address_is_one_sentence():
     with (
         serving(lambda request: (302, {"Location": "http://[x"}, b"")) as (url, _),
         pytest.raises(ServerError, match="cannot be queried: it redirects to an invalid address"),
@@ -235,19 +235,19 @@ def test_who_sends_us_to_what_is_no_address_is_one_sentence():
         query_server(parse_server(url), "query_range", {})
 
 
-def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
+def test_token_is_not_sent_on_redirect(tmp_path):
     (tmp_path / "token").write_text("secret")
     with (
-        serving(lambda request: good()) as (other, others),
-        serving(lambda request: (302, {"Location": f"{other}/x"}, b"")) as (url, _),
-        pytest.raises(ServerError, match=f"redirects to {other}/x, which was not followed"),
+        serving(lambda request: matrix_response()) as (other_url, other_requests),
+        serving(lambda request: (302, {"Location": f"{other_url}/x"}, b"")) as (url, _),
+        pytest.raises(ServerError, match=f"redirects to {other_url}/x, which was not followed"),
     ):
         query_server(parse_server(url, token_file=str(tmp_path / "token")), "query_range", {})
-    assert others == []
+    assert other_requests == []
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         ((200, {}, b"<html>login</html>"), "does not answer with JSON"),
         ((200, {}, b'{"status":"success"}'), "answers unlike Prometheus"),
@@ -257,14 +257,14 @@ def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
         ((200, {"Content-Length": "100"}, b"{"), "does not answer with JSON"),
     ],
 )
-def test_nonsense_is_one_sentence(answer, words):
-    with serving(lambda request: answer) as (url, _), pytest.raises(ServerError, match=words) as error:
+def test_invalid_response_is_one_sentence(answer, message):
+    with serving(lambda request: answer) as (url, _), pytest.raises(ServerError, match=message) as error:
         query_server(parse_server(url), "query_range", {})
     assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "kind"),
+    ("status", "message", "kind"),
     [
         (422, "query processing would load too many samples into memory in query execution", ResponseTooLarge),
         (503, "query timed out in expression evaluation", ResponseTooLarge),
@@ -273,19 +273,19 @@ def test_nonsense_is_one_sentence(answer, words):
         (400, "", ServerError),
     ],
 )
-def test_what_a_shorter_time_may_help_with(status, said, kind):
-    body = json.dumps({"status": "error", "error": said}).encode()
+def test_error_kind_follows_status_and_message(status, message, kind):
+    body = json.dumps({"status": "error", "error": message}).encode()
     with serving(lambda request: (status, {}, body)) as (url, _), pytest.raises(ServerError) as error:
         query_server(parse_server(url), "query_range", {})
     assert type(error.value) is kind
 
 
-def test_a_server_that_is_away_or_slow_is_one_sentence(monkeypatch):
+def test_unreachable_or_slow_server_is_one_sentence(monkeypatch):
     release = threading.Event()
 
     def slow(request):
         release.wait(20)
-        return good()
+        return matrix_response()
 
     with serving(slow) as (url, _):
         monkeypatch.setattr(prometheus_server, "DEFAULT_TIMEOUT_SECONDS", 0.2)
@@ -296,7 +296,7 @@ def test_a_server_that_is_away_or_slow_is_one_sentence(monkeypatch):
         query_server(parse_server(url), "query_range", {})
 
 
-def test_too_long_an_answer_is_not_kept(monkeypatch):
+def test_too_large_response_is_dropped(monkeypatch):
     monkeypatch.setattr(prometheus_server, "MAX_RESPONSE_BYTES", 1 << 20)
     with (
         serving(lambda request: (200, {}, b" " * (2 << 20))) as (url, _),
@@ -305,29 +305,29 @@ def test_too_long_an_answer_is_not_kept(monkeypatch):
         query_server(parse_server(url), "query_range", {})
 
 
-def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_much():
+def test_read_shortens_range_until_response_fits():
     lengths: list[int] = []
 
-    def few(path, parameters):
+    def respond(path, parameters):
         lengths.append((int(parameters["end"]) - int(parameters["start"])) // 60 + 1)
         if lengths[-1] > 1000:
             raise ResponseTooLarge("answers with status 422: too many samples")
         return {"resultType": "matrix", "result": []}
 
-    noted = Noted()
-    states = [state for _, state in prometheus.read(few, None, 0, 60 * 4999, noted.reading)]
+    noted = RecordedReading()
+    states = [state for _, state in prometheus.read(respond, None, 0, 60 * 4999, noted.reading)]
     assert states[-1].until == 60 * 4999
     assert (lengths[0], max(lengths[3:])) == (5000, 625)
 
-    def none(path, parameters):
+    def reject(path, parameters):
         raise ResponseTooLarge("answers with status 422")
 
     with pytest.raises(ResponseTooLarge):
-        list(prometheus.read(none, None, 0, 6000, noted.reading))
+        list(prometheus.read(reject, None, 0, 6000, noted.reading))
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("url = 7", "url must be text"),
         ("step_seconds = 60", "url is missing"),
@@ -339,125 +339,129 @@ def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_mu
         ("url", "prometheus.toml: "),
     ],
 )
-def test_settings_that_cannot_be_are_named_with_their_file(tmp_path, text, words):
+def test_invalid_settings_are_named_with_file(tmp_path, text, message):
     path = tmp_path / "prometheus.toml"
     path.write_text(text)
     with pytest.raises(IngestError) as error:
         prometheus.load_settings(str(path))
     assert str(error.value).startswith(f"{path}: ")
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_token_with_a_line_end_in_it_is_no_header(tmp_path):
+def test_token_with_line_break_is_rejected(tmp_path):
     (tmp_path / "token").write_text("a\nX-Other: b")
     with pytest.raises(ServerError, match="characters that are invalid in an HTTP header"):
         parse_server("http://h", token_file=str(tmp_path / "token"))
 
 
 @pytest.mark.one_python
-def test_what_still_stands_is_one_row_that_each_ingest_makes_longer(tmp_path):
+def test_ingest_extends_open_condition_in_one_row(tmp_path):
     clock = [6000]
 
     def answer(request):
-        asked = parse_qs(urlsplit(request.path).query)
-        first, last, step = (int(asked[name][0]) for name in ("start", "end", "step"))
+        parameters = parse_qs(urlsplit(request.path).query)
+        first, last, step = (int(parameters[name][0]) for name in ("start", "end", "step"))
         assert last <= clock[0] - 60
-        return good(matrix(*((at, at - 5) for at in range(first, last + 1, step) if at >= 3000)))
+        return matrix_response(matrix(*((at, at - 5) for at in range(first, last + 1, step) if at >= 3000)))
 
-    with serving(answer) as (url, seen):
-        for now in (6000, 9000, 9000, 9030):
-            clock[0] = now
-            came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, [url])], IngestOptions(now, "c1", from_time=600))
-            assert (came.failed, came.unread.unread) == ([], {})
-        assert len(seen) == 2
+    with serving(answer) as (url, requests):
+        for time in (6000, 9000, 9000, 9030):
+            clock[0] = time
+            result = ingest(
+                str(tmp_path / "db"), [(prometheus.SOURCE, [url])], IngestOptions(time, "c1", from_time=600)
+            )
+            assert (result.failed, result.unread.unread) == ([], {})
+        assert len(requests) == 2
     rows = [
-        (one["node"], one["first_time"], one["last_time"], one["step_seconds"])
-        for one in live(tmp_path / "db", "scraped_conditions")
+        (entry["node"], entry["first_time"], entry["last_time"], entry["step_seconds"])
+        for entry in store_rows(tmp_path / "db", "scraped_conditions")
     ]
     assert rows == [("n1", 2995, 8935, 60)]
-    about = [(one["from_time"], one["to_time"]) for one in live(tmp_path / "db", "ingests")]
-    assert sorted(about) == [(600, 5940), (6000, 8940)]
+    periods = [(entry["from_time"], entry["to_time"]) for entry in store_rows(tmp_path / "db", "ingests")]
+    assert sorted(periods) == [(600, 5940), (6000, 8940)]
 
 
-def always(start: int) -> Any:
+def permanent_condition(start: int) -> Any:
     """Return the response of a server with one condition since `start`, scraped 5 s before each point."""
 
     def answer(request):
-        asked = parse_qs(urlsplit(request.path).query)
-        first, last, step = (int(asked[name][0]) for name in ("start", "end", "step"))
-        return good(matrix(*((at, at - 5) for at in range(first, last + 1, step) if at > start)))
+        parameters = parse_qs(urlsplit(request.path).query)
+        first, last, step = (int(parameters[name][0]) for name in ("start", "end", "step"))
+        return matrix_response(matrix(*((at, at - 5) for at in range(first, last + 1, step) if at > start)))
 
     return answer
 
 
-def asked_times(seen: list[Any]) -> list[tuple[int, int]]:
+def queried_times(requests: list[Any]) -> list[tuple[int, int]]:
     """Return (start, end) of each query since the last call."""
-    found = [parse_qs(urlsplit(request.path).query) for request in seen]
-    seen.clear()
-    return [(int(one["start"][0]), int(one["end"][0])) for one in found]
+    found = [parse_qs(urlsplit(request.path).query) for request in requests]
+    requests.clear()
+    return [(int(entry["start"][0]), int(entry["end"][0])) for entry in found]
 
 
 @pytest.mark.one_python
-def test_what_was_read_of_one_tenant_was_not_read_of_another(tmp_path):
-    with serving(always(0)) as (url, seen):
+def test_ingest_reads_each_tenant_separately(tmp_path):
+    with serving(permanent_condition(0)) as (url, requests):
         for tenant in ("", "a", "b"):
             (tmp_path / f"{tenant}.toml").write_text(f'url = "{url}"\ntenant = "{tenant}"\n'.replace('tenant = ""', ""))
             run = [(prometheus.SOURCE, [str(tmp_path / f"{tenant}.toml")])]
             assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1", from_time=600)).failed == []
-            assert asked_times(seen) == [(600, 5940)], tenant
+            assert queried_times(requests) == [(600, 5940)], tenant
             assert ingest(str(tmp_path / "db"), run, IngestOptions(6600, "c1")).failed == []
-            assert asked_times(seen) == [(6000, 6540)], tenant
+            assert queried_times(requests) == [(6000, 6540)], tenant
 
 
 @pytest.mark.one_python
-def test_an_earlier_from_adds_what_was_before(tmp_path):
+def test_earlier_from_reads_time_before(tmp_path):
     db = tmp_path / "db"
-    with serving(always(0)) as (url, seen):
+    with serving(permanent_condition(0)) as (url, requests):
 
-        def run(now, **values):
-            assert ingest(str(db), [(prometheus.SOURCE, [url])], IngestOptions(now, "c1", **values)).failed == []
-            return asked_times(seen)
+        def run(time, **values):
+            assert ingest(str(db), [(prometheus.SOURCE, [url])], IngestOptions(time, "c1", **values)).failed == []
+            return queried_times(requests)
 
         assert run(6000, from_time=3000) == [(3000, 5940)]
         assert run(6600) == [(6000, 6540)]
         assert run(6600, from_time=3000) == []
         assert run(6660, from_time=600) == [(600, 2940), (6600, 6600)]
         assert run(6660, from_time=600) == []
-    spans = [(one["first_time"], one["last_time"]) for one in live(db, "scraped_conditions")]
+    spans = [(entry["first_time"], entry["last_time"]) for entry in store_rows(db, "scraped_conditions")]
     assert spans == [(595, 2935), (2995, 6595)], "a condition is two rows where two reads meet"
 
 
 @pytest.mark.one_python
-def test_a_stretch_before_does_not_make_what_begins_there_shorter(tmp_path):
+def test_earlier_range_does_not_shorten_condition_at_border(tmp_path):
     """A scrape is repeated for five minutes, so both reads have the first scrape of a condition at their border."""
 
     def answer(request):
-        asked = parse_qs(urlsplit(request.path).query)
-        first, last, step = (int(asked[name][0]) for name in ("start", "end", "step"))
+        parameters = parse_qs(urlsplit(request.path).query)
+        first, last, step = (int(parameters[name][0]) for name in ("start", "end", "step"))
         points = range(max(first, 2940), last + 1, step)
-        return good(matrix(*((at, at - 5 if at > 3000 else 2930) for at in points)))
+        return matrix_response(matrix(*((at, at - 5 if at > 3000 else 2930) for at in points)))
 
     with serving(answer) as (url, _):
         for begin in (3000, 600):
             run = [(prometheus.SOURCE, [url])]
             assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1", from_time=begin)).failed == []
-    spans = [(one["first_time"], one["last_time"]) for one in live(tmp_path / "db", "scraped_conditions")]
+    spans = [(entry["first_time"], entry["last_time"]) for entry in store_rows(tmp_path / "db", "scraped_conditions")]
     assert spans == [(2930, 5935)]
 
 
 @pytest.mark.one_python
-def test_a_server_that_was_asked_with_a_clock_ahead_is_asked_again(tmp_path, capsys):
-    with serving(always(0)) as (url, seen):
+def test_read_with_clock_ahead_is_repeated(tmp_path, capsys):
+    with serving(permanent_condition(0)) as (url, requests):
         run = [(prometheus.SOURCE, [url])]
         ingest(str(tmp_path / "db"), run, IngestOptions(60000, "c1", from_time=600))
-        asked_times(seen)
+        queried_times(requests)
         assert ingest(str(tmp_path / "db"), run, IngestOptions(6000, "c1")).failed == []
-        assert asked_times(seen) == [(601, 5881)]
+        assert queried_times(requests) == [(601, 5881)]
     assert "a clock was ahead" in capsys.readouterr().err
 
 
 @pytest.mark.one_python
-def test_without_a_beginning_one_sentence_asks_for_it(tmp_path):
+def test_ingest_without_from_is_one_sentence(tmp_path):
     servers = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-    came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], IngestOptions(6000, "c1"))
-    assert came.failed == [f"prometheus: {one}: the start of the period is missing: add --from" for one in servers]
+    result = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], IngestOptions(6000, "c1"))
+    assert result.failed == [
+        f"prometheus: {server}: the start of the period is missing: add --from" for server in servers
+    ]

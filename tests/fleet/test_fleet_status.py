@@ -77,25 +77,25 @@ class Server:
         if query == "time()":
             return {"resultType": "scalar", "result": [NOW, str(NOW)]}
         name = "up" if query.startswith("up{") else "last seen" if query.startswith("max_over_time") else query
-        of_job = re.search(r'\{job="(\w+)"\}', query)
+        job_filter = re.search(r'\{job="(\w+)"\}', query)
         name = name if name in ("up", "last seen") else re.sub(r'\{job="\w+"\}', "", query)
-        rows = [row for row in self.samples.get(name, []) if not of_job or row[0]["job"] == of_job[1]]
+        rows = [row for row in self.samples.get(name, []) if not job_filter or row[0]["job"] == job_filter[1]]
         return {
             "resultType": "vector",
             "result": [{"metric": labels, "value": [NOW, str(value)]} for labels, value in rows],
         }
 
 
-def groups(server: Server) -> dict[str, str]:
+def group_by_node(server: Server) -> dict[str, str]:
     return {node.node: node.group.value for node in read_fleet(server).nodes}
 
 
-def told(server: Server, width: int = 100, **how: Any) -> str:
+def text_of_fleet(server: Server, width: int = 100, **options: Any) -> str:
     fleet = read_fleet(server)
-    return fleet_text(fleet, select_nodes(fleet, **how), Page(width))
+    return fleet_text(fleet, select_nodes(fleet, **options), Page(width))
 
 
-def a_fleet() -> Server:
+def fleet_of_all_groups() -> Server:
     """Return a server with one node of each group."""
     server = Server("gpu1")
     server.node("gpu2", "unhealthy")
@@ -121,8 +121,8 @@ def a_fleet() -> Server:
     return server
 
 
-def test_each_node_counts_once_and_the_most_urgent_stands_first():
-    assert groups(a_fleet()) == {
+def test_each_node_counts_once_and_most_urgent_is_first():
+    assert group_by_node(fleet_of_all_groups()) == {
         "gpu1": "healthy",
         "gpu2": "drained",
         "gpu3": "drain_waiting",
@@ -132,7 +132,7 @@ def test_each_node_counts_once_and_the_most_urgent_stands_first():
         "gpu7": "unknown",
         "gpu8": "broken",
     }
-    fleet = read_fleet(a_fleet())
+    fleet = read_fleet(fleet_of_all_groups())
     assert summary(fleet) == (
         "8 nodes: 1 healthy, 1 broken and in service, 1 not seen for 2 h, 1 drained by healthd, "
         "1 broken (acknowledged), 1 unknown, 1 warning, 1 drained by others"
@@ -142,8 +142,8 @@ def test_each_node_counts_once_and_the_most_urgent_stands_first():
     assert next(node.node for node in select_nodes(fleet, order="since")) == "gpu5"
 
 
-def test_a_row_says_what_to_know_of_a_node():
-    lines = told(a_fleet(), 140).splitlines()
+def test_row_states_health_reason_and_duration():
+    lines = text_of_fleet(fleet_of_all_groups(), 140).splitlines()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[5:]}
     assert rows == {
         "gpu1": "healthy in service",
@@ -157,15 +157,15 @@ def test_a_row_says_what_to_know_of_a_node():
     }
 
 
-def test_only_what_is_asked_for_is_shown_and_all_are_counted():
-    fleet = read_fleet(a_fleet())
+def test_select_nodes_filters_rows_but_counts_all():
+    fleet = read_fleet(fleet_of_all_groups())
     assert {node.node for node in select_nodes(fleet, drained=True)} == {"gpu2", "gpu5"}
     assert {node.node for node in select_nodes(fleet, problems=True)} == {f"gpu{n}" for n in range(2, 9)}
     assert fleet_document(fleet, select_nodes(fleet, drained=True))["counts"]["nodes"] == 8
 
 
 @pytest.mark.parametrize(
-    ("metric", "labels", "words"),
+    ("metric", "labels", "reason"),
     [
         (LABEL_QUERIES["mode"], {"mode": "observe"}, "mode observe"),
         (VALUE_QUERIES["paused_until"], {}, "paused"),
@@ -174,14 +174,14 @@ def test_only_what_is_asked_for_is_shown_and_all_are_counted():
         ("nothing", {}, "run healthd status on the node"),
     ],
 )
-def test_what_keeps_a_drain_from_being_set_is_said(metric, labels, words):
+def test_row_explains_why_drain_is_not_set(metric, labels, reason):
     server = Server("n1")
     server.add(VALUE_QUERIES["drain_desired"], "n1")
     server.add(metric, "n1", NOW + 60, **labels)
-    assert f"not drained: {words}\n" in told(server)
+    assert f"not drained: {reason}\n" in text_of_fleet(server)
 
 
-def test_the_exit_status_is_that_of_the_worst_node():
+def test_exit_status_follows_worst_node():
     assert exit_status(read_fleet(Server("n1", "n2"))) == 0
     server = Server("n1")
     server.node("n2", "warning")
@@ -190,7 +190,7 @@ def test_the_exit_status_is_that_of_the_worst_node():
     assert exit_status(read_fleet(server)) == 2
 
 
-def test_suspected_forgeable_and_known_conditions_are_not_why():
+def test_unenforced_conditions_are_not_shown_as_reason():
     server = Server("n1")
     for name in ("suspected", "forgeable", "acknowledged"):
         server.condition("n1", f"x/{name}", "p", 3)
@@ -202,36 +202,36 @@ def test_suspected_forgeable_and_known_conditions_are_not_why():
         "x/acknowledged": False,
     }
     assert node.group is Group.HEALTHY
-    assert "x/" not in told(server)
+    assert "x/" not in text_of_fleet(server)
 
 
-def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
+def test_never_seen_node_is_named_by_its_address():
     server = Server("n1")
     server.down("gpu-9.example.org")
     (node,) = [node for node in read_fleet(server).nodes if not node.seen]
     assert (node.node, node.last_seen) == ("gpu-9", 0.0)
-    assert "does not answer Prometheus, not once in the last 7 days" in told(server)
-    assert "1 not seen\n" in told(server), "the duration is not known"
+    assert "does not answer Prometheus, not once in the last 7 days" in text_of_fleet(server)
+    assert "1 not seen\n" in text_of_fleet(server), "the duration is not known"
 
 
-def test_metrics_of_a_textfile_are_nodes_without_a_target_of_healthds_own():
+def test_textfile_metrics_count_without_own_target():
     server = Server()
     server.add(LABEL_QUERIES["node"], "n1", node="n1")
     server.add(LABEL_QUERIES["health"], "n1", state="healthy")
-    assert groups(server) == {"n1": "healthy"}
+    assert group_by_node(server) == {"n1": "healthy"}
 
 
-def test_rounds_that_ended_and_a_pause_are_said_of_a_healthy_node():
+def test_stale_rounds_and_pause_are_shown():
     server = Server("n1", "n2")
     server.add(VALUE_QUERIES["stale_seconds"], "n1", 7200)
     server.add(VALUE_QUERIES["paused_until"], "n2", NOW + 600)
-    assert groups(server) == {"n1": "unknown", "n2": "healthy"}
-    assert "no check ran for 2 h" in told(server)
-    assert "paused, ends in 10 min" in told(server)
-    assert "1 paused" in told(server)
+    assert group_by_node(server) == {"n1": "unknown", "n2": "healthy"}
+    assert "no check ran for 2 h" in text_of_fleet(server)
+    assert "paused, ends in 10 min" in text_of_fleet(server)
+    assert "1 paused" in text_of_fleet(server)
 
 
-def test_two_clusters_are_told_apart_and_their_modes_and_versions_counted():
+def test_clusters_are_named_and_versions_counted():
     server = Server()
     for cluster, version in (("a", "0.1.0"), ("b", "0.2.0")):
         for metric, labels in (
@@ -240,26 +240,26 @@ def test_two_clusters_are_told_apart_and_their_modes_and_versions_counted():
             (LABEL_QUERIES["version"], {"version": version}),
         ):
             server.add(metric, "n1", 1, cluster=cluster, **labels)
-    said = told(server)
-    assert "a/n1" in said
-    assert "b/n1" in said
-    assert "healthd 0.1.0 on 1, 0.2.0 on 1" in said
+    text = text_of_fleet(server)
+    assert "a/n1" in text
+    assert "b/n1" in text
+    assert "healthd 0.1.0 on 1, 0.2.0 on 1" in text
 
 
-def test_two_thousand_nodes_take_as_many_queries_as_two_and_fit_a_screen():
+def test_number_of_queries_does_not_grow_with_nodes():
     small, large = Server("n1", "n2"), Server(*(f"gpu{n:04d}" for n in range(1, 2001)))
     large.down("gpu2001", NOW - HOUR)
     small.down("n3", NOW - HOUR)
-    said = told(large, 80)
+    text = text_of_fleet(large, 80)
     read_fleet(small)
     assert len(large.queries) == len(small.queries) < 25
-    assert "2,000 healthy: gpu[0001-2000]" in " ".join(said.split())
-    assert len(said.splitlines()) < 12
+    assert "2,000 healthy: gpu[0001-2000]" in " ".join(text.split())
+    assert len(text.splitlines()) < 12
     every = read_fleet(large)
     assert len(fleet_text(every, select_nodes(every), Page(80), show_all=True).splitlines()) > 2000
 
 
-def test_many_that_are_down_are_asked_of_in_few_queries():
+def test_down_targets_are_queried_in_batches():
     server = Server("n0")
     for n in range(3 * TARGETS_PER_QUERY):
         server.down(f"n{n + 1}", NOW - HOUR)
@@ -268,7 +268,7 @@ def test_many_that_are_down_are_asked_of_in_few_queries():
     assert all(node.last_seen for node in fleet.nodes if not node.seen)
 
 
-def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
+def test_failed_last_seen_query_becomes_note():
     server = Server("n1")
     server.down("n2")
 
@@ -284,41 +284,41 @@ def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
     )
 
 
-def test_few_healthy_nodes_have_a_row_each():
-    assert "healthy:" not in told(Server(*(f"n{n}" for n in range(MAX_ROWS_ALIKE))))
-    assert f"{MAX_ROWS_ALIKE + 1} healthy: n[0-{MAX_ROWS_ALIKE}]" in told(
+def test_few_healthy_nodes_have_one_row_each():
+    assert "healthy:" not in text_of_fleet(Server(*(f"n{n}" for n in range(MAX_ROWS_ALIKE))))
+    assert f"{MAX_ROWS_ALIKE + 1} healthy: n[0-{MAX_ROWS_ALIKE}]" in text_of_fleet(
         Server(*(f"n{n}" for n in range(MAX_ROWS_ALIKE + 1)))
     )
 
 
-def test_many_with_one_cause_are_one_host_list_among_the_rows_of_others():
-    server = a_fleet()
+def test_nodes_with_same_reason_share_one_host_list():
+    server = fleet_of_all_groups()
     for n in range(100, 300):
         server.node(f"gpu{n}", "unhealthy")
         server.condition(f"gpu{n}", "mount/stale", "/home", 3)
-    said = told(server, 200)
-    assert "- 200 unhealthy, in service, mount/stale /home: gpu[100-299]\n" in said
-    assert "gpu3      unhealthy" in said or "gpu3  unhealthy" in said
-    assert len(told(server, 200, order="node").splitlines()) < 20
+    text = text_of_fleet(server, 200)
+    assert "- 200 unhealthy, in service, mount/stale /home: gpu[100-299]\n" in text
+    assert "gpu3      unhealthy" in text or "gpu3  unhealthy" in text
+    assert len(text_of_fleet(server, 200, order="node").splitlines()) < 20
 
 
-def test_a_reason_cannot_steer_a_terminal_nor_fill_it():
+def test_hostile_reason_is_escaped_and_cut():
     server = Server("n1")
     server.drained("n1", "other", f"\x1b[2Jgone\n{'x' * 5000}", NOW)
-    said = told(server)
-    assert "?[2Jgone xxx" in said
-    assert "\x1b" not in said
-    assert len(said) < 1000
+    text = text_of_fleet(server)
+    assert "?[2Jgone xxx" in text
+    assert "\x1b" not in text
+    assert len(text) < 1000
 
 
-def test_broken_is_known_to_somebody_only_if_it_is():
+def test_broken_node_without_known_reason_names_status_command():
     server = Server()
     server.node("n1", "unhealthy")
     assert summary(read_fleet(server)) == "1 node: 1 broken"
-    assert "run healthd status on the node" in told(server)
+    assert "run healthd status on the node" in text_of_fleet(server)
 
 
-def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
+def server_with_two_jobs(*names: str, health: str = "unhealthy") -> Server:
     """Return nodes that are scraped directly and also through the textfile collector of node_exporter."""
     server = Server()
     for name in names:
@@ -331,8 +331,8 @@ def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
     return server
 
 
-def test_a_node_that_two_jobs_show_is_one_by_healthds_own_target():
-    fleet = read_fleet(by_two_jobs("n1", "n2"))
+def test_node_in_two_jobs_counts_once_by_own_target():
+    fleet = read_fleet(server_with_two_jobs("n1", "n2"))
     assert [(node.node, node.instance, node.health) for node in fleet.nodes] == [
         ("n1", "n1:9478", "unhealthy"),
         ("n2", "n2:9478", "unhealthy"),
@@ -340,8 +340,8 @@ def test_a_node_that_two_jobs_show_is_one_by_healthds_own_target():
     assert fleet.notes == ()
 
 
-def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
-    server = by_two_jobs("n1", "n2")
+def test_job_option_selects_only_targets_of_job():
+    server = server_with_two_jobs("n1", "n2")
     fleet = read_fleet(server, "node")
     assert [(node.instance, node.health) for node in fleet.nodes] == [("n1:9100", "healthy"), ("n2:9100", "healthy")]
     assert all('job="node"' in query for query in server.queries[1:])
@@ -349,16 +349,16 @@ def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
         read_fleet(server, "other")
 
 
-def test_a_textfile_does_not_speak_for_a_healthd_that_does_not_answer():
-    server = by_two_jobs("n1")
+def test_textfile_does_not_replace_down_healthd():
+    server = server_with_two_jobs("n1")
     for metric, rows in server.samples.items():
         server.samples[metric] = [row for row in rows if row[0]["job"] != "healthd"]
     server.down("n1.example.org")
     server.samples["up"][0][0]["instance"] = "n1:9478"
-    assert groups(server) == {"n1": "not_seen"}
+    assert group_by_node(server) == {"n1": "not_seen"}
 
 
-def test_of_two_jobs_that_are_not_healthds_the_one_that_started_last_counts():
+def test_newest_of_two_other_jobs_counts():
     server = Server()
     for job, started in (("a", NOW - 500), ("b", NOW - 100), ("c", NOW - 300)):
         server.add(LABEL_QUERIES["node"], "n1", node="n1", job=job)
@@ -368,7 +368,7 @@ def test_of_two_jobs_that_are_not_healthds_the_one_that_started_last_counts():
     assert node.mode == "b"
 
 
-def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_two_that_are_told():
+def test_targets_of_one_job_are_merged_only_for_same_healthd():
     server = Server()
     for instance, started in (("n1:9478", 5.25), ("10.0.0.1:9478", 5.25), ("10.1.0.1:9478", 7.5)):
         server.add(LABEL_QUERIES["node"], "n1", node="n1", instance=instance)
@@ -380,16 +380,16 @@ def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_tw
     )
 
 
-def test_an_address_that_does_not_answer_is_the_node_that_the_same_host_names_in_another_job():
+def test_down_address_is_matched_to_node_of_other_job():
     server = Server()
     server.down("10.0.0.1")
     server.add(LABEL_QUERIES["node"], "n1", node="n1", job="node", instance="10.0.0.1:9100")
-    assert groups(server) == {"n1": "not_seen"}
+    assert group_by_node(server) == {"n1": "not_seen"}
 
 
 @pytest.mark.parametrize("number", [-1e308, 1e300, -1, float("nan"), float("inf"), float("-inf"), 1e13])
 @pytest.mark.parametrize("metric", ["drained_since", "paused_until", "waiting_since", "stale_seconds"])
-def test_a_time_that_can_be_none_is_not_known(metric, number):
+def test_invalid_time_is_not_known(metric, number):
     server = Server("n1")
     server.condition("n1", "mount/stale", "/data", 3, since=number)
     server.add(LABEL_QUERIES["owner"], "n1", owner="healthd")
@@ -398,11 +398,11 @@ def test_a_time_that_can_be_none_is_not_known(metric, number):
     (node,) = fleet.nodes
     assert (node.drained_since, node.paused_until, node.waiting_since) == (0, 0, 0)
     assert node.conditions[0].since == 0
-    assert max(map(len, told(server, 400).splitlines())) < 120
+    assert max(map(len, text_of_fleet(server, 400).splitlines())) < 120
     assert "invalid series" in fleet.notes[-1]
 
 
-def test_a_server_whose_time_is_none_is_told():
+def test_invalid_server_time_is_error():
     def ask(path: str, parameters: Any) -> Any:
         return {"resultType": "scalar", "result": [NOW, "-1e308"]}
 
@@ -428,36 +428,36 @@ ANSWER = ANYTHING | st.fixed_dictionaries(
 
 
 @given(st.lists(ANSWER, min_size=1, max_size=30), st.booleans())
-def test_whatever_is_answered_is_a_fleet_or_one_sentence(answers, knows_the_time):
-    left = list(answers)
+def test_any_response_is_fleet_or_one_sentence(answers, has_time):
+    remaining = list(answers)
 
     def ask(path: str, parameters: Any) -> Any:
-        if knows_the_time and parameters["query"] == "time()":
+        if has_time and parameters["query"] == "time()":
             return {"resultType": "scalar", "result": [NOW, str(NOW)]}
-        return left.pop() if left else {"resultType": "vector", "result": []}
+        return remaining.pop() if remaining else {"resultType": "vector", "result": []}
 
     try:
         fleet = read_fleet(ask)
     except ServerError:
         return
-    said = fleet_text(fleet, select_nodes(fleet), Page(80))
-    assert said.replace("\n", "").isprintable()
+    text = fleet_text(fleet, select_nodes(fleet), Page(80))
+    assert text.replace("\n", "").isprintable()
     json.dumps(fleet_document(fleet, select_nodes(fleet)), allow_nan=False)
 
 
 # --- the command
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     status: int
     out: str
     err: str
 
 
-def run(*arguments: str, **environment: str) -> Done:
+def run(*arguments: str, **environment: str) -> CommandResult:
     command = [sys.executable, "-m", "healthd", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
-    return Done(done.returncode, done.stdout, done.stderr)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return CommandResult(completed.returncode, completed.stdout, completed.stderr)
 
 
 @contextmanager
@@ -485,28 +485,28 @@ def serving(ask: Server) -> Iterator[str]:
         http.server_close()
 
 
-def test_the_command_tells_people_and_programs_the_same():
-    with serving(a_fleet()) as url:
-        done = run("fleet", "status", "--prometheus", url)
-        assert (done.status, done.err) == (2, "")
-        assert done.out.startswith("8 nodes: 1 healthy, ")
-        told = run("fleet", "status", "--prometheus", url, "--json", "--drained")
-        assert told.status == 2
-        assert [node["node"] for node in json.loads(told.out)["nodes"]] == ["gpu2", "gpu5"]
+def test_command_prints_text_and_json():
+    with serving(fleet_of_all_groups()) as url:
+        result = run("fleet", "status", "--prometheus", url)
+        assert (result.status, result.err) == (2, "")
+        assert result.out.startswith("8 nodes: 1 healthy, ")
+        text = run("fleet", "status", "--prometheus", url, "--json", "--drained")
+        assert text.status == 2
+        assert [node["node"] for node in json.loads(text.out)["nodes"]] == ["gpu2", "gpu5"]
         assert run("fleet", "status", HEALTHD_PROMETHEUS=url).status == 2
 
 
-def test_without_healthd_or_without_a_server_the_status_is_3():
+def test_missing_healthd_or_server_exits_with_3():
     with serving(Server()) as url:
-        done = run("fleet", "status", "--prometheus", url)
-        assert (done.status, done.out) == (3, "")
-        assert 'has no target of the job "healthd"' in done.err
-    done = run("fleet", "status", "--prometheus", url)
-    assert (done.status, done.err) == (3, f"healthd fleet status: {url}: cannot be reached: Connection refused\n")
+        result = run("fleet", "status", "--prometheus", url)
+        assert (result.status, result.out) == (3, "")
+        assert 'has no target of the job "healthd"' in result.err
+    result = run("fleet", "status", "--prometheus", url)
+    assert (result.status, result.err) == (3, f"healthd fleet status: {url}: cannot be reached: Connection refused\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--prometheus", "ftp://x"), "is not the address of a server"),
         (("--prometheus", "http://[x"), "is not the address of a server"),
@@ -517,7 +517,7 @@ def test_without_healthd_or_without_a_server_the_status_is_3():
         (("--drained", "--problems"), "not allowed with"),
     ],
 )
-def test_wrong_use_is_one_sentence(arguments, words):
-    done = run("fleet", "status", *arguments)
-    assert (done.status, done.err.count("\n")) == (64, 1)
-    assert words in done.err
+def test_usage_error_is_one_sentence(arguments, message):
+    result = run("fleet", "status", *arguments)
+    assert (result.status, result.err.count("\n")) == (64, 1)
+    assert message in result.err

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from healthd.fleet import lint
 
 TABLES = ("jobs", "events", "nodes")
-KNOWN = (*TABLES, "parameters", "numbers")
+KNOWN_TABLES = (*TABLES, "parameters", "numbers")
 
 
-def why(sql: str) -> str:
+def first_error(sql: str) -> str:
     """Return the first error, or "" without one."""
-    found = lint.find_errors(sql, KNOWN)
+    found = lint.find_errors(sql, KNOWN_TABLES)
     return f"{found[0].line}: {found[0].reason}" if found else ""
 
 
@@ -35,12 +35,12 @@ def why(sql: str) -> str:
         "SELECT b.x FROM jobs AS a LEFT JOIN jobs AS b ON b.job_id = a.job_id AND b.start >= a.y WHERE a.x > 1",
     ],
 )
-def test_plain_sql_is_taken(sql):
-    assert why(sql) == ""
+def test_plain_sql_is_accepted(sql):
+    assert first_error(sql) == ""
 
 
 @pytest.mark.parametrize(
-    ("sql", "line", "says"),
+    ("sql", "line", "message"),
     [
         ("SELECT epoch(x) FROM jobs", 1, "epoch() differs in Spark"),
         ("SELECT x\nFROM jobs\nASOF JOIN events ON events.node = jobs.node", 3, "ASOF: only DuckDB has ASOF JOIN"),
@@ -98,19 +98,19 @@ def test_plain_sql_is_taken(sql):
         ),
     ],
 )
-def test_what_the_engines_do_differently_is_refused_with_its_line(sql, line, says):
-    found = lint.find_errors(sql, KNOWN)
-    assert any(refusal.line == line and says in f"{refusal.reason}" for refusal in found), found
+def test_engine_specific_sql_is_rejected_with_line(sql, line, message):
+    found = lint.find_errors(sql, KNOWN_TABLES)
+    assert any(refusal.line == line and message in f"{refusal.reason}" for refusal in found), found
 
 
-def test_the_tables_that_a_question_stands_on_are_those_that_it_does_not_make():
+def test_table_names_excludes_own_ctes():
     sql = "WITH a AS (SELECT 1 AS x FROM jobs) SELECT a.x FROM a JOIN (SELECT x FROM sights) AS s ON s.x = a.x"
     assert lint.table_names(sql) == {"jobs", "sights"}
 
 
 @given(st.text(alphabet="SELECTFROMJOIN()'\"--;,.*/%:[]{}\\\n =<>x1 é\x00", max_size=60))
-def test_any_text_is_taken_or_refused(text):
-    assert all(1 <= refusal.line <= text.count("\n") + 1 for refusal in lint.find_errors(text, KNOWN))
+def test_any_text_is_accepted_or_rejected(text):
+    assert all(1 <= refusal.line <= text.count("\n") + 1 for refusal in lint.find_errors(text, KNOWN_TABLES))
     lint.table_names(text)
 
 
@@ -142,6 +142,6 @@ def test_any_text_is_taken_or_refused(text):
         max_size=20,
     )
 )
-def test_any_words_are_taken_or_refused(words):
-    lint.find_errors("\n".join(words), KNOWN)
-    lint.table_names(" ".join(words))
+def test_any_words_are_accepted_or_rejected(tokens):
+    lint.find_errors("\n".join(tokens), KNOWN_TABLES)
+    lint.table_names(" ".join(tokens))

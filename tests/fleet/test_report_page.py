@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fleet_history import BEGIN, END, History, history, write
+from fleet_history import BEGIN, END, History, history, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,14 +58,14 @@ class Elements(HTMLParser):
             self.text += data
 
 
-def elements(page: str) -> Elements:
+def parse_page(page: str) -> Elements:
     parsed = Elements()
     parsed.feed(page)
     return parsed
 
 
 @given(JSON)
-def test_json_in_the_page_is_the_same_value_and_cannot_end_its_element(value: Any) -> None:
+def test_embed_json_keeps_value_and_cannot_end_element(value: Any) -> None:
     from healthd.fleet.report_page import embed_json
 
     text = embed_json(value)
@@ -73,7 +73,7 @@ def test_json_in_the_page_is_the_same_value_and_cannot_end_its_element(value: An
     assert not set("<>&\u2028\u2029") & set(text)
 
 
-def test_a_chart_with_a_number_that_is_none_is_refused() -> None:
+def test_embed_json_rejects_nan() -> None:
     from healthd.fleet.report_page import embed_json
 
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -81,18 +81,18 @@ def test_a_chart_with_a_number_that_is_none_is_refused() -> None:
 
 
 @given(st.text(min_size=1, max_size=60))  # a longer name moves the description of a chart into its details
-def test_no_name_becomes_an_element(name: str) -> None:
-    from fleet_page import made
+def test_names_become_no_elements(name: str) -> None:
+    from fleet_page import hostile_page
 
-    plain, named = elements(made(("a", "b"))), elements(made((name, name)))
+    plain, named = parse_page(hostile_page(("a", "b"))), parse_page(hostile_page((name, name)))
     assert [tag for tag, _ in named.found] == [tag for tag, _ in plain.found]
     assert len(named.scripts) == len(plain.scripts)
 
 
-def test_the_page_has_no_address_and_runs_its_own_two_scripts_alone() -> None:
-    from fleet_page import made
+def test_page_loads_nothing_and_allows_only_own_scripts() -> None:
+    from fleet_page import hostile_page
 
-    page = elements(made())
+    page = parse_page(hostile_page())
     loads = [
         (tag, name) for tag, attributes in page.found for name in attributes if name in ("src", "srcset", "action")
     ]
@@ -107,26 +107,26 @@ def test_the_page_has_no_address_and_runs_its_own_two_scripts_alone() -> None:
     assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
 
 
-def test_the_table_behind_a_chart_has_the_numbers_that_it_draws() -> None:
-    from fleet_page import drawings
+def test_figure_table_has_numbers_of_chart() -> None:
+    from fleet_page import layers_by_kind
 
     from healthd.fleet.figures import Figure
     from healthd.fleet.report_page import figure_table
 
-    for layers in drawings(("gpu-1", "gpu-2")).values():
+    for layers in layers_by_kind(("gpu-1", "gpu-2")).values():
         table = figure_table(Figure("Failures", "Few.", layers))
         assert [column.title for column in table.columns] == ["name", "n", "of"]
         assert table.cell_texts() == [("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0")]
         assert [column.form.right_aligned for column in table.columns] == [False, True, False]
 
 
-def test_figure_has_its_words_and_the_look_of_the_page() -> None:
-    from fleet_page import drawings
+def test_figure_spec_has_description_and_page_style() -> None:
+    from fleet_page import layers_by_kind
 
     from healthd.fleet.figures import Figure
     from healthd.fleet.report_page import figure_spec
 
-    spec = figure_spec(Figure("Failures", "Few.", drawings(("gpu-1",))["layers"]))
+    spec = figure_spec(Figure("Failures", "Few.", layers_by_kind(("gpu-1",))["layers"]))
     assert spec["description"] == "Failures. Few."
     assert spec["config"]["axis"]["labelFontSize"] == 12
     assert [layer["mark"]["type"] for layer in spec["layer"]] == ["rule", "text"]
@@ -135,79 +135,81 @@ def test_figure_has_its_words_and_the_look_of_the_page() -> None:
 # --- the file
 
 
-def test_a_report_is_replaced_and_keeps_who_may_read_it(tmp_path: Path) -> None:
-    from fleet_page import made
+def test_write_report_replaces_report_and_keeps_mode(tmp_path: Path) -> None:
+    from fleet_page import hostile_page
 
     from healthd.fleet.report import write_report as write_report
 
-    path = Path(write_report(str(tmp_path / "new/folder"), made()))
+    path = Path(write_report(str(tmp_path / "new/folder"), hostile_page()))
     assert (path.name, path.stat().st_mode & 0o777) == ("report.html", 0o600)
     path.chmod(0o644)
-    write_report(str(path.parent), made(("again",)))
+    write_report(str(path.parent), hostile_page(("again",)))
     assert path.stat().st_mode & 0o777 == 0o644
     assert "again" in path.read_text("utf-8")
     assert os.listdir(path.parent) == ["report.html"]
 
 
-@pytest.mark.parametrize("there", ["file", "empty file", "folder", "link"])
-def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
-    from fleet_page import made
+@pytest.mark.parametrize("existing", ["file", "empty file", "folder", "link"])
+def test_write_report_leaves_other_files(existing: str, tmp_path: Path) -> None:
+    from fleet_page import hostile_page
 
     from healthd.fleet.report import UnknownReport
     from healthd.fleet.report import write_report as write_report
 
     path = tmp_path / "report.html"
-    if there == "folder":
+    if existing == "folder":
         path.mkdir()
-    elif there == "link":
-        (tmp_path / "other").write_text(made())
+    elif existing == "link":
+        (tmp_path / "other").write_text(hostile_page())
         path.symlink_to("other")
     else:
-        path.write_text("<!doctype html><p>mine" if there == "file" else "")
+        path.write_text("<!doctype html><p>mine" if existing == "file" else "")
     with pytest.raises(UnknownReport, match=r"report\.html exists and is not a"):
-        write_report(str(tmp_path), made())
-    assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", made()[:25])
-    assert path.is_symlink() == (there == "link")
+        write_report(str(tmp_path), hostile_page())
+    assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", hostile_page()[:25])
+    assert path.is_symlink() == (existing == "link")
 
 
 # --- reports of stores
 
 
-def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
+def documents_and_page(made: History, folder: Path) -> tuple[dict[str, Any], str]:
     """Return the documents and the page of a store."""
     from healthd.fleet import report
     from healthd.fleet.report_page import Assets
 
     folder.mkdir(exist_ok=True)
-    those = report.report_chapters(2.0, 99.0)
-    with open_study(write(made, folder), BEGIN, END) as study:
-        documents = report.report_document(study, report.compute_answers(study, those, 512))
-    return documents, report.report_html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
+    chapters = report.report_chapters(2.0, 99.0)
+    with open_study(write_parquet(made, folder), BEGIN, END) as study:
+        documents = report.report_document(study, report.compute_answers(study, chapters, 512))
+    return documents, report.report_html(
+        documents, chapters, "", "Made by a test:", "make unit", Assets("", "1;", "2;")
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tmp_path: Path) -> None:
+def test_each_answer_has_chapter_or_reason(seed: int, tmp_path: Path) -> None:
     """The store of seed 0 has no rows."""
     from healthd.fleet import report
 
     made = history(Random(seed), 4 * seed) if seed else {name: [] for name in TABLES}
-    documents, page = told(made, tmp_path)
-    parsed = elements(page)
+    documents, page = documents_and_page(made, tmp_path)
+    parsed = parse_page(page)
     chapters = [str(a["id"]).removeprefix("chapter-") for _, a in parsed.found if "chapter-" in str(a.get("id"))]
     assert chapters == [part.name for part in report.report_chapters()]
     assert len(documents["report"]["opening"]) == 5
-    for name, why in documents["report"]["unanswered"].items():
+    for name, message in documents["report"]["unanswered"].items():
         assert name not in documents
-        reason, _, flags = why.partition(": healthd ")
+        reason, _, flags = message.partition(": healthd ")
         assert f"Not known: {reason}." in parsed.text
         assert not flags or f"To get this chapter, ingest the missing source: healthd {flags}." in parsed.text
     json.dumps(documents, allow_nan=False)
 
 
-def test_the_order_of_the_stores_rows_changes_nothing(tmp_path: Path) -> None:
+def test_report_ignores_order_of_rows(tmp_path: Path) -> None:
     made = history(Random(5), 20)
-    first = told(made, tmp_path / "a")
-    assert first == told({name: rows[::-1] for name, rows in made.items()}, tmp_path / "b")
+    first = documents_and_page(made, tmp_path / "a")
+    assert first == documents_and_page({name: rows[::-1] for name, rows in made.items()}, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -224,19 +226,19 @@ def test_the_order_of_the_stores_rows_changes_nothing(tmp_path: Path) -> None:
         (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, got "0.99"'),
     ],
 )
-def test_wrong_use_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "report", *flags]) == 64
-    said = capsys.readouterr()
-    assert sentence in said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.out == ""
 
 
-def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fleet_rows import job, made
+def test_command_refuses_to_replace_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fleet_rows import job, store_with
 
-    db = made(tmp_path / "db", {"jobs": [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]})
+    db = store_with(
+        tmp_path / "db", {"jobs": [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]}
+    )
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.html").write_text("mine")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
@@ -249,7 +251,7 @@ def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
     assert documents["states"]["by_state"][0]["jobs"] == 1
 
 
-def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: Path) -> None:
+def test_chapter_out_of_memory_leaves_other_chapters(tmp_path: Path) -> None:
     from healthd.fleet import report
     from healthd.fleet.report_page import Assets
     from healthd.fleet.views.states import view
@@ -258,14 +260,16 @@ def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: P
         return {"numbers": study.database.rows("SELECT list(n) FROM range(1_000_000_000) AS every(n)")}
 
     states = report.report_chapters()[0]
-    those = (report.Chapter("large", "A large chapter", too_large, view), states)
-    with open_study(write(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
-        found = report.compute_answers(study, those, 256)
+    chapters = (report.Chapter("large", "A large chapter", too_large, view), states)
+    with open_study(write_parquet(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
+        found = report.compute_answers(study, chapters, 256)
         documents = report.report_document(study, found)
     assert list(found.documents) == ["states"]
     assert "256 MiB" in found.failed["large"]
     assert documents["report"]["failed"] == ["large"]
-    page = elements(report.report_html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;")))
+    page = parse_page(
+        report.report_html(documents, chapters, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
+    )
     assert f"This chapter failed: {found.failed['large']}." in page.text
 
 
@@ -282,21 +286,19 @@ def damage_column(path: str, column: str) -> None:
         file.write(b"\xff" * chunk[1])
 
 
-def test_report_with_a_damaged_table_is_written_and_exits_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fleet_rows import job, made, ticket
+def test_damaged_table_fails_one_chapter_and_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fleet_rows import job, store_with, ticket
 
     from healthd.fleet.store import open_for_reading
 
     jobs = [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]
-    db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]})
+    db = store_with(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]})
     with open_for_reading(str(db)) as snapshot:
         (path,) = snapshot.files("tickets")
     damage_column(path, "text")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.startswith(f"healthd fleet report: lemons: {path}: is damaged")
-    page = elements((tmp_path / "out/report.html").read_text("utf-8"))
+    page = parse_page((tmp_path / "out/report.html").read_text("utf-8"))
     assert "This chapter failed" in page.text
     assert main(["fleet", "report", "--db", str(db), "--json"]) == 3
     documents = json.loads(capsys.readouterr().out)
@@ -304,7 +306,7 @@ def test_report_with_a_damaged_table_is_written_and_exits_with_3(
     assert documents["states"]["by_state"][0]["jobs"] == 1
 
 
-def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exits_with_3(
+def test_comparison_out_of_memory_fails_chapter_and_exits_with_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from healthd.fleet.answers import compare
@@ -317,7 +319,7 @@ def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exit
     flags = ("--db", db, "--compare", "partition:p1", "partition:p2", "--threads", "1", "--memory", "1024")
     assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
     assert "healthd fleet report: compare: " in capsys.readouterr().err
-    assert "This chapter failed" in elements((tmp_path / "out/report.html").read_text("utf-8")).text
+    assert "This chapter failed" in parse_page((tmp_path / "out/report.html").read_text("utf-8")).text
     assert main(["fleet", "report", *flags, "--json"]) == 3
     documents = json.loads(capsys.readouterr().out)
     assert documents["report"]["failed"] == ["compare"]
@@ -325,9 +327,7 @@ def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exit
     assert documents["states"]["by_state"][0]["jobs"] == 2
 
 
-def test_report_with_a_file_that_the_comparison_cannot_read_is_written_and_exits_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_file_of_comparison_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from healthd.fleet.store import open_for_reading
 
     db = write_store(tmp_path)
@@ -342,16 +342,16 @@ def test_report_with_a_file_that_the_comparison_cannot_read_is_written_and_exits
 
 def write_store(folder: Path) -> str:
     """Write a store of one job and one ticket, and return its path."""
-    from fleet_rows import job, made, ticket
+    from fleet_rows import job, store_with, ticket
 
     jobs = [
         job(number, partition=f"p{number}", state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)
         for number in (1, 2)
     ]
-    return str(made(folder / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]}))
+    return str(store_with(folder / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]}))
 
 
-def commands(page: str) -> dict[str, list[str]]:
+def commands_by_chapter(page: str) -> dict[str, list[str]]:
     """Return the command printed below each chapter, split into words."""
     found = {}
     for chapter in re.split(r'(?=<section class="chapter" )', page)[1:]:
@@ -364,13 +364,13 @@ def commands(page: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def made_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from fleet_made import Size, made_store
+    from fleet_made import Size, create_store
 
-    return made_store(tmp_path_factory.mktemp("report"), Size(jobs=25_000, nodes=70, months=2, seed=5))
+    return create_store(tmp_path_factory.mktemp("report"), Size(jobs=25_000, nodes=70, months=2, seed=5))
 
 
 @pytest.mark.parametrize("choice", [(), ("--cluster", "made", "--from", "2025-12-05", "--to", "2026-01-20")])
-def test_the_command_below_a_chapter_prints_that_chapters_numbers(
+def test_command_below_chapter_prints_its_numbers(
     made_db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], choice: tuple[str, ...]
 ) -> None:
     dumps = Path(__file__).parents[1] / "data/flight_recorder"
@@ -379,7 +379,7 @@ def test_the_command_below_a_chapter_prints_that_chapters_numbers(
     flags += ["--compare", *sides, "--nccl", str(dumps)]
     assert main(["fleet", "report", *flags, "--out", str(tmp_path), "--json"]) == 0
     chapters = json.loads(capsys.readouterr().out)
-    shown = commands((tmp_path / "report.html").read_text("utf-8"))
+    shown = commands_by_chapter((tmp_path / "report.html").read_text("utf-8"))
     assert set(shown) == set(chapters) - {"report"}
     for name, command in shown.items():
         assert main(command) in (0, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from healthd.fleet.summary import opening_sentences
 
 DAY = 86400
-TOLD: dict[str, Any] = {
+DOCUMENTS: dict[str, Any] = {
     "states": {
         "by_state": [
             {"state": "COMPLETED", "jobs": 900, "gpu_seconds": 3600 * 6000},
@@ -40,14 +40,14 @@ TOLD: dict[str, Any] = {
 }
 
 
-def changed(name: str, **values: Any) -> dict[str, Any]:
-    told = copy.deepcopy(TOLD)
-    told[name] |= values
-    return told
+def changed_documents(name: str, **values: Any) -> dict[str, Any]:
+    documents = copy.deepcopy(DOCUMENTS)
+    documents[name] |= values
+    return documents
 
 
-def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -> None:
-    assert opening_sentences(TOLD, {}) == (
+def test_opening_states_runs_losses_rate_cause_and_lemons() -> None:
+    assert opening_sentences(DOCUMENTS, {}) == (
         "1,000 jobs ended, after 10,000 GPU-hours; jobs that completed used 60.0 % of these hours.",
         "The infrastructure ended 12 jobs and pre-empted 7 others for requeues: about 100 GPU-hours of work were "
         "lost, 1.0 % of the time used, which cost 200 (a checkpoint every 60 min assumed).",
@@ -59,89 +59,93 @@ def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -
     )
 
 
-@given(st.sets(st.sampled_from(sorted(TOLD))), st.booleans())
-def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[str], with_reasons: bool) -> None:
-    left = {name: TOLD[name] for name in TOLD if name not in names}
-    untold = (
+@given(st.sets(st.sampled_from(sorted(DOCUMENTS))), st.booleans())
+def test_opening_has_five_sentences_and_names_unknown(names: set[str], with_reasons: bool) -> None:
+    remaining = {name: DOCUMENTS[name] for name in DOCUMENTS if name not in names}
+    reasons = (
         dict.fromkeys(names, "the store has no jobs: healthd fleet ingest --sacct or --jobs") if with_reasons else {}
     )
-    sentences = opening_sentences(left, untold)
+    sentences = opening_sentences(remaining, reasons)
     assert len(sentences) == 5
-    assert [one for one in sentences if not one.endswith(".") or one.endswith("..")] == []
-    assert sum("not known" in one for one in sentences) == len(names)
-    assert sum("no job records were read" in one for one in sentences) == len(untold)
-    assert not any("healthd fleet" in one or "--" in one for one in sentences)
+    assert [sentence for sentence in sentences if not sentence.endswith(".") or sentence.endswith("..")] == []
+    assert sum("not known" in sentence for sentence in sentences) == len(names)
+    assert sum("no job records were read" in sentence for sentence in sentences) == len(reasons)
+    assert not any("healthd fleet" in sentence or "--" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(
-    ("told", "place", "sentence"),
+    ("documents", "place", "sentence"),
     [
-        (changed("states", by_state=[]), 0, "No job ended in this period."),
+        (changed_documents("states", by_state=[]), 0, "No job ended in this period."),
         (
-            changed("states", by_state=[{"state": "COMPLETED", "jobs": 1, "gpu_seconds": 0}]),
+            changed_documents("states", by_state=[{"state": "COMPLETED", "jobs": 1, "gpu_seconds": 0}]),
             0,
             "1 job ended; none of them used a GPU.",
         ),
         (
-            changed("goodput", first_order={"jobs": 0, "gpu_hours": 0.0}, second_order={"jobs": 0, "gpu_hours": 0.0}),
+            changed_documents(
+                "goodput", first_order={"jobs": 0, "gpu_hours": 0.0}, second_order={"jobs": 0, "gpu_hours": 0.0}
+            ),
             1,
             "No job is known to have been ended by the infrastructure, so no loss is known.",
         ),
         (
-            changed("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),
+            changed_documents("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),
             2,
             "The interruption rate of a large job is not known: no job on more than 128 GPUs ran in this period.",
         ),
         (
-            changed("rate", failures=0, node_days=1000.0, r_f=0.0, interval=[0.0, 3.69]),
+            changed_documents("rate", failures=0, node_days=1000.0, r_f=0.0, interval=[0.0, 3.69]),
             2,
             "No large job was ended by its nodes in 1,000 node-days, so a job on 1,024 GPUs runs 2.1 d or longer "
             "between two (97.5 % confidence).",
         ),
         (
-            changed("rate", interval=[1e-9, 11.1]),
+            changed_documents("rate", interval=[1e-9, 11.1]),
             2,
             "At the measured rate, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: "
             "17 h or longer).",
         ),
         (
-            changed("attribution", causes=[], unattributed=1),
+            changed_documents("attribution", causes=[], unattributed=1),
             3,
             "The main cause of failures is not known: 1 job failed without a known fault on its nodes.",
         ),
         (
-            changed("attribution", causes=[{"cause": "user", "domain": "user_program", "jobs": 50}], unattributed=0),
+            changed_documents(
+                "attribution", causes=[{"cause": "user", "domain": "user_program", "jobs": 50}], unattributed=0
+            ),
             3,
             "No job failed by a known fault.",
         ),
         (
-            changed("attribution", unattributed=20, unattributed_node_fails=18),
+            changed_documents("attribution", unattributed=20, unattributed_node_fails=18),
             3,
             "Most often a node was lost without a known fault: 18 of the 30 jobs ended by faults or lost nodes; "
             "among the known faults, InfiniBand ended most jobs: 9.",
         ),
         (
-            changed("attribution", causes=[], unattributed=20, unattributed_node_fails=18),
+            changed_documents("attribution", causes=[], unattributed=20, unattributed_node_fails=18),
             3,
             "Nodes were lost without a known fault, which ended 18 jobs; 20 jobs failed without a known "
             "fault on their nodes.",
         ),
         (
-            changed("lemons", nodes=[]),
+            changed_documents("lemons", nodes=[]),
             4,
             "No node fails often enough to be taken out.",
         ),
         (
-            changed("lemons", nodes=[{"node": f"n{n}"} for n in range(1, 8)]),
+            changed_documents("lemons", nodes=[{"node": f"n{n}"} for n in range(1, 8)]),
             4,
             "Take out n1, n2, n3 and 4 more for repair: they keep failing far more often than the others.",
         ),
         (
-            changed("lemons", nodes=[{"node": "n1\n\x1b[31m"}]),
+            changed_documents("lemons", nodes=[{"node": "n1\n\x1b[31m"}]),
             4,
             "Take out n1??[31m for repair: it keeps failing far more often than the others.",
         ),
     ],
 )
-def test_it_is_true_for_little_and_for_nothing(told: dict[str, Any], place: int, sentence: str) -> None:
-    assert opening_sentences(told, {})[place] == sentence
+def test_opening_is_correct_for_little_data(documents: dict[str, Any], place: int, sentence: str) -> None:
+    assert opening_sentences(documents, {})[place] == sentence

@@ -30,7 +30,7 @@ ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asi
         *(("Unknown", None), ("None", None), ("N/A", None), ("", None), ("0", None)),
     ],
 )
-def test_a_time_is_read(text: str, expected: int | None) -> None:
+def test_parse_seconds_reads_each_format(text: str, expected: int | None) -> None:
     assert parse_seconds(text, BERLIN) == expected
 
 
@@ -49,18 +49,18 @@ def test_a_time_is_read(text: str, expected: int | None) -> None:
         ),
     ],
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_parse_seconds_rejects_invalid_time(text: str) -> None:
     with pytest.raises(TimeError):
         parse_seconds(text, BERLIN)
 
 
-def test_a_time_without_its_zone_is_refused_where_none_was_said() -> None:
+def test_parse_seconds_requires_zone() -> None:
     with pytest.raises(TimeError, match="add --timezone"):
         parse_seconds("2023-11-14T23:13:20")
     assert parse_seconds("1700000000") == 1_700_000_000
 
 
-def test_the_hour_that_is_twice_is_named_and_the_hours_beside_it_are_read() -> None:
+def test_parse_seconds_rejects_ambiguous_hour() -> None:
     assert parse_seconds("2026-10-25T01:59:59", BERLIN) == 1_792_886_399
     for text in ("2026-10-25T02:00:00", "2026-10-25T02:30:00", "2026-10-25T02:59:59"):
         with pytest.raises(TimeError, match=rf"^{text} occurs twice in Europe/Berlin, when clocks are set back$"):
@@ -68,21 +68,21 @@ def test_the_hour_that_is_twice_is_named_and_the_hours_beside_it_are_read() -> N
     assert parse_seconds("2026-10-25T03:00:00", BERLIN) == 1_792_893_600
 
 
-def test_the_hour_that_does_not_exist_is_named() -> None:
+def test_parse_seconds_rejects_missing_hour() -> None:
     assert parse_seconds("2026-03-29T01:59:59", BERLIN) == 1_774_745_999
     with pytest.raises(TimeError, match="does not exist in Europe/Berlin, when clocks are set forward"):
         parse_seconds("2026-03-29T02:30:00", BERLIN)
     assert parse_seconds("2026-03-29T03:00:00", BERLIN) == 1_774_746_000
 
 
-def test_a_zone_that_is_none_is_refused() -> None:
+def test_load_zone_rejects_unknown_zone() -> None:
     for name in ("Mars/Olympus", "../../etc/passwd", "", "CEST\0"):
         with pytest.raises(TimeError, match="unknown time zone"):
             load_zone(name)
 
 
 @given(st.integers(1, 4_102_000_000), st.sampled_from(ZONES))
-def test_a_time_written_in_a_zone_is_read_as_itself_or_named_as_twice(moment: int, name: str) -> None:
+def test_parse_seconds_round_trips_or_names_ambiguous_hour(moment: int, name: str) -> None:
     where = load_zone(name)
     written = datetime.datetime.fromtimestamp(moment, where)
     assert parse_seconds(written.isoformat()) == moment
@@ -95,7 +95,7 @@ def test_a_time_written_in_a_zone_is_read_as_itself_or_named_as_twice(moment: in
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_time_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     for read in (lambda t: parse_seconds(t, BERLIN), parse_duration, parse_limit):
         try:
             value = read(text)
@@ -115,17 +115,17 @@ def test_any_text_is_a_time_or_refused(text: str) -> None:
         ("120:00:01", 432001),
     ],
 )
-def test_a_duration_is_read(text: str, expected: int) -> None:
+def test_parse_duration_reads_each_format(text: str, expected: int) -> None:
     assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "5", "INVALID", "-1:00:00", "00:00:00:00"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_parse_duration_rejects_invalid_text(text: str) -> None:
     with pytest.raises(TimeError):
         parse_duration(text)
 
 
-def test_a_limit_is_minutes_or_none() -> None:
+def test_parse_limit_reads_minutes_or_none() -> None:
     assert (parse_limit("90"), parse_limit("UNLIMITED"), parse_limit("Partition_Limit"), parse_limit("")) == (
         5400,
         None,

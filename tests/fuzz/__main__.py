@@ -17,8 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.run import Outcome, fuzz, tried
-from tests.fuzz.targets import TARGETS, made
+from tests.fuzz.run import Outcome, error_of, fuzz
+from tests.fuzz.targets import TARGETS, make_target
 
 
 def main() -> int:
@@ -33,13 +33,13 @@ def main() -> int:
         parser.error(f"there is no target {unknown[0]}; there are: {', '.join(TARGETS)}")
     names = args.targets or list(TARGETS)
     if args.again:
-        return again(names[0], args.again)
+        return retry(names[0], args.again)
     logging.disable()
     cores = len(os.sched_getaffinity(0))
     seconds = args.seconds * cores / len(names)
     print(f"seed {args.seed}, {seconds:.0f} s a target, {cores} at a time")
     with ProcessPoolExecutor(cores, get_context("fork")) as processes:
-        running = {name: processes.submit(one, name, args.seed, seconds) for name in names}
+        running = {name: processes.submit(fuzz_target, name, args.seed, seconds) for name in names}
         outcomes = {name: future.result() for name, future in running.items()}
     keep = args.keep or Path(tempfile.mkdtemp(prefix="healthd-fuzz."))
     for name, outcome in outcomes.items():
@@ -47,8 +47,8 @@ def main() -> int:
             f"{name:15} {outcome.inputs:9,} inputs, {len(outcome.failures)} failed, "
             f"slowest {outcome.slowest_seconds:.2f} s"
         )
-        for place, (data, problem) in enumerate(outcome.failures):
-            file = keep / f"{name}.{place}"
+        for index, (data, problem) in enumerate(outcome.failures):
+            file = keep / f"{name}.{index}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
             print(f"  {file}: {problem.strip().splitlines()[-1]:.200}")
@@ -57,14 +57,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def one(name: str, seed: int, seconds: float) -> Outcome:
-    seeds, take = made(name)
+def fuzz_target(name: str, seed: int, seconds: float) -> Outcome:
+    seeds, take = make_target(name)
     return fuzz(seeds, take, seed, seconds=seconds)
 
 
-def again(name: str, file: Path) -> int:
-    _, take = made(name)
-    problem = tried(take, file.read_bytes(), Outcome())
+def retry(name: str, file: Path) -> int:
+    _, take = make_target(name)
+    problem = error_of(take, file.read_bytes(), Outcome())
     print(problem or "it is taken")
     return 1 if problem else 0
 

@@ -42,69 +42,79 @@ _WORD = re.compile(rb"[A-Za-z_]+|[0-9a-fx]+|[^\w\s]|\s+")
 Change = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
-def inputs(seeds: Sequence[bytes], number: random.Random) -> bytes:
+def inputs(seeds: Sequence[bytes], rng: random.Random) -> bytes:
     """Return one input: a seed with a few changes; rarely an unchanged seed, or only pieces."""
-    text = number.choice(seeds) if number.random() > 0.02 else b""
-    for _ in range(number.choice((0, 1, 1, 1, 2, 2, 3, 5))):
-        text = number.choice(CHANGES)(number, text, seeds)[:MAX_BYTES]
+    text = rng.choice(seeds) if rng.random() > 0.02 else b""
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 5))):
+        text = rng.choice(CHANGES)(rng, text, seeds)[:MAX_BYTES]
     return text
 
 
-def _place(number: random.Random, text: bytes) -> tuple[int, int]:
-    start = number.randint(0, len(text))
-    return start, min(len(text), start + number.choice((0, 1, 1, 2, 5, 20, 200)))
+def _random_range(rng: random.Random, text: bytes) -> tuple[int, int]:
+    start = rng.randint(0, len(text))
+    return start, min(len(text), start + rng.choice((0, 1, 1, 2, 5, 20, 200)))
 
 
-def _put_in(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    start, end = _place(number, text)
-    return text[:start] + number.choice(PIECES) + text[end:]
+def _insert_piece(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+    start, end = _random_range(rng, text)
+    return text[:start] + rng.choice(PIECES) + text[end:]
 
 
-def _flip(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    start, _ = _place(number, text)
-    return text[:start] + bytes([number.randrange(256)]) + text[start + 1 :]
+def _flip(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+    start, _ = _random_range(rng, text)
+    return text[:start] + bytes([rng.randrange(256)]) + text[start + 1 :]
 
 
-def _cut(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    start, end = _place(number, text)
-    return number.choice((text[:start], text[start:], text[:start] + text[end:]))
+def _cut(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+    start, end = _random_range(rng, text)
+    return rng.choice((text[:start], text[start:], text[:start] + text[end:]))
 
 
-def _repeat(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    start, end = _place(number, text)
-    times = number.choice((2, 3, 20, 200, MAX_BYTES // max(1, end - start)))
+def _repeat(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+    start, end = _random_range(rng, text)
+    times = rng.choice((2, 3, 20, 200, MAX_BYTES // max(1, end - start)))
     return text[:start] + text[start:end] * times + text[end:]
 
 
-def _splice(number: random.Random, text: bytes, seeds: Sequence[bytes]) -> bytes:
-    other = number.choice(seeds)
-    return text[: number.randint(0, len(text))] + other[number.randint(0, len(other)) :]
+def _splice(rng: random.Random, text: bytes, seeds: Sequence[bytes]) -> bytes:
+    other = rng.choice(seeds)
+    return text[: rng.randint(0, len(text))] + other[rng.randint(0, len(other)) :]
 
 
-def _other_number(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
-    found = list(_NUMBER.finditer(text))
-    if not found:
+def _replace_number(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+    matches = list(_NUMBER.finditer(text))
+    if not matches:
         return text
-    one = number.choice(found)
-    return text[: one.start()] + number.choice(PIECES[:20]) + text[one.end() :]
+    number_match = rng.choice(matches)
+    return text[: number_match.start()] + rng.choice(PIECES[:20]) + text[number_match.end() :]
 
 
-def _swap_words(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+def _swap_words(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
     words = _WORD.findall(text)
     if len(words) < 2:
         return text
-    one, other = number.randrange(len(words)), number.randrange(len(words))
-    words[one], words[other] = words[other], words[one]
+    first, second = rng.randrange(len(words)), rng.randrange(len(words))
+    words[first], words[second] = words[second], words[first]
     return b"".join(words)
 
 
-def _pump_word(number: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
+def _repeat_word(rng: random.Random, text: bytes, _seeds: Sequence[bytes]) -> bytes:
     """Repeat one of the words many times, which is slow for a pattern that tries every length."""
-    found = list(_WORD.finditer(text))
-    if not found:
+    matches = list(_WORD.finditer(text))
+    if not matches:
         return text
-    one = number.choice(found)
-    return text[: one.end()] + one[0] * (MAX_BYTES // (2 * len(one[0]))) + text[one.end() :]
+    word = rng.choice(matches)
+    return text[: word.end()] + word[0] * (MAX_BYTES // (2 * len(word[0]))) + text[word.end() :]
 
 
-CHANGES: list[Change] = [_put_in, _put_in, _flip, _cut, _repeat, _splice, _other_number, _swap_words, _pump_word]
+CHANGES: list[Change] = [
+    _insert_piece,
+    _insert_piece,
+    _flip,
+    _cut,
+    _repeat,
+    _splice,
+    _replace_number,
+    _swap_words,
+    _repeat_word,
+]

@@ -12,7 +12,7 @@ from healthd.common import guard
 from tests.fuzz.mutate import inputs
 
 SLOW_SECONDS = 2.0  # of CPU for one input of at most 64 KiB; quadratic code takes longer
-MOST_FAILURES = 5  # more failures would have the same cause
+MAX_FAILURES = 5  # more failures would have the same cause
 
 
 @dataclass(slots=True)
@@ -26,22 +26,22 @@ class Outcome:
 
 def fuzz(
     seeds: Sequence[bytes],
-    take: Callable[[bytes], None],
-    number: int,
-    most: int = 1 << 62,
+    target: Callable[[bytes], None],
+    seed: int,
+    max_inputs: int = 1 << 62,
     seconds: float = float("inf"),
 ) -> Outcome:
-    outcome, made, end = Outcome(), random.Random(number), time.monotonic() + seconds
-    while outcome.inputs < most and time.monotonic() < end and len(outcome.failures) < MOST_FAILURES:
-        data = inputs(seeds, made)
+    outcome, rng, end = Outcome(), random.Random(seed), time.monotonic() + seconds
+    while outcome.inputs < max_inputs and time.monotonic() < end and len(outcome.failures) < MAX_FAILURES:
+        data = inputs(seeds, rng)
         outcome.inputs += 1
-        problem = tried(take, data, outcome)
+        problem = error_of(target, data, outcome)
         if problem:
             outcome.failures.append((data, problem))
     return outcome
 
 
-def tried(take: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
+def error_of(target: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
     """Return the error that this input causes, or "".
 
     A slow input gets two more attempts and the fastest counts: the first one may include an import or a garbage
@@ -50,12 +50,12 @@ def tried(take: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
     guard.dropped.clear()
     fastest = float("inf")
     for _ in range(3):
-        began = time.process_time()
+        start = time.process_time()
         try:
-            take(data)
+            target(data)
         except Exception:
             return traceback.format_exc()
-        fastest = min(fastest, time.process_time() - began)
+        fastest = min(fastest, time.process_time() - start)
         if fastest <= SLOW_SECONDS:
             break
     outcome.slowest_seconds = max(outcome.slowest_seconds, fastest)

@@ -61,15 +61,15 @@ from healthd.validation import document as validation_document
 from healthd.validation import measurement as validation_measurement
 from healthd.validation.measurement import Measurement, NotUnderstood
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
-from tests.agent.conditions.test_ledger import FULL
-from tests.checks.test_mutations import CHECKS, Asked, file_of, run
+from tests.agent.conditions.test_ledger import FULL_LEDGER
+from tests.checks.test_mutations import CHECKS, RecordingSystem, check_test_module, run
 from tests.common.slurm.test_output import PARSERS
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = registry.built_in_checks()
-LISTENERS = [(check, check.config()) for check in KNOWN.values() if check.reads_kernel_log]
+EVENT_CHECKS = [(check, check.config()) for check in KNOWN.values() if check.reads_kernel_log]
 
 
 class Target(NamedTuple):
@@ -79,22 +79,22 @@ class Target(NamedTuple):
     cost: int = 1  # CPU time relative to a line; divides the number of inputs
 
 
-def nothing_dropped() -> None:
+def assert_nothing_dropped() -> None:
     assert not guard.dropped, f"a reader failed and its guard caught it: {guard._last_drops}"
 
 
-def one_line(text: str) -> None:
+def assert_one_line(text: str) -> None:
     assert text.isprintable(), f"not one printable line: {text!r:.300}"
 
 
-def own_folder() -> str:
+def temporary_folder() -> str:
     """Create a folder that exists until this process ends."""
     folder = tempfile.mkdtemp(prefix="healthd.")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def sentence(refusal: type[Exception], read: Callable[..., object], *data: object) -> str:
+def refusal_text(refusal: type[Exception], read: Callable[..., object], *data: object) -> str:
     """Return the text of the one exception that this reader may raise, or "" if it accepts the data."""
     try:
         read(*data)
@@ -107,7 +107,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def captured() -> list[bytes]:
+def captured_lines() -> list[bytes]:
     files = [path.read_text("utf-8") for path in sorted(DATA.glob("kernel_lines*.jsonl"))]
     return [json.loads(line)["text"].encode("utf-8", "replace") for text in files for line in text.split("\n") if line]
 
@@ -117,39 +117,42 @@ def captured() -> list[bytes]:
 
 def kernel_message() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     seeds = [
-        found.text.encode()
+        stripped.text.encode()
         for row in LINES
         for line in row["text"].split("\n")
-        if (found := strip_prefix(line, NOW)) is not None
+        if (stripped := strip_prefix(line, NOW)) is not None
     ]
 
     def take(data: bytes) -> None:
         event = parse(_text(data))
-        nothing_dropped()
+        assert_nothing_dropped()
         if event is not None:
-            one_line(event.kind)
-            one_line(event.code)
+            assert_one_line(event.kind)
+            assert_one_line(event.code)
 
     return seeds, take
 
 
 def kmsg_record() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    seeds = [b"4,%d,%d,-;%s\n SUBSYSTEM=pci\n" % (n, n * 1000, line) for n, line in enumerate(kernel_message()[0])]
+    seeds = [
+        b"4,%d,%d,-;%s\n SUBSYSTEM=pci\n" % (number, number * 1000, line)
+        for number, line in enumerate(kernel_message()[0])
+    ]
 
     def take(data: bytes) -> None:
         record = parse_record(data)
-        nothing_dropped()
+        assert_nothing_dropped()
         assert record is None or "\n" not in record.text or b"\\x0a" in data, "only an escape is a newline in a record"
 
     return seeds, take
 
 
 def log_line() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    seeds = [line for text in captured() for line in text.split(b"\n")]
+    seeds = [line for text in captured_lines() for line in text.split(b"\n")]
 
     def take(data: bytes) -> None:
         strip_prefix(_text(data), NOW)
-        nothing_dropped()
+        assert_nothing_dropped()
 
     return seeds, take
 
@@ -159,73 +162,76 @@ def log_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     correlate = correlate_all()
 
     def take(data: bytes) -> None:
-        blocks = [Block.from_lines(place, [line]) for place, line in enumerate(data.split(b"\n"), 1)]
+        blocks = [Block.from_lines(number, [line]) for number, line in enumerate(data.split(b"\n"), 1)]
         tally = Tally()
-        found = list(scan_judged.judge(scan.events(blocks, NOW, tally), correlate))
-        nothing_dropped()
-        for one in found:
-            assert json.loads(scan_judged.event_line(one)) == scan_judged.event_json(one)
-        for line in table.table(table.summary(found), "x", tally, Page()).split("\n"):
-            one_line(line)
+        events_found = list(scan_judged.judge(scan.events(blocks, NOW, tally), correlate))
+        assert_nothing_dropped()
+        for item in events_found:
+            assert json.loads(scan_judged.event_line(item)) == scan_judged.event_json(item)
+        for line in table.table(table.summary(events_found), "x", tally, Page()).split("\n"):
+            assert_one_line(line)
 
-    return captured(), take
+    return captured_lines(), take
 
 
-def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def whole_daemon() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """The path through the daemon: lines become events, conditions, a verdict, a Slurm reason and status; the ledger
     is saved."""
 
     def take(data: bytes) -> None:
-        lines = [RawLine(NOW + place, _text(line), False) for place, line in enumerate(data.split(b"\n")[:200])]
+        lines = [RawLine(NOW + number, _text(line), False) for number, line in enumerate(data.split(b"\n")[:200])]
         events = [event for line in lines if (event := make_event(line, BOOT)) is not None]
-        found = intake.take_kernel_events(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
-        nothing_dropped()
-        assert not found.failures, f"a check failed: {found.failures}"
-        assert store.decode(values.encode(found.ledger), "x") == found.ledger
-        tell(found.ledger.conditions)
+        applied = intake.take_kernel_events(Ledger(boot_id=BOOT), events, EVENT_CHECKS, NOW)
+        assert_nothing_dropped()
+        assert not applied.failures, f"a check failed: {applied.failures}"
+        assert store.decode(values.encode(applied.ledger), "x") == applied.ledger
+        assert_reportable(applied.ledger.conditions)
 
-    seeds = [b"\n".join(filter(None, (parsed_text(line) for line in text.split(b"\n")))) for text in captured()]
+    seeds = [b"\n".join(filter(None, (stripped_text(line) for line in text.split(b"\n")))) for text in captured_lines()]
     return [seed for seed in seeds if seed], take
 
 
-def parsed_text(line: bytes) -> bytes:
-    found = strip_prefix(_text(line), NOW)
-    return found.text.encode() if found else b""
+def stripped_text(line: bytes) -> bytes:
+    stripped = strip_prefix(_text(line), NOW)
+    return stripped.text.encode() if stripped else b""
 
 
-def tell(conditions: Iterable[Condition]) -> None:
-    judged = verdict.judge({c.key: c for c in conditions}, {}, (), 0.0)
-    for condition in judged.conditions:
-        one_line(f"{condition.code} {condition.subject}")
+def assert_reportable(conditions: Iterable[Condition]) -> None:
+    node_verdict = verdict.judge({c.key: c for c in conditions}, {}, (), 0.0)
+    for condition in node_verdict.conditions:
+        assert_one_line(f"{condition.code} {condition.subject}")
         json.dumps(condition_json(condition, {}))
-    if judged.causes:
-        words = reason(judged.causes)
-        one_line(words)
-        assert parse_reason(words) is not None, "healthd must recognise its own drain"
+    if node_verdict.causes:
+        drain_reason = reason(node_verdict.causes)
+        assert_one_line(drain_reason)
+        assert parse_reason(drain_reason) is not None, "healthd must recognise its own drain"
 
 
 # --- control socket and Slurm
 
 
-def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def control_request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """The control socket: each line gets an answer or one error sentence, and so does the next client."""
-    folder = own_folder()
-    memory = ConditionStore(folder, lambda: NOW)
-    memory.load(dict, BOOT, Mode.ACT)
+    folder = temporary_folder()
+    condition_store = ConditionStore(folder, lambda: NOW)
+    condition_store.load(dict, BOOT, Mode.ACT)
     event = make_event(RawLine(NOW, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", False), BOOT)
     assert event is not None
-    standing = intake.take_kernel_events(Ledger(boot_id=BOOT), [event], LISTENERS, NOW).ledger.conditions
+    conditions = intake.take_kernel_events(Ledger(boot_id=BOOT), [event], EVENT_CHECKS, NOW).ledger.conditions
 
-    def answer(request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
-        memory.set_conditions({c.key: c for c in standing})
+    def answer(request: dict[str, Any], user: str, may_command: bool) -> dict[str, Any]:
+        condition_store.set_conditions({condition.key: condition for condition in conditions})
         try:
-            name = protocol.parse_command(request, who, may_command)
+            name = protocol.parse_command(request, user, may_command)
             if name in commands.COMMANDS:
-                return {"done": commands.COMMANDS[name](memory, request, who, NOW)}
-            left = protocol.parse_requested_at(request) if name == protocol.PENDING_RUNS else 0.0
+                return {"done": commands.COMMANDS[name](condition_store, request, user, NOW)}
+            requested_at = protocol.parse_requested_at(request) if name == protocol.PENDING_RUNS else 0.0
         except (protocol.RequestRefused, commands.CommandRefused) as refusal:
             return {"error": printable(str(refusal))}
-        return {"left": [str(left)], "status": [condition_json(c, {}) for c in memory.ledger.conditions]}
+        return {
+            "left": [str(requested_at)],
+            "status": [condition_json(condition, {}) for condition in condition_store.ledger.conditions],
+        }
 
     path = f"{folder}/healthd.sock"
     server = ControlServer(path, answer, time.monotonic)
@@ -241,26 +247,30 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
             server.step()
             server.step()
             assert select.select([client], [], [], 60)[0], "no answer"
-            said = json.loads(client.recv(1 << 20))
-        nothing_dropped()
-        assert said.keys() & {"error", "done", "status", "left"}, said
-        if "error" in said:
-            assert "\n" not in said["error"]
-        if "done" in said:
-            one_line(said["done"])
-        memory.save()
+            reply = json.loads(client.recv(1 << 20))
+        assert_nothing_dropped()
+        assert reply.keys() & {"error", "done", "status", "left"}, reply
+        if "error" in reply:
+            assert "\n" not in reply["error"]
+        if "done" in reply:
+            assert_one_line(reply["done"])
+        condition_store.save()
 
-    named = [
+    named_commands = [
         {"command": name, "code": "gpu_xid/79", "part": None, "seconds": 60, "why": "x"} for name in commands.COMMANDS
     ]
-    others = [{"command": "status"}, {"command": "looks-left", "asked": NOW}, {"command": "job-ended", "job": "12"}]
-    return [json.dumps(each).encode() for each in (*named, *others)], take
+    other_requests = [
+        {"command": "status"},
+        {"command": "looks-left", "asked": NOW},
+        {"command": "job-ended", "job": "12"},
+    ]
+    return [json.dumps(request_document).encode() for request_document in (*named_commands, *other_requests)], take
 
 
-def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def slurm_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
         for parser in PARSERS.values():
-            assert "\n" not in sentence(SlurmError, parser, data)
+            assert "\n" not in refusal_text(SlurmError, parser, data)
         if parsed := parse_reason(_text(data)):
             assert all(isinstance(part, str) for part in parsed)
 
@@ -270,13 +280,13 @@ def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         squeue(),
         listpids("12"),
     ]
-    return [b"BOOT_TIME = 2026-11-20T20:48:09\n", *(each.stdout for each in seeds)], take
+    return [b"BOOT_TIME = 2026-11-20T20:48:09\n", *(result.stdout for result in seeds)], take
 
 
 # --- files
 
 
-def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def settings_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     sample = (ROOT / "conf/healthd.toml").read_text("utf-8")
     active = "\n".join(line.removeprefix("#") if " = " in line else line for line in sample.splitlines())
     tables = [f"[{table}" for table in active.split("\n[")][1:]
@@ -290,36 +300,36 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     ]
 
     def take(data: bytes) -> None:
-        refused = sentence(ConfigError, lambda: resolve_settings(parse_toml(data, FILE), FILE, {}, KNOWN))
-        one_line(refused)
+        refused = refusal_text(ConfigError, lambda: resolve_settings(parse_toml(data, FILE), FILE, {}, KNOWN))
+        assert_one_line(refused)
         assert refused.startswith(FILE) or not refused
 
     return [seed.encode() for seed in seeds], take
 
 
-def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def ledger_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
-        for reads in (store.decode, store.decode_past):
-            refused = sentence(LedgerError, reads, _text(data), "/run/healthd/ledger.json")
+        for decode_file in (store.decode, store.decode_past):
+            refused = refusal_text(LedgerError, decode_file, _text(data), "/run/healthd/ledger.json")
             assert refused.startswith("/run/healthd/ledger.json: is") or not refused
 
     reading = Observation("errors_total", 5.0, ObservationKind.COUNTER, (("port", "1"),))
     past = {"ib_errors": history.encode(history.update({}, [reading], NOW, BOOT))}
-    return [values.encode(FULL), values.encode(past)], take
+    return [values.encode(FULL_LEDGER), values.encode(past)], take
 
 
-def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def recording_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     import gzip
 
     def take(data: bytes) -> None:
         for text in (data, gzip.compress(data, 1)):
-            sentence(RecordingError, recording.decode, text, "f")
+            refusal_text(RecordingError, recording.decode, text, "f")
 
     raw = [(DATA / "recordings/fewer_checks/two_gpus.rec").read_bytes()]
     return [*raw, gzip.decompress(raw[0])[:20_000]], take
 
 
-def machine_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def proc_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
         assert cgroup.job_in(_text(data)).isascii()
         mounts, _ = mountinfo.parse_all(_text(data))
@@ -333,7 +343,7 @@ def machine_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 # --- worker and inputs of checks
 
 
-def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def worker_reply() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     finding = Finding(Severity.CRITICAL, "gpu_xid/79", "0000:1b:00.0", "m")
     observation = Observation("a_total", 1.0, ObservationKind.COUNTER, (("pci", "x"),))
     answer = encode(RunAnswer(findings=(finding,), observations=(observation,), past="{}"))
@@ -350,56 +360,62 @@ def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """Each file that a check reads and each program that it runs gets other content: a finding or one error must
     follow."""
-    folder = Path(own_folder())
-    asked: dict[bytes, tuple[str, Any, Any, Any]] = {}
+    folder = Path(temporary_folder())
+    sources: dict[bytes, tuple[str, Any, Any, Any]] = {}
     seeds = []
     for name, check in CHECKS.items():
         (folder / name).mkdir()
-        host, config = file_of(name).healthy(folder / name)
-        system = Asked(host._system)
+        host, config = check_test_module(name).healthy(folder / name)
+        system = RecordingSystem(host._system)
         run(check, host, config, system, {})
-        for question, true in system.questions.items():
-            text = {"read": lambda true=true: true, "run": lambda true=true: true.stdout.encode()}.get(question[0])
-            if text is not None and true is not None:
-                key = f"{name} {question[0]} {question[1]}".encode()
-                asked[key] = (name, host, config, question)
+        for query, original in system.questions.items():
+            text = {
+                "read": lambda original=original: original,
+                "run": lambda original=original: original.stdout.encode(),
+            }.get(query[0])
+            if text is not None and original is not None:
+                key = f"{name} {query[0]} {query[1]}".encode()
+                sources[key] = (name, host, config, query)
                 seeds.append(key + b"\0" + text())
 
-    known = sorted(asked)
+    keys = sorted(sources)
 
     def take(data: bytes) -> None:
         key, _, text = data.partition(b"\0")
-        if key not in asked:
-            key = known[zlib.crc32(key) % len(known)]
-        name, host, config, question = asked[key]
-        wrong = (lambda _true: text) if question[0] == "read" else (lambda _true: ProgramResult(0, _text(text), ""))
+        if key not in sources:
+            key = keys[zlib.crc32(key) % len(keys)]
+        name, host, config, query = sources[key]
+        wrong = (lambda _true: text) if query[0] == "read" else (lambda _true: ProgramResult(0, _text(text), ""))
         try:
-            given = run(CHECKS[name], host, config, Asked(host._system, question, wrong), {})
+            items = run(CHECKS[name], host, config, RecordingSystem(host._system, query, wrong), {})
         except (OSError, ValueError, RuntimeError, NvmlError):
             return  # the worker reports it in one sentence
-        for item in given:
+        for item in items:
             json.dumps(item.value if hasattr(item, "value") else item.subject)
             assert getattr(item, "severity", Severity.INFO) in Severity
 
     return seeds, take
 
 
-def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def validation_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """healthd validate: the output of third-party tools, and the two files that it saves."""
     seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
-    measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
+    measured = [entry for seed in seeds for entry in measurements_or_none(nvbandwidth.parse, seed)]
     results = tuple(validation_measurement.judge(measured, {}, {}, lambda part: ""))
     last = validation_document.Validation("n1", "b", 1.0, 2.0, "manual", "", results[:50], ("heat",))
     seeds += [validation_document.as_text(last).encode()]
     seeds += [validation_document.history_as_text(validation_document.with_new_values({}, results[:50])).encode()]
     parsers = (nvbandwidth.parse, dcgmi.parse, pytorch.parse, cpu.parse)
-    more = (lambda text: nccl_tests.parse(text, "nccl_sendrecv"), lambda text: perftest.parse(text, "mlx5_0/1"))
+    parsers_with_argument = (
+        lambda text: nccl_tests.parse(text, "nccl_sendrecv"),
+        lambda text: perftest.parse(text, "mlx5_0/1"),
+    )
 
     def take(data: bytes) -> None:
-        for parse_one in (*parsers, *more):
-            for one in _measured(parse_one, data):
-                one_line(one.part)
-                one_line(one.message)
+        for parse_one in (*parsers, *parsers_with_argument):
+            for entry in measurements_or_none(parse_one, data):
+                assert_one_line(entry.part)
+                assert_one_line(entry.message)
         validation_document.parse_history(_text(data))
         with suppress(validation_document.NotAValidation):
             validation_document.as_text(validation_document.parse(_text(data)))
@@ -407,7 +423,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     return seeds, take
 
 
-def _measured(parse_one: Callable[[str], list[Measurement]], data: bytes) -> list[Measurement]:
+def measurements_or_none(parse_one: Callable[[str], list[Measurement]], data: bytes) -> list[Measurement]:
     try:
         return parse_one(_text(data))
     except NotUnderstood:
@@ -419,19 +435,19 @@ TARGETS = {
     "kmsg-record": Target(kmsg_record),
     "log-line": Target(log_line),
     "log-file": Target(log_file, cost=8),
-    "life": Target(life, cost=8),
-    "request": Target(request, cost=4),
-    "slurm-text": Target(slurm_text),
-    "settings": Target(settings, cost=16),
-    "ledger": Target(ledger, cost=4),
-    "recording": Target(recorded, cost=4),
-    "machine-text": Target(machine_text),
-    "worker-answer": Target(worker_answer),
+    "life": Target(whole_daemon, cost=8),
+    "request": Target(control_request, cost=4),
+    "slurm-text": Target(slurm_output),
+    "settings": Target(settings_file, cost=16),
+    "ledger": Target(ledger_file, cost=4),
+    "recording": Target(recording_file, cost=4),
+    "machine-text": Target(proc_text),
+    "worker-answer": Target(worker_reply),
     "check-input": Target(check_input, cost=8),
-    "tool-output": Target(tool_output, cost=4),
+    "tool-output": Target(validation_output, cost=4),
 }
 
 
 @functools.cache
-def made(name: str) -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+def make_target(name: str) -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     return TARGETS[name].make()

@@ -40,18 +40,18 @@ def bridge() -> Iterator[str]:
     try:
         yield found
     finally:
-        say(found, "add")
+        write_uevent(found, "add")
 
 
 @pytest.fixture
-def heard(bridge: str) -> Iterator[HotUnplug]:
+def unplug(bridge: str) -> Iterator[HotUnplug]:
     found = hot_unplug("/")
     found.open()
     yield found
     found.close()
 
 
-def say(pci: str, action: str) -> None:
+def write_uevent(pci: str, action: str) -> None:
     """Make the kernel repeat an event. The device stays in place."""
     Path(f"/sys/bus/pci/devices/{pci}/uevent").write_text(action)
 
@@ -60,94 +60,94 @@ def _is_host_bridge(pci: str) -> bool:
     return Path(f"/sys/bus/pci/devices/{pci}/class").read_text().startswith("0x0600")
 
 
-def socket_of(heard: HotUnplug) -> int:
-    ((descriptor, _),) = heard.waits()
+def socket_of(unplug: HotUnplug) -> int:
+    ((descriptor, _),) = unplug.waits()
     return descriptor
 
 
-def test_a_captured_tree_has_no_removals(tmp_path: Path) -> None:
-    heard = hot_unplug(str(tmp_path))
-    heard.open()
-    assert (heard.read(), list(heard.waits()), list(heard.sources)) == ([], [], [])
-    assert heard.deadline == float("inf")
+def test_hot_unplug_reads_nothing_for_a_tree(tmp_path: Path) -> None:
+    unplug = hot_unplug(str(tmp_path))
+    unplug.open()
+    assert (unplug.read(), list(unplug.waits()), list(unplug.sources)) == ([], [], [])
+    assert unplug.deadline == float("inf")
 
 
-def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str, heard: HotUnplug) -> None:
-    assert heard.read() == []
-    say(bridge, "change")
-    say(bridge, "remove")
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [bridge]
-    assert heard.read() == []
-    assert heard.status.up
-    assert heard.status.last_read > 0
+def test_read_returns_removed_device_and_never_blocks(bridge: str, unplug: HotUnplug) -> None:
+    assert unplug.read() == []
+    write_uevent(bridge, "change")
+    write_uevent(bridge, "remove")
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == [bridge]
+    assert unplug.read() == []
+    assert unplug.status.up
+    assert unplug.status.last_read > 0
 
 
-def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge: str, heard: HotUnplug) -> None:
+def test_overflow_is_counted_and_later_events_are_read(bridge: str, unplug: HotUnplug) -> None:
     """A real overflow (ENOBUFS): poll(2) reports it until it is read from the socket."""
-    with socket.socket(fileno=os.dup(socket_of(heard))) as small:
+    with socket.socket(fileno=os.dup(socket_of(unplug))) as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     for _ in range(3000):
-        say(bridge, "change")
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [""], "a removal may have been lost"
-    assert (heard.status.overruns_total, heard.status.restarts_total, heard.status.up) == (1, 1, True)
-    assert select.select([socket_of(heard)], [], [], 0)[0] == [], "poll does not report it again"
-    say(bridge, "remove")
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [bridge]
+        write_uevent(bridge, "change")
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == [""], "a removal may have been lost"
+    assert (unplug.status.overruns_total, unplug.status.restarts_total, unplug.status.up) == (1, 1, True)
+    assert select.select([socket_of(unplug)], [], [], 0)[0] == [], "poll does not report it again"
+    write_uevent(bridge, "remove")
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == [bridge]
 
 
-def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge: str, heard: HotUnplug) -> None:
+def test_closed_socket_is_opened_again_at_once(bridge: str, unplug: HotUnplug) -> None:
     """The descriptor is replaced by another socket at its end."""
-    one, other = socket.socketpair()
-    other.close()
-    os.dup2(one.fileno(), socket_of(heard))
-    one.close()
-    assert heard.read() == [""]
-    assert (heard.status.restarts_total, heard.status.overruns_total, heard.status.up) == (1, 0, True)
-    say(bridge, "remove")
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [bridge]
+    closed_end, peer = socket.socketpair()
+    peer.close()
+    os.dup2(closed_end.fileno(), socket_of(unplug))
+    closed_end.close()
+    assert unplug.read() == [""]
+    assert (unplug.status.restarts_total, unplug.status.overruns_total, unplug.status.up) == (1, 0, True)
+    write_uevent(bridge, "remove")
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == [bridge]
 
 
-def test_only_the_kernel_is_believed(bridge: str, heard: HotUnplug) -> None:
+def test_read_accepts_only_events_of_the_kernel(bridge: str, unplug: HotUnplug) -> None:
     """Another sender to the group has a different address than the kernel."""
     forged = f"remove@/devices/{bridge}\0ACTION=remove\0DEVPATH=/devices/{bridge}\0SUBSYSTEM=pci\0".encode()
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, KOBJECT_UEVENT) as other:
-        other.sendto(forged, (0, KERNEL_GROUP))
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == []
-    say(bridge, "remove")
-    assert select.select([socket_of(heard)], [], [], 60)[0]
-    assert heard.read() == [bridge]
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, KOBJECT_UEVENT) as sender:
+        sender.sendto(forged, (0, KERNEL_GROUP))
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == []
+    write_uevent(bridge, "remove")
+    assert select.select([socket_of(unplug)], [], [], 60)[0]
+    assert unplug.read() == [bridge]
 
 
 @given(st.binary())
-def test_any_bytes_are_an_event_or_none(message: bytes) -> None:
+def test_parse_uevent_accepts_any_bytes(message: bytes) -> None:
     parse_uevent(message)
 
 
-def test_an_event_of_the_kernel_is_taken_apart() -> None:
+def test_parse_uevent_reads_action_path_and_subsystem() -> None:
     path = "/devices/pci0000:00/0000:00:1f.0"
-    said = f"remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=pci\0MODALIAS=pci:v=1\0SEQNUM=7\0"
-    assert parse_uevent(said.encode()) == Uevent("remove", path, "pci")
+    message = f"remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=pci\0MODALIAS=pci:v=1\0SEQNUM=7\0"
+    assert parse_uevent(message.encode()) == Uevent("remove", path, "pci")
     assert parse_uevent(b"libudev\0\xfe\xed\xca\xfe") is None, "a message of udevd"
 
 
-def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:
-    now = 1000.0
+def test_failed_open_is_retried_with_growing_delay() -> None:
+    clock = 1000.0
     tried = []
 
-    def refused() -> Uevents:
-        tried.append(now)
+    def refuse() -> Uevents:
+        tried.append(clock)
         raise OSError("no netlink here")
 
-    heard = HotUnplug(refused, lambda: now)
-    heard.open()
+    unplug = HotUnplug(refuse, lambda: clock)
+    unplug.open()
     for failures in range(1, len(RETRY_SECONDS) + 2):
-        assert (len(tried), heard.status.restarts_total, heard.status.up) == (failures, failures, False)
-        assert heard.status.problem == "no netlink here"
-        now = heard.deadline
-        assert heard.read() == []
+        assert (len(tried), unplug.status.restarts_total, unplug.status.up) == (failures, failures, False)
+        assert unplug.status.problem == "no netlink here"
+        clock = unplug.deadline
+        assert unplug.read() == []
     assert tried[-1] - tried[-2] == RETRY_SECONDS[-1]

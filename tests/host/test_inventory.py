@@ -8,7 +8,7 @@ import pytest
 from fakes import scenarios
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import pci_device, write
+from trees import add_pci_device, write
 
 from healthd.common.model import Disk, Gpu, LocalMount, PciDevice
 from healthd.host.disks import nvme_controller, whole_disk
@@ -19,11 +19,11 @@ from healthd.host.inventory import collect, device_kind, pci_address
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
     root = tmp_path / "tree"
-    pci_device(root, "0000:1b:00.0", "0x030200", above="0000:1a:01.0", device="0x2330")
-    pci_device(root, "0000:07:00.0", "0x068000", device="0x22a3")
-    pci_device(root, "0000:18:00.0", "0x020700", vendor="0x15b3", device="0x1021")
-    pci_device(root, "0000:29:00.0", "0x020000", vendor="0x15b3", device="0x101d")
-    pci_device(root, "0000:ab:00.0", "0x010802", vendor="0x144d", device="0xa824")
+    add_pci_device(root, "0000:1b:00.0", "0x030200", port="0000:1a:01.0", device="0x2330")
+    add_pci_device(root, "0000:07:00.0", "0x068000", device="0x22a3")
+    add_pci_device(root, "0000:18:00.0", "0x020700", vendor="0x15b3", device="0x1021")
+    add_pci_device(root, "0000:29:00.0", "0x020000", vendor="0x15b3", device="0x101d")
+    add_pci_device(root, "0000:ab:00.0", "0x010802", vendor="0x144d", device="0xa824")
     write(
         root,
         {
@@ -36,7 +36,7 @@ def dgx(tmp_path: Path) -> str:
     return str(root)
 
 
-def test_devices_are_known_by_address_kind_port_and_slot(dgx: str) -> None:
+def test_collect_returns_devices_with_address_kind_port_and_slot(dgx: str) -> None:
     inventory = collect(Host(dgx), gpus=False)
     assert {device.pci: device.kind for device in inventory.devices} == {
         "0000:07:00.0": "nvswitch",
@@ -50,7 +50,7 @@ def test_devices_are_known_by_address_kind_port_and_slot(dgx: str) -> None:
     assert inventory.dmi_product == "DGXH100"
 
 
-def test_without_being_asked_for_gpus_nvml_is_not_opened(dgx: str) -> None:
+def test_collect_without_gpus_does_not_open_nvml(dgx: str) -> None:
     def refuse() -> None:
         raise AssertionError("NVML was opened")
 
@@ -59,7 +59,7 @@ def test_without_being_asked_for_gpus_nvml_is_not_opened(dgx: str) -> None:
     assert inventory.driver_version == "550.54.15"
 
 
-def test_gpus_have_what_nvml_calls_them(dgx: str, tmp_path: Path) -> None:
+def test_collect_returns_gpus_with_names_from_nvml(dgx: str, tmp_path: Path) -> None:
     inventory = collect(scenarios(tmp_path)(root=dgx), gpus=True)
     assert len(inventory.gpus) == 8
     assert all(isinstance(gpu, Gpu) and gpu.uuid.startswith("GPU-") and gpu.name for gpu in inventory.gpus)
@@ -67,30 +67,30 @@ def test_gpus_have_what_nvml_calls_them(dgx: str, tmp_path: Path) -> None:
     assert inventory.driver_version
 
 
-def test_one_gpu_that_does_not_tell_its_device_node_hides_no_other(dgx: str, tmp_path: Path) -> None:
+def test_collect_skips_unreadable_minor_number_of_one_gpu(dgx: str, tmp_path: Path) -> None:
     broken = '[gpu.3.errors]\nnvmlDeviceGetMinorNumber = "Unknown"\n'
     found = collect(scenarios(tmp_path)(broken, root=dgx), gpus=True).gpus
     assert [gpu.minor for gpu in found] == [0, 1, 2, None, 4, 5, 6, 7]
 
 
-def test_an_nvml_that_fails_leaves_no_gpus_and_the_rest(dgx: str, tmp_path: Path) -> None:
+def test_collect_without_nvml_returns_the_other_devices(dgx: str, tmp_path: Path) -> None:
     host = scenarios(tmp_path)('library = "driver_not_loaded"', root=dgx)
     inventory = collect(host, gpus=True)
     assert inventory.gpus == ()
     assert len(inventory.devices) == 5
 
 
-def test_a_machine_without_anything_has_an_empty_inventory(tmp_path: Path) -> None:
+def test_collect_returns_empty_inventory_of_empty_tree(tmp_path: Path) -> None:
     inventory = collect(Host(str(tmp_path)), gpus=True)
     assert (inventory.gpus, inventory.devices, inventory.driver_version) == ((), (), "")
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_collect_reads_this_machine() -> None:
     inventory = collect(Host("/"), gpus=True)
     assert all(PCI_ADDRESS.fullmatch(device.pci) for device in inventory.devices)
 
 
-def test_a_device_that_vanishes_while_it_is_read_is_left_out(dgx: str) -> None:
+def test_collect_omits_device_that_vanishes_during_read(dgx: str) -> None:
     Path(dgx, "sys/bus/pci/devices/0000:29:00.0/class").unlink()
     assert "0000:29:00.0" not in {device.pci for device in collect(Host(dgx), gpus=False).devices}
 
@@ -108,7 +108,7 @@ MOUNTS = """\
 
 
 @pytest.fixture
-def with_disks(tmp_path: Path) -> Host:
+def host_with_disks(tmp_path: Path) -> Host:
     """A host with the root on LVM on an NVMe partition, a RAID of two disks, a SATA disk and a network disk."""
     root = tmp_path / "tree"
     nvme, block, names = "/sys/class/nvme", "/sys/block", "/sys/class/block"
@@ -141,8 +141,8 @@ def with_disks(tmp_path: Path) -> Host:
     return host
 
 
-def test_disks_are_known_by_name_card_and_serial_number(with_disks: Host) -> None:
-    assert collect(with_disks, gpus=False).disks == (
+def test_collect_returns_disks_with_name_card_and_serial(host_with_disks: Host) -> None:
+    assert collect(host_with_disks, gpus=False).disks == (
         Disk("nvme0", "0000:50:00.0", ("S0",)),
         Disk("nvme1", "0000:51:00.0", ("S1",)),
         Disk("nvme2", "0000:52:00.0", ("S2",)),
@@ -152,8 +152,8 @@ def test_disks_are_known_by_name_card_and_serial_number(with_disks: Host) -> Non
     )
 
 
-def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_disks: Host) -> None:
-    assert collect(with_disks, gpus=False).mounts == (
+def test_collect_returns_own_mounts_with_disks(host_with_disks: Host) -> None:
+    assert collect(host_with_disks, gpus=False).mounts == (
         LocalMount("/", "ext4", "dm-0", ("nvme0n1",)),
         LocalMount("/boot", "ext4", "nvme0n1p2", ("nvme0n1",)),
         LocalMount("/scratch", "btrfs", "sda", ("sda",)),
@@ -161,7 +161,7 @@ def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_dis
     )
 
 
-def redundant(root: Path, device: str, files: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def redundant_disks(root: Path, device: str, files: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (disks, redundant disks) of "/" on `device`. `files`: paths below /sys/class/block."""
     mounts = {"/proc/self/mountinfo": f"21 0 0:45 / / rw - ext4 /dev/{device} rw\n"}
     host = write(root, mounts | {f"/sys/class/block/{path}": text for path, text in files.items()})
@@ -174,42 +174,42 @@ def layers(device: str, *below: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("level", ["raid1", "raid4", "raid5", "raid6", "raid10"])
-def test_the_disks_of_a_raid_with_copies_are_redundant(tmp_path: Path, level: str) -> None:
+def test_disks_of_raid_with_copies_are_redundant(tmp_path: Path, level: str) -> None:
     files = layers("md0", "sda1", "sdb1") | {"md0/md/level": f"{level}\n", "md0/md/degraded": "1\n"}
-    assert redundant(tmp_path, "md0", files) == (("sda", "sdb"), ("sda", "sdb"))
+    assert redundant_disks(tmp_path, "md0", files) == (("sda", "sdb"), ("sda", "sdb"))
 
 
 @pytest.mark.parametrize("level", ["raid0", "linear", ""])
-def test_the_disks_of_a_raid_without_copies_are_not(tmp_path: Path, level: str) -> None:
+def test_disks_of_raid_without_copies_are_not_redundant(tmp_path: Path, level: str) -> None:
     files = layers("md0", "sda1", "sdb1") | {"md0/md/level": level}
-    assert redundant(tmp_path, "md0", files) == (("sda", "sdb"), ())
+    assert redundant_disks(tmp_path, "md0", files) == (("sda", "sdb"), ())
 
 
-def test_the_paths_of_multipath_are_redundant_unless_there_is_one(tmp_path: Path) -> None:
+def test_multipath_is_redundant_with_several_paths(tmp_path: Path) -> None:
     uuid = {"dm-1/dm/uuid": "mpath-3600508b400105e210000900000490000\n"}
     files = layers("dm-0", "dm-1") | layers("dm-1", "sda", "sdb") | uuid | {"dm-0/dm/uuid": "LVM-x\n"}
-    assert redundant(tmp_path / "two", "dm-0", files) == (("sda", "sdb"), ("sda", "sdb"))
-    assert redundant(tmp_path / "one", "dm-1", layers("dm-1", "sda") | uuid) == (("sda",), ())
+    assert redundant_disks(tmp_path / "two", "dm-0", files) == (("sda", "sdb"), ("sda", "sdb"))
+    assert redundant_disks(tmp_path / "one", "dm-1", layers("dm-1", "sda") | uuid) == (("sda",), ())
 
 
 @pytest.mark.parametrize(("part", "copies"), [("rmeta", True), ("mimage", True), ("rimage", False), ("data", False)])
-def test_a_raid_or_mirror_of_lvm_has_copies_and_a_plain_volume_none(tmp_path: Path, part: str, copies: bool) -> None:
+def test_lvm_raid_and_mirror_are_redundant_and_plain_volume_is_not(tmp_path: Path, part: str, copies: bool) -> None:
     files = layers("dm-0", "dm-1", "dm-2") | layers("dm-1", "sda") | layers("dm-2", "sdb")
     files |= {"dm-1/dm/name": f"vg-lv_{part}_0\n", "dm-2/dm/name": f"vg-lv_{part}_1\n"}
-    assert redundant(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sda", "sdb") if copies else ())
+    assert redundant_disks(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sda", "sdb") if copies else ())
 
 
-def test_a_disk_that_one_layer_needs_alone_is_not_redundant(tmp_path: Path) -> None:
+def test_disk_used_alone_by_one_layer_is_not_redundant(tmp_path: Path) -> None:
     files = layers("dm-0", "md0", "sda2") | layers("md0", "sda1", "sdb1") | {"md0/md/level": "raid1"}
-    assert redundant(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sdb",))
+    assert redundant_disks(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sdb",))
 
 
 def test_two_parts_of_one_disk_are_no_copies(tmp_path: Path) -> None:
     files = layers("md0", "sda1", "sda2") | {"md0/md/level": "raid1"}
-    assert redundant(tmp_path, "md0", files) == (("sda",), ())
+    assert redundant_disks(tmp_path, "md0", files) == (("sda",), ())
 
 
-def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
+def test_circular_layers_end(tmp_path: Path) -> None:
     mounts = "21 0 253:0 / / rw - ext4 /dev/dm-0 rw\n"
     files = {"/proc/self/mountinfo": mounts, "/sys/class/block/dm-0/slaves/dm-0/size": "8"}
     assert collect(write(tmp_path, files), gpus=False).mounts == (LocalMount("/", "ext4", "dm-0", ("dm-0",)),)
@@ -230,7 +230,7 @@ def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
         ("", "", ""),
     ],
 )
-def test_a_partition_belongs_to_its_disk_and_a_disk_to_its_controller(name: str, disk: str, card: str) -> None:
+def test_whole_disk_and_nvme_controller_of_a_name(name: str, disk: str, card: str) -> None:
     assert (whole_disk(name), nvme_controller(name)) == (disk, card)
 
 
@@ -243,7 +243,7 @@ def test_a_partition_belongs_to_its_disk_and_a_disk_to_its_controller(name: str,
         ("", ""),
     ],
 )
-def test_the_port_above_is_the_directory_above(link: str, port: str) -> None:
+def test_upstream_port_is_the_directory_above(link: str, port: str) -> None:
     assert upstream_port(link) == port
 
 
@@ -256,10 +256,10 @@ def test_the_port_above_is_the_directory_above(link: str, port: str) -> None:
         ("/devices/virtual/net/veth1", ""),
     ],
 )
-def test_a_port_or_a_disk_belongs_to_its_card(path: str, pci: str) -> None:
+def test_pci_address_of_a_device_path(path: str, pci: str) -> None:
     assert pci_address(path) == pci
 
 
 @given(st.text(), st.text())
-def test_any_text_of_sysfs_has_some_kind(vendor: str, pci_class: str) -> None:
+def test_device_kind_accepts_any_text(vendor: str, pci_class: str) -> None:
     assert device_kind(vendor, pci_class) in ("gpu", "nvswitch", "nic", "nvme", "other")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes import standing
+from fakes import stopped_clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
         ("", ""),
     ],
 )
-def test_the_job_is_in_the_path_of_the_cgroup(cgroup: str, job: str) -> None:
+def test_job_in_reads_job_from_cgroup_path(cgroup: str, job: str) -> None:
     assert job_in(cgroup) == job
 
 
@@ -71,16 +71,16 @@ NAMES = st.sampled_from(
 
 
 @given(st.lists(st.sampled_from(["docker", "a.scope", ".."]), max_size=3), USERS, st.lists(NAMES, max_size=8))
-def test_nothing_below_a_users_own_cgroup_is_a_job(above: list[str], users: str, below: list[str]) -> None:
+def test_job_in_returns_none_below_cgroup_of_a_user(above: list[str], users: str, below: list[str]) -> None:
     assert job_in(f"0::/{'/'.join([*above, users, *below])}\n") == ""
 
 
 @given(st.text())
-def test_any_text_has_a_job_or_none(text: str) -> None:
+def test_job_in_accepts_any_text(text: str) -> None:
     assert job_in(text) == "" or job_in(text).isdecimal()
 
 
-def test_a_process_is_of_a_job_of_none_or_gone(tmp_path: Path) -> None:
+def test_job_of_process_distinguishes_job_no_job_and_ended_process(tmp_path: Path) -> None:
     for pid, text in ((42, V1), (43, "0::/system.slice/nvidia-persistenced.service\n")):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cgroup").write_text(text)
@@ -132,10 +132,10 @@ V2_STEP = "system.slice/slurmstepd.scope/job_12/step_0"
         ({}, {}),
     ],
 )
-def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
+def test_job_processes_and_local_jobs_read_cgroups_of_slurmd(
     members: dict[str, str], processes: dict[int, str], tmp_path: Path
 ) -> None:
-    assert job_processes(cgroups(tmp_path, **members), standing) == processes
+    assert job_processes(cgroups(tmp_path, **members), stopped_clock) == processes
     assert process.local_jobs(str(tmp_path)) == frozenset(processes.values())
 
 
@@ -150,30 +150,30 @@ def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
         ({}, False),
     ],
 )
-def test_only_slurms_cgroups_show_that_no_job_is_here(members: dict[str, str], empty: bool, tmp_path: Path) -> None:
+def test_has_no_jobs_is_true_only_with_cgroups_of_slurm(members: dict[str, str], empty: bool, tmp_path: Path) -> None:
     assert process.has_no_jobs(cgroups(tmp_path, **members)) is empty
 
 
-def test_a_cgroup_that_goes_or_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+def test_job_processes_skips_unreadable_cgroup(tmp_path: Path) -> None:
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "1", f"{V2_STEP}/user/task_1": "2"})
     threaded = tmp_path / "sys/fs/cgroup" / V2_STEP / "user/task_0/cgroup.procs"
     threaded.write_text("Operation not supported\n")
-    assert job_processes(root, standing) == {2: "12"}
+    assert job_processes(root, stopped_clock) == {2: "12"}
 
 
-def test_a_job_with_too_many_cgroups_is_looked_at_for_a_moment_only(tmp_path: Path) -> None:
+def test_job_processes_stops_after_scan_seconds(tmp_path: Path) -> None:
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)})
     ticks = iter(range(10**6))
     found = job_processes(root, lambda: next(ticks) * process.SCAN_SECONDS / 10)
     assert 0 < len(found) < 49
 
 
-def test_which_jobs_are_here_does_not_depend_on_how_busy_the_node_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = "system.slice/slurmstepd.scope/job_13/step_0"
-    left = "system.slice/slurmstepd.scope/job_14/step_0"
-    root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)}, **{other: "99", left: ""})
+def test_local_jobs_does_not_depend_on_scan_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other_cgroup = "system.slice/slurmstepd.scope/job_13/step_0"
+    empty_cgroup = "system.slice/slurmstepd.scope/job_14/step_0"
+    root = cgroups(
+        tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)}, **{other_cgroup: "99", empty_cgroup: ""}
+    )
     monkeypatch.setattr(process, "SCAN_SECONDS", 0.0)
     assert process.local_jobs(root) == {"12", "13"}
 
@@ -181,42 +181,42 @@ def test_which_jobs_are_here_does_not_depend_on_how_busy_the_node_is(
 # --- processes that use a GPU
 
 
-def holds(root: Path, pid: int, *links: str) -> None:
+def open_descriptors(root: Path, pid: int, *links: str) -> None:
     descriptors = root / f"proc/{pid}/fd"
     descriptors.mkdir(parents=True)
     for number, link in enumerate(links):
         (descriptors / str(number)).symlink_to(link)
 
 
-def test_the_jobs_of_a_gpu_have_its_device_node_open(tmp_path: Path) -> None:
-    holds(tmp_path, 1, "/dev/null", "pipe:[4711]", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3")
-    holds(tmp_path, 2, "/dev/null", "/dev/nvidia30")
-    holds(tmp_path, 3, "/dev/nvidia3 (deleted)")
-    holds(tmp_path, 4, "/dev/nvidia1", "/dev/nvidia3", "/dev/nvidia4")
+def test_jobs_using_gpus_finds_open_device_files(tmp_path: Path) -> None:
+    open_descriptors(tmp_path, 1, "/dev/null", "pipe:[4711]", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3")
+    open_descriptors(tmp_path, 2, "/dev/null", "/dev/nvidia30")
+    open_descriptors(tmp_path, 3, "/dev/nvidia3 (deleted)")
+    open_descriptors(tmp_path, 4, "/dev/nvidia1", "/dev/nvidia3", "/dev/nvidia4")
     jobs = {1: "9", 2: "9", 3: "10", 4: "10", 5: "11"}
-    found = jobs_using_gpus({1, 3, 4, 7}, jobs, str(tmp_path), standing)
+    found = jobs_using_gpus({1, 3, 4, 7}, jobs, str(tmp_path), stopped_clock)
     assert found == {1: ("10",), 3: ("9", "10"), 4: ("10",), 7: ()}
     assert jobs_using_gpus((), jobs, str(tmp_path)) == {}
 
 
-def test_jobs_are_looked_through_for_a_moment_only(tmp_path: Path) -> None:
+def test_jobs_using_gpus_stops_after_a_time_limit(tmp_path: Path) -> None:
     for pid in range(1, 30):
-        holds(tmp_path, pid, "/dev/nvidia0")
+        open_descriptors(tmp_path, pid, "/dev/nvidia0")
     ticks = iter(range(10**6))
     found = jobs_using_gpus({0}, {pid: str(pid) for pid in range(1, 30)}, str(tmp_path), lambda: next(ticks) * 0.02)
     assert 0 < len(found[0]) < 10
 
 
-def test_of_a_process_with_any_number_of_files_the_first_are_looked_at_and_it_is_said(tmp_path: Path) -> None:
-    holds(tmp_path, 1, "/dev/nvidia3", *["/dev/null"] * (MAX_DESCRIPTORS - 1))
+def test_gpus_open_by_job_limits_descriptors_and_reports_it(tmp_path: Path) -> None:
+    open_descriptors(tmp_path, 1, "/dev/nvidia3", *["/dev/null"] * (MAX_DESCRIPTORS - 1))
     assert gpus_open_by_job({1: "9"}, str(tmp_path)) == ({"9": frozenset({3})}, True)
-    holds(tmp_path, 2, *[f"/dev/nvidia{number % 8}" for number in range(MAX_DESCRIPTORS + 1)])
+    open_descriptors(tmp_path, 2, *[f"/dev/nvidia{number % 8}" for number in range(MAX_DESCRIPTORS + 1)])
     assert gpus_open_by_job({2: "9"}, str(tmp_path)) == ({"9": frozenset(range(8))}, False)
-    assert jobs_using_gpus({5}, {2: "9"}, str(tmp_path), standing) == {5: ("9",)}
+    assert jobs_using_gpus({5}, {2: "9"}, str(tmp_path), stopped_clock) == {5: ("9",)}
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[int]:
+def process_with_device(tmp_path: Path) -> Iterator[int]:
     """A real process with an open file whose path ends like that of a GPU."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia5").touch()
@@ -228,6 +228,6 @@ def holder(tmp_path: Path) -> Iterator[int]:
         running.kill()
 
 
-def test_a_real_process_that_has_it_open_is_seen(holder: int) -> None:
-    jobs = {holder: "12", os.getppid(): "13"}
-    assert jobs_using_gpus({4, 5}, jobs, "/", standing) == {4: (), 5: ("12",)}
+def test_jobs_using_gpus_finds_a_real_process(process_with_device: int) -> None:
+    jobs = {process_with_device: "12", os.getppid(): "13"}
+    assert jobs_using_gpus({4, 5}, jobs, "/", stopped_clock) == {4: (), 5: ("12",)}

@@ -17,37 +17,37 @@ READ = ("cat", SCORE)
 REPOSITORY = Path(__file__).parents[2]
 
 
-def with_score(score: int, *argv: str) -> str:
+def output_with_score(score: int, *argv: str) -> str:
     """Return the output of a program started with this score. Scores below 0 require privileges."""
-    set_it = f"open({SCORE!r}, 'w').write({str(score)!r}); import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", set_it, *argv], capture_output=True, text=True, timeout=240, cwd=REPOSITORY
+    program = f"open({SCORE!r}, 'w').write({str(score)!r}); import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.run(
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=240, cwd=REPOSITORY
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-OURS = "from healthd.host.oom import raise_score; raise_score(300); print(open('/proc/self/oom_score_adj').read())"
+RAISE_SCORE_PROGRAM = (
+    "from healthd.host.oom import raise_score; raise_score(300); print(open('/proc/self/oom_score_adj').read())"
+)
 
 
 @pytest.mark.parametrize(
-    "argv", [(*trampoline_argv(300), *READ), (sys.executable, "-c", OURS)], ids=["a command", "a worker"]
+    "argv", [(*trampoline_argv(300), *READ), (sys.executable, "-c", RAISE_SCORE_PROGRAM)], ids=["a command", "a worker"]
 )
-@pytest.mark.parametrize(("before", "then"), [(100, "300"), (300, "300"), (700, "700")])
-def test_a_score_is_raised_to_that_of_others_and_a_higher_one_stays(
-    argv: tuple[str, ...], before: int, then: str
-) -> None:
-    assert with_score(before, *argv).strip() == then
+@pytest.mark.parametrize(("before", "after"), [(100, "300"), (300, "300"), (700, "700")])
+def test_raise_score_raises_lower_score_and_keeps_higher_one(argv: tuple[str, ...], before: int, after: str) -> None:
+    assert output_with_score(before, *argv).strip() == after
 
 
-def test_a_command_gets_its_words_as_they_are_and_its_status_is_told() -> None:
+def test_child_passes_arguments_unchanged_and_returns_status() -> None:
     child = Child(("printf", "%s|", "a b", "$HOME", "-n", "'"), time.monotonic() + 60, time.monotonic)
     while not child.step():
         time.sleep(0.01)
     assert (child.status, child.output()) == (0, (b"a b|$HOME|-n|'|", ""))
 
 
-def test_a_command_that_is_not_there_has_the_status_127() -> None:
+def test_missing_command_has_status_127() -> None:
     child = Child(("no-such-program-of-ours",), time.monotonic() + 60, time.monotonic)
     while not child.step():
         time.sleep(0.01)
@@ -56,7 +56,7 @@ def test_a_command_that_is_not_there_has_the_status_127() -> None:
     assert "No such file or directory" in child.output()[1]
 
 
-def test_a_score_of_nobodys_choice_stays() -> None:
+def test_raise_score_without_argument_keeps_score() -> None:
     before = Path(SCORE).read_text()
     raise_score()
     assert Path(SCORE).read_text() == (before if int(before) >= 0 else "0\n")

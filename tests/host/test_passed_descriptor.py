@@ -65,13 +65,13 @@ def connected(path: str, kind: int) -> socket.socket:
 
 
 @pytest.fixture
-def began() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     start = time.monotonic()
     yield
     assert time.monotonic() - start < LINGERS_SECONDS / 2
 
 
-def test_a_request_with_files_that_linger_is_answered_at_once(tmp_path, hand_over, began):
+def test_control_server_answers_request_with_lingering_files_at_once(tmp_path, hand_over, time_limit):
     server = ControlServer(str(tmp_path / "sock"), lambda *_: {"done": "yes"}, time.monotonic)
     server.open()
     with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
@@ -81,7 +81,7 @@ def test_a_request_with_files_that_linger_is_answered_at_once(tmp_path, hand_ove
     server.close()
 
 
-def test_who_leaves_files_unread_does_not_hold_up_the_end(tmp_path, hand_over, began):
+def test_control_server_close_is_not_delayed_by_unread_files(tmp_path, hand_over, time_limit):
     server = ControlServer(str(tmp_path / "sock"), lambda *_: {}, time.monotonic)
     server.open()
     with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
@@ -91,22 +91,22 @@ def test_who_leaves_files_unread_does_not_hold_up_the_end(tmp_path, hand_over, b
 
 
 @pytest.mark.parametrize("in_a_job", [False, True])
-def test_a_rank_with_files_that_linger_holds_up_no_other(tmp_path, hand_over, began, in_a_job):
-    place = tmp_path / f"proc/{os.getpid()}"
-    place.mkdir(parents=True)
+def test_receiver_is_not_delayed_by_lingering_files(tmp_path, hand_over, time_limit, in_a_job):
+    proc_folder = tmp_path / f"proc/{os.getpid()}"
+    proc_folder.mkdir(parents=True)
     if in_a_job:
-        Path(place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
+        Path(proc_folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
     receiver = Receiver(str(tmp_path / "sock"), str(tmp_path), 4, 4)
     with connected(str(tmp_path / "sock"), socket.SOCK_SEQPACKET) as stream:
         hand_over(stream, b"x")
-        for look in range(3):
-            assert list(receiver.step(float(look))) == []
+        for step in range(3):
+            assert list(receiver.step(float(step))) == []
         dropped = receiver.dropped_counts()
         assert (dropped.malformed, dropped.strangers) == ((1, 0) if in_a_job else (0, 1))
     receiver.close()
 
 
-def test_the_signal_that_ends_such_a_wait_stops_no_daemon():
+def test_alarm_signal_does_not_stop_the_daemon():
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     try:
         woken = wakeup.wake_on_signals()

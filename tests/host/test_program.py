@@ -13,19 +13,19 @@ import pytest
 from healthd.host.program import MAX_OUTPUT_BYTES, run_program
 
 
-def test_a_flood_of_output_neither_blocks_the_program_nor_fills_the_memory():
-    ran = run_program((sys.executable, "-c", "print('x' * 99 + '\\n', end='y' * 4_000_000)"), 20.0)
-    assert (ran.status, ran.stdout[:100], len(ran.stdout)) == (0, "x" * 99 + "\n", MAX_OUTPUT_BYTES)
+def test_run_program_limits_output_without_blocking():
+    result = run_program((sys.executable, "-c", "print('x' * 99 + '\\n', end='y' * 4_000_000)"), 20.0)
+    assert (result.status, result.stdout[:100], len(result.stdout)) == (0, "x" * 99 + "\n", MAX_OUTPUT_BYTES)
 
 
-def test_a_program_that_floods_for_ever_is_killed():
+def test_run_program_kills_endless_output():
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         run_program(("/bin/sh", "-c", "exec yes"), 0.5)
     assert time.monotonic() - began < 60.0
 
 
-def test_a_program_gets_a_small_known_environment_and_no_input(monkeypatch):
+def test_run_program_passes_small_fixed_environment_and_no_input(monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     argv = ("/bin/sh", "-c", 'cat; echo "$SECRET/$HEALTHD_CHECK/$LC_ALL/$PWD"')
     status, message, _ = run_program(argv, 20.0, {"HEALTHD_CHECK": "mine"})
@@ -34,16 +34,16 @@ def test_a_program_gets_a_small_known_environment_and_no_input(monkeypatch):
     assert run_program(("/bin/sh", "-c", 'echo "$PATH"'), 20.0) == (0, f"{path}\n", "")
 
 
-def test_a_program_gets_its_arguments_as_they_are():
+def test_run_program_passes_arguments_unchanged():
     assert run_program(("/bin/echo", "a b", "$HOME", "*"), 20.0) == (0, "a b $HOME *\n", "")
 
 
-def test_a_program_is_in_a_session_of_its_own():
+def test_run_program_starts_a_new_session():
     status, message, _ = run_program((sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())"), 20.0)
     assert (status, message) == (0, "True\n")
 
 
-def test_no_child_and_no_file_descriptor_is_left_behind():
+def test_run_program_leaves_no_child_and_no_descriptor():
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before, fds = children.read_text(), set(os.listdir("/proc/self/fd"))
     for script in ("exit 0", "sleep 1000 & exit 2", "kill -9 $$"):
@@ -52,5 +52,5 @@ def test_no_child_and_no_file_descriptor_is_left_behind():
     assert set(children.read_text().split()) <= set(before.split())
 
 
-def test_a_signal_is_told_apart_from_a_status():
+def test_run_program_distinguishes_signal_from_status():
     assert run_program(("/bin/sh", "-c", "kill -KILL $$"), 20.0)[0] == -signal.SIGKILL

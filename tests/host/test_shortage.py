@@ -28,7 +28,7 @@ from healthd.host.shortage import DESCRIPTORS, PROCESSES, REPORT_SECONDS, THREAD
 
 
 @pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "counts", type(shortage.counts)())
     monkeypatch.setattr(shortage, "_last", {})
 
@@ -74,11 +74,11 @@ def test_spare_descriptor_closes_all_waiting_connections(listener: socket.socket
     spare.close()
 
 
-def test_shortage_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_reports_shortage_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shortage.record(THREADS)
-    now = time.time()
-    assert len(list(shortage.problems(now))) == 1
-    assert list(shortage.problems(now + REPORT_SECONDS + 1)) == []
+    recorded_at = time.time()
+    assert len(list(shortage.problems(recorded_at))) == 1
+    assert list(shortage.problems(recorded_at + REPORT_SECONDS + 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_shortage_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
         (errno.ENOENT, None),
     ],
 )
-def test_child_that_cannot_be_started_records_the_shortage(
+def test_child_records_shortage_if_it_cannot_start(
     monkeypatch: pytest.MonkeyPatch, number: int, resource: str | None
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", failing(number))
@@ -100,7 +100,7 @@ def test_child_that_cannot_be_started_records_the_shortage(
     assert dict(shortage.counts) == ({resource: 1} if resource else {})
 
 
-def test_child_without_a_pidfd_is_watched_by_its_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_without_pidfd_is_monitored_by_its_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pidfd_open", failing(errno.EMFILE))
     started = Child(("echo", "done"), time.monotonic() + 120, time.monotonic)
     while not started.step():
@@ -111,9 +111,11 @@ def test_child_without_a_pidfd_is_watched_by_its_pipes(monkeypatch: pytest.Monke
     assert (started.status, started.output()[0].strip()) == (0, b"done")
 
 
-def test_control_server_without_descriptors_sheds_and_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_server_without_descriptors_closes_connection_and_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "healthd.sock")
-    server = ControlServer(path, lambda request, who, may: {"done": "yes"}, time.monotonic)
+    server = ControlServer(path, lambda request, peer, allowed: {"done": "yes"}, time.monotonic)
     server.open()
     client = connected(path)
     client.sendall(b'{"command": "status"}\n')
@@ -128,13 +130,13 @@ def test_control_server_without_descriptors_sheds_and_rests(tmp_path: Path, monk
     server.close()
 
 
-def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
+def once(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `first` the first time and `second` afterwards."""
     calls = iter([first])
-    return lambda *args: next(calls, then)(*args)
+    return lambda *args: next(calls, second)(*args)
 
 
-def test_metrics_page_survives_an_accept_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_page_works_after_accept_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "ACCEPT_PAUSE_SECONDS", 0.01)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     try:
@@ -167,7 +169,7 @@ def test_metrics_page_that_cannot_listen_leaves_no_descriptor_open(monkeypatch: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_metrics_page_survives_clients_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_page_works_after_clients_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     try:
         with monkeypatch.context() as patched:
@@ -203,7 +205,7 @@ def test_publisher_serves_metrics_once_a_thread_can_be_started(
     assert not publisher._unserved_addresses()
 
 
-def test_publisher_reports_a_page_whose_listener_gets_no_thread(
+def test_publisher_reports_page_whose_listener_gets_no_thread(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that reads the files starts, the listener thread does not."""

@@ -53,7 +53,7 @@ def gpu(path: str, index: int) -> NvmlGpu:
     return {gpu.index: gpu for gpu in open_fake(path).gpus()}[index]
 
 
-def test_a_gpu_that_is_lost_later_is_unreachable_from_then_on_and_the_others_stay(scenario):
+def test_gpu_lost_later_becomes_unreachable_and_others_stay(scenario):
     nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.3.lost_after = 2\n'))
     before, fourth = nvml.gpus(), nvml.gpus()[3]
     assert (len(before), fourth.ecc_mode(), nvml.lost_since_open) == (8, True, 0)
@@ -61,12 +61,12 @@ def test_a_gpu_that_is_lost_later_is_unreachable_from_then_on_and_the_others_sta
         with pytest.raises(NvmlError, match="GPU is lost"):
             fourth.temperature()
     assert nvml.gpus() == tuple(gpu for gpu in before if gpu is not fourth)
-    (gone,) = nvml.unreachable
-    assert (gone.kind, gone.pci, gone.call) == (NvmlErrorKind.GPU_LOST, fourth.pci, "nvmlDeviceGetTemperature")
+    (lost,) = nvml.unreachable
+    assert (lost.kind, lost.pci, lost.call) == (NvmlErrorKind.GPU_LOST, fourth.pci, "nvmlDeviceGetTemperature")
     assert nvml.lost_since_open == 1
 
 
-def test_any_other_error_makes_no_gpu_unreachable(scenario):
+def test_other_error_makes_no_gpu_unreachable(scenario):
     text = 'profile = "dgx-h100"\n[gpu.3.errors]\nnvmlDeviceGetEccMode = "Unknown"\n'
     nvml = open_fake(scenario(text))
     with pytest.raises(NvmlError):
@@ -77,19 +77,19 @@ def test_any_other_error_makes_no_gpu_unreachable(scenario):
 # --- profiles
 
 
-def test_the_four_profiles_are_there():
+def test_profiles_lists_four_profiles():
     assert fake_scenario.profiles() == list(PROFILES)
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_keeps_the_contract(name):
+def test_profile_fulfils_the_contract(name):
     nvml = open_fake(name)
     assert_contract(nvml)
     nvml.close()
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_a_healthy_machine_with_eight_gpus(name):
+def test_profile_is_a_healthy_machine_with_eight_gpus(name):
     nvml = open_fake(name)
     assert [gpu.pci for gpu in nvml.gpus()] == fake_pci_gpus(name)
     assert len(nvml.gpus()) == 8
@@ -117,11 +117,11 @@ def test_a_profile_is_a_healthy_machine_with_eight_gpus(name):
 
 
 @pytest.mark.parametrize(("name", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
-def test_a_profile_has_the_nvlinks_of_its_model(name, links):
+def test_profile_has_nvlinks_of_its_model(name, links):
     assert all(len(each.nvlinks() or ()) == links for each in open_fake(name).gpus())
 
 
-def test_hopper_and_later_have_a_fabric_and_count_the_degrees_that_are_left():
+def test_hopper_and_blackwell_have_fabric_and_temperature_margin():
     hopper, blackwell = (open_fake(name).gpus()[0] for name in ("dgx-h100", "dgx-b200"))
     assert hopper.fabric() == Fabric(3, 0, 0, 0)
     assert blackwell.fabric() == Fabric(3, 0, 0x80, 1)
@@ -131,7 +131,7 @@ def test_hopper_and_later_have_a_fabric_and_count_the_degrees_that_are_left():
     assert hopper.pcie_replays() == 150
 
 
-def test_an_a100_has_no_fabric_and_counts_degrees():
+def test_a100_has_no_fabric_and_temperature_limits():
     ampere = open_fake("dgx-a100").gpus()[0]
     assert ampere.fabric() is None
     assert ampere.temperature_limits() == TemperatureLimits(89, 95, None)
@@ -150,7 +150,7 @@ def test_blackwell_counts_recoveries_and_packets_but_no_replays():
 # --- scenarios: one GPU
 
 
-def test_a_lost_gpu_is_unreachable_and_named(scenario):
+def test_lost_gpu_is_unreachable_with_address(scenario):
     nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.3.lost = true'))
     (error,) = nvml.unreachable
     assert (error.kind, error.pci, error.index) == (NvmlErrorKind.GPU_LOST, "0000:61:00.0", 3)
@@ -158,18 +158,18 @@ def test_a_lost_gpu_is_unreachable_and_named(scenario):
     assert "0000:61:00.0" not in [each.pci for each in nvml.gpus()]
 
 
-def test_a_gpu_that_needs_a_reset_is_unreachable(scenario):
+def test_gpu_that_requires_reset_is_unreachable(scenario):
     (error,) = open_fake(scenario('profile = "dgx-h100"\ngpu.3.requires_reset = true')).unreachable
     assert (error.kind, error.pci) == (NvmlErrorKind.RESET_REQUIRED, "0000:61:00.0")
 
 
-def test_unknown_error_for_the_handle_of_a_gpu_is_a_lost_gpu(scenario):
+def test_unknown_error_for_handle_means_lost_gpu(scenario):
     (error,) = open_fake(scenario('profile = "dgx-h100"\ngpu.3.unreachable = true')).unreachable
     assert (error.kind, error.pci, error.index) == (NvmlErrorKind.GPU_LOST, "", 3)
     assert "Unknown Error" in str(error)
 
 
-def test_a_gpu_that_is_gone_is_not_counted_but_was_on_pci(scenario):
+def test_gone_gpu_is_in_pci_but_not_in_nvml(scenario):
     path = scenario('profile = "dgx-h100"\ngpu.0.gone = true')
     nvml = open_fake(path)
     assert len(nvml.gpus()) == 7
@@ -178,8 +178,8 @@ def test_a_gpu_that_is_gone_is_not_counted_but_was_on_pci(scenario):
     assert "0000:1b:00.0" in fake_pci_gpus(path)
 
 
-def test_counters_of_a_scenario_are_read_back(scenario):
-    one = gpu(
+def test_counters_of_scenario_are_returned(scenario):
+    device = gpu(
         scenario(
             """
             profile = "dgx-h100"
@@ -200,31 +200,31 @@ def test_counters_of_a_scenario_are_read_back(scenario):
         ),
         3,
     )
-    assert one.ecc_count("sram", uncorrected=True, volatile=True) == 2
-    assert one.ecc_count("dram", uncorrected=True, volatile=True) == 1
-    assert one.ecc_total(uncorrected=True, volatile=True) == 3
-    assert one.ecc_total(uncorrected=False, volatile=False) == 7
-    rows, histogram = one.remapped_rows(), one.row_remap_histogram()
+    assert device.ecc_count("sram", uncorrected=True, volatile=True) == 2
+    assert device.ecc_count("dram", uncorrected=True, volatile=True) == 1
+    assert device.ecc_total(uncorrected=True, volatile=True) == 3
+    assert device.ecc_total(uncorrected=False, volatile=False) == 7
+    rows, histogram = device.remapped_rows(), device.row_remap_histogram()
     assert rows is not None
     assert histogram is not None
     assert (rows.uncorrectable, rows.pending, rows.failure) == (4, True, True)
     assert (histogram.max, histogram.none) == (2558, 1)
-    assert one.unrepairable_memory() is True
-    assert one.recovery_action() == 4
-    links = one.nvlinks()
+    assert device.unrepairable_memory() is True
+    assert device.recovery_action() == 4
+    links = device.nvlinks()
     assert links is not None
     assert [number for number, link in enumerate(links) if not link.active] == [3, 17]
     assert (links[4].replay, links[4].recovery, links[16].crc) == (9, 0, 5)
     assert links[17] == Nvlink(active=False)
 
 
-def test_the_error_counters_of_an_a100_come_from_the_older_call(scenario):
+def test_a100_error_counters_come_from_older_call(scenario):
     links = gpu(scenario('profile = "dgx-a100"\ngpu.0.nvlink_recovery = {11 = 3}'), 0).nvlinks()
     assert links is not None
     assert links[11] == Nvlink(True, 0, 3, 0)
 
 
-def test_the_links_of_blackwell_are_read_back(scenario):
+def test_blackwell_link_counters_are_returned(scenario):
     text = """
         nvlink_recovery = {1 = 2, 2 = 2}
         nvlink_recovery_failed = {2 = 1}
@@ -244,8 +244,8 @@ def test_the_links_of_blackwell_are_read_back(scenario):
     assert [links[number].effective_ber for number in (3, 4)] == [1e-5, 0.3]
 
 
-def test_what_the_counters_of_a_dead_link_answer_does_not_hide_that_it_is_down(scenario):
-    class Dead(FakeLibrary):
+def test_dead_link_with_failing_counters_is_reported_as_down(scenario):
+    class DeadLinkLibrary(FakeLibrary):
         def nvmlDeviceGetFieldValues(self, handle, fieldIds):
             values = super().nvmlDeviceGetFieldValues(handle, fieldIds)
             for value in values:
@@ -256,21 +256,21 @@ def test_what_the_counters_of_a_dead_link_answer_does_not_hide_that_it_is_down(s
     def links(text):
         parsed, _ = fake_scenario.read(scenario(f'profile = "dgx-h100"\n{text}'))
         machine, gpus = fake_scenario.state(parsed, 0.0)
-        return Nvml.open(Dead(machine, fake_scenario.addresses(parsed), gpus)).gpus()[0].nvlinks()
+        return Nvml.open(DeadLinkLibrary(machine, fake_scenario.addresses(parsed), gpus)).gpus()[0].nvlinks()
 
     assert [link.active for link in links("gpu.0.nvlink_inactive = [5]") or ()] == [n != 5 for n in range(18)]
     with pytest.raises(NvmlError, match="field 161 of GPU"):
         links("")
 
 
-def test_all_fields_of_all_links_of_hopper_and_blackwell_are_one_call(scenario):
+def test_all_link_fields_are_read_with_one_call(scenario):
     for profile in ("dgx-h100", "dgx-b200"):
-        one = gpu(scenario(f'profile = "{profile}"\ngpu.0.unsupported = {LINK_CALLS}'), 0)
-        assert len(one.nvlinks() or ()) == 18
+        device = gpu(scenario(f'profile = "{profile}"\ngpu.0.unsupported = {LINK_CALLS}'), 0)
+        assert len(device.nvlinks() or ()) == 18
 
 
-def test_the_state_of_a_gpu_is_read_back(scenario):
-    one = gpu(
+def test_state_of_scenario_is_returned(scenario):
+    device = gpu(
         scenario(
             """
             profile = "dgx-h100"
@@ -292,53 +292,53 @@ def test_the_state_of_a_gpu_is_read_back(scenario):
         ),
         3,
     )
-    assert one.retired_pages() == RetiredPages(2, 1, True)
-    assert one.fabric() == Fabric(2, 0, 0, 0)
-    assert one.temperature_margin() == -3
-    assert one.persistence_mode() is False
-    assert one.inforom_valid() is False
-    assert one.clock_event_reasons() == 0x48
-    assert one.slowdown_seconds() == {"hw_thermal": 12.5, "hw_power_brake": 0.0}
-    assert one.utilization() == 0.6
-    assert (one.enforced_power_limit_watts(), one.default_power_limit_watts()) == (500.5, 700.0)
-    assert one.compute_processes() == (4, 7)
-    assert one.mig_mode() == (False, True)
+    assert device.retired_pages() == RetiredPages(2, 1, True)
+    assert device.fabric() == Fabric(2, 0, 0, 0)
+    assert device.temperature_margin() == -3
+    assert device.persistence_mode() is False
+    assert device.inforom_valid() is False
+    assert device.clock_event_reasons() == 0x48
+    assert device.slowdown_seconds() == {"hw_thermal": 12.5, "hw_power_brake": 0.0}
+    assert device.utilization() == 0.6
+    assert (device.enforced_power_limit_watts(), device.default_power_limit_watts()) == (500.5, 700.0)
+    assert device.compute_processes() == (4, 7)
+    assert device.mig_mode() == (False, True)
 
 
 @pytest.mark.parametrize(
     ("health", "summary", "answer"),
     [("0", "2", Fabric(3, 0, 0, 2)), ("1", None, Fabric(3, 0, 1, None)), (None, None, Fabric(3, 0, None, None))],
 )
-def test_a_driver_that_knows_older_versions_of_the_fabric_is_asked_for_those(scenario, health, summary, answer):
+def test_older_fabric_versions_are_queried_as_fallback(scenario, health, summary, answer):
     lines = [f"fabric_health = {health}"] * bool(health) + [f"fabric_summary = {summary}"] * bool(summary)
     text = "\n".join(['profile = "dgx-a100"', "[gpu.0]", "fabric_state = 3", *lines])
     assert gpu(scenario(text), 0).fabric() == answer
 
 
-def test_older_drivers_are_asked_by_the_older_names(scenario):
+def test_older_function_names_are_used_as_fallback(scenario):
     names = '["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3"]'
-    one = gpu(scenario(f'profile = "dgx-h100"\nmissing_functions = {names}\ngpu.0.processes = [9]'), 0)
-    assert one.clock_event_reasons() == 1
-    assert one.compute_processes() == (9,)
+    device = gpu(scenario(f'profile = "dgx-h100"\nmissing_functions = {names}\ngpu.0.processes = [9]'), 0)
+    assert device.clock_event_reasons() == 1
+    assert device.compute_processes() == (9,)
 
 
-def test_an_inforom_that_cannot_be_looked_at_is_not_corrupted(scenario):
-    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported = ["nvmlDeviceValidateInforom"]'), 0)
-    assert one.inforom_valid() is None
-    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceValidateInforom = "Unknown"}'), 0)
+def test_unreadable_inforom_is_not_corrupted(scenario):
+    device = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported = ["nvmlDeviceValidateInforom"]'), 0)
+    assert device.inforom_valid() is None
+    device = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceValidateInforom = "Unknown"}'), 0)
     with pytest.raises(NvmlError, match="nvmlDeviceValidateInforom"):
-        one.inforom_valid()
+        device.inforom_valid()
 
 
 def test_mig_devices_are_counted(scenario):
-    one = gpu(scenario('profile = "dgx-h100"\n[gpu.0]\nmig = true\nmig_devices = 3'), 0)
-    assert one.mig_mode() == (True, True)
-    assert one.mig_instances() == 3
-    assert one.utilization() is None
+    device = gpu(scenario('profile = "dgx-h100"\n[gpu.0]\nmig = true\nmig_devices = 3'), 0)
+    assert device.mig_mode() == (True, True)
+    assert device.mig_instances() == 3
+    assert device.utilization() is None
 
 
-def test_what_a_gpu_does_not_support_is_none(scenario):
-    one = gpu(
+def test_unsupported_calls_return_none(scenario):
+    device = gpu(
         scenario(
             """
             profile = "dgx-h100"
@@ -348,43 +348,43 @@ def test_what_a_gpu_does_not_support_is_none(scenario):
         ),
         0,
     )
-    assert one.ecc_mode() is None
-    assert one.temperature() is None
-    assert one.recovery_action() is None
-    assert len(one.nvlinks() or ()) == 18, "found by querying each link"
+    assert device.ecc_mode() is None
+    assert device.temperature() is None
+    assert device.recovery_action() is None
+    assert len(device.nvlinks() or ()) == 18, "found by querying each link"
 
 
-def test_a_field_that_a_gpu_does_not_support_is_none(scenario):
-    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported_fields = [230, 161]'), 0)
-    assert one.recovery_action() is None
-    links = one.nvlinks()
+def test_unsupported_fields_return_none(scenario):
+    device = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported_fields = [230, 161]'), 0)
+    assert device.recovery_action() is None
+    links = device.nvlinks()
     assert links is not None
     assert (links[0].replay, links[0].recovery) == (None, 0)
 
 
-def test_without_ecc_there_are_no_counters(scenario):
-    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.ecc = false'), 0)
-    assert one.ecc_mode() is False
-    assert one.ecc_total(uncorrected=True, volatile=True) is None
-    assert one.sram_threshold_exceeded() is None
+def test_ecc_counters_are_none_without_ecc(scenario):
+    device = gpu(scenario('profile = "dgx-h100"\ngpu.0.ecc = false'), 0)
+    assert device.ecc_mode() is False
+    assert device.ecc_total(uncorrected=True, volatile=True) is None
+    assert device.sram_threshold_exceeded() is None
 
 
-def test_remapped_rows_are_not_told_under_mig(scenario):
-    one = gpu(scenario('profile = "dgx-h200"\ngpu.0.mig = true'), 0)
-    assert one.mig_enabled() is True
-    assert one.remapped_rows() is None
-    assert one.row_remap_histogram() is None
+def test_remapped_rows_are_none_with_mig(scenario):
+    device = gpu(scenario('profile = "dgx-h200"\ngpu.0.mig = true'), 0)
+    assert device.mig_enabled() is True
+    assert device.remapped_rows() is None
+    assert device.row_remap_histogram() is None
 
 
-def test_any_error_of_pynvml_can_be_given_to_a_call(scenario):
-    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceGetEccMode = "Unknown"}'), 0)
+def test_scenario_can_raise_any_pynvml_error(scenario):
+    device = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceGetEccMode = "Unknown"}'), 0)
     with pytest.raises(NvmlError, match=r"nvmlDeviceGetEccMode of GPU 0000:1b:00\.0: Unknown Error") as caught:
-        one.ecc_mode()
+        device.ecc_mode()
     assert caught.value.kind is NvmlErrorKind.OTHER
-    assert one.temperature() == 29
+    assert device.temperature() == 29
 
 
-def test_a_broken_temperature_sensor_is_no_lost_gpu(scenario):
+def test_failing_temperature_sensor_is_no_lost_gpu(scenario):
     nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceGetTemperature = "Unknown"}'))
     assert len(nvml.gpus()) == 8
     assert nvml.unreachable == ()
@@ -401,14 +401,14 @@ def test_a_broken_temperature_sensor_is_no_lost_gpu(scenario):
         ("library_not_found", NvmlErrorKind.LIBRARY_NOT_FOUND),
     ],
 )
-def test_the_library_can_be_out_of_order(scenario, word, kind):
+def test_library_setting_makes_open_fail(scenario, word, kind):
     with pytest.raises(NvmlError, match="nvmlInit") as caught:
         open_fake(scenario(f'profile = "dgx-h100"\nlibrary = "{word}"'))
     assert caught.value.kind is kind
     assert caught.value.pci == ""
 
 
-def test_a_function_that_the_driver_does_not_have_is_none(scenario):
+def test_missing_functions_return_none(scenario):
     missing = '["nvmlDeviceGetRemappedRows", "nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID"]'
     nvml = open_fake(scenario(f'profile = "dgx-h100"\nmissing_functions = {missing}'))
     assert nvml.driver_version() is None
@@ -416,20 +416,20 @@ def test_a_function_that_the_driver_does_not_have_is_none(scenario):
     assert nvml.gpus()[0].uuid == ""
 
 
-def test_a_driver_that_cannot_tell_where_gpus_are_is_an_error_of_the_library(scenario):
+def test_missing_pci_function_is_an_error_of_the_library(scenario):
     nvml = open_fake(scenario('profile = "dgx-h100"\nmissing_functions = ["nvmlDeviceGetPciInfo"]'))
     with pytest.raises(NvmlError, match="nvmlDeviceGetPciInfo"):
         nvml.gpus()
 
 
-def test_other_addresses_make_another_machine(scenario):
+def test_pci_setting_defines_the_gpus(scenario):
     path = scenario('profile = "dgx-a100"\npci = ["0001:03:00.0", "0000:3b:1f.0"]')
     nvml = open_fake(path)
     assert [each.pci for each in nvml.gpus()] == fake_pci_gpus(path) == ["0001:03:00.0", "0000:3b:1f.0"]
     assert len({each.uuid for each in nvml.gpus()}) == 2
 
 
-def test_rewriting_the_file_changes_the_machine_at_the_next_open(scenario):
+def test_rewritten_scenario_applies_at_next_open(scenario):
     path = scenario('profile = "dgx-h100"')
     nvml = open_fake(path)
     assert len(nvml.gpus()) == 8
@@ -438,12 +438,12 @@ def test_rewriting_the_file_changes_the_machine_at_the_next_open(scenario):
     assert len(open_fake(path).gpus()) == 7
 
 
-def test_a_closed_library_answers_no_more():
+def test_closed_library_raises_uninitialized():
     nvml = open_fake("dgx-h100")
-    one = nvml.gpus()[0]
+    device = nvml.gpus()[0]
     nvml.close()
     with pytest.raises(NvmlError, match="Uninitialized"):
-        one.temperature()
+        device.temperature()
 
 
 # --- timelines
@@ -469,31 +469,31 @@ library = "fine"
 """
 
 
-def unreachable_at(path: str, now: float) -> int:
-    return len(open_fake(path, lambda: now).unreachable)
+def unreachable_count(path: str, time: float) -> int:
+    return len(open_fake(path, lambda: time).unreachable)
 
 
-def test_a_timeline_goes_on_from_its_start(scenario):
+def test_timeline_counts_from_start(scenario):
     path = scenario(TIMELINE)
-    assert unreachable_at(path, 1029.9) == 0
-    assert unreachable_at(path, 1030.0) == 1
+    assert unreachable_count(path, 1029.9) == 0
+    assert unreachable_count(path, 1030.0) == 1
     with pytest.raises(NvmlError, match="Driver Not Loaded"):
         open_fake(path, lambda: 1045.0)
-    assert unreachable_at(path, 1055.0) == 1
-    assert unreachable_at(path, 1060.0) == 0
+    assert unreachable_count(path, 1055.0) == 1
+    assert unreachable_count(path, 1060.0) == 0
 
 
-def test_without_a_start_time_counts_from_when_the_file_was_written(scenario):
+def test_timeline_without_start_counts_from_file_time(scenario):
     path = scenario('profile = "dgx-h100"\n[[at]]\nseconds = 30\ngpu = 3\nlost = true')
     os.utime(path, (5000.0, 5000.0))
-    assert unreachable_at(path, 5029.0) == 0
-    assert unreachable_at(path, 5031.0) == 1
+    assert unreachable_count(path, 5029.0) == 0
+    assert unreachable_count(path, 5031.0) == 1
 
 
 # --- random failures, hangs and crashes
 
 
-def test_random_failures_are_many_and_the_same_in_each_process(scenario):
+def test_random_failures_are_frequent_and_reproducible(scenario):
     path = scenario('profile = "dgx-h100"\nrandom_failures = 0.3\nseed = 7')
     program = (
         "from healthd.nvidia.fake_nvml import open_fake\n"
@@ -515,7 +515,7 @@ def test_random_failures_lose_no_gpu(scenario):
     assert len(nvml.gpus()) == 8
 
 
-def test_a_call_hangs_and_then_answers(scenario):
+def test_hang_setting_delays_a_call(scenario):
     path = scenario('profile = "dgx-h100"\n[gpu.2]\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 10.0')
     program = (
         "import time; from healthd.nvidia.fake_nvml import open_fake\n"
@@ -526,7 +526,7 @@ def test_a_call_hangs_and_then_answers(scenario):
     assert run(program).stdout == "True True\n"
 
 
-def test_the_process_dies_in_the_call_that_crashes(scenario):
+def test_crash_setting_kills_the_process(scenario):
     path = scenario('profile = "dgx-h100"\ncrash = "nvmlDeviceGetRemappedRows"')
     opened = f"from healthd.nvidia.fake_nvml import open_fake; g = open_fake({path!r}).gpus()[0]"
     program = f"{opened}\ng.ecc_mode(); g.remapped_rows()"
@@ -542,7 +542,7 @@ def run(program: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 # --- behaviour of pynvml
 
 
-def test_the_errors_are_those_of_pynvml(scenario):
+def test_fake_raises_errors_of_pynvml(scenario):
     parsed, _ = fake_scenario.read(scenario('profile = "dgx-h100"\ngpu.0.lost = true'))
     machine, gpus = fake_scenario.state(parsed, 0.0)
     library = FakeLibrary(machine, fake_scenario.addresses(parsed), gpus)
@@ -561,14 +561,14 @@ def test_the_errors_are_those_of_pynvml(scenario):
         library.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, 3)
 
 
-def test_a_scenario_may_name_each_call_of_the_fake():
+def test_scenario_calls_are_all_calls_of_the_fake():
     assert {name for name in vars(FakeLibrary) if name.startswith("nvml")} == fake_scenario.CALLS
 
 
-def test_the_fake_takes_the_arguments_that_pynvml_takes():
+def test_fake_has_argument_names_of_pynvml():
     for name in fake_scenario.CALLS:
-        ours = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]
-        assert ours == list(inspect.signature(getattr(pynvml, name)).parameters), name
+        arguments = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]
+        assert arguments == list(inspect.signature(getattr(pynvml, name)).parameters), name
 
 
 # --- invalid files
@@ -610,7 +610,7 @@ def test_the_fake_takes_the_arguments_that_pynvml_takes():
         ('profile = "dgx-h100"\n[[at]]\nseconds = -1\ngpu = 1', "at[0].seconds: must be between 0 and"),
     ],
 )
-def test_a_wrong_scenario_is_one_sentence_with_file_and_setting(scenario, text, sentence):
+def test_invalid_scenario_gives_one_sentence_with_file_and_setting(scenario, text, sentence):
     path = scenario(text)
     with pytest.raises(ConvertError) as caught:
         open_fake(path)
@@ -619,12 +619,12 @@ def test_a_wrong_scenario_is_one_sentence_with_file_and_setting(scenario, text, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_is_neither_profile_nor_file_is_told_the_nearest_profile():
+def test_unknown_name_gives_nearest_profile():
     with pytest.raises(ConvertError, match='there is no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
         open_fake("dgx-h10")
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+def test_unreadable_scenario_gives_one_sentence(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     for path in (tmp_path, tmp_path / "bytes.toml"):
         with pytest.raises(ConvertError, match="cannot be read"):
@@ -651,7 +651,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=5) | TABLES
 
 COUNTS = st.integers(0, 13)
 NAMES = st.sampled_from(sorted(fake_scenario.CALLS))
-RIGHT: dict[object, st.SearchStrategy[object]] = {
+VALID_VALUES: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
     bool | None: st.booleans(),
     int: COUNTS,
@@ -672,31 +672,35 @@ RIGHT: dict[object, st.SearchStrategy[object]] = {
 
 
 @st.composite
-def table(draw: st.DrawFn, of: type) -> dict[str, object]:
+def settings_table(draw: st.DrawFn, kind: type) -> dict[str, object]:
     """Generate mostly valid names and values. One in ten tables has a value of any kind."""
-    hints = typing.get_type_hints(of)
+    hints = typing.get_type_hints(kind)
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=4))
-    strategies = {name: RIGHT.get(hints[name], VALUES) for name in names}
+    strategies = {name: VALID_VALUES.get(hints[name], VALUES) for name in names}
     if draw(st.integers(0, 9)) == 0:
         strategies[draw(st.sampled_from([*hints, "wrong"]))] = VALUES
     return {name: draw(strategy) for name, strategy in strategies.items()}
 
 
 @st.composite
-def entry(draw: st.DrawFn) -> dict[str, object]:
+def timeline_entry(draw: st.DrawFn) -> dict[str, object]:
     """Generate one entry of [[at]]."""
     if draw(st.booleans()):
-        return {"seconds": draw(st.floats(0, 10)), **draw(table(fake_scenario.Machine))}
-    return {"seconds": draw(st.floats(0, 10)), "gpu": draw(st.integers(0, 7)), **draw(table(fake_scenario.Gpu))}
+        return {"seconds": draw(st.floats(0, 10)), **draw(settings_table(fake_scenario.Machine))}
+    return {
+        "seconds": draw(st.floats(0, 10)),
+        "gpu": draw(st.integers(0, 7)),
+        **draw(settings_table(fake_scenario.Gpu)),
+    }
 
 
 @given(
-    table(fake_scenario.Machine),
-    st.dictionaries(st.sampled_from(["0", "3", "7"]), table(fake_scenario.Gpu), max_size=2),
-    st.lists(entry(), max_size=2),
+    settings_table(fake_scenario.Machine),
+    st.dictionaries(st.sampled_from(["0", "3", "7"]), settings_table(fake_scenario.Gpu), max_size=2),
+    st.lists(timeline_entry(), max_size=2),
     st.floats(0, 20),
 )
-def test_any_table_is_a_machine_or_one_sentence(machine_table, gpu_tables, at, elapsed):
+def test_check_of_any_table_gives_a_machine_or_error(machine_table, gpu_tables, at, elapsed):
     try:
         scenario = fake_scenario.check({"profile": "dgx-a100", **machine_table, "gpu": gpu_tables, "at": at})
     except ConvertError:
@@ -712,7 +716,7 @@ def test_any_table_is_a_machine_or_one_sentence(machine_table, gpu_tables, at, e
 
 
 @given(st.text())
-def test_any_text_is_a_scenario_or_one_sentence(text):
+def test_parse_of_any_text_gives_a_scenario_or_error(text):
     with contextlib.suppress(ConvertError):
         fake_scenario.parse(text)
 
@@ -720,7 +724,7 @@ def test_any_text_is_a_scenario_or_one_sentence(text):
 PAGE = (Path(__file__).resolve().parents[2] / "docs/scenario-files.md").read_text("utf-8")
 
 
-def test_the_page_of_scenario_files_names_every_setting():
+def test_page_of_scenario_files_mentions_every_setting():
     settings = {f.name for kind in (fake_scenario.Scenario, fake_scenario.Gpu) for f in fields_of(kind)}
     named = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
     assert settings - named == set()
@@ -729,7 +733,7 @@ def test_the_page_of_scenario_files_names_every_setting():
     assert values - named == set()
 
 
-def test_the_example_of_the_page_is_a_scenario_file():
+def test_example_of_page_is_a_scenario_file():
     (example,) = re.findall(r"(?s)```toml\n(.*?)```", PAGE)
     machine, gpus = fake_scenario.state(fake_scenario.parse(example), 130.0)
     assert (machine.hang, gpus[3].lost, gpus[5].temperature) == ("nvmlDeviceGetTemperature", True, 92)

@@ -19,13 +19,13 @@ ROWS = codes.nvlink5_rows()
 CHECKS = registry.built_in_checks()
 
 
-def page(capsys, name):
+def explain_page(capsys, name):
     status = main(["explain", name])
     return status, capsys.readouterr()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}")
-def test_every_row_of_the_table_is_on_the_page_of_its_sub_code(row):
+def test_explain_has_every_table_row_on_page_of_its_sub_code(row):
     text = explain(f"nvlink5/{row.code}:{row.sub_code}")
     assert text is not None
     lines = [line for line in text.meaning.split("\n") if line.startswith(f"- {row.units[0]}")]
@@ -41,7 +41,7 @@ def test_every_row_of_the_table_is_on_the_page_of_its_sub_code(row):
 
 
 @pytest.mark.parametrize("xid", range(144, 151))
-def test_the_page_of_an_xid_has_all_its_sub_codes_and_that_of_nvlink5_all_xids(xid):
+def test_explain_of_xid_lists_sub_codes_and_nvlink5_lists_xids(xid):
     text, top = explain(f"nvlink5/{xid}"), explain("nvlink5")
     assert text is not None
     assert top is not None
@@ -53,16 +53,16 @@ def test_the_page_of_an_xid_has_all_its_sub_codes_and_that_of_nvlink5_all_xids(x
 
 
 @pytest.mark.parametrize("name", all_names())
-def test_every_name_is_explained_by_the_command(capsys, name):
+def test_explain_command_knows_every_name(capsys, name):
     assert registry.explain(CHECKS, name) is not None
-    status, said = page(capsys, name)
-    assert (status, said.err) == (0, "")
-    assert said.out.startswith(f"{name}  ")
-    assert all(len(line) <= 100 for line in said.out.splitlines())
+    status, output = explain_page(capsys, name)
+    assert (status, output.err) == (0, "")
+    assert output.out.startswith(f"{name}  ")
+    assert all(len(line) <= 100 for line in output.out.splitlines())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}-{row.statuses}")
-def test_the_page_of_an_xid_has_every_row_under_its_action(row):
+def test_todo_text_lists_every_row_under_its_action(row):
     starts = {
         "RESET_GPU": "- Reset the GPU",
         "IGNORE": "- No immediate",
@@ -79,7 +79,7 @@ def test_the_page_of_an_xid_has_every_row_under_its_action(row):
 
 
 @pytest.mark.parametrize("xid", range(144, 151))
-def test_an_xid_without_a_row_gives_no_single_command(capsys, xid):
+def test_explain_of_xid_without_row_has_no_single_command(capsys, xid):
     resets = any(row.code == xid and row.action == "RESET_GPU" for row in ROWS)
     assert main(["explain", "--json", f"gpu_xid/{xid}"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -99,7 +99,7 @@ LINE = "NVRM: Xid (PCI:0000:1b:00.0): {}, {} {} XC0 i0 Link 0 (" + REGISTERS + "
         (LINE.format(144, "SAW_MVB", "Nonfatal", 0x1, 0x4), "info", False),
     ],
 )
-def test_the_line_of_an_xid_decides_the_commands(capsys, line, severity, has_reset):
+def test_explain_of_line_chooses_commands(capsys, line, severity, has_reset):
     main(["explain", "--json", line])
     document = json.loads(capsys.readouterr().out)
     ((course,),) = ([run["timelines"][:1] for run in document["here"]],)
@@ -108,44 +108,44 @@ def test_the_line_of_an_xid_decides_the_commands(capsys, line, severity, has_res
 
 
 @pytest.mark.parametrize("name", all_names())
-def test_a_page_of_rows_names_no_condition_of_its_own(capsys, name):
-    assert f"healthd repaired {name}" not in page(capsys, name)[1].out
+def test_explain_of_rows_names_no_own_condition(capsys, name):
+    assert f"healthd repaired {name}" not in explain_page(capsys, name)[1].out
 
 
-def test_items_of_a_page_are_lines_of_their_own(capsys):
-    said = page(capsys, "nvlink5/150:0")[1].out
-    assert re.search(r"(?m)^  - MSE Degraded, status 0x0 or 0xffffffff: fatal; reset the GPU", said)
-    assert re.search(r"(?m)^  - MSE_WATCHDOG, status 0x0: fatal; reset the GPU", said)
+def test_explain_puts_items_on_separate_lines(capsys):
+    text = explain_page(capsys, "nvlink5/150:0")[1].out
+    assert re.search(r"(?m)^  - MSE Degraded, status 0x0 or 0xffffffff: fatal; reset the GPU", text)
+    assert re.search(r"(?m)^  - MSE_WATCHDOG, status 0x0: fatal; reset the GPU", text)
 
 
-def test_a_sub_code_may_be_written_as_other_tools_do():
+def test_explain_accepts_sub_code_format_of_other_tools():
     assert explain("nvlink5/149.4") == explain("nvlink5/149:4")
 
 
-def test_a_sub_code_in_no_row_is_unknown_to_this_version_and_warns():
+def test_explain_of_unlisted_sub_code_is_unknown_and_warns():
     text = explain("nvlink5/149:63")
     assert text is not None
     assert (text.severity, "in no row of the table" in text.meaning) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"),
+    ("misspelt", "suggestion"),
     [("nvlink5/149:64", "149:4"), ("nvlink5/151", "nvlink5/150"), ("nvlnik5/149:4", "nvlink5/149:4")],
 )
-def test_a_misspelt_name_gets_one_sentence(capsys, wrong, right):
-    status, said = page(capsys, wrong)
+def test_explain_of_misspelt_name_gives_one_sentence(capsys, misspelt, suggestion):
+    status, output = explain_page(capsys, misspelt)
     assert status != 0
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert f'unknown code "{wrong}"' in said.err
-    assert right in said.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert f'unknown code "{misspelt}"' in output.err
+    assert suggestion in output.err
 
 
-def test_what_is_no_condition_has_no_severity_to_set():
+def test_pages_without_condition_have_no_severity_setting():
     assert CHECKS["gpu_xid"].explain("nvlink5/149:4") is None
     assert not set(all_names()) & set(registry.all_codes(CHECKS))
 
 
 @given(st.text() | st.from_regex(r"nvlink5/[0-9]{0,5}[:.]?[0-9]{0,5}", fullmatch=True))
-def test_explain_takes_any_name(name):
+def test_explain_accepts_any_name(name):
     text = explain(name)
     assert text is None or text.meaning

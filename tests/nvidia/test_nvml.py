@@ -99,9 +99,9 @@ def test_every_value_is_read_through_ctypes(stub):
     found = json.loads(stub())
     assert found["driver"] == "999.99.99"
     assert found["unreachable"] == []
-    one, two = found["gpus"]
-    assert two["pci"] == "0000:43:00.0"
-    assert one == {
+    first, second = found["gpus"]
+    assert second["pci"] == "0000:43:00.0"
+    assert first == {
         "pci": "0000:1b:00.0",
         "index": 0,
         "uuid": "GPU-00000000-0000-4000-8000-000000000000",
@@ -119,7 +119,7 @@ def test_every_value_is_read_through_ctypes(stub):
         "histogram": [10, 11, 12, 13, 14],
         "recovery": 4,
         "states": [link != 5 for link in range(18)],
-        "links": [link_of_hopper(17), link_of_hopper(11)],
+        "links": [hopper_link(17), hopper_link(11)],
         "unrepairable": True,
         "retired": {"single_bit": 2, "double_bit": 1, "pending": True},
         "fabric": {"state": 3, "status": 0, "health_mask": 0x155, "summary": 1},
@@ -151,7 +151,7 @@ NO_LINK = {
 }
 
 
-def link_of_hopper(link):
+def hopper_link(link):
     counts = {"replay": 161 + (link << 40), "recovery": 162 + (link << 40), "crc": 163 + (link << 40)}
     return {**NO_LINK, **counts}
 
@@ -161,21 +161,21 @@ UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 @pytest.mark.parametrize(("kind", "member"), [*enumerate(UNION_MEMBERS)])
-def test_a_field_s_answer_is_read_as_the_binding_lays_it_out(kind: int, member: str) -> None:
+def test_field_value_layout_matches_the_binding(kind: int, member: str) -> None:
     field = pynvml.c_nvmlFieldValue_t(1, 2, 3, 4, kind, 999)
     setattr(field.value, member, 7)
-    ((number, *told, value),) = FIELD_VALUE.iter_unpack(bytes(field))
-    assert (number, told, VALUE_TYPES[kind].unpack_from(value)) == (1, [kind, 999], (7,))
+    ((number, *type_and_status, value),) = FIELD_VALUE.iter_unpack(bytes(field))
+    assert (number, type_and_status, VALUE_TYPES[kind].unpack_from(value)) == (1, [kind, 999], (7,))
 
 
-def test_blackwell_is_read_by_its_own_fields(stub):
-    one = json.loads(stub(STUB_FIELDS="blackwell"))["gpus"][0]
-    (link, _) = one["links"]
+def test_blackwell_is_read_through_its_own_fields(stub):
+    device = json.loads(stub(STUB_FIELDS="blackwell"))["gpus"][0]
+    (link, _) = device["links"]
     assert (link["replay"], link["recovery"], link["crc"]) == (None, None, None)
     assert (link["recovered"], link["recovery_failed"]) == (213 + (1 << 40), 214 + (1 << 40))
     assert (link["effective_ber"], link["symbol_ber"]) == (3e-5, 15e-255)
     assert [*link["packet_errors"].values()] == [field + (1 << 40) for field in range(206, 213)]
-    assert one["states"] == [number != 5 for number in range(18)]
+    assert device["states"] == [number != 5 for number in range(18)]
 
 
 @pytest.mark.parametrize(
@@ -185,47 +185,52 @@ def test_blackwell_is_read_by_its_own_fields(stub):
         ("1", {"state": 2, "status": 0, "health_mask": None, "summary": None}),
     ],
 )
-def test_an_older_driver_is_asked_for_the_version_of_the_fabric_that_it_knows(stub, newest, fabric):
+def test_older_driver_is_queried_with_its_fabric_version(stub, newest, fabric):
     assert json.loads(stub(STUB_FABRIC=newest))["gpus"][0]["fabric"] == fabric
 
 
-def test_an_older_driver_has_the_clocks_and_the_processes_by_older_names(stub):
+def test_older_driver_is_queried_with_older_function_names(stub):
     errors = "nvmlDeviceGetCurrentClocksEventReasons=13,nvmlDeviceGetComputeRunningProcesses_v3=13"
-    one = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
-    assert (one["reasons"], one["processes"]) == (0x80, [5000, 5001])
+    device = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
+    assert (device["reasons"], device["processes"]) == (0x80, [5000, 5001])
 
 
 @pytest.mark.parametrize(("number", "valid"), [(14, False), (3, None), (13, None)])
-def test_a_corrupted_inforom_is_an_answer(stub, number, valid):
-    one = json.loads(stub(STUB_ERRORS=f"nvmlDeviceValidateInforom={number}"))["gpus"][0]
-    assert one["inforom"] is valid
+def test_corrupted_inforom_is_a_value_and_no_error(stub, number, valid):
+    device = json.loads(stub(STUB_ERRORS=f"nvmlDeviceValidateInforom={number}"))["gpus"][0]
+    assert device["inforom"] is valid
 
 
-def test_an_inforom_and_processes_that_cannot_be_asked_for_are_errors(stub):
+def test_other_errors_of_inforom_and_processes_are_raised(stub):
     errors = "nvmlDeviceValidateInforom=15,nvmlDeviceGetComputeRunningProcesses_v3=4"
-    one = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
-    assert one["inforom"][0] == "GPU_LOST"
-    assert one["processes"][0] == "NO_PERMISSION"
+    device = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
+    assert device["inforom"][0] == "GPU_LOST"
+    assert device["processes"][0] == "NO_PERMISSION"
 
 
-def test_a_library_that_lacks_most_symbols_answers_none(stub):
+def test_library_without_most_symbols_returns_none(stub):
     found = json.loads(stub(minimal=True))
     assert found["driver"] is None
-    one, _ = found["gpus"]
-    assert (one.pop("pci"), one.pop("index"), one.pop("uuid"), one.pop("name")) == ("0000:1b:00.0", 0, "", "")
-    assert one.pop("totals") == [None] * 4
-    assert one.pop("links") == [None, None]
-    assert one.pop("pcie") == [None] * 4
-    assert one.pop("watts") == [None] * 2
-    assert set(one.pop("limits").values()) == {None}
-    assert set(one.values()) == {None}
+    device, _ = found["gpus"]
+    assert (device.pop("pci"), device.pop("index"), device.pop("uuid"), device.pop("name")) == (
+        "0000:1b:00.0",
+        0,
+        "",
+        "",
+    )
+    assert device.pop("totals") == [None] * 4
+    assert device.pop("links") == [None, None]
+    assert device.pop("pcie") == [None] * 4
+    assert device.pop("watts") == [None] * 2
+    assert set(device.pop("limits").values()) == {None}
+    assert set(device.values()) == {None}
 
 
-def test_without_fields_links_are_counted_by_asking_and_errors_come_from_the_older_call(stub):
-    one = json.loads(stub(STUB_FIELDS="off"))["gpus"][0]
-    assert one["recovery"] is None
-    assert one["states"] == [link != 5 for link in range(18)]
-    assert one["links"] == [NO_LINK, {**NO_LINK, "replay": 1011, "recovery": 2011, "crc": 3011 + 4011}]
+def test_links_without_fields_are_read_with_older_calls(stub):
+    device = json.loads(stub(STUB_FIELDS="off"))["gpus"][0]
+    assert device["recovery"] is None
+    assert device["states"] == [link != 5 for link in range(18)]
+    assert device["links"] == [NO_LINK, {**NO_LINK, "replay": 1011, "recovery": 2011, "crc": 3011 + 4011}]
 
 
 def library_is_installed() -> bool:
@@ -241,7 +246,7 @@ LIBRARIES = ["stub", "minimal", *(["installed"] if library_is_installed() else [
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_real_backend_keeps_the_contract(tmp_path, library):
+def test_real_backend_fulfils_the_contract(tmp_path, library):
     environment = stub_nvml.environment(tmp_path, minimal=library == "minimal")
     if library == "installed":
         environment["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
@@ -252,7 +257,7 @@ def test_the_real_backend_keeps_the_contract(tmp_path, library):
 # --- errors
 
 
-def test_a_lost_gpu_is_unreachable_and_the_others_answer(stub):
+def test_lost_gpu_is_unreachable_and_others_respond(stub):
     found = json.loads(stub(STUB_GPUS="3", STUB_ERRORS="*@1=15"))
     (error,) = found["unreachable"]
     assert error == {
@@ -269,7 +274,7 @@ def test_a_lost_gpu_is_unreachable_and_the_others_answer(stub):
     ("number", "kind"),
     [(15, "GPU_LOST"), (999, "GPU_LOST"), (16, "RESET_REQUIRED"), (4, "NO_PERMISSION"), (11, "OTHER")],
 )
-def test_a_gpu_without_a_handle_is_unreachable(stub, number, kind):
+def test_gpu_without_handle_is_unreachable(stub, number, kind):
     found = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetHandleByIndex_v2@0={number}"))
     (error,) = found["unreachable"]
     assert (error["kind"], error["number"], error["pci"], error["index"]) == (kind, number, "", 0)
@@ -288,40 +293,40 @@ def test_a_gpu_without_a_handle_is_unreachable(stub, number, kind):
         (12345, "OTHER"),
     ],
 )
-def test_an_error_of_one_call_is_raised_with_its_kind(stub, number, kind):
-    one = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetEccMode={number}"))["gpus"][0]
-    assert one["ecc"][:2] == [kind, number]
-    assert one["ecc"][2].startswith("nvmlDeviceGetEccMode of GPU 0000:1b:00.0: ")
-    assert one["temperature"] == 29
+def test_error_of_one_call_is_raised_with_its_kind(stub, number, kind):
+    device = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetEccMode={number}"))["gpus"][0]
+    assert device["ecc"][:2] == [kind, number]
+    assert device["ecc"][2].startswith("nvmlDeviceGetEccMode of GPU 0000:1b:00.0: ")
+    assert device["temperature"] == 29
 
 
 @pytest.mark.parametrize("number", [3, 13])
-def test_not_supported_and_function_not_found_are_none(stub, number):
-    one = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetEccMode={number}"))["gpus"][0]
-    assert one["ecc"] is None
+def test_not_supported_and_function_not_found_return_none(stub, number):
+    device = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetEccMode={number}"))["gpus"][0]
+    assert device["ecc"] is None
 
 
 @pytest.mark.parametrize(
     ("number", "kind"), [(9, "DRIVER_NOT_LOADED"), (18, "MISMATCH"), (4, "NO_PERMISSION"), (999, "OTHER"), (3, "OTHER")]
 )
-def test_a_library_that_cannot_be_opened_says_why(stub, number, kind):
+def test_library_that_cannot_be_opened_reports_kind(stub, number, kind):
     error = json.loads(stub(STUB_ERRORS=f"nvmlInitWithFlags={number}"))["error"]
     assert (error["kind"], error["number"], error["pci"]) == (kind, number, "")
 
 
-def test_a_machine_without_the_library_says_so(tmp_path):
+def test_missing_library_is_reported(tmp_path):
     # A file with this name that is no library is found before any real one.
     (tmp_path / stub_nvml.NAME).write_text("not a library")
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(stub_nvml.ROOT)}
     done = subprocess.run([sys.executable, "-c", REPORT], env=environment, stdout=subprocess.PIPE, timeout=240)
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "LIBRARY_NOT_FOUND"
-    with pytest.raises(pynvml.NVMLError) as theirs:  # raised without the library, with pynvml's text
+    with pytest.raises(pynvml.NVMLError) as expected:  # raised without the library, with pynvml's text
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    assert (error["number"], error["text"]) == (theirs.value.value, f"nvmlInit: {theirs.value}")
+    assert (error["number"], error["text"]) == (expected.value.value, f"nvmlInit: {expected.value}")
 
 
-def test_a_failed_open_can_be_tried_again_in_the_same_process(stub):
+def test_failed_open_can_be_repeated_in_the_same_process(stub):
     program = """
 import ctypes
 from healthd.nvidia.nvml import NvmlError, open_real
@@ -339,7 +344,7 @@ print(len(open_real().gpus()))
     assert stub(program) == "DRIVER_NOT_LOADED\nOTHER\n2\n2\n"
 
 
-def test_a_library_that_appears_later_is_found(stub, tmp_path):
+def test_library_that_appears_later_is_found(stub, tmp_path):
     program = """
 import os, sys
 from healthd.nvidia.nvml import NvmlError, open_real
@@ -358,7 +363,7 @@ print(len(open_real().gpus()))
     assert done.stdout == "LIBRARY_NOT_FOUND\n2\n"
 
 
-def test_a_shutdown_that_fails_is_raised(stub):
+def test_failed_shutdown_is_raised(stub):
     error = json.loads(stub(STUB_ERRORS="nvmlShutdown=999"))["error"]
     assert error["text"] == "nvmlShutdown: Unknown Error"
 
@@ -366,24 +371,24 @@ def test_a_shutdown_that_fails_is_raised(stub):
 # --- single calls
 
 
-def test_a_field_that_failed_is_raised_and_the_others_are_read(stub):
-    one = json.loads(stub(STUB_ERRORS="field230=15"))["gpus"][0]
-    assert one["recovery"][:2] == ["GPU_LOST", 15]
-    assert one["recovery"][2] == "nvmlDeviceGetFieldValues field 230 of GPU 0000:1b:00.0: GPU is lost"
-    assert len(one["states"]) == 18
+def test_failed_field_is_raised_and_other_fields_are_read(stub):
+    device = json.loads(stub(STUB_ERRORS="field230=15"))["gpus"][0]
+    assert device["recovery"][:2] == ["GPU_LOST", 15]
+    assert device["recovery"][2] == "nvmlDeviceGetFieldValues field 230 of GPU 0000:1b:00.0: GPU is lost"
+    assert len(device["states"]) == 18
 
 
-def test_a_field_that_the_driver_does_not_know_is_none(stub):
-    one = json.loads(stub(STUB_ERRORS="field230=2,field161=3"))["gpus"][0]
-    assert one["recovery"] is None
-    assert one["links"][0]["replay"] is None
-    assert one["links"][0]["recovery"] is not None
+def test_field_unknown_to_the_driver_is_none(stub):
+    device = json.loads(stub(STUB_ERRORS="field230=2,field161=3"))["gpus"][0]
+    assert device["recovery"] is None
+    assert device["links"][0]["replay"] is None
+    assert device["links"][0]["recovery"] is not None
 
 
 @pytest.mark.parametrize("number", [4, 25, 3, 13])
-def test_the_sram_flag_is_none_without_root_and_for_another_version_of_its_structure(stub, number):
-    one = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetSramEccErrorStatus={number}"))["gpus"][0]
-    assert one["threshold"] is None
+def test_sram_flag_is_none_without_root_or_with_other_struct_version(stub, number):
+    device = json.loads(stub(STUB_ERRORS=f"nvmlDeviceGetSramEccErrorStatus={number}"))["gpus"][0]
+    assert device["threshold"] is None
 
 
 def test_text_that_is_not_utf8_is_an_error_of_that_call(stub):
@@ -392,7 +397,7 @@ def test_text_that_is_not_utf8_is_an_error_of_that_call(stub):
     assert "not UTF-8" in found["unreachable"][0]["text"]
 
 
-def test_the_stub_writes_to_the_file_where_it_is_to_hang(stub, tmp_path):
+def test_stub_writes_to_file_before_it_hangs(stub, tmp_path):
     path = tmp_path / "hang"
     stub(STUB_HANG_CALL="nvmlDeviceGetTemperature", STUB_HANG_PATH=str(path))
     assert path.read_text() == "xxxx", "two GPUs, once during enumeration and once by the program"
@@ -402,7 +407,7 @@ def test_the_stub_writes_to_the_file_where_it_is_to_hang(stub, tmp_path):
 
 
 @given(st.integers())
-def test_every_number_has_a_kind(number):
+def test_error_kind_accepts_every_number(number):
     kind = error_kind(number)
     assert kind is NvmlErrorKind.OTHER or kind.value == number
 
@@ -411,11 +416,11 @@ def test_every_number_has_a_kind(number):
     ("numbers", "address"),
     [((0, 0x1B, 0), "0000:1b:00.0"), ((1, 0xDF, 31), "0001:df:1f.0"), ((0x3F8CFDD, 0, 0), "3f8cfdd:00:00.0")],
 )
-def test_an_address_is_written_as_the_kernel_does(numbers, address):
+def test_sysfs_address_has_format_of_the_kernel(numbers, address):
     assert sysfs_address(*numbers) == address
 
 
-def test_a_function_that_the_installed_binding_lacks_is_not_supported():
+def test_call_nvml_returns_none_for_function_missing_in_binding():
     class OldBinding:
         NVMLError = pynvml.NVMLError
 

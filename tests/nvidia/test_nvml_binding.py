@@ -31,21 +31,21 @@ VERSIONS = {
 }
 
 
-def said(program: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+def run_python(program: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", f"import sys; sys.path[:0] = {[*map(str, paths), str(ROOT)]}\n{program}"]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("text", VERSIONS)
-def test_each_version_of_pynvml_finds_what_it_looks_for(text: str, tmp_path: Path) -> None:
+def test_each_version_of_pynvml_finds_its_library(text: str, tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(text)
-    done = said(PROGRAM, tmp_path)
+    done = run_python(PROGRAM, tmp_path)
     assert done.stdout.split()[0] == str(VERSIONS[text]), done.stderr
     assert done.stdout.split()[2] == "libc.so.6"
 
 
-def test_the_installed_one_comes_without_and_can_still_look() -> None:
-    done = said(
+def test_installed_pynvml_is_imported_without_ctypes_util() -> None:
+    done = run_python(
         "from healthd.nvidia.nvml_binding import pynvml; found = pynvml()\n"
         "assert not {'ctypes.util', 'shutil', 'tempfile', 'bz2', 'lzma'} & {*sys.modules}\n"
         "print(found.nvmlInit.__name__, found.find_library('c'))"
@@ -53,8 +53,8 @@ def test_the_installed_one_comes_without_and_can_still_look() -> None:
     assert done.stdout.split() == ["nvmlInit", "libc.so.6"], done.stderr
 
 
-def test_one_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+def test_failed_import_of_pynvml_is_raised(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("from ctypes.util import find_library\nimport there_is_no_such\n")
-    done = said("from healthd.nvidia.nvml_binding import pynvml; pynvml()", tmp_path)
+    done = run_python("from healthd.nvidia.nvml_binding import pynvml; pynvml()", tmp_path)
     assert "No module named 'there_is_no_such'" in done.stderr
     assert "Traceback" in done.stderr

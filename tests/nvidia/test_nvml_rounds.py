@@ -16,10 +16,10 @@ import pytest
 import stub_nvml
 
 SECOND = "0000:43:00.0"
-Checked = Callable[..., dict[str, Any]]
+CheckRunner = Callable[..., dict[str, Any]]
 
 # Settings that make the GPUs of the stub healthy.
-WELL = "link5=1,fabric_health=0"
+HEALTHY_VALUES = "link5=1,fabric_health=0"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["stub", "fake"])
-def checked(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Checked:
+def run_checks(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> CheckRunner:
     """Return a function that runs a round of the named checks and returns its document. The stub is healthy except for
     `stub` (STUB_VALUES) and `settings`. The fake is a DGX H100. Example:
     run_checks("gpu_ecc", stub="answers@1=1", fake="gpu.1.lost = true")."""
@@ -40,7 +40,7 @@ def checked(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Ch
         scenario, file = tmp_path / "scenario.toml", tmp_path / "healthd.toml"
         scenario.write_text(f'profile = "dgx-h100"\n{fake}\n')
         file.write_text(f'checks_dir = "{tmp_path}/none"\nprofile = "none"\n{config}')
-        values = ",".join(filter(None, (stub, WELL)))
+        values = ",".join(filter(None, (stub, HEALTHY_VALUES)))
         environment = stub_nvml.environment(library, STUB_VALUES=values, **settings)
         nvml = ["--fake-nvml", str(scenario)] if request.param == "fake" else []
         arguments = ["--config", str(file), "--root", str(library / "node"), *nvml, *names]
@@ -65,16 +65,16 @@ def outcomes(document: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.one_python
-def test_one_gpu_that_is_in_no_fabric_beside_those_that_have_joined_is_found(checked: Checked) -> None:
-    ((code, part, _),) = conditions(checked("gpu_fabric", stub="fabric@1=0", fake="gpu.1.fabric_state = 0"))
+def test_gpu_without_fabric_next_to_joined_ones_is_reported(run_checks: CheckRunner) -> None:
+    ((code, part, _),) = conditions(run_checks("gpu_fabric", stub="fabric@1=0", fake="gpu.1.fabric_state = 0"))
     assert (code, part) == ("gpu_fabric/no_fabric", SECOND)
 
 
 @pytest.mark.one_python
-def test_a_gpu_at_91_degrees_without_any_limit_of_the_driver_is_not_healthy(checked: Checked) -> None:
+def test_gpu_at_91_degrees_without_driver_limit_is_reported(run_checks: CheckRunner) -> None:
     errors = "nvmlDeviceGetTemperatureThreshold=3,nvmlDeviceGetMarginTemperature=3,field194=3"
     fake = '[gpu.1]\ntemperature = 91\nunsupported = ["nvmlDeviceGetMarginTemperature"]\nunsupported_fields = [194]\n'
-    found = checked("gpu_temperature", stub="temperature@1=91", fake=fake, STUB_ERRORS=errors)
+    found = run_checks("gpu_temperature", stub="temperature@1=91", fake=fake, STUB_ERRORS=errors)
     ((code, part, message),) = conditions(found)
     assert (code, part, message[:30]) == ("gpu_temperature/hot", SECOND, "91 C; the driver reports no li")
     assert found["health"] == "warning"
@@ -93,8 +93,10 @@ def test_a_gpu_at_91_degrees_without_any_limit_of_the_driver_is_not_healthy(chec
         ("link7@1=-1", "nvlink_untold = [7]", "1 NVLink is down, active on other GPUs; down: 7"),
     ],
 )
-def test_links_that_are_down_are_told_by_number_and_name(checked: Checked, stub: str, fake: str, message: str) -> None:
-    assert conditions(checked("gpu_nvlink", stub=stub, fake=f"[gpu.1]\n{fake}")) == [
+def test_links_that_are_down_are_reported_with_numbers(
+    run_checks: CheckRunner, stub: str, fake: str, message: str
+) -> None:
+    assert conditions(run_checks("gpu_nvlink", stub=stub, fake=f"[gpu.1]\n{fake}")) == [
         ("gpu_nvlink/inactive", SECOND, message)
     ]
 
@@ -102,9 +104,9 @@ def test_links_that_are_down_are_told_by_number_and_name(checked: Checked, stub:
 FIVE = ("gpu_access", "gpu_ecc", "gpu_nvlink", "gpu_recovery_action", "gpu_row_remap")
 
 
-def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(checked: Checked) -> None:
+def test_gpu_lost_during_a_round_is_reported_in_that_round(run_checks: CheckRunner) -> None:
     """The GPU answers the first call, when it is enumerated, and not the next one."""
-    found = checked(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
+    found = run_checks(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
     ((code, part, message),) = [each for each in conditions(found) if each[0].startswith("gpu_access")]
     assert (code, part) == ("gpu_access/lost", SECOND)
     assert message == f"GPU {SECOND} is lost (nvmlDeviceGetEccMode: GPU is lost)"
@@ -112,16 +114,20 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(chec
     assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "other checks read other GPUs"
 
 
-def test_a_gpu_that_must_be_reset_from_the_middle_of_a_round_on_is_found_in_that_round(checked: Checked) -> None:
+def test_gpu_that_requires_reset_during_a_round_is_reported_in_that_round(run_checks: CheckRunner) -> None:
     fake = '[gpu.1.errors]\nnvmlDeviceGetEccMode = "ResetRequired"\n'
-    found = checked(*FIVE, fake=fake, STUB_ERRORS="nvmlDeviceGetEccMode@1=16")
+    found = run_checks(*FIVE, fake=fake, STUB_ERRORS="nvmlDeviceGetEccMode@1=16")
     assert ("gpu_access/reset_required", SECOND) in [each[:2] for each in conditions(found)]
 
 
-def test_a_call_that_hangs_in_another_check_is_told_as_a_hang_of_the_driver(checked: Checked) -> None:
+def test_hang_in_another_check_is_reported_as_driver_hang(run_checks: CheckRunner) -> None:
     hang, quick = 'hang = "nvmlDeviceGetEccMode"\nhang_seconds = 6', "[checks.gpu_ecc]\ntimeout_seconds = 1\n"
-    found = checked(*FIVE, fake=hang, config=quick, STUB_HANG_CALL="nvmlDeviceGetEccMode", STUB_HANG_SECONDS="6")
+    found = run_checks(*FIVE, fake=hang, config=quick, STUB_HANG_CALL="nvmlDeviceGetEccMode", STUB_HANG_SECONDS="6")
     assert conditions(found) == [("gpu_access/hang", "", "NVML has not responded for 1 s")]
-    told = outcomes(found)
-    assert (told["gpu_access"], told["gpu_ecc"], told["gpu_nvlink"]) == ("stuck", "timed_out", "stuck")
+    outcome_by_check = outcomes(found)
+    assert (outcome_by_check["gpu_access"], outcome_by_check["gpu_ecc"], outcome_by_check["gpu_nvlink"]) == (
+        "stuck",
+        "timed_out",
+        "stuck",
+    )
     assert len(found["results"]) == len(FIVE), "one result per check, also for the check that ran twice"

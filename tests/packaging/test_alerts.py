@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "packaging/prometheus"
 METRIC = re.compile(r"(?<![:\w])healthd_([a-z_]+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|=|!=)"([^"]*)"')
-OF_PROMETHEUS = {"cluster", "job", "instance"}
+PROMETHEUS_LABELS = {"cluster", "job", "instance"}
 CHECKS = registry.built_in_checks()
 CODES = [(name, code) for name, check in CHECKS.items() for code in check.codes()]
 PROBLEMS = (  # problems that a node may have, the families of faults first
@@ -46,17 +46,17 @@ PROBLEMS = (  # problems that a node may have, the families of faults first
 )
 
 
-def loaded(path: Path) -> Any:
+def load_yaml(path: Path) -> Any:
     import yaml
 
     return yaml.safe_load(path.read_text("utf-8"))
 
 
 def rules(name: str) -> list[dict[str, Any]]:
-    return [rule for group in loaded(RULES / f"healthd.{name}.yml")["groups"] for rule in group["rules"]]
+    return [rule for group in load_yaml(RULES / f"healthd.{name}.yml")["groups"] for rule in group["rules"]]
 
 
-def script() -> Any:
+def load_script() -> Any:
     spec = importlib.util.spec_from_file_location("alerts_page", ROOT / "scripts/alerts_page.py")
     assert spec is not None
     assert spec.loader is not None
@@ -65,8 +65,8 @@ def script() -> Any:
     return module
 
 
-def test_the_page_has_the_alerts_as_they_are():
-    assert (ROOT / "docs/alerts.md").read_text("utf-8") == script().page(), "run scripts/alerts_page.py"
+def test_alerts_page_is_current():
+    assert (ROOT / "docs/alerts.md").read_text("utf-8") == load_script().page(), "run scripts/alerts_page.py"
 
 
 def expressions() -> list[str]:
@@ -75,13 +75,13 @@ def expressions() -> list[str]:
     return [*texts, *annotations, *LABEL_QUERIES.values(), *VALUE_QUERIES.values(), *CONDITION_QUERIES.values()]
 
 
-def test_rules_and_fleet_status_ask_only_for_metrics_and_labels_that_healthd_has():
+def test_rules_and_fleet_status_use_existing_metrics_and_labels():
     named = Counter[str]()
     for text in expressions():
         for name, matchers in METRIC.findall(text):
             assert name in FAMILIES, name
             labels = {label for label, _, _ in MATCHER.findall(matchers)}
-            assert labels <= {*FAMILIES[name].labels, *OF_PROMETHEUS}, (name, labels)
+            assert labels <= {*FAMILIES[name].labels, *PROMETHEUS_LABELS}, (name, labels)
             named[name] += 1
     assert {"condition_severity", "slurm_drain_info", "config_last_reload_successful"} <= set(named)
 
@@ -96,7 +96,13 @@ def matches(expr: str, labels: dict[str, str]) -> bool:
     }
     selectors = re.findall(r"condition:healthd_severity:acting\{([^}]*)\}", expr)
     assert selectors
-    return any(all(test[how](labels[name], p) for name, how, p in MATCHER.findall(s)) for s in selectors)
+    return any(
+        all(
+            test[operator](labels[name], matcher_pattern)
+            for name, operator, matcher_pattern in MATCHER.findall(selector)
+        )
+        for selector in selectors
+    )
 
 
 FAMILY_RULES = {}
@@ -122,7 +128,7 @@ def test_each_code_is_in_one_family(check):
             assert families_of(check, code) != ["other"] or check in ("exec", "match"), code
 
 
-def test_what_a_check_of_the_site_finds_is_in_a_family_too():
+def test_code_of_site_check_is_in_family_other():
     assert families_of("rack_door", "rack_door/open") == ["other"]
 
 
@@ -144,11 +150,11 @@ def test_what_a_check_of_the_site_finds_is_in_a_family_too():
         ("validation/slow", "validation"),
     ],
 )
-def test_the_family_of_a_code_that_people_know(code, family):
+def test_family_of_well_known_code(code, family):
     assert families_of(code.partition("/")[0], code) == [family]
 
 
-def test_each_alert_names_the_node_or_the_cluster_what_to_type_and_how_bad_it_is():
+def test_each_alert_names_place_next_step_and_urgency():
     for rule in rules("alerts"):
         texts = rule["annotations"]
         assert set(texts) == {"summary", "description", "runbook_url"}, rule["alert"]
@@ -158,26 +164,32 @@ def test_each_alert_names_the_node_or_the_cluster_what_to_type_and_how_bad_it_is
             assert re.search(r"tonight|until the morning", texts["description"]), rule["alert"]
         if "node:healthd_problem" in rule["expr"]:
             assert texts["summary"].startswith("{{ $labels.node }}: ")
-            many = 'unless on (cluster, problem) ALERTS{alertname=~"HealthdManyNodes.*", alertstate="firing"}'
-            assert rule["expr"].endswith(many), rule["alert"]
+            suffix = 'unless on (cluster, problem) ALERTS{alertname=~"HealthdManyNodes.*", alertstate="firing"}'
+            assert rule["expr"].endswith(suffix), rule["alert"]
 
 
-def test_each_problem_of_a_node_has_its_alert_and_one_of_many_nodes():
-    recorded = {r["labels"]["problem"] for r in rules("recording") if "labels" in r}
+def test_each_problem_has_alert_for_one_node_and_for_many():
+    recorded = {rule["labels"]["problem"] for rule in rules("recording") if "labels" in rule}
     assert recorded == set(PROBLEMS)
-    alone = [
-        p for r in rules("alerts") for p in re.findall(r'node:healthd_problem:value\{problem="(\w+)"\}', r["expr"])
+    alerts_for_one = [
+        name
+        for rule in rules("alerts")
+        for name in re.findall(r'node:healthd_problem:value\{problem="(\w+)"\}', rule["expr"])
     ]
-    assert sorted(alone) == sorted(PROBLEMS)
+    assert sorted(alerts_for_one) == sorted(PROBLEMS)
     for problem in PROBLEMS:
-        many = [r.get("for") for r in rules("alerts") if takes_many(r["expr"], problem)]
-        (wait,) = [
-            r.get("for") for r in rules("alerts") if f'{{problem="{problem}"}}' in r["expr"] and "node:" in r["expr"]
+        waits_for_many = [rule.get("for") for rule in rules("alerts") if covers_many_nodes(rule["expr"], problem)]
+        (wait_for_one,) = [
+            rule.get("for")
+            for rule in rules("alerts")
+            if f'{{problem="{problem}"}}' in rule["expr"] and "node:" in rule["expr"]
         ]
-        assert many == [wait], f"{problem}: the alert for many nodes must wait as long as that for one"
+        assert waits_for_many == [wait_for_one], (
+            f"{problem}: the alert for many nodes must wait as long as that for one"
+        )
 
 
-def takes_many(expr: str, problem: str) -> bool:
+def covers_many_nodes(expr: str, problem: str) -> bool:
     found = re.fullmatch(r'cluster:healthd_problem:many\{problem(=~|!~|=)"([^"]*)"\}', expr)
     if found is None:
         return False
@@ -189,8 +201,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_each_alert_leads_to_a_page_that_there_is():
-    base = script().BASE
+def test_each_alert_links_to_existing_page():
+    base = load_script().BASE
     for rule in rules("alerts"):
         url = str(rule["annotations"]["runbook_url"])
         assert url.startswith(base), url
@@ -201,45 +213,45 @@ def test_each_alert_leads_to_a_page_that_there_is():
 
 
 @pytest.mark.parametrize("check", sorted(CHECKS))
-def test_the_page_of_a_fault_has_each_code_where_its_alert_leads(check):
+def test_runbook_has_anchor_for_each_code(check):
     """The alerts of the families build the link runbooks/CHECK.md#CODE, without the "/", from labels."""
     page = anchors(ROOT / f"docs/runbooks/{check}.md")
     assert [code for name, code in CODES if name == check and code.replace("/", "") not in page] == []
     assert f"{check}others" in page
 
 
-def test_each_alert_fires_once_and_stays_quiet_once_in_promtools_tests():
+def test_promtool_tests_have_each_alert_firing_and_quiet():
     fires, quiet = set(), set()
     for path in sorted((RULES / "tests").glob("*.test.yml")):
-        for test in loaded(path)["tests"]:
-            for one in test["alert_rule_test"]:
-                (fires if one["exp_alerts"] else quiet).add(one["alertname"])
+        for test in load_yaml(path)["tests"]:
+            for case in test["alert_rule_test"]:
+                (fires if case["exp_alerts"] else quiet).add(case["alertname"])
     named = {rule["alert"] for rule in rules("alerts")}
     assert (named - fires, named - quiet) == (set(), set())
     assert (fires | quiet) == named
 
 
-def test_the_list_of_nodes_stays_as_it_was_where_sinfo_fails_or_names_no_node(tmp_path):
+def test_target_list_is_kept_if_sinfo_fails_or_prints_nothing(tmp_path):
     """Run the lines that prometheus.yml recommends."""
-    said = (RULES / "prometheus.yml").read_text("utf-8")
-    lines = re.findall(r"(?m)^      #   (.*)$", said)
+    text = (RULES / "prometheus.yml").read_text("utf-8")
+    lines = re.findall(r"(?m)^      #   (.*)$", text)
     assert len(lines) == 4
     script = "\n".join(lines).replace("/etc/prometheus/healthd", str(tmp_path))
     listed = tmp_path / "c1.yml"
 
-    def written(sinfo: str) -> Any:
+    def list_after(sinfo: str) -> Any:
         subprocess.run(["sh", "-c", f"sinfo() {{ {sinfo}; }}\n{script}"], check=False, timeout=240)
-        return loaded(listed)
+        return load_yaml(listed)
 
     expected = [{"labels": {"cluster": "c1"}, "targets": ["gpu-0:9478", "gpu-1:9478"]}]
-    assert written("printf 'gpu-1\\ngpu-0\\ngpu-1\\n'") == expected
-    assert written("echo gpu-0; return 1") == expected, "sinfo failed after its first line"
-    assert written("true") == expected, "sinfo printed no node"
-    assert written("echo gpu-2")[0]["targets"] == ["gpu-2:9478"]
+    assert list_after("printf 'gpu-1\\ngpu-0\\ngpu-1\\n'") == expected
+    assert list_after("echo gpu-0; return 1") == expected, "sinfo failed after its first line"
+    assert list_after("true") == expected, "sinfo printed no node"
+    assert list_after("echo gpu-2")[0]["targets"] == ["gpu-2:9478"]
 
 
-def test_the_routes_name_alerts_that_there_are():
-    routes = loaded(RULES / "alertmanager.yml")
+def test_alertmanager_routes_name_existing_alerts():
+    routes = load_yaml(RULES / "alertmanager.yml")
     named = [rule["alert"] for rule in rules("alerts")]
     patterns = [
         pattern
@@ -248,6 +260,8 @@ def test_the_routes_name_alerts_that_there_are():
         for pattern in re.findall(r'alertname =~? "([^"]*)"', matcher)
     ]
     assert len(patterns) >= 6
-    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in named)] == []
+    assert [
+        name_pattern for name_pattern in patterns if not any(re.fullmatch(name_pattern, name) for name in named)
+    ] == []
     receivers = {receiver["name"] for receiver in routes["receivers"]}
-    assert {routes["route"]["receiver"], *(r["receiver"] for r in routes["route"]["routes"])} == receivers
+    assert {routes["route"]["receiver"], *(route["receiver"] for route in routes["route"]["routes"])} == receivers

@@ -26,13 +26,13 @@ SETTING = re.compile(r"(?m)^#(?=[a-z_]+ = )")
 CHECKS = built_in_checks()
 
 
-def settings(config: Any, prefix: str = "") -> list[str]:
+def setting_names(config: Any, prefix: str = "") -> list[str]:
     """Return the dotted name of each setting: "mode", "kernel_log.source"."""
     names = []
     for field in fields_of(type(config)):
         value = getattr(config, field.name)
-        below = f"{prefix}{field.name}"
-        names += settings(value, f"{below}.") if fields_of(type(value)) else [below]
+        dotted_name = f"{prefix}{field.name}"
+        names += setting_names(value, f"{dotted_name}.") if fields_of(type(value)) else [dotted_name]
     return names
 
 
@@ -44,40 +44,40 @@ def line_of(name: str) -> str:
     return line
 
 
-def effect(text: str) -> dict[str, Any]:
+def effective_settings(text: str) -> dict[str, Any]:
     """Return the settings in effect with this file, except the interval, which the sample shows for the daemon."""
     loaded = resolve_settings(tomllib.loads(text), "healthd.toml", {}, CHECKS)
     return {name: value for name, value, _ in setting_rows(loaded) if name != "checks.gpu_access.interval_seconds"}
 
 
-def test_the_sample_as_it_is_changes_nothing():
-    assert effect(TEXT) == effect("")
+def test_sample_changes_no_setting():
+    assert effective_settings(TEXT) == effective_settings("")
 
 
-def test_the_sample_with_every_setting_uncommented_changes_nothing_either():
-    assert effect(SETTING.sub("", TEXT)) == effect("")
+def test_uncommented_sample_changes_no_setting():
+    assert effective_settings(SETTING.sub("", TEXT)) == effective_settings("")
 
 
-@pytest.mark.parametrize("name", settings(Settings()))
-def test_a_setting_of_the_daemon_stands_in_the_sample_with_a_word_on_what_it_does(name):
+@pytest.mark.parametrize("name", setting_names(Settings()))
+def test_each_daemon_setting_is_in_sample_with_description(name):
     assert re.search(r" # \S.{10,}$", line_of(name))
 
 
-def test_the_sample_shows_no_setting_that_the_daemon_does_not_have():
+def test_sample_has_no_unknown_daemon_setting():
     shown = tomllib.loads(SETTING.sub("", TOP))
-    names = [f"{key}.{below}" for key, value in shown.items() if isinstance(value, dict) for below in value]
+    names = [f"{key}.{nested}" for key, value in shown.items() if isinstance(value, dict) for nested in value]
     names += [key for key, value in shown.items() if not isinstance(value, dict)]
-    assert sorted(names) == sorted(settings(Settings()))
+    assert sorted(names) == sorted(setting_names(Settings()))
 
 
-def test_the_named_examples_in_the_sample_are_accepted():
+def test_named_examples_in_sample_are_accepted():
     examples = re.sub(r"(?m)^# (?=\[(?:checks|kernel_log|node)\.|\[\[node\]\]|[a-z_]+ = )", "", TEXT)
     loaded = resolve_settings(tomllib.loads(examples), "healthd.toml", {}, CHECKS)
     assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)
 
 
-def test_what_a_reload_leaves_as_it_was_is_marked():
+def test_settings_requiring_restart_are_marked():
     from healthd.agent.daemon import FIXED_SETTINGS
 
-    marked = {name for name in settings(Settings()) if line_of(name).endswith("(start)")}
-    assert marked == {name for name in settings(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}
+    marked = {name for name in setting_names(Settings()) if line_of(name).endswith("(start)")}
+    assert marked == {name for name in setting_names(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}

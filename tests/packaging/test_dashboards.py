@@ -25,23 +25,23 @@ def panels(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_files_are_what_the_script_writes() -> None:
+def test_dashboards_are_current() -> None:
     assert {path.name: path.read_text("utf-8") for path in FILES} == dashboards.boards(), "python scripts/dashboards.py"
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_no_panel_lies_on_another_or_beside_the_board(name: str) -> None:
+def test_panels_do_not_overlap_and_fit_board(name: str) -> None:
     def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
-        at = panel["gridPos"]
-        return {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        position = panel["gridPos"]
+        return {(position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])}
 
     assert all(x < dashboards.WIDTH for panel in panels(name) for x, _ in cells(panel))
-    assert all(cells(one).isdisjoint(cells(other)) for one, other in combinations(panels(name), 2))
+    assert all(cells(first).isdisjoint(cells(second)) for first, second in combinations(panels(name), 2))
     assert len({panel["id"] for panel in panels(name)}) == len(panels(name))
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_each_panel_says_what_it_shows_and_asks_the_chosen_prometheus_for_the_chosen_jobs(name: str) -> None:
+def test_each_panel_has_description_and_uses_variables(name: str) -> None:
     variables = {variable["name"] for variable in BOARDS[name]["templating"]["list"]}
     for panel in panels(name):
         assert panel["description"].endswith("."), panel["title"]
@@ -52,12 +52,12 @@ def test_each_panel_says_what_it_shows_and_asks_the_chosen_prometheus_for_the_ch
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables
 
 
-def test_each_metric_of_a_board_is_in_the_reference() -> None:
+def test_each_metric_of_dashboards_is_documented() -> None:
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
-    known = set(re.findall(r"\| `(healthd_\w+)`", text))
-    assert len(known) > 50
+    documented = set(re.findall(r"\| `(healthd_\w+)`", text))
+    assert len(documented) > 50
     for name in BOARDS:
         for panel in panels(name):
             for target in panel["targets"]:
-                asked = set(re.findall(r"healthd_\w+", target["expr"]))
-                assert asked <= known, panel["title"]
+                used = set(re.findall(r"healthd_\w+", target["expr"]))
+                assert used <= documented, panel["title"]

@@ -20,7 +20,7 @@ PACKAGES = ("duckdb", "numpy", "pyspark", "scipy", "sqlglot", "tqdm", "vl_conver
 
 
 @pytest.fixture
-def without(tmp_path: Path) -> dict[str, str]:
+def environment_without_packages(tmp_path: Path) -> dict[str, str]:
     """Return the environment of a Python that cannot import these packages; the file `tried` lists each attempt."""
     for name in PACKAGES:
         package = tmp_path / "path" / name
@@ -32,14 +32,16 @@ def without(tmp_path: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": path, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)}
 
 
-def test_the_packages_are_shut_out_where_they_are_installed(without, tmp_path):
+def test_blocked_package_cannot_be_imported(environment_without_packages, tmp_path):
     assert find_spec("duckdb") is not None, "without duckdb these tests would prove nothing"
-    done = subprocess.run([sys.executable, "-c", "import duckdb"], env=without, capture_output=True, text=True)
-    assert "duckdb is not on a node" in done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", "import duckdb"], env=environment_without_packages, capture_output=True, text=True
+    )
+    assert "duckdb is not on a node" in result.stderr
     assert (tmp_path / "tried").read_text() == "duckdb\n"
 
 
-def test_every_module_that_is_not_the_fleets_can_be_imported_without_them(without, tmp_path):
+def test_modules_outside_fleet_import_without_packages(environment_without_packages, tmp_path):
     program = (
         "import importlib, pkgutil, healthd\n"
         "names = [m.name for m in pkgutil.walk_packages(healthd.__path__, 'healthd.')]\n"
@@ -49,24 +51,26 @@ def test_every_module_that_is_not_the_fleets_can_be_imported_without_them(withou
         "for name in names: importlib.import_module(name)\n"
         "print(len(names))"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=without, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 100
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment_without_packages, capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert int(result.stdout) > 100
     assert not (tmp_path / "tried").exists()
 
 
-def test_a_daemon_looks_judges_and_stops_without_them(without, tmp_path):
+def test_daemon_runs_without_packages(environment_without_packages, tmp_path):
     (tmp_path / "healthd.toml").write_text("[checks.processes]\nenabled = false\n")
     (tmp_path / "kernel.log").write_text("")
     argv = [sys.executable, "-m", "healthd", "run", "--config", "healthd.toml", "--fake-nvml", "dgx-h100"]
     argv += ["--kernel-log", "kernel.log", "--runtime-dir", "run", "--state-dir", "state", "--listen", "off"]
 
     def status() -> int:
-        asked = [sys.executable, "-m", "healthd", "status", "--runtime-dir", str(tmp_path / "run")]
-        return subprocess.run(asked, env=without, capture_output=True, timeout=240).returncode
+        command = [sys.executable, "-m", "healthd", "status", "--runtime-dir", str(tmp_path / "run")]
+        return subprocess.run(command, env=environment_without_packages, capture_output=True, timeout=240).returncode
 
     with open(tmp_path / "out", "wb") as out:
-        daemon = subprocess.Popen(argv, env=without, cwd=tmp_path, stdout=out, stderr=out)
+        daemon = subprocess.Popen(argv, env=environment_without_packages, cwd=tmp_path, stdout=out, stderr=out)
     try:
         until(lambda: status() in (0, 1), "the first round has ended")
     finally:
@@ -75,10 +79,10 @@ def test_a_daemon_looks_judges_and_stops_without_them(without, tmp_path):
     assert not (tmp_path / "tried").exists()
 
 
-def test_the_fleet_as_it_is_now_is_asked_without_them(without, tmp_path):
+def test_fleet_status_runs_without_packages(environment_without_packages, tmp_path):
     argv = [sys.executable, "-m", "healthd", "fleet", "status", "--prometheus", "http://127.0.0.1:9"]
-    done = subprocess.run(argv, env=without, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (
+    result = subprocess.run(argv, env=environment_without_packages, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (
         3,
         "healthd fleet status: http://127.0.0.1:9: cannot be reached: Connection refused\n",
     )

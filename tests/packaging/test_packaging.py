@@ -17,35 +17,35 @@ UNIT = PACKAGING / "systemd/healthd.service"
 SETTINGS_SHA256 = "7804ffaf30453cd3a0e4c5c3e72a0acc1da8b037cf34fe0987144b556b265baa"
 
 
-def settings(unit: str) -> dict[str, str]:
+def unit_settings(unit: str) -> dict[str, str]:
     lines = (line.partition("=") for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     return {name: value for name, _, value in lines}
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze not found")
     unit = tmp_path / "healthd.service"
     unit.write_text(UNIT.read_text().replace("/usr/bin/healthd", "/bin/true"))  # verify requires an existing program
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    complaints = [line for line in done.stderr.splitlines() if "healthd" in line]
-    assert (done.returncode, complaints) == (0, []), done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    complaints = [line for line in result.stderr.splitlines() if "healthd" in line]
+    assert (result.returncode, complaints) == (0, []), result.stderr
 
 
-def test_a_stop_never_reaches_the_workers() -> None:
-    assert settings(UNIT.read_text())["KillMode"] == "process"
+def test_unit_stop_does_not_kill_workers() -> None:
+    assert unit_settings(UNIT.read_text())["KillMode"] == "process"
 
 
-def test_the_live_ledger_outlives_a_restart() -> None:
-    assert settings(UNIT.read_text())["RuntimeDirectoryPreserve"] == "yes"
+def test_unit_keeps_runtime_directory_on_restart() -> None:
+    assert unit_settings(UNIT.read_text())["RuntimeDirectoryPreserve"] == "yes"
 
 
-def test_jobs_that_eat_the_memory_do_not_cost_the_node_its_watch() -> None:
-    assert int(settings(UNIT.read_text())["OOMScoreAdjust"]) < 0
+def test_unit_protects_daemon_from_oom_killer() -> None:
+    assert int(unit_settings(UNIT.read_text())["OOMScoreAdjust"]) < 0
 
 
-def test_the_settings_file_of_the_package_is_the_same_for_ever() -> None:
+def test_settings_file_of_package_never_changes() -> None:
     """If it and the administrator's file both differ from the last version's, dpkg prompts, or aborts without a
     terminal."""
     shipped = (PACKAGING / "debian/healthd.toml").read_bytes()
@@ -53,21 +53,21 @@ def test_the_settings_file_of_the_package_is_the_same_for_ever() -> None:
     assert all(line.startswith(b"#") for line in shipped.splitlines())
 
 
-def test_each_script_of_the_package_is_a_shells() -> None:
+def test_package_scripts_parse_in_their_shell() -> None:
     scripts = [*PACKAGING.glob("debian/healthd.p*"), PACKAGING / "tree.sh"]
     assert len(scripts) == 4
     for script in scripts:
         shell = script.read_text().partition("\n")[0].removeprefix("#!")
-        done = subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=240)
-        assert (done.returncode, done.stderr) == (0, "")
+        result = subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=240)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_package_script_reads_the_maintainer_from_pyproject() -> None:
+def test_package_script_reads_maintainer_from_pyproject() -> None:
     """scripts/package.sh writes it into debian/control, so the placeholder is replaced in one place."""
     project = (PACKAGING.parent / "pyproject.toml").read_text()
     pattern = re.search(
         r"(?m)^  maintainer=\$\(sed -n '(.*)' pyproject", (PACKAGING.parent / "scripts/package.sh").read_text()
     )
     assert pattern is not None
-    done = subprocess.run(["sed", "-n", pattern[1]], input=project, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"[^<>]+ <[^<>@ ]+@[^<>@ ]+>\n", done.stdout)
+    result = subprocess.run(["sed", "-n", pattern[1]], input=project, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[^<>]+ <[^<>@ ]+@[^<>@ ]+>\n", result.stdout)

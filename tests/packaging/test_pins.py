@@ -28,7 +28,7 @@ pins = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pins)
 
 
-def wanted() -> Iterator[str]:
+def required_packages() -> Iterator[str]:
     """Yield the requirements of an environment of healthd and of a package build."""
     yield from PROJECT["dependencies"]
     yield from PYPROJECT["build-system"]["requires"]
@@ -37,7 +37,7 @@ def wanted() -> Iterator[str]:
             yield from requirements
 
 
-def pinned(python: str) -> dict[str, str]:
+def pins_for(python: str) -> dict[str, str]:
     """Return name -> version of the pins for this Python, at most one per package."""
     found: dict[str, str] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
@@ -45,34 +45,36 @@ def pinned(python: str) -> dict[str, str]:
             continue
         pin = Requirement(line)
         if pin.marker is None or pin.marker.evaluate({"python_version": python}):
-            (exactly,) = pin.specifier
-            assert exactly.operator == "=="
-            assert found.setdefault(canonicalize_name(pin.name), exactly.version) == exactly.version
+            (specifier,) = pin.specifier
+            assert specifier.operator == "=="
+            assert found.setdefault(canonicalize_name(pin.name), specifier.version) == specifier.version
     return found
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("wish", sorted({*wanted()}))
-def test_what_pyproject_asks_for_has_a_pin_that_satisfies_it(wish: str, python: str) -> None:
-    requirement = Requirement(wish)
+@pytest.mark.parametrize("requirement_text", sorted({*required_packages()}))
+def test_each_requirement_has_satisfying_pin(requirement_text: str, python: str) -> None:
+    requirement = Requirement(requirement_text)
     if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
-        assert requirement.specifier.contains(pinned(python)[canonicalize_name(requirement.name)])
+        assert requirement.specifier.contains(pins_for(python)[canonicalize_name(requirement.name)])
 
 
-def test_an_environment_has_no_extra_that_has_no_pins() -> None:
-    made = re.findall(r"make_venv \S+ \S+ \"\.\[(\S+)\]\"", (ROOT / "scripts/setup.sh").read_text())
-    assert {extra for extras in made for extra in extras.split(",")} <= {*PROJECT["optional-dependencies"]} - {"spark"}
-    assert len(made) == 2
+def test_environments_use_only_extras_with_pins() -> None:
+    extras_lists = re.findall(r"make_venv \S+ \S+ \"\.\[(\S+)\]\"", (ROOT / "scripts/setup.sh").read_text())
+    assert {extra for extras in extras_lists for extra in extras.split(",")} <= {*PROJECT["optional-dependencies"]} - {
+        "spark"
+    }
+    assert len(extras_lists) == 2
 
 
 @pytest.mark.parametrize("script", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.sh")))
-def test_a_script_that_has_pip_install_or_build_gives_it_the_pins(script: str) -> None:
+def test_install_and_build_scripts_use_pins(script: str) -> None:
     text = (ROOT / script).read_text()
     if re.search(r"-m (pip (install|wheel)|build) ", text):
         assert "constraints.txt" in text
 
 
-def test_a_package_that_left_a_python_behind_has_a_pin_for_each() -> None:
+def test_pins_have_version_per_python_if_needed() -> None:
     found = {
         "3.10": {"numpy": "2.2", "tomli": "2.5", "tqdm": "4.70"},
         "3.11": {"numpy": "2.4", "tqdm": "4.70"},

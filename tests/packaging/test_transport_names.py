@@ -36,15 +36,13 @@ def fluent_bit(number: int) -> str:
     text = (TRANSPORT / "fluent-bit.conf").read_text()
     found = re.findall(r"(?m)^    (s3_key_format|static_file_path) +(\S+)$", text)
     key = dict(found)["s3_key_format"]
-    fixed = "$UUID" in key or "$INDEX" in key or dict(found).get("static_file_path") == "On"
-    made = key.replace("${HOSTNAME}", "n1").replace("%s", SECOND).replace("$INDEX", str(number))
-    return (made if fixed else f"{made}-objectk3Jx9aQz").lstrip("/")
+    is_fixed = "$UUID" in key or "$INDEX" in key or dict(found).get("static_file_path") == "On"
+    object_name = key.replace("${HOSTNAME}", "n1").replace("%s", SECOND).replace("$INDEX", str(number))
+    return (object_name if is_fixed else f"{object_name}-objectk3Jx9aQz").lstrip("/")
 
 
 @pytest.mark.parametrize("name", [vector, fluent_bit])
-def test_what_the_examples_bring_to_an_object_store_is_read_when_it_is_fetched(
-    tmp_path: Path, name: Callable[[int], str]
-) -> None:
+def test_objects_of_transport_examples_are_read_in_order(tmp_path: Path, name: Callable[[int], str]) -> None:
     for number in range(3):  # within one second
         file = tmp_path / name(number)
         file.parent.mkdir(exist_ok=True)
@@ -52,5 +50,5 @@ def test_what_the_examples_bring_to_an_object_store_is_read_when_it_is_fetched(
     tally = Tally()
     (stream,) = find([str(tmp_path)], tally)
     assert stream == str(tmp_path / "n1")
-    assert [told.seq for told in read(stream, Cursor(), tally)] == list(range(1, 31))
+    assert [stream_event.seq for stream_event in read(stream, Cursor(), tally)] == list(range(1, 31))
     assert tally.problems == {}

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_text("utf-8").splitlines()]
-NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread
+NOT_FROM_KERNEL = "printed by no driver we know"  # a note of a row: such a line may stay unread
 LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 
 # (start of the text, the other project's expectation) -> reason for healthd's difference, as in docs/peers.md.
@@ -73,24 +73,24 @@ def agrees(row: dict[str, str], node: Inventory) -> bool:
 NODE = Inventory(mounts=(LocalMount("/data", "xfs", "nvme2n1", ("nvme2n1",)),))
 
 
-def why_not(row: dict[str, str]) -> str:
-    found = (why for (words, expected), why in DIFFERS.items() if words in row["text"] and expected == row["expected"])
+def reason_for_difference(row: dict[str, str]) -> str:
+    found = (why for (text, expected), why in DIFFERS.items() if text in row["text"] and expected == row["expected"])
     return next(found, "")
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=f"{row['label']}-{n}") for n, row in enumerate(ROWS)])
-def test_a_line_of_a_peers_test_is_read_as_it_is_there_unless_it_is_said_why_not(row):
-    as_expected = agrees(row, NODE) or row.get("note") == NOT_THE_KERNELS
-    assert as_expected or why_not(row), f"{row['expected']}: {row['text']}"
+def test_peer_line_is_read_as_in_its_project_or_has_a_reason(row):
+    as_expected = agrees(row, NODE) or row.get("note") == NOT_FROM_KERNEL
+    assert as_expected or reason_for_difference(row), f"{row['expected']}: {row['text']}"
 
 
-def test_where_healthd_differs_on_purpose_stands_in_the_page():
+def test_page_lists_every_intended_difference():
     page = (ROOT / "docs/peers.md").read_text("utf-8")
     assert [why for why in DIFFERS.values() if why not in page] == []
-    assert set(DIFFERS.values()) == {why_not(row) for row in ROWS if not agrees(row, NODE)} - {""}
+    assert set(DIFFERS.values()) == {reason_for_difference(row) for row in ROWS if not agrees(row, NODE)} - {""}
 
 
-def test_a_disk_of_nobody_without_sectors_warns():
+def test_disk_without_sectors_warns_unless_the_node_uses_it():
     (row,) = [row for row in ROWS if row["expected"] == "drain if the node's"]
     assert severity(events(row["text"]), NODE) is Severity.DEGRADED
     assert severity(events(row["text"]), Inventory()) is Severity.WARNING

@@ -54,7 +54,7 @@ Mar 29 09:00:00 gpu-042 kernel: [99001.000000] NVRM: Xid (PCI:0000:2a:00): 31, p
 """  # noqa: E501
 
 
-class Done:
+class ScanOutput:
     def __init__(self, done: subprocess.CompletedProcess[bytes]) -> None:
         self.status, self.out, self.err = done.returncode, done.stdout.decode(), done.stderr.decode()
         assert "Traceback" not in self.err, self.err
@@ -64,29 +64,29 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
+def run_scan(*arguments: object, log: bytes | str = b"") -> ScanOutput:
     argv = [sys.executable, "-m", "healthd", "scan", *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8"}
     data = log.encode() if isinstance(log, str) else log
-    return Done(subprocess.run(argv, input=data, capture_output=True, timeout=240, env=env))
+    return ScanOutput(subprocess.run(argv, input=data, capture_output=True, timeout=240, env=env))
 
 
 def scanned(*lines: str | bytes) -> list[scan_judged.Judged]:
     data = [line.encode() if isinstance(line, str) else line for line in lines]
-    blocks = [Block.from_lines(place, [line]) for place, line in enumerate(data, 1)]
+    blocks = [Block.from_lines(number, [line]) for number, line in enumerate(data, 1)]
     return list(scan_judged.judge(scan.events(blocks, NOW, Tally()), correlate_all()))
 
 
-def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
+def summaries(*lines: str | bytes) -> list[tuple[int, str, str]]:
     """Return (line, code, severity) of each event."""
-    return [(one.log_event.line, one.code, one.severity.name.lower()) for one in scanned(*lines)]
+    return [(judged.log_event.line, judged.code, judged.severity.name.lower()) for judged in scanned(*lines)]
 
 
 # --- output
 
 
-def test_the_table_has_one_incident_for_the_lines_of_one_fault_with_its_first_cause_on_top():
-    done = healthd_scan("-", log=STORY)
+def test_table_has_one_incident_per_fault_with_first_cause_on_top():
+    done = run_scan("-", log=STORY)
     assert done.status == 2
     first, _, second = done.out.partition("\nwarning")
     assert first.splitlines()[0] == "standard input: 1 critical, 1 warning in 7 lines"
@@ -99,10 +99,10 @@ def test_the_table_has_one_incident_for_the_lines_of_one_fault_with_its_first_ca
     assert "0000:2a:00.0  (line 7)" in second
 
 
-def test_each_event_is_an_object_of_a_line():
-    done = healthd_scan("--json", "-", log=STORY)
+def test_json_has_one_object_per_event():
+    done = run_scan("--json", "-", log=STORY)
     assert done.status == 2
-    xid = next(one for one in done.objects if one.get("xid") == 79)
+    xid = next(scanned_event for scanned_event in done.objects if scanned_event.get("xid") == 79)
     when = time.mktime(time.strptime(f"{time.localtime().tm_year} Mar 29 05:56:31", "%Y %b %d %H:%M:%S"))
     assert xid == {
         "line": 3,
@@ -121,11 +121,11 @@ def test_each_event_is_an_object_of_a_line():
         "count": 1,
         "text": XID,
     }
-    assert [one["line"] for one in done.objects] == [1, 3, 4, 5, 7]
+    assert [scanned_event["line"] for scanned_event in done.objects] == [1, 3, 4, 5, 7]
 
 
-def test_every_code_that_is_worth_an_incident_can_be_explained():
-    done = healthd_scan("-", log=STORY)
+def test_explain_knows_every_code_of_an_incident():
+    done = run_scan("-", log=STORY)
     codes = [line.split()[-1] for line in done.out.splitlines() if line.startswith("  healthd explain ")]
     assert len(codes) == 2
     for code in codes:
@@ -144,8 +144,8 @@ def test_every_code_that_is_worth_an_incident_can_be_explained():
         (b"\x7fELF\x00\x01\x02" * 1000, 3),
     ],
 )
-def test_the_exit_status_is_that_of_the_worst_event(log, status):
-    done = healthd_scan("-", log=log)
+def test_exit_status_is_that_of_the_worst_event(log, status):
+    done = run_scan("-", log=log)
     assert done.status == status
     assert bool(done.err) == (status == 3)
 
@@ -161,51 +161,51 @@ def test_the_exit_status_is_that_of_the_worst_event(log, status):
         ("readme", "none of its 2 lines has a kernel prefix"),
     ],
 )
-def test_what_is_no_log_is_said_in_a_sentence(tmp_path, name, sentence):
+def test_file_that_is_no_log_gives_one_sentence(tmp_path, name, sentence):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "journal").write_bytes(b"LPKSHHRH" + bytes(100))
     (tmp_path / "zstd").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     (tmp_path / "readme").write_text("# A program\nthat does things\n")
     if name == "zstd" and sys.version_info >= (3, 14):
         pytest.skip("this Python reads it")
-    done = healthd_scan(tmp_path / name)
+    done = run_scan(tmp_path / name)
     assert (done.status, done.out) == (3, "")
     assert len(done.err.splitlines()) == 1
     assert f"{tmp_path / name}".rstrip("/") in done.err
     assert sentence in done.err
 
 
-def test_an_unreadable_file_is_said(tmp_path):
+def test_unreadable_file_is_reported(tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
     (tmp_path / "log").write_text(STORY)
     (tmp_path / "log").chmod(0)
-    assert "Permission denied" in healthd_scan(tmp_path / "log").err
+    assert "Permission denied" in run_scan(tmp_path / "log").err
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress, bytes])
-def test_rotated_logs_are_unpacked(tmp_path, pack):
+def test_compressed_logs_are_unpacked(tmp_path, pack):
     (tmp_path / "kern.log.2").write_bytes(pack(STORY.encode()))
-    done = healthd_scan("--json", tmp_path / "kern.log.2")
-    assert [one["line"] for one in done.objects] == [1, 3, 4, 5, 7]
-    assert healthd_scan("--json", "-", log=pack(STORY.encode())).out == done.out
+    done = run_scan("--json", tmp_path / "kern.log.2")
+    assert [scanned_event["line"] for scanned_event in done.objects] == [1, 3, 4, 5, 7]
+    assert run_scan("--json", "-", log=pack(STORY.encode())).out == done.out
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
-def test_what_a_damaged_archive_holds_before_the_damage_counts(pack):
+def test_damaged_archive_is_read_up_to_the_damage(pack):
     chance = __import__("random").Random(1)
     noise = "".join(f"{USUAL}{chance.getrandbits(64)}\n" for _ in range(30_000))
     packed = pack((STORY + noise).encode())
-    done = healthd_scan("-", log=packed[: len(packed) // 2])
+    done = run_scan("-", log=packed[: len(packed) // 2])
     assert done.status == (2 if done.out else 3)
     assert "standard input: " in done.err
     assert "compressed data" in done.err
     broken = bytearray(packed)
     broken[len(broken) // 2 : len(broken) // 2 + 50] = bytes(50)
-    assert "compressed data" in healthd_scan("-", log=bytes(broken)).err
+    assert "compressed data" in run_scan("-", log=bytes(broken)).err
 
 
-def test_a_pipe_is_read_as_it_comes():
+def test_pipe_is_read_line_by_line():
     argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
@@ -218,7 +218,7 @@ def test_a_pipe_is_read_as_it_comes():
         assert json.loads(process.stdout.readline())["pci"] == "0000:2a:00.0"
 
 
-def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
+def test_ctrl_c_and_closed_output_end_quietly():
     # A background process of a shell, perhaps this test too, ignores Ctrl-C.
     argv = ["env", "--default-signal=INT", sys.executable, "-m", "healthd", "scan", "--json", "-"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -236,8 +236,8 @@ def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
                 process.stdout.close()
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(process, "stdout", None)
-                    _, said = process.communicate(lines.encode(), timeout=240)
-                assert said == b""
+                    _, errors = process.communicate(lines.encode(), timeout=240)
+                assert errors == b""
                 continue
             assert process.stderr.read() == b""
 
@@ -267,11 +267,11 @@ PREFIXES = [
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_any_prefix_is_read(prefix):
-    (one,) = scanned(USUAL, prefix + XID)
-    assert (one.log_event.line, one.code, one.log_event.event.text) == (2, "gpu_xid/79", XID)
-    assert one.log_event.host == ("gpu-042" if "gpu-042" in prefix else "")
-    assert one.log_event.uptime == (12.345678 if "12.345678" in prefix or "12345678" in prefix else None)
+def test_every_prefix_is_read(prefix):
+    (judged,) = scanned(USUAL, prefix + XID)
+    assert (judged.log_event.line, judged.code, judged.log_event.event.text) == (2, "gpu_xid/79", XID)
+    assert judged.log_event.host == ("gpu-042" if "gpu-042" in prefix else "")
+    assert judged.log_event.uptime == (12.345678 if "12.345678" in prefix or "12345678" in prefix else None)
 
 
 JOURNAL = {
@@ -293,20 +293,24 @@ JOURNAL = {
     "entry",
     [JOURNAL, {**JOURNAL, "MESSAGE": list(XID.encode())}, {**JOURNAL, "MESSAGE": f"{XID}\nmore"}],
 )
-def test_the_journals_own_json_is_read(entry):
-    (one,) = scanned(json.dumps({**JOURNAL, "MESSAGE": "usb 1-1: x"}), json.dumps(entry))
-    assert (one.log_event.line, one.code, one.log_event.host) == (2, "gpu_xid/79", "gpu-042")
-    assert (one.log_event.epoch, one.log_event.uptime) == (1737434504.0, 12.345678)
+def test_json_of_journalctl_is_read(entry):
+    (judged,) = scanned(json.dumps({**JOURNAL, "MESSAGE": "usb 1-1: x"}), json.dumps(entry))
+    assert (judged.log_event.line, judged.code, judged.log_event.host) == (2, "gpu_xid/79", "gpu-042")
+    assert (judged.log_event.epoch, judged.log_event.uptime) == (1737434504.0, 12.345678)
 
 
-def test_the_journals_export_is_read():
+def test_export_format_of_journalctl_is_read():
     fields = [f"{name}={value}" for name, value in JOURNAL.items()]
-    other = [line for line in fields if not line.startswith("_TRANSPORT")] + ["_TRANSPORT=syslog"]
-    (one,) = scanned(*other, "", *fields, "")
-    assert (one.log_event.line, one.code, one.log_event.host) == (len(other) + 1 + len(fields), "gpu_xid/79", "gpu-042")
+    syslog_fields = [line for line in fields if not line.startswith("_TRANSPORT")] + ["_TRANSPORT=syslog"]
+    (judged,) = scanned(*syslog_fields, "", *fields, "")
+    assert (judged.log_event.line, judged.code, judged.log_event.host) == (
+        len(syslog_fields) + 1 + len(fields),
+        "gpu_xid/79",
+        "gpu-042",
+    )
     size = len(XID).to_bytes(8, "little")
-    (one,) = scanned(*fields[:-1], "MESSAGE", size + XID.encode(), "")
-    assert one.code == "gpu_xid/79"
+    (judged,) = scanned(*fields[:-1], "MESSAGE", size + XID.encode(), "")
+    assert judged.code == "gpu_xid/79"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ def test_the_journals_export_is_read():
         "{" * 5000,
     ],
 )
-def test_what_another_program_wrote_is_nothing(line):
+def test_lines_of_other_programs_are_ignored(line):
     assert scanned(line) == []
 
 
@@ -342,20 +346,20 @@ FORGED = (
 @pytest.mark.one_python
 @pytest.mark.parametrize("owner", ["Mar 29 15:38:59 gpu-042 bob[4711]: ", "[ 12.345678] gpu-042 bob[4711]: "])
 @pytest.mark.parametrize("forged", FORGED)
-def test_the_second_line_of_a_services_message_is_nothing_as_journalctl_shows_it(owner, forged):
+def test_further_line_of_a_service_message_is_ignored_in_journalctl_output(owner, forged):
     """`logger $'hello\nNVRM: Xid ...'` writes one message. journalctl indents its further lines by the prefix."""
     further = "\n".join(" " * len(owner) + text for text in ("so", forged, "on", forged))
     kernels = f"Mar 29 05:56:30 gpu-042 kernel: [88000.100000] {XID.replace('18', '2a', 1)}"
-    done = healthd_scan("-", "--json", log=f"{kernels}\n{owner}hello\n{further}\n")
+    done = run_scan("-", "--json", log=f"{kernels}\n{owner}hello\n{further}\n")
     assert [found["line"] for found in done.objects] == [1]
 
 
-def test_a_pasted_log_may_be_indented():
-    done = healthd_scan("-", "--json", log=f"Here is what dmesg says:\n    [88001.100300] {XID}\n")
+def test_indented_pasted_log_is_read():
+    done = run_scan("-", "--json", log=f"Here is what dmesg says:\n    [88001.100300] {XID}\n")
     assert [found["line"] for found in done.objects] == [2]
 
 
-def test_a_message_of_very_many_lines_is_read_in_linear_time():
+def test_message_with_many_lines_is_read_in_linear_time():
     owner = b"Mar 29 15:38:59 gpu-042 bob[4711]: "
     lines = [owner + b"hello", *[b" " * len(owner) + XID.encode()] * 200_000]
     blocks = [Block.from_lines(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
@@ -364,7 +368,7 @@ def test_a_message_of_very_many_lines_is_read_in_linear_time():
 
 
 @given(st.sampled_from(PREFIXES), st.sampled_from([XID, "text", "[1] x", " x", "é\udc80", "kernel: [1.5] x", ""]))
-def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, text):
+def test_fast_path_for_usual_prefixes_equals_strip_prefix(prefix, text):
     line = (prefix + text).encode("utf-8", "surrogateescape")
     assert stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
 
@@ -384,20 +388,18 @@ DAYS |= {"Mar  8", "Mar  9", "Nov  2", "Apr  4", "Apr  5", "Sep  6", "Sep  7"}  
     east=st.sampled_from(["Z", "+01:00", "-03:30"]),
     now=st.integers(0, 400 * 24 * 60).map(lambda minutes: NOW + 60.0 * minutes),
 )
-def test_dates_of_one_day_are_those_of_the_long_way_where_clocks_are_set_too(
-    zone, day, hour, minute, written, east, now
-):
+def test_cached_dates_equal_strip_prefix_on_clock_changes(zone, day, hour, minute, written, east, now):
     line = f"{written.format(day=day, hour=hour, minute=minute, east=east)} gpu-042 kernel: [   12.345678] {XID}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
         time.tzset()
-        known = (prefixes._minute, prefixes._day_start, prefix_module._minute)
-        for cached in known:
+        caches = (prefixes._minute, prefixes._day_start, prefix_module._minute)
+        for cached in caches:
             cached.cache_clear()
         try:
             assert stripped(line.encode(), now) == strip_prefix(line, now)
         finally:
-            for cached in known:
+            for cached in caches:
                 cached.cache_clear()
     time.tzset()
 
@@ -406,7 +408,7 @@ DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
 CAPTURED = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 
 
-def test_the_search_misses_no_line_that_a_rule_reads():
+def test_search_finds_every_line_that_a_rule_reads():
     lines = [line for row in CAPTURED for line in row["text"].split("\n")]
     read = {
         number
@@ -415,13 +417,13 @@ def test_the_search_misses_no_line_that_a_rule_reads():
     }
     assert len(read) > 150
     blocks = [Block.from_lines(1, [line.encode() for line in lines])]
-    seen = {number for number, *_ in candidates.candidates(blocks, Tally())}
-    assert read <= seen
+    candidate_numbers = {number for number, *_ in candidates.candidates(blocks, Tally())}
+    assert read <= candidate_numbers
     assert len(scanned(*lines)) > 100
 
 
 @pytest.mark.parametrize("literal", sorted(LITERALS))
-def test_a_literal_is_found_by_what_is_left_of_it(literal):
+def test_search_finds_each_literal_without_varying_characters(literal):
     line = f"[ 1.5] 0af1{literal}9c".encode()
     ((_, _, _, found, _),) = candidates.candidates([Block.from_lines(1, [line])], Tally())
     assert literal in found
@@ -430,62 +432,64 @@ def test_a_literal_is_found_by_what_is_left_of_it(literal):
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_any_bytes_are_scanned(lines):
-    for one in scanned(*(line.replace(b"\n", b"") for line in lines)):
-        assert one.code
+    for judged in scanned(*(line.replace(b"\n", b"") for line in lines)):
+        assert judged.code
 
 
 # --- events and incidents
 
 
-def test_repeated_lines_are_one_event_with_a_count():
+def test_repeated_lines_are_one_event_with_count():
     lines = [f"[   {second}.000000] {XID}" for second in (10, 11, 12, 13, 60)]
-    assert [(one.log_event.line, one.log_event.count) for one in scanned(*lines)] == [(1, 4), (5, 1)]
+    assert [(judged.log_event.line, judged.log_event.count) for judged in scanned(*lines)] == [(1, 4), (5, 1)]
 
 
-def test_what_rsyslog_counted_is_counted():
-    begins = "Mar 29 15:38:59 gpu-1 kernel: "
-    lines = [f"{begins}[   10.000000] {XID}", f"{begins}message repeated 41 times: [ [   10.000000] {XID}]"]
-    assert [(one.log_event.line, one.log_event.count) for one in scanned(*lines)] == [(1, 42)]
-    assert [(one.log_event.line, one.log_event.count) for one in scanned(lines[1], lines[0])] == [(1, 42)]
+def test_repetitions_counted_by_rsyslog_are_added():
+    prefix = "Mar 29 15:38:59 gpu-1 kernel: "
+    lines = [f"{prefix}[   10.000000] {XID}", f"{prefix}message repeated 41 times: [ [   10.000000] {XID}]"]
+    assert [(judged.log_event.line, judged.log_event.count) for judged in scanned(*lines)] == [(1, 42)]
+    assert [(judged.log_event.line, judged.log_event.count) for judged in scanned(lines[1], lines[0])] == [(1, 42)]
 
 
-def test_the_severity_is_that_of_the_event_and_worse_only_by_repetition():
+def test_severity_is_that_of_the_event_and_increases_only_by_repetition():
     nvlink = (
         "NVRM: Xid (PCI:0000:18:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 2"
         "(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
     )
-    assert [severity for _, _, severity in told(f"[   10.000000] {nvlink}", f"[ 3000.000000] {nvlink}")] == [
+    assert [severity for _, _, severity in summaries(f"[   10.000000] {nvlink}", f"[ 3000.000000] {nvlink}")] == [
         "warning",
         "critical",
     ]
     fatal = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, {}, Link 30 Minion Link DLREQ interrupt"
-    both = told(f"[   10.000000] {fatal.format('Fatal')}", f"[   90.000000] {fatal.format('Non-fatal')}")
-    alone = told(f"[   90.000000] {fatal.format('Non-fatal')}")
-    assert both[1][2] == alone[0][2]
+    summaries_of_both = summaries(
+        f"[   10.000000] {fatal.format('Fatal')}", f"[   90.000000] {fatal.format('Non-fatal')}"
+    )
+    alone = summaries(f"[   90.000000] {fatal.format('Non-fatal')}")
+    assert summaries_of_both[1][2] == alone[0][2]
 
 
-def test_repetition_on_two_machines_or_two_boots_is_none():
+def test_repetition_on_two_hosts_or_boots_does_not_count():
     nvlink = "NVRM: Xid (PCI:0000:18:00): 74, pid=1, name=a, NVLink: fatal error detected on link 2(0x0, 0x0, 0x0)"
     dates = ("Mar 29 10:00:00", "Mar 29 11:00:00")
-    two_hosts = [f"{date} gpu-{place} kernel: {nvlink}" for place, date in enumerate(dates)]
-    assert {severity for _, _, severity in told(*two_hosts)} == {"warning"}
+    two_hosts = [f"{date} gpu-{number} kernel: {nvlink}" for number, date in enumerate(dates)]
+    assert {severity for _, _, severity in summaries(*two_hosts)} == {"warning"}
     two_boots = (f"[ 9000.000000] {nvlink}", f"[  100.000000] {nvlink}")
-    assert {severity for _, _, severity in told(*two_boots)} == {"warning"}
+    assert {severity for _, _, severity in summaries(*two_boots)} == {"warning"}
 
 
-def test_a_gpu_that_could_not_be_initialised_is_critical_where_an_xid_showed_that_it_is_there():
+def test_failed_initialisation_is_critical_if_an_xid_showed_the_gpu():
     failed = "[  90.000000] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
-    assert [severity for _, _, severity in told(failed)] == ["warning"]
-    assert told(f"[  10.000000] {XID}", failed)[-1][1:] == ("gpu_xid/rm_init_failed", "critical")
+    assert [severity for _, _, severity in summaries(failed)] == ["warning"]
+    assert summaries(f"[  10.000000] {XID}", failed)[-1][1:] == ("gpu_xid/rm_init_failed", "critical")
 
 
-def test_the_hosts_of_a_collected_log_are_told_apart():
-    lines = [f"gpu-{place}: [  10.00000{place}] {XID}" for place in range(3)]
+def test_hosts_of_a_collected_log_are_separate():
+    lines = [f"gpu-{number}: [  10.00000{number}] {XID}" for number in range(3)]
     found = summary(scanned(*lines))
     assert sorted(incident.host for incident in found.incidents.values()) == ["gpu-0", "gpu-1", "gpu-2"]
 
 
-def test_an_incident_that_comes_again_is_shown_once():
+def test_recurring_incident_is_shown_once():
     lines = [f"[ {100 + 200 * time}.000000] {XID}" for time in range(5)]
     (incident,) = summary(scanned(*lines)).incidents.values()
     assert incident.repeats == 4
@@ -496,7 +500,7 @@ def test_an_incident_that_comes_again_is_shown_once():
 # --- limits
 
 
-def many(count: int) -> Iterable[Block]:
+def many_faults(count: int) -> Iterable[Block]:
     """Yield blocks with `count` different faults, some seconds apart."""
     for number in range(count):
         pci = f"{number // 8192 % 65536:04x}:{number // 32 % 256:02x}:{number % 32:02x}"
@@ -504,7 +508,7 @@ def many(count: int) -> Iterable[Block]:
 
 
 @pytest.mark.one_python
-def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
+def test_log_of_different_faults_needs_limited_memory(monkeypatch):
     for bound in ("MAX_WAITING", "MAX_NAMES", "MAX_DEVICES"):
         monkeypatch.setattr(scan, bound, 100)
     for bound in ("MAX_FAULTS", "MAX_MEANINGS"):
@@ -516,7 +520,7 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
         tracemalloc.start()
         correlate = correlate_all()
         tracemalloc.reset_peak()
-        found = summary(scan_judged.judge(scan.events(many(count), NOW, Tally()), correlate))
+        found = summary(scan_judged.judge(scan.events(many_faults(count), NOW, Tally()), correlate))
         assert len(found.incidents) + found.hidden_incidents == count
         assert len(found.incidents) == 50
         used = tracemalloc.get_traced_memory()[1]
@@ -527,19 +531,19 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
     assert peak(6000) < peak(3000) + 500_000
 
 
-def test_what_a_log_shows_of_a_node_is_kept_once_however_many_events_are_judged_by_it():
+def test_devices_of_a_node_are_stored_once_for_all_events():
     lines = [f"[    1.{number:06}] {XID.replace('18:00', f'{number:02x}:00')}".encode() for number in range(100)]
     lines += [f"[{number * 9:>5}.000000] {XID.replace('79', str(number))}".encode() for number in range(200, 300)]
     found = scan_judged.judge(scan.events([Block.from_lines(1, lines)], NOW, Tally()), correlate_all())
-    assert len({id(device) for told in [*found] for device in told.meaning.node.devices}) == 100
+    assert len({id(device) for judged in [*found] for device in judged.meaning.node.devices}) == 100
 
 
-def test_a_storm_is_one_event_and_hides_no_other():
+def test_storm_is_one_event_and_hides_no_other():
     storm = [f"[   10.{number:06}] {XID.replace('4711', str(number))}".encode() for number in range(20_000)]
-    other = f"[   10.010000] {XID.replace('18:00', '2a:00')}".encode()
-    lines = [*storm[:10_000], other, *storm[10_000:]]
+    other_line = f"[   10.010000] {XID.replace('18:00', '2a:00')}".encode()
+    lines = [*storm[:10_000], other_line, *storm[10_000:]]
     found = list(scan.events([Block.from_lines(1, lines)], NOW, Tally()))
-    assert [(seen.line, seen.count) for seen in found] == [(1, 20_000), (10_001, 1)]
+    assert [(log_event.line, log_event.count) for log_event in found] == [(1, 20_000), (10_001, 1)]
 
 
 class Trickle:
@@ -549,45 +553,47 @@ class Trickle:
         self.data, self.step = data, step
 
     def read1(self, _size: int) -> bytes:
-        given, self.data = self.data[: self.step], self.data[self.step :]
-        return given
+        piece, self.data = self.data[: self.step], self.data[self.step :]
+        return piece
 
 
 LINES_OF = st.binary(max_size=40).map(lambda line: line.translate(None, b"\n\0\xef"))  # without zero bytes and BOM
 
 
 @given(st.lists(LINES_OF, max_size=8), st.integers(1, 50))
-def test_lines_are_whole_and_numbered_however_they_come(lines, step):
+def test_read_blocks_returns_whole_numbered_lines_for_any_pieces(lines, step):
     data = b"\n".join(lines)
     found = [
-        (block.first + place, line)
+        (block.first + number, line)
         for block in read_blocks(Trickle(data, step), max_line=20)  # type: ignore[arg-type]
-        for place, line in enumerate(block.lines)
+        for number, line in enumerate(block.lines)
     ]
     expected = data.split(b"\n")
     while expected and not expected[-1]:
         expected.pop()
     numbers = dict(found)
-    assert [numbers.get(place, b"") for place in range(1, len(expected) + 1)] == [line[:20] for line in expected]
+    assert [numbers.get(number, b"") for number in range(1, len(expected) + 1)] == [line[:20] for line in expected]
 
 
 @pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"a line\n" + bytes(5), b"a line\n" + bytes(300_000)])
-def test_a_byte_order_mark_and_what_a_crash_left_of_zeros_hide_no_line(before):
+def test_byte_order_mark_and_zero_bytes_hide_no_line(before):
     log = before + f"[88001.100300] {XID}\n".encode()
     for block in (1000, len(log)):
         found = scan.events(read_blocks(io.BytesIO(log), block), NOW, Tally())
-        assert [seen.line for seen in found] == [1 + before.count(b"\n")]
+        assert [log_event.line for log_event in found] == [1 + before.count(b"\n")]
 
 
-def test_a_line_without_end_takes_bounded_memory():
+def test_endless_line_needs_limited_memory():
     blocks = list(read_blocks(Trickle(b"x" * 3_000_000 + b"\nlast\n", 65_536)))  # type: ignore[arg-type]
     assert [(block.first, [len(line) for line in block.lines]) for block in blocks] == [(1, [16384]), (2, [4])]
 
 
-def test_every_key_of_an_event_is_explained():
+def test_page_explains_every_key_of_an_event():
     text = (ROOT / "docs/json.md").read_text("utf-8").partition("## `healthd scan --json`")[2].partition("\n## ")[0]
-    for one in scanned(f"[   10.000000] {XID}", "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 x"):
-        assert [key for key in scan_judged.event_json(one) if f"`{key}`" not in text] == []
+    for judged in scanned(
+        f"[   10.000000] {XID}", "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 x"
+    ):
+        assert [key for key in scan_judged.event_json(judged) if f"`{key}`" not in text] == []
 
 
 # --- equivalent results
@@ -601,35 +607,37 @@ def test_every_key_of_an_event_is_explained():
         "{host}: [{uptime:12.6f}] ",
     ],
 )
-def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
+def test_result_of_a_line_does_not_depend_on_earlier_lines(prefix):
     """Each captured message occurs twice, each time with another host. The whole log gives the same results as its
     lines."""
     texts = [found.text for row in CAPTURED for line in row["text"].split("\n") if (found := strip_prefix(line, NOW))]
     correlate = correlate_all()
 
     def objects(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-        return [scan_judged.event_json(one) for one in scan_judged.judge(scan.events(blocks, NOW, Tally()), correlate)]
+        return [
+            scan_judged.event_json(judged) for judged in scan_judged.judge(scan.events(blocks, NOW, Tally()), correlate)
+        ]
 
     lines = []
-    for place, text in enumerate(texts[:900] * 2):
-        minute, second = divmod(place, 60)
-        begins = prefix.format(minute=minute, second=second, uptime=88000.5 + place, host=f"gpu-{place}")
-        lines.append((begins + text).encode())
+    for number, text in enumerate(texts[:900] * 2):
+        minute, second = divmod(number, 60)
+        line_prefix = prefix.format(minute=minute, second=second, uptime=88000.5 + number, host=f"gpu-{number}")
+        lines.append((line_prefix + text).encode())
     together = objects([Block.from_lines(1, lines)])
     assert together == [
-        each for place, line in enumerate(lines, 1) for each in objects([Block.from_lines(place, [line])])
+        each for number, line in enumerate(lines, 1) for each in objects([Block.from_lines(number, [line])])
     ]
     assert len(together) > 500
 
 
-def test_an_event_is_written_as_json_as_its_object_says():
+def test_event_line_equals_event_json():
     lines = [line for row in CAPTURED for line in row["text"].split("\n")]
-    for one in scanned(*lines, *lines):
-        assert json.loads(scan_judged.event_line(one)) == scan_judged.event_json(one)
-        assert scan_judged.event_line(one) == json.dumps(scan_judged.event_json(one)) + "\n"
+    for judged in scanned(*lines, *lines):
+        assert json.loads(scan_judged.event_line(judged)) == scan_judged.event_json(judged)
+        assert scan_judged.event_line(judged) == json.dumps(scan_judged.event_json(judged)) + "\n"
 
 
-def test_only_what_is_told_to_be_worse_again_is_worse_again():
+def test_only_listed_events_get_worse_by_repetition():
     correlate = correlate_all()
     for row in CAPTURED:
         for line in row["text"].split("\n"):
@@ -639,13 +647,13 @@ def test_only_what_is_told_to_be_worse_again_is_worse_again():
                 continue
             for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
                 for apart in (6.0, 90.0, 3600.0, 80_000.0):
-                    times = [1e6 + apart * place for place in range(4)]
+                    times = [1e6 + apart * number for number in range(4)]
                     again = [replace(event, time=at, last_time=at, sequence=int(at)) for at in times]
                     alone = worst(correlate(again[-1:], node), again[-1])
                     assert worst(correlate(again, node), again[-1]) <= alone, line
 
 
-def test_no_check_judges_by_who_had_the_gpu_nor_by_the_words():
+def test_checks_ignore_process_and_text_of_an_event():
     correlate = correlate_all()
     for row in CAPTURED:
         for line in row["text"].split("\n"):

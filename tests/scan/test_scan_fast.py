@@ -57,15 +57,15 @@ def correlate() -> Any:
     return correlate_all()
 
 
-def told(blocks: Iterator[Block]) -> tuple[list[dict[str, Any]], Tally]:
+def scan_blocks(blocks: Iterator[Block]) -> tuple[list[dict[str, Any]], Tally]:
     tally = Tally()
-    return [event_json(one) for one in judge(events(blocks, NOW, tally), correlate())], tally
+    return [event_json(judged) for judged in judge(events(blocks, NOW, tally), correlate())], tally
 
 
 def line_by_line(log: bytes) -> tuple[list[dict[str, Any]], Tally]:
     """Scan each line separately, without search across lines and without storm detection."""
     whole = [line for block in read_blocks(io.BytesIO(log), 1 << 20) for line in block.lines]
-    return told(Block.from_lines(number, [line]) for number, line in enumerate(whole, 1))
+    return scan_blocks(Block.from_lines(number, [line]) for number, line in enumerate(whole, 1))
 
 
 @st.composite
@@ -80,7 +80,7 @@ def storms(draw: st.DrawFn) -> list[str]:
     return lines
 
 
-OTHERS = st.sampled_from(
+OTHER_LINES = st.sampled_from(
     [
         "",
         "x",
@@ -94,11 +94,11 @@ OTHERS = st.sampled_from(
         "[    1.000000] Linux version 6.1",
     ]
 )
-LOGS = st.lists(storms() | OTHERS.map(lambda line: [line]), max_size=8).map(
+LOGS = st.lists(storms() | OTHER_LINES.map(lambda line: [line]), max_size=8).map(
     lambda parts: "\n".join(line for part in parts for line in part).encode()
 )
 # Alternating faults of one part, with detail lines: the fault of a detail line depends on the lines before it.
-IN_TURN = [
+ALTERNATING = [
     "nvme nvme1: frozen state error detected, reset controller",
     "nvme nvme1: I/O 775 QID 2 timeout, aborting",
     "nvme nvme1: Abort status: 0x6",
@@ -113,10 +113,10 @@ RISING = "\n".join(f"[   10.{micro:06}] {XID}" for micro in (1, 2, 3, 3, 4, 2, 5
 @given(log=LOGS, size=st.integers(40, 4000))
 @example(log=RISING.encode(), size=4000)
 @example(log=f"[   10.000003] overlayfs: x\n{RISING}".encode(), size=4000)
-def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: bytes, size: int) -> None:
+def test_fast_paths_equal_scan_of_single_lines(search: str, log: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
-        found, tally = told(read_blocks(io.BytesIO(log), size))
+        found, tally = scan_blocks(read_blocks(io.BytesIO(log), size))
     expected, plain = line_by_line(log)
     assert found == expected
     assert (tally.lines, tally.kernel) == (plain.lines, plain.kernel)
@@ -124,46 +124,50 @@ def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: byte
 
 @pytest.mark.parametrize("search", ["skeletons", "re2"])
 @pytest.mark.parametrize("room", [200, candidates.SKELETONS_BYTES])
-def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search: str, room: int) -> None:
+def test_fast_paths_equal_single_lines_for_captured_lines(
+    monkeypatch: pytest.MonkeyPatch, search: str, room: int
+) -> None:
     """This includes a table of skeletons that repeatedly becomes full."""
     rows = (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()
     usual = "Mar 29 15:38:12 gpu-1 sshd[{}]: Accepted publickey for alice from 10.1.2.3 port {} ssh2"
-    text = "\n".join(f"{usual.format(place, place)}\n{json.loads(row)['text']}" for place, row in enumerate(rows))
+    text = "\n".join(f"{usual.format(number, number)}\n{json.loads(row)['text']}" for number, row in enumerate(rows))
     monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
     expected, _ = line_by_line(text.encode())
     monkeypatch.setattr(candidates, "SKELETONS_BYTES", room)
     assert len(expected) > 100
     for size in (1000, 1 << 20):
-        assert told(read_blocks(io.BytesIO(text.encode()), size))[0] == expected
+        assert scan_blocks(read_blocks(io.BytesIO(text.encode()), size))[0] == expected
 
 
-def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
+def test_re2_search_finds_each_literal_with_its_line() -> None:
     search = candidates.make_re2_search()
     assert search is not None, "google-re2 is in the extra `dev`"
     for literal in (*candidates.rule_literals(), *candidates.IN_NUMBERS):
         text = b"\xff\x00 first\n\nbefore " + literal.encode() + b" behind\nlast"
-        ((begins, end),) = search(text, 0)
-        assert text[begins:end] == b"before " + literal.encode() + b" behind"
+        ((start, end),) = search(text, 0)
+        assert text[start:end] == b"before " + literal.encode() + b" behind"
 
 
-@pytest.mark.parametrize("other", [SimpleNamespace(), SimpleNamespace(Options=None), SimpleNamespace(compile=len)])
-def test_another_package_of_that_name_is_none(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
+@pytest.mark.parametrize(
+    "other_module", [SimpleNamespace(), SimpleNamespace(Options=None), SimpleNamespace(compile=len)]
+)
+def test_re2_search_is_none_for_another_package(monkeypatch: pytest.MonkeyPatch, other_module: object) -> None:
     """pyre2 and fb-re2 also have a module re2, but without Options."""
-    monkeypatch.setitem(sys.modules, "re2", other)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "re2", other_module)  # type: ignore[arg-type]
     assert candidates.make_re2_search() is None
 
 
-def test_without_re2_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_without_re2_gives_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
     assert candidates.make_re2_search() is None
     monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0)
-    assert told(read_blocks(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())
+    assert scan_blocks(read_blocks(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())
 
 
-@given(texts=st.lists(st.sampled_from(IN_TURN), max_size=12))
-def test_emptying_the_table_of_messages_changes_no_event(texts: list[str]) -> None:
+@given(texts=st.lists(st.sampled_from(ALTERNATING), max_size=12))
+def test_small_message_table_changes_no_event(texts: list[str]) -> None:
     log = "".join(f"[   10.{micro:06}] {text}\n" for micro, text in enumerate(texts)).encode()
-    expected, _ = told(read_blocks(io.BytesIO(log)))
+    expected, _ = scan_blocks(read_blocks(io.BytesIO(log)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "MESSAGES_BYTES", 1)
-        assert told(read_blocks(io.BytesIO(log)))[0] == expected
+        assert scan_blocks(read_blocks(io.BytesIO(log)))[0] == expected

@@ -18,7 +18,7 @@ from healthd.scan import findings as scan_judged
 from healthd.scan.continuation import LEADING_BLANKS, MAX_FOREIGN_LINES, MAX_LINES, RECORD_BYTES, PrecedingLines
 from healthd.scan.lines import Block, Tally
 from healthd.scan.quoted import begins_as_the_kernels, find_dated_quote, find_quoted
-from tests.scan.test_scan import NOW, XID, healthd_scan, scanned
+from tests.scan.test_scan import NOW, XID, run_scan, scanned
 
 UE = (
     "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1 offset:0x0 grain:32)"
@@ -26,9 +26,12 @@ UE = (
 OVL = "overlayfs: failed to resolve '/zz"
 
 
-def told(*lines: str) -> list[tuple[int, str, str, bool]]:
+def summaries(*lines: str) -> list[tuple[int, str, str, bool]]:
     """Return (line, code, severity, unproven) of each event."""
-    return [(one.log_event.line, one.code, one.severity.name.lower(), one.unproven) for one in scanned(*lines)]
+    return [
+        (judged.log_event.line, judged.code, judged.severity.name.lower(), judged.unproven)
+        for judged in scanned(*lines)
+    ]
 
 
 def is_a_kernel_log(*lines: str) -> bool:
@@ -73,32 +76,37 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("other", "head", "further"), WRITTEN)
-def test_the_second_line_of_a_record_is_a_warning_however_it_is_written(other: str, head: str, further: str) -> None:
-    lines = [f"{other}usb 1-1: new device", f"{head}{OVL}", f"{further}{XID}': -2"]
-    (one,) = scanned(*lines)
-    assert (one.log_event.line, one.code, one.severity.name, one.unproven) == (3, "gpu_xid/79", "WARNING", True)
-    assert one.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
+@pytest.mark.parametrize(("previous", "head", "further"), WRITTEN)
+def test_second_line_of_a_record_is_an_unproven_warning(previous: str, head: str, further: str) -> None:
+    lines = [f"{previous}usb 1-1: new device", f"{head}{OVL}", f"{further}{XID}': -2"]
+    (judged,) = scanned(*lines)
+    assert (judged.log_event.line, judged.code, judged.severity.name, judged.unproven) == (
+        3,
+        "gpu_xid/79",
+        "WARNING",
+        True,
+    )
+    assert judged.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
     at = scanned(f"{head}{XID}")[0].log_event
-    assert (one.log_event.host, one.log_event.uptime, one.log_event.epoch) == (at.host, at.uptime, at.epoch), (
+    assert (judged.log_event.host, judged.log_event.uptime, judged.log_event.epoch) == (at.host, at.uptime, at.epoch), (
         "those of the first line"
     )
 
 
-@pytest.mark.parametrize(("other", "head", "further"), WRITTEN)
-def test_the_first_line_of_a_record_counts_as_ever(other: str, head: str, further: str) -> None:
-    lines = [f"{other}usb 1-1: new device", f"{head}{XID}", f"{further}{UE}", f"{other}usb 1-1: gone"]
-    assert told(*lines) == [(2, "gpu_xid/79", "critical", False), (3, "memory_edac/uncorrected", "warning", True)]
+@pytest.mark.parametrize(("previous", "head", "further"), WRITTEN)
+def test_first_line_of_a_record_is_proven(previous: str, head: str, further: str) -> None:
+    lines = [f"{previous}usb 1-1: new device", f"{head}{XID}", f"{further}{UE}", f"{previous}usb 1-1: gone"]
+    assert summaries(*lines) == [(2, "gpu_xid/79", "critical", False), (3, "memory_edac/uncorrected", "warning", True)]
 
 
 @pytest.mark.parametrize("between", [[], ["[    1.000001] so"] * 5, [""] * 40, ["on"] * 40])
 @pytest.mark.parametrize("own", ["", "[    1.000001] ", "Nov 22 01:00:00 other kernel: "])
-def test_a_further_line_is_not_believed_what_it_says_of_itself(between: list[str], own: str) -> None:
+def test_prefix_inside_a_further_line_is_ignored(between: list[str], own: str) -> None:
     """Its time could begin another boot, and its host could be another machine."""
     indent = " " * len("[  684.296997] ")
     log = [f"[  684.296997] {OVL}", *(f"{indent}{line}" for line in between), f"{indent}{own}{XID}"]
-    (one,) = scanned(*log, "[  700.000000] usb 1-1: x")
-    assert (one.severity.name, one.unproven, one.log_event.host, one.log_event.uptime) == (
+    (judged,) = scanned(*log, "[  700.000000] usb 1-1: x")
+    assert (judged.severity.name, judged.unproven, judged.log_event.host, judged.log_event.uptime) == (
         "WARNING",
         True,
         "",
@@ -106,53 +114,53 @@ def test_a_further_line_is_not_believed_what_it_says_of_itself(between: list[str
     )
 
 
-def test_lines_of_a_collected_log_lie_between() -> None:
-    others = [f"Nov 22 08:51:09 node{n} kernel: [  684.29699{n % 10}] usb 1-1: x" for n in range(100, 120)]
+def test_lines_of_other_hosts_may_separate_a_record() -> None:
+    other_lines = [f"Nov 22 08:51:09 node{n} kernel: [  684.29699{n % 10}] usb 1-1: x" for n in range(100, 120)]
     head = f"Nov 22 08:51:09 node17 kernel: [  684.296997] {OVL}"
     forged = f"Nov 22 08:51:09 node17 kernel: [  684.296997] {XID}"
-    assert told(head, *others, forged) == [(22, "gpu_xid/79", "warning", True)]
-    assert told(head.replace("node17", "node18"), *others, forged) == [(22, "gpu_xid/79", "critical", False)]
+    assert summaries(head, *other_lines, forged) == [(22, "gpu_xid/79", "warning", True)]
+    assert summaries(head.replace("node17", "node18"), *other_lines, forged) == [(22, "gpu_xid/79", "critical", False)]
 
 
 @pytest.mark.parametrize("between", [0, 31, 32, 33, 2000])
-def test_a_flood_between_the_two_lines_of_a_record_whose_first_is_a_fault_parts_them_not(between: int) -> None:
+def test_flood_does_not_separate_lines_of_a_record_that_starts_with_a_fault(between: int) -> None:
     head, forged = (f"Nov 22 08:51:09 node17 kernel: [  684.296997] {text}" for text in (UE, XID))
     flood = [f"Nov 22 08:51:09 node17 app[7]: {number}" for number in range(between)]
-    assert told(head, *flood, forged)[-1] == (between + 2, "gpu_xid/79", "warning", True)
+    assert summaries(head, *flood, forged)[-1] == (between + 2, "gpu_xid/79", "warning", True)
 
 
-def test_a_true_line_that_a_log_has_twice_is_not_doubted() -> None:
+def test_repeated_real_line_is_not_unproven() -> None:
     line = f"2026-11-22T08:51:09+00:00 <pc> kernel: [   12.345678] {XID}"
-    assert {(severity, unproven) for _, _, severity, unproven in told(line, line)} == {
-        (severity, unproven) for _, _, severity, unproven in told(line)
+    assert {(severity, unproven) for _, _, severity, unproven in summaries(line, line)} == {
+        (severity, unproven) for _, _, severity, unproven in summaries(line)
     }
 
 
-def test_a_true_fault_is_not_counted_into_a_forged_one_nor_made_worse_by_it() -> None:
+def test_real_fault_is_not_counted_or_worsened_with_a_forged_one() -> None:
     xid_74 = "NVRM: Xid (PCI:0000:61:00): 74, pid=7, name=x, NVLink: fatal error detected on link 3(0x0, 0x0, 0x0, 0x0)"
     indent = " " * len("[  684.296997] ")
-    found = told(f"[  684.296997] {OVL}", f"{indent}{XID}", f"[  684.400000] {XID}", f"[  684.500000] {XID}")
+    found = summaries(f"[  684.296997] {OVL}", f"{indent}{XID}", f"[  684.400000] {XID}", f"[  684.500000] {XID}")
     assert found == [(2, "gpu_xid/79", "warning", True), (3, "gpu_xid/79", "critical", False)]
-    (alone,) = told(f"[  700.000000] {xid_74}")
-    _, (_, _, severity, unproven) = told(f"[  684.296997] {OVL}", f"{indent}{xid_74}", f"[  700.000000] {xid_74}")
+    (alone,) = summaries(f"[  700.000000] {xid_74}")
+    _, (_, _, severity, unproven) = summaries(f"[  684.296997] {OVL}", f"{indent}{xid_74}", f"[  700.000000] {xid_74}")
     assert (severity, unproven) == (alone[2], False)
 
 
-def test_a_forged_xid_does_not_teach_what_a_device_is() -> None:
+def test_forged_xid_proves_no_gpu() -> None:
     broken = "[  700.000000] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0xffff:1211)"
     forged = [f"[  684.296997] {OVL}", f"{' ' * 15}{XID}"]
-    assert told(f"[  684.296997] {XID}", broken)[1][2] == "critical"
-    assert told(*forged, broken)[1][2] == told(broken)[0][2] == "warning"
+    assert summaries(f"[  684.296997] {XID}", broken)[1][2] == "critical"
+    assert summaries(*forged, broken)[1][2] == summaries(broken)[0][2] == "warning"
 
 
-def test_the_table_shows_a_true_line_and_a_forged_one_apart() -> None:
+def test_table_separates_real_and_forged_lines() -> None:
     log = f"[  684.296997] {OVL}\n[  684.296997] {XID}\n[  684.400000] {XID}\n"
-    done = healthd_scan("-", log=log)
+    done = run_scan("-", log=log)
     assert done.status == 2
     assert "warning   gpu_xid/79  unproven, perhaps not the kernel's own line: Xid 79" in done.out
     assert "critical  gpu_xid/79  Xid 79" in done.out
-    assert healthd_scan("-", log=log[: log.index("[  684.4")]).status == 1
-    (forged, true) = healthd_scan("-", "--json", log=log).objects
+    assert run_scan("-", log=log[: log.index("[  684.4")]).status == 1
+    (forged, true) = run_scan("-", "--json", log=log).objects
     assert (forged["unproven"], forged["severity"], true["unproven"], true["severity"]) == (
         True,
         "warning",
@@ -184,33 +192,33 @@ def test_the_table_shows_a_true_line_and_a_forged_one_apart() -> None:
         ),
     ],
 )
-def test_the_kernels_own_lines_stay_what_they_are(lines: list[str]) -> None:
-    found = told(*lines)
+def test_similar_lines_of_the_kernel_are_proven(lines: list[str]) -> None:
+    found = summaries(*lines)
     assert found
     assert not any(unproven for _, _, _, unproven in found)
 
 
-def test_what_a_client_says_of_its_version_is_not_the_drivers_word() -> None:
-    said = "[  684.296997] NVRM: API mismatch: the client 'x' (pid 7) has the version 1"
-    assert told(said, f"[  684.296997] {XID}")[-1] == (2, "gpu_xid/79", "warning", True)
+def test_line_with_text_of_a_client_is_not_trusted_as_driver_line() -> None:
+    mismatch = "[  684.296997] NVRM: API mismatch: the client 'x' (pid 7) has the version 1"
+    assert summaries(mismatch, f"[  684.296997] {XID}")[-1] == (2, "gpu_xid/79", "warning", True)
 
 
-def test_how_far_back_a_record_may_have_begun() -> None:
+def test_record_start_is_searched_within_limits() -> None:
     width = len("[  684.296997] ")
     near = PrecedingLines(lambda line: width if line.startswith(b"[") else 0)
     for lines, found in ((RECORD_BYTES - 4, True), (RECORD_BYTES + 1, False), (MAX_LINES + 5, False)):
         block = [b"[  684.296997] x", *[b""] * lines, b"NVRM: "]
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
-    for others, found in ((MAX_FOREIGN_LINES, True), (MAX_FOREIGN_LINES + 1, False)):
-        block = [b"n17: [  684.296997] x", *[b"n18: [  684.300000] y"] * others, b"n17: [  684.296997] NVRM: "]
+    for foreign_lines, found in ((MAX_FOREIGN_LINES, True), (MAX_FOREIGN_LINES + 1, False)):
+        block = [b"n17: [  684.296997] x", *[b"n18: [  684.300000] y"] * foreign_lines, b"n17: [  684.296997] NVRM: "]
         near = PrecedingLines(lambda line: 21)  # a new object, because a known time is not searched again
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
 
 
 @given(st.lists(st.sampled_from([f"n{host}: [  684.00000{micro}] x" for host in "12" for micro in "1234"])))
-def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines: list[str]) -> None:
+def test_preceding_lines_keep_recent_times_and_drop_older_ones(lines: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(continuation, "MAX_LINES", 3)
         near, last = PrecedingLines(lambda line: 21), {}
@@ -218,9 +226,14 @@ def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines
             near.enter(line, 1)
             near.head(number, 0, line)
             last[line.partition(b"] ")[0] + b"]"] = number
-            known = {who + time: place for (who, time), (place, _) in (near._older_heads | near._heads).items()}
-            assert {stamp: place for stamp, place in last.items() if place > number - 3}.items() <= known.items()
-            assert len(known) <= 2 * (3 + 1)
+            kept_times = {
+                host_name + time: line_number
+                for (host_name, time), (line_number, _) in (near._older_heads | near._heads).items()
+            }
+            assert {
+                stamp: line_number for stamp, line_number in last.items() if line_number > number - 3
+            }.items() <= kept_times.items()
+            assert len(kept_times) <= 2 * (3 + 1)
 
 
 @pytest.mark.parametrize(
@@ -234,22 +247,25 @@ def test_neighbours_keep_the_times_of_the_last_lines_and_forget_older_ones(lines
         (0, 15 - LEADING_BLANKS, False),
     ],
 )
-def test_an_indent_is_that_of_a_record_or_of_a_pasted_log(blanks: int, indent: int, unproven: bool) -> None:
+def test_indent_belongs_to_a_record_or_a_pasted_log(blanks: int, indent: int, unproven: bool) -> None:
     """The text of a record may begin with spaces. Its second line is indented by the width of the prefix only."""
     head = f"[  684.296997] {' ' * blanks}{OVL}"
-    (one,) = scanned(head, f"{' ' * indent}[    1.000001] {XID}", "[  700.000000] usb 1-1: x")
-    assert (one.unproven, one.severity.name) == (unproven, "WARNING" if unproven else "CRITICAL")
+    (judged,) = scanned(head, f"{' ' * indent}[    1.000001] {XID}", "[  700.000000] usb 1-1: x")
+    assert (judged.unproven, judged.severity.name) == (unproven, "WARNING" if unproven else "CRITICAL")
 
 
 @given(st.lists(st.sampled_from([f"[  684.296997] {OVL}", XID, f"{' ' * 15}{XID}", "", "x"]), max_size=12), st.data())
-def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> None:
+def test_result_does_not_depend_on_block_ends(lines: list[str], data: Any) -> None:
     """A pipe delivers lines in arbitrary blocks."""
     whole = [line.encode() for line in lines]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))) | {0, len(whole)})
     blocks = [Block.from_lines(a + 1, whole[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
     found = [
-        [scan_judged.event_json(one) for one in scan_judged.judge(scan.events(given, NOW, Tally()), correlate_all())]
-        for given in ([Block.from_lines(1, whole)] if whole else [], blocks)
+        [
+            scan_judged.event_json(judged)
+            for judged in scan_judged.judge(scan.events(given_blocks, NOW, Tally()), correlate_all())
+        ]
+        for given_blocks in ([Block.from_lines(1, whole)] if whole else [], blocks)
     ]
     assert found[0] == found[1]
 
@@ -264,10 +280,10 @@ def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> Non
     ],
     ids=["one time", "indented", "bare", "many hosts"],
 )
-def test_a_log_of_nothing_but_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
+def test_log_of_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
     """Comparing each line with all previous ones would take half a billion comparisons."""
     blocks = [Block.from_lines(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
-    assert sum(one.count for one in scan.events(blocks, NOW, Tally())) > 25_000
+    assert sum(log_event.count for log_event in scan.events(blocks, NOW, Tally())) > 25_000
     assert cpu_seconds(lambda: list(scan.events(blocks, NOW, Tally())), 5.0) < 5.0
 
 
@@ -287,13 +303,13 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("line", "code"), QUOTED)
-def test_a_line_is_read_behind_what_people_put_before_it(line: str, code: str) -> None:
-    (one,) = scanned(line)
-    assert (one.code, one.unproven) == (code, False)
+def test_line_quoted_by_people_is_read(line: str, code: str) -> None:
+    (judged,) = scanned(line)
+    assert (judged.code, judged.unproven) == (code, False)
     assert is_a_kernel_log(line)
 
 
-def test_what_stands_before_it_is_its_time_and_its_host() -> None:
+def test_prefix_of_a_quotation_gives_time_and_host() -> None:
     (typed,) = scanned(QUOTED[1][0])
     assert (typed.log_event.uptime, typed.log_event.host) == (140.054924, "")
     (posted,) = scanned(QUOTED[3][0])
@@ -322,8 +338,8 @@ def test_what_stands_before_it_is_its_time_and_its_host() -> None:
         "2024-01-01 00:00:00+00:00 ERROR monitor: ",
     ],
 )
-def test_what_another_program_quotes_in_its_log_is_a_warning_and_unproven(prefix: str) -> None:
-    assert told(f"{prefix}{XID}") == [(1, "gpu_xid/79", "warning", True)]
+def test_line_quoted_by_another_program_is_an_unproven_warning(prefix: str) -> None:
+    assert summaries(f"{prefix}{XID}") == [(1, "gpu_xid/79", "warning", True)]
     assert is_a_kernel_log(f"{prefix}{XID}")
 
 
@@ -342,7 +358,7 @@ def test_what_another_program_quotes_in_its_log_is_a_warning_and_unproven(prefix
         '{"MESSAGE": "<pc> kernel: ' + XID + '"}',
     ],
 )
-def test_prose_and_what_programs_and_users_wrote_in_the_kernels_log_is_nothing(line: str) -> None:
+def test_prose_and_messages_of_programs_and_users_are_ignored(line: str) -> None:
     assert scanned(line) == []
 
 
@@ -358,15 +374,15 @@ def test_prose_and_what_programs_and_users_wrote_in_the_kernels_log_is_nothing(l
         "[ 140.05 ] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
     ],
 )
-def test_a_file_is_a_kernel_log_where_a_line_begins_with_what_only_the_kernel_prints(line: str) -> None:
+def test_file_with_typical_kernel_line_is_a_kernel_log(line: str) -> None:
     """The line may come after the lines that are searched for a prefix, and no line needs to be a fault."""
     assert is_a_kernel_log(*["a title"] * 200, line)
     assert not is_a_kernel_log(*["a title"] * 200, f"of {line}")
 
 
-def test_that_is_also_its_exit_status() -> None:
+def test_exit_status_is_0_for_kernel_log_and_3_for_other_text() -> None:
     log = "a title\n" * 200 + "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15\n"
-    assert (healthd_scan("-", log=log).status, healthd_scan("-", log=log[:-60]).status) == (0, 3)
+    assert (run_scan("-", log=log).status, run_scan("-", log=log[:-60]).status) == (0, 3)
 
 
 PIECES = [
@@ -387,7 +403,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=10).map("".join))
-def test_any_text_is_a_quotation_or_none(text: str) -> None:
+def test_find_quoted_accepts_any_text(text: str) -> None:
     found = find_quoted(text, by_programs=True)
     assert found is None or (found.text != text and text.endswith(found.text))
     assert begins_as_the_kernels(text.encode("utf-8", "replace")) in (True, False)
@@ -396,7 +412,7 @@ def test_any_text_is_a_quotation_or_none(text: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["a:1;", "[ 1.5 ] ", "<a> ", "kernel: ", "[x] ", "ERROR: ", "ERROR ", "level=a ", "NVRM", "I0101 "]
 )
-def test_a_very_long_quotation_takes_no_longer_than_its_length(piece: str) -> None:
+def test_find_quoted_takes_linear_time(piece: str) -> None:
     text = piece * (64_000 // len(piece))
     assert cpu_seconds(lambda: [find_quoted(text, by_programs=True) for _ in range(20)], 1.0) < 1.0
     dated = f"2024-01-01 00:00:00,000 INFO {text}"

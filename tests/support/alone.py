@@ -23,6 +23,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if alone and part == "beside":
         Path(os.environ["HEALTHD_TEST_RUN"], "alone").touch()  # informs scripts/run_tests.py that such tests exist
     beside = [item for item in items if item not in alone]
-    items[:], left = (alone, beside) if part == "alone" else (beside, alone)
-    if left:
-        config.hook.pytest_deselected(items=left)
+    items[:], deselected = (alone, beside) if part == "alone" else (beside, alone)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)

@@ -86,14 +86,14 @@ def _assert_state(gpu: NvmlGpu) -> None:
         assert type(degrees) in (int, type(None))
     used = gpu.utilization()
     assert used is None or 0 <= used <= 1
-    for known in (gpu.persistence_mode(), gpu.inforom_valid()):
-        assert type(known) in (bool, type(None))
+    for flag in (gpu.persistence_mode(), gpu.inforom_valid()):
+        assert type(flag) in (bool, type(None))
     for watts in (gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()):
         assert watts is None or watts >= 0
     processes = gpu.compute_processes()
     assert processes is None or all(type(pid) is int for pid in processes)
     mode = gpu.mig_mode()
-    assert mode is None or [type(each) for each in mode] == [bool, bool]
+    assert mode is None or [type(entry) for entry in mode] == [bool, bool]
 
 
 def _assert_links(gpu: NvmlGpu) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 REFERENCE_SECONDS = 0.03  # time of `_reference` on an idle core
 
 
-def cpu_seconds(work: Callable[[], object], enough: float) -> float:
+def cpu_seconds(work: Callable[[], object], limit: float) -> float:
     """Return the least CPU time of this process in three calls, in seconds.
 
     Costs of the first call (compiling a pattern) and garbage collections do not count. A time of `enough` or more is
@@ -19,21 +19,21 @@ def cpu_seconds(work: Callable[[], object], enough: float) -> float:
     for _ in range(3):
         gc.disable()
         try:
-            spent = _spent(work)
-            if spent >= enough:
-                spent /= max(1.0, _spent(_reference) / REFERENCE_SECONDS)
+            spent = _measure(work)
+            if spent >= limit:
+                spent /= max(1.0, _measure(_reference) / REFERENCE_SECONDS)
         finally:
             gc.enable()
         best = min(best, spent)
-        if best < enough:
+        if best < limit:
             break
     return best
 
 
-def _spent(work: Callable[[], object]) -> float:
-    began = time.process_time()
+def _measure(work: Callable[[], object]) -> float:
+    start = time.process_time()
     work()
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def _reference() -> None:

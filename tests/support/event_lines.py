@@ -13,7 +13,7 @@ NOON = 1763812800.0  # 2025-11-22 12:00:00 UTC
 def line(seq: Any = 1, event: Any = "alive", *, at: float = NOON, **fields: Any) -> bytes:
     """Return one line without its newline. `fields` override or add fields."""
     time = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    whole = {
+    fields_of_line = {
         "schema": 1,
         "cluster": "c1",
         "node": "n1",
@@ -25,7 +25,7 @@ def line(seq: Any = 1, event: Any = "alive", *, at: float = NOON, **fields: Any)
         "event": event,
         **fields,
     }
-    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(fields_of_line, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def lines(first: int, last: int, **fields: Any) -> bytes:

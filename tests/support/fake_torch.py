@@ -50,7 +50,7 @@ class Torch:
     ) -> None:
         self.seconds, self.errors, self.hangs, self.wrong = seconds, errors or {}, hangs, wrong or {}
         self.clock, self.current, self.order = dict.fromkeys(seconds, 0.0), 0, itertools.count()
-        self.worked: list[int] = []
+        self.used_gpus: list[int] = []
         self.cuda = SimpleNamespace(
             device=self._device,
             stream=lambda stream: nullcontext(),
@@ -59,7 +59,7 @@ class Torch:
             synchronize=lambda number: None,
             empty_cache=lambda: None,
             get_device_capability=lambda number: capability,
-            can_device_access_peer=lambda one, other: one != other,
+            can_device_access_peer=lambda first, second: first != second,
         )
 
     @contextmanager
@@ -70,21 +70,21 @@ class Torch:
     def Generator(self, device: str) -> Any:
         return SimpleNamespace(manual_seed=lambda seed: None)
 
-    def made(self, device: str = "cpu", **_more: Any) -> Tensor:
+    def new_tensor(self, device: str = "cpu", **_options: Any) -> Tensor:
         gpu = -1 if device == "cpu" else int(device.partition(":")[2])
         return Tensor(torch=self, gpu=gpu, wrong=0)
 
-    def randn(self, *_size: int, **more: Any) -> Tensor:
-        return self.made(more["device"])
+    def randn(self, *_size: int, **options: Any) -> Tensor:
+        return self.new_tensor(options["device"])
 
     def zeros(self, _size: int, dtype: str, device: str = "cpu") -> Tensor:
-        return self.made(device)
+        return self.new_tensor(device)
 
-    def ones(self, _size: Any, **more: Any) -> Tensor:
-        return self.made(more["device"])
+    def ones(self, _size: Any, **options: Any) -> Tensor:
+        return self.new_tensor(options["device"])
 
     def empty(self, _size: int, dtype: str, device: str = "cpu", pin_memory: bool = False) -> Tensor:
-        return self.made(device)
+        return self.new_tensor(device)
 
     def empty_like(self, other: Tensor) -> Tensor:
         return Tensor(torch=self, gpu=other.gpu, wrong=0)
@@ -93,14 +93,14 @@ class Torch:
         self.work(a.gpu)
         return Tensor(torch=self, gpu=a.gpu, wrong=0)
 
-    def _scaled_mm(self, a: Tensor, b: Tensor, **_more: Any) -> Tensor:
+    def _scaled_mm(self, a: Tensor, b: Tensor, **_options: Any) -> Tensor:
         return self.mm(a, b)
 
-    def ne(self, one: Tensor, _other: Tensor) -> Tensor:
-        return Tensor(torch=self, gpu=one.gpu, wrong=self.wrong.get(one.gpu, 0))
+    def ne(self, tensor: Tensor, _other: Tensor) -> Tensor:
+        return Tensor(torch=self, gpu=tensor.gpu, wrong=self.wrong.get(tensor.gpu, 0))
 
     def work(self, gpu: int) -> None:
-        self.worked.append(gpu)
+        self.used_gpus.append(gpu)
         if gpu in self.errors:
             raise RuntimeError(self.errors[gpu])
         self.clock[gpu] += self.seconds[gpu]
@@ -112,10 +112,10 @@ class Event:
 
     def record(self) -> None:
         self.gpu = self.torch.current
-        self.at = self.torch.clock[self.gpu]
+        self.time = self.torch.clock[self.gpu]
 
     def query(self) -> bool:
         return self.gpu not in self.torch.hangs
 
     def elapsed_time(self, other: Event) -> float:
-        return 1000 * (other.at - self.at)
+        return 1000 * (other.time - self.time)

@@ -41,35 +41,35 @@ _numbers = itertools.count()
 
 
 def run_check(
-    module: ModuleType, host: Host, config: CheckConfig | None = None, past: History | None = None
+    module: ModuleType, host: Host, config: CheckConfig | None = None, history: History | None = None
 ) -> list[Finding | Observation | Repair]:
     """Return everything that one run of a check yields except NothingToCheck. Exceptions of the check are passed on.
 
     Assert what the core requires: data that survives JSON, findings that match their explanations, and observations
     that match their declared meaning.
     """
-    given = list(module.run(host, config or module.Config(), past or History({}, NOW, BOOT)))
-    for item in given:
+    items = list(module.run(host, config or module.Config(), history or History({}, NOW, BOOT)))
+    for item in items:
         assert load(type(item), json.loads(json.dumps(dump(item)))) == item
-    for reading in given:
+    for reading in items:
         if isinstance(reading, Observation):
             meaning = module.OBSERVATIONS[reading.name]
             assert {label for label, _ in reading.labels} == set(meaning.labels), reading.name
             assert reading.name.endswith("_total") == (reading.kind is ObservationKind.COUNTER)
-    for finding in given:
+    for finding in items:
         if isinstance(finding, Finding):
             assert_as_explained(finding, module, config or module.Config())
-    return [item for item in given if not isinstance(item, NothingToCheck)]
+    return [item for item in items if not isinstance(item, NothingToCheck)]
 
 
 def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfig) -> None:
     """Assert that the finding matches the output of `healthd explain` for its code."""
     explain = module.EXPLAIN[finding.code]
-    told = possible_findings(finding.code, explain, config)
+    possible = possible_findings(finding.code, explain, config)
     assert_ends_as_explained(finding, explain, config)
-    assert finding.severity in {one.severity for one in told}
-    assert finding.worsens == told[0].worsens
-    seconds = {told[0].confirm_seconds, 0.0} if explain.at_once else {told[0].confirm_seconds}
+    assert finding.severity in {each.severity for each in possible}
+    assert finding.worsens == possible[0].worsens
+    seconds = {possible[0].confirm_seconds, 0.0} if explain.at_once else {possible[0].confirm_seconds}
     assert finding.confirm_seconds in seconds
     assert explain.shared is None or finding.shared_cause == explain.shared
     assert explain.expects in ("", finding.expects)
@@ -77,14 +77,14 @@ def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfi
 
 # The ending of these codes depends on the line (a GPU reset or a reboot; an NVLink 5 error that NVIDIA's table ignores
 # expires) or on the cause (how long clocks may stay slow).
-ENDS_VARY = frozenset(
+CODES_WITH_VARIABLE_ENDING = frozenset(
     {"gpu_xid/gsp", "gpu_xid/154", "gpu_clocks/slowed", *(f"gpu_xid/{code}" for code in xid_table.NVLINK5)}
 )
 
 
 def assert_ends_as_explained(finding: Finding, explain: Explain, config: CheckConfig) -> None:
     """Assert that a finding ends as explain, list and runbook print for its code: by time, reset or reboot."""
-    if finding.code in ENDS_VARY:
+    if finding.code in CODES_WITH_VARIABLE_ENDING:
         return
     ends = {
         (f.clears, f.window_seconds)
@@ -102,29 +102,31 @@ def repairs(*args: Any, **kwargs: Any) -> list[Repair]:
     return [item for item in run_check(*args, **kwargs) if isinstance(item, Repair)]
 
 
-def codes(found: Sequence[Finding]) -> list[str]:
-    return [finding.code for finding in found]
+def codes(items: Sequence[Finding]) -> list[str]:
+    return [finding.code for finding in items]
 
 
-def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = None) -> tuple[list[Any], str]:
+def run_until_error(module: ModuleType, host: Host, config: CheckConfig | None = None) -> tuple[list[Any], str]:
     """Return the items of a run and the error text ("" if it completed), as the worker sees them."""
-    given: list[Any] = []
+    items: list[Any] = []
     try:
-        given.extend(module.run(host, config or module.Config(), History({}, NOW, BOOT)))
+        items.extend(module.run(host, config or module.Config(), History({}, NOW, BOOT)))
     except (OSError, ValueError, RuntimeError, NvmlError) as error:
-        return given, str(error)
-    return [item for item in given if not isinstance(item, NothingToCheck)], ""
+        return items, str(error)
+    return [item for item in items if not isinstance(item, NothingToCheck)], ""
 
 
-def rounds(module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None = None, apart: float = 300.0) -> Any:
+def run_rounds(
+    module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None = None, interval: float = 300.0
+) -> Any:
     """Return the items of the last of several runs, which are `apart` seconds apart and share one history."""
     store: dict[str, Series] = {}
-    given: list[Any] = []
+    items: list[Any] = []
     for number, host in enumerate(hosts):
-        now = NOW + number * apart
-        given = run_check(module, host, config, History(store, now, BOOT))
-        store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
-    return given
+        now = NOW + number * interval
+        items = run_check(module, host, config, History(store, now, BOOT))
+        store = update(store, [item for item in items if isinstance(item, Observation)], now, BOOT)
+    return items
 
 
 def scenarios(tmp_path: Path) -> Callable[..., Host]:
@@ -146,11 +148,11 @@ def healthy_gpus(
     return lambda tmp_path: (scenarios(tmp_path)(text, profile), config)
 
 
-def observed(given: Sequence[Any], name: str) -> Iterator[Observation]:
-    return (item for item in given if isinstance(item, Observation) and item.name == name)
+def observations_named(items: Sequence[Any], name: str) -> Iterator[Observation]:
+    return (item for item in items if isinstance(item, Observation) and item.name == name)
 
 
-def refusal(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+def parse_or_error(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
     """Return (result, "") or (None, text of the ValueError), for parsers that get garbage."""
     try:
         return function(*args), ""
@@ -177,6 +179,6 @@ PLAIN_SNAPSHOT = Snapshot(
 )
 
 
-def standing() -> float:
+def stopped_clock() -> float:
     """Return 0.0: a clock that never reaches a deadline, however busy the machine is."""
     return 0.0

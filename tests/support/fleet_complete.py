@@ -16,19 +16,19 @@ MODELS, SWITCHES = ("H100", "H100", "A100"), ("leaf1", "leaf1", "leaf2")
 
 def complete(random: Random, size: int = 60) -> History:
     """Return `history` plus partitions, accounts, users, long runs, tickets, failures and lines of checks."""
-    made = history(random, size)
-    for number, job in enumerate(made["jobs"]):
+    tables = history(random, size)
+    for number, job in enumerate(tables["jobs"]):
         job["partition"] = ("train", "debug,train", "train", "debug", None)[number % 5]
         job["account"] = ("speech", "speech", "vision", None)[number % 4]
         job["user_name"] = ("ann", "bob", None)[number % 3]
-    made["nodes"] = [_node(cluster, place) for cluster in CLUSTERS for place in range(len(NODES))]
+    tables["nodes"] = [_node_row(cluster, position) for cluster in CLUSTERS for position in range(len(NODES))]
     for cluster in CLUSTERS:
-        _long_run(made, cluster)
+        _add_long_run(tables, cluster)
         for node in NODES:
-            _notes(made, cluster, node)
-            made["events"] += _stream(cluster, node)
+            _add_records(tables, cluster, node)
+            tables["events"] += _stream_rows(cluster, node)
         for source in ("sacct", "events", "node_states"):
-            made["ingests"].append(
+            tables["ingests"].append(
                 row(
                     "ingests",
                     cluster=cluster,
@@ -41,23 +41,23 @@ def complete(random: Random, size: int = 60) -> History:
                     rows_unread=1,
                 )
             )
-    return made
+    return tables
 
 
-def _node(cluster: str, place: int) -> dict[str, Any]:
+def _node_row(cluster: str, position: int) -> dict[str, Any]:
     return row(
         "nodes",
         cluster=cluster,
-        node=NODES[place],
+        node=NODES[position],
         gpus=8,
-        gpu_model=MODELS[place],
-        switch=SWITCHES[place],
-        partitions=("train", None, "debug,train")[place],
-        rack=f"r{place}",
+        gpu_model=MODELS[position],
+        switch=SWITCHES[position],
+        partitions=("train", None, "debug,train")[position],
+        rack=f"r{position}",
     )
 
 
-def _long_run(made: History, cluster: str) -> None:
+def _add_long_run(tables: History, cluster: str) -> None:
     """Add a run of two attempts of 20 h, the first ended by a node failure, and two concurrent runs of one name."""
     start = BEGIN + HOUR
     for index, (key, begin, hours, state) in enumerate(
@@ -71,7 +71,7 @@ def _long_run(made: History, cluster: str) -> None:
     ):
         job = {"cluster": cluster, "db_index": index, "submit_time": begin, "start_time": begin + 60}
         job["end_time"] = begin + hours * HOUR
-        made["jobs"].append(
+        tables["jobs"].append(
             row(
                 "jobs",
                 **job,
@@ -85,17 +85,17 @@ def _long_run(made: History, cluster: str) -> None:
                 user_name="ann",
             )
         )
-        made["job_nodes"] += [row("job_nodes", **job, node=node, gpus=8.0) for node in NODES[:2]]
+        tables["job_nodes"] += [row("job_nodes", **job, node=node, gpus=8.0) for node in NODES[:2]]
 
 
-def _notes(made: History, cluster: str, node: str) -> None:
+def _add_records(tables: History, cluster: str, node: str) -> None:
     """Add a ticket, a failure of another tool and a maintenance reservation for a node."""
     time = BEGIN + 21 * HOUR
-    made["tickets"].append(
+    tables["tickets"].append(
         row("tickets", cluster=cluster, node=node, opened_time=time, closed_time=time + DAY, text="GPU 3 was replaced")
     )
-    made["failures"].append(row("failures", cluster=cluster, node=node, time=time, kind="gpu"))
-    made["reservations"].append(
+    tables["failures"].append(row("failures", cluster=cluster, node=node, time=time, kind="gpu"))
+    tables["reservations"].append(
         row(
             "reservations",
             cluster=cluster,
@@ -108,7 +108,7 @@ def _notes(made: History, cluster: str, node: str) -> None:
     )
 
 
-def _stream(cluster: str, node: str) -> list[dict[str, Any]]:
+def _stream_rows(cluster: str, node: str) -> list[dict[str, Any]]:
     """Return a stream without gaps: checks that are enabled and changed, alive lines of three days, and conditions."""
     checks = {"rest": json.dumps({"checks": ["gpu_ecc", "ib_link", "validation"]})}
     times: list[tuple[int, dict[str, Any]]] = [(BEGIN, {"event": "started"})]

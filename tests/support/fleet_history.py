@@ -29,36 +29,38 @@ CODES = (
     ("failslow", "failslow/job", "level"),
 )
 # Offsets around the ends of windows and days.
-NEAR = (-601, -600, -599, -60, -1, 0, 1, 59, 60, 61, 299, 300, 301, 1500)
+EDGE_OFFSETS = (-601, -600, -599, -60, -1, 0, 1, 59, 60, 61, 299, 300, 301, 1500)
 
 
-def moment(random: Random) -> int:
+def random_time(random: Random) -> int:
     return (
         FIRST + random.randint(0, 5 * DAY)
         if random.random() < 0.5
-        else random.choice((BEGIN, END, FIRST + DAY, FIRST + 2 * DAY, FIRST + 3 * DAY)) + random.choice(NEAR)
+        else random.choice((BEGIN, END, FIRST + DAY, FIRST + 2 * DAY, FIRST + 3 * DAY)) + random.choice(EDGE_OFFSETS)
     )
 
 
-def maybe(random: Random, value: Any, share: float = 0.9) -> Any:
+def value_or_none(random: Random, value: Any, share: float = 0.9) -> Any:
     return value if random.random() < share else None
 
 
 def history(random: Random, size: int = 6) -> History:
     """Return about `size` jobs and pieces of streams."""
-    made: History = {name: [] for name in TABLES}
-    _jobs(random, made, random.randint(0, 2 * size))
-    _streams(random, made, random.randint(0, size))
-    ends = [job["end_time"] for job in made["jobs"] if job["end_time"] is not None] or [BEGIN]
+    tables: History = {name: [] for name in TABLES}
+    _add_jobs(random, tables, random.randint(0, 2 * size))
+    _add_streams(random, tables, random.randint(0, size))
+    ends = [job["end_time"] for job in tables["jobs"] if job["end_time"] is not None] or [BEGIN]
     for number in range(random.randint(0, size)):
         check, code, _ = random.choice(CODES)
-        first = random.choice(ends) + random.choice(NEAR)
-        lasted, severity = random.choice((0, 60, 7200)), random.randrange(len(SEVERITIES))
-        began = random.randint(0, severity) if lasted else severity
-        since = (
-            None if number % 3 == 0 else first + number + (lasted and began < severity and random.choice((60, lasted)))
+        first = random.choice(ends) + random.choice(EDGE_OFFSETS)
+        duration, severity = random.choice((0, 60, 7200)), random.randrange(len(SEVERITIES))
+        first_severity = random.randint(0, severity) if duration else severity
+        worst_time = (
+            None
+            if number % 3 == 0
+            else first + number + (duration and first_severity < severity and random.choice((60, duration)))
         )
-        made["scraped_conditions"].append(
+        tables["scraped_conditions"].append(
             row(
                 "scraped_conditions",
                 cluster=random.choice(CLUSTERS),
@@ -68,22 +70,22 @@ def history(random: Random, size: int = 6) -> History:
                 subject=random.choice(("", "p1")),
                 severity=SEVERITIES[severity],
                 first_time=first + number,
-                last_time=first + number + lasted,
+                last_time=first + number + duration,
                 step_seconds=60,
-                first_severity=None if since is None else SEVERITIES[began],
-                worst_time=since,
-                observed=None if since is None else random.choice((True, False)),
+                first_severity=None if worst_time is None else SEVERITIES[first_severity],
+                worst_time=worst_time,
+                observed=None if worst_time is None else random.choice((True, False)),
             )
         )
     for number in range(random.randint(0, size)):
-        start = moment(random)
-        made["node_states"].append(
+        start = random_time(random)
+        tables["node_states"].append(
             row(
                 "node_states",
                 cluster=random.choice(CLUSTERS),
                 node=random.choice(NODES),
                 start_time=start + number,
-                end_time=maybe(random, start + number + random.choice((1, 600, HOUR, DAY)), 0.8),
+                end_time=value_or_none(random, start + number + random.choice((1, 600, HOUR, DAY)), 0.8),
                 state=random.choice(("DOWN", "DRAINED")),
                 reason=random.choice(("healthd: gpu_xid/79", "bad", None)),
                 user_name=random.choice((None, "slurm", "root", "ann")),
@@ -91,8 +93,8 @@ def history(random: Random, size: int = 6) -> History:
             )
         )
     for number in range(random.randint(0, 2)):
-        start = moment(random)
-        made["reservations"].append(
+        start = random_time(random)
+        tables["reservations"].append(
             row(
                 "reservations",
                 cluster=random.choice(CLUSTERS),
@@ -103,8 +105,8 @@ def history(random: Random, size: int = 6) -> History:
                 maintenance=random.choice((True, True, False, None)),
             )
         )
-    _other(random, made, size)
-    return {table: _apart(table, rows) for table, rows in made.items()}
+    _add_other_tables(random, tables, size)
+    return {table: _unique_rows(table, rows) for table, rows in tables.items()}
 
 
 def row(table: str, **values: Any) -> Row:
@@ -112,36 +114,38 @@ def row(table: str, **values: Any) -> Row:
     return {**dict.fromkeys(TABLES[table].columns), **values}
 
 
-def _apart(table: str, rows: list[Row]) -> list[Row]:
+def _unique_rows(table: str, rows: list[Row]) -> list[Row]:
     """Return one row for each key, the latest, as the store has it."""
-    by = TABLES[table].key_columns
+    key_columns = TABLES[table].key_columns
     if table in ("job_nodes", "exclusions", "reservations"):  # several rows have the same key
-        return list({tuple(one.values()): one for one in rows}.values())
-    return list({tuple(one[column] for column in by): one for one in rows}.values())
+        return list({tuple(each.values()): each for each in rows}.values())
+    return list({tuple(each[column] for column in key_columns): each for each in rows}.values())
 
 
-def _jobs(random: Random, made: History, count: int) -> None:
+def _add_jobs(random: Random, tables: History, count: int) -> None:
     ends = [BEGIN]
-    left: dict[str, list[tuple[int, list[str]]]] = {cluster: [] for cluster in CLUSTERS}
+    freed_nodes: dict[str, list[tuple[int, list[str]]]] = {cluster: [] for cluster in CLUSTERS}
     for number in range(count):
         cluster, db_index = CLUSTERS[number % 2], number // 2 + 1
-        submit = moment(random) if random.random() < 0.7 else random.choice(ends) + random.choice((0, 1, DAY, DAY + 1))
-        start = maybe(random, random.choice([*ends, submit]) + random.choice((0, 1, 59, 60, 61, HOUR)), 0.85)
+        submit = (
+            random_time(random) if random.random() < 0.7 else random.choice(ends) + random.choice((0, 1, DAY, DAY + 1))
+        )
+        start = value_or_none(random, random.choice([*ends, submit]) + random.choice((0, 1, 59, 60, 61, HOUR)), 0.85)
         if start is not None:
             start = max(start, submit)
-        end = maybe(random, (submit if start is None else start) + random.choice((0, 30, 900, HOUR, DAY)), 0.9)
+        end = value_or_none(random, (submit if start is None else start) + random.choice((0, 30, 900, HOUR, DAY)), 0.9)
         nodes = random.sample(NODES, random.randint(1, 3)) if start is not None else []
-        if left[cluster] and random.random() < 0.3:  # it takes the nodes of an ended job
-            over, nodes = random.choice(left[cluster])
-            start = over + random.choice((-1, 0, 59, 60, 61))
+        if freed_nodes[cluster] and random.random() < 0.3:  # it takes the nodes of an ended job
+            freed_at, nodes = random.choice(freed_nodes[cluster])
+            start = freed_at + random.choice((-1, 0, 59, 60, 61))
             submit, end = start - 5, start + random.choice((30, HOUR))
         if end is not None:
             ends.append(end)
-            left[cluster].append((end, nodes or [NODES[0]]))
+            freed_nodes[cluster].append((end, nodes or [NODES[0]]))
         gpus = random.choice((None, 0, 1, 7, 8, 9, 128, 129, 1024, 70000))
         job_id = random.randint(1, 4)
-        task = maybe(random, random.randint(0, 2), 0.2)
-        made["jobs"].append(
+        task = value_or_none(random, random.randint(0, 2), 0.2)
+        tables["jobs"].append(
             row(
                 "jobs",
                 cluster=cluster,
@@ -151,7 +155,7 @@ def _jobs(random: Random, made: History, count: int) -> None:
                 array_job_id=None if task is None else 3,
                 array_task_id=task,
                 submit_time=submit,
-                eligible_time=maybe(random, submit + random.choice((0, 10)), 0.8),
+                eligible_time=value_or_none(random, submit + random.choice((0, 10)), 0.8),
                 start_time=start,
                 end_time=end,
                 nodes=len(nodes),
@@ -161,7 +165,7 @@ def _jobs(random: Random, made: History, count: int) -> None:
             )
         )
         for node in nodes:
-            made["job_nodes"].append(
+            tables["job_nodes"].append(
                 row(
                     "job_nodes",
                     cluster=cluster,
@@ -174,7 +178,7 @@ def _jobs(random: Random, made: History, count: int) -> None:
                 )
             )
         if end is not None and random.random() < 0.2:
-            made["preemptions"].append(
+            tables["preemptions"].append(
                 row(
                     "preemptions",
                     cluster=cluster,
@@ -182,24 +186,24 @@ def _jobs(random: Random, made: History, count: int) -> None:
                     job_id=job_id,
                     preemptor_job_id=random.randint(1, 5),
                     mode=random.choice(("requeued", "cancelled")),
-                    preemptor_array_task_id=maybe(random, random.randint(0, 2), 0.2),
+                    preemptor_array_task_id=value_or_none(random, random.randint(0, 2), 0.2),
                 )
             )
 
 
-def _streams(random: Random, made: History, count: int) -> None:
-    ends = [job["end_time"] for job in made["jobs"] if job["end_time"] is not None] or [BEGIN]
+def _add_streams(random: Random, tables: History, count: int) -> None:
+    ends = [job["end_time"] for job in tables["jobs"] if job["end_time"] is not None] or [BEGIN]
     for number in range(count):
-        node, time, seq, mono = random.choice(NODES), moment(random), random.randint(1, 3), 100.0
+        node, time, seq, mono = random.choice(NODES), random_time(random), random.randint(1, 3), 100.0
         stream, boot = f"{number:016x}", f"b{number}"
-        named = random.choice(CLUSTERS)
-        life: dict[str, Row] = {}
+        cluster = random.choice(CLUSTERS)
+        open_lines: dict[str, Row] = {}
         for step in range(random.randint(1, 9)):
-            lost = random.choice((0, 0, 0, 0, 0, 1, 3))
-            seq += 1 + lost
+            lost_lines = random.choice((0, 0, 0, 0, 0, 1, 3))
+            seq += 1 + lost_lines
             seconds = random.choice((0, 1, 59, 600, HOUR, DAY, 90000, 90001))
             if random.random() < 0.4:
-                seconds = max(random.choice(ends) + random.choice(NEAR) - time, 0)
+                seconds = max(random.choice(ends) + random.choice(EDGE_OFFSETS) - time, 0)
             mono += seconds
             time += seconds + random.choice((0, 0, 0, 0, 60, 61, -HOUR))
             if random.random() < 0.1:
@@ -220,10 +224,10 @@ def _streams(random: Random, made: History, count: int) -> None:
                     "new",
                 )
             )
-            event = "dropped" if lost and random.random() < 0.5 else event
-            one = row(
+            event = "dropped" if lost_lines and random.random() < 0.5 else event
+            line = row(
                 "events",
-                cluster=random.choice(("", named)) if step < 2 else named,
+                cluster=random.choice(("", cluster)) if step < 2 else cluster,
                 node=node,
                 boot_id=boot,
                 stream_id=stream,
@@ -234,16 +238,16 @@ def _streams(random: Random, made: History, count: int) -> None:
                 event=event,
             )
             if event == "started":
-                one["last_alive_time"] = maybe(random, time - random.choice((0, 30, HOUR)), 0.8)
+                line["last_alive_time"] = value_or_none(random, time - random.choice((0, 30, HOUR)), 0.8)
             elif event == "dropped":
-                one["dropped"] = random.randint(1, 3)
+                line["dropped"] = random.randint(1, 3)
             elif event in ("drain", "resume"):
-                one |= {"stage": random.choice(("sent", "confirmed", "confirmed")), "reason": "healthd: gpu_xid/79"}
+                line |= {"stage": random.choice(("sent", "confirmed", "confirmed")), "reason": "healthd: gpu_xid/79"}
             elif event in ("opened", "seen_again", "worsened", "cleared"):
                 check, code, kind = random.choice(CODES)
-                before = life.get(code)
-                first = before["first_time"] if before else time - random.choice((0, 5))
-                one |= {
+                first_line = open_lines.get(code)
+                first = first_line["first_time"] if first_line else time - random.choice((0, 5))
+                line |= {
                     "condition_id": f"{code}-{first}",
                     "check_name": check,
                     "code": code,
@@ -258,31 +262,31 @@ def _streams(random: Random, made: History, count: int) -> None:
                     "history": random.choice((False, False, False, False, True, None)),
                 }
                 if check == "failslow" and random.random() < 0.8:
-                    one |= {
+                    line |= {
                         "slowdown": random.choice((0.1, 0.25, 2.0)),
                         "onset_time": first - random.choice((0, 30, 600)),
                         "jobs": random.choice(("1", "2 3", None)),
                     }
-                life[code] = one
-            made["events"].append(one)
+                open_lines[code] = line
+            tables["events"].append(line)
     if random.random() < 0.2:  # a line of a future schema
-        made["events"].append(row("events", cluster="c1", node="gpu-1", stream_id="new", schema_version=9, rest="{}"))
+        tables["events"].append(row("events", cluster="c1", node="gpu-1", stream_id="new", schema_version=9, rest="{}"))
 
 
-def _other(random: Random, made: History, size: int) -> None:
+def _add_other_tables(random: Random, tables: History, size: int) -> None:
     for number in range(random.randint(0, size)):
-        made["exclusions"].append(
+        tables["exclusions"].append(
             row(
                 "exclusions",
                 cluster=random.choice(CLUSTERS),
                 job_id=random.randint(1, 6),
-                submit_time=moment(random),
+                submit_time=random_time(random),
                 node=random.choice(NODES),
                 source=random.choice(("submit_line", "squeue")),
             )
         )
-        begin = maybe(random, moment(random), 0.8)
-        made["ingests"].append(
+        begin = value_or_none(random, random_time(random), 0.8)
+        tables["ingests"].append(
             row(
                 "ingests",
                 cluster=random.choice(CLUSTERS),
@@ -296,25 +300,25 @@ def _other(random: Random, made: History, size: int) -> None:
             )
         )
     for node in random.sample(NODES, random.randint(0, 2)):
-        made["nodes"].append(row("nodes", cluster="c1", node=node, gpus=8))
+        tables["nodes"].append(row("nodes", cluster="c1", node=node, gpus=8))
 
 
-def write(made: History, folder: Path, parts: int = 1, random: Random | None = None) -> dict[str, list[str]]:
+def write_parquet(tables: History, folder: Path, parts: int = 1, random: Random | None = None) -> dict[str, list[str]]:
     """Write the tables as `parts` Parquet files each and return their paths.
 
     With `random`, the order of rows is shuffled. Empty tables have no file.
     """
     files: dict[str, list[str]] = {}
     with duckdb.connect(":memory:") as connection:
-        for table, rows in made.items():
+        for table, rows in tables.items():
             rows = random.sample(rows, len(rows)) if random else rows
             columns = ", ".join(f"{name}: '{kind}'" for name, kind in TABLES[table].columns.items())
             for part in range(parts):
-                chosen = rows[part::parts]
-                if chosen:
+                part_rows = rows[part::parts]
+                if part_rows:
                     path, text = folder / f"{table}-{part}.parquet", folder / f"{table}-{part}.json"
                     # DuckDB takes ten times as long if the same rows are parameters.
-                    text.write_text("".join(f"{json.dumps(one)}\n" for one in chosen), "utf-8")
+                    text.write_text("".join(f"{json.dumps(each)}\n" for each in part_rows), "utf-8")
                     lines = f"read_json({literal(str(text))}, format = 'newline_delimited', columns = {{{columns}}})"
                     connection.execute(f"COPY (FROM {lines}) TO {literal(str(path))} (FORMAT parquet)")
                     files.setdefault(table, []).append(str(path))

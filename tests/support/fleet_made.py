@@ -15,10 +15,10 @@ from history.making import make  # noqa: E402
 from history.size import Size  # noqa: E402
 
 
-def made_store(folder: Path, size: Size) -> Path:
+def create_store(folder: Path, size: Size) -> Path:
     """Generate the history in `folder`, ingest all its sources and return the store."""
-    made, db = folder / "made", folder / "db"
-    make(size, made)
+    history_dir, db = folder / "made", folder / "db"
+    make(size, history_dir)
     sources = {
         "--nodes": "nodes.csv",
         "--topology": "topology.conf",
@@ -28,8 +28,8 @@ def made_store(folder: Path, size: Size) -> Path:
         "--tickets": "tickets.csv",
         "--events": "events",
     }
-    flags = [word for flag, name in sources.items() for word in (flag, str(made / name))]
-    sacct = ["--sacct", *map(str, sorted((made / "sacct").iterdir()))]
+    flags = [word for flag, name in sources.items() for word in (flag, str(history_dir / name))]
+    sacct = ["--sacct", *map(str, sorted((history_dir / "sacct").iterdir()))]
     always = ["--out", str(db), "--cluster", "made", "--timezone", "UTC"]
     assert main(["fleet", "ingest", *always, *flags, *sacct]) in (0, 1)  # some lines of a made-up history are torn
     return db

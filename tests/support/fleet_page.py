@@ -16,25 +16,28 @@ HOSTILE = (
 )
 
 
-def drawings(names: tuple[str, ...]) -> dict[str, tuple[Layer, ...]]:
+def layers_by_kind(names: tuple[str, ...]) -> dict[str, tuple[Layer, ...]]:
     """Return the layers of a figure of each kind, with these names as its categories and tooltips."""
     rows = [{"name": name, "n": place, "of": f"of {place % 2}"} for place, name in enumerate(names, 1)]
-    n, name, of = quantity("n"), category("name"), {"field": "of", "type": "nominal"}
-    colour = {**of, "scale": {"range": list(COLOURS[:2])}}
+    n, name, group = quantity("n"), category("name"), {"field": "of", "type": "nominal"}
+    colour = {**group, "scale": {"range": list(COLOURS[:2])}}
     return {
         "bars": (layer("bar", rows, {"tooltip": True}, x=n, y=name, color=colour),),
-        "line": (layer("line", rows, {"point": True}, x=n, y=n, strokeDash=of, color=colour),),
-        "points": (layer("point", rows, x=n, y=name, shape=of, color=colour),),
+        "line": (layer("line", rows, {"point": True}, x=n, y=n, strokeDash=group, color=colour),),
+        "points": (layer("point", rows, x=n, y=name, shape=group, color=colour),),
         "layers": (layer("rule", rows, x=n, y=name), layer("text", rows, x=n, y=name, text=name)),
     }
 
 
-NO_PROGRAM = Assets("", "1;", "2;")
+EMPTY_ASSETS = Assets("", "1;", "2;")
 
 
-def made(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), with_: Assets = NO_PROGRAM) -> str:
+def hostile_page(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), assets_used: Assets = EMPTY_ASSETS) -> str:
     """Return the page with these names wherever text from outside can occur. Pass assets() as `with_` to draw it."""
-    figures = tuple(Figure(f"{kind} of {names[0]}", " ".join(names), one) for kind, one in drawings(names).items())
+    figures = tuple(
+        Figure(f"{kind} of {names[0]}", " ".join(names), figure_layers)
+        for kind, figure_layers in layers_by_kind(names).items()
+    )
     columns = (Column("node", "node"), Column(names[0], "n", COUNT))
     table = Table(names[0], columns, [{"node": name, "n": 1} for name in names])
     details = (Detail(names[0], names, names),)
@@ -51,5 +54,5 @@ def made(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), with_: Assets = N
             made_by=names[0],
             command=names[0],
         ),
-        with_,
+        assets_used,
     )

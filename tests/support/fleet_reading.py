@@ -11,7 +11,7 @@ from healthd.fleet.sources.reading import Reading
 
 
 @dataclass
-class Noted:
+class RecordedReading:
     """A reading and the counts that it reported."""
 
     reading: Reading = field(init=False)
@@ -28,16 +28,16 @@ class Noted:
         )
 
     @property
-    def lines(self) -> list[int]:
+    def unread_lines(self) -> list[int]:
         """Return the numbers of the unread lines."""
         return [line for line, _ in self.unread]
 
 
-def numbered(text: str) -> list[tuple[int, str]]:
+def numbered_lines(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.splitlines(), 1))
 
 
-def live(folder: Path, table: str) -> list[dict[str, Any]]:
+def store_rows(folder: Path, table: str) -> list[dict[str, Any]]:
     """Return the sorted rows of a table of a store."""
     import duckdb
 
@@ -45,8 +45,8 @@ def live(folder: Path, table: str) -> list[dict[str, Any]]:
     from healthd.fleet.tables import TABLES
 
     with store.open_for_reading(str(folder)) as snapshot, store.connect() as connection:
-        found = connection.execute(
+        result = connection.execute(
             f"SELECT * FROM ({store.select_sql(connection, table, snapshot.files(table))}) ORDER BY ALL"
         )
         assert isinstance(connection, duckdb.DuckDBPyConnection)
-        return [dict(zip(TABLES[table].columns, row, strict=True)) for row in found.fetchall()]
+        return [dict(zip(TABLES[table].columns, row, strict=True)) for row in result.fetchall()]

@@ -32,16 +32,16 @@ def ticket(node: str, opened: int | None = NOVEMBER, **values: Any) -> Row:
 
 def put(store: Store, rows: Mapping[str, list[Row]]) -> None:
     """Write these rows in one step."""
-    with step(store) as one:
-        stage(one, rows)
+    with step(store) as new_step:
+        stage(new_step, rows)
 
 
-def stage(one: Step, rows: Mapping[str, list[Row]]) -> None:
-    for table, its in rows.items():
-        one.stage(table, its)
+def stage(target: Step, rows: Mapping[str, list[Row]]) -> None:
+    for table, table_rows in rows.items():
+        target.stage(table, table_rows)
 
 
-def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
+def store_with(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
     """Return a store into which these steps were written in order."""
     with open_for_writing(str(folder), make=True) as store:
         for rows in steps:
@@ -51,7 +51,7 @@ def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
 
 def content(folder: Path) -> dict[str, list[Row]]:
     """Return the sorted rows of every table that has rows."""
-    found = {}
+    result = {}
     with open_for_reading(str(folder)) as snapshot, connect() as connection:
         for table in TABLES:
             query = select_sql(connection, table, snapshot.files(table))
@@ -60,8 +60,8 @@ def content(folder: Path) -> dict[str, list[Row]]:
             except duckdb.Error as error:
                 raise damaged_file_error(connection, snapshot.files(table), error) from None
             if rows:
-                found[table] = sorted(rows, key=lambda its: [(value is None, value) for value in its])
-    return found
+                result[table] = sorted(rows, key=lambda values: [(value is None, value) for value in values])
+    return result
 
 
 def files(folder: Path) -> set[str]:

@@ -20,9 +20,9 @@ class Fault:
     kind: busy, transfer or host. by: relative slowdown of that time (host: relative to the busy time).
     """
 
-    what: str
+    kind: str
     ranks: Sequence[int]
-    by: float
+    slowdown: float
     onset: int = ONSET
     relief: int = 10**9
 
@@ -39,18 +39,18 @@ def gang(
 ) -> list[Series]:
     """Simulate ranks. Each iteration takes as long as the slowest rank's work and transfer; the others wait."""
     noise = random.Random(seed)
-    rest = busy or [1.0] * ranks
+    base_times = busy or [1.0] * ranks
     columns: list[list[tuple[float, float, float]]] = [[] for _ in range(ranks)]
     value: list[float] = []
-    for at in range(samples):
+    for iteration in range(samples):
         works = []
         for rank in range(ranks):
-            work, transfer, host = rest[rank] * noise.gauss(1, cv), 0.3 * noise.gauss(1, 2 * cv), 0.05
+            work, transfer, host = base_times[rank] * noise.gauss(1, cv), 0.3 * noise.gauss(1, 2 * cv), 0.05
             for fault in faults:
-                if rank in fault.ranks and fault.onset <= at < fault.relief:
-                    work += fault.by * rest[rank] * (fault.what == "busy")
-                    transfer *= 1 + fault.by * (fault.what == "transfer")
-                    host += fault.by * rest[rank] * (fault.what == "host")
+                if rank in fault.ranks and fault.onset <= iteration < fault.relief:
+                    work += fault.slowdown * base_times[rank] * (fault.kind == "busy")
+                    transfer *= 1 + fault.slowdown * (fault.kind == "transfer")
+                    host += fault.slowdown * base_times[rank] * (fault.kind == "host")
             works.append((work, transfer, host))
         longest = max(sum(work) for work in works)
         value.append(longest)
@@ -59,14 +59,14 @@ def gang(
     return [
         Series(
             str(rank),
-            [one * (1 + 1e-4 * noise.random()) for one in value],
+            [column * (1 + 1e-4 * noise.random()) for column in value],
             range(samples),
             "rank",
             group=(groups or {}).get(rank, ""),
             node=f"gpu-{rank // per_node}" if per_node else "",
-            busy=[one[0] for one in columns[rank]],
-            wait=[one[1] for one in columns[rank]],
-            transfer=[one[2] for one in columns[rank]],
+            busy=[column[0] for column in columns[rank]],
+            wait=[column[1] for column in columns[rank]],
+            transfer=[column[2] for column in columns[rank]],
         )
         for rank in range(ranks)
     ]
@@ -77,26 +77,29 @@ def workers(levels: Sequence[float], slow: Mapping[int, float], samples: int = 3
     noise = random.Random(seed)
     return [
         Series(
-            str(one),
-            [level * noise.gauss(1, 0.02) * (1 + slow.get(one, 0.0) * (at >= ONSET)) for at in range(samples)],
+            str(index),
+            [
+                level * noise.gauss(1, 0.02) * (1 + slow.get(index, 0.0) * (iteration >= ONSET))
+                for iteration in range(samples)
+            ],
             range(samples),
             "worker",
         )
-        for one, level in enumerate(levels)
+        for index, level in enumerate(levels)
     ]
 
 
 def values_only(series: Sequence[Series]) -> list[Series]:
-    return [replace(one, busy=None, wait=None, transfer=None) for one in series]
+    return [replace(item, busy=None, wait=None, transfer=None) for item in series]
 
 
 def points_of(series: Sequence[Series]) -> list[tuple[Point, ...]]:
-    return [detect(one.value, one.regimes, one.starts, Kind.ITERATION) for one in series]
+    return [detect(item.value, item.regimes, item.starts, Kind.ITERATION) for item in series]
 
 
-def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Diagnosis:
+def diagnose(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Diagnosis:
     return compare_peers(series, points_of(series), evidence)
 
 
-def named(judgement: Diagnosis) -> list[tuple[str, str, str]]:
-    return [(one.subject_kind, one.subject, one.cause.value) for one in judgement.suspects]
+def suspects_of(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
+    return [(suspect.subject_kind, suspect.subject, suspect.cause.value) for suspect in diagnosis.suspects]

@@ -19,7 +19,7 @@ from pathlib import Path
 import golden_machines
 import golden_slurm
 from fakes import NOW
-from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, and_then, condition_text, seconds
+from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, condition_text, decision_suffix, seconds
 from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings
@@ -63,7 +63,7 @@ HEAD = """\
 # "relapse": what ends it if it comes back after a reboot.
 """
 SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
-LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.reads_kernel_log]
+EVENT_CHECKS = [(check, check.config()) for check in CHECKS.values() if check.reads_kernel_log]
 CHUNK = 60  # lines that are also read as one log
 DAY = 86400.0
 Event = Callable[[Node, Check, CheckConfig, Finding], object]  # something that happens to a node with a finding
@@ -85,52 +85,59 @@ def texts(text: str) -> list[str]:
     return [line.rpartition(SCAN_ONLY_PREFIX)[2] for line in text.split("\n")]
 
 
-def parsed(text: str) -> list[KernelEvent]:
+def parse_events(text: str) -> list[KernelEvent]:
     stripped = [strip_prefix(line, NOW) for line in texts(text)]
-    read = [make_event(RawLine(NOW, each.text), "b") for each in stripped if each is not None]
+    read = [
+        make_event(RawLine(NOW, stripped_line.text), "b") for stripped_line in stripped if stripped_line is not None
+    ]
     return [event for event in read if event is not None]
 
 
-def machines(found: list[KernelEvent]) -> Iterator[tuple[str, Inventory]]:
+def inventories(events_found: list[KernelEvent]) -> Iterator[tuple[str, Inventory]]:
     """Yield inventories in which the part of the lines is GPU 0, an NVSwitch, a NIC, another part, or unknown."""
-    values = [value for event in found for value in (event.pci, *(value for _, value in event.fields))]
+    values = [value for event in events_found for value in (event.pci, *(value for _, value in event.fields))]
     addresses = list(dict.fromkeys(pci for value in values if (pci := pci_address(value))))
     names = {"disk", "device", "controller", "array", "md"}
-    disks = list(dict.fromkeys(v for e in found for name, v in e.fields if name in names and v.isalnum()))
-    slot = next((event.field("slot") for event in found if event.field("slot")), "")
-    rest = tuple(PciDevice(pci, "0x8086", "0x0000", "0x060400", "other") for pci in addresses[1:])
+    disks = list(dict.fromkeys(v for e in events_found for name, v in e.fields if name in names and v.isalnum()))
+    slot = next((event.field("slot") for event in events_found if event.field("slot")), "")
+    other_devices = tuple(PciDevice(pci, "0x8086", "0x0000", "0x060400", "other") for pci in addresses[1:])
     above = addresses[1] if len(addresses) > 1 else ""
     mounts = tuple(LocalMount(f"/local/{disk}", "xfs", disk, (disk,)) for disk in disks)
-    local = tuple(Disk(disk, "", ()) for disk in disks)
+    disk_records = tuple(Disk(disk, "", ()) for disk in disks)
 
     def device(kind: str, pci_class: str) -> tuple[PciDevice, ...]:
         named = (PciDevice(pci, "0x10de", "0x2330", pci_class, kind, above, slot) for pci in addresses[:1])
-        return (*GPU_DEVICES[1:], *named, *rest)
+        return (*GPU_DEVICES[1:], *named, *other_devices)
 
     if addresses:
         gpus = (Gpu(addresses[0], 0, "GPU-0", minor=0), *(gpu for gpu in GPUS[1:] if gpu.pci != addresses[0]))
-        yield "gpu", Inventory(gpus, device("gpu", "0x030200"), disks=local, mounts=mounts)
-        yield "switch", Inventory(GPUS, device("nvswitch", "0x068000"), disks=local, mounts=mounts)
-        yield "nic", Inventory(GPUS, device("nic", "0x020700"), disks=local, mounts=mounts)
-    yield "other", Inventory(GPUS, GPU_DEVICES, disks=local, mounts=mounts)
+        yield "gpu", Inventory(gpus, device("gpu", "0x030200"), disks=disk_records, mounts=mounts)
+        yield "switch", Inventory(GPUS, device("nvswitch", "0x068000"), disks=disk_records, mounts=mounts)
+        yield "nic", Inventory(GPUS, device("nic", "0x020700"), disks=disk_records, mounts=mounts)
+    yield "other", Inventory(GPUS, GPU_DEVICES, disks=disk_records, mounts=mounts)
     yield "unknown", Inventory()
 
 
-def of_line(name: str, text: str) -> Iterator[str]:
-    found = parsed(text)
+def line_cases(name: str, text: str) -> Iterator[str]:
+    kernel_events = parse_events(text)
     outcomes: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for machine, inventory in machines(found):
-        node = Node(LISTENERS, inventory).hear(texts(text))
+    for machine, inventory in inventories(kernel_events):
+        node = Node(EVENT_CHECKS, inventory).log_lines(texts(text))
         first = outcome(node)
         node.now += 600.0
-        second = outcome(node.hear(texts(text)))
+        second = outcome(node.log_lines(texts(text)))
         outcomes.setdefault((first, second), []).append(machine)
-    for (first, second), where in outcomes.items():
-        places = "" if len(where) == len(list(machines(found))) else f" [{','.join(where)}]"
+    for (first, second), inventory_names in outcomes.items():
+        places = (
+            "" if len(inventory_names) == len(list(inventories(kernel_events))) else f" [{','.join(inventory_names)}]"
+        )
         yield from (f"{name}{places} {line}" for line in first)
         yield from (f"{name}{places} again: {line}" for line in second if line not in first)
-    scanned = sorted(by_scan(text))
-    if scanned != [f"{c.code} {c.subject or '-'} {c.severity.name.lower()} {c.clears.value}" for c in unnamed(text)]:
+    scanned = sorted(scan_findings(text))
+    if scanned != [
+        f"{c.code} {c.subject or '-'} {c.severity.name.lower()} {c.clears.value}"
+        for c in conditions_without_inventory(text)
+    ]:
         yield from (f"{name} scan: {line}" for line in scanned or ["nothing"])
 
 
@@ -139,91 +146,103 @@ def outcome(node: Node) -> tuple[str, ...]:
     return () if lines == (NONE,) else lines
 
 
-def unnamed(text: str) -> list[Condition]:
+def conditions_without_inventory(text: str) -> list[Condition]:
     """Return the conditions on a machine with an unknown inventory."""
-    return sorted(Node(LISTENERS, Inventory()).hear(texts(text)).ledger.conditions, key=lambda c: c.key)
+    return sorted(Node(EVENT_CHECKS, Inventory()).log_lines(texts(text)).ledger.conditions, key=lambda c: c.key)
 
 
-def by_scan(text: str) -> Counter[str]:
+def scan_findings(text: str) -> Counter[str]:
     block = Block.from_lines(1, [line.encode() for line in text.split("\n")])
     lines: Counter[str] = Counter()
-    for one in judge(events([block], NOW, Tally()), correlate_all()):
-        ends = one.clears.value if one.clears else "-"
-        unproven = " unproven" if one.unproven else ""
-        lines[f"{one.code} {one.meaning.part or '-'} {one.severity.name.lower()} {ends}{unproven}"] += (
-            one.log_event.count
+    for item in judge(events([block], NOW, Tally()), correlate_all()):
+        ends = item.clears.value if item.clears else "-"
+        unproven = " unproven" if item.unproven else ""
+        lines[f"{item.code} {item.meaning.part or '-'} {item.severity.name.lower()} {ends}{unproven}"] += (
+            item.log_event.count
         )
     return lines
 
 
-def of_log(texts_of_log: list[str]) -> Iterator[str]:
+def log_cases(texts_of_log: list[str]) -> Iterator[str]:
     """Read many lines as one log, one line per second: yield which lines are one fault and the overall result."""
-    for how in ("live", "history", "observed"):
-        node = Node(LISTENERS)
+    for source in ("live", "history", "observed"):
+        node = Node(EVENT_CHECKS)
         for text in texts_of_log:
             node.now += 1.0
-            node.hear(texts(text), history=how == "history", observed=how == "observed")
+            node.log_lines(texts(text), history=source == "history", observed=source == "observed")
         counted = sorted((c.code, c.subject, c.count, c.severity.name.lower()) for c in node.ledger.conditions)
-        if how == "live":
+        if source == "live":
             yield from (f"{code} {subject or '-'} {severity} x{count}" for code, subject, count, severity in counted)
             yield f"{len(node.ledger.events)} events of {sum(event.lines for event in node.ledger.events)} lines"
         else:
             worst = max((severity for *_, severity in counted), default="none", key=lambda name: Severity[name.upper()])
-            yield f"as {how}: {len(counted)} conditions, worst {worst}"
-        yield f"{how} {node.health()} -> {node.decide()}"
-    yield from (f"scan: {line} x{count}" for line, count in sorted(by_scan("\n".join(texts_of_log)).items()))
+            yield f"as {source}: {len(counted)} conditions, worst {worst}"
+        yield f"{source} {node.health()} -> {node.decide()}"
+    yield from (f"scan: {line} x{count}" for line, count in sorted(scan_findings("\n".join(texts_of_log)).items()))
 
 
-def logs() -> Iterator[str]:
+def all_log_cases() -> Iterator[str]:
     for file in LINES:
         rows = [json.loads(row)["text"] for row in file.read_text("utf-8").splitlines()]
         for begin in range(0, len(rows), CHUNK):
-            yield from (f"{file.stem}+{begin} {line}" for line in of_log(rows[begin : begin + CHUNK]))
+            yield from (f"{file.stem}+{begin} {line}" for line in log_cases(rows[begin : begin + CHUNK]))
 
 
 # --- explained codes
 
 
-def of_code(check: Check, code: str, explain: Explain) -> Iterator[str]:
+def code_cases(check: Check, code: str, explain: Explain) -> Iterator[str]:
     """Yield the course of a finding of each severity as explained, with default settings, from a run and from the
     log."""
     config = check.config(name="part") if check.per else check.config()
     for finding in possible_findings(code, explain, config):
         finding = replace(finding, subject=ADDRESSES[0] if check.name.startswith("gpu_") else finding.subject)
-        ways = [way for way, has in (("run", check.has_run), ("log", check.reads_kernel_log)) if has]
-        for way in ways:
-            yield f"{code} {finding.severity.name.lower()} {way}: " + "; ".join(course(check, config, finding, way))
+        sources = [
+            source for source, is_supported in (("run", check.has_run), ("log", check.reads_kernel_log)) if is_supported
+        ]
+        for source in sources:
+            yield f"{code} {finding.severity.name.lower()} {source}: " + "; ".join(
+                finding_course(check, config, finding, source)
+            )
 
 
-def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Iterator[str]:
+def finding_course(check: Check, config: CheckConfig, finding: Finding, source: str) -> Iterator[str]:
     """Yield the decision at each relevant time, then the effect of each event at the last of these times."""
-    worse = finding.worsens.after_seconds if finding.worsens else 0.0
-    moments = {0.0, *(at - less for at in (finding.confirm_seconds, worse) if at for less in (1.0, 0.0))}
+    worsens_after = finding.worsens.after_seconds if finding.worsens else 0.0
+    moments = {
+        0.0,
+        *(
+            seconds_after - margin
+            for seconds_after in (finding.confirm_seconds, worsens_after)
+            if seconds_after
+            for margin in (1.0, 0.0)
+        ),
+    }
     last = ""
-    for at in sorted(moments) if way == "run" else [0.0]:
-        node = found(check, config, finding, way, at)
+    for seconds_after in sorted(moments) if source == "run" else [0.0]:
+        node = node_with_finding(check, config, finding, source, seconds_after)
         shown = condition_text(node.ledger.conditions[0])
-        now = f"{' '.join(shown.split()[3:])}{and_then(shown, node.decide())}"
-        if now != last:
-            yield f"{seconds(at)} {now}"
-        last = now
-    longest = max(moments) if way == "run" else 0.0
+        state_text = f"{' '.join(shown.split()[3:])}{decision_suffix(shown, node.decide())}"
+        if state_text != last:
+            yield f"{seconds(seconds_after)} {state_text}"
+        last = state_text
+    longest = max(moments) if source == "run" else 0.0
     ends = []
-    for name, happens in EVENTS.items():
-        node = found(check, config, finding, way, longest)
+    for name, event in EVENTS.items():
+        node = node_with_finding(check, config, finding, source, longest)
         node.decide()
         usual = "resume" if node.drained else "leave"
-        happens(node, check, config, finding)
-        left = node.ledger.conditions
-        if left and left[0].state.value == "open":
+        event(node, check, config, finding)
+        remaining = node.ledger.conditions
+        if remaining and remaining[0].state.value == "open":
             continue
-        state = ":ack" if left else ""
+        state = ":ack" if remaining else ""
         if check.has_run:  # a resume waits for a clean run
             node.result(RunName(check.name, config.name), config)
         decision = node.decide()
         ends.append(name + state + (f" -> {decision}" if decision != usual else ""))
     yield "ended by " + (", ".join(ends) or "nothing")
-    node = found(check, config, finding, way, longest)
+    node = node_with_finding(check, config, finding, source, longest)
     node.decide()
     if node.drained:
         node.trusted_since = node.now + 1.0
@@ -231,104 +250,110 @@ def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Ite
         if check.has_run:
             node.result(RunName(check.name, config.name), config)
         yield f"paused -> {first}, clean -> {node.decide()}"
-    node = found(check, config, finding, way, longest).reboot()
+    node = node_with_finding(check, config, finding, source, longest).reboot()
     if not node.ledger.conditions:
-        sight(node, check, config, finding, way)
+        report_finding(node, check, config, finding, source)
         yield f"relapse until {node.ledger.conditions[0].clears.value}"
 
 
-def found(check: Check, config: CheckConfig, finding: Finding, way: str, lasted: float) -> Node:
+def node_with_finding(check: Check, config: CheckConfig, finding: Finding, source: str, duration: float) -> Node:
     """Return a node that has had the finding for `lasted` seconds."""
     node = Node([(check, config)])
-    sight(node, check, config, finding, way)
-    if lasted:
-        node.now += lasted
-        sight(node, check, config, finding, way)
+    report_finding(node, check, config, finding, source)
+    if duration:
+        node.now += duration
+        report_finding(node, check, config, finding, source)
     return node
 
 
-def sight(node: Node, check: Check, config: CheckConfig, finding: Finding, way: str) -> None:
-    if way == "run":
+def report_finding(node: Node, check: Check, config: CheckConfig, finding: Finding, source: str) -> None:
+    if source == "run":
         node.result(RunName(check.name, config.name), config, (finding,))
         return
     node.now += 1.0
     event = KernelEvent("", time=node.now, last_time=node.now, sequence=node.ledger.next_sequence, boot_id="b")
-    rests = replace(absorb.as_configured(finding, config), events=(event.sequence,))
+    kernel_finding = replace(absorb.as_configured(finding, config), events=(event.sequence,))
     before, touched = node.ledger, frozenset({event.sequence})
-    node.change(
+    node.set_conditions(
         absorb.absorb_events(
-            before.by_key(), check.name, [rests], {event.sequence: event}, touched, before.boot_id, before.cleared
+            before.by_key(),
+            check.name,
+            [kernel_finding],
+            {event.sequence: event},
+            touched,
+            before.boot_id,
+            before.cleared,
         )
     )
     node.ledger = replace(node.ledger, next_sequence=event.sequence + 1)
 
 
-def clean(times: int) -> Event:
-    def happens(node: Node, check: Check, config: CheckConfig, _finding: Finding) -> None:
+def clean_runs(times: int) -> Event:
+    def apply(node: Node, check: Check, config: CheckConfig, _finding: Finding) -> None:
         for _ in range(times or config.clear_after):
             node.now += 1.0
             node.result(RunName(check.name, config.name), config)
 
-    return happens
+    return apply
 
 
-def quiet(less: float, loaded: bool) -> Event:
+def quiet_window(margin: float, loaded: bool) -> Event:
     """Return an event: one clean run, then the window of the finding passes, less `less` seconds."""
 
-    def happens(node: Node, check: Check, config: CheckConfig, finding: Finding) -> None:
-        clean(1)(node, check, config, finding)
-        node.wait(max(finding.window_seconds - less, 0.0), loaded)
+    def apply(node: Node, check: Check, config: CheckConfig, finding: Finding) -> None:
+        clean_runs(1)(node, check, config, finding)
+        node.wait(max(finding.window_seconds - margin, 0.0), loaded)
 
-    return happens
+    return apply
 
 
-def resumed(node: Node, _check: Check, _config: CheckConfig, _finding: Finding) -> None:
+def resume_by_operator(node: Node, _check: Check, _config: CheckConfig, _finding: Finding) -> None:
     """An operator resumes the node."""
     node.now += 1.0
-    node.change(endings.acknowledge_resumed(node.ledger.by_key(), node.now, node.now))
+    node.set_conditions(endings.acknowledge_resumed(node.ledger.by_key(), node.now, node.now))
 
 
-def acknowledged(node: Node, _check: Check, _config: CheckConfig, finding: Finding) -> None:
+def acknowledge(node: Node, _check: Check, _config: CheckConfig, finding: Finding) -> None:
     ack = Ack(node.now + DAY, "", "", finding.severity)
-    node.change(endings.acknowledge(node.ledger.by_key(), finding.code, None, ack))
+    node.set_conditions(endings.acknowledge(node.ledger.by_key(), finding.code, None, ack))
 
 
 EVENTS: dict[str, Event] = {
-    "clean1": clean(1),
-    "clean": clean(0),
+    "clean1": clean_runs(1),
+    "clean": clean_runs(0),
     "reboot": lambda node, _check, _config, _finding: node.reboot(),
     "reset": lambda node, _check, _config, finding: node.reset(finding.subject),
     "old_reset": lambda node, _check, _config, finding: node.reset(finding.subject, node.now - 1.0),
-    "window-1s": quiet(1.0, True),
-    "window": quiet(0.0, True),
-    "window_unloaded": quiet(0.0, False),
+    "window-1s": quiet_window(1.0, True),
+    "window": quiet_window(0.0, True),
+    "window_unloaded": quiet_window(0.0, False),
     "repaired": lambda node, _check, _config, finding: node.repaired(finding.code, None),
-    "resumed": resumed,
-    "ack": acknowledged,
+    "resumed": resume_by_operator,
+    "ack": acknowledge,
 }
 
 
-def codes() -> Iterator[str]:
+def all_code_cases() -> Iterator[str]:
     for check in CHECKS.values():
         for code in sorted(check.codes()):
             explain = check.explain(code)
             assert explain is not None
-            yield from of_code(check, code, explain)
-        yield from of_silence(check)
+            yield from code_cases(check, code, explain)
+        yield from silence_cases(check)
 
 
-def of_silence(check: Check) -> Iterator[str]:
+def silence_cases(check: Check) -> Iterator[str]:
     """Yield the effect of a run of the check that does not end."""
     config = check.config(name="part") if check.per else check.config()
     node, last = Node([(check, config)]), ""
-    for silent in (10.0, 249.0, 250.0, 609.0, 610.0):
-        node.now = NOW + silent
-        for finding in check.overdue(config, silent):
+    for silent_seconds in (10.0, 249.0, 250.0, 609.0, 610.0):
+        node.now = NOW + silent_seconds
+        for finding in check.overdue(config, silent_seconds):
             node.result(RunName(check.name, config.name), config, (finding,), outcome=Outcome.TIMED_OUT)
-            now = "; ".join(node.outcome())
-            if now != last:
-                yield f"{finding.code} silent for {seconds(silent)}: {now}"
-            last = now
+            state_text = "; ".join(node.outcome())
+            if state_text != last:
+                yield f"{finding.code} silent for {seconds(silent_seconds)}: {state_text}"
+            last = state_text
 
 
 # --- the file
@@ -336,21 +361,26 @@ def of_silence(check: Check) -> Iterator[str]:
 
 def text() -> str:
     """Return the golden decisions of this code."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # thousands of small files, one machine at a time
-    with tempfile.TemporaryDirectory(prefix="golden.", dir=memory) as place:
-        folder = Path(place)
+    memory_dir = (
+        "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    )  # thousands of small files, one machine at a time
+    with tempfile.TemporaryDirectory(prefix="golden.", dir=memory_dir) as path:
+        folder = Path(path)
         sections: dict[str, Iterable[str]] = {
-            "kernel lines": (line for name, words in cases() for line in of_line(name, words)),
-            "logs of many lines": logs(),
-            "recordings": golden_machines.recordings(),
+            "kernel lines": (line for name, case_text in cases() for line in line_cases(name, case_text)),
+            "logs of many lines": all_log_cases(),
+            "recordings": golden_machines.run_recordings(),
             "fake machines": golden_machines.scenarios(folder),
             "stories": golden_machines.stories(folder),
-            "explained codes": codes(),
+            "explained codes": all_code_cases(),
             "drains of others": golden_slurm.policies(),
-            "jobs that a fault hits": golden_slurm.victims(),
+            "jobs that a fault hits": golden_slurm.affected_jobs(),
             "settings": golden_machines.settings(),
         }
-        return HEAD + "".join(f"\n== {title}\n" + "".join(f"{line}\n" for line in it) for title, it in sections.items())
+        return HEAD + "".join(
+            f"\n== {title}\n" + "".join(f"{line}\n" for line in section_lines)
+            for title, section_lines in sections.items()
+        )
 
 
 if __name__ == "__main__":

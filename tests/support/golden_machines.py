@@ -49,7 +49,7 @@ import stories_host
 import stories_network
 import stories_pci
 import stories_storage
-from healthd_daemon import xid
+from healthd_daemon import xid_line
 from stories import GPU, Row, Scene, Step, gpu, kernel, prints, rebooted, steps, writes
 
 DATA = Path(__file__).parents[1] / "data"
@@ -59,20 +59,20 @@ STORIES = [
     row for file in (stories_gpu, stories_host, stories_network, stories_pci, stories_storage) for row in file.ROWS
 ]
 # Rows that need a real device file, mount or hanging call. Most of their codes have a row in REPLACEMENTS.
-NEED_MORE = (
+NEED_REAL_SYSTEM = (
     *("disk_space/", "device_nodes/", "ipmi_sel/", "gpu_access/hang", "failslow/"),
     *("mount/stale", "mount/failing", "mount/hang"),
 )
-SET_UP: dict[str, dict[str, Any]] = {**EXPECTED}  # type: ignore[dict-item]
+SETTINGS: dict[str, dict[str, Any]] = {**EXPECTED}  # type: ignore[dict-item]
 ANY_SOFTWARE = {"gpu_software": {"driver_version": "", "vbios": ""}}
-OF_FAKE: dict[str, dict[str, dict[str, Any]]] = {
+SETTINGS_OF_FAKES: dict[str, dict[str, dict[str, Any]]] = {
     "dgx-a100": {"gpu_nvlink": {"links": 12}, **ANY_SOFTWARE},
     "dgx-b200": ANY_SOFTWARE,
     "dgx-h200": ANY_SOFTWARE,
 }
 ROUND_SECONDS = 0.5  # as in e2e/stories.py; the settings of its rows match
 FAULT_ROUNDS = 16
-LOOKS = (0.0, 60.0, 300.0, 900.0, 3600.0)  # times of the check rounds
+SECONDS_AFTER_FAULT = (0.0, 60.0, 300.0, 900.0, 3600.0)  # times of the check rounds
 
 
 class Scripted(System):
@@ -93,7 +93,7 @@ class Scripted(System):
         return ProgramResult(int(status), words + "\n", "")
 
 
-class Driven:
+class SimulatedMachine:
     """A machine and its node. `lines` lists the changes from one time to the next."""
 
     def __init__(self, folder: Path, fake: str, runs: Iterable[tuple[Check, CheckConfig]]) -> None:
@@ -101,10 +101,10 @@ class Driven:
         self.folder = folder
         self.machine = Machine(folder, fake)
         self.machine.system = self.system = Scripted(self.machine.root)
-        self.written: tuple[int, float] = (0, 0.0)  # inode of the scenario file and its time of writing
+        self.scenario_version: tuple[int, float] = (0, 0.0)  # inode of the scenario file and its time of writing
         self.now: Callable[[], float] = lambda: NOW
-        taken = inventory.collect(self.host(), gpus=True)
-        self.node = Node(runs, taken, self.boot_id())
+        collected = inventory.collect(self.host(), gpus=True)
+        self.node = Node(runs, collected, self.boot_id())
         self.now = lambda: self.node.now
         self.lines: list[str] = []
         self.last: tuple[str, ...] = (NONE,)
@@ -116,42 +116,42 @@ class Driven:
         """Return the host now. The seconds of a rewritten scenario count from now."""
         self.machine.now()
         file = self.machine.scenario
-        if file.stat().st_ino != self.written[0]:
-            self.written = (file.stat().st_ino, self.now())
-        os.utime(file, (self.written[1], self.written[1]))
+        if file.stat().st_ino != self.scenario_version[0]:
+            self.scenario_version = (file.stat().st_ino, self.now())
+        os.utime(file, (self.scenario_version[1], self.scenario_version[1]))
         host = Host(str(self.machine.root), lambda: open_fake(str(file), self.now), self.now, self.system)
         host.state_dir, host.runtime_dir = f"{self.folder}/state", f"{self.folder}/run"
         return host
 
-    def look(self, passed: float, title: str) -> None:
-        self.node.wait(passed)
-        self.node.look(self.host())
-        self.show(title)
+    def run_checks(self, seconds: float, title: str) -> None:
+        self.node.wait(seconds)
+        self.node.run_checks(self.host())
+        self.record_changes(title)
 
     def rounds(self, count: int, title: str) -> None:
         for _ in range(count):
-            self.look(ROUND_SECONDS, title)
+            self.run_checks(ROUND_SECONDS, title)
 
-    def show(self, title: str) -> None:
+    def record_changes(self, title: str) -> None:
         """Record what changed: new and ended conditions, and the decision."""
-        shown = self.node.outcome()
-        self.lines += [f"{title}: {line}" for line in shown if line not in self.last]
-        keys = {tuple(line.split()[:2]) for line in shown}
-        gone = (" ".join(line.split()[:2]) for line in self.last if tuple(line.split()[:2]) not in keys)
-        self.lines += [f"{title}: no longer {key}" for key in gone if key.split()[0] != NONE]
-        self.last = shown
+        outcome_lines = self.node.outcome()
+        self.lines += [f"{title}: {line}" for line in outcome_lines if line not in self.last]
+        keys = {tuple(line.split()[:2]) for line in outcome_lines}
+        ended = (" ".join(line.split()[:2]) for line in self.last if tuple(line.split()[:2]) not in keys)
+        self.lines += [f"{title}: no longer {key}" for key in ended if key.split()[0] != NONE]
+        self.last = outcome_lines
 
 
 # --- fake machines
 
 
-def runs_on(fake: str, profile: str) -> Iterator[tuple[Check, CheckConfig]]:
+def gpu_checks(fake: str, profile: str) -> Iterator[tuple[Check, CheckConfig]]:
     """Yield the checks of GPUs with the settings of a site, or with those of a profile only."""
-    guessed = of_profile(profile) if profile else {}
+    profile_settings = settings_of_profile(profile) if profile else {}
     for name, check in CHECKS.items():
-        table = {**SET_UP.get(name, {}), **OF_FAKE.get(fake, {}).get(name, {})}
+        table = {**SETTINGS.get(name, {}), **SETTINGS_OF_FAKES.get(fake, {}).get(name, {})}
         if check.uses == "nvml":
-            yield check, guessed[RunName(name)] if profile else load(check.config, table, name)
+            yield check, profile_settings[RunName(name)] if profile else load(check.config, table, name)
 
 
 def scenarios(folder: Path) -> Iterator[str]:
@@ -160,23 +160,23 @@ def scenarios(folder: Path) -> Iterator[str]:
         assert isinstance(scenario, dict)
         for machine in scenario.get("machines", ["dgx-h100"]):
             fake, _, profile = machine.partition("+")
-            driven = Driven(folder / f"{name}.{machine}", fake, runs_on(fake, profile))
+            simulated = SimulatedMachine(folder / f"{name}.{machine}", fake, gpu_checks(fake, profile))
             for _ in range(2):
-                driven.look(300.0, "healthy")
-            driven.machine.gpus(scenario["text"])
-            for before, after in pairwise((0.0, *LOOKS)):
-                driven.look(after - before, f"fault {after:g}s")
-            driven.machine.gpus("")
-            driven.look(300.0, "well")
-            driven.look(300.0, "well")
-            driven.node.reboot()
-            driven.look(300.0, "rebooted")
-            driven.look(300.0, "rebooted")
-            for condition in driven.node.ledger.conditions:
-                driven.node.repaired(condition.code, condition.subject)
-            driven.look(300.0, "repaired")
-            shutil.rmtree(driven.folder)
-            yield from (f"{name} {machine} {line}" for line in driven.lines)
+                simulated.run_checks(300.0, "healthy")
+            simulated.machine.gpus(scenario["text"])
+            for before, after in pairwise((0.0, *SECONDS_AFTER_FAULT)):
+                simulated.run_checks(after - before, f"fault {after:g}s")
+            simulated.machine.gpus("")
+            simulated.run_checks(300.0, "well")
+            simulated.run_checks(300.0, "well")
+            simulated.node.reboot()
+            simulated.run_checks(300.0, "rebooted")
+            simulated.run_checks(300.0, "rebooted")
+            for condition in simulated.node.ledger.conditions:
+                simulated.node.repaired(condition.code, condition.subject)
+            simulated.run_checks(300.0, "repaired")
+            shutil.rmtree(simulated.folder)
+            yield from (f"{name} {machine} {line}" for line in simulated.lines)
 
 
 # --- settings
@@ -190,53 +190,53 @@ def settings() -> Iterator[str]:
             "clear_after",
             "interval_seconds",
         }
-        for setting, value in table_of(check.config()).items():
+        for setting, value in settings_table(check.config()).items():
             if setting not in common:
                 yield f"{name}.{setting} = {value}"
     for profile in layers.profile_names():
-        for run, config in of_profile(profile).items():
+        for run, config in settings_of_profile(profile).items():
             yield from (
-                f"{profile} {run} {setting} = {table_of(config)[setting]}" for setting in sorted(config.guessed)
+                f"{profile} {run} {setting} = {settings_table(config)[setting]}" for setting in sorted(config.guessed)
             )
 
 
-def table_of(config: CheckConfig) -> dict[str, str]:
+def settings_table(config: CheckConfig) -> dict[str, str]:
     return {
         field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields_of(type(config))
     }
 
 
-def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
+def settings_of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
     return resolve_settings({"profile": profile}, "healthd.toml", {}, CHECKS, layers.layers_without_baseline).checks
 
 
 # --- stories of e2e/
 
 
-def fails(point: str, error: int) -> Step:
+def mount_fails(point: str, error: int) -> Step:
     """Calls on this mount point fail with this error; 0 ends that."""
 
-    def do(scene: Scene) -> None:
+    def apply(scene: Scene) -> None:
         scene.machine.system.fails.clear()
         scene.machine.system.fails.update({point: error} if error else {})
 
-    return do
+    return apply
 
 
-def free(share: float) -> Step:
+def free_space(share: float) -> Step:
     return lambda scene: scene.machine.system.free.update({"/tmp": share})
 
 
-def slow_job(slow: bool) -> Step:
+def job_report(slow: bool) -> Step:
     """The live process reports a slow job, or a normal one."""
 
-    def do(scene: Scene) -> None:
+    def apply(scene: Scene) -> None:
         daemon: Any = scene.daemon
         now = daemon.driven.node.now
         job = replace(stories_host.LOST, since=now - 7200.0) if slow else stories_host.WELL
         scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": to_json(LiveDocument(written=now, jobs=(job,)))})
 
-    return do
+    return apply
 
 
 QUICK = {"device_nodes": {"confirm_seconds": 1.0}}
@@ -244,16 +244,28 @@ STOPPED_ROOT = stories_host.mounts(
     ROOT.replace("- ext4 /dev/sda2 rw", "- ext4 /dev/sda2 rw,emergency_ro"), TMP, DATA_MOUNT
 )
 NODE_3 = "/dev/nvidia3"
-INSTEAD = [
-    Row("mount/stale", "/data", fails("/data", errno.ESTALE), fails("/data", 0), settings=stories_host.QUICK_MOUNT),
-    Row("mount/failing", "/data", fails("/data", errno.EIO), fails("/data", 0), settings=stories_host.QUICK_MOUNT),
-    Row("disk_space/no_space", "/tmp", free(0.03), free(0.5)),
-    Row("disk_space/low_space", "/tmp", free(0.07), free(0.5)),
+REPLACEMENTS = [
+    Row(
+        "mount/stale",
+        "/data",
+        mount_fails("/data", errno.ESTALE),
+        mount_fails("/data", 0),
+        settings=stories_host.QUICK_MOUNT,
+    ),
+    Row(
+        "mount/failing",
+        "/data",
+        mount_fails("/data", errno.EIO),
+        mount_fails("/data", 0),
+        settings=stories_host.QUICK_MOUNT,
+    ),
+    Row("disk_space/no_space", "/tmp", free_space(0.03), free_space(0.5)),
+    Row("disk_space/low_space", "/tmp", free_space(0.07), free_space(0.5)),
     Row("device_nodes/missing", NODE_3, stories_host.without(NODE_3), writes({NODE_3: ""}), settings=QUICK),
     Row(  # could be a reset if the kernel had not logged the Xid
         "gpu_access/lost",
         GPU,
-        steps(kernel(xid(79, stories_gpu.BUS)), gpu("lost = true")),
+        steps(kernel(xid_line(79, stories_gpu.BUS)), gpu("lost = true")),
         rebooted,
         well=writes({"/proc/4242/comm": "slurmd\n"}),
         checks=("gpu_xid", "gpu_count"),
@@ -261,7 +273,7 @@ INSTEAD = [
     ),
     Row("block_device/root_stopped", "/", STOPPED_ROOT, steps(stories_host.mounts(), rebooted)),
     *(
-        Row("failslow/loss", "", slow_job(True), slow_job(False), settings={"failslow": {**table, "action": act}})
+        Row("failslow/loss", "", job_report(True), job_report(False), settings={"failslow": {**table, "action": act}})
         for table in stories_host.REQUEUES.values()
         for act in ("", "drain", "requeue")
     ),
@@ -273,30 +285,30 @@ INSTEAD = [
 ]
 
 
-class Daemon:
+class SimulatedDaemon:
     """The daemon methods that the steps of a story use, in this process."""
 
-    def __init__(self, driven: Driven, row: Row) -> None:
+    def __init__(self, driven: SimulatedMachine, row: Row) -> None:
         self.driven = driven
         self.directory = driven.folder
         self.run_dir = driven.folder / "run"
-        self.instead: dict[str, Path] = {}
+        self.bind_mounts: dict[str, Path] = {}
         self.programs = driven.folder / "programs" if row.programs else None
         self.title = "before"
 
     def kernel_line(self, *lines: str) -> None:
         for line in lines:
             self.driven.node.now += 0.1
-            self.driven.node.hear([line])
-        self.driven.show(self.title)
+            self.driven.node.log_lines([line])
+        self.driven.record_changes(self.title)
 
-    def until(self, _satisfied: object, _what: str) -> None:
+    def wait_until(self, _satisfied: object, _what: str) -> None:
         self.driven.rounds(2, self.title)
 
-    def ask(self, command: str, code: str, part: str) -> str:
+    def request(self, command: str, code: str, part: str) -> str:
         assert command == "repaired"
         self.driven.node.repaired(code, part)
-        self.driven.show(f"{self.title} {command}")
+        self.driven.record_changes(f"{self.title} {command}")
         return "done"
 
     def stop(self) -> None:
@@ -305,33 +317,33 @@ class Daemon:
     def start(self) -> None:
         if self.driven.boot_id() != self.driven.node.ledger.boot_id:
             self.driven.node.reboot(self.driven.boot_id())
-            self.driven.show(f"{self.title} boot")
+            self.driven.record_changes(f"{self.title} boot")
 
 
-class DrivenScene(Scene):
+class SimulatedScene(Scene):
     def rounds(self, count: int = 4) -> dict[str, Any]:
         daemon: Any = self.daemon
         daemon.driven.rounds(count, daemon.title)
         return {}
 
 
-class Cluster:
+class StubCluster:
     def wait_state(self, *_args: str, **_kwargs: object) -> None:
         """Do nothing: the simulated Slurm does at once what healthd decides."""
 
 
-def story(row: Row, folder: Path) -> list[str]:
-    own = row.code.partition("/")[0]
-    names = {own, *row.checks, *([] if CHECKS[own].has_run else ["gpu_access"])}
-    tables = {name: {**SET_UP.get(name, {}), **row.settings.get(name, {})} for name in sorted(names)}
+def run_story(row: Row, folder: Path) -> list[str]:
+    own_check = row.code.partition("/")[0]
+    names = {own_check, *row.checks, *([] if CHECKS[own_check].has_run else ["gpu_access"])}
+    tables = {name: {**SETTINGS.get(name, {}), **row.settings.get(name, {})} for name in sorted(names)}
     runs = [(CHECKS[name], load(CHECKS[name].config, table, name)) for name, table in tables.items()]
-    driven = Driven(folder, row.fake, runs)
-    daemon = Daemon(driven, row)
+    simulated = SimulatedMachine(folder, row.fake, runs)
+    daemon = SimulatedDaemon(simulated, row)
     if daemon.programs is not None:
         daemon.programs.mkdir()
-        driven.machine.write({"/run/systemd/system/made": ""})  # as systemd has it, if it booted the machine
-        driven.system.programs = daemon.programs
-    scene: Any = DrivenScene(row, Cluster(), "n1", driven.machine, daemon, "101")  # type: ignore[arg-type]
+        simulated.machine.write({"/run/systemd/system/made": ""})  # as systemd has it, if it booted the machine
+        simulated.system.programs = daemon.programs
+    scene: Any = SimulatedScene(row, StubCluster(), "n1", simulated.machine, daemon, "101")  # type: ignore[arg-type]
     with scene.ends:
         for title, step, count in (
             ("before", row.well, 2),
@@ -341,35 +353,35 @@ def story(row: Row, folder: Path) -> list[str]:
         ):
             daemon.title = title
             step(scene)
-            driven.rounds(count, title)
-    driven.look(3600.0, "an hour later")
-    driven.look(86400.0, "a day later")
+            simulated.rounds(count, title)
+    simulated.run_checks(3600.0, "an hour later")
+    simulated.run_checks(86400.0, "a day later")
     shutil.rmtree(folder)
-    return driven.lines
+    return simulated.lines
 
 
 def stories(folder: Path) -> Iterator[str]:
     numbers: Counter[str] = Counter()
-    for row in (*(row for row in STORIES if not row.code.startswith(NEED_MORE)), *INSTEAD):
+    for row in (*(row for row in STORIES if not row.code.startswith(NEED_REAL_SYSTEM)), *REPLACEMENTS):
         numbers[row.code] += 1
         name = f"{row.code}#{numbers[row.code]}"
-        yield from (f"{name} {line}" for line in story(row, folder / name.replace("/", ".")))
+        yield from (f"{name} {line}" for line in run_story(row, folder / name.replace("/", ".")))
 
 
 # --- recordings
 
 
-def recordings() -> Iterator[str]:
+def run_recordings() -> Iterator[str]:
     """Yield each recorded round as `healthd check --replay` evaluates it."""
     for path in RECORDINGS:
         recorded = recording.read(str(path))
-        loaded, lost = replay.recorded_settings(recorded, CHECKS)
-        assert not lost
+        loaded, unknown_settings = replay.recorded_settings(recorded, CHECKS)
+        assert not unknown_settings
         with worker_client(Setup(root="/", fake_nvml="", replay=str(path)), CHECKS) as runner:
-            found = one_round.run_round(loaded, CHECKS, runner, replay.recorded_kernel_log(recorded), recorded)
+            round_result = one_round.run_round(loaded, CHECKS, runner, replay.recorded_kernel_log(recorded), recorded)
         node = Node([])
-        node.ledger = with_conditions(node.ledger, {c.key: c for c in found.verdict.conditions})
-        node.now, node.started = found.time + 60.0, found.time - 3600.0
-        failed = sorted(str(result.run) for result in found.results if result.outcome is not Outcome.COMPLETED)
-        yield f"{path.stem}: {found.verdict.health.value}, did not complete: {' '.join(failed) or 'none'}"
+        node.ledger = with_conditions(node.ledger, {c.key: c for c in round_result.verdict.conditions})
+        node.now, node.started = round_result.time + 60.0, round_result.time - 3600.0
+        failed = sorted(str(result.run) for result in round_result.results if result.outcome is not Outcome.COMPLETED)
+        yield f"{path.stem}: {round_result.verdict.health.value}, did not complete: {' '.join(failed) or 'none'}"
         yield from (f"{path.stem}: {line}" for line in node.outcome())

@@ -50,14 +50,14 @@ def verdicts() -> dict[str, Verdict]:
     }
 
 
-def named(decision: Decision) -> str:
+def decision_text(decision: Decision) -> str:
     if isinstance(decision, Drain):
-        whose = (
+        reason_source = (
             "same words"
             if decision.reason in (OURS, OTHERS, "fan", "Kill task failed", "Prolog error")
             else "new words"
         )
-        return f"drain, {whose}{', requeue' if decision.requeue else ''}"
+        return f"drain, {reason_source}{', requeue' if decision.requeue else ''}"
     if isinstance(decision, Resume):
         return "resume"
     assert isinstance(decision, Leave)
@@ -67,9 +67,11 @@ def named(decision: Decision) -> str:
 def policies() -> Iterator[str]:
     """Yield the decision in each mode, for each verdict and each owner of the current drain."""
     policies = {mode.value: Policy(mode) for mode in Mode} | {"paused": Policy(Mode.ACT, paused_until=NOW + 60)}
-    for (found, verdict), (whose, (node, memory)) in product(verdicts().items(), NODES.items()):
-        decided = (f"{name}: {named(decide(verdict, node, memory, policy, NOW))}" for name, policy in policies.items())
-        yield f"{found}; {whose}; {'; '.join(decided)}"
+    for (verdict_name, verdict), (owner, (node, memory)) in product(verdicts().items(), NODES.items()):
+        decisions = (
+            f"{name}: {decision_text(decide(verdict, node, memory, policy, NOW))}" for name, policy in policies.items()
+        )
+        yield f"{verdict_name}; {owner}; {'; '.join(decisions)}"
 
 
 JOBS = {
@@ -85,7 +87,13 @@ JOBS = {
 FAULTS = {"of the host": FaultReach(all_jobs=True), "of all GPUs": FaultReach(), "of the GPU": FaultReach(pci=THIS)}
 
 
-def victims() -> Iterator[str]:
-    for (fault, reach), (job, on), count in product(FAULTS.items(), JOBS.items(), (8, None)):
-        hit = "for sure" if is_certain_hit(reach, on, count) else "hit" if is_hit(reach, on, count) else "spared"
+def affected_jobs() -> Iterator[str]:
+    for (fault, reach), (job, job_gpus), count in product(FAULTS.items(), JOBS.items(), (8, None)):
+        hit = (
+            "for sure"
+            if is_certain_hit(reach, job_gpus, count)
+            else "hit"
+            if is_hit(reach, job_gpus, count)
+            else "spared"
+        )
         yield f"fault {fault}; job with {job}; node with {'?' if count is None else count} GPUs: {hit}"

@@ -29,7 +29,7 @@ def captured(*kinds: str, lines: Iterable[dict[str, Any]] = LINES) -> list[objec
 def messages(text: str) -> list[str]:
     """Return the messages of the kernel without their prefixes."""
     stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
-    return [each.text for each in stripped if each is not None]
+    return [stripped_line.text for stripped_line in stripped if stripped_line is not None]
 
 
 def events(text: str) -> list[KernelEvent]:
@@ -40,7 +40,7 @@ def fields(event: KernelEvent) -> dict[str, str]:
     return dict(event.fields)
 
 
-def event(line: str, at: float = 1000.0, boot_id: str = "b", history: bool = False) -> KernelEvent:
+def event_of(line: str, at: float = 1000.0, boot_id: str = "b", history: bool = False) -> KernelEvent:
     """Return the event of a line that must be one."""
     found = make_event(RawLine(at, line, history=history), boot_id)
     assert found is not None, line
@@ -52,7 +52,7 @@ def findings_of(
     *lines: str,
     node: Inventory | None = None,
     config: CheckConfig | None = None,
-    apart: float = 10.0,
+    interval: float = 10.0,
     times: Sequence[float] = (),
     boots: Sequence[str] = (),
     all_events: bool = True,
@@ -61,7 +61,7 @@ def findings_of(
 
     Each line must be an event unless `all_events` is False; then other lines are ignored.
     """
-    times = times or [1000.0 + apart * number for number in range(len(lines))]
+    times = times or [1000.0 + interval * number for number in range(len(lines))]
     boots = boots or ["b"] * len(lines)
     read = [make_event(RawLine(at, line), boot) for at, line, boot in zip(times, lines, boots, strict=True)]
     assert not all_events or None not in read, lines

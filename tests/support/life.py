@@ -75,8 +75,8 @@ class Node:
         self.now += after
         codes = [f.code for f in findings] or [c.code for c in self.conditions.values()] or ["none/"]
         name = check or codes[0].partition("/")[0]
-        began = self.now - RUN_SECONDS
-        result = CheckResult(name, instance, outcome, began, RUN_SECONDS, findings, repairs=tuple(repairs))
+        start = self.now - RUN_SECONDS
+        result = CheckResult(name, instance, outcome, start, RUN_SECONDS, findings, repairs=tuple(repairs))
         self.results[name, instance] = result
         self.take(absorb.absorb_result(self.conditions, result, clear_after, self.boot, self.cleared))
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):
@@ -89,10 +89,10 @@ class Node:
         self.sequence += 1
         event = KernelEvent("xid", "79", GPU, self.now, boot_id=self.boot, last_time=self.now, sequence=self.sequence)
         event = replace(event, **changes)
-        self.hear(finding, event)
+        self.absorb_events(finding, event)
         return event
 
-    def hear(self, finding: Finding, *events: KernelEvent, touched: Sequence[int] | None = None) -> None:
+    def absorb_events(self, finding: Finding, *events: KernelEvent, touched: Sequence[int] | None = None) -> None:
         by_sequence = {event.sequence: event for event in events}
         finding = replace(finding, events=tuple(by_sequence))
         self.take(

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from fake_gpus import fake_pci_gpus
-from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
+from trees import PCI, FakeSystem, add_gpus, add_pci_device, aer_file, replace, write
 
 from healthd.host.host import Host
 from healthd.host.program import ProgramResult
@@ -90,10 +90,10 @@ class Machine:
         self.units = dict.fromkeys((*REQUIRED, *WANTED), "active running")
         self.clock = KernelClock(True, 0.0001, 0.01)
         self.gpus()
-        gpus(self.root, self.addresses, **({"device": device} if device else {}))
+        add_gpus(self.root, self.addresses, **({"device": device} if device else {}))
         for pci in NICS:
-            pci_device(self.root, pci, "0x020700", "0000:00:01.1", vendor="0x15b3", device="0x1021")
-        pci_device(self.root, DISK, "0x010802", "0000:00:02.1", vendor="0x144d", device="0xa80a")
+            add_pci_device(self.root, pci, "0x020700", "0000:00:01.1", vendor="0x15b3", device="0x1021")
+        add_pci_device(self.root, DISK, "0x010802", "0000:00:02.1", vendor="0x144d", device="0xa80a")
         for pci in (*self.addresses, *NICS, DISK, "0000:00:01.1", "0000:00:02.1"):
             self.aer(pci)
             link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
@@ -128,11 +128,11 @@ class Machine:
 
     def now(self) -> Host:
         self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
-        self.system._programs = {(*SHOW, *self.units): ProgramResult(0, self.shown_units(), "")}
+        self.system._programs = {(*SHOW, *self.units): ProgramResult(0, self.systemctl_output(), "")}
         self.system._clock = self.clock
         return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
 
-    def shown_units(self) -> str:
+    def systemctl_output(self) -> str:
         """Return the output of systemctl for the units."""
         return "\n".join(
             f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
@@ -151,7 +151,7 @@ class Machine:
 
     def aer(self, pci: str, **correctable: int) -> None:
         counts = {"correctable": correctable, "nonfatal": {}, "fatal": {}}
-        self.write({f"{PCI}/{pci}/aer_dev_{kind}": aer(kind, **counts[kind]) for kind in counts})
+        self.write({f"{PCI}/{pci}/aer_dev_{kind}": aer_file(kind, **counts[kind]) for kind in counts})
 
     def port(self, number: int, up: bool = True) -> None:
         texts = ("4: ACTIVE", "5: LinkUp") if up else ("1: DOWN", "2: Polling")

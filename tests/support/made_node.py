@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fake_gpus import fake_pci_gpus
 from slurm_text import columns, listpids, sinfo
-from trees import FakeSystem, gpus, replace, write
+from trees import FakeSystem, add_gpus, replace, write
 
 from healthd.agent import daemon as daemons
 from healthd.agent.daemon import Daemon
@@ -39,9 +39,9 @@ from healthd.nvidia.fake_nvml import open_fake
 
 NOW = 1_800_000_000.0
 BOOT = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
-ASKED_SECONDS = 0.05  # duration of a request to the worker and of a Slurm command
-MOST_TURNS = 400  # turns of the loop without passing time; a daemon with more never sleeps
-ROOM_BYTES = 4 << 20
+COMMAND_SECONDS = 0.05  # duration of a request to the worker and of a Slurm command
+MAX_TURNS = 400  # turns of the loop without passing time; a daemon with more never sleeps
+BUFFER_BYTES = 4 << 20
 
 
 class Killed(BaseException):
@@ -60,7 +60,7 @@ class Clock:
     def now(self) -> float:
         return self.seconds + self.offset
 
-    def goes_on(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.seconds += max(seconds, 0.0)
 
 
@@ -72,10 +72,10 @@ class Slurm:
     since: float = 0.0
 
     def after(self, argv: tuple[str, ...], now: float) -> Slurm:
-        told = dict(word.split("=", 1) for word in argv if "=" in word)
-        if "State" not in told:
+        arguments = dict(word.split("=", 1) for word in argv if "=" in word)
+        if "State" not in arguments:
             return self
-        return Slurm(told["Reason"], now) if told["State"] == "DRAIN" else Slurm()
+        return Slurm(arguments["Reason"], now) if arguments["State"] == "DRAIN" else Slurm()
 
     def answer(self, argv: tuple[str, ...]) -> CommandResult:
         if "listpids" in argv:
@@ -89,7 +89,7 @@ class Slurm:
         return CommandResult(0)
 
 
-class Ended:
+class EndedProcess:
     """The process of a worker that does not exist: it has always ended."""
 
     pid = 1 << 30  # no such process
@@ -105,7 +105,7 @@ class Ended:
         pass
 
 
-class Killable(Daemon):
+class KillableDaemon(Daemon):
     """A daemon that is killed after `fuse` effects (a save, a request to the worker)."""
 
     killed = False
@@ -117,7 +117,7 @@ class Killable(Daemon):
         else:
             super().announce_stop()
 
-    def burn(self) -> None:
+    def count_effect(self) -> None:
         self.fuse -= 1
         if self.fuse < 0:
             raise Killed
@@ -139,19 +139,19 @@ class Node:
         self.machine: dict[str, Any] = {}
         self.checks = dict(checks)
         self.scenario = folder / "gpus.toml"
-        self.until = float("inf")  # time at which a wait of the daemon ends
+        self.wait_limit = float("inf")  # time at which a wait of the daemon ends
         self._ends: list[socket.socket] = []
         self._built_in = registry.built_in_checks()
-        gpus(self.root, self.addresses)
+        add_gpus(self.root, self.addresses)
         write(self.root, {"/proc/sys/kernel/random/boot_id": f"{BOOT}\n", "/sys/module/nvidia/initstate": "live\n"})
         self.log.touch()
-        self.changed()
-        for waits in (daemons, replies):
-            monkeypatch.setattr(waits, "poll", self._poll)
+        self.write_scenario()
+        for module in (daemons, replies):
+            monkeypatch.setattr(module, "poll", self._poll)
         monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power failure here
-        for asks in (driver, event_jobs):
-            monkeypatch.setattr(asks, "Child", self._command)
-        self.daemon = self.started()
+        for module in (driver, event_jobs):
+            monkeypatch.setattr(module, "Child", self._command)
+        self.daemon = self.start_daemon()
 
     def close(self) -> None:
         self.daemon.shut_down()
@@ -160,7 +160,7 @@ class Node:
 
     # --- events
 
-    def changed(self) -> None:
+    def write_scenario(self) -> None:
         """Write the settings of the fake NVML; NVML uses them after it is opened again."""
         tables = {"": {"profile": "dgx-h100", "pci": self.addresses, "start": NOW, **self.machine}}
         tables |= {f"[gpu.{index}]": table for index, table in sorted(self.gpus.items())}
@@ -169,67 +169,69 @@ class Node:
         fake_scenario.parse(text)  # a mistyped setting fails here
         replace(self.folder / ".new", self.scenario, text.encode())
 
-    def says(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         """Write a line to the kernel log."""
-        at = datetime.fromtimestamp(self.clock.now(), timezone.utc).isoformat(timespec="microseconds")
+        timestamp = datetime.fromtimestamp(self.clock.now(), timezone.utc).isoformat(timespec="microseconds")
         with self.log.open("a") as file:
-            file.write(f"{at} n1 kernel: {text}\n")
+            file.write(f"{timestamp} n1 kernel: {text}\n")
 
-    def hang_up(self) -> None:
+    def send_sighup(self) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
 
     # --- life of the daemon
 
-    def started(self, folder: str = "") -> Killable:
+    def start_daemon(self, folder: str = "") -> KillableDaemon:
         """Start a daemon with its files in this folder below the node's."""
-        made = Killable(lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic)
-        runner, save = made.client, made.store.save
+        daemon = KillableDaemon(
+            lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic
+        )
+        runner, save = daemon.client, daemon.store.save
         runner._start_process = self._begin_worker
         send, step = runner.send, runner.step
 
-        def asks(request: Request) -> Reply | None:
-            made.burn()
+        def counted_send(request: Request) -> Reply | None:
+            daemon.count_effect()
             reply = send(request)
             self._answer()
             return reply
 
-        def steps() -> Reply | None:
+        def answered_step() -> Reply | None:
             reply = step()  # the step may send another request
             self._answer()
             return reply
 
-        def saves(round_ended: bool = False) -> None:
-            made.burn()
+        def counted_save(round_ended: bool = False) -> None:
+            daemon.count_effect()
             save(round_ended)
-            made.burn()
+            daemon.count_effect()
 
-        runner.send, runner.step = asks, steps  # type: ignore[method-assign]
-        made.store.save = saves  # type: ignore[method-assign]
-        made.start()
-        return made
+        runner.send, runner.step = counted_send, answered_step  # type: ignore[method-assign]
+        daemon.store.save = counted_save  # type: ignore[method-assign]
+        daemon.start()
+        return daemon
 
-    def turn(self, most_seconds: float) -> None:
+    def turn(self, max_seconds: float) -> None:
         """Run one turn of the loop with a wait of at most `most_seconds`. Replace the daemon if it is killed in it."""
-        self.until = self.clock.seconds + most_seconds
+        self.wait_limit = self.clock.seconds + max_seconds
         try:
             self.daemon.turn()
         except Killed:
             self.kill()
-        self.until = float("inf")
+        self.wait_limit = float("inf")
 
-    def goes_on(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         end, turns = self.clock.seconds + seconds, 0
         while self.clock.seconds < end:
             before = self.clock.seconds
             self.turn(end - before)
             turns = turns + 1 if self.clock.seconds == before else 0
-            assert turns < MOST_TURNS, "it never sleeps"
+            assert turns < MAX_TURNS, "it never sleeps"
 
     def kill(self) -> None:
         """Kill the daemon and start another one."""
         self.daemon.killed, self.daemon.fuse = True, float("inf")
         self.daemon.opened.close()
-        self.daemon = self.started()
+        self.daemon = self.start_daemon()
 
     # --- internals
 
@@ -256,43 +258,43 @@ class Node:
         """The wait of the daemon: time passes only if no descriptor is ready."""
         ready = wakeup.poll(descriptors, 0.0)
         if not ready:
-            self.clock.goes_on(min(seconds, self.until - self.clock.seconds))
+            self.clock.advance(min(seconds, self.wait_limit - self.clock.seconds))
         return ready
 
-    def _begin_worker(self, setup: Setup, stream: socket.socket) -> Ended:
+    def _begin_worker(self, setup: Setup, stream: socket.socket) -> EndedProcess:
         for end in self._ends:
             end.close()
         self._ends = [stream.dup()]
         self._ends[0].setblocking(False)
-        self._ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM_BYTES)
+        self._ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         host = Host(
             setup.root, lambda: open_fake(setup.fake_nvml, self.clock.now), self.clock.now, FakeSystem(setup.root)
         )
         self._worker = Worker(setup, host, checks=self._built_in)
-        return Ended()
+        return EndedProcess()
 
     def _answer(self) -> None:
         """Let the worker answer all requests; each takes COMMAND_SECONDS."""
         try:
-            asked = self._ends[0].recv(ROOM_BYTES) if self._ends else b""
+            requests = self._ends[0].recv(BUFFER_BYTES) if self._ends else b""
         except (BlockingIOError, ConnectionResetError):  # no request, or its sender has ended
             return
-        for line in asked.splitlines():
-            self.clock.goes_on(ASKED_SECONDS)
+        for line in requests.splitlines():
+            self.clock.advance(COMMAND_SECONDS)
             self._ends[0].send(self._worker.respond(line))
 
-    def _command(self, argv: tuple[str, ...], *_: object) -> Answered:
+    def _command(self, argv: tuple[str, ...], *_: object) -> CompletedCommand:
         self.slurm = self.slurm.after(argv, self.clock.now())
-        return Answered(self.slurm.answer(argv), self.clock.monotonic)
+        return CompletedCommand(self.slurm.answer(argv), self.clock.monotonic)
 
 
-class Answered:
+class CompletedCommand:
     """A Slurm command (host/child_process.py) that ends after COMMAND_SECONDS."""
 
     def __init__(self, answer: CommandResult, monotonic: Callable[[], float]) -> None:
         self._answer, self._monotonic = answer, monotonic
         self.started = monotonic()
-        self.deadline = self.started + ASKED_SECONDS
+        self.deadline = self.started + COMMAND_SECONDS
         self.status = answer.status
 
     def waits(self) -> Iterator[tuple[int, bool]]:

@@ -10,6 +10,6 @@ FOLDER = Path(os.environ.get("HEALTHD_TEST_RUN") or tempfile.gettempdir())
 RUNS = [part for part in FOLDER.parts if part.startswith("hdt.")] or [FOLDER.name]  # a run may be inside another
 
 
-def of_this_run(name: str) -> str:
+def name_with_run(name: str) -> str:
     """Return a name for a cgroup or a program that creates one: "hdt.x2k_81ab.name"."""
     return ".".join((*RUNS, name))

@@ -16,7 +16,7 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a
 
 
 @contextmanager
-def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[int]:
+def many_connections(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[int]:
     """Run a process of this user that opens connections, sends `line` on each and keeps the last 200 open.
 
     Yield a descriptor that returns "c" for each connection that the listener's queue accepted.
@@ -27,11 +27,11 @@ def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[
         try:
             os.close(reading)
             become(uid)
-            held: list[socket.socket] = []
+            open_streams: list[socket.socket] = []
             for _ in range(connections):
                 stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 stream.connect(path)
-                held = [*held[-200:], stream]
+                open_streams = [*open_streams[-200:], stream]
                 with suppress(OSError):
                     stream.send(line)
                 os.write(writing, b"c")
@@ -47,29 +47,29 @@ def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[
         os.close(reading)
 
 
-def told_by(uid: int, tell: Callable[[int], None]) -> int:
+def run_as_user(uid: int, write_output: Callable[[int], None]) -> int:
     """Run `tell` as another user and return a descriptor of its output.
 
     The process is not a child of this one, so no caller has to wait for its end.
     """
     reading, writing = os.pipe()
-    between = os.fork()
-    if between:
+    parent = os.fork()
+    if parent:
         os.close(writing)
-        os.waitpid(between, 0)
+        os.waitpid(parent, 0)
         return reading
     try:
         if not os.fork():
             become(uid)
-            tell(writing)
+            write_output(writing)
     finally:
         os._exit(0)
 
 
-def as_user(uid: int, path: str, request: bytes) -> int:
+def request_as_user(uid: int, path: str, request: bytes) -> int:
     """Send a request as another user, in another process, and return a descriptor of the answer."""
 
-    def tell(writing: int) -> None:
+    def send_and_copy(writing: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(60)
             stream.connect(path)
@@ -79,7 +79,7 @@ def as_user(uid: int, path: str, request: bytes) -> int:
                 while chunk := stream.recv(1 << 16):
                     os.write(writing, chunk)
 
-    return told_by(uid, tell)
+    return run_as_user(uid, send_and_copy)
 
 
 def become(uid: int) -> None:

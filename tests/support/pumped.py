@@ -20,7 +20,7 @@ KINDS = (str.isdigit, str.isalpha, str.isspace, lambda character: not character.
 END = "\0"  # a character that no repeat expects next
 
 
-def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
+def repeating_texts(pattern: re.Pattern[str], size: int) -> Iterator[str]:
     """Yield texts of `size` characters: for each repeat, its prefix, its repeated unit, and a character that fails."""
     seen = set()
     for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
@@ -30,15 +30,15 @@ def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
                 yield (before + unit * (size // len(unit)))[:size] + END
 
 
-def pumps_of_a_search(pattern: re.Pattern[str], size: int) -> Iterator[str]:
+def repeating_texts_for_search(pattern: re.Pattern[str], size: int) -> Iterator[str]:
     """Yield such texts for a pattern that may match anywhere in a text, with repeated prefixes as well."""
     seen = set()
     for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
         for unit in filter(None, units):
-            for first, then in ((before, unit), ("", before + unit), ("", before or unit)):
-                if (first, then) not in seen:
-                    seen.add((first, then))
-                    yield (first + then * (size // len(then)))[:size] + END
+            for first, repeated in ((before, unit), ("", before + unit), ("", before or unit)):
+                if (first, repeated) not in seen:
+                    seen.add((first, repeated))
+                    yield (first + repeated * (size // len(repeated)))[:size] + END
 
 
 def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]]]:
@@ -103,16 +103,20 @@ def _admitted(item: Any) -> str:
     if name == "NOT_LITERAL":
         return "".join(character for character in CHARACTERS if ord(character) != value)
     negated = str(value[0][0]) == "NEGATE"
-    named = [
-        chr(one[1] if str(one[0]) == "LITERAL" else one[1][0]) for one in value if str(one[0]) in ("LITERAL", "RANGE")
+    literals = [
+        chr(member[1] if str(member[0]) == "LITERAL" else member[1][0])
+        for member in value
+        if str(member[0]) in ("LITERAL", "RANGE")
     ]
-    tried = CHARACTERS if negated else CHARACTERS + "".join(named)
-    return "".join(character for character in tried if any(_is_in(character, one) for one in value) != negated)
+    candidates = CHARACTERS if negated else CHARACTERS + "".join(literals)
+    return "".join(
+        character for character in candidates if any(_is_in(character, member) for member in value) != negated
+    )
 
 
-def _is_in(character: str, one: Any) -> bool:
+def _is_in(character: str, member: Any) -> bool:
     """Return True if the character matches one member of a class."""
-    name, value = str(one[0]), one[1]
+    name, value = str(member[0]), member[1]
     if name == "LITERAL":
         return ord(character) == value
     if name == "RANGE":

@@ -12,10 +12,10 @@ NOW = 1_795_207_900.0
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 
 
-def columns(values: Sequence[str | bytes], of: tuple[tuple[str, int], ...]) -> bytes:
+def columns(values: Sequence[str | bytes], widths: tuple[tuple[str, int], ...]) -> bytes:
     """Return a record as Slurm prints it: each value is cut and padded by bytes, even inside a character."""
     row = b""
-    for value, (_, width) in zip(values, of, strict=True):
+    for value, (_, width) in zip(values, widths, strict=True):
         cell = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
         row += cell[:width] + b" " * max(0, width - len(cell))
     return row + b"\n"

@@ -34,17 +34,17 @@ REASONS = {  # nvml.h: NVML_CLOCKS_EVENT_REASON_*
 def host(capture: Path, root: str = "/nonexistent") -> Host:
     tree = ElementTree.parse(capture).getroot()
     cards = [card for card in tree if card.tag == "gpu"]
-    machine = Machine(driver_version=word(tree, "driver_version") or "")
-    addresses, gpus = [address(card) for card in cards], [gpu(card) for card in cards]
+    machine = Machine(driver_version=text_at(tree, "driver_version") or "")
+    addresses, gpus = [address_of(card) for card in cards], [fake_gpu(card) for card in cards]
     return Host(root, lambda: Nvml.open(FakeLibrary(machine, addresses, gpus)))
 
 
-def address(card: ElementTree.Element) -> str:
-    domain, bus, rest = card.attrib["id"].split(":")
-    return sysfs_address(int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16))
+def address_of(card: ElementTree.Element) -> str:
+    domain, bus, device = card.attrib["id"].split(":")
+    return sysfs_address(int(domain, 16), int(bus, 16), int(device.partition(".")[0], 16))
 
 
-def word(card: ElementTree.Element, *paths: str) -> str | None:
+def text_at(card: ElementTree.Element, *paths: str) -> str | None:
     """Return the text at the first path that exists; None for N/A."""
     for path in paths:
         found = card.findtext(path)
@@ -53,99 +53,102 @@ def word(card: ElementTree.Element, *paths: str) -> str | None:
     return None
 
 
-def number(card: ElementTree.Element, *paths: str) -> int | None:
+def number_at(card: ElementTree.Element, *paths: str) -> int | None:
     """Return the leading number of "16x", "29 C" or "700.00 W"."""
-    found = word(card, *paths)
+    found = text_at(card, *paths)
     match = re.match(r"-?[0-9]+", found or "")
     return int(match[0]) if match else None
 
 
-def flag(card: ElementTree.Element, *paths: str) -> bool | None:
-    found = word(card, *paths)
+def flag_at(card: ElementTree.Element, *paths: str) -> bool | None:
+    found = text_at(card, *paths)
     return None if found is None else found in ("Enabled", "Yes", "Active")
 
 
-def gpu(card: ElementTree.Element) -> Gpu:
+def fake_gpu(card: ElementTree.Element) -> Gpu:
     reasons = [
         bit
         for name, bit in REASONS.items()
-        if flag(
+        if flag_at(
             card,
             f"clocks_event_reasons/clocks_event_reason_{name}",
             f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
         )
     ]
-    mig = flag(card, "mig_mode/current_mig")
+    mig = flag_at(card, "mig_mode/current_mig")
     histogram = tuple(
-        number(card, f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}") for name in HISTOGRAM
+        number_at(card, f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}") for name in HISTOGRAM
     )
     slowdowns = {
         f"slowdown_{name}_seconds": (value or 0) / 1e6
         for name, counter in (("hw_thermal", "hw_therm_slowdown"), ("hw_power_brake", "hw_power_brake"))
-        if (value := number(card, f"clocks_event_reasons_counters/clocks_event_reasons_counters_{counter}")) is not None
+        if (value := number_at(card, f"clocks_event_reasons_counters/clocks_event_reasons_counters_{counter}"))
+        is not None
     }
     powers = ("gpu_power_readings", "power_readings")
-    state = word(card, "fabric/state")
+    state = text_at(card, "fabric/state")
     return Gpu(
-        name=word(card, "product_name") or "",
-        vbios=word(card, "vbios_version") or "",
-        temperature=number(card, "temperature/gpu_temp"),
-        temperature_slowdown=number(card, "temperature/gpu_temp_slow_threshold"),
-        temperature_memory_max=number(card, "temperature/gpu_temp_max_mem_threshold"),
-        temperature_margin=number(card, "temperature/gpu_temp_tlimit"),
-        temperature_slowdown_margin=number(card, "temperature/gpu_temp_slow_tlimit_threshold"),
-        temperature_memory=number(card, "temperature/memory_temp"),
-        utilization_percent=number(card, "utilization/gpu_util"),
-        persistence=flag(card, "persistence_mode"),
+        name=text_at(card, "product_name") or "",
+        vbios=text_at(card, "vbios_version") or "",
+        temperature=number_at(card, "temperature/gpu_temp"),
+        temperature_slowdown=number_at(card, "temperature/gpu_temp_slow_threshold"),
+        temperature_memory_max=number_at(card, "temperature/gpu_temp_max_mem_threshold"),
+        temperature_margin=number_at(card, "temperature/gpu_temp_tlimit"),
+        temperature_slowdown_margin=number_at(card, "temperature/gpu_temp_slow_tlimit_threshold"),
+        temperature_memory=number_at(card, "temperature/memory_temp"),
+        utilization_percent=number_at(card, "utilization/gpu_util"),
+        persistence=flag_at(card, "persistence_mode"),
         inforom=True,
-        power_limit_watts=number(card, *(f"{at}/{n}" for at in powers for n in ("current_power_limit", "power_limit"))),
-        power_default_watts=number(card, *(f"{at}/default_power_limit" for at in powers)),
+        power_limit_watts=number_at(
+            card, *(f"{at}/{n}" for at in powers for n in ("current_power_limit", "power_limit"))
+        ),
+        power_default_watts=number_at(card, *(f"{at}/default_power_limit" for at in powers)),
         clock_event_reasons=sum(reasons),
         **slowdowns,
-        pcie_replays=number(card, "pci/replay_counter"),
-        pcie_generation=number(card, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
-        pcie_max_generation=number(card, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
-        pcie_width=number(card, "pci/pci_gpu_link_info/link_widths/current_link_width"),
-        pcie_max_width=number(card, "pci/pci_gpu_link_info/link_widths/max_link_width"),
+        pcie_replays=number_at(card, "pci/replay_counter"),
+        pcie_generation=number_at(card, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
+        pcie_max_generation=number_at(card, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
+        pcie_width=number_at(card, "pci/pci_gpu_link_info/link_widths/current_link_width"),
+        pcie_max_width=number_at(card, "pci/pci_gpu_link_info/link_widths/max_link_width"),
         mig=mig,
         mig_devices=len(card.findall("mig_devices/mig_device")),
         recovery_action=0 if card.findtext("gpu_recovery_action") == "None" else None,
-        ecc=flag(card, "ecc_mode/current_ecc"),
-        **errors(card),
-        sram_threshold_exceeded=flag(card, "ecc_errors/aggregate/sram_threshold_exceeded"),
-        remap_correctable=number(card, "remapped_rows/remapped_row_corr"),
-        remap_uncorrectable=number(card, "remapped_rows/remapped_row_unc"),
-        remap_pending=bool(flag(card, "remapped_rows/remapped_row_pending")),
-        remap_failure=bool(flag(card, "remapped_rows/remapped_row_failure")),
+        ecc=flag_at(card, "ecc_mode/current_ecc"),
+        **ecc_counts(card),
+        sram_threshold_exceeded=flag_at(card, "ecc_errors/aggregate/sram_threshold_exceeded"),
+        remap_correctable=number_at(card, "remapped_rows/remapped_row_corr"),
+        remap_uncorrectable=number_at(card, "remapped_rows/remapped_row_unc"),
+        remap_pending=bool(flag_at(card, "remapped_rows/remapped_row_pending")),
+        remap_failure=bool(flag_at(card, "remapped_rows/remapped_row_failure")),
         remap_histogram=None if None in histogram else histogram,  # type: ignore[arg-type]
-        unrepairable_memory=flag(card, "ecc_errors/unrepairable_memory"),
-        retired_single_bit=number(card, "retired_pages/multiple_single_bit_retirement/retired_count"),
-        retired_double_bit=number(card, "retired_pages/double_bit_retirement/retired_count"),
-        retired_pending=bool(flag(card, "retired_pages/pending_retirement")),
+        unrepairable_memory=flag_at(card, "ecc_errors/unrepairable_memory"),
+        retired_single_bit=number_at(card, "retired_pages/multiple_single_bit_retirement/retired_count"),
+        retired_double_bit=number_at(card, "retired_pages/double_bit_retirement/retired_count"),
+        retired_pending=bool(flag_at(card, "retired_pages/pending_retirement")),
         fabric_state=FABRIC_STATES.get(state or ""),
-        fabric_summary=FABRIC_SUMMARIES.get(word(card, "fabric/health/summary") or ""),
+        fabric_summary=FABRIC_SUMMARIES.get(text_at(card, "fabric/health/summary") or ""),
     )
 
 
-def errors(card: ElementTree.Element) -> dict[str, Any]:
+def ecc_counts(card: ElementTree.Element) -> dict[str, Any]:
     """Return the ECC counters from the elements of Ampere and later, or from the older ones."""
     counts: dict[str, Any] = {}
     for counter in ("volatile", "aggregate"):
-        at = card.find(f"ecc_errors/{counter}")
-        if at is None:
+        element = card.find(f"ecc_errors/{counter}")
+        if element is None:
             continue
         sram = (
-            number(at, "sram_uncorrectable"),
-            *(number(at, f"sram_uncorrectable_{n}") for n in ("parity", "secded")),
+            number_at(element, "sram_uncorrectable"),
+            *(number_at(element, f"sram_uncorrectable_{n}") for n in ("parity", "secded")),
         )
-        old = {
-            error: number(at, f"{bits}_bit/total")
+        older = {
+            error: number_at(element, f"{bits}_bit/total")
             for error, bits in (("corrected", "single"), ("uncorrected", "double"))
         }
         counts |= {
-            f"ecc_{counter}_corrected_sram": number(at, "sram_correctable") or 0,
+            f"ecc_{counter}_corrected_sram": number_at(element, "sram_correctable") or 0,
             f"ecc_{counter}_uncorrected_sram": sum(filter(None, sram)),
-            f"ecc_{counter}_corrected_dram": number(at, "dram_correctable") or old["corrected"] or 0,
-            f"ecc_{counter}_uncorrected_dram": number(at, "dram_uncorrectable") or old["uncorrected"] or 0,
+            f"ecc_{counter}_corrected_dram": number_at(element, "dram_correctable") or older["corrected"] or 0,
+            f"ecc_{counter}_uncorrected_dram": number_at(element, "dram_uncorrectable") or older["uncorrected"] or 0,
         }
     return counts

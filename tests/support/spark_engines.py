@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from fleet_complete import CHOSEN, complete  # noqa: E402  the path comes first
 from fleet_history import BEGIN, END, NODES  # noqa: E402
-from fleet_rows import made  # noqa: E402
+from fleet_rows import store_with  # noqa: E402
 
 from healthd.fleet import engine, queries, report, spark  # noqa: E402
 from healthd.fleet.answers import (  # noqa: E402
@@ -49,14 +49,14 @@ from healthd.fleet.store import open_for_reading  # noqa: E402
 from healthd.fleet.tables import TABLES  # noqa: E402
 
 # For so few rows, compiling a plan takes longer than interpreting it.
-QUICKLY = {
+FAST_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
 DIFFER, NOT_HERE = 1, 75  # EX_TEMPFAIL of sysexits.h
 # Each SQL construct that the lint allows and no built-in query uses.
-OF_A_SITE = """
+SITE_QUERY = """
 -- Words and numbers that engines like to treat in their own ways.
 SELECT
   jobs.state, lower(jobs.state) AS small, substr(jobs.state, 2, 3) AS part, length(trim(' a ')) AS long,
@@ -79,7 +79,7 @@ def digest(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return hashlib.sha256("\n".join([repr(list(columns)), *lines]).encode()).hexdigest()[:12]
 
 
-class Recorded(Study):
+class RecordingStudy(Study):
     """A study that records which queries ran.
 
     digests   query name and number of its run -> digest of its columns and rows
@@ -100,7 +100,7 @@ class Recorded(Study):
         return found
 
 
-class Tables:
+class RecordingDatabase:
     """A database that records the names of its computed tables."""
 
     def __init__(self, database: Database) -> None:
@@ -146,7 +146,7 @@ class Result(NamedTuple):
     rows: Counter[str]
 
 
-def computed(open_database: Callable[[], AbstractContextManager[Database]], chosen: Choice | None) -> Result:
+def compute_all(open_database: Callable[[], AbstractContextManager[Database]], chosen: Choice | None) -> Result:
     """Compute every answer and return digests of each document, query and table."""
     found = Result({}, Counter())
     middle = (BEGIN + END) // 2
@@ -156,10 +156,10 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
         studies += [("A", BEGIN, middle), ("B", middle, END)]
     for name, begin, end in studies:
         with open_database() as database:
-            tables = Tables(database)
-            study = Recorded(tables, begin, end, chosen)
+            tables = RecordingDatabase(database)
+            study = RecordingStudy(tables, begin, end, chosen)
             if name == "whole":
-                found.digests.update({f"answer {key}": document_of(answer, study) for key, answer in ANSWERS.items()})
+                found.digests.update({f"answer {key}": answer_digest(answer, study) for key, answer in ANSWERS.items()})
             else:
                 with suppress(Unanswerable):
                     sides.append(compare.measure_side(study, name))
@@ -174,7 +174,7 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
     return found
 
 
-def document_of(answer: Callable[[Study], Any], study: Study) -> str:
+def answer_digest(answer: Callable[[Study], Any], study: Study) -> str:
     """Return a digest of an answer's document, or the reason why the store has none. Fractions are rounded to nine
     digits."""
     try:
@@ -195,7 +195,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def without_rows(results: Iterable[Result]) -> list[str]:
+def queries_without_rows(results: Iterable[Result]) -> list[str]:
     """Return the queries of the answers that returned no row in any result, so that nothing was compared."""
     rows = sum((result.rows for result in results), Counter[str]())
     return sorted(name for name in set(queries.answer_queries()) - set(queries.builtin_queries()) if not rows[name])
@@ -205,13 +205,13 @@ def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
     """Yield name and files of an empty store and of a store with a history."""
     yield "empty", {}
     rows = {table: [tuple(line.values()) for line in lines] for table, lines in complete(Random(0)).items() if lines}
-    with open_for_reading(str(made(folder / "db", rows))) as snapshot:
+    with open_for_reading(str(store_with(folder / "db", rows))) as snapshot:
         yield "history", {table: snapshot.files(table) for table in TABLES}
 
 
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     """Return the names whose digests differ between two engines."""
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
 
 
 @contextmanager
@@ -225,54 +225,54 @@ def spark_of(session: Any, files: engine.Files) -> Iterator[Database]:
     yield spark.Spark(session, files)
 
 
-def compare_questions(session: Any, store: str, files: engine.Files) -> list[str]:
+def compare_queries(session: Any, store: str, files: engine.Files) -> list[str]:
     """Run every query on both engines. Return the names of the queries that differ."""
-    there = queries.builtin_queries()
-    there["of_a_site"] = queries.parse_query("of_a_site", "of_a_site", OF_A_SITE)
-    asked = engine.QueryParameters(BEGIN, END, queries.resolve_parameters(there.values(), {}))
+    all_queries = queries.builtin_queries()
+    all_queries["of_a_site"] = queries.parse_query("of_a_site", "of_a_site", SITE_QUERY)
+    parameters = engine.QueryParameters(BEGIN, END, queries.resolve_parameters(all_queries.values(), {}))
     differ = []
-    for name, question in there.items():
-        needed = queries.with_dependencies(question, there)
-        with engine.run_queries(needed, files, asked, 1, 512) as answer:
+    for name, query in all_queries.items():
+        needed = queries.with_dependencies(query, all_queries)
+        with engine.run_queries(needed, files, parameters, 1, 512) as answer:
             rows = list(answer.rows)
-            ours = digest(answer.columns, rows)
-        answer = spark.run_in_session(session, needed, files, asked)
-        theirs = digest(answer.columns, answer.rows)
-        same = "same" if ours == theirs else f"DIFFERENT: Spark {theirs}"
-        print(f"{store:10} {name:20} {len(rows):5} rows  {ours}  {same}", flush=True)
-        differ += [f"{store}: {name}"] if ours != theirs else []
+            duckdb_digest = digest(answer.columns, rows)
+        answer = spark.run_in_session(session, needed, files, parameters)
+        spark_digest = digest(answer.columns, answer.rows)
+        comparison = "same" if duckdb_digest == spark_digest else f"DIFFERENT: Spark {spark_digest}"
+        print(f"{store:10} {name:20} {len(rows):5} rows  {duckdb_digest}  {comparison}", flush=True)
+        differ += [f"{store}: {name}"] if duckdb_digest != spark_digest else []
     return differ
 
 
 def main() -> int:
-    wrong = []
+    mistakes = []
     results: list[Result] = []
     compared = 0
     with tempfile.TemporaryDirectory() as folder:
         try:
             with spark.session(threads=2) as session:
-                for name, value in QUICKLY.items():
+                for name, value in FAST_SETTINGS.items():
                     session.conf.set(name, value)
                 for store, files in stores(Path(folder)):
-                    wrong += compare_questions(session, store, files)
-                    for words, chosen in (("all", None), ("chosen", CHOSEN)) if files else (("all", None),):
-                        ours = computed(partial(duckdb_of, files), chosen)
-                        theirs = computed(partial(spark_of, session, files), chosen)
-                        differ = differences(ours.digests, theirs.digests)
+                    mistakes += compare_queries(session, store, files)
+                    for filter_name, chosen in (("all", None), ("chosen", CHOSEN)) if files else (("all", None),):
+                        duckdb_result = compute_all(partial(duckdb_of, files), chosen)
+                        spark_result = compute_all(partial(spark_of, session, files), chosen)
+                        differ = differences(duckdb_result.digests, spark_result.digests)
                         print(
-                            f"{store:10} {words:10} {len(ours.digests):5} answers, queries and tables, "
+                            f"{store:10} {filter_name:10} {len(duckdb_result.digests):5} answers, queries and tables, "
                             f"{len(differ)} differ",
                             flush=True,
                         )
-                        wrong += [f"{store} {words}: {name}" for name in differ]
-                        results += [ours]
-                        compared += len(ours.digests)
+                        mistakes += [f"{store} {filter_name}: {name}" for name in differ]
+                        results += [duckdb_result]
+                        compared += len(duckdb_result.digests)
         except spark.SparkUnavailable as error:
             print(f"spark: {error}", file=sys.stderr)
             return NOT_HERE
-    wrong += [f"{name}: no rows" for name in without_rows(results)]
-    print(f"spark: {compared} answers, queries and tables, {len(wrong)} differ {', '.join(wrong)}".rstrip())
-    return DIFFER if wrong else 0
+    mistakes += [f"{name}: no rows" for name in queries_without_rows(results)]
+    print(f"spark: {compared} answers, queries and tables, {len(mistakes)} differ {', '.join(mistakes)}".rstrip())
+    return DIFFER if mistakes else 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class StatusDaemon:
 
     def __init__(self, runtime_dir: Path, **changes: Any) -> None:
         self.document: dict[str, Any] = {**copy.deepcopy(STATUS_DOCUMENT), **changes}
-        self.asked = 0
+        self.requests = 0
         self._path = runtime_dir / SOCKET
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -48,5 +48,5 @@ class StatusDaemon:
                 return
             with stream, suppress(OSError):  # the client may have disconnected
                 stream.recv(4096)
-                self.asked += 1
+                self.requests += 1
                 stream.sendall(json.dumps({"status": self.document}).encode() + b"\n")

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fakes import BOOT, NOW
-from kernel_lines import event
+from kernel_lines import event_of
 from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, intake, verdict
@@ -63,10 +63,10 @@ class Story:
         self.inventory = inventory or Inventory()
         self.now = NOW
         self.ledger = Ledger(boot_id=BOOT)
-        self.past: dict[str, Series] = {}
+        self.history_series: dict[str, Series] = {}
         self.slurm = DrainRecord()
         self.requeued = False
-        self.held = ""
+        self.operator_reason = ""
         self.paused_until = self.trusted_since = 0.0
         self.result: CheckResult | None = None
 
@@ -99,22 +99,22 @@ class Story:
         """Return the sorted codes of the open conditions."""
         return sorted(c.code for c in self.conditions.values() if c.state is ConditionState.OPEN)
 
-    def look(self, host: Host, minutes: float = 5.0) -> Story:
+    def run_check(self, host: Host, minutes: float = 5.0) -> Story:
         """Advance time, run the check and apply the results. Exceptions of the check are raised after that."""
         self.wait(minutes)
-        given: list[Any] = []
+        items: list[Any] = []
         try:
-            given.extend(self.check.module.run(host, self.config, History(self.past, self.now, self.boot_id)))
+            items.extend(self.check.module.run(host, self.config, History(self.history_series, self.now, self.boot_id)))
         except (OSError, ValueError, RuntimeError, NvmlError):
-            self._after(Outcome.FAILED, given)
+            self._take_items(Outcome.FAILED, items)
             raise
-        return self._after(Outcome.COMPLETED, given)
+        return self._take_items(Outcome.COMPLETED, items)
 
-    def _after(self, outcome: Outcome, given: list[Any]) -> Story:
-        observations = [item for item in given if isinstance(item, Observation)]
-        self.past = update(self.past, observations, self.now, self.boot_id)
-        repairs = tuple(item for item in given if isinstance(item, Repair))
-        self._absorb(outcome, [item for item in given if isinstance(item, Finding)], repairs)
+    def _take_items(self, outcome: Outcome, items: list[Any]) -> Story:
+        observations = [item for item in items if isinstance(item, Observation)]
+        self.history_series = update(self.history_series, observations, self.now, self.boot_id)
+        repairs = tuple(item for item in items if isinstance(item, Repair))
+        self._absorb(outcome, [item for item in items if isinstance(item, Finding)], repairs)
         return self._decide()
 
     def hang(self, silent_seconds: float, minutes: float = 5.0) -> Story:
@@ -129,25 +129,25 @@ class Story:
         )
         self.ledger, self.result = intake.take_result(self.ledger, result, self.config, self.now)
 
-    def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
+    def run_checks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):
-            self.look(host, minutes)
+            self.run_check(host, minutes)
         return self
 
-    def hear(self, event: KernelEvent, node: Inventory | None = None) -> Story:
+    def take_event(self, event: KernelEvent, node: Inventory | None = None) -> Story:
         """Apply a kernel event now. `node`: the inventory at that time."""
         self.now += 1.0
         event = replace(event, time=self.now, last_time=self.now, boot_id=self.boot_id)
-        known = replace(self.ledger, inventory=node or self.inventory)
-        heard = intake.take_kernel_events(known, [event], [(self.check, self.config)], self.now)
-        assert not heard.failures
-        self.ledger = heard.ledger
+        ledger = replace(self.ledger, inventory=node or self.inventory)
+        applied = intake.take_kernel_events(ledger, [event], [(self.check, self.config)], self.now)
+        assert not applied.failures
+        self.ledger = applied.ledger
         return self._decide()
 
-    def says(self, *lines: str, node: Inventory | None = None) -> Story:
+    def log_lines(self, *lines: str, node: Inventory | None = None) -> Story:
         """Log these kernel lines; each must be an event."""
         for line in lines:
-            self.hear(event(line), node)
+            self.take_event(event_of(line), node)
         return self
 
     def wait(self, minutes: float) -> Story:
@@ -155,7 +155,7 @@ class Story:
         recorded."""
         self.now += minutes * 60
         self.conditions = endings.after_quiet_time(
-            self.conditions, minutes * 60, not (self.drained or self.held), self.now
+            self.conditions, minutes * 60, not (self.drained or self.operator_reason), self.now
         )
         return self
 
@@ -173,9 +173,9 @@ class Story:
 
     def repaired(self, code: str, subject: str | None = None) -> Story:
         """Apply `healthd repaired CODE [PART]` of an operator."""
-        for known in self.conditions.values():
-            if known.code == code and subject in (None, known.subject):
-                self.past = without_growth(self.past, known.subject)
+        for condition in self.conditions.values():
+            if condition.code == code and subject in (None, condition.subject):
+                self.history_series = without_growth(self.history_series, condition.subject)
         self.conditions = endings.repaired(self.conditions, code, subject, "an engineer", self.now)
         return self._decide()
 
@@ -184,9 +184,9 @@ class Story:
         self.paused_until = self.now + minutes * 60
         return self
 
-    def hold(self, words: str) -> Story:
+    def drain_by_operator(self, reason: str) -> Story:
         """Drain the node as an operator, or resume it ("")."""
-        self.held = words
+        self.operator_reason = reason
         return self._decide()
 
     def _decide(self) -> Story:
@@ -194,11 +194,11 @@ class Story:
             self.paused_until, self.trusted_since = 0.0, self.paused_until
         names = [RunName(self.check.name, self.config.name)] if self.check.has_run else []
         results = {names[0]: self.result} if names and self.result else {}
-        judged = verdict.judge(self.conditions, results, names, self.trusted_since)
-        stands = self.held or self.slurm.reason
-        node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if stands else {"ALLOCATED"}), stands)
-        decision = decide(judged, node, self.slurm, Policy(Mode.ACT, self.paused_until), self.now)
-        if isinstance(decision, Drain) and not self.held:
+        node_verdict = verdict.judge(self.conditions, results, names, self.trusted_since)
+        reason = self.operator_reason or self.slurm.reason
+        node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if reason else {"ALLOCATED"}), reason)
+        decision = decide(node_verdict, node, self.slurm, Policy(Mode.ACT, self.paused_until), self.now)
+        if isinstance(decision, Drain) and not self.operator_reason:
             self.requeued = decision.requeue
             self.slurm = DrainRecord(reason=decision.reason)
         elif isinstance(decision, Resume):
@@ -207,7 +207,7 @@ class Story:
         return self
 
 
-class Node:
+class MultiCheckNode:
     """Several checks that run on one node in the same rounds. Each is evaluated and drained for independently.
 
     seen     codes of all conditions that were ever open with WARNING or above
@@ -227,33 +227,33 @@ class Node:
     def codes(self) -> list[str]:
         return sorted(code for story in self.stories for code in story.codes)
 
-    def look(self, host: Host, minutes: float = 5.0) -> Node:
+    def run_round(self, host: Host, minutes: float = 5.0) -> MultiCheckNode:
         self.failed = []
         for story in self.stories:
-            if (story.check.when == "idle" and not (story.held or self.drained)) or not story.check.has_run:
+            if (story.check.when == "idle" and not (story.operator_reason or self.drained)) or not story.check.has_run:
                 story.wait(minutes)
                 continue
             try:
-                story.look(host, minutes)
+                story.run_check(host, minutes)
             except (OSError, ValueError, RuntimeError, NvmlError):
                 self.failed.append(story.check.name)
-        return self._note()
+        return self._record_seen()
 
-    def looks(self, host: Host, times: int, minutes: float = 5.0) -> Node:
+    def run_rounds(self, host: Host, times: int, minutes: float = 5.0) -> MultiCheckNode:
         for _ in range(times):
-            self.look(host, minutes)
+            self.run_round(host, minutes)
         return self
 
-    def each(self, what: Callable[[Story], Any]) -> Node:
+    def apply_to_each(self, action: Callable[[Story], Any]) -> MultiCheckNode:
         """Apply an action to every story: apply_to_each(Story.reboot), apply_to_each(lambda story: story.pause(30))."""
         for story in self.stories:
-            what(story)
-        return self._note()
+            action(story)
+        return self._record_seen()
 
-    def of(self, check: str) -> Story:
+    def story_of(self, check: str) -> Story:
         return next(story for story in self.stories if story.check.name == check)
 
-    def _note(self) -> Node:
+    def _record_seen(self) -> MultiCheckNode:
         for story in self.stories:
             self.seen |= {
                 c.code

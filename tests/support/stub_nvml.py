@@ -17,13 +17,13 @@ ROOT = SOURCE.parents[1]
 
 def build(directory: Path, minimal: bool = False) -> Path:
     """Compile the stub once into its own directory under `directory` and return that directory."""
-    place = directory / ("stub-minimal" if minimal else "stub")
-    place.mkdir(parents=True, exist_ok=True)
-    if not (place / NAME).exists():
+    library_dir = directory / ("stub-minimal" if minimal else "stub")
+    library_dir.mkdir(parents=True, exist_ok=True)
+    if not (library_dir / NAME).exists():
         flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{NAME}"]
-        command = ["gcc", *flags, *(["-DMINIMAL"] if minimal else []), str(SOURCE), "-o", str(place / NAME)]
+        command = ["gcc", *flags, *(["-DMINIMAL"] if minimal else []), str(SOURCE), "-o", str(library_dir / NAME)]
         subprocess.run(command, check=True)
-    return place
+    return library_dir
 
 
 def environment(directory: Path, minimal: bool = False, **settings: str) -> dict[str, str]:

@@ -38,34 +38,40 @@ class Job:
 class State:
     """entered, done: rank -> number of its operations. mine: rank -> positions of its operations in the program."""
 
-    mine: dict[int, list[int]]
+    positions: dict[int, list[int]]
     entered: dict[int, int]
     done: dict[int, int]
 
 
-def run(job: Job) -> State:
+def simulate(job: Job) -> State:
     """Simulate until there is no more progress."""
-    mine = {rank: [at for at, (group, _) in enumerate(job.program) if rank in job.groups[group]] for rank in job.ranks}
+    mine = {
+        rank: [position for position, (group, _) in enumerate(job.program) if rank in job.groups[group]]
+        for rank in job.ranks
+    }
     state = State(mine, dict.fromkeys(job.ranks, 0), dict.fromkeys(job.ranks, 0))
-    moved = True
-    while moved:
-        moved = False
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for rank in job.ranks:
             limit = min(len(mine[rank]), state.done[rank] + job.ahead, job.stops.get(rank, len(mine[rank])))
             if state.entered[rank] < limit:
-                state.entered[rank], moved = limit, True
+                state.entered[rank], has_progress = limit, True
         for rank in job.ranks:
             if state.done[rank] < state.entered[rank]:
-                at = mine[rank][state.done[rank]]
-                members = job.groups[job.program[at][0]]
-                if all(state.done[one] < state.entered[one] and mine[one][state.done[one]] == at for one in members):
-                    for one in members:
-                        state.done[one] += 1
-                    moved = True
+                position = mine[rank][state.done[rank]]
+                members = job.groups[job.program[position][0]]
+                if all(
+                    state.done[member] < state.entered[member] and mine[member][state.done[member]] == position
+                    for member in members
+                ):
+                    for member in members:
+                        state.done[member] += 1
+                    has_progress = True
     return state
 
 
-def waits(job: Job, state: State) -> set[int]:
+def waiting_ranks(job: Job, state: State) -> set[int]:
     """Return the ranks that entered an operation that is not done."""
     return {rank for rank in job.ranks if state.done[rank] < state.entered[rank]}
 
@@ -86,20 +92,22 @@ def dumps(
     buffer: number of entries it keeps. late: rank -> number of finished operations that it does not know of.
     started: ranks whose GPU started the operation in which they wait.
     """
-    found = {}
+    result = {}
     for rank in job.ranks:
         counts: dict[int, int] = {}
         entries, progress = [], {}
         done = max(0, state.done[rank] - (late or {}).get(rank, 0))
-        for record, at in enumerate(state.mine[rank][: state.entered[rank]]):
-            group, kind = job.program[at]
+        for record, position in enumerate(state.positions[rank][: state.entered[rank]]):
+            group, kind = job.program[position]
             counts[group] = counts.get(group, 0) + 1
             is_done = record < done
             progress[group] = (counts[group], counts[group] if is_done else progress.get(group, (0, 0))[1])
             entries.append(
                 {
                     "record_id": record,
-                    "pg_id": sorted(one for one, ranks in enumerate(job.groups) if rank in ranks).index(group),
+                    "pg_id": sorted(group_index for group_index, ranks in enumerate(job.groups) if rank in ranks).index(
+                        group
+                    ),
                     "process_group": (str(group), f"kind {len(job.groups[group])}"),
                     "collective_seq_id": counts[group],
                     "p2p_seq_id": 0,
@@ -109,17 +117,17 @@ def dumps(
                     "input_dtypes": ["BFloat16"],
                     "output_sizes": [[64, 1 + kind]],
                     "output_dtypes": ["BFloat16"],
-                    "time_created_ns": START_NS + 1_000_000 * at + rank,
+                    "time_created_ns": START_NS + 1_000_000 * position + rank,
                     "timeout_ms": 600000,
                     "state": "completed" if is_done else "started" if rank in started else "scheduled",
                     "retired": is_done,
                     "is_p2p": False,
                 }
             )
-        kept = [entry for entry in entries if not (only_waiting and entry["retired"])][-buffer:]
-        mine = [group for group, ranks in enumerate(job.groups) if rank in ranks and group in counts]
-        named = mine if status else [group for group, ranks in enumerate(job.groups) if rank in ranks]
-        found[rank] = {
+        buffered = [entry for entry in entries if not (only_waiting and entry["retired"])][-buffer:]
+        own_groups = [group for group, ranks in enumerate(job.groups) if rank in ranks and group in counts]
+        listed_groups = own_groups if status else [group for group, ranks in enumerate(job.groups) if rank in ranks]
+        result[rank] = {
             "version": version,
             "pg_config": {
                 str(group): {
@@ -127,20 +135,22 @@ def dumps(
                     "desc": f"kind {len(job.groups[group])}",
                     "ranks": str([*job.groups[group]]),
                 }
-                for group in named
+                for group in listed_groups
             },
-            "entries": kept,
+            "entries": buffered,
         }
         if status:
-            found[rank]["pg_status"] = {
-                str(sorted(one for one, ranks in enumerate(job.groups) if rank in ranks).index(group)): {
+            result[rank]["pg_status"] = {
+                str(
+                    sorted(group_index for group_index, ranks in enumerate(job.groups) if rank in ranks).index(group)
+                ): {
                     "last_enqueued_collective": progress[group][0],
                     "last_started_collective": -1,
                     "last_completed_collective": progress[group][1],
                 }
-                for group in mine
+                for group in own_groups
             }
-    return found
+    return result
 
 
 def as_pickle(dump: dict[str, Any]) -> bytes:

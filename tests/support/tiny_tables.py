@@ -15,22 +15,22 @@ Rows = Sequence[Mapping[str, Any]]
 _KINDS = {bool: BOOLEAN, int: BIGINT, float: DOUBLE, str: TEXT}
 
 
-def query(name: str, row: Any, asked: Mapping[str, Any] | None = None, **tables: Rows) -> list[Any]:
+def run_query(name: str, row: Any, arguments: Mapping[str, Any] | None = None, **tables: Rows) -> list[Any]:
     """Return the rows of sql/answers/NAME.sql as `row`, a NamedTuple.
 
     asked: from_time, to_time (default: 0 to 1000) and parameters. tables: every table that the SQL reads. A table of
     the store may lack columns, which are NULL, and may be empty.
     """
-    question = queries.answer_queries()[name]
-    assert set(tables) == lint.table_names(question.sql) - {"parameters", "numbers"}, (
+    answer_query = queries.answer_queries()[name]
+    assert set(tables) == lint.table_names(answer_query.sql) - {"parameters", "numbers"}, (
         "pass exactly the tables that the SQL reads"
     )
     with duckdb.connect() as connection:
-        one = {"from_time": 0, "to_time": 1000, **question.parameters, **(asked or {})}
-        for table, rows in {"parameters": [one], **tables}.items():
+        parameter_row = {"from_time": 0, "to_time": 1000, **answer_query.parameters, **(arguments or {})}
+        for table, rows in {"parameters": [parameter_row], **tables}.items():
             connection.execute(f"CREATE TABLE {table} AS {_select(table, rows)}")
         connection.execute("CREATE TABLE numbers AS SELECT range AS n FROM range(100)")
-        answer = connection.execute(engine.strip_semicolon(question.sql))
+        answer = connection.execute(engine.strip_semicolon(answer_query.sql))
         assert tuple(column[0] for column in answer.description or ()) == row._fields
         return [row(*values) for values in answer.fetchall()]
 
@@ -46,14 +46,16 @@ def _select(table: str, rows: Rows) -> str:
         "SELECT " + ", ".join(f"CAST({_value(row.get(name))} AS {kind}) AS {name}" for name, kind in kinds.items())
         for row in rows
     ]
-    nothing = "SELECT " + ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds.items()) + " WHERE FALSE"
-    return " UNION ALL ".join(selects) or nothing
+    empty_select = (
+        "SELECT " + ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds.items()) + " WHERE FALSE"
+    )
+    return " UNION ALL ".join(selects) or empty_select
 
 
 def _kind(name: str, values: Sequence[Any]) -> str:
     """Return the type of the values; for NULLs only, the type of a column of the store with this name."""
-    known = (kind for table in TABLES.values() for column, kind in table.columns.items() if column == name)
-    return next((_KINDS[type(value)] for value in values if value is not None), next(known, BIGINT))
+    store_kinds = (kind for table in TABLES.values() for column, kind in table.columns.items() if column == name)
+    return next((_KINDS[type(value)] for value in values if value is not None), next(store_kinds, BIGINT))
 
 
 def _value(value: Any) -> str:

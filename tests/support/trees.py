@@ -50,12 +50,12 @@ class FakeSystem(Tree):
         return self._clock
 
 
-class Refusing(Tree):
+class UnreadableTree(Tree):
     """A tree in which some files cannot be read: path -> errno. Drivers return EINVAL for unsupported values."""
 
-    def __init__(self, root: Path, refused: Mapping[str, int]) -> None:
+    def __init__(self, root: Path, errors: Mapping[str, int]) -> None:
         super().__init__(str(root))
-        self._refused = refused
+        self._refused = errors
 
     def read(self, path: str) -> bytes:
         if path in self._refused:
@@ -75,10 +75,10 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
     return Host(str(root))
 
 
-def replace(beside: Path, file: Path, text: bytes) -> None:
+def replace(temporary: Path, file: Path, text: bytes) -> None:
     """Replace a file atomically, so that a daemon reads either the old text or the new one."""
-    beside.write_bytes(text)
-    beside.replace(file)
+    temporary.write_bytes(text)
+    temporary.replace(file)
 
 
 def plain_machine(root: Path) -> Host:
@@ -87,29 +87,29 @@ def plain_machine(root: Path) -> Host:
     return write(root, {"/proc/self/mountinfo": mounts, "/proc/1/stat": f"1 (init) S 0 {'0 ' * 48}\n"})
 
 
-def captured(name: str) -> str:
+def captured_text(name: str) -> str:
     """Return a file of tests/data without its first line, which names the source."""
     return (DATA / name).read_text("utf-8").partition("\n")[2]
 
 
-def flat(name: str) -> dict[str, str]:
+def captured_files(name: str) -> dict[str, str]:
     """Return path -> text, from lines of path<TAB>text."""
-    return dict(line.split("\t") for line in captured(name).splitlines())
+    return dict(line.split("\t") for line in captured_text(name).splitlines())
 
 
-def aer(kind: str, **counts: int) -> str:
+def aer_file(kind: str, **counts: int) -> str:
     """Return an aer_dev_* file with zeros except for `counts`, whose sum is the total."""
     *names, total = AER_NAMES[kind].split()
     return "".join(f"{name} {counts.get(name, 0)}\n" for name in names) + f"{total} {sum(counts.values())}\n"
 
 
-def pci_device(root: Path, pci: str, pci_class: str, above: str = "", vendor: str = "0x10de", **files: str) -> None:
+def add_pci_device(root: Path, pci: str, pci_class: str, port: str = "", vendor: str = "0x10de", **files: str) -> None:
     """Add a device below the port `above` (created if missing), with its link in /sys/bus/pci/devices."""
     bus = root / PCI.lstrip("/")
     bus.mkdir(parents=True, exist_ok=True)
-    if above and not (bus / above).exists():
-        pci_device(root, above, "0x060400", vendor="0x8086")
-    parent = f"{above}/" if above else ""
+    if port and not (bus / port).exists():
+        add_pci_device(root, port, "0x060400", vendor="0x8086")
+    parent = f"{port}/" if port else ""
     (root / f"sys/devices/pci0000:00/{parent}{pci}").mkdir(parents=True, exist_ok=True)
     link = bus / pci
     if not link.is_symlink():
@@ -118,10 +118,10 @@ def pci_device(root: Path, pci: str, pci_class: str, above: str = "", vendor: st
         (link / name).write_text(f"{text.rstrip()}\n")
 
 
-def gpus(root: Path, addresses: list[str], **files: str) -> Host:
+def add_gpus(root: Path, addresses: list[str], **files: str) -> Host:
     """Add healthy NVIDIA GPUs: bound to their driver, 16 lanes."""
     for pci in addresses:
-        pci_device(
+        add_pci_device(
             root, pci, "0x030200", **{"revision": "0xa1", "current_link_width": "16", "power_state": "D0", **files}
         )
         (root / PCI.lstrip("/") / pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 
-def until(reached: Callable[[], object], what: str = "it happens", seconds: float = 120.0) -> None:
+def until(is_reached: Callable[[], object], condition: str = "it happens", seconds: float = 120.0) -> None:
     """Wait until `reached` returns true. `what` names the condition in the error."""
     end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+    while not is_reached():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {condition}"
         time.sleep(0.02)

@@ -68,36 +68,36 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 
 
-def wrong(environment: Path) -> Iterator[str]:
+def find_mistakes(environment: Path) -> Iterator[str]:
     """Yield a message for each command that is not tried here or has an unexpected result."""
     names = "from healthd.cli.main import FAMILIES; print(*FAMILIES, sep=chr(10))"
     python, healthd = (str(environment / "bin" / name) for name in ("python", "healthd"))
     with tempfile.TemporaryDirectory(prefix="healthd.") as folder:
-        there = subprocess.run([python, "-c", names], cwd=folder, capture_output=True, text=True, check=True)
-        yield from (f"{name}: is not tried" for name in there.stdout.splitlines() if name not in COMMANDS)
+        families = subprocess.run([python, "-c", names], cwd=folder, capture_output=True, text=True, check=True)
+        yield from (f"{name}: is not tried" for name in families.stdout.splitlines() if name not in COMMANDS)
         _make_node(Path(folder))
 
         def run(*words: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run([healthd, *words], cwd=folder, capture_output=True, text=True, timeout=SECONDS)
 
         arguments, status = COMMANDS["run"]
-        with open(f"{folder}/daemon.log", "w") as said:
-            daemon = subprocess.Popen([healthd, "run", *arguments], cwd=folder, stderr=said)
+        with open(f"{folder}/daemon.log", "w") as log_file:
+            daemon = subprocess.Popen([healthd, "run", *arguments], cwd=folder, stderr=log_file)
             try:
                 _until(lambda health: health != 3, lambda: run("status", *DAEMON).returncode, daemon)
                 Path(folder, "log").write_text(XID)
                 _until(lambda health: health == 2, lambda: run("status", *DAEMON).returncode, daemon)
                 for name, (words, expected) in COMMANDS.items():
                     if name != "run":
-                        done = run(*name.split(), *words)
-                        if done.returncode != expected or "Traceback" in done.stderr:
-                            yield f"{name}: exit status {done.returncode}, not {expected}: {done.stdout}{done.stderr}"
+                        call = run(*name.split(), *words)
+                        if call.returncode != expected or "Traceback" in call.stderr:
+                            yield f"{name}: exit status {call.returncode}, not {expected}: {call.stdout}{call.stderr}"
             finally:
                 daemon.terminate()
-            ended = daemon.wait(SECONDS)
-            told = Path(said.name).read_text()
-            if ended != status or "Traceback" in told:
-                yield f"run: exit status {ended}, not {status}: {told}"
+            exit_status = daemon.wait(SECONDS)
+            log_text = Path(log_file.name).read_text()
+            if exit_status != status or "Traceback" in log_text:
+                yield f"run: exit status {exit_status}, not {status}: {log_text}"
 
 
 def _make_node(folder: Path) -> None:
@@ -111,13 +111,13 @@ def _make_node(folder: Path) -> None:
     (folder / "steps.csv").write_text("step_time\n" + "1.5\n" * 40)
 
 
-def _until(reached: Callable[[int], bool], status: Callable[[], int], daemon: subprocess.Popen[bytes]) -> None:
+def _until(is_reached: Callable[[int], bool], status: Callable[[], int], daemon: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + SECONDS
-    while not reached(status()) and time.monotonic() < deadline and daemon.poll() is None:
+    while not is_reached(status()) and time.monotonic() < deadline and daemon.poll() is None:
         time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    found = list(wrong(Path(sys.argv[1])))
+    found = list(find_mistakes(Path(sys.argv[1])))
     print("\n".join(found), end="\n" if found else "")
     sys.exit(1 if found else 0)

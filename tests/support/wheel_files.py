@@ -28,31 +28,31 @@ SHARE = {
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "LICENSE"}
 
 
-def strangers(wheel: Path, tree: Path = ROOT) -> list[str]:
+def find_differences(wheel: Path, tree: Path = ROOT) -> list[str]:
     """Return a message for each difference between a wheel and `tree`, from which it was built."""
-    wanted, found, size = dict(_of(tree)), dict(_in(wheel)), wheel.stat().st_size
-    other = [name for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
+    expected, found, size = dict(_expected_files(tree)), dict(_wheel_files(wheel)), wheel.stat().st_size
+    different = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
     return [
-        *(f"not in the wheel: {name}" for name in sorted(wanted.keys() - found.keys())),
-        *(f"unexpected in the wheel: {name}" for name in sorted(found.keys() - wanted.keys())),
-        *(f"differs from the tree: {name}" for name in sorted(other)),
+        *(f"not in the wheel: {name}" for name in sorted(expected.keys() - found.keys())),
+        *(f"unexpected in the wheel: {name}" for name in sorted(found.keys() - expected.keys())),
+        *(f"differs from the tree: {name}" for name in sorted(different)),
         *([f"{size} bytes, above {LIMIT_BYTES}"] if size > LIMIT_BYTES else []),
     ]
 
 
-def _of(tree: Path) -> Iterator[tuple[str, bytes | None]]:
+def _expected_files(tree: Path) -> Iterator[tuple[str, bytes | None]]:
     """Yield (name in the wheel, content) of the package, following symbolic links and without compiled files."""
     for path in _files(tree / "healthd"):
         if "__pycache__" not in path.parts:
             yield str(path.relative_to(tree)), path.read_bytes()
-    for source, place in SHARE.items():
+    for source, target in SHARE.items():
         for path in _files(tree / source):
-            yield str(Path("data") / place / path.relative_to(tree / source)), path.read_bytes()
+            yield str(Path("data") / target / path.relative_to(tree / source)), path.read_bytes()
     for name in METADATA:
         yield f"metadata/{name}", None
 
 
-def _in(wheel: Path) -> Iterator[tuple[str, bytes | None]]:
+def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes | None]]:
     """Yield the same for a wheel: "healthd-0.1.0.data/data/share/..." is "data/share/..."; metadata has its base
     name only."""
     with ZipFile(wheel) as archive:
@@ -74,6 +74,6 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    wrong = strangers(Path(sys.argv[1]))
+    wrong = find_differences(Path(sys.argv[1]))
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(1 if wrong else 0)

@@ -22,38 +22,38 @@ def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1"
 
 
 def verdicts(measurements, floors=None, past=None, relation=lambda part: ""):
-    return [(one.verdict, one.against) for one in judge(measurements, floors or {}, past or {}, relation)]
+    return [(result.verdict, result.against) for result in judge(measurements, floors or {}, past or {}, relation)]
 
 
-def test_below_the_floor_is_slow_at_it_is_not():
+def test_value_below_floor_is_slow():
     assert verdicts(measured("gemm_bf16", 620.0, 619.9), {"gemm_bf16": 620.0}) == [("ok", "floor"), ("slow", "floor")]
     result = judge(measured("gemm_bf16", 400.0), {"gemm_bf16": 620.0}, {}, lambda part: "")[0]
     assert (result.expected, result.value) == (620.0, 400.0)
     assert result.message == "400 TFLOPS: 35 % below the floor 620"
 
 
-def test_below_nine_tenths_of_its_peers_a_gpu_computes_slowly():
+def test_gpu_below_90_percent_of_its_peers_is_slow():
     assert verdicts(measured("gemm_bf16", 700, 701, 699, 631)) == [("ok", "peers")] * 4
     found = judge(measured("gemm_bf16", 700, 701, 699, 629), {}, {}, lambda part: "")
-    assert [one.verdict for one in found] == ["ok", "ok", "ok", "slow"]
+    assert [result.verdict for result in found] == ["ok", "ok", "ok", "slow"]
     assert found[3].message == "629 TFLOPS: 10 % below the median of its 3 peers 700"
     assert found[3].expected == pytest.approx(630)
 
 
-def test_what_transfers_is_slow_when_it_takes_longer_than_1_1_x_the_median():
+def test_transfer_slower_than_1_1_times_the_median_is_slow():
     assert min_share("pcie_h2d") == min_share("ib_loopback") == min_share("p2p_64mb") == pytest.approx(1 / 1.1)
     assert min_share("gemm_fp8") == min_share("memory") == 0.9
     assert verdicts(measured("pcie_h2d", 55, 55, 55, 50.1)) == [("ok", "peers")] * 4
     assert verdicts(measured("pcie_h2d", 55, 55, 55, 49.9))[3] == ("slow", "peers")
 
 
-def test_of_two_the_slower_one_is_slow():
+def test_slower_one_of_two_is_slow():
     found = judge(measured("memory", 3000, 2000), {}, {}, lambda part: "")
-    assert [one.verdict for one in found] == ["ok", "slow"]
+    assert [result.verdict for result in found] == ["ok", "slow"]
     assert "its only peer 3,000" in found[1].message
 
 
-def test_only_pairs_that_lie_alike_are_peers():
+def test_only_pairs_with_same_topology_are_peers():
     """6 A6000 without NVLink (github.com/NVIDIA/nvbandwidth/issues/50): transfers between the CPUs are slower by
     design."""
     near = [Measurement("p2p", f"{a}>{b}", 26.3, "GB/s", "measured", "", "x") for a, b in ((0, 1), (1, 2), (3, 4))]
@@ -66,13 +66,13 @@ def test_only_pairs_that_lie_alike_are_peers():
 
 
 def test_other_tools_and_versions_are_no_peers_and_no_past():
-    other = measured("memory", 5000.0, source="nvbandwidth 0.8")
-    assert verdicts([*measured("memory", 3000.0), *other]) == [("ok", ""), ("ok", "")]
+    other_tool = measured("memory", 5000.0, source="nvbandwidth 0.8")
+    assert verdicts([*measured("memory", 3000.0), *other_tool]) == [("ok", ""), ("ok", "")]
     past = {("memory", "0000:00:00.0", "nvbandwidth 0.7"): [5000.0] * 5}
     assert verdicts(measured("memory", 3000.0), past=past) == [("ok", "")]
 
 
-def test_its_own_past_counts_from_three_values_on():
+def test_own_past_counts_from_three_values():
     key = ("memory", "0000:00:00.0", "PyTorch 2.5.1")
     assert verdicts(measured("memory", 2000.0), past={key: [3000.0, 3000.0]}) == [("ok", "")]
     found = judge(measured("memory", 2000.0), {}, {key: [3000.0, 3010.0, 2990.0]}, lambda part: "")[0]
@@ -80,17 +80,17 @@ def test_its_own_past_counts_from_three_values_on():
     assert found.message == "2,000 TFLOPS: 33 % below the median of its last 3 validations 3,000"
 
 
-def test_all_slow_at_once_is_found_by_floor_and_past_though_peers_are_alike():
+def test_all_gpus_slow_is_detected_by_floor_and_past():
     past = {("memory", f"0000:{n:02x}:00.0", "PyTorch 2.5.1"): [3000.0] * 3 for n in range(4)}
     assert verdicts(measured("memory", *[2000.0] * 4), past=past) == [("slow", "own")] * 4
     assert verdicts(measured("memory", *[2000.0] * 4), {"memory": 2500.0}) == [("slow", "floor")] * 4
 
 
-def test_what_failed_or_was_not_looked_at_is_no_peer_and_stays_what_it_is():
+def test_failed_and_unmeasured_values_are_no_peers():
     broken = measured("memory", 10.0, state="failed", message="wrong")
-    unseen = measured("memory", None, state="not_measured", message="no room")
+    unmeasured = measured("memory", None, state="not_measured", message="no room")
     passed = [Measurement("dcgm_pcie", "DCGM 0", None, "", "passed", "passed", "DCGM 4")]
-    assert verdicts([*broken, *unseen, *passed, *measured("memory", 3000.0)]) == [
+    assert verdicts([*broken, *unmeasured, *passed, *measured("memory", 3000.0)]) == [
         *(("failed", ""), ("not_measured", ""), ("ok", ""), ("ok", ""))
     ]
 
@@ -100,20 +100,20 @@ def test_what_failed_or_was_not_looked_at_is_no_peer_and_stays_what_it_is():
     st.floats(1e-3, 1e6) | st.none(),
     st.lists(st.floats(1e-3, 1e6), max_size=5),
 )
-def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor, old):
+def test_every_measurement_has_one_verdict_and_faster_is_never_worse(values, floor, old):
     floors = {"memory": floor} if floor else {}
     past = {("memory", "0000:00:00.0", "PyTorch 2.5.1"): old}
     found = judge(measured("memory", *values), floors, past, lambda part: "")
     assert len(found) == len(values)
     faster = judge(measured("memory", values[0] * 2, *values[1:]), floors, past, lambda part: "")
     assert (found[0].verdict, faster[0].verdict) != ("ok", "slow")
-    assert all(one.message for one in found)
+    assert all(result.message for result in found)
 
 
 # --- past values
 
 
-def test_only_what_is_fine_is_remembered_and_the_newest_ten():
+def test_history_keeps_ten_newest_good_values():
     results = judge(measured("memory", 3000, 3000, 3000, 1000), {}, {}, lambda part: "")
     past: History = {}
     for _ in range(15):
@@ -125,22 +125,29 @@ def test_only_what_is_fine_is_remembered_and_the_newest_ten():
 @given(
     st.text(max_size=300) | st.lists(st.dictionaries(st.text(max_size=6), st.integers()), max_size=3).map(json.dumps)
 )
-def test_any_text_is_a_past(text):
+def test_parse_history_accepts_any_text(text):
     for values in parse_history(text).values():
         assert all(value > 0 for value in values)
 
 
-def test_a_damaged_line_is_passed_over():
-    good = json.dumps({"test": "memory", "part": "a", "source": "x", "value": 3.0})
-    bad = ['{"test": 1}', "nonsense", good[:-4], good.replace("3.0", "true"), good.replace("3.0", "-1"), "[" * 5000]
-    bad.append(good.replace("3.0", "9" * 400))
-    assert parse_history("\n".join([*bad, good])) == {("memory", "a", "x"): [3.0]}
+def test_parse_history_skips_damaged_lines():
+    valid_line = json.dumps({"test": "memory", "part": "a", "source": "x", "value": 3.0})
+    damaged_lines = [
+        '{"test": 1}',
+        "nonsense",
+        valid_line[:-4],
+        valid_line.replace("3.0", "true"),
+        valid_line.replace("3.0", "-1"),
+        "[" * 5000,
+    ]
+    damaged_lines.append(valid_line.replace("3.0", "9" * 400))
+    assert parse_history("\n".join([*damaged_lines, valid_line])) == {("memory", "a", "x"): [3.0]}
 
 
 # --- parts
 
 
-def test_gpus_and_active_ports_are_found_in_sysfs(tmp_path):
+def test_read_parts_finds_gpus_and_active_ports(tmp_path):
     gpu, port = "/sys/bus/pci/devices/0000:1B:00.0", "/sys/class/infiniband/mlx5_0/ports/1"
     write(
         tmp_path,
@@ -159,6 +166,6 @@ def test_gpus_and_active_ports_are_found_in_sysfs(tmp_path):
     assert parts.read_parts(str(tmp_path / "nowhere")) == parts.Parts({}, {})
 
 
-def test_a_pair_is_near_on_one_numa_node():
+def test_relation_is_near_within_one_numa_node():
     gpus = {"a": 0, "b": 0, "c": 1}
     assert [parts.relation(pair, gpus) for pair in ("a>b", "a>c", "a", "a>x", "")] == ["near", "far", "", "", ""]

@@ -37,7 +37,7 @@ FAILED = validation(result("failed", message="the product is wrong"), result("ok
     ],
     ids=["stopped", "only", "no_tool", "not_measured", "cut_short"],
 )
-def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None:
+def test_earlier_failure_remains_if_not_tested_again(later: Validation) -> None:
     found = with_untested(later, FAILED)
     assert worst(found) == "failed"
     assert FAILED.results[0] in found.results, "unchanged, so it is not reported again"
@@ -46,17 +46,17 @@ def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None
 
 
 @pytest.mark.parametrize("verdict", ["ok", "slow", "failed"])
-def test_what_was_looked_at_again_is_as_it_is_now(verdict: str) -> None:
+def test_new_result_replaces_earlier_failure(verdict: str) -> None:
     later = validation(result(verdict), result("ok", B))
     assert with_untested(later, FAILED) == later
 
 
-def test_what_was_found_of_a_part_that_is_gone_goes_with_it() -> None:
+def test_failure_of_a_removed_part_is_dropped() -> None:
     later = validation(result("ok", "0000:99:00.0"), result("ok", B))
     assert with_untested(later, FAILED) == later
 
 
-def test_without_an_earlier_one_it_is_what_it_is() -> None:
+def test_first_validation_is_unchanged() -> None:
     assert with_untested(FAILED, None) == FAILED
 
 
@@ -68,24 +68,24 @@ RESULTS = st.lists(
 
 
 @given(RESULTS, RESULTS, st.sampled_from(["", "time"]))
-def test_nothing_bad_becomes_good_unless_it_was_looked_at_or_is_gone(
+def test_failure_disappears_only_if_tested_again_or_removed(
     before: list[Result], after: list[Result], stopped_by: str
 ) -> None:
     earlier, later = validation(*before), validation(*after, stopped_by=stopped_by)
     found = with_untested(later, earlier)
     assert parse(as_text(found)) == found
-    for one in before:
-        same = [r for r in found.results if (r.test, r.part) == (one.test, one.part)]
-        looked_at_test = any(r.test == one.test and r.verdict in ("ok", "slow", "failed") for r in after)
-        if one.verdict in ("failed", "slow") and not (looked_at_test and (not stopped_by or same)):
+    for earlier_result in before:
+        same = [r for r in found.results if (r.test, r.part) == (earlier_result.test, earlier_result.part)]
+        was_tested = any(r.test == earlier_result.test and r.verdict in ("ok", "slow", "failed") for r in after)
+        if earlier_result.verdict in ("failed", "slow") and not (was_tested and (not stopped_by or same)):
             assert any(r.verdict in ("failed", "slow") for r in same)
 
 
-def test_a_validation_that_is_kept_takes_what_stands_from_the_file(tmp_path: Path) -> None:
+def test_save_keeps_earlier_failure_of_the_file(tmp_path: Path) -> None:
     save(str(tmp_path), FAILED, {})
     save(str(tmp_path), validation(stopped_by="a job"), {})
-    kept = parse((tmp_path / FILE).read_text())
-    assert (worst(kept), kept.stopped_by) == ("failed", "a job")
+    saved = parse((tmp_path / FILE).read_text())
+    assert (worst(saved), saved.stopped_by) == ("failed", "a job")
     (tmp_path / FILE).write_text("{")
     save(str(tmp_path), validation(result("ok")), {})
     assert worst(parse((tmp_path / FILE).read_text())) == "ok"

@@ -26,8 +26,10 @@ from healthd.validation.document import (
 )
 
 SLOW = Result("gemm_bf16", "0000:1b:00.0", 412.5, "TFLOPS", "slow", "peers", 640.0, "412 of 711", "PyTorch 2.5.1")
-UNSEEN = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "there is no ib_write_bw", "")
-LAST = Validation("gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNSEEN), ("faults that only a combined load shows",))
+UNMEASURED = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "there is no ib_write_bw", "")
+LAST = Validation(
+    "gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNMEASURED), ("faults that only a combined load shows",)
+)
 
 PRINTED = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30)
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -59,43 +61,43 @@ VALIDATIONS = st.builds(
 
 
 @given(VALIDATIONS)
-def test_what_is_written_is_read_again(validation):
+def test_parse_returns_what_as_text_wrote(validation):
     assert parse(as_text(validation)) == validation
 
 
-def test_the_document_has_the_words_that_others_read():
-    told = as_document(LAST)
-    assert {key: told[key] for key in ("schema", "node", "why", "stopped_by", "verdict")} == {
+def test_as_document_has_documented_keys():
+    document = as_document(LAST)
+    assert {key: document[key] for key in ("schema", "node", "why", "stopped_by", "verdict")} == {
         "schema": 1,
         "node": "gpu-042",
         "why": "manual",
         "stopped_by": "",
         "verdict": "slow",
     }
-    assert told["results"][0]["part"] == "0000:1b:00.0"
+    assert document["results"][0]["part"] == "0000:1b:00.0"
 
 
-def test_the_worst_verdict_counts_and_what_was_not_looked_at_is_no_verdict():
+def test_worst_verdict_counts_and_unmeasured_is_no_verdict():
     assert worst(LAST) == "slow"
     assert worst(replace(LAST, results=(SLOW, replace(SLOW, verdict="failed")))) == "failed"
-    assert worst(replace(LAST, results=(UNSEEN, replace(SLOW, verdict="ok")))) == "ok"
-    assert worst(replace(LAST, results=(UNSEEN,))) == worst(replace(LAST, results=())) == "not_measured"
+    assert worst(replace(LAST, results=(UNMEASURED, replace(SLOW, verdict="ok")))) == "ok"
+    assert worst(replace(LAST, results=(UNMEASURED,))) == worst(replace(LAST, results=())) == "not_measured"
 
 
-def test_a_text_that_is_too_long_is_cut_where_it_is_written():
+def test_as_text_truncates_long_text():
     long = replace(LAST, results=(replace(SLOW, message="x" * 5000),), unmeasured=("y" * 5000,))
     again = parse(as_text(long))
     assert len(again.results[0].message) == len(again.unmeasured[0]) == MAX_CHARACTERS
 
 
-def test_what_a_later_version_adds_is_passed_over():
-    told = as_document(LAST)
-    told["more"] = told["results"][0]["more"] = 1
-    assert parse(json.dumps(told)) == LAST
+def test_parse_ignores_keys_of_later_versions():
+    document = as_document(LAST)
+    document["more"] = document["results"][0]["more"] = 1
+    assert parse(json.dumps(document)) == LAST
 
 
 @pytest.mark.parametrize(
-    ("change", "wrong"),
+    ("change", "key"),
     [
         ({"schema": 2}, "schema"),
         ({"schema": True}, "schema"),
@@ -114,29 +116,29 @@ def test_what_a_later_version_adds_is_passed_over():
         ({"node": "n" * 401}, "node"),
     ],
 )
-def test_a_document_that_is_not_right_is_refused_whole(change, wrong):
-    with pytest.raises(NotAValidation, match=wrong):
+def test_parse_rejects_invalid_document(change, key):
+    with pytest.raises(NotAValidation, match=key):
         parse(json.dumps({**as_document(LAST), **change}))
 
 
 @pytest.mark.parametrize("key", ["test", "value", "verdict", "against", "expected"])
-def test_a_result_that_is_not_right_is_refused(key):
-    told = as_document(LAST)
-    told["results"][0][key] = {"a": 1}
+def test_parse_rejects_invalid_result(key):
+    document = as_document(LAST)
+    document["results"][0][key] = {"a": 1}
     with pytest.raises(NotAValidation, match=key):
-        parse(json.dumps(told))
+        parse(json.dumps(document))
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.text(), st.lists, max_leaves=5).map(json.dumps))
-def test_any_text_is_a_validation_or_one_error(text):
+def test_parse_of_any_text_raises_only_one_error(text):
     with pytest.raises(NotAValidation):
         parse(text)
 
 
-def test_deep_json_is_refused():
+def test_parse_rejects_deeply_nested_json():
     with pytest.raises(NotAValidation):
         parse("[" * 200_000)
 
 
-def test_what_steers_a_terminal_is_made_printable():
+def test_parse_replaces_control_characters():
     assert "\x1b" not in parse(as_text(replace(LAST, node="a\x1b[2J"))).node

@@ -12,7 +12,7 @@ from healthd.cli.main import main
 from healthd.validation.passes import ring, tree
 
 
-def assert_no_part_is_in_two_pairs_of_a_pass(passes, parts):
+def assert_pairs_are_disjoint(passes, parts):
     for pairs in passes:
         assert pairs
         busy = [part for pair in pairs for part in pair]
@@ -24,60 +24,60 @@ def edges(passes):
     return sorted(pair for pairs in passes for pair in pairs)
 
 
-def assert_a_ring(parts):
+def assert_ring(parts):
     passes = ring(parts)
-    assert_no_part_is_in_two_pairs_of_a_pass(passes, parts)
+    assert_pairs_are_disjoint(passes, parts)
     assert edges(passes) == sorted((part, (part + 1) % parts) for part in range(parts))
     assert len(passes) == (3 if parts % 2 else 2)
 
 
-def assert_a_tree(parts):
+def assert_tree(parts):
     passes = tree(parts)
-    assert_no_part_is_in_two_pairs_of_a_pass(passes, parts)
+    assert_pairs_are_disjoint(passes, parts)
     assert edges(passes) == sorted(((child - 1) // 2, child) for child in range(1, parts))
     assert len(passes) <= 4
 
 
 @pytest.mark.parametrize("parts", range(2, 257))
-def test_each_edge_is_in_one_pass_and_no_part_in_two_pairs_of_it(parts):
-    assert_a_ring(parts)
-    assert_a_tree(parts)
+def test_each_edge_is_in_one_pass_with_disjoint_pairs(parts):
+    assert_ring(parts)
+    assert_tree(parts)
 
 
 @given(st.integers(2, 5000))
-def test_any_number_of_parts_needs_no_more_passes(parts):
-    assert_a_ring(parts)
-    assert_a_tree(parts)
+def test_number_of_passes_does_not_grow_with_parts(parts):
+    assert_ring(parts)
+    assert_tree(parts)
 
 
-def test_the_passes_of_an_even_and_an_odd_ring_are_those_of_the_paper():
+def test_ring_has_passes_of_the_paper():
     assert ring(6) == (((0, 1), (2, 3), (4, 5)), ((1, 2), (3, 4), (5, 0)))
     assert ring(5) == (((0, 1), (2, 3)), ((1, 2), (3, 4)), ((4, 0),))
     assert len(tree(7)) == 4
 
 
-def test_two_parts_send_to_each_other_one_after_the_other():
+def test_two_parts_send_in_turn():
     assert ring(2) == (((0, 1),), ((1, 0),))
     assert tree(2) == (((0, 1),),)
 
 
 @pytest.mark.parametrize("parts", [0, 1])
-def test_one_part_alone_sends_to_nobody(parts):
+def test_one_part_has_no_passes(parts):
     assert ring(parts) == ()
     assert tree(parts) == ()
 
 
-def test_the_plan_is_printed_and_is_json(capsys):
+def test_validate_plan_prints_text_and_json(capsys):
     assert main(["validate", "--plan", "4"]) == 0
     assert capsys.readouterr().out == "pass 1: 0>1 2>3\npass 2: 1>2 3>0\n"
     assert main(["validate", "--plan", "3", "--shape", "tree", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"parts": 3, "shape": "tree", "passes": [[[0, 1]], [[0, 2]]]}
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"parts": 3, "shape": "tree", "passes": [[[0, 1]], [[0, 2]]]}
     assert main(["validate", "--plan", "1"]) == 0
     assert "no partner" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", ["0", "4097", "-3", "two", "", "٣", "9" * 5000])
-def test_a_plan_for_no_number_of_parts_is_wrong_use(number, capsys):
+def test_validate_plan_rejects_invalid_number(number, capsys):
     assert main(["validate", f"--plan={number}"]) == 64
     assert "--plan must be a number of parts, 1 to 4096" in capsys.readouterr().err

@@ -25,14 +25,14 @@ from healthd.validation.reservation import (
 )
 from healthd.validation.transfers import AssessedTransfer, Suspect, Transfer, judge, parse_transfer, suspects
 
-WANTED = ReservationRequest(
+REQUEST = ReservationRequest(
     ("n1", "n2"), "healthd-validate-1", "root", "healthd", 600.0, (), ((("n1", "n2"),), (("n2", "n1"),))
 )
 
 
 def states(**nodes: tuple[str, str]) -> bytes:
     """Return sinfo's table of these nodes with their address and state."""
-    return b"".join(columns((name, *shown), STATE_COLUMNS) for name, shown in nodes.items())
+    return b"".join(columns((name, *address_and_state), STATE_COLUMNS) for name, address_and_state in nodes.items())
 
 
 IDLE = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))
@@ -41,7 +41,11 @@ OK = CommandResult(0)
 
 def labelled(*documents: dict[str, object]) -> str:
     """Return output of `srun --label`: lines of several tasks in any order."""
-    lines = [f"{task}: {line}" for task, one in enumerate(documents) for line in json.dumps(one, indent=1).splitlines()]
+    lines = [
+        f"{task}: {line}"
+        for task, document in enumerate(documents)
+        for line in json.dumps(document, indent=1).splitlines()
+    ]
     return "\n".join(sorted(lines, key=lambda line: line.partition(":")[0])) + "\n"
 
 
@@ -72,69 +76,67 @@ def answer(argv: Argv) -> CommandResult:
 
 
 def run(
-    answers: Callable[[Argv], CommandResult | Exception] = answer, wanted: ReservationRequest = WANTED
+    answers: Callable[[Argv], CommandResult | Exception] = answer, request: ReservationRequest = REQUEST
 ) -> tuple[NodesResult | Exception, list[Argv]]:
     """Return the result and the sent commands. An Exception is raised instead of an answer."""
-    steps, sent = validate(wanted), []
+    steps, sent = validate(request), []
     try:
         command = next(steps)
         while True:
             sent.append(command.argv)
-            said = answers(command.argv)
-            command = steps.throw(said) if isinstance(said, Exception) else steps.send(said)
+            response = answers(command.argv)
+            command = steps.throw(response) if isinstance(response, Exception) else steps.send(response)
     except StopIteration as end:
         return end.value, sent
     except (NoReservation, Stopped) as error:
         return error, sent
 
 
-def words(sent: list[Argv]) -> list[str]:
+def command_starts(sent: list[Argv]) -> list[str]:
     return [" ".join(argv[:2]) for argv in sent]
 
 
-MADE = ["sinfo -h", "scontrol create", "salloc --no-shell"]
-TAKEN_BACK = ["scancel --reservation=healthd-validate-1", "scontrol delete"]
+CREATED = ["sinfo -h", "scontrol create", "salloc --no-shell"]
+REMOVED = ["scancel --reservation=healthd-validate-1", "scontrol delete"]
 
 
-def test_each_node_and_each_pass_is_a_step_of_one_job_in_the_reservation() -> None:
+def test_each_node_and_pass_is_a_step_of_one_job_in_the_reservation() -> None:
     found, sent = run()
     assert isinstance(found, NodesResult)
-    assert words(sent) == [*MADE, *["srun --jobid=42"] * 3, *TAKEN_BACK]
+    assert command_starts(sent) == [*CREATED, *["srun --jobid=42"] * 3, *REMOVED]
     assert sent[1][-1] == "Flags=MAINT,PURGE_COMP=00:01:00"
     assert "IGNORE_JOBS" not in str(sent)
     assert sent[4][-1] == "n1 n2 10.0.0.2 18515"
-    assert [one["node"] for one in found.documents] == ["n1", "n2"]
-    assert [(one.sender, one.receiver) for one in found.transfers] == [("n1", "n2"), ("n2", "n1")]
+    assert [item["node"] for item in found.documents] == ["n1", "n2"]
+    assert [(item.sender, item.receiver) for item in found.transfers] == [("n1", "n2"), ("n2", "n1")]
     assert found.problems == ()
 
 
-def test_the_reservation_is_longer_than_the_job_and_the_job_than_what_it_does() -> None:
+def test_reservation_is_longer_than_job_and_job_longer_than_its_work() -> None:
     _, sent = run()
-    assert job_minutes(WANTED) == 16
+    assert job_minutes(REQUEST) == 16
     assert "--time=16" in sent[2]
     assert "Duration=18" in sent[1]
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-@pytest.mark.parametrize("said", [Stopped("enough"), CommandResult(None), CommandResult(1, b"", "Invalid user id")])
-def test_whatever_happens_after_it_was_begun_the_reservation_is_removed(
-    at: int, said: CommandResult | Exception
-) -> None:
+@pytest.mark.parametrize("response", [Stopped("enough"), CommandResult(None), CommandResult(1, b"", "Invalid user id")])
+def test_reservation_is_removed_after_any_failure(at: int, response: CommandResult | Exception) -> None:
     number = iter(range(100))
-    _, sent = run(lambda argv: said if next(number) == at else answer(argv))
-    refused = at == 1 and isinstance(said, CommandResult) and said.status == 1
-    assert words(sent)[-2:] == (["sinfo -h", "scontrol create"] if refused else TAKEN_BACK)
+    _, sent = run(lambda argv: response if next(number) == at else answer(argv))
+    refused = at == 1 and isinstance(response, CommandResult) and response.status == 1
+    assert command_starts(sent)[-2:] == (["sinfo -h", "scontrol create"] if refused else REMOVED)
 
 
-def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
+def test_reservation_in_use_is_deleted_later() -> None:
     deletes = iter([CommandResult(1, b"", "Requested reservation is in use")] * 3)
     found, sent = run(lambda argv: next(deletes, OK) if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, NodesResult)
-    assert words(sent)[-3:] == ["scontrol delete", "sleep 1", "scontrol delete"]
+    assert command_starts(sent)[-3:] == ["scontrol delete", "sleep 1", "scontrol delete"]
     assert found.problems == ()
 
 
-def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None:
+def test_failed_deletion_is_reported_with_the_command() -> None:
     no = CommandResult(1, b"", "Access/permission denied")
     found, _ = run(lambda argv: no if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, NodesResult)
@@ -142,14 +144,14 @@ def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None
 
 
 @pytest.mark.parametrize("state", ["mixed", "idle+drain", "idle+reserved", "idle+maintenance", "down", "idle*"])
-def test_a_node_that_is_not_free_is_refused_before_anything_is_made(state: str) -> None:
-    shown = CommandResult(0, states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", state)))
-    error, sent = run(lambda argv: shown if argv[0] == "sinfo" else answer(argv))
+def test_busy_node_is_rejected_before_anything_is_created(state: str) -> None:
+    table = CommandResult(0, states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", state)))
+    error, sent = run(lambda argv: table if argv[0] == "sinfo" else answer(argv))
     assert str(error).startswith(f"n2 is {state.upper()}: each node must be idle")
     assert len(sent) == 1
 
 
-def test_a_node_that_slurm_does_not_know_is_refused() -> None:
+def test_node_unknown_to_slurm_is_rejected() -> None:
     error, sent = run(
         lambda argv: CommandResult(0, states(n1=("10.0.0.1", "idle"))) if argv[0] == "sinfo" else answer(argv)
     )
@@ -158,24 +160,24 @@ def test_a_node_that_slurm_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 300])
-def test_rows_that_cannot_be_read_are_reported_if_a_node_is_missing(lost: int) -> None:
+def test_unreadable_rows_are_reported_if_a_node_is_missing(lost: int) -> None:
     table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))[:-lost]
     error, sent = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
     assert str(error) == "sinfo does not list node n2: 1 row of sinfo could not be read"
     assert len(sent) == 1
 
 
-def test_a_row_of_another_node_that_cannot_be_read_is_skipped() -> None:
+def test_unreadable_row_of_another_node_is_skipped() -> None:
     table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"), n3=("10.0.0.3", "idle"))[:-9]
     found, _ = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
     assert isinstance(found, NodesResult)
 
 
-def test_who_told_nothing_is_named() -> None:
-    def silent(argv: Argv) -> CommandResult:
+def test_nodes_without_report_are_named() -> None:
+    def fail_srun(argv: Argv) -> CommandResult:
         return CommandResult(1, b"", "srun: error: n2: task 1: Exited with exit code 127") if "srun" in argv else OK
 
-    found, _ = run(lambda argv: silent(argv) if argv[0] == "srun" else answer(argv))
+    found, _ = run(lambda argv: fail_srun(argv) if argv[0] == "srun" else answer(argv))
     assert isinstance(found, NodesResult)
     assert found.problems == (
         "n1,n2 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
@@ -185,20 +187,20 @@ def test_who_told_nothing_is_named() -> None:
 
 
 @given(st.text())
-def test_any_text_of_a_step_is_documents_or_nothing(text: str) -> None:
-    assert all(isinstance(one, dict) for one in json_documents(text))
+def test_json_documents_accepts_any_text(text: str) -> None:
+    assert all(isinstance(document, dict) for document in json_documents(text))
     assert json_documents(f"{text}\n") == json_documents(text)
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text()), max_size=4))
-def test_what_several_tasks_print_at_once_is_put_together_again(documents: list[dict[str, str]]) -> None:
+def test_json_documents_joins_lines_of_several_tasks(documents: list[dict[str, str]]) -> None:
     assert json_documents(labelled(*documents)) == documents  # type: ignore[arg-type]
 
 
 # --- a pass on one node
 
 
-def test_a_node_finds_its_part_of_a_pass() -> None:
+def test_role_in_pass_returns_part_of_the_node() -> None:
     text = pairs_as_text((("n1", "n2"), ("n3", "n4")), {"n2": "10.0.0.2", "n4": "fe80::4"})
     assert text == "n1 n2 10.0.0.2 18515,n3 n4 fe80::4 18579"
     assert role_in_pass(text, "n1") == Role("n1", "n2", "10.0.0.2", 18515, sends=True)
@@ -207,7 +209,7 @@ def test_a_node_finds_its_part_of_a_pass() -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(["n1", "-d", "10.0.0.2", "70000", "5", "²"]), max_size=5).map(" ".join))
-def test_any_text_of_a_pass_is_a_role_or_refused(text: str) -> None:
+def test_role_in_pass_of_any_text_gives_role_or_error(text: str) -> None:
     try:
         found = role_in_pass(text, "n1")
     except InvalidPass:
@@ -218,49 +220,56 @@ def test_any_text_of_a_pass_is_a_role_or_refused(text: str) -> None:
 # --- judge and suspects
 
 
-def sent(sender: str, receiver: str, gbits: float | None, state: str = "measured", rail: str = "mlx5_0/1") -> Transfer:
+def transfer(
+    sender: str, receiver: str, gbits: float | None, state: str = "measured", rail: str = "mlx5_0/1"
+) -> Transfer:
     return Transfer(sender, receiver, rail, gbits, state, "")
 
 
-def ring(*speeds: float) -> list[Transfer]:
+def ring_transfers(*speeds: float) -> list[Transfer]:
     count = len(speeds)
-    return [sent(f"n{i}", f"n{(i + 1) % count}", speed) for i, speed in enumerate(speeds)]
+    return [transfer(f"n{i}", f"n{(i + 1) % count}", speed) for i, speed in enumerate(speeds)]
 
 
-def test_more_than_1_1_times_the_median_is_slow() -> None:
-    assert [one.verdict for one in judge(ring(110.0, 110.0, 110.0, 100.0))] == ["ok"] * 4
-    assert [one.verdict for one in judge(ring(110.0, 110.0, 110.0, 99.9))] == ["ok", "ok", "ok", "slow"]
+def test_transfer_slower_than_1_1_times_the_median_is_slow() -> None:
+    assert [assessed.verdict for assessed in judge(ring_transfers(110.0, 110.0, 110.0, 100.0))] == ["ok"] * 4
+    assert [assessed.verdict for assessed in judge(ring_transfers(110.0, 110.0, 110.0, 99.9))] == [
+        "ok",
+        "ok",
+        "ok",
+        "slow",
+    ]
 
 
-def test_two_transfers_cannot_be_compared() -> None:
-    assert [one.verdict for one in judge(ring(390.0, 20.0))] == ["ok", "ok"]
-    assert all("too few" in one.message for one in judge(ring(390.0, 20.0)))
+def test_two_transfers_are_too_few_to_compare() -> None:
+    assert [assessed.verdict for assessed in judge(ring_transfers(390.0, 20.0))] == ["ok", "ok"]
+    assert all("too few" in assessed.message for assessed in judge(ring_transfers(390.0, 20.0)))
 
 
-def test_rails_are_compared_with_their_own() -> None:
-    storage = [sent(*pair, 97.0, rail="mlx5_8/1") for pair in (("n0", "n1"), ("n1", "n2"), ("n2", "n0"))]
-    assert {one.verdict for one in judge([*ring(390.0, 391.0, 392.0), *storage])} == {"ok"}
+def test_rails_are_compared_separately() -> None:
+    storage = [transfer(*pair, 97.0, rail="mlx5_8/1") for pair in (("n0", "n1"), ("n1", "n2"), ("n2", "n0"))]
+    assert {assessed.verdict for assessed in judge([*ring_transfers(390.0, 391.0, 392.0), *storage])} == {"ok"}
 
 
-def test_slow_in_both_pairs_is_the_node_in_one_the_link() -> None:
-    assert suspects(judge(ring(390.0, 200.0, 200.0, 390.0))) == [
+def test_suspect_is_the_node_if_slow_in_both_pairs_else_the_link() -> None:
+    assert suspects(judge(ring_transfers(390.0, 200.0, 200.0, 390.0))) == [
         Suspect("node", ("n2",), "slow in each of its 2 pairs")
     ]
-    assert suspects(judge(ring(390.0, 200.0, 390.0, 390.0))) == [
+    assert suspects(judge(ring_transfers(390.0, 200.0, 390.0, 390.0))) == [
         Suspect("link", ("n1", "n2"), "slow between these two only")
     ]
 
 
-def test_of_two_nodes_nobody_knows_which_it_is() -> None:
+def test_suspect_of_two_nodes_is_the_link() -> None:
     failed = [
-        AssessedTransfer(sent("n0", "n1", None, "failed"), "failed", None, ""),
-        AssessedTransfer(sent("n1", "n0", 390.0), "ok", None, ""),
+        AssessedTransfer(transfer("n0", "n1", None, "failed"), "failed", None, ""),
+        AssessedTransfer(transfer("n1", "n0", 390.0), "ok", None, ""),
     ]
-    assert [one.kind for one in suspects(failed)] == ["link"]
+    assert [suspect.kind for suspect in suspects(failed)] == ["link"]
 
 
-def test_what_nobody_looked_at_makes_nobody_suspect() -> None:
-    assert suspects(judge([sent("n0", "n1", None, "not_measured"), *ring(390.0, 390.0, 390.0)])) == []
+def test_unmeasured_transfer_makes_no_suspect() -> None:
+    assert suspects(judge([transfer("n0", "n1", None, "not_measured"), *ring_transfers(390.0, 390.0, 390.0)])) == []
 
 
 JSON = st.recursive(
@@ -279,7 +288,7 @@ ROW = st.fixed_dictionaries(
 
 
 @given(st.lists(JSON | ROW))
-def test_whatever_a_node_prints_is_judged_or_passed_over(rows: list[object]) -> None:
-    found = [one for row in rows if (one := parse_transfer(row)) is not None]
+def test_parse_transfer_accepts_or_skips_any_output(rows: list[object]) -> None:
+    found = [parsed for row in rows if (parsed := parse_transfer(row)) is not None]
     assert len(judge(found)) == len(found)
     suspects(judge(found))

@@ -34,7 +34,7 @@ pytestmark = [
 PROFILES = {"H200": "dgx-h200", "H100 80GB HBM3": "dgx-h100", "A100-SXM": "dgx-a100", "B200": "dgx-b200"}
 
 
-def name_of_gpu() -> str:
+def gpu_name() -> str:
     code = "import torch; print(torch.cuda.get_device_name(0))"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
@@ -43,13 +43,13 @@ def name_of_gpu() -> str:
 
 @pytest.fixture(scope="module")
 def floors() -> dict[str, float]:
-    name = name_of_gpu()
+    name = gpu_name()
     profile = next((profile for part, profile in PROFILES.items() if part in name), None)
     if profile is None:
         pytest.skip(f"no floors were published for a {name}")
     path = ROOT / f"conf/profiles/{profile}.toml"
     table = parse(path.read_text("utf-8"))
-    return {test: float(least) for test, least in table["checks"]["validation"]["floors"].items()}
+    return {test: float(floor) for test, floor in table["checks"]["validation"]["floors"].items()}
 
 
 def validate(state: Path, *arguments: str) -> dict:
@@ -70,19 +70,21 @@ def validate(state: Path, *arguments: str) -> dict:
 
 
 def values(document: dict, test: str) -> dict[str, float]:
-    return {one["part"]: one["value"] for one in document["results"] if one["test"] == test and one["value"]}
+    return {
+        result["part"]: result["value"] for result in document["results"] if result["test"] == test and result["value"]
+    }
 
 
-def test_each_gpu_reaches_what_was_published_of_its_type(tmp_path, floors):
+def test_each_gpu_reaches_published_floors(tmp_path, floors):
     document = validate(tmp_path, "--only", "gemm,memory,pcie")
-    assert "failed" not in {one["verdict"] for one in document["results"]}, document["results"]
+    assert "failed" not in {result["verdict"] for result in document["results"]}, document["results"]
     for test in ("gemm_bf16", "memory", "pcie_h2d", "pcie_d2h"):
         found = values(document, test)
         assert set(found) == set(HERE.gpus), f"{test}: {document['results']}"
         assert all(value >= floors.get(test, 0.0) for value in found.values()), (test, found, floors)
 
 
-def test_half_and_quarter_precision_are_faster_than_single(tmp_path):
+def test_lower_precision_is_faster_than_single(tmp_path):
     document = validate(tmp_path, "--only", "gemm")
     for part, single in values(document, "gemm_fp32").items():
         assert values(document, "gemm_bf16")[part] > 2 * single
@@ -104,35 +106,35 @@ while True:
 
 
 @contextmanager
-def a_competing_kernel(told: Path) -> Iterator[None]:
+def competing_kernel(output_file: Path) -> Iterator[None]:
     """Run another program on the first GPU. It is computing as soon as it has printed."""
-    with told.open("w") as file:
-        other = subprocess.Popen([sys.executable, "-c", COMPETES], stdout=file, env={**os.environ, **ORDER})
+    with output_file.open("w") as file:
+        competitor = subprocess.Popen([sys.executable, "-c", COMPETES], stdout=file, env={**os.environ, **ORDER})
     try:
-        until(lambda: told.read_text() or other.poll() is not None, "the competitor runs", 300)
-        assert other.poll() is None
+        until(lambda: output_file.read_text() or competitor.poll() is not None, "the competitor runs", 300)
+        assert competitor.poll() is None
         yield
     finally:
-        other.kill()
-        other.wait(60)
+        competitor.kill()
+        competitor.wait(60)
 
 
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def test_a_gpu_beside_a_competing_kernel_is_slower_than_it_was_and_only_that_one(tmp_path):
+def test_gpu_with_competing_kernel_is_slow_and_others_are_not(tmp_path):
     first = min(HERE.gpus)
     for _ in range(3):  # its own past
         before = validate(tmp_path, "--only", "gemm")
-    assert {one["verdict"] for one in before["results"] if one["test"] == "gemm_bf16"} == {"ok"}
-    with a_competing_kernel(tmp_path / "competitor"):
-        beside = validate(tmp_path, "--only", "gemm")
-    found = {one["part"]: one for one in beside["results"] if one["test"] == "gemm_bf16"}
+    assert {result["verdict"] for result in before["results"] if result["test"] == "gemm_bf16"} == {"ok"}
+    with competing_kernel(tmp_path / "competitor"):
+        during = validate(tmp_path, "--only", "gemm")
+    found = {result["part"]: result for result in during["results"] if result["test"] == "gemm_bf16"}
     assert found[first]["verdict"] == "slow", found[first]
     assert found[first]["against"] in ("own", "peers")
-    assert [part for part, one in found.items() if one["verdict"] != "ok"] == [first]
+    assert [part for part, result in found.items() if result["verdict"] != "ok"] == [first]
     after = validate(tmp_path, "--only", "gemm")
-    assert {one["verdict"] for one in after["results"] if one["test"] == "gemm_bf16"} == {"ok"}
+    assert {result["verdict"] for result in after["results"] if result["test"] == "gemm_bf16"} == {"ok"}
 
 
 def test_pairs_of_gpus_are_measured_in_passes(tmp_path):
@@ -140,6 +142,6 @@ def test_pairs_of_gpus_are_measured_in_passes(tmp_path):
         pytest.skip("one GPU has no pair")
     document = validate(tmp_path, "--only", "p2p")
     gpus = list(HERE.gpus)
-    ring = {f"{one}>{gpus[(number + 1) % len(gpus)]}" for number, one in enumerate(gpus)}
+    ring = {f"{result}>{gpus[(number + 1) % len(gpus)]}" for number, result in enumerate(gpus)}
     for test in ("p2p_16mb", "p2p_32mb", "p2p_64mb"):
-        assert {one["part"] for one in document["results"] if one["test"] == test} == ring
+        assert {result["part"] for result in document["results"] if result["test"] == test} == ring

@@ -35,10 +35,10 @@ from healthd.common.model import (
     Worsens,
 )
 
-CHECKS = registry.built_in_checks()
-XIDS = [(CHECKS["gpu_xid"], CHECKS["gpu_xid"].config())]
+BUILT_IN = registry.built_in_checks()
+XIDS = [(BUILT_IN["gpu_xid"], BUILT_IN["gpu_xid"].config())]
 EMPTY = Ledger(boot_id="b")
-XID_OTHERS = overflow_key(RunName("gpu_xid"))
+XID_OVERFLOW = overflow_key(RunName("gpu_xid"))
 
 
 def xid(code: int, number: int, at: float = NOW) -> KernelEvent:
@@ -48,12 +48,12 @@ def xid(code: int, number: int, at: float = NOW) -> KernelEvent:
     return event
 
 
-def hear(ledger: Ledger, *events: KernelEvent, at: float = NOW) -> Ledger:
+def take_events(ledger: Ledger, *events: KernelEvent, at: float = NOW) -> Ledger:
     return intake.take_kernel_events(ledger, events, XIDS, at).ledger
 
 
 def condition(number: int = 0, code: str = "gpu_xid/31", **changes: object) -> Condition:
-    plain = Condition(
+    default = Condition(
         check=code.partition("/")[0],
         instance="",
         code=code,
@@ -69,19 +69,21 @@ def condition(number: int = 0, code: str = "gpu_xid/31", **changes: object) -> C
         boot_id="b",
         window_seconds=60.0,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(default, **changes)  # type: ignore[arg-type]
 
 
 def by_key(conditions: Sequence[Condition]) -> dict[ConditionKey, Condition]:
     return {c.key: c for c in conditions}
 
 
-def found(number: int, severity: Severity = Severity.WARNING, code: str = "processes/x", **more: object) -> Finding:
+def make_finding(
+    number: int, severity: Severity = Severity.WARNING, code: str = "processes/x", **more: object
+) -> Finding:
     finding = Finding(severity, code, f"part{number:05}", f"fault {number}")
     return replace(finding, **more)  # type: ignore[arg-type]
 
 
-def run(
+def take_run(
     ledger: Ledger, findings: Sequence[Finding], at: float = NOW, clear_after: int = 1, check: str = "processes"
 ) -> Ledger:
     result = CheckResult(check, "", Outcome.COMPLETED, at, 0.0, tuple(findings))
@@ -91,131 +93,131 @@ def run(
 # --- the bound
 
 
-@pytest.mark.parametrize("more", [0, 1, 1000])
-def test_a_code_has_so_many_conditions_and_no_more(more: int) -> None:
-    ledger = hear(EMPTY, *(xid(31, number) for number in range(MAX_CONDITIONS + more)))
+@pytest.mark.parametrize("excess", [0, 1, 1000])
+def test_intake_limits_conditions_per_code(excess: int) -> None:
+    ledger = take_events(EMPTY, *(xid(31, number) for number in range(MAX_CONDITIONS + excess)))
     assert len(ledger.conditions) == MAX_CONDITIONS
-    others = ledger.by_key().get(XID_OTHERS)
-    assert (others.count if others else 0) == (more + 1 if more else 0)
+    others = ledger.by_key().get(XID_OVERFLOW)
+    assert (others.count if others else 0) == (excess + 1 if excess else 0)
 
 
-@pytest.mark.parametrize("more", [0, 1, 1000])
-def test_a_check_has_so_many_conditions_whatever_their_codes_and_one_for_the_rest(more: int) -> None:
+@pytest.mark.parametrize("excess", [0, 1, 1000])
+def test_intake_limits_conditions_per_check(excess: int) -> None:
     first = 1000  # unassigned Xid numbers
-    ledger = hear(EMPTY, *(xid(number, 7) for number in range(first, first + MAX_CONDITIONS + more)))
+    ledger = take_events(EMPTY, *(xid(number, 7) for number in range(first, first + MAX_CONDITIONS + excess)))
     assert len(ledger.conditions) == MAX_CONDITIONS
-    others = ledger.by_key().get(XID_OTHERS)
-    assert (others.count if others else 0) == (more + 1 if more else 0)
+    others = ledger.by_key().get(XID_OVERFLOW)
+    assert (others.count if others else 0) == (excess + 1 if excess else 0)
 
 
-def test_what_comes_burst_by_burst_is_counted_once() -> None:
+def test_overflow_counts_parts_from_successive_bursts_once() -> None:
     ledger, burst = EMPTY, 200
     for start in range(0, 5 * burst, burst):
-        ledger = hear(ledger, *(xid(31, number) for number in range(start, start + burst)))
-    assert ledger.by_key()[XID_OTHERS].count == 5 * burst - MAX_CONDITIONS + 1
-    again = hear(ledger, xid(31, 5 * burst - 1, NOW + 60), at=NOW + 60)
-    assert again.by_key()[XID_OTHERS].count == 5 * burst - MAX_CONDITIONS + 2
+        ledger = take_events(ledger, *(xid(31, number) for number in range(start, start + burst)))
+    assert ledger.by_key()[XID_OVERFLOW].count == 5 * burst - MAX_CONDITIONS + 1
+    again = take_events(ledger, xid(31, 5 * burst - 1, NOW + 60), at=NOW + 60)
+    assert again.by_key()[XID_OVERFLOW].count == 5 * burst - MAX_CONDITIONS + 2
 
 
-def test_one_lost_gpu_has_its_name_in_any_burst() -> None:
+def test_lost_gpu_keeps_name_in_any_burst() -> None:
     burst = [xid(31, number) for number in range(1280)]
-    for place in (0, 640, 1280):
-        ledger = hear(EMPTY, *burst[:place], xid(79, 9999), *burst[place:])
+    for position in (0, 640, 1280):
+        ledger = take_events(EMPTY, *burst[:position], xid(79, 9999), *burst[position:])
         assert ledger.by_key()["gpu_xid/79", "270f:01:00.0"].severity is Severity.CRITICAL
         assert any(event.code == "79" for event in ledger.events), "its event is kept, too"
-    many = hear(EMPTY, *(xid(number, 7) for number in range(1000, 2280)), xid(79, 9999))
-    assert ("gpu_xid/79", "270f:01:00.0") in many.by_key()
-    later = hear(hear(EMPTY, *burst), xid(79, 9999, NOW + 9), at=NOW + 9)
+    many_codes_ledger = take_events(EMPTY, *(xid(number, 7) for number in range(1000, 2280)), xid(79, 9999))
+    assert ("gpu_xid/79", "270f:01:00.0") in many_codes_ledger.by_key()
+    later = take_events(take_events(EMPTY, *burst), xid(79, 9999, NOW + 9), at=NOW + 9)
     assert ("gpu_xid/79", "270f:01:00.0") in later.by_key()
 
 
-def test_what_drains_then_what_is_worst_keeps_its_name() -> None:
+def test_limit_conditions_keeps_draining_and_worst_by_name() -> None:
     mild = [condition(number) for number in range(1000)]
     special = [
         condition(5000, severity=Severity.DEGRADED),
         condition(5001, severity=Severity.CRITICAL, state=ConditionState.ACKNOWLEDGED),
         condition(5002, "other/x", severity=Severity.INFO),
     ]
-    kept = limit_conditions(by_key([*mild, *special]))
-    assert {c.key for c in special} <= kept.keys()
-    assert len(kept) == MAX_CONDITIONS
+    limited = limit_conditions(by_key([*mild, *special]))
+    assert {c.key for c in special} <= limited.keys()
+    assert len(limited) == MAX_CONDITIONS
 
 
-def test_a_worse_one_that_comes_later_takes_the_place_of_the_mildest() -> None:
+def test_limit_conditions_names_later_worse_condition() -> None:
     full = limit_conditions(by_key([condition(number) for number in range(200)]))
     worse = condition(500, severity=Severity.CRITICAL)
-    kept = limit_conditions({**full, worse.key: worse})
-    assert worse.key in kept
-    assert len(kept) == MAX_CONDITIONS
-    assert kept[XID_OTHERS].count == 201 - MAX_CONDITIONS + 1
-    assert kept[XID_OTHERS].severity is Severity.WARNING
+    limited = limit_conditions({**full, worse.key: worse})
+    assert worse.key in limited
+    assert len(limited) == MAX_CONDITIONS
+    assert limited[XID_OVERFLOW].count == 201 - MAX_CONDITIONS + 1
+    assert limited[XID_OVERFLOW].severity is Severity.WARNING
 
 
-def test_runs_of_one_check_do_not_count_for_one_another() -> None:
+def test_limit_conditions_counts_instances_separately() -> None:
     """Only the run of a mount itself can report that the mount is back."""
-    several = [condition(number, "mount/missing", instance=f"/m{number}") for number in range(500)]
-    assert limit_conditions(by_key(several)) == by_key(several), "folding one condition would only change its name"
-    one = [condition(number, "exec/x", instance="site") for number in range(500)]
-    assert ConditionKey("exec/others", "others of site") in limit_conditions(by_key(one))
+    mounts = [condition(number, "mount/missing", instance=f"/m{number}") for number in range(500)]
+    assert limit_conditions(by_key(mounts)) == by_key(mounts), "folding one condition would only change its name"
+    site_conditions = [condition(number, "exec/x", instance="site") for number in range(500)]
+    assert ConditionKey("exec/others", "others of site") in limit_conditions(by_key(site_conditions))
 
 
-@pytest.mark.parametrize("more", [0, 1, 1000])
-def test_all_checks_together_have_so_many_conditions_and_each_counts_its_rest(more: int) -> None:
-    mild = [condition(n, f"check{n % 50:02}/x") for n in range(MAX_CONDITIONS + more - 2)]
+@pytest.mark.parametrize("excess", [0, 1, 1000])
+def test_limit_conditions_bounds_all_checks_together(excess: int) -> None:
+    mild = [condition(n, f"check{n % 50:02}/x") for n in range(MAX_CONDITIONS + excess - 2)]
     worse = [condition(10_000 + n, "check07/y", severity=Severity.DEGRADED) for n in range(2)]
-    kept = limit_conditions(by_key([*mild, *worse]))
-    assert len(kept) == MAX_CONDITIONS
-    assert {c.key for c in worse} <= kept.keys()
-    others = [c for c in kept.values() if c.subject == OVERFLOW]
-    assert sum(c.count for c in others) == (more + len(others) if more else 0)
+    limited = limit_conditions(by_key([*mild, *worse]))
+    assert len(limited) == MAX_CONDITIONS
+    assert {c.key for c in worse} <= limited.keys()
+    others = [c for c in limited.values() if c.subject == OVERFLOW]
+    assert sum(c.count for c in others) == (excess + len(others) if excess else 0)
     assert all(c.code == f"{c.check}/others" for c in others)
 
 
-def test_the_mildest_of_all_checks_lose_their_names_first() -> None:
+def test_limit_conditions_folds_mildest_first() -> None:
     """A storm of warnings of one check must not fold a draining fault of another check."""
-    of_the_drain = [condition(n, "ib_link/down", severity=Severity.DEGRADED) for n in range(60)]
+    draining = [condition(n, "ib_link/down", severity=Severity.DEGRADED) for n in range(60)]
     storm = [condition(n, f"gpu_xid/{n}", last_event=NOW + 9) for n in range(1000, 2000)]
     others = [condition(n, f"check{n}/x", severity=Severity.INFO) for n in range(40)]
-    kept = limit_conditions(by_key([*of_the_drain, *storm, *others]))
-    assert {c.key for c in of_the_drain} <= kept.keys()
-    assert {c.key for c in others} <= kept.keys(), "each is the only condition of its check"
-    assert len(kept) == MAX_CONDITIONS
-    assert kept[XID_OTHERS].count == 1000 - (MAX_CONDITIONS - 60 - 40 - 1)
+    limited = limit_conditions(by_key([*draining, *storm, *others]))
+    assert {c.key for c in draining} <= limited.keys()
+    assert {c.key for c in others} <= limited.keys(), "each is the only condition of its check"
+    assert len(limited) == MAX_CONDITIONS
+    assert limited[XID_OVERFLOW].count == 1000 - (MAX_CONDITIONS - 60 - 40 - 1)
 
 
-def test_jobs_that_become_known_later_name_no_part_that_is_counted_and_are_no_news_of_a_fault() -> None:
+def test_take_jobs_changes_no_count_and_no_quiet_time() -> None:
     """Each GPU has two exceptions of different jobs. Only the jobs show that a processor may be broken."""
-    listeners = [(CHECKS[name], CHECKS[name].config()) for name in ("gpu_xid", "gpu_sm")]
+    listeners = [(BUILT_IN[name], BUILT_IN[name].config()) for name in ("gpu_xid", "gpu_sm")]
     text = "NVRM: Xid (PCI:{:04x}:01:00): 13, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Out Of Range Address"
     lines = [RawLine(at, text.format(n)) for n in range(240) for at in (NOW - 3600, NOW)]
-    heard = intake.take_kernel_events(
+    ledger = intake.take_kernel_events(
         EMPTY, [event for line in lines if (event := make_event(line, "b"))], listeners, NOW
     ).ledger
-    assert len(heard.conditions) == MAX_CONDITIONS
-    quieter = endings.after_quiet_time(heard.by_key(), 30.0, True, NOW + 30)
-    before = with_conditions(heard, quieter)
-    told = intake.take_jobs(before, {e.sequence: str(e.sequence) for e in heard.events}, listeners)
-    of_xids = [c for c in told.conditions if c.check == "gpu_xid"]
-    assert {c.quiet_seconds for c in of_xids} == {30.0}, "the quiet time continues"
-    assert any(c.job for c in of_xids)
-    of_sms = [c for c in told.conditions if c.check == "gpu_sm"]
-    assert [sum(c.count for c in several) for several in (of_xids, of_sms)] == [480, 480]
-    assert len(told.conditions) == MAX_CONDITIONS
-    assert intake.take_jobs(told, {}, listeners) == told
+    assert len(ledger.conditions) == MAX_CONDITIONS
+    quiet_conditions = endings.after_quiet_time(ledger.by_key(), 30.0, True, NOW + 30)
+    before = with_conditions(ledger, quiet_conditions)
+    with_jobs = intake.take_jobs(before, {e.sequence: str(e.sequence) for e in ledger.events}, listeners)
+    xid_conditions = [c for c in with_jobs.conditions if c.check == "gpu_xid"]
+    assert {c.quiet_seconds for c in xid_conditions} == {30.0}, "the quiet time continues"
+    assert any(c.job for c in xid_conditions)
+    sm_conditions = [c for c in with_jobs.conditions if c.check == "gpu_sm"]
+    assert [sum(c.count for c in group) for group in (xid_conditions, sm_conditions)] == [480, 480]
+    assert len(with_jobs.conditions) == MAX_CONDITIONS
+    assert intake.take_jobs(with_jobs, {}, listeners) == with_jobs
 
 
-def test_a_storm_of_one_check_takes_no_name_from_an_equally_bad_fault_of_another() -> None:
+def test_storm_does_not_fold_equally_severe_faults_from_other_check() -> None:
     storm = [condition(n) for n in range(1000)]
-    few = [condition(5000 + n, "disk/x") for n in range(5)]
-    kept = limit_conditions(by_key([*storm, *few]))
-    assert {c.key for c in few} <= kept.keys()
-    assert len(kept) == MAX_CONDITIONS
+    disk_conditions = [condition(5000 + n, "disk/x") for n in range(5)]
+    limited = limit_conditions(by_key([*storm, *disk_conditions]))
+    assert {c.key for c in disk_conditions} <= limited.keys()
+    assert len(limited) == MAX_CONDITIONS
 
 
 # --- the overflow condition
 
 SEVERITIES, STATES = st.sampled_from(Severity), st.sampled_from([ConditionState.OPEN, ConditionState.ACKNOWLEDGED])
-MANY = st.lists(
+CONDITION_LISTS = st.lists(
     st.builds(
         condition,
         st.integers(0, 99_999),
@@ -235,16 +237,19 @@ MANY = st.lists(
 )
 
 
-@given(MANY)
-def test_no_drain_no_latch_and_no_count_is_lost_however_many_there_are(conditions: list[Condition]) -> None:
+@given(CONDITION_LISTS)
+def test_limit_conditions_loses_no_drain_latch_or_count(conditions: list[Condition]) -> None:
     before, after = by_key(conditions), limit_conditions(by_key(conditions))
     assert len(after) <= MAX_CONDITIONS
     assert sum(c.count for c in after.values()) == len(before)
     assert any(may_drain(c, 0.0) for c in after.values()) == any(may_drain(c, 0.0) for c in before.values())
     worst = max((c.severity for c in before.values() if may_drain(c, 0.0)), default=None)
     assert max((c.severity for c in after.values() if may_drain(c, 0.0)), default=None) == worst
-    last = max((bounds._ENDING_ORDER.index(c.clears) for c in before.values() if not c.observed), default=None)
-    assert max((bounds._ENDING_ORDER.index(c.clears) for c in after.values() if not c.observed), default=None) == last
+    last_before = max((bounds._ENDING_ORDER.index(c.clears) for c in before.values() if not c.observed), default=None)
+    assert (
+        max((bounds._ENDING_ORDER.index(c.clears) for c in after.values() if not c.observed), default=None)
+        == last_before
+    )
     assert limit_conditions(after) == after, "a second call changes nothing"
 
 
@@ -263,7 +268,7 @@ GROUPS = st.lists(
 )
 
 
-def of_groups(groups: Sequence[tuple[int, int, Severity, ConditionState, Clears, str]]) -> list[Condition]:
+def group_conditions(groups: Sequence[tuple[int, int, Severity, ConditionState, Clears, str]]) -> list[Condition]:
     return [
         condition(
             1000 * number + n,
@@ -274,16 +279,16 @@ def of_groups(groups: Sequence[tuple[int, int, Severity, ConditionState, Clears,
             window_seconds=60.0 if clears is Clears.WINDOW else 0.0,
             job=job,
         )
-        for number, (check, many, severity, state, clears, job) in enumerate(groups)
-        for n in range(many)
+        for number, (check, group_size, severity, state, clears, job) in enumerate(groups)
+        for n in range(group_size)
     ]
 
 
 @given(GROUPS, st.randoms(use_true_random=False))
-def test_there_are_never_more_than_the_bound_and_the_verdict_is_the_one_without_it(
+def test_limit_conditions_keeps_bound_and_verdict(
     groups: list[tuple[int, int, Severity, ConditionState, Clears, str]], random: Random
 ) -> None:
-    conditions = of_groups(groups)
+    conditions = group_conditions(groups)
     before, after = by_key(conditions), limit_conditions(by_key(conditions))
     assert len(after) <= MAX_CONDITIONS
     assert len(after) == len(before) or len(before) > MAX_CONDITIONS
@@ -293,319 +298,337 @@ def test_there_are_never_more_than_the_bound_and_the_verdict_is_the_one_without_
     assert limit_conditions(by_key(conditions)) == after, "the order does not matter"
     with_all, with_fewer = (judge(c, {}, [], 0.0) for c in (before, after))
     assert (with_fewer.health, with_fewer.may_resume) == (with_all.health, with_all.may_resume)
-    worst_of = [max((c.severity for c in seen.causes), default=None) for seen in (with_all, with_fewer)]
-    assert worst_of[0] == worst_of[1]
+    worst = [max((c.severity for c in verdict.causes), default=None) for verdict in (with_all, with_fewer)]
+    assert worst[0] == worst[1]
 
 
 @given(GROUPS)
-def test_who_lost_its_name_is_no_worse_than_who_kept_it(
+def test_folded_conditions_are_no_worse_than_named_ones(
     groups: list[tuple[int, int, Severity, ConditionState, Clears, str]],
 ) -> None:
-    before = by_key(of_groups(groups))
+    before = by_key(group_conditions(groups))
     after = limit_conditions(before)
-    of_check: dict[RunName, list[Condition]] = {}
+    by_run: dict[RunName, list[Condition]] = {}
     for c in before.values():
-        of_check.setdefault(c.run, []).append(c)
+        by_run.setdefault(c.run, []).append(c)
     worst_lost = max(
         ((may_drain(c, 0.0), c.severity) for c in before.values() if c.key not in after), default=(False, -1)
     )
-    for several in of_check.values():
-        named = sorted((may_drain(c, 0.0), c.severity) for c in several if c.key in after)
-        assert all(bad >= worst_lost for bad in named[1:]), "folding a single condition of a check saves nothing"
+    for run_conditions in by_run.values():
+        named = sorted((may_drain(c, 0.0), c.severity) for c in run_conditions if c.key in after)
+        assert all(severity_rank >= worst_lost for severity_rank in named[1:]), (
+            "folding a single condition of a check saves nothing"
+        )
 
 
-def full(others: Sequence[Condition]) -> dict[ConditionKey, Condition]:
+def fill(others: Sequence[Condition]) -> dict[ConditionKey, Condition]:
     """Return conditions that drain in all places but one, followed by `others`."""
     named = [condition(n, severity=Severity.CRITICAL, clears=Clears.OPERATOR) for n in range(MAX_CONDITIONS - 1)]
     return limit_conditions(by_key([*named, *others]))
 
 
-def of_others(conditions: dict[ConditionKey, Condition]) -> Condition:
-    return conditions[XID_OTHERS]
+def get_overflow(conditions: dict[ConditionKey, Condition]) -> Condition:
+    return conditions[XID_OVERFLOW]
 
 
-def test_the_others_end_when_the_last_of_them_does() -> None:
+def test_overflow_ends_with_last_condition() -> None:
     quick, late = condition(900), condition(901, clears=Clears.REBOOT, window_seconds=0.0)
-    rest = of_others(full([quick, late]))
-    assert (rest.clears, rest.window_seconds, rest.count) == (Clears.REBOOT, 0.0, 2)
-    windows = of_others(full([quick, condition(901, window_seconds=600.0)]))
-    assert (windows.clears, windows.window_seconds) == (Clears.WINDOW, 600.0)
-    by_both = of_others(full([quick, condition(901, clears=Clears.GPU_RESET, window_seconds=600.0)]))
-    assert (by_both.clears, by_both.window_seconds) == (Clears.GPU_RESET, 600.0)
+    overflow = get_overflow(fill([quick, late]))
+    assert (overflow.clears, overflow.window_seconds, overflow.count) == (Clears.REBOOT, 0.0, 2)
+    longest_window = get_overflow(fill([quick, condition(901, window_seconds=600.0)]))
+    assert (longest_window.clears, longest_window.window_seconds) == (Clears.WINDOW, 600.0)
+    reset_with_window = get_overflow(fill([quick, condition(901, clears=Clears.GPU_RESET, window_seconds=600.0)]))
+    assert (reset_with_window.clears, reset_with_window.window_seconds) == (Clears.GPU_RESET, 600.0)
     assert not any(
-        c.subject == OVERFLOW for c in endings.after_boot(full([late]), "c", NOW).values() if not c.cleared_at
+        c.subject == OVERFLOW for c in endings.after_boot(fill([late]), "c", NOW).values() if not c.cleared_at
     )
 
 
-def test_the_others_are_repaired_acknowledged_and_known_like_any_part() -> None:
-    known = full([condition(900, severity=Severity.DEGRADED), condition(901, severity=Severity.DEGRADED)])
-    repaired = endings.repaired(known, "gpu_xid/others", OVERFLOW, "root", NOW)
-    assert of_others(repaired).state is ConditionState.CLEARED
-    resumed = endings.acknowledge_resumed(known, NOW, NOW)
-    assert not may_drain(of_others(resumed), 0.0)
-    acked: dict[ConditionKey, Condition] = known
+def test_overflow_can_be_repaired_resumed_and_acknowledged() -> None:
+    filled = fill([condition(900, severity=Severity.DEGRADED), condition(901, severity=Severity.DEGRADED)])
+    repaired = endings.repaired(filled, "gpu_xid/others", OVERFLOW, "root", NOW)
+    assert get_overflow(repaired).state is ConditionState.CLEARED
+    resumed = endings.acknowledge_resumed(filled, NOW, NOW)
+    assert not may_drain(get_overflow(resumed), 0.0)
+    acked: dict[ConditionKey, Condition] = filled
     for code in ("gpu_xid/31", "gpu_xid/others"):
         acked = endings.acknowledge(acked, code, None, Ack(NOW + 60, "why", "root", Severity.INFO, NOW))
-    assert not may_drain(of_others(acked), 0.0)
+    assert not may_drain(get_overflow(acked), 0.0)
     late = limit_conditions({**acked, (new := condition(950, severity=Severity.DEGRADED)).key: new})
     assert may_drain(late[new.key], 0.0), "this one is not acknowledged"
     assert not judge(late, {}, [], 0.0).may_resume
 
 
-def test_after_a_repair_of_the_others_a_harmless_line_of_one_of_them_is_harmless() -> None:
+def test_harmless_line_after_repaired_overflow_is_harmless() -> None:
     burst = [xid(79, number) for number in range(200)]
-    ledger = hear(EMPTY, *burst)
+    ledger = take_events(EMPTY, *burst)
     cleared = endings.repaired(ledger.by_key(), "gpu_xid/79", None, "root", NOW + 100)
     cleared = endings.repaired(cleared, "gpu_xid/others", None, "root", NOW + 100)
     ledger = with_conditions(ledger, cleared)
     assert not ledger.conditions
     events = [event for event in ledger.events if event.code == "79"]
-    settled = intake.evaluate_events(events, XIDS, ledger.inventory, (*ledger.conditions, *ledger.cleared))
-    assert settled == {}, "faults that were repaired with the overflow condition are over"
+    findings = intake.evaluate_events(events, XIDS, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+    assert findings == {}, "faults that were repaired with the overflow condition are over"
 
 
-def test_so_is_it_after_a_repair_of_what_counts_the_rest_of_a_check() -> None:
-    ledger = hear(EMPTY, *(xid(number, 7) for number in range(1000, 1400)))
+def test_repairing_every_overflow_code_settles_all_events() -> None:
+    ledger = take_events(EMPTY, *(xid(number, 7) for number in range(1000, 1400)))
     cleared = ledger.by_key()
     for key in ledger.by_key():
         cleared = endings.repaired(cleared, key.code, None, "root", NOW + 100)
     ledger = with_conditions(ledger, cleared)
-    known = (*ledger.conditions, *ledger.cleared)
+    settled = (*ledger.conditions, *ledger.cleared)
     assert (len(ledger.conditions), len(ledger.events)) == (0, 400)
-    assert intake.evaluate_events(ledger.events, XIDS, ledger.inventory, known) == {}
+    assert intake.evaluate_events(ledger.events, XIDS, ledger.inventory, settled) == {}
 
 
-def test_lines_that_can_be_forged_change_nothing_of_the_others_but_their_count() -> None:
+def test_forged_lines_change_only_overflow_count() -> None:
     proven = condition(900, severity=Severity.DEGRADED, acknowledged_at=NOW, state=ConditionState.ACKNOWLEDGED)
     forged = [condition(901 + n, severity=Severity.CRITICAL, clears=Clears.REBOOT, observed=True) for n in range(500)]
-    rest = of_others(full([proven, *forged]))
-    assert (rest.state, rest.severity, rest.clears) == (ConditionState.ACKNOWLEDGED, Severity.DEGRADED, Clears.WINDOW)
-    assert (rest.last_event, rest.observed, rest.count) == (proven.last_event, False, 501)
-    assert of_others(full(forged)).observed
+    overflow = get_overflow(fill([proven, *forged]))
+    assert (overflow.state, overflow.severity, overflow.clears) == (
+        ConditionState.ACKNOWLEDGED,
+        Severity.DEGRADED,
+        Clears.WINDOW,
+    )
+    assert (overflow.last_event, overflow.observed, overflow.count) == (proven.last_event, False, 501)
+    assert get_overflow(fill(forged)).observed
 
 
-def test_the_count_and_the_worst_stand_in_the_words() -> None:
-    rest = of_others(full([condition(900), condition(901, severity=Severity.DEGRADED)]))
-    assert rest.message == "seen 2 times, on parts that are not named; the worst: part00901: fault 901"
-    further = limit_conditions({**full([condition(900)]), **by_key([condition(902)])})
-    assert of_others(further).message == "seen 2 times, on parts that are not named; the worst: part00900: fault 900"
+def test_overflow_message_has_count_and_worst() -> None:
+    overflow = get_overflow(fill([condition(900), condition(901, severity=Severity.DEGRADED)]))
+    assert overflow.message == "seen 2 times, on parts that are not named; the worst: part00901: fault 901"
+    further = limit_conditions({**fill([condition(900)]), **by_key([condition(902)])})
+    assert get_overflow(further).message == "seen 2 times, on parts that are not named; the worst: part00900: fault 900"
 
 
-def test_one_part_that_repeats_does_not_look_like_hundreds_of_broken_ones() -> None:
-    rest = of_others(full([condition(900, count=500), condition(901)]))
-    assert rest.message == "seen 501 times, on parts that are not named; the worst: part00900: fault 900"
-    once = of_others(full([condition(900, count=0), condition(901)]))
+def test_overflow_message_counts_repeats_and_not_parts() -> None:
+    overflow = get_overflow(fill([condition(900, count=500), condition(901)]))
+    assert overflow.message == "seen 501 times, on parts that are not named; the worst: part00900: fault 900"
+    once = get_overflow(fill([condition(900, count=0), condition(901)]))
     assert once.message.startswith("seen once, on parts that are not named; the worst: ")
 
 
-def test_the_others_are_a_nodes_own_fault_where_one_of_those_that_act_is() -> None:
+def test_overflow_is_own_hardware_if_acting_member_is() -> None:
     shared = condition(900, severity=Severity.DEGRADED, shared_cause=True)
     own = condition(901, severity=Severity.DEGRADED)
-    assert is_own_hardware([of_others(full([shared, own]))])
-    assert not is_own_hardware([of_others(full([shared, replace(own, shared_cause=True)]))])
-    known = replace(own, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW)
-    for harmless in (known, replace(own, severity=Severity.WARNING)):
-        assert not is_own_hardware([of_others(full([shared, harmless]))]), "only the shared fault drains"
-    worse = replace(shared, severity=Severity.CRITICAL)
-    assert is_own_hardware([of_others(full([worse, own]))]), "a milder draining fault is own hardware, too"
+    assert is_own_hardware([get_overflow(fill([shared, own]))])
+    assert not is_own_hardware([get_overflow(fill([shared, replace(own, shared_cause=True)]))])
+    acknowledged = replace(own, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW)
+    for harmless in (acknowledged, replace(own, severity=Severity.WARNING)):
+        assert not is_own_hardware([get_overflow(fill([shared, harmless]))]), "only the shared fault drains"
+    critical = replace(shared, severity=Severity.CRITICAL)
+    assert is_own_hardware([get_overflow(fill([critical, own]))]), "a milder draining fault is own hardware, too"
 
 
-def test_jobs_that_ran_when_the_last_of_the_others_became_critical_are_its_victims() -> None:
+def test_overflow_fault_time_is_latest_critical_time() -> None:
     early = condition(900, severity=Severity.CRITICAL, last_event=0.0, critical_at=NOW + 100)
     late = condition(901, severity=Severity.CRITICAL, last_event=0.0, critical_at=NOW + 200)
-    for both in ([early, late], [late, early]):
-        assert fault_time(of_others(full(both))) == NOW + 200
+    for pair in ([early, late], [late, early]):
+        assert fault_time(get_overflow(fill(pair))) == NOW + 200
 
 
-def test_a_line_after_the_first_acknowledgement_of_the_others_is_news() -> None:
+def test_line_after_first_overflow_ack_is_new() -> None:
     """One part was acknowledged at NOW + 10, another at NOW + 100. The overflow condition cannot distinguish them."""
-    one = condition(900, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW + 10, last_sequence=9)
-    rest = of_others(full([one, condition(901, state=one.state, acknowledged_at=NOW + 100, last_sequence=8)]))
+    acknowledged = condition(900, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW + 10, last_sequence=9)
+    overflow = get_overflow(
+        fill([acknowledged, condition(901, state=acknowledged.state, acknowledged_at=NOW + 100, last_sequence=8)])
+    )
 
-    def found_at(when: float) -> list[ConditionKey]:
-        event = replace(xid(31, 900, when), sequence=7)
-        return [f.key for fs in intake.evaluate_events([event], XIDS, EMPTY.inventory, [rest]).values() for f in fs]
+    def findings_at(event_time: float) -> list[ConditionKey]:
+        event = replace(xid(31, 900, event_time), sequence=7)
+        return [f.key for fs in intake.evaluate_events([event], XIDS, EMPTY.inventory, [overflow]).values() for f in fs]
 
-    assert found_at(NOW + 5) == []
-    assert found_at(NOW + 50) == [("gpu_xid/31", "0384:01:00.0")]
-
-
-def test_a_resume_forgives_the_others_only_if_the_last_of_them_was_open_before() -> None:
-    one = condition(900, severity=Severity.DEGRADED, opened_at=NOW + 100)
-    conditions = full([one, condition(901, severity=Severity.DEGRADED, opened_at=NOW + 200)])
-    assert may_drain(of_others(endings.acknowledge_resumed(conditions, NOW + 150, NOW + 300)), 0.0)
-    assert not may_drain(of_others(endings.acknowledge_resumed(conditions, NOW + 200, NOW + 300)), 0.0)
+    assert findings_at(NOW + 5) == []
+    assert findings_at(NOW + 50) == [("gpu_xid/31", "0384:01:00.0")]
 
 
-def test_the_quiet_time_of_the_others_is_that_of_the_least_quiet() -> None:
+def test_resume_acknowledges_overflow_only_if_all_were_open() -> None:
+    first = condition(900, severity=Severity.DEGRADED, opened_at=NOW + 100)
+    conditions = fill([first, condition(901, severity=Severity.DEGRADED, opened_at=NOW + 200)])
+    assert may_drain(get_overflow(endings.acknowledge_resumed(conditions, NOW + 150, NOW + 300)), 0.0)
+    assert not may_drain(get_overflow(endings.acknowledge_resumed(conditions, NOW + 200, NOW + 300)), 0.0)
+
+
+def test_overflow_quiet_time_is_shortest_quiet_time() -> None:
     quiet = condition(900, quiet_seconds=50.0, clean_runs=5, repaired=True, first_seen=NOW)
-    conditions = full([quiet, condition(901, quiet_seconds=20.0, clean_runs=1, first_seen=NOW + 901)])
-    rest = of_others(endings.after_quiet_time(conditions, 30.0, True, NOW + 2000))
-    assert (rest.state, rest.quiet_seconds, rest.clean_runs) == (ConditionState.OPEN, 50.0, 1)
-    rest = of_others(endings.after_quiet_time(conditions, 30.0, False, NOW + 2000))
-    assert rest.quiet_seconds == 20.0, "only time under load counts unless all were repaired"
-    assert rest.first_seen == NOW
+    conditions = fill([quiet, condition(901, quiet_seconds=20.0, clean_runs=1, first_seen=NOW + 901)])
+    overflow = get_overflow(endings.after_quiet_time(conditions, 30.0, True, NOW + 2000))
+    assert (overflow.state, overflow.quiet_seconds, overflow.clean_runs) == (ConditionState.OPEN, 50.0, 1)
+    overflow = get_overflow(endings.after_quiet_time(conditions, 30.0, False, NOW + 2000))
+    assert overflow.quiet_seconds == 20.0, "only time under load counts unless all were repaired"
+    assert overflow.first_seen == NOW
 
 
-@pytest.mark.parametrize("seen", ["last_event", "last_level_seen"])
-def test_the_others_act_by_the_last_sight_of_any_of_them(seen: str) -> None:
-    never = condition(900, severity=Severity.DEGRADED, last_event=0.0)
-    later = replace(never, subject="later", **{seen: NOW + 5000})  # type: ignore[arg-type]
-    rest = of_others(full([replace(never, **{seen: NOW}), later]))  # type: ignore[arg-type]
-    assert may_drain(rest, NOW + 4999)
-    assert not may_drain(rest, NOW + 5000)
+@pytest.mark.parametrize("time_field", ["last_event", "last_level_seen"])
+def test_overflow_acts_by_latest_observation(time_field: str) -> None:
+    unseen = condition(900, severity=Severity.DEGRADED, last_event=0.0)
+    later = replace(unseen, subject="later", **{time_field: NOW + 5000})  # type: ignore[arg-type]
+    overflow = get_overflow(fill([replace(unseen, **{time_field: NOW}), later]))  # type: ignore[arg-type]
+    assert may_drain(overflow, NOW + 4999)
+    assert not may_drain(overflow, NOW + 5000)
 
 
-def test_the_others_are_known_until_the_first_acknowledgement_of_them_is_over() -> None:
+def test_overflow_reopens_when_first_ack_expires() -> None:
     acks = [Ack(NOW + seconds, "why", "root", Severity.WARNING, NOW) for seconds in (60, 600)]
-    conditions = full([condition(900 + n, state=ConditionState.ACKNOWLEDGED, ack=ack) for n, ack in enumerate(acks)])
-    assert of_others(endings.end_expired_acks(conditions, NOW + 59)).state is ConditionState.ACKNOWLEDGED
-    assert of_others(endings.end_expired_acks(conditions, NOW + 60)).state is ConditionState.OPEN
+    conditions = fill([condition(900 + n, state=ConditionState.ACKNOWLEDGED, ack=ack) for n, ack in enumerate(acks)])
+    assert get_overflow(endings.end_expired_acks(conditions, NOW + 59)).state is ConditionState.ACKNOWLEDGED
+    assert get_overflow(endings.end_expired_acks(conditions, NOW + 60)).state is ConditionState.OPEN
 
 
-def test_the_others_get_worse_when_the_first_of_them_does() -> None:
+def test_overflow_worsens_with_first_condition() -> None:
     worsens = Worsens(600.0, Severity.CRITICAL)
     first = condition(900, worsens=worsens, persists_since=NOW, last_level_seen=NOW + 300)
     second = replace(condition(901), worsens=worsens, persists_since=NOW + 200, last_level_seen=NOW + 300)
-    for both in ([first, second], [second, first]):
-        rest = of_others(full(both))
-        assert early_run_times({rest.key: rest}) == {rest.run: NOW + 600}
+    for pair in ([first, second], [second, first]):
+        overflow = get_overflow(fill(pair))
+        assert early_run_times({overflow.key: overflow}) == {overflow.run: NOW + 600}
 
 
-@pytest.mark.parametrize("other", ["expected", "other"])
-def test_what_a_profile_guessed_stays_a_warning_among_the_others(other: str) -> None:
+@pytest.mark.parametrize("expects", ["expected", "other"])
+def test_guessed_finding_stays_warning_in_overflow(expects: str) -> None:
     guess = condition(900, expects="expected", found_severity=Severity.CRITICAL)
-    rest = of_others(full([guess, condition(901, expects=other, found_severity=Severity.WARNING)]))
-    assert (rest.severity, rest.found_severity, rest.expects) == (Severity.WARNING, Severity.WARNING, "")
+    overflow = get_overflow(fill([guess, condition(901, expects=expects, found_severity=Severity.WARNING)]))
+    assert (overflow.severity, overflow.found_severity, overflow.expects) == (Severity.WARNING, Severity.WARNING, "")
 
 
 # --- checks with many findings
 
 
-def test_what_a_check_finds_beyond_the_bound_is_seen_until_the_last_of_it_is_gone() -> None:
-    many = [found(number) for number in range(1000)]
+def test_overflow_lasts_until_last_finding_is_gone() -> None:
+    findings = [make_finding(number) for number in range(1000)]
     ledger = EMPTY
     for at in range(3):
-        ledger = run(ledger, many, NOW + at)
+        ledger = take_run(ledger, findings, NOW + at)
         assert len(ledger.conditions) == MAX_CONDITIONS
         assert not ledger.cleared
     others = ledger.by_key()["processes/others", OVERFLOW]
     assert (others.count, others.clean_runs) == (3, 0)
     assert others.message.startswith(f"{1000 - MAX_CONDITIONS + 1} more, on parts that are not named; the worst: part")
-    fewer = run(ledger, many[: MAX_CONDITIONS - 1], NOW + 4)
-    assert ("processes/others", OVERFLOW) not in fewer.by_key()
-    assert [c.subject for c in run(fewer, [], NOW + 5).conditions] == []
+    named_only = take_run(ledger, findings[: MAX_CONDITIONS - 1], NOW + 4)
+    assert ("processes/others", OVERFLOW) not in named_only.by_key()
+    assert [c.subject for c in take_run(named_only, [], NOW + 5).conditions] == []
 
 
-def test_a_run_that_drains_for_one_of_thousands_names_it() -> None:
-    many = [found(number) for number in range(1000)]
-    ledger = run(run(EMPTY, many), [*many, found(5000, Severity.CRITICAL)], NOW + 1, clear_after=2)
+def test_draining_finding_is_named_among_thousands() -> None:
+    findings = [make_finding(number) for number in range(1000)]
+    ledger = take_run(
+        take_run(EMPTY, findings), [*findings, make_finding(5000, Severity.CRITICAL)], NOW + 1, clear_after=2
+    )
     assert ledger.by_key()["processes/x", "part05000"].severity is Severity.CRITICAL
     assert len(ledger.conditions) <= MAX_CONDITIONS
 
 
-def test_the_others_are_confirmed_as_one() -> None:
-    many = [found(number, Severity.DEGRADED, confirm_seconds=60.0) for number in range(1000)]
-    ledger = run(EMPTY, many)
+def test_overflow_is_confirmed_as_single_condition() -> None:
+    findings = [make_finding(number, Severity.DEGRADED, confirm_seconds=60.0) for number in range(1000)]
+    ledger = take_run(EMPTY, findings)
     assert {c.state for c in ledger.conditions} == {ConditionState.PENDING}
-    ledger = run(ledger, many, NOW + 61)
+    ledger = take_run(ledger, findings, NOW + 61)
     assert {c.state for c in ledger.conditions} == {ConditionState.OPEN}
 
 
-def test_the_others_stay_latched_where_a_later_run_finds_only_mild_ones() -> None:
-    latched = [found(n, Severity.CRITICAL, clears=Clears.REBOOT) for n in range(200)]
-    ledger = run(run(EMPTY, latched), [*latched, found(500)], NOW + 1)
-    ledger = run(run(ledger, [found(500)], NOW + 2), [], NOW + 3)
+def test_overflow_stays_latched_after_milder_run() -> None:
+    latched = [make_finding(n, Severity.CRITICAL, clears=Clears.REBOOT) for n in range(200)]
+    ledger = take_run(take_run(EMPTY, latched), [*latched, make_finding(500)], NOW + 1)
+    ledger = take_run(take_run(ledger, [make_finding(500)], NOW + 2), [], NOW + 3)
     others = ledger.by_key()["processes/others", OVERFLOW]
     assert (others.severity, others.clears, others.state) == (Severity.CRITICAL, Clears.REBOOT, ConditionState.OPEN)
-    mild_first = run(run(EMPTY, [found(n) for n in range(200)]), [*(found(n) for n in range(200)), *latched], NOW + 1)
+    mild_first = take_run(
+        take_run(EMPTY, [make_finding(n) for n in range(200)]),
+        [*(make_finding(n) for n in range(200)), *latched],
+        NOW + 1,
+    )
     assert mild_first.by_key()["processes/others", OVERFLOW].clears is Clears.REBOOT
 
 
-def test_other_evidence_among_the_others_is_news_to_the_operator_who_knew() -> None:
-    many = [found(number, Severity.DEGRADED, evidence="1") for number in range(200)]
-    ledger = run(EMPTY, many)
-    known = endings.acknowledge_resumed(ledger.by_key(), NOW, NOW + 1)
-    ledger = run(with_conditions(ledger, known), many, NOW + 2)
+def test_changed_evidence_reopens_acknowledged_overflow() -> None:
+    findings = [make_finding(number, Severity.DEGRADED, evidence="1") for number in range(200)]
+    ledger = take_run(EMPTY, findings)
+    resumed = endings.acknowledge_resumed(ledger.by_key(), NOW, NOW + 1)
+    ledger = take_run(with_conditions(ledger, resumed), findings, NOW + 2)
     assert not any(may_drain(c, 0.0) for c in ledger.conditions)
-    ledger = run(ledger, [*many[:-1], replace(many[-1], evidence="2")], NOW + 3)
+    ledger = take_run(ledger, [*findings[:-1], replace(findings[-1], evidence="2")], NOW + 3)
     assert [c.subject for c in ledger.conditions if may_drain(c, 0.0)] == [OVERFLOW]
 
 
-def test_a_round_in_which_all_checks_find_the_same_changes_nothing_however_many_there_are() -> None:
+def test_repeated_round_with_all_checks_changes_only_counts() -> None:
     """No condition opens again in each round, and none that is still found ends."""
     checks = [f"check{number:02}" for number in range(30)]
 
-    def round_of(ledger: Ledger, at: float) -> Ledger:
+    def run_round(ledger: Ledger, at: float) -> Ledger:
         for number, check in enumerate(checks):
-            of_check = [found(n, (Severity.INFO, Severity.WARNING)[n % 2], f"{check}/x") for n in range(5 * number + 1)]
-            ledger = run(ledger, of_check, at + number, clear_after=2, check=check)
+            findings = [
+                make_finding(n, (Severity.INFO, Severity.WARNING)[n % 2], f"{check}/x") for n in range(5 * number + 1)
+            ]
+            ledger = take_run(ledger, findings, at + number, clear_after=2, check=check)
             assert len(ledger.conditions) <= MAX_CONDITIONS
         return ledger
 
-    first = round_of(round_of(EMPTY, NOW), NOW + 300)
+    first = run_round(run_round(EMPTY, NOW), NOW + 300)
     for number in range(2, 6):
-        ledger = round_of(first, NOW + 300 * number)
+        ledger = run_round(first, NOW + 300 * number)
         before, after = (
-            [(c.key, c.first_seen, c.state, c.count + more) for c in seen.conditions]
-            for seen, more in ((first, 1), (ledger, 0))
+            [(c.key, c.first_seen, c.state, c.count + increment) for c in ledger_seen.conditions]
+            for ledger_seen, increment in ((first, 1), (ledger, 0))
         )
         assert after == before, "each count rose by one"
         assert ledger.cleared == first.cleared
         first = ledger
 
 
-def test_what_has_lost_its_name_to_other_checks_has_it_again_when_there_is_room() -> None:
-    storm = [found(n, Severity.DEGRADED, "storm/x") for n in range(MAX_CONDITIONS // 4)]
-    mild = [found(n, code=f"mild/{n % 4}") for n in range(200)]
+def test_folded_condition_regains_name_when_there_is_room() -> None:
+    storm = [make_finding(n, Severity.DEGRADED, "storm/x") for n in range(MAX_CONDITIONS // 4)]
+    mild = [make_finding(n, code=f"mild/{n % 4}") for n in range(200)]
 
-    def round_of(ledger: Ledger, at: float, storms: int) -> Ledger:
+    def run_round(ledger: Ledger, at: float, storm_checks: int) -> Ledger:
         for number in range(4):
-            of_check = [replace(f, code=f"storm{number}/x") for f in storm] if number < storms else []
-            ledger = run(ledger, of_check, at, check=f"storm{number}")
-        return run(ledger, mild, at + 1, check="mild")
+            findings = [replace(f, code=f"storm{number}/x") for f in storm] if number < storm_checks else []
+            ledger = take_run(ledger, findings, at, check=f"storm{number}")
+        return take_run(ledger, mild, at + 1, check="mild")
 
-    ledger = round_of(EMPTY, NOW, 0)
+    ledger = run_round(EMPTY, NOW, 0)
     named = {c.key for c in ledger.conditions}
     assert len(named) == MAX_CONDITIONS
-    ledger = round_of(ledger, NOW + 300, 3)
+    ledger = run_round(ledger, NOW + 300, 3)
     assert len(ledger.conditions) == MAX_CONDITIONS
     assert sum(c.check == "mild" for c in ledger.conditions) == MAX_CONDITIONS // 4
     assert ledger.by_key()["mild/others", OVERFLOW].state is ConditionState.OPEN
-    ledger = round_of(round_of(ledger, NOW + 600, 0), NOW + 900, 0)
+    ledger = run_round(run_round(ledger, NOW + 600, 0), NOW + 900, 0)
     assert {c.key for c in ledger.conditions} == named
-    assert run(ledger, [], NOW + 1200, check="mild").conditions == ()
+    assert take_run(ledger, [], NOW + 1200, check="mild").conditions == ()
 
 
-def test_what_waits_to_be_confirmed_takes_no_name_from_what_stands_and_is_worse() -> None:
+def test_pending_finding_does_not_fold_open_worse_condition() -> None:
     ledger = EMPTY
     for number in range(4):
         code = f"check{number}/x"
-        ledger = run(
-            ledger, [found(n, Severity.DEGRADED, code) for n in range(MAX_CONDITIONS // 4)], check=f"check{number}"
+        ledger = take_run(
+            ledger,
+            [make_finding(n, Severity.DEGRADED, code) for n in range(MAX_CONDITIONS // 4)],
+            check=f"check{number}",
         )
-    stands = {c.key for c in ledger.conditions}
-    waits = [found(n, code="late/x", confirm_seconds=60.0) for n in range(100)]
+    open_keys = {c.key for c in ledger.conditions}
+    pending = [make_finding(n, code="late/x", confirm_seconds=60.0) for n in range(100)]
     for at in (10, 40, 80):
-        ledger = run(ledger, waits, NOW + at, check="late")
+        ledger = take_run(ledger, pending, NOW + at, check="late")
         late = [c for c in ledger.conditions if c.check == "late"]
         assert [c.subject for c in late] == [OVERFLOW]
         assert late[0].state is (ConditionState.OPEN if at == 80 else ConditionState.PENDING)
     assert len(ledger.conditions) == MAX_CONDITIONS
-    assert len(stands - ledger.by_key().keys()) == 2, "the last two of one check are folded into one"
+    assert len(open_keys - ledger.by_key().keys()) == 2, "the last two of one check are folded into one"
 
 
-def test_a_result_shows_no_more_findings_than_there_are_conditions() -> None:
-    result = CheckResult("processes", "", Outcome.COMPLETED, NOW, 0.0, tuple(found(n) for n in range(5000)))
-    shown = limit_findings(result, {})
-    assert len(shown.findings) == MAX_CONDITIONS
-    assert limit_findings(shown, {}) == shown
-    few = replace(result, findings=result.findings[:MAX_CONDITIONS])
-    assert limit_findings(few, {}) is few
+def test_limit_findings_bounds_result() -> None:
+    result = CheckResult("processes", "", Outcome.COMPLETED, NOW, 0.0, tuple(make_finding(n) for n in range(5000)))
+    limited_result = limit_findings(result, {})
+    assert len(limited_result.findings) == MAX_CONDITIONS
+    assert limit_findings(limited_result, {}) == limited_result
+    short = replace(result, findings=result.findings[:MAX_CONDITIONS])
+    assert limit_findings(short, {}) is short
 
 
-def test_the_words_for_a_code_of_others_can_be_asked_for() -> None:
-    assert ("gpu_xid/others", OVERFLOW) == XID_OTHERS
-    text = registry.explain(CHECKS, "gpu_xid/others")
+def test_explain_describes_overflow_code() -> None:
+    assert ("gpu_xid/others", OVERFLOW) == XID_OVERFLOW
+    text = registry.explain(BUILT_IN, "gpu_xid/others")
     assert text is not None
     assert f"more than {MAX_CONDITIONS} problems" in text.meaning

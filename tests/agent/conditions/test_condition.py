@@ -22,26 +22,26 @@ from healthd.common.model import Condition
 
 
 def shifted(condition: Condition, seconds: float) -> Condition:
-    (moved,) = after_clock_step(Ledger(conditions=(condition,)), seconds).conditions
-    return moved
+    (shifted_condition,) = after_clock_step(Ledger(conditions=(condition,)), seconds).conditions
+    return shifted_condition
 
 
-def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
+def test_clock_step_moves_moments_and_no_durations() -> None:
     hints = typing.get_type_hints(Condition)
     numbers: dict[str, Any] = {f.name: 100.0 for f in fields_of(Condition) if hints[f.name] is float}
     condition = replace(Node().run(GONE).only, **numbers)
-    moved = shifted(condition, 50.0)
+    shifted_condition = shifted(condition, 50.0)
     durations = {"confirm_seconds", "window_seconds", "quiet_seconds"}
-    assert {name: getattr(moved, name) for name in numbers} == {
+    assert {name: getattr(shifted_condition, name) for name in numbers} == {
         name: 100.0 if name in durations else 150.0 for name in numbers
     }
 
 
-def test_a_moment_that_never_was_stays_so() -> None:
+def test_clock_step_keeps_unset_moments() -> None:
     assert shifted(Node().run(FEWER).only, 50.0).critical_at == 0.0
 
 
-def test_a_clock_step_cuts_no_confirm_time_short() -> None:
+def test_clock_step_does_not_shorten_confirm_time() -> None:
     node = Node().run(LINK)
     node.now += 3600
     node.conditions = {key: shifted(c, 3600) for key, c in node.conditions.items()}

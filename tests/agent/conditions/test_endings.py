@@ -45,7 +45,7 @@ from healthd.common.model import (
         (Node().run(FEWER).repaired(FEWER.code), Ending.REPAIRED, "repaired by root"),
     ],
 )
-def test_ending_and_text_of_a_cleared_condition(node: Node, ending: Ending, text: str) -> None:
+def test_cleared_condition_has_ending_and_text(node: Node, ending: Ending, text: str) -> None:
     assert node.conditions == {}
     assert [(c.ending, c.cleared_by) for c in node.cleared] == [(ending, text)]
 
@@ -53,27 +53,27 @@ def test_ending_and_text_of_a_cleared_condition(node: Node, ending: Ending, text
 # --- PASS
 
 
-def test_pass_clears_after_as_many_clean_runs_as_the_site_wants() -> None:
+def test_pass_clears_after_clear_after_clean_runs() -> None:
     node = Node().run(FEWER).run(clear_after=3).run(clear_after=3)
     assert node.only.clean_runs == 2
     node.run(clear_after=3)
     assert (node.conditions, node.cleared_by) == ({}, ["pass"])
 
 
-def test_a_fault_between_clean_runs_counts_them_anew() -> None:
+def test_fault_between_clean_runs_restarts_count() -> None:
     node = Node().run(FEWER).run().run(FEWER).run()
     assert node.only.clean_runs == 1
     assert node.only.state is OPEN
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.STUCK])
-def test_a_run_that_did_not_complete_clears_nothing(outcome: Outcome) -> None:
+def test_incomplete_run_clears_nothing(outcome: Outcome) -> None:
     node = Node().run(FEWER).run(outcome=outcome).run(outcome=outcome).run(outcome=outcome)
     assert node.only.clean_runs == 0
     assert node.only.state is OPEN
 
 
-def test_another_check_or_instance_clears_nothing() -> None:
+def test_run_from_other_check_or_instance_clears_nothing() -> None:
     data = Finding(Severity.DEGRADED, "mount/missing", "/data", "not mounted")
     node = Node().run(data, instance="/data")
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_another_check_or_instance_clears_nothing() -> None:
     assert node.conditions == {}
 
 
-def test_only_the_part_that_is_well_again_is_cleared() -> None:
+def test_pass_clears_only_recovered_part() -> None:
     other = replace(FEWER, subject="other")
     node = Node().run(FEWER, other).run(other).run(other)
     assert node.only.subject == "other"
@@ -93,7 +93,7 @@ def test_only_the_part_that_is_well_again_is_cleared() -> None:
 
 
 @pytest.mark.parametrize("finding", [GONE, RESET, ROWS], ids=lambda f: f.clears.value)
-def test_what_waits_for_evidence_is_not_cleared_by_clean_runs(finding: Finding) -> None:
+def test_latched_condition_is_not_cleared_by_clean_runs(finding: Finding) -> None:
     node = Node().run(finding)
     for _ in range(10):
         node.run()
@@ -101,54 +101,54 @@ def test_what_waits_for_evidence_is_not_cleared_by_clean_runs(finding: Finding) 
 
 
 @pytest.mark.parametrize("finding", [GONE, RESET], ids=lambda f: f.clears.value)
-def test_a_reboot_clears_what_waits_for_it_or_for_a_reset(finding: Finding) -> None:
+def test_reboot_clears_reboot_and_reset_faults(finding: Finding) -> None:
     assert Node().run(finding).reboot().cleared_by == ["reboot"]
 
 
 @pytest.mark.parametrize("finding", [FEWER, ROWS, RATE], ids=lambda f: f.clears.value)
-def test_a_reboot_does_not_clear_what_waits_for_something_else(finding: Finding) -> None:
+def test_reboot_keeps_other_faults(finding: Finding) -> None:
     assert Node().run(finding).reboot().only.state is OPEN
 
 
-def test_starting_again_in_the_same_boot_clears_nothing() -> None:
+def test_after_boot_in_same_boot_clears_nothing() -> None:
     node = Node().run(GONE)
     assert endings.after_boot(node.conditions, node.boot, node.now) == node.conditions
 
 
-def test_what_was_pending_before_a_reboot_is_forgotten() -> None:
+def test_reboot_removes_pending_condition() -> None:
     """Time while the machine was down confirms nothing."""
     node = Node().run(LINK).reboot()
     assert (node.conditions, node.cleared) == ({}, [])
     assert node.run(LINK).only.state is PENDING
 
 
-def test_what_worsens_with_time_begins_anew_after_a_reboot() -> None:
+def test_reboot_restarts_time_until_worse() -> None:
     assert Node().run(HANG).reboot().run(HANG, after=60).only.severity is Severity.WARNING
 
 
-def test_evidence_of_a_reset_clears_what_the_run_saw_whose_reading_it_compares_with() -> None:
+def test_reset_evidence_clears_fault_from_compared_run() -> None:
     node = Node().run(RESET)
-    before = node.now - RUN_SECONDS
-    node.run(repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    compared_at = node.now - RUN_SECONDS
+    node.run(repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", compared_at)])
     assert node.cleared_by == ["gpu_reset: volatile count fell"]
 
 
-def test_evidence_of_a_reset_clears_nothing_seen_after_the_reading_that_it_compares_with() -> None:
+def test_reset_evidence_keeps_event_after_compared_reading() -> None:
     """The event came after the earlier reading, so possibly after the reset."""
     node = Node().run()
-    before = node.now
+    compared_at = node.now
     node.event(replace(XID, clears=Clears.GPU_RESET))
-    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", compared_at)])
     assert node.only.state is OPEN
 
 
-def test_a_run_that_sees_the_fault_still_is_not_cleared_by_its_own_evidence() -> None:
+def test_reset_evidence_from_failing_run_clears_nothing() -> None:
     node = Node().run(RESET)
     node.run(RESET, repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", node.now)])
     assert node.only.state is OPEN
 
 
-def test_evidence_of_a_reset_concerns_that_part_and_those_faults_only() -> None:
+def test_reset_evidence_clears_only_reset_faults_on_that_part() -> None:
     other = replace(RESET, subject="0000:2a:00.0")
     node = Node().run(RESET, other).run(GONE)
     repair = Repair(Clears.GPU_RESET, GPU, "recovery action back to none", node.now)
@@ -159,15 +159,15 @@ def test_evidence_of_a_reset_concerns_that_part_and_those_faults_only() -> None:
     }
 
 
-def test_evidence_of_a_reset_clears_nothing_that_the_log_told_while_the_earlier_reading_was_taken() -> None:
+def test_reset_evidence_keeps_event_during_compared_reading() -> None:
     node = Node().run()
-    before = node.now - RUN_SECONDS
+    compared_at = node.now - RUN_SECONDS
     node.event(replace(XID, clears=Clears.GPU_RESET), after=-RUN_SECONDS / 2)
-    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", compared_at)])
     assert node.only.state is OPEN
 
 
-def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_is_seen_again() -> None:
+def test_run_that_began_before_resume_does_not_drain() -> None:
     node = Node().run(GONE)
     resumed = node.now + 100.0 - RUN_SECONDS / 2
     node.take(endings.acknowledge_resumed(node.conditions, node.now, resumed))
@@ -175,21 +175,21 @@ def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_
     assert node.run(GONE).judge().causes == (node.only,)
 
 
-def test_resumed_by_operator_leaves_open_what_opened_after_the_operator_saw_the_node() -> None:
+def test_acknowledge_resumed_keeps_later_conditions_open() -> None:
     node = Node().run(GONE)
-    seen = node.now
+    seen_at = node.now
     node.event(XID)
-    node.take(endings.acknowledge_resumed(node.conditions, seen, node.now + 10.0))
+    node.take(endings.acknowledge_resumed(node.conditions, seen_at, node.now + 10.0))
     assert {c.code: c.state for c in node.conditions.values()} == {GONE.code: ACKNOWLEDGED, XID.code: OPEN}
     assert [c.code for c in node.judge().causes] == [XID.code]
 
 
 @pytest.mark.parametrize("finding", [GONE, RESET, FEWER, RATE], ids=lambda f: f.clears.value)
-def test_an_engineer_clears_whatever_it_waits_for(finding: Finding) -> None:
+def test_repaired_clears_every_condition_kind(finding: Finding) -> None:
     assert Node().run(finding).repaired(finding.code).cleared_by == ["repaired by root"]
 
 
-def test_an_engineer_may_clear_one_part_or_all() -> None:
+def test_repaired_clears_given_part_or_all() -> None:
     other = replace(GONE, subject="0000:2a:00.0")
     node = Node().run(GONE, other).repaired(GONE.code, GPU)
     assert node.only.subject == "0000:2a:00.0"
@@ -200,18 +200,18 @@ def test_an_engineer_may_clear_one_part_or_all() -> None:
 # --- WINDOW
 
 
-def test_a_window_counts_time_under_load() -> None:
+def test_window_counts_time_under_load() -> None:
     node = Node().run(RATE).run().quiet(3599)
     assert node.only.quiet_seconds == 3599
     assert node.quiet(1).cleared_by == ["window"]
 
 
-def test_a_window_does_not_count_time_without_load() -> None:
+def test_window_does_not_count_time_without_load() -> None:
     assert Node().run(RATE).run().quiet(DAY, loaded=False).only.state is OPEN
 
 
 @pytest.mark.parametrize("end", ["reboot", "reset"])
-def test_after_a_repair_a_window_counts_without_load_too(end: str) -> None:
+def test_window_counts_without_load_after_repair(end: str) -> None:
     node = Node().run(RATE)
     if end == "reboot":
         node.reboot().run(check="pcie_aer")
@@ -220,7 +220,7 @@ def test_after_a_repair_a_window_counts_without_load_too(end: str) -> None:
     assert node.quiet(3600, loaded=False).cleared_by == ["window"]
 
 
-def test_news_begins_the_window_anew() -> None:
+def test_new_evidence_restarts_window() -> None:
     node = Node().run(RATE).run().quiet(3000).run(RATE).run().quiet(3000)
     assert node.only.state is OPEN
     event = replace(RATE, clears=Clears.GPU_RESET)
@@ -231,7 +231,7 @@ def test_news_begins_the_window_anew() -> None:
     assert other.quiet(600).cleared_by == ["window"], "the window also ends a fault that waits for a reset"
 
 
-def test_the_time_before_the_news_is_not_quiet() -> None:
+def test_time_before_new_event_is_not_quiet() -> None:
     node = Node()
     node.event(replace(RATE, clears=Clears.GPU_RESET))
     node.now += 5
@@ -239,17 +239,17 @@ def test_the_time_before_the_news_is_not_quiet() -> None:
     assert node.only.quiet_seconds == 5
 
 
-def test_between_two_runs_that_see_the_fault_no_window_passes() -> None:
+def test_window_does_not_run_between_failing_runs() -> None:
     node = Node().run(RATE).quiet(7200)
     assert node.only.quiet_seconds == 0
 
 
-def test_while_a_check_cannot_look_the_window_does_not_begin() -> None:
+def test_window_does_not_begin_while_check_is_stuck() -> None:
     node = Node().run(RATE).run(outcome=Outcome.STUCK).quiet(DAY)
     assert node.only.state is OPEN
 
 
-def test_clean_runs_alone_do_not_clear_a_window() -> None:
+def test_clean_runs_do_not_clear_window_condition() -> None:
     """The drain removed the load: the error rate falls, but the fault is still there."""
     node = Node().run(RATE)
     for _ in range(20):
@@ -260,7 +260,7 @@ def test_clean_runs_alone_do_not_clear_a_window() -> None:
 # --- operators
 
 
-def test_an_operators_resume_acknowledges_what_would_drain() -> None:
+def test_resume_acknowledges_draining_conditions() -> None:
     node = Node().run(GONE).run(HANG).operator_resumes()
     assert node.conditions[GONE.code, GPU].state is ACKNOWLEDGED
     assert node.conditions[HANG.code, ""].state is OPEN
@@ -268,43 +268,45 @@ def test_an_operators_resume_acknowledges_what_would_drain() -> None:
     assert node.judge().may_resume
 
 
-def test_after_an_operators_resume_only_what_is_seen_again_acts() -> None:
+def test_after_resume_only_new_event_drains() -> None:
     node = Node()
     event = node.event(XID)
     node.operator_resumes()
-    node.hear(XID, event)
+    node.absorb_events(XID, event)
     assert node.only.state is ACKNOWLEDGED, "the same event again"
     node.event(XID)
     assert node.only.state is OPEN
     assert node.judge().causes == (node.only,)
 
 
-def test_an_event_that_goes_on_after_the_resume_is_news() -> None:
+def test_event_that_continues_after_resume_reopens_condition() -> None:
     """Lines of one fault are coalesced into one event, which keeps the number of its first line."""
     node = Node()
     event = node.event(XID)
     node.operator_resumes()
     node.now += 4
-    node.hear(XID, replace(event, last_time=node.now, lines=2))
+    node.absorb_events(XID, replace(event, last_time=node.now, lines=2))
     assert node.only.state is OPEN
     assert node.judge().causes == (node.only,)
 
 
-def test_an_event_from_before_the_resume_that_comes_late_is_no_news() -> None:
+def test_late_event_from_before_resume_reopens_nothing() -> None:
     node = Node()
     event = node.event(XID)
     node.now += 60
     node.operator_resumes()
-    node.hear(XID, event, replace(event, sequence=2, time=event.time + 5, last_time=event.time + 5), touched=[2])
+    node.absorb_events(
+        XID, event, replace(event, sequence=2, time=event.time + 5, last_time=event.time + 5), touched=[2]
+    )
     assert node.only.state is ACKNOWLEDGED
 
 
-def test_a_check_that_still_fails_after_the_resume_drains_again() -> None:
+def test_check_that_still_fails_after_resume_drains_again() -> None:
     node = Node().run(GONE).operator_resumes().run(GONE)
     assert node.judge().causes == (node.only,)
 
 
-def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
+def test_adopted_drain_requires_operator() -> None:
     node = Node()
     node.take(absorb.adopted({}, "gpu_xid/79", GPU, node.boot, node.now))
     assert (node.only.state, node.only.clears) == (ACKNOWLEDGED, Clears.OPERATOR)
@@ -312,7 +314,7 @@ def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
     assert node.reboot().repaired("gpu_xid/79").cleared_by == ["repaired by root"]
 
 
-def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known() -> None:
+def test_adopted_condition_that_is_found_clears_normally() -> None:
     """The ledger was lost while a file system was away. Once it is back, only the drain remains, for an operator."""
     node = Node()
     node.take(absorb.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
@@ -322,6 +324,6 @@ def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known()
     assert node.cleared_by == ["pass"]
 
 
-def test_adopting_what_is_known_changes_nothing() -> None:
+def test_adopted_keeps_recorded_condition() -> None:
     node = Node().run(GONE)
     assert absorb.adopted(node.conditions, GONE.code, GPU, node.boot, node.now) == node.conditions

@@ -67,23 +67,23 @@ T0 = 1_800_000_000.0
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 
 
-def anything(kind: Any) -> st.SearchStrategy[Any]:
+def value_strategy(kind: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for values of any type used in the ledger. Times are finite."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct):
         hints = typing.get_type_hints(kind)
         names = [f.name for f in fields_of(kind) if f.name != "version"]
-        return st.builds(kind, **{name: anything(hints[name]) for name in names})
+        return st.builds(kind, **{name: value_strategy(hints[name]) for name in names})
     if hasattr(kind, "_fields"):  # a NamedTuple
-        return st.builds(kind, **{name: anything(hint) for name, hint in typing.get_type_hints(kind).items()})
+        return st.builds(kind, **{name: value_strategy(hint) for name, hint in typing.get_type_hints(kind).items()})
     if origin in (typing.Union, types.UnionType):
-        return st.one_of(*map(anything, args))
+        return st.one_of(*map(value_strategy, args))
     if origin is tuple:
         if args[1:] == (Ellipsis,):
-            return st.lists(anything(args[0]), max_size=2).map(tuple)
-        return st.tuples(*map(anything, args))
+            return st.lists(value_strategy(args[0]), max_size=2).map(tuple)
+        return st.tuples(*map(value_strategy, args))
     if origin is dict:
-        return st.dictionaries(st.text(max_size=5), anything(args[1]), max_size=2)
+        return st.dictionaries(st.text(max_size=5), value_strategy(args[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
     plain: dict[Any, st.SearchStrategy[Any]] = {
@@ -98,7 +98,7 @@ def anything(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def condition(subject: str = "", **changes: Any) -> Condition:
-    made = Condition(
+    default = Condition(
         check="gpu_xid",
         instance="",
         code="gpu_xid/79",
@@ -112,14 +112,14 @@ def condition(subject: str = "", **changes: Any) -> Condition:
         count=1,
         boot_id="b",
     )
-    return replace(made, **changes)
+    return replace(default, **changes)
 
 
 def cleared(subject: str, at: float) -> Condition:
     return condition(subject, state=ConditionState.CLEARED, cleared_at=at, cleared_by="reboot")
 
 
-FULL = Ledger(
+FULL_LEDGER = Ledger(
     born=T0,
     boot_id="b",
     mode="act",
@@ -151,15 +151,15 @@ FULL = Ledger(
 # --- as text
 
 
-@given(anything(Ledger))
+@given(value_strategy(Ledger))
 @settings(deadline=None)
-def test_any_ledger_is_read_back_as_it_was(ledger: Ledger) -> None:
+def test_encode_decode_returns_equal_ledger(ledger: Ledger) -> None:
     assert decode(encode(ledger), "x") == ledger
 
 
-@given(anything(dict[str, dict[str, Series]]))
+@given(value_strategy(dict[str, dict[str, Series]]))
 @settings(deadline=None)
-def test_any_past_is_read_back_as_it_was(past: dict[str, dict[str, Series]]) -> None:
+def test_encode_decode_past_returns_equal_past(past: dict[str, dict[str, Series]]) -> None:
     texts = {check: encode_store(store) for check, store in past.items()}
     assert decode_past(encode(texts), "x") == texts
     assert {check: decode_store(text) for check, text in texts.items()} == past
@@ -172,39 +172,39 @@ ODD_VALUES = st.sampled_from([None, True, -1, 0.5, 2**70, 1e308, "", "x", [], {}
 @settings(deadline=None)
 def test_decode_raises_ledger_error_for_any_other_json_in_any_place(data: st.DataObject) -> None:
     """Replace one value at a random depth."""
-    table: Any = json.loads(encode(data.draw(anything(Ledger), "ledger")))
-    place = table
+    table: Any = json.loads(encode(data.draw(value_strategy(Ledger), "ledger")))
+    container = table
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = data.draw(st.sampled_from(keys), "key")
-        below = place[key]
+        below = container[key]
         if not isinstance(below, (dict, list)) or not below or data.draw(st.booleans(), "here"):
-            place[key] = data.draw(ODD_VALUES, "value")
+            container[key] = data.draw(ODD_VALUES, "value")
             break
-        place = below
-    assert is_read_or_refused(decode, json.dumps(table))
+        container = below
+    assert is_decoded_or_refused(decode, json.dumps(table))
 
 
 @given(st.recursive(ODD_VALUES, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=8))
 def test_decode_past_raises_ledger_error_for_any_other_json(data: Any) -> None:
     for text in (json.dumps(data), json.dumps({"gpu_pcie": json.dumps(data)})):
-        assert is_read_or_refused(decode_past, text)
+        assert is_decoded_or_refused(decode_past, text)
 
 
-def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
+def is_decoded_or_refused(decoder: Callable[[str, str], object], text: str) -> bool:
     """Return True if `read` returns a value or raises LedgerError. Other errors propagate."""
     try:
-        return read(text, "x") is not None
+        return decoder(text, "x") is not None
     except LedgerError as error:
         return str(error).startswith("x: is")
 
 
-def test_ledger_keeps_a_reason_of_slurm_that_is_not_utf8() -> None:
+def test_decode_keeps_non_utf8_reason() -> None:
     ledger = Ledger(slurm=DrainRecord(overriding_reason=b"L\xfcfter".decode("utf-8", "surrogateescape")))
     assert decode(encode(ledger), "x") == ledger
 
 
-def test_an_empty_ledger_is_read_back_too() -> None:
+def test_decode_returns_empty_ledger() -> None:
     assert decode(encode(Ledger()), "x") == Ledger()
 
 
@@ -220,10 +220,10 @@ json_values = st.recursive(
 
 @given(json_values.map(json.dumps) | st.text())
 @settings(deadline=None)
-def test_any_other_text_is_refused_by_one_sentence_that_names_the_file(text: str) -> None:
-    for reads in (decode, decode_past):
+def test_decode_error_names_file(text: str) -> None:
+    for decoder in (decode, decode_past):
         try:
-            reads(text, "/run/healthd/ledger.json")
+            decoder(text, "/run/healthd/ledger.json")
         except LedgerError as error:
             assert str(error).startswith("/run/healthd/ledger.json: is")  # noqa: PT017
 
@@ -246,7 +246,7 @@ def test_any_other_text_is_refused_by_one_sentence_that_names_the_file(text: str
         *("unknown field", "unknown field below", "too large", "too deep"),
     ],
 )
-def test_a_ledger_that_cannot_be_read_says_why(text: str, sentence: str) -> None:
+def test_decode_error_says_why(text: str, sentence: str) -> None:
     with pytest.raises(LedgerError) as error:
         decode(text, "x")
     assert str(error.value).startswith(("x: is ", "x: has "))
@@ -255,8 +255,8 @@ def test_a_ledger_that_cannot_be_read_says_why(text: str, sentence: str) -> None
 
 @given(st.integers(0, 1_000_000))
 @settings(deadline=None)
-def test_a_ledger_that_was_cut_off_is_never_half_of_one(length: int) -> None:
-    text = encode(FULL)
+def test_decode_rejects_truncated_ledger(length: int) -> None:
+    text = encode(FULL_LEDGER)
     with pytest.raises(LedgerError):
         decode(text[: length % len(text)], "x")
 
@@ -264,34 +264,34 @@ def test_a_ledger_that_was_cut_off_is_never_half_of_one(length: int) -> None:
 # --- conditions and their history
 
 
-def test_cleared_conditions_move_to_the_history() -> None:
-    gone, stays = cleared("a", T0), condition("b")
-    ledger = with_conditions(Ledger(), {(c.code, c.subject): c for c in (gone, stays)})
-    assert (ledger.conditions, ledger.cleared) == ((stays,), (gone,))
-    assert ledger.by_key() == {("gpu_xid/79", "b"): stays}
+def test_with_conditions_moves_cleared_to_history() -> None:
+    cleared_condition, open_condition = cleared("a", T0), condition("b")
+    ledger = with_conditions(Ledger(), {(c.code, c.subject): c for c in (cleared_condition, open_condition)})
+    assert (ledger.conditions, ledger.cleared) == ((open_condition,), (cleared_condition,))
+    assert ledger.by_key() == {("gpu_xid/79", "b"): open_condition}
 
 
-def test_unchanged_conditions_are_the_same_ledger() -> None:
-    assert with_conditions(FULL, FULL.by_key()) is FULL
+def test_with_conditions_returns_same_ledger_without_change() -> None:
+    assert with_conditions(FULL_LEDGER, FULL_LEDGER.by_key()) is FULL_LEDGER
 
 
-def test_the_history_is_bounded_in_number_and_the_newest_stay() -> None:
-    gone = [cleared(str(number), T0 + number) for number in range(MAX_CLEARED + 1)]
-    whole = with_conditions(Ledger(), {c.key: c for c in gone[1:]})
-    assert trim_history(whole, T0) is whole
-    more = with_conditions(Ledger(), {c.key: c for c in gone})
-    assert more.cleared == tuple(gone), "the event stream must see all"
-    assert trim_history(more, T0).cleared == tuple(gone[1:])
+def test_trim_history_keeps_newest() -> None:
+    cleared_conditions = [cleared(str(number), T0 + number) for number in range(MAX_CLEARED + 1)]
+    full = with_conditions(Ledger(), {c.key: c for c in cleared_conditions[1:]})
+    assert trim_history(full, T0) is full
+    overfull = with_conditions(Ledger(), {c.key: c for c in cleared_conditions})
+    assert overfull.cleared == tuple(cleared_conditions), "the event stream must see all"
+    assert trim_history(overfull, T0).cleared == tuple(cleared_conditions[1:])
 
 
-def test_the_history_is_bounded_in_time() -> None:
+def test_trim_history_removes_expired() -> None:
     old, new = cleared("old", T0), cleared("new", T0 + CLEARED_RETENTION_SECONDS)
     ledger = replace(Ledger(), cleared=(old, new))
     assert trim_history(ledger, T0 + CLEARED_RETENTION_SECONDS - 1) is ledger
     assert trim_history(ledger, T0 + CLEARED_RETENTION_SECONDS).cleared == (new,)
 
 
-def test_a_relapse_is_still_known_after_a_week() -> None:
+def test_history_is_kept_longer_than_relapse_time() -> None:
     from healthd.agent.conditions.absorb import RELAPSE_SECONDS
 
     assert CLEARED_RETENTION_SECONDS > RELAPSE_SECONDS
@@ -310,14 +310,14 @@ def moments(value: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("step", [3600.0, -86400.0])
-def test_a_clock_step_moves_every_moment_there_is(step: float) -> None:
-    moved = after_clock_step(FULL, step)
-    assert moments(moved) == [moment + step for moment in moments(FULL)]
-    assert after_clock_step(moved, -step) == FULL
+def test_after_clock_step_moves_every_moment(step: float) -> None:
+    stepped = after_clock_step(FULL_LEDGER, step)
+    assert moments(stepped) == [moment + step for moment in moments(FULL_LEDGER)]
+    assert after_clock_step(stepped, -step) == FULL_LEDGER
 
 
 # Float fields of the ledger that are neither durations nor times of this machine's clock.
-NO_MOMENTS = {
+OTHER_NUMBERS = {
     ("Worsens", "after_seconds"),
     ("Slowness", "slowdown"),
     ("KernelEvent", "uptime"),  # since boot
@@ -328,11 +328,11 @@ NO_MOMENTS = {
 }
 
 
-def numbers(kind: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, bool]]:
+def float_fields(kind: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, bool]]:
     """Yield each float field below a type: class, field, and whether it is declared as a moment."""
     if (isinstance(kind, type) and issubclass(kind, Struct)) or hasattr(kind, "_fields"):
         for field, hint in typing.get_type_hints(kind, include_extras=True).items():
-            yield from numbers(hint, kind.__name__, field)
+            yield from float_fields(hint, kind.__name__, field)
     elif typing.get_origin(kind) is Annotated:
         if typing.get_args(kind)[0] is float:
             yield owner, name, MOMENT in kind.__metadata__
@@ -340,17 +340,17 @@ def numbers(kind: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, s
         yield owner, name, False
     else:
         for part in typing.get_args(kind):
-            yield from numbers(part, owner, name)
+            yield from float_fields(part, owner, name)
 
 
-def test_every_number_of_the_ledger_is_declared_as_moment_or_is_known_to_be_none() -> None:
-    found = list(numbers(Ledger))
-    assert {(owner, name) for owner, name, _ in found} >= NO_MOMENTS
-    for owner, name, is_moment in found:
-        assert is_moment != ((owner, name) in NO_MOMENTS or name.endswith("_seconds")), (owner, name)
+def test_every_float_field_is_declared_as_moment_or_exempt() -> None:
+    float_field_list = list(float_fields(Ledger))
+    assert {(owner, name) for owner, name, _ in float_field_list} >= OTHER_NUMBERS
+    for owner, name, is_moment in float_field_list:
+        assert is_moment != ((owner, name) in OTHER_NUMBERS or name.endswith("_seconds")), (owner, name)
 
 
-def test_past_moments_are_now_at_the_latest_and_other_moments_stay() -> None:
+def test_without_future_times_limits_past_moments_to_now() -> None:
     ahead = T0 + 9e6
     condition_ahead = condition(
         acknowledged_at=ahead, last_event=ahead, ack=Ack(ahead + 60, "w", "a", Severity.INFO, ahead)
@@ -362,39 +362,39 @@ def test_past_moments_are_now_at_the_latest_and_other_moments_stay() -> None:
         cleared=(condition_ahead,),
         slurm=DrainRecord(pending_since=ahead, drained_at=ahead, earlier_drains=(EndedDrain("a", "a", ahead, ahead),)),
     )
-    found = without_future_times(ledger, T0)
-    assert (found.born, found.trusted_since, found.cleared) == (ahead, T0, ledger.cleared)
-    (known,) = found.conditions
-    assert (known.acknowledged_at, known.last_event) == (T0, ahead)
-    assert known.ack is not None
-    assert (known.ack.requested_at, known.ack.until) == (T0, T0 + 60)
-    assert (found.slurm.pending_since, found.slurm.drained_at) == (ahead, T0)
-    assert [(old.reason_time, old.ended_at) for old in found.slurm.earlier_drains] == [(ahead, T0)]
+    corrected = without_future_times(ledger, T0)
+    assert (corrected.born, corrected.trusted_since, corrected.cleared) == (ahead, T0, ledger.cleared)
+    (corrected_condition,) = corrected.conditions
+    assert (corrected_condition.acknowledged_at, corrected_condition.last_event) == (T0, ahead)
+    assert corrected_condition.ack is not None
+    assert (corrected_condition.ack.requested_at, corrected_condition.ack.until) == (T0, T0 + 60)
+    assert (corrected.slurm.pending_since, corrected.slurm.drained_at) == (ahead, T0)
+    assert [(old.reason_time, old.ended_at) for old in corrected.slurm.earlier_drains] == [(ahead, T0)]
 
 
-def test_a_clock_step_gives_no_time_to_what_never_was() -> None:
+def test_after_clock_step_keeps_unset_times() -> None:
     assert after_clock_step(Ledger(), 3600.0) == Ledger()
 
 
-def test_a_wait_for_a_count_that_began_in_the_future_begins_now() -> None:
+def test_without_future_times_restarts_waits() -> None:
     slurm = DrainRecord(count_failing_since=T0 + 9e6, unsaved_change=UnsavedChange(T0 + 9e6, "1 ctl1"))
-    found = without_future_times(Ledger(slurm=slurm), T0).slurm
-    assert (found.count_failing_since, found.unsaved_change) == (T0, UnsavedChange(T0, "1 ctl1"))
+    corrected = without_future_times(Ledger(slurm=slurm), T0).slurm
+    assert (corrected.count_failing_since, corrected.unsaved_change) == (T0, UnsavedChange(T0, "1 ctl1"))
 
 
 # --- as files
 
 
-def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_read_text_returns_none_without_file(tmp_path: Path) -> None:
     assert read_text(str(tmp_path / "none")) is None
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+def test_read_text_error_is_single_sentence(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
         read_text(str(tmp_path))
 
 
-def test_bytes_that_are_no_text_are_no_ledger(tmp_path: Path) -> None:
+def test_decode_rejects_non_utf8_bytes(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_bytes(b'{"boot_id": "\xff\xfe')
     text = read_text(str(path))
@@ -403,20 +403,20 @@ def test_bytes_that_are_no_text_are_no_ledger(tmp_path: Path) -> None:
         decode(text, str(path))
 
 
-def test_a_file_is_replaced_whole_and_only_ours_to_read(tmp_path: Path) -> None:
+def test_replace_file_writes_private_file_atomically(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.json")
-    for ledger in (FULL, Ledger()):
+    for ledger in (FULL_LEDGER, Ledger()):
         replace_file(path, encode(ledger), durable=True)
         assert decode(str(read_text(path)), path) == ledger
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["ledger.json"]
 
 
-def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
+def test_set_aside_keeps_content(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text("scribble")
-    aside = Path(set_aside(str(path)))
-    assert aside.read_text() == "scribble"
+    moved = Path(set_aside(str(path)))
+    assert moved.read_text() == "scribble"
     assert not path.exists()
 
 
@@ -437,11 +437,11 @@ while True:
 """
 
 
-def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
+def test_kill_during_replace_file_leaves_old_or_new_ledger(tmp_path: Path) -> None:
     """The length of `mode` shows whether a ledger is one that was written."""
     path = str(tmp_path / store.FILE)
-    replace_file(path, encode(replace(FULL, next_sequence=1, mode="")))
-    dice = random.Random(7)
+    replace_file(path, encode(replace(FULL_LEDGER, next_sequence=1, mode="")))
+    rng = random.Random(7)
     reached = 1
     kills = 0
     while kills < 15 or reached <= 15:  # until the writers had time to write
@@ -449,10 +449,10 @@ def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tm
         with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
-            time.sleep(dice.uniform(0.0, 0.03))
+            time.sleep(rng.uniform(0.0, 0.03))
             writer.send_signal(signal.SIGKILL)
         ledger = decode(str(read_text(path)), path)
         assert ledger.next_sequence >= reached
         assert ledger.mode == "m" * (ledger.next_sequence - 1)
-        assert ledger.conditions == FULL.conditions
+        assert ledger.conditions == FULL_LEDGER.conditions
         reached = ledger.next_sequence

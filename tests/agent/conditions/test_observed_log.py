@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import BOOT, NOW
-from kernel_lines import event
+from kernel_lines import event_of
 from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
@@ -49,22 +49,22 @@ LISTENERS = [(check, check.config()) for check in registry.built_in_checks().val
 EMPTY = Ledger(boot_id=BOOT)
 
 
-def said(line: str, at: float = NOW) -> KernelEvent:
+def proven_event(line: str, at: float = NOW) -> KernelEvent:
     """Return an event of a source that cannot be forged."""
-    return event(line, at, BOOT)
+    return event_of(line, at, BOOT)
 
 
-def forged(line: str, at: float = NOW) -> KernelEvent:
-    return replace(said(line, at), observed=True)
+def forged_event(line: str, at: float = NOW) -> KernelEvent:
+    return replace(proven_event(line, at), observed=True)
 
 
-def heard(ledger: Ledger, *events: KernelEvent, now: float = NOW) -> Ledger:
+def take(ledger: Ledger, *events: KernelEvent, now: float = NOW) -> Ledger:
     found = intake.take_kernel_events(ledger, events, LISTENERS, now)
     assert not found.failures
     return found.ledger
 
 
-def judged(ledger: Ledger) -> verdict.Verdict:
+def get_verdict(ledger: Ledger) -> verdict.Verdict:
     return verdict.judge(ledger.by_key(), {}, [], 0.0)
 
 
@@ -86,7 +86,7 @@ def judged(ledger: Ledger) -> verdict.Verdict:
         ({"source": "/var/log/kern.log"}, {"mode": ("--mode", "act")}, True),
     ],
 )
-def test_a_file_is_observed_unless_it_is_trusted_or_a_drills_flag(
+def test_kernel_log_is_forgeable_for_untrusted_file(
     table: dict[str, Any], flags: dict[str, tuple[str, Any]], observed: bool
 ) -> None:
     loaded = resolve_settings({"kernel_log": table}, "/etc/healthd/healthd.toml", flags, registry.built_in_checks())
@@ -94,7 +94,7 @@ def test_a_file_is_observed_unless_it_is_trusted_or_a_drills_flag(
 
 
 @pytest.mark.parametrize("observed", [True, False])
-def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: Path, observed: bool) -> None:
+def test_reader_marks_events_and_status_as_observed(tmp_path: Path, observed: bool) -> None:
     log = tmp_path / "kern.log"
     listener = KernelLogReader(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
     listener.open()
@@ -108,14 +108,14 @@ def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: P
 
 
 @pytest.mark.parametrize("transport", ["kernel", "syslog", "journal", "stdout", "audit", "driver", None])
-def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transport: str | None) -> None:
+def test_parse_entry_accepts_only_kernel_transport(transport: str | None) -> None:
     """A client can set any field except those that begin with "_"."""
-    written = SimpleNamespace(timestamp=timedelta(seconds=12.5))
+    timestamp = SimpleNamespace(timestamp=timedelta(seconds=12.5))
     entry = {
         "MESSAGE": XID_79,
         "SYSLOG_IDENTIFIER": "kernel",
         "SYSLOG_FACILITY": 0,
-        "__MONOTONIC_TIMESTAMP": written,
+        "__MONOTONIC_TIMESTAMP": timestamp,
         "__REALTIME_TIMESTAMP": datetime.fromtimestamp(NOW),
         "__CURSOR": "s=1",
         **({"_TRANSPORT": transport} if transport else {}),
@@ -128,61 +128,68 @@ def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transpo
 # --- effect of observed conditions
 
 
-def test_what_is_observed_is_shown_as_bad_as_it_is_and_never_drains() -> None:
-    ledger = heard(EMPTY, forged(XID_79))
+def test_observed_condition_is_displayed_and_never_drains() -> None:
+    ledger = take(EMPTY, forged_event(XID_79))
     (condition,) = ledger.conditions
     assert (condition.code, condition.severity, condition.state) == (
         "gpu_xid/79",
         Severity.CRITICAL,
         ConditionState.OPEN,
     )
-    found = judged(ledger)
-    assert (found.conditions, found.causes, found.fault_time) == ((condition,), (), 0.0)
-    assert (found.health, found.may_resume) == (Health.WARNING, True)
-    decision = decide(found, None, ledger.slurm, Policy(Mode.ACT), NOW)
+    node_verdict = get_verdict(ledger)
+    assert (node_verdict.conditions, node_verdict.causes, node_verdict.fault_time) == ((condition,), (), 0.0)
+    assert (node_verdict.health, node_verdict.may_resume) == (Health.WARNING, True)
+    decision = decide(node_verdict, None, ledger.slurm, Policy(Mode.ACT), NOW)
     assert getattr(decision, "would", None) == ""
 
 
-def test_a_proven_line_of_the_same_fault_counts_as_if_the_forged_one_had_not_been() -> None:
-    ledger = heard(heard(EMPTY, forged(XID_79)), said(XID_79, NOW + 1))
+def test_proven_event_replaces_observed_condition() -> None:
+    ledger = take(take(EMPTY, forged_event(XID_79)), proven_event(XID_79, NOW + 1))
     (condition,) = ledger.conditions
     assert (condition.observed, condition.count, condition.first_seen) == (False, 1, NOW + 1)
-    assert [cause.code for cause in judged(ledger).causes] == ["gpu_xid/79"]
-    alone = heard(EMPTY, said(XID_79, NOW + 1))
-    assert replace(condition, last_sequence=1) == alone.conditions[0]
+    assert [cause.code for cause in get_verdict(ledger).causes] == ["gpu_xid/79"]
+    expected = take(EMPTY, proven_event(XID_79, NOW + 1))
+    assert replace(condition, last_sequence=1) == expected.conditions[0]
 
 
-def test_forged_lines_change_nothing_of_a_proven_fault() -> None:
-    before = heard(EMPTY, said(XID_79))
-    after = heard(before, forged(XID_79.replace("name=x", "name=other"), NOW + 1), now=NOW + 1)
+def test_forged_line_does_not_change_proven_condition() -> None:
+    before = take(EMPTY, proven_event(XID_79))
+    after = take(before, forged_event(XID_79.replace("name=x", "name=other"), NOW + 1), now=NOW + 1)
     assert after.conditions == before.conditions
     assert len(after.events) == 2, "lines of two sources are not coalesced"
 
 
-def test_a_forged_line_is_no_repetition_of_a_proven_one() -> None:
+def test_forged_line_does_not_repeat_proven_line() -> None:
     """A second Xid 74 within a day is more severe than the first."""
     xid = "NVRM: Xid (PCI:0000:61:00): 74, pid=7, name=x, NVLink: fatal error detected on link 3(0x0, 0x0, 0x0, 0x0)"
-    (alone,) = heard(EMPTY, said(xid, NOW + 60)).conditions
-    (after,) = heard(heard(EMPTY, forged(xid)), said(xid, NOW + 60)).conditions
-    (twice,) = heard(heard(EMPTY, said(xid)), said(xid, NOW + 60)).conditions
-    assert twice.severity > alone.severity
-    assert after.severity == alone.severity
+    (first,) = take(EMPTY, proven_event(xid, NOW + 60)).conditions
+    (after_forged,) = take(take(EMPTY, forged_event(xid)), proven_event(xid, NOW + 60)).conditions
+    (after_proven,) = take(take(EMPTY, proven_event(xid)), proven_event(xid, NOW + 60)).conditions
+    assert after_proven.severity > first.severity
+    assert after_forged.severity == first.severity
 
 
-def test_a_forged_all_clear_ends_only_what_was_forged() -> None:
+def test_forged_recovery_clears_only_observed_condition() -> None:
     lost, back = "nfs: server fs1 not responding, timed out", "nfs: server fs1 OK"
-    proven = heard(EMPTY, said(lost))
+    proven = take(EMPTY, proven_event(lost))
     assert proven.conditions
-    assert heard(proven, forged(back, NOW + 1)).conditions == proven.conditions
-    assert heard(proven, said(back, NOW + 1)).conditions == ()
-    assert heard(heard(EMPTY, forged(lost)), forged(back, NOW + 1)).conditions == ()
+    assert take(proven, forged_event(back, NOW + 1)).conditions == proven.conditions
+    assert take(proven, proven_event(back, NOW + 1)).conditions == ()
+    assert take(take(EMPTY, forged_event(lost)), forged_event(back, NOW + 1)).conditions == ()
 
 
-def test_a_level_check_that_sees_the_fault_proves_it() -> None:
-    ledger = heard(EMPTY, forged("NVRM: GPU 0000:61:00.0: GPU has fallen off the bus."))
-    (known,) = ledger.conditions
-    finding = Finding(Severity.DEGRADED, known.code, known.subject, "it is gone", Clears.PASS, confirm_seconds=0.0)
-    result = CheckResult(known.check, "", Outcome.COMPLETED, NOW + 5, 0.1, (finding,))
+def test_level_check_proves_observed_condition() -> None:
+    ledger = take(EMPTY, forged_event("NVRM: GPU 0000:61:00.0: GPU has fallen off the bus."))
+    (observed_condition,) = ledger.conditions
+    finding = Finding(
+        Severity.DEGRADED,
+        observed_condition.code,
+        observed_condition.subject,
+        "it is gone",
+        Clears.PASS,
+        confirm_seconds=0.0,
+    )
+    result = CheckResult(observed_condition.check, "", Outcome.COMPLETED, NOW + 5, 0.1, (finding,))
     after = intake.take_result(ledger, result, LISTENERS[0][1], NOW + 5).ledger
     (condition,) = after.conditions
     assert (condition.observed, condition.severity, condition.clears, condition.message) == (
@@ -191,27 +198,29 @@ def test_a_level_check_that_sees_the_fault_proves_it() -> None:
         Clears.PASS,
         "it is gone",
     )
-    assert judged(after).causes == (condition,)
+    assert get_verdict(after).causes == (condition,)
 
 
-def test_a_forged_fault_that_was_repaired_makes_a_true_one_no_relapse() -> None:
-    ledger = heard(EMPTY, forged(XID_79))
-    gone = ended(ledger.conditions[0], Ending.REBOOT, NOW + 5)
-    (condition,) = heard(replace(ledger, conditions=(), cleared=(gone,)), said(XID_79, NOW + 9), now=NOW + 9).conditions
+def test_forged_relapse_does_not_change_clears() -> None:
+    ledger = take(EMPTY, forged_event(XID_79))
+    ended_condition = ended(ledger.conditions[0], Ending.REBOOT, NOW + 5)
+    (condition,) = take(
+        replace(ledger, conditions=(), cleared=(ended_condition,)), proven_event(XID_79, NOW + 9), now=NOW + 9
+    ).conditions
     assert condition.clears is Clears.REBOOT
 
 
-def test_any_number_of_forged_parts_folds_no_proven_fault_away() -> None:
-    parts = [forged(f"NVRM: Xid (PCI:{n:04x}:01:00): 79, pid=7, name=x, GPU has fallen") for n in range(1, 300)]
-    ledger = heard(EMPTY, *parts, said(XID_48.replace("48", "79"), NOW + 1), *parts)
+def test_forged_parts_do_not_fold_proven_fault() -> None:
+    parts = [forged_event(f"NVRM: Xid (PCI:{n:04x}:01:00): 79, pid=7, name=x, GPU has fallen") for n in range(1, 300)]
+    ledger = take(EMPTY, *parts, proven_event(XID_48.replace("48", "79"), NOW + 1), *parts)
     assert len(ledger.conditions) == MAX_CONDITIONS
-    assert [cause.subject for cause in judged(ledger).causes] == [GPU]
+    assert [cause.subject for cause in get_verdict(ledger).causes] == [GPU]
 
 
-def test_it_is_kept_across_a_restart() -> None:
-    ledger = heard(EMPTY, forged(XID_79))
-    again = decode(encode(ledger), "ledger.json")
-    assert (again.conditions[0].observed, again.events[0].observed) == (True, True)
+def test_observed_is_kept_across_restart() -> None:
+    ledger = take(EMPTY, forged_event(XID_79))
+    restored = decode(encode(ledger), "ledger.json")
+    assert (restored.conditions[0].observed, restored.events[0].observed) == (True, True)
 
 
 # --- in the daemon
@@ -232,20 +241,20 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
         "kernel_log": {"source": str(log), **request.param},
         "checks": {name: {"enabled": False} for name in checks if name != "gpu_xid" and not checks[name].per},
     }
-    made = Daemon(lambda _running: (resolve_settings(table, "test", {}, checks), checks))
-    made.start()
-    made.store.change(trusted_since=0.0)
-    made.kernel_events.read_log()
+    new_daemon = Daemon(lambda _running: (resolve_settings(table, "test", {}, checks), checks))
+    new_daemon.start()
+    new_daemon.store.change(trusted_since=0.0)
+    new_daemon.kernel_events.read_log()
     with open(log, "a") as file:
         file.write(f"{XID_79}\n")
-    made.kernel_events.read_log()
-    made.judge()
-    yield made
-    made.shut_down()
+    new_daemon.kernel_events.read_log()
+    new_daemon.judge()
+    yield new_daemon
+    new_daemon.shut_down()
 
 
 @pytest.mark.parametrize("daemon", [{}], indirect=True)
-def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daemon, tmp_path: Path) -> None:
+def test_daemon_reports_observed_only_kernel_log(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.verdict.causes == ()
     ((problem, _command),) = daemon.problems()
     assert problem.startswith(f"kernel log: lines of {tmp_path}/kern.log are only observed")
@@ -263,7 +272,7 @@ def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daem
 
 
 @pytest.mark.parametrize("daemon", [{"trust_file": True}], indirect=True)
-def test_a_daemon_that_trusts_its_file_acts_on_it(daemon: Daemon) -> None:
+def test_daemon_acts_on_trusted_file(daemon: Daemon) -> None:
     assert [cause.code for cause in daemon.verdict.causes] == ["gpu_xid/79"]
     assert daemon.problems() == ()
     assert b"\nhealthd_kernel_log_observed_only 0.0\n" in render(daemon.snapshot())

@@ -19,7 +19,7 @@ from healthd.agent.settings import registry
 from healthd.agent.settings.effective import resolve_settings
 from healthd.common.model import DrainRecord
 from healthd.common.slurm.commands import Command
-from tests.agent.test_daemon_guards import go as worker_answers
+from tests.agent.test_daemon_guards import run_until as worker_answers
 
 # Reports the text of its file. The second check can be held, so that the daemon does other things meanwhile.
 CHECK = """\
@@ -56,8 +56,8 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
 def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     checks_dir = tmp_path / "checks_dir"
     checks_dir.mkdir()
-    for name, held_by in (("first", "nothing"), ("second", "held")):
-        check = CHECK.format(name=name, held_by=tmp_path / held_by, file=tmp_path / name)
+    for name, hold_file in (("first", "nothing"), ("second", "held")):
+        check = CHECK.format(name=name, held_by=tmp_path / hold_file, file=tmp_path / name)
         (checks_dir / f"{name}.py").write_text(check)
 
     def settings(_running: str | None) -> Any:
@@ -75,39 +75,39 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
         table["checks"] = {name: off for name, off in table["checks"].items() if not checks[name].per}
         return resolve_settings(table, "test", {}, checks), checks
 
-    made = Daemon(settings)
-    made.start()
-    real = store.rewrite_file
+    new_daemon = Daemon(settings)
+    new_daemon.start()
+    real_rewrite = store.rewrite_file
 
-    def noted(path: str, text: Any) -> None:
-        real(path, text)
-        writes.append((Path(path).name, made.scheduler.queue.is_running))
+    def record_write(path: str, text: Any) -> None:
+        real_rewrite(path, text)
+        writes.append((Path(path).name, new_daemon.scheduler.queue.is_running))
 
-    monkeypatch.setattr(store, "rewrite_file", noted)
-    yield made
+    monkeypatch.setattr(store, "rewrite_file", record_write)
+    yield new_daemon
     (tmp_path / "held").unlink(missing_ok=True)
-    made.shut_down()
+    new_daemon.shut_down()
 
 
-def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None:
+def run_until(daemon: Daemon, is_done: Callable[[], bool], seconds: float = 240.0) -> None:
     """Run the daemon's loop until `is_done` returns True."""
     end = time.monotonic() + seconds
-    while not over():
+    while not is_done():
         assert time.monotonic() < end, "timed out"
         daemon.turn()
 
 
-def rounds(daemon: Daemon, number: int) -> None:
+def run_rounds(daemon: Daemon, number: int) -> None:
     """Run `number` more rounds to their end."""
     last = daemon.scheduler.queue.status.number + number
-    go(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.is_running)
+    run_until(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.is_running)
 
 
-def at_rest(daemon: Daemon, writes: Writes) -> None:
+def settle(daemon: Daemon, writes: Writes) -> None:
     """Run until the events of the start are written, then forget the writes so far."""
-    rounds(daemon, 3)
-    go(daemon, lambda: not daemon.store.ledger.outbox.lines)
-    rounds(daemon, 1)
+    run_rounds(daemon, 3)
+    run_until(daemon, lambda: not daemon.store.ledger.outbox.lines)
+    run_rounds(daemon, 1)
     writes.clear()
 
 
@@ -115,61 +115,53 @@ def saved(daemon: Daemon, name: str) -> str:
     return read_whole(f"{daemon.settings.runtime_dir}/{name}")
 
 
-def test_a_round_with_nothing_new_saves_the_past_once_and_no_ledger(daemon: Daemon, writes: Writes) -> None:
-    at_rest(daemon, writes)
-    rounds(daemon, 3)
+def test_unchanged_round_saves_only_past(daemon: Daemon, writes: Writes) -> None:
+    settle(daemon, writes)
+    run_rounds(daemon, 3)
     assert writes == [(PAST_FILE, False)] * 3
 
 
-def test_conditions_that_are_only_seen_again_are_saved_once_a_round(
-    daemon: Daemon, writes: Writes, tmp_path: Path
-) -> None:
+def test_repeated_finding_saves_ledger_once_a_round(daemon: Daemon, writes: Writes, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).write_text("broken")
-    at_rest(daemon, writes)
-    rounds(daemon, 3)
+    settle(daemon, writes)
+    run_rounds(daemon, 3)
     assert writes == [(FILE, False), (PAST_FILE, False)] * 3
     assert [c["count"] for c in json.loads(saved(daemon, FILE))["conditions"]] == [
         c.count for c in daemon.store.ledger.conditions
     ]
 
 
-def test_a_condition_that_opens_is_saved_before_the_next_check_is_over(
-    daemon: Daemon, writes: Writes, tmp_path: Path
-) -> None:
-    at_rest(daemon, writes)
+def test_new_condition_is_saved_before_next_check_ends(daemon: Daemon, writes: Writes, tmp_path: Path) -> None:
+    settle(daemon, writes)
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").write_text("broken")
-    go(daemon, lambda: bool(daemon.store.ledger.conditions))
+    run_until(daemon, lambda: bool(daemon.store.ledger.conditions))
     assert daemon.scheduler.queue.is_running
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     assert json.loads(saved(daemon, PAST_FILE))["first"] == daemon.store.past["first"]
     assert [c["code"] for c in json.loads(saved(daemon, FILE))["conditions"]] == ["first/bad"]
 
 
-def test_one_that_becomes_another_and_one_that_ends_are_saved_at_once(
-    daemon: Daemon, writes: Writes, tmp_path: Path
-) -> None:
+def test_changed_or_cleared_condition_is_saved_at_once(daemon: Daemon, writes: Writes, tmp_path: Path) -> None:
     (tmp_path / "first").write_text("broken")
-    at_rest(daemon, writes)
+    settle(daemon, writes)
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").write_text("broken worse")
-    go(daemon, lambda: daemon.store.ledger.conditions[0].message == "broken worse")
+    run_until(daemon, lambda: daemon.store.ledger.conditions[0].message == "broken worse")
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     (tmp_path / "held").unlink()
-    rounds(daemon, 0)
+    run_rounds(daemon, 0)
     writes.clear()
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").unlink()
-    go(daemon, lambda: not daemon.store.ledger.conditions)
+    run_until(daemon, lambda: not daemon.store.ledger.conditions)
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     assert [c["code"] for c in json.loads(saved(daemon, FILE))["cleared"]] == ["first/bad"]
 
 
-def test_what_will_be_done_in_slurm_is_saved_before_its_command_with_the_condition_that_it_is_for(
-    daemon: Daemon, writes: Writes, tmp_path: Path
-) -> None:
-    at_rest(daemon, writes)
+def test_record_is_saved_with_condition_before_slurm_command(daemon: Daemon, writes: Writes, tmp_path: Path) -> None:
+    settle(daemon, writes)
     (tmp_path / "first").write_text("broken")
     worker_answers(daemon, lambda: bool(daemon.store.ledger.conditions))
     assert "first/bad" not in saved(daemon, FILE)
@@ -183,20 +175,18 @@ def test_what_will_be_done_in_slurm_is_saved_before_its_command_with_the_conditi
     assert f'\\"seq\\":{seq}' in saved(daemon, FILE)
 
 
-def test_what_a_person_says_is_saved_at_once_with_the_past_that_it_changes(
-    daemon: Daemon, writes: Writes, tmp_path: Path
-) -> None:
+def test_command_saves_ledger_and_past_at_once(daemon: Daemon, writes: Writes, tmp_path: Path) -> None:
     (tmp_path / "first").write_text("broken")
-    at_rest(daemon, writes)
+    settle(daemon, writes)
     (tmp_path / "held").write_text("the second check")
-    go(daemon, lambda: daemon.scheduler.queue.is_running)
+    run_until(daemon, lambda: daemon.scheduler.queue.is_running)
     writes.clear()
     daemon.run_command("repaired", {"code": "first/bad", "subject": "part"}, "root")
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
 
 
-def test_a_past_that_runs_left_is_saved_at_the_end_of_the_daemon(daemon: Daemon, writes: Writes) -> None:
-    at_rest(daemon, writes)
+def test_shut_down_saves_unsaved_past(daemon: Daemon, writes: Writes) -> None:
+    settle(daemon, writes)
     daemon.store.set_past("first", daemon.store.past["first"].replace("1", "7", 1))
     daemon.store.save()
     assert writes == []

@@ -36,7 +36,7 @@ from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
 
 NOW = 1_800_000_000.0
-STANDING = Condition(
+OPEN_XID = Condition(
     check="gpu_xid",
     instance="",
     code="gpu_xid/79",
@@ -53,12 +53,12 @@ STANDING = Condition(
     opened_at=NOW - 60,
     critical_at=NOW - 60,
 )
-LIVE = Ledger(born=1.0, boot_id="b1", mode="act", trusted_since=1.0, conditions=(STANDING,))
+LIVE = Ledger(born=1.0, boot_id="b1", mode="act", trusted_since=1.0, conditions=(OPEN_XID,))
 READING = Observation("link_errors_total", 7, ObservationKind.COUNTER)
 STORE = history.encode(history.update({}, [READING], NOW, "b1"))
 
 
-class Disk:
+class DiskCopy:
     """The copy in the state directory. Counts how often it is read."""
 
     def __init__(self, **texts: str | None) -> None:
@@ -70,21 +70,21 @@ class Disk:
         return self.texts
 
 
-def recalled(
+def load_store(
     directory: Path,
-    disk: Disk | None = None,
+    disk: DiskCopy | None = None,
     boot_id: str = "b1",
     mode: Mode = Mode.ACT,
     now: Callable[[], float] = lambda: NOW,
 ) -> ConditionStore:
-    memory = ConditionStore(str(directory), now)
-    memory.load(disk or Disk(), boot_id, mode)
-    return memory
+    condition_store = ConditionStore(str(directory), now)
+    condition_store.load(disk or DiskCopy(), boot_id, mode)
+    return condition_store
 
 
-def remembered(memory: ConditionStore) -> Ledger:
+def ledger_without_stream(condition_store: ConditionStore) -> Ledger:
     """Return the ledger without its event stream."""
-    return replace(memory.ledger, outbox=Outbox(), emitted=Emitted())
+    return replace(condition_store.ledger, outbox=Outbox(), emitted=Emitted())
 
 
 def write(directory: Path, ledger: Ledger) -> None:
@@ -94,37 +94,41 @@ def write(directory: Path, ledger: Ledger) -> None:
 # --- load
 
 
-def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
+def test_load_takes_live_ledger_without_reading_disk_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    disk = Disk(ledger=values.encode(Ledger(born=2.0)).decode())
-    assert remembered(recalled(tmp_path, disk)) == LIVE
+    disk = DiskCopy(ledger=values.encode(Ledger(born=2.0)).decode())
+    assert ledger_without_stream(load_store(tmp_path, disk)) == LIVE
     assert disk.reads == 0
 
 
-def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
-    before = ConditionStore(str(tmp_path), lambda: NOW)
-    before.set_past("pcie_aer", STORE)
-    disk = Disk(ledger=values.encode(LIVE).decode(), past=values.encode(before.past).decode())
-    memory = recalled(tmp_path, disk)
-    assert remembered(memory) == LIVE
-    assert memory.past == before.past
+def test_load_without_live_ledger_takes_disk_copy_with_past(tmp_path: Path) -> None:
+    earlier_store = ConditionStore(str(tmp_path), lambda: NOW)
+    earlier_store.set_past("pcie_aer", STORE)
+    disk = DiskCopy(ledger=values.encode(LIVE).decode(), past=values.encode(earlier_store.past).decode())
+    condition_store = load_store(tmp_path, disk)
+    assert ledger_without_stream(condition_store) == LIVE
+    assert condition_store.past == earlier_store.past
 
 
-def test_without_either_a_new_one_begins_and_trusts_only_what_it_sees_itself(tmp_path: Path) -> None:
-    memory = recalled(tmp_path)
-    assert (memory.ledger.born, memory.ledger.trusted_since, memory.ledger.boot_id) == (NOW, NOW, "b1")
-    assert memory.ledger.conditions == ()
-    assert memory.unsaved
-    assert memory.uncopied
+def test_load_without_any_ledger_starts_untrusted(tmp_path: Path) -> None:
+    condition_store = load_store(tmp_path)
+    assert (condition_store.ledger.born, condition_store.ledger.trusted_since, condition_store.ledger.boot_id) == (
+        NOW,
+        NOW,
+        "b1",
+    )
+    assert condition_store.ledger.conditions == ()
+    assert condition_store.unsaved
+    assert condition_store.uncopied
 
 
 @pytest.mark.parametrize("text", ["garbage", "[]", '{"version": 99}', '{"conditions": 3}', "\0" * 100, "[" * 100_000])
-def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
+def test_load_sets_unreadable_ledger_aside_and_takes_disk_copy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     (tmp_path / store.FILE).write_text(text)
-    memory = recalled(tmp_path, Disk(ledger=values.encode(LIVE).decode()))
-    assert remembered(memory) == LIVE
+    condition_store = load_store(tmp_path, DiskCopy(ledger=values.encode(LIVE).decode()))
+    assert ledger_without_stream(condition_store) == LIVE
     assert (tmp_path / f"{store.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
@@ -132,35 +136,37 @@ def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
 
 
 @pytest.mark.parametrize("text", ["garbage", "", None, '{"version": 0}'])
-def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: Path, text: str | None) -> None:
+def test_load_starts_empty_if_ledger_and_copy_are_unreadable(tmp_path: Path, text: str | None) -> None:
     (tmp_path / store.FILE).write_text("garbage")
-    assert recalled(tmp_path, Disk(ledger=text)).ledger.born == NOW
+    assert load_store(tmp_path, DiskCopy(ledger=text)).ledger.born == NOW
 
 
-def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
+def test_load_treats_empty_ledger_as_missing(tmp_path: Path) -> None:
     (tmp_path / store.FILE).write_text("")
-    assert remembered(recalled(tmp_path, Disk(ledger=values.encode(LIVE).decode()))) == LIVE
+    assert ledger_without_stream(load_store(tmp_path, DiskCopy(ledger=values.encode(LIVE).decode()))) == LIVE
 
 
-def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_with_unreadable_past_keeps_ledger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, LIVE)
     (tmp_path / store.PAST_FILE).write_text("garbage")
-    memory = recalled(tmp_path)
-    assert (remembered(memory), memory.past) == (LIVE, {})
+    condition_store = load_store(tmp_path)
+    assert (ledger_without_stream(condition_store), condition_store.past) == (LIVE, {})
     assert "counters start from new readings" in caplog.text
 
 
-def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path) -> None:
-    lasting = replace(STANDING, code="gpu_row_remap/failure", clears=Clears.OPERATOR)
-    write(tmp_path, replace(LIVE, conditions=(STANDING, lasting)))
-    memory = recalled(tmp_path, boot_id="b2")
-    assert [c.code for c in memory.ledger.conditions] == ["gpu_row_remap/failure"]
-    assert [(c.code, c.cleared_by, c.cleared_at) for c in memory.ledger.cleared] == [("gpu_xid/79", "reboot", NOW)]
-    assert memory.ledger.boot_id == "b2"
+def test_load_after_reboot_clears_only_reboot_conditions(tmp_path: Path) -> None:
+    operator_condition = replace(OPEN_XID, code="gpu_row_remap/failure", clears=Clears.OPERATOR)
+    write(tmp_path, replace(LIVE, conditions=(OPEN_XID, operator_condition)))
+    condition_store = load_store(tmp_path, boot_id="b2")
+    assert [c.code for c in condition_store.ledger.conditions] == ["gpu_row_remap/failure"]
+    assert [(c.code, c.cleared_by, c.cleared_at) for c in condition_store.ledger.cleared] == [
+        ("gpu_xid/79", "reboot", NOW)
+    ]
+    assert condition_store.ledger.boot_id == "b2"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "trusted_anew"),
+    ("old_mode", "new_mode", "is_trust_reset"),
     [
         ("observe", Mode.ACT, True),
         ("observe", Mode.DRAIN, True),
@@ -170,133 +176,133 @@ def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path
         ("act", Mode.ACT, False),
     ],
 )
-def test_what_was_only_observed_until_now_is_not_trusted_to_act(
-    tmp_path: Path, before: str, now: Mode, trusted_anew: bool
+def test_load_resets_trusted_since_after_observe_mode(
+    tmp_path: Path, old_mode: str, new_mode: Mode, is_trust_reset: bool
 ) -> None:
-    write(tmp_path, replace(LIVE, mode=before))
-    memory = recalled(tmp_path, mode=now)
-    assert memory.ledger.trusted_since == (NOW if trusted_anew else 1.0)
-    assert memory.ledger.mode == now.value
+    write(tmp_path, replace(LIVE, mode=old_mode))
+    condition_store = load_store(tmp_path, mode=new_mode)
+    assert condition_store.ledger.trusted_since == (NOW if is_trust_reset else 1.0)
+    assert condition_store.ledger.mode == new_mode.value
 
 
 # --- change
 
 
-def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) -> None:
-    data = replace(STANDING, check="mount", instance="/data", code="mount/missing", subject="/data")
+def test_clear_unconfigured_clears_removed_checks(tmp_path: Path) -> None:
+    data = replace(OPEN_XID, check="mount", instance="/data", code="mount/missing", subject="/data")
     home = replace(data, instance="/home", subject="/home")
-    write(tmp_path, replace(LIVE, conditions=(STANDING, data, home)))
-    memory = recalled(tmp_path)
-    memory.clear_unconfigured({("gpu_xid", ""), ("mount", "/data")})
-    assert [c.subject for c in memory.ledger.conditions] == ["0000:61:00.0", "/data"]
-    assert [(c.subject, c.ending, c.cleared_by) for c in memory.ledger.cleared] == [
+    write(tmp_path, replace(LIVE, conditions=(OPEN_XID, data, home)))
+    condition_store = load_store(tmp_path)
+    condition_store.clear_unconfigured({("gpu_xid", ""), ("mount", "/data")})
+    assert [c.subject for c in condition_store.ledger.conditions] == ["0000:61:00.0", "/data"]
+    assert [(c.subject, c.ending, c.cleared_by) for c in condition_store.ledger.cleared] == [
         ("/home", Ending.UNCHECKED, "no longer configured")
     ]
 
 
-def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_path: Path) -> None:
+def test_apply_clock_step_moves_only_moments(tmp_path: Path) -> None:
     pause = Pause(NOW + 600, "driver upgrade", "root")
     write(tmp_path, replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
-    memory = recalled(tmp_path)
-    memory.set_past("pcie_aer", STORE)
-    memory.apply_clock_step(3600.0)
-    (condition,) = memory.ledger.conditions
-    assert condition.last_event == STANDING.last_event + 3600
+    condition_store = load_store(tmp_path)
+    condition_store.set_past("pcie_aer", STORE)
+    condition_store.apply_clock_step(3600.0)
+    (condition,) = condition_store.ledger.conditions
+    assert condition.last_event == OPEN_XID.last_event + 3600
     assert condition.acknowledged_at == 0.0, "unset times stay unset"
-    assert memory.ledger.pause == replace(pause, until=pause.until + 3600)
-    assert memory.ledger.trusted_since == NOW - 5 + 3600
-    (moved,) = history.decode(memory.past["pcie_aer"]).values()
-    assert (moved.time, moved.value) == (NOW + 3600, READING.value)
-    memory.apply_clock_step(-3600.0)
-    assert memory.ledger.conditions == LIVE.conditions
+    assert condition_store.ledger.pause == replace(pause, until=pause.until + 3600)
+    assert condition_store.ledger.trusted_since == NOW - 5 + 3600
+    (series,) = history.decode(condition_store.past["pcie_aer"]).values()
+    assert (series.time, series.value) == (NOW + 3600, READING.value)
+    condition_store.apply_clock_step(-3600.0)
+    assert condition_store.ledger.conditions == LIVE.conditions
 
 
-def test_what_was_said_while_the_clock_stood_years_ahead_lasts_as_long_as_was_said_after_a_restart(
+def test_load_limits_expiry_times_written_with_clock_ahead(
     tmp_path: Path,
 ) -> None:
     ahead = NOW + 10 * 365 * 86400.0
     ack = Ack(ahead + 7200, "known", "ann", Severity.CRITICAL, ahead)
-    known = replace(STANDING, ack=ack)
+    acked = replace(OPEN_XID, ack=ack)
     hold = FleetHold(ahead, ahead + 300, times=1)
     pause = Pause(ahead + 1800, "driver upgrade", "root", ahead)
-    write(tmp_path, replace(LIVE, conditions=(known,), pause=pause, slurm=DrainRecord(hold=hold)))
-    ledger = recalled(tmp_path).ledger
+    write(tmp_path, replace(LIVE, conditions=(acked,), pause=pause, slurm=DrainRecord(hold=hold)))
+    ledger = load_store(tmp_path).ledger
     assert ledger.pause == replace(pause, until=NOW + 1800, requested_at=NOW)
     assert ledger.conditions[0].ack == replace(ack, until=NOW + 7200, requested_at=NOW)
     assert ledger.slurm.hold == FleetHold(NOW, NOW + 300, times=1)
 
-    again = FleetHold(NOW - 60, ahead + 300, times=2)
-    write(tmp_path, replace(LIVE, slurm=DrainRecord(hold=again)))
-    assert recalled(tmp_path).ledger.slurm.hold == replace(again, until=NOW + 2 * MAX_HOLD_SECONDS)
+    repeated_hold = FleetHold(NOW - 60, ahead + 300, times=2)
+    write(tmp_path, replace(LIVE, slurm=DrainRecord(hold=repeated_hold)))
+    assert load_store(tmp_path).ledger.slurm.hold == replace(repeated_hold, until=NOW + 2 * MAX_HOLD_SECONDS)
 
 
-def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(tmp_path: Path) -> None:
-    known = replace(STANDING, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
+def test_load_keeps_expiry_times_written_with_correct_clock(tmp_path: Path) -> None:
+    acked = replace(OPEN_XID, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
     slurm = DrainRecord(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
-    said = replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
-    write(tmp_path, said)
-    assert remembered(recalled(tmp_path)) == said
+    ledger = replace(LIVE, conditions=(acked,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
+    write(tmp_path, ledger)
+    assert ledger_without_stream(load_store(tmp_path)) == ledger
 
 
-def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switches_draining_off_for_no_time(
+def test_clock_step_back_does_not_disable_draining(
     tmp_path: Path,
 ) -> None:
     """The clock was ahead when the earlier daemon became trusted, and is set back while this daemon runs."""
     step, clock = -2 * 86400.0, [NOW]
     pause = Pause(NOW - 60 + 600, "driver upgrade", "root", NOW - 60)
     write(tmp_path, replace(LIVE, trusted_since=NOW - 300, pause=pause))
-    memory = recalled(tmp_path, now=lambda: clock[-1])
+    condition_store = load_store(tmp_path, now=lambda: clock[-1])
     clock.append(NOW + 30 + step)
-    memory.apply_clock_step(step, since=NOW, until=NOW + 30)
-    assert memory.ledger.trusted_since == clock[-1]
-    assert memory.ledger.pause == replace(pause, until=pause.until + step, requested_at=clock[-1])
-    (condition,) = memory.ledger.conditions
-    found = replace(condition, last_event=clock[-1] + 1)
-    assert may_drain(found, memory.ledger.trusted_since)
+    condition_store.apply_clock_step(step, since=NOW, until=NOW + 30)
+    assert condition_store.ledger.trusted_since == clock[-1]
+    assert condition_store.ledger.pause == replace(pause, until=pause.until + step, requested_at=clock[-1])
+    (condition,) = condition_store.ledger.conditions
+    seen_again = replace(condition, last_event=clock[-1] + 1)
+    assert may_drain(seen_again, condition_store.ledger.trusted_since)
 
 
-def test_what_an_operator_resumed_while_the_clock_stood_ahead_drains_again_when_it_is_seen_now(tmp_path: Path) -> None:
-    resumed = tuple(acknowledged(condition, NOW + 86400.0) for condition in LIVE.conditions)
-    write(tmp_path, replace(LIVE, trusted_since=NOW - 300, conditions=resumed))
-    memory = recalled(tmp_path)
-    (condition,) = memory.ledger.conditions
-    seen = replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
-    assert may_drain(seen, memory.ledger.trusted_since)
+def test_resume_with_clock_ahead_does_not_hide_new_event(tmp_path: Path) -> None:
+    acked = tuple(acknowledged(condition, NOW + 86400.0) for condition in LIVE.conditions)
+    write(tmp_path, replace(LIVE, trusted_since=NOW - 300, conditions=acked))
+    condition_store = load_store(tmp_path)
+    (condition,) = condition_store.ledger.conditions
+    seen_again = replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
+    assert may_drain(seen_again, condition_store.ledger.trusted_since)
 
 
-def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:
+def test_boot_in_year_2000_can_drain_before_and_after_clock_step(tmp_path: Path) -> None:
     write(tmp_path, replace(LIVE, trusted_since=NOW - 5, conditions=()))
     year_2000 = 946_684_800.0
-    memory = recalled(tmp_path, now=lambda: year_2000)
-    assert memory.ledger.trusted_since == year_2000
-    born = memory.ledger.born
-    memory.change(conditions=(replace(STANDING, last_event=year_2000 + 30),))
-    memory.apply_clock_step(NOW - year_2000, since=year_2000, until=year_2000 + 60)
-    (condition,) = memory.ledger.conditions
+    condition_store = load_store(tmp_path, now=lambda: year_2000)
+    assert condition_store.ledger.trusted_since == year_2000
+    born = condition_store.ledger.born
+    condition_store.change(conditions=(replace(OPEN_XID, last_event=year_2000 + 30),))
+    condition_store.apply_clock_step(NOW - year_2000, since=year_2000, until=year_2000 + 60)
+    (condition,) = condition_store.ledger.conditions
     assert condition.last_event == NOW + 30
-    assert memory.ledger.trusted_since == NOW
-    assert memory.ledger.born == born, "a time written with the correct clock stays"
+    assert condition_store.ledger.trusted_since == NOW
+    assert condition_store.ledger.born == born, "a time written with the correct clock stays"
 
 
-def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
-    memory = ConditionStore(str(tmp_path), lambda: NOW)
-    memory.load(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
-    assert memory.copy_unreadable
+def test_load_reports_unreadable_disk_copy(tmp_path: Path) -> None:
+    condition_store = ConditionStore(str(tmp_path), lambda: NOW)
+    condition_store.load(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
+    assert condition_store.copy_unreadable
 
 
-def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    memory = recalled(tmp_path)
-    key = (STANDING.code, STANDING.subject)
-    degraded = replace(STANDING, severity=Severity.DEGRADED)
+def test_log_has_single_line_per_condition_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    condition_store = load_store(tmp_path)
+    key = (OPEN_XID.code, OPEN_XID.subject)
+    degraded = replace(OPEN_XID, severity=Severity.DEGRADED)
     with caplog.at_level(logging.INFO, "healthd"):
         for condition in (
             replace(degraded, state=ConditionState.PENDING, confirm_seconds=60),
             degraded,
             replace(degraded, last_seen=NOW),
-            STANDING,
-            replace(STANDING, state=ConditionState.CLEARED, cleared_by="reboot", cleared_at=NOW),
+            OPEN_XID,
+            replace(OPEN_XID, state=ConditionState.CLEARED, cleared_by="reboot", cleared_at=NOW),
         ):
-            memory.set_conditions({key: condition})
+            condition_store.set_conditions({key: condition})
     assert [record.getMessage().removeprefix("gpu_xid/79 0000:61:00.0: ") for record in caplog.records] == [
         "the GPU has fallen off the bus (pending: opens if it lasts 60 s)",
         "degraded, open: the GPU has fallen off the bus",
@@ -305,147 +311,149 @@ def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: 
     ]
 
 
-def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp_path: Path) -> None:
-    windowed = replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+def test_quiet_time_is_saved_only_when_condition_clears(tmp_path: Path) -> None:
+    windowed = replace(OPEN_XID, clears=Clears.WINDOW, window_seconds=100.0)
     write(tmp_path, replace(LIVE, conditions=(windowed,)))
-    memory = recalled(tmp_path)
-    memory.save()
-    memory.count_quiet_time(60.0, under_load=True)
-    assert memory.ledger.conditions[0].quiet_seconds == 60.0
-    assert not memory.unsaved
-    memory.count_quiet_time(60.0, under_load=True)
-    assert memory.ledger.conditions == ()
-    assert memory.unsaved
+    condition_store = load_store(tmp_path)
+    condition_store.save()
+    condition_store.count_quiet_time(60.0, under_load=True)
+    assert condition_store.ledger.conditions[0].quiet_seconds == 60.0
+    assert not condition_store.unsaved
+    condition_store.count_quiet_time(60.0, under_load=True)
+    assert condition_store.ledger.conditions == ()
+    assert condition_store.unsaved
 
 
-def test_windows_count_time_by_the_second_and_lose_none_of_it(tmp_path: Path) -> None:
-    windowed = replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+def test_count_quiet_time_sums_fractions_to_seconds(tmp_path: Path) -> None:
+    windowed = replace(OPEN_XID, clears=Clears.WINDOW, window_seconds=100.0)
     write(tmp_path, replace(LIVE, conditions=(windowed,)))
-    memory = recalled(tmp_path)
+    condition_store = load_store(tmp_path)
     counted = []
     for _ in range(8):
-        memory.count_quiet_time(0.25, under_load=True)
-        counted.append(memory.ledger.conditions[0].quiet_seconds)
+        condition_store.count_quiet_time(0.25, under_load=True)
+        counted.append(condition_store.ledger.conditions[0].quiet_seconds)
     assert counted == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0]
 
 
-def test_what_does_not_change_anything_is_not_saved(tmp_path: Path) -> None:
+def test_unchanged_ledger_is_not_saved(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    memory = recalled(tmp_path)
-    memory.save()
-    memory.uncopied = False
-    memory.change(mode="act")
-    memory.set_conditions(memory.ledger.by_key())
-    assert not memory.unsaved
-    assert not memory.uncopied
+    condition_store = load_store(tmp_path)
+    condition_store.save()
+    condition_store.uncopied = False
+    condition_store.change(mode="act")
+    condition_store.set_conditions(condition_store.ledger.by_key())
+    assert not condition_store.unsaved
+    assert not condition_store.uncopied
 
 
 # --- save
 
 
-def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
-    memory = recalled(tmp_path)
-    memory.set_conditions({(STANDING.code, STANDING.subject): STANDING})
-    memory.set_past("pcie_aer", STORE)
-    memory.save(round_ended=True)
-    assert not memory.unsaved
-    assert memory.uncopied, "the disk copy is written separately"
-    again = recalled(tmp_path)
-    assert (remembered(again), again.past) == (remembered(memory), memory.past)
+def test_load_restores_saved_ledger_and_past(tmp_path: Path) -> None:
+    condition_store = load_store(tmp_path)
+    condition_store.set_conditions({(OPEN_XID.code, OPEN_XID.subject): OPEN_XID})
+    condition_store.set_past("pcie_aer", STORE)
+    condition_store.save(round_ended=True)
+    assert not condition_store.unsaved
+    assert condition_store.uncopied, "the disk copy is written separately"
+    restored = load_store(tmp_path)
+    assert (ledger_without_stream(restored), restored.past) == (
+        ledger_without_stream(condition_store),
+        condition_store.past,
+    )
 
 
-def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
-    memory = recalled(tmp_path)
-    memory.save()
-    with open(tmp_path / store.FILE, encoding="utf-8") as before:
-        memory.change(mode="drain")
-        memory.save()
-        assert store.decode(before.read(), "").mode == "act", "an open file still has the old ledger"
+def test_save_replaces_file_atomically(tmp_path: Path) -> None:
+    condition_store = load_store(tmp_path)
+    condition_store.save()
+    with open(tmp_path / store.FILE, encoding="utf-8") as open_file:
+        condition_store.change(mode="drain")
+        condition_store.save()
+        assert store.decode(open_file.read(), "").mode == "act", "an open file still has the old ledger"
     assert store.decode((tmp_path / store.FILE).read_text(), "").mode == "drain"
     assert sorted(os.listdir(tmp_path)) == [store.FILE, f"{store.FILE}.spare"]
     assert (tmp_path / store.FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: Path) -> None:
-    memory = recalled(tmp_path)
-    memory.set_past("pcie_aer", STORE)
-    memory.save()
+def test_save_all_writes_into_new_directory(tmp_path: Path) -> None:
+    condition_store = load_store(tmp_path)
+    condition_store.set_past("pcie_aer", STORE)
+    condition_store.save()
     for file in tmp_path.iterdir():
         file.unlink()
-    memory.save_all()
-    again = recalled(tmp_path)
-    assert (remembered(again), again.past) == (remembered(memory), memory.past)
+    condition_store.save_all()
+    restored = load_store(tmp_path)
+    assert (ledger_without_stream(restored), restored.past) == (
+        ledger_without_stream(condition_store),
+        condition_store.past,
+    )
 
 
-def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_save_failure_is_logged_once_and_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
-    memory = recalled(directory)
+    condition_store = load_store(directory)
     directory.rmdir()
-    memory.save()
-    memory.save()
+    condition_store.save()
+    condition_store.save()
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
-    assert memory.unsaved
+    assert condition_store.unsaved
     directory.mkdir()
-    memory.save()
-    assert not memory.unsaved
-    assert remembered(recalled(directory)) == remembered(memory)
+    condition_store.save()
+    assert not condition_store.unsaved
+    assert ledger_without_stream(load_store(directory)) == ledger_without_stream(condition_store)
 
 
-def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_room_for_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_keeps_saved_lines_when_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The earlier daemon may have written these lines, so they must not be counted as dropped."""
 
-    def full(path: str, text: bytes) -> None:
-        if len(text) > most:
+    def write_if_small(path: str, text: bytes) -> None:
+        if len(text) > max_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rewrite_file(path, text)
 
-    memory = recalled(tmp_path)
-    memory.save()
-    saved, most = memory.ledger.outbox.lines, len(values.encode(memory.ledger)) + 100
-    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
-    after = recalled(tmp_path)
-    after.save()
-    assert not after.unsaved
-    assert after.ledger.outbox.lines == saved
-    assert after.ledger.outbox.dropped_from == json.loads(saved[-1])["seq"] + 1
+    condition_store = load_store(tmp_path)
+    condition_store.save()
+    saved, max_bytes = condition_store.ledger.outbox.lines, len(values.encode(condition_store.ledger)) + 100
+    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", write_if_small)
+    reloaded = load_store(tmp_path)
+    reloaded.save()
+    assert not reloaded.unsaved
+    assert reloaded.ledger.outbox.lines == saved
+    assert reloaded.ledger.outbox.dropped_from == json.loads(saved[-1])["seq"] + 1
 
 
-def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: str, text: bytes) -> None:
-        if len(text) > most:
+def test_save_on_full_disk_drops_unwritten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_if_small(path: str, text: bytes) -> None:
+        if len(text) > max_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rewrite_file(path, text)
 
-    memory = recalled(tmp_path)
-    memory.save()
-    saved = memory.ledger.outbox.lines
+    condition_store = load_store(tmp_path)
+    condition_store.save()
+    saved = condition_store.ledger.outbox.lines
     for number in range(200):
-        memory.stream.emit_stopped(f"{number}" * 20)
-    memory.set_conditions({STANDING.key: STANDING})
-    most = 4000
-    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
-    memory.save()
-    assert not memory.unsaved
-    assert (memory.ledger.outbox.lines, memory.stream.dropped) == (saved, 201)
-    assert remembered(recalled(tmp_path)).conditions == (STANDING,)
-    most = 10
-    memory.change(mode="drain")
-    memory.save()
-    assert memory.save_failed
+        condition_store.stream.emit_stopped(f"{number}" * 20)
+    condition_store.set_conditions({OPEN_XID.key: OPEN_XID})
+    max_bytes = 4000
+    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", write_if_small)
+    condition_store.save()
+    assert not condition_store.unsaved
+    assert (condition_store.ledger.outbox.lines, condition_store.stream.dropped) == (saved, 201)
+    assert ledger_without_stream(load_store(tmp_path)).conditions == (OPEN_XID,)
+    max_bytes = 10
+    condition_store.change(mode="drain")
+    condition_store.save()
+    assert condition_store.save_failed
 
 
-def test_a_mistake_in_the_words_of_the_log_costs_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(*_: object) -> str:
+def test_error_in_log_text_does_not_lose_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(log_lines, "_condition_text", raises)
-    memory = ConditionStore(str(tmp_path), lambda: NOW)
-    memory.load(dict, "b1", Mode.ACT)
-    memory.set_conditions({STANDING.key: STANDING})
-    assert memory.ledger.conditions == (STANDING,)
+    monkeypatch.setattr(log_lines, "_condition_text", fail)
+    condition_store = ConditionStore(str(tmp_path), lambda: NOW)
+    condition_store.load(dict, "b1", Mode.ACT)
+    condition_store.set_conditions({OPEN_XID.key: OPEN_XID})
+    assert condition_store.ledger.conditions == (OPEN_XID,)
     assert dict(guard.dropped) == {"log": 1}

@@ -30,11 +30,11 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.values import encode
-from tests.agent.conditions.test_store import NOW, STANDING
+from tests.agent.conditions.test_store import NOW, OPEN_XID
 
 HOUR = 3600.0
 MOUNT = ("mount/missing", "/data")
-XID = (STANDING.code, STANDING.subject)
+XID = (OPEN_XID.code, OPEN_XID.subject)
 
 
 class Clock:
@@ -47,209 +47,209 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def memory(tmp_path: Path, clock: Clock) -> ConditionStore:
-    made = ConditionStore(str(tmp_path), lambda: clock.now)
-    made.load(dict, "b1", Mode.ACT)
-    made.change(trusted_since=1.0)
-    return made
+def condition_store(tmp_path: Path, clock: Clock) -> ConditionStore:
+    new_store = ConditionStore(str(tmp_path), lambda: clock.now)
+    new_store.load(dict, "b1", Mode.ACT)
+    new_store.change(trusted_since=1.0)
+    return new_store
 
 
-def ack(memory: ConditionStore, key: tuple[str, str], seconds: float = 2 * HOUR, now: float = NOW) -> str:
+def ack(condition_store: ConditionStore, key: tuple[str, str], seconds: float = 2 * HOUR, now: float = NOW) -> str:
     request = {"command": "ack", "code": key[0], "part": key[1], "seconds": seconds, "why": "cable is on its way"}
-    return COMMANDS["ack"](memory, request, "ann (uid 1000)", now)
+    return COMMANDS["ack"](condition_store, request, "ann (uid 1000)", now)
 
 
-def look(
-    memory: ConditionStore,
+def run_mount(
+    condition_store: ConditionStore,
     now: float,
     severity: Severity | None = Severity.DEGRADED,
     confirm: float = 0.0,
     evidence: str = "",
 ) -> Verdict:
     """Run mount once, with this finding for /data or none, and return the verdict."""
-    found = Finding(severity, *MOUNT, "not mounted", confirm_seconds=confirm, evidence=evidence) if severity else None
-    result = CheckResult("mount", "/data", Outcome.COMPLETED, now, 0.0, (found,) if found else ())
-    memory.set_conditions(absorb.absorb_result(memory.conditions, result, 2, "b1", ()))
-    memory.end_expired_acks()
-    return verdict.judge(memory.conditions, {("mount", "/data"): result}, [("mount", "/data")], 1.0)
+    finding = Finding(severity, *MOUNT, "not mounted", confirm_seconds=confirm, evidence=evidence) if severity else None
+    result = CheckResult("mount", "/data", Outcome.COMPLETED, now, 0.0, (finding,) if finding else ())
+    condition_store.set_conditions(absorb.absorb_result(condition_store.conditions, result, 2, "b1", ()))
+    condition_store.end_expired_acks()
+    return verdict.judge(condition_store.conditions, {("mount", "/data"): result}, [("mount", "/data")], 1.0)
 
 
-def judged(memory: ConditionStore) -> Verdict:
-    return verdict.judge(memory.conditions, {}, [], 1.0)
+def judge_now(condition_store: ConditionStore) -> Verdict:
+    return verdict.judge(condition_store.conditions, {}, [], 1.0)
 
 
-def hold(memory: ConditionStore, condition: Condition) -> None:
-    memory.set_conditions({(condition.code, condition.subject): condition})
+def set_condition(condition_store: ConditionStore, condition: Condition) -> None:
+    condition_store.set_conditions({(condition.code, condition.subject): condition})
 
 
-def test_what_is_known_does_not_act_and_holds_no_resume_although_it_is_seen_again_and_again(
-    memory: ConditionStore,
+def test_ack_prevents_drain_and_allows_resume(
+    condition_store: ConditionStore,
 ) -> None:
-    assert look(memory, NOW).causes
-    said = ack(memory, MOUNT)
-    assert said == "acknowledged for 2 h by ann (uid 1000): mount/missing /data: cable is on its way"
+    assert run_mount(condition_store, NOW).causes
+    reply = ack(condition_store, MOUNT)
+    assert reply == "acknowledged for 2 h by ann (uid 1000): mount/missing /data: cable is on its way"
     for minutes in range(5, 115, 5):
-        found = look(memory, NOW + minutes * 60)
-        assert (found.causes, found.may_resume, found.health) == ((), True, Health.WARNING)
-        assert found.conditions[0].ack is not None
+        node_verdict = run_mount(condition_store, NOW + minutes * 60)
+        assert (node_verdict.causes, node_verdict.may_resume, node_verdict.health) == ((), True, Health.WARNING)
+        assert node_verdict.conditions[0].ack is not None
 
 
-def test_when_the_time_is_over_it_acts_again_if_it_still_stands(
-    memory: ConditionStore, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_expired_ack_drains_again(
+    condition_store: ConditionStore, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
-    look(memory, NOW + 300)
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
+    run_mount(condition_store, NOW + 300)
     clock.now = NOW + 2 * HOUR
     with caplog.at_level(logging.INFO, "healthd"):
-        memory.end_expired_acks()
+        condition_store.end_expired_acks()
     assert "the ack by ann (uid 1000) ended, it expired: cable is on its way" in caplog.text
-    (cause,) = judged(memory).causes
+    (cause,) = judge_now(condition_store).causes
     assert (cause.state, cause.ack, cause.opened_at) == (ConditionState.OPEN, None, NOW)
 
 
-def test_a_fault_that_only_the_log_told_acts_again_too_for_it_stands_until_its_repair(
-    memory: ConditionStore, clock: Clock
+def test_expired_ack_on_event_condition_drains_with_old_fault_time(
+    condition_store: ConditionStore, clock: Clock
 ) -> None:
-    hold(memory, STANDING)
-    ack(memory, XID)
-    assert judged(memory).causes == ()
+    set_condition(condition_store, OPEN_XID)
+    ack(condition_store, XID)
+    assert judge_now(condition_store).causes == ()
     clock.now = NOW + 2 * HOUR
-    memory.end_expired_acks()
-    found = judged(memory)
-    assert [c.code for c in found.causes] == ["gpu_xid/79"]
-    assert found.fault_time == STANDING.last_event, "jobs that started during the ack are not affected jobs"
+    condition_store.end_expired_acks()
+    node_verdict = judge_now(condition_store)
+    assert [c.code for c in node_verdict.causes] == ["gpu_xid/79"]
+    assert node_verdict.fault_time == OPEN_XID.last_event, "jobs that started during the ack are not affected jobs"
 
 
-def xid_again(memory: ConditionStore, severity: Severity, now: float) -> None:
+def repeat_xid(condition_store: ConditionStore, severity: Severity, now: float) -> None:
     event = KernelEvent("xid", "79", time=now, last_time=now, sequence=7)
     finding = Finding(severity, *XID, "again", clears=Clears.REBOOT, events=(7,))
     events = frozenset({7})
-    memory.set_conditions(absorb.absorb_events(memory.conditions, "gpu_xid", [finding], {7: event}, events, "b1", ()))
-    memory.end_expired_acks()
+    condition_store.set_conditions(
+        absorb.absorb_events(condition_store.conditions, "gpu_xid", [finding], {7: event}, events, "b1", ())
+    )
+    condition_store.end_expired_acks()
 
 
-def test_the_same_line_again_is_known_and_a_harmless_one_undoes_nothing(memory: ConditionStore) -> None:
-    hold(memory, STANDING)
-    ack(memory, XID)
+def test_ack_covers_repeated_event(condition_store: ConditionStore) -> None:
+    set_condition(condition_store, OPEN_XID)
+    ack(condition_store, XID)
     for severity in (Severity.CRITICAL, Severity.INFO):
-        xid_again(memory, severity, NOW + 60)
-        (condition,) = memory.ledger.conditions
+        repeat_xid(condition_store, severity, NOW + 60)
+        (condition,) = condition_store.ledger.conditions
         assert (condition.state, condition.severity) == (ConditionState.ACKNOWLEDGED, Severity.CRITICAL)
         assert condition.clears is Clears.REBOOT
 
 
-def test_what_becomes_worse_is_not_what_was_known(memory: ConditionStore, caplog: pytest.LogCaptureFixture) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
+def test_ack_ends_when_condition_worsens(condition_store: ConditionStore, caplog: pytest.LogCaptureFixture) -> None:
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
     with caplog.at_level(logging.INFO, "healthd"):
-        (cause,) = look(memory, NOW + 300, Severity.CRITICAL).causes
+        (cause,) = run_mount(condition_store, NOW + 300, Severity.CRITICAL).causes
     assert "the condition is worse" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
-    hold(memory, replace(STANDING, severity=Severity.WARNING))
-    ack(memory, XID)
-    xid_again(memory, Severity.CRITICAL, NOW + 60)
-    assert [c.code for c in judged(memory).causes] == ["gpu_xid/79"]
+    set_condition(condition_store, replace(OPEN_XID, severity=Severity.WARNING))
+    ack(condition_store, XID)
+    repeat_xid(condition_store, Severity.CRITICAL, NOW + 60)
+    assert [c.code for c in judge_now(condition_store).causes] == ["gpu_xid/79"]
 
 
-def test_what_is_milder_stays_known(memory: ConditionStore) -> None:
-    look(memory, NOW, Severity.CRITICAL)
-    ack(memory, MOUNT)
-    assert look(memory, NOW + 300, Severity.WARNING).conditions[0].ack
-    assert look(memory, NOW + 600, Severity.CRITICAL).causes == ()
+def test_ack_covers_milder_condition(condition_store: ConditionStore) -> None:
+    run_mount(condition_store, NOW, Severity.CRITICAL)
+    ack(condition_store, MOUNT)
+    assert run_mount(condition_store, NOW + 300, Severity.WARNING).conditions[0].ack
+    assert run_mount(condition_store, NOW + 600, Severity.CRITICAL).causes == ()
 
 
-def test_it_ends_with_the_condition_and_a_later_one_is_not_known(memory: ConditionStore) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
-    look(memory, NOW + 300, None)
-    assert look(memory, NOW + 600, None).conditions == ()
-    assert look(memory, NOW + 900).causes
+def test_ack_ends_with_condition(condition_store: ConditionStore) -> None:
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
+    run_mount(condition_store, NOW + 300, None)
+    assert run_mount(condition_store, NOW + 600, None).conditions == ()
+    assert run_mount(condition_store, NOW + 900).causes
 
 
-def test_a_latched_fault_is_not_cleared_by_clean_runs_because_somebody_knows(memory: ConditionStore) -> None:
-    hold(memory, replace(STANDING, check="mount", instance="/data", last_level_seen=NOW))
-    ack(memory, XID)
+def test_ack_does_not_unlatch_condition(condition_store: ConditionStore) -> None:
+    set_condition(condition_store, replace(OPEN_XID, check="mount", instance="/data", last_level_seen=NOW))
+    ack(condition_store, XID)
     for minutes in (5, 10, 15):
-        look(memory, NOW + minutes * 60, None)
-    assert [c.code for c in memory.ledger.conditions] == ["gpu_xid/79"]
+        run_mount(condition_store, NOW + minutes * 60, None)
+    assert [c.code for c in condition_store.ledger.conditions] == ["gpu_xid/79"]
 
 
-def test_what_was_not_confirmed_when_it_was_acknowledged_still_has_to_be(memory: ConditionStore, clock: Clock) -> None:
-    look(memory, NOW, confirm=240.0)
-    ack(memory, MOUNT, 60)
-    states = [memory.ledger.conditions[0].state]
+def test_ack_on_pending_condition_keeps_confirm_time(condition_store: ConditionStore, clock: Clock) -> None:
+    run_mount(condition_store, NOW, confirm=240.0)
+    ack(condition_store, MOUNT, 60)
+    states = [condition_store.ledger.conditions[0].state]
     clock.now = NOW + 60
-    memory.end_expired_acks()
-    states += [memory.ledger.conditions[0].state]
+    condition_store.end_expired_acks()
+    states += [condition_store.ledger.conditions[0].state]
     assert states == [ConditionState.ACKNOWLEDGED, ConditionState.PENDING]
-    assert look(memory, NOW + 300, confirm=240.0).causes
+    assert run_mount(condition_store, NOW + 300, confirm=240.0).causes
 
 
-def test_what_an_operators_resume_forgave_before_stays_forgiven_afterwards(
-    memory: ConditionStore, clock: Clock
-) -> None:
-    hold(memory, STANDING)
-    memory.set_conditions(endings.acknowledge_resumed(memory.conditions, NOW, NOW))
-    ack(memory, XID, 60)
+def test_expired_ack_keeps_earlier_resume(condition_store: ConditionStore, clock: Clock) -> None:
+    set_condition(condition_store, OPEN_XID)
+    condition_store.set_conditions(endings.acknowledge_resumed(condition_store.conditions, NOW, NOW))
+    ack(condition_store, XID, 60)
     clock.now = NOW + 60
-    memory.end_expired_acks()
-    (condition,) = memory.ledger.conditions
+    condition_store.end_expired_acks()
+    (condition,) = condition_store.ledger.conditions
     assert (condition.state, condition.ack) == (ConditionState.ACKNOWLEDGED, None)
 
 
-def test_a_repair_ends_it(memory: ConditionStore) -> None:
-    look(memory, NOW, evidence="flag 1")
-    ack(memory, MOUNT)
-    COMMANDS["repaired"](memory, {"code": "mount/missing", "part": None}, "ann", NOW + 10)
-    (condition,) = memory.ledger.conditions
+def test_repaired_ends_ack(condition_store: ConditionStore) -> None:
+    run_mount(condition_store, NOW, evidence="flag 1")
+    ack(condition_store, MOUNT)
+    COMMANDS["repaired"](condition_store, {"code": "mount/missing", "part": None}, "ann", NOW + 10)
+    (condition,) = condition_store.ledger.conditions
     assert (condition.state, condition.ack) == (ConditionState.ACKNOWLEDGED, None)
 
 
-def test_it_survives_a_restart(memory: ConditionStore) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
-    assert decode(encode(memory.ledger), "there") == memory.ledger
+def test_ack_survives_encoding(condition_store: ConditionStore) -> None:
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
+    assert decode(encode(condition_store.ledger), "there") == condition_store.ledger
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_it_lasts_as_long_as_was_said_also_when_the_clock_is_set(memory: ConditionStore, step: float) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
-    memory.apply_clock_step(step, since=NOW - 60, until=NOW + 60)
-    (condition,) = memory.ledger.conditions
+def test_clock_step_keeps_ack_duration(condition_store: ConditionStore, step: float) -> None:
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
+    condition_store.apply_clock_step(step, since=NOW - 60, until=NOW + 60)
+    (condition,) = condition_store.ledger.conditions
     assert condition.ack
     assert condition.ack.until == NOW + 2 * HOUR + step
 
 
-def test_one_that_was_given_while_the_clock_was_right_is_not_moved_by_26_years(memory: ConditionStore) -> None:
-    look(memory, NOW)
-    ack(memory, MOUNT)
-    COMMANDS["pause"](memory, {"seconds": 60, "why": "reboot"}, "ann", NOW)
+def test_clock_step_keeps_ack_given_with_correct_clock(condition_store: ConditionStore) -> None:
+    run_mount(condition_store, NOW)
+    ack(condition_store, MOUNT)
+    COMMANDS["pause"](condition_store, {"seconds": 60, "why": "reboot"}, "ann", NOW)
     year_2000 = 946_684_800.0
-    memory.apply_clock_step(NOW - year_2000, since=year_2000, until=year_2000 + 60)
-    (condition,) = memory.ledger.conditions
+    condition_store.apply_clock_step(NOW - year_2000, since=year_2000, until=year_2000 + 60)
+    (condition,) = condition_store.ledger.conditions
     assert condition.ack
-    assert memory.ledger.pause
-    assert (condition.ack.until, memory.ledger.pause.until) == (NOW + 2 * HOUR, NOW + 60)
+    assert condition_store.ledger.pause
+    assert (condition.ack.until, condition_store.ledger.pause.until) == (NOW + 2 * HOUR, NOW + 60)
 
 
-class Walked(tuple[Condition, ...]):
+class CountedConditions(tuple[Condition, ...]):
     """Conditions that count how often they are iterated."""
 
-    walks = 0
+    iterations = 0
 
     def __iter__(self) -> Iterator[Condition]:
-        type(self).walks += 1
+        type(self).iterations += 1
         return super().__iter__()
 
 
-def test_the_next_end_of_an_ack_is_known_without_a_walk_through_all_conditions(memory: ConditionStore) -> None:
-    known = replace(STANDING, ack=Ack(NOW + 60, "known", "ann", STANDING.severity, NOW))
-    memory.ledger = replace(memory.ledger, conditions=Walked((STANDING, known)))
-    assert [memory.next_ack_expiry for _ in range(100)] == [NOW + 60] * 100
-    memory.end_expired_acks()
-    assert Walked.walks == 1
+def test_next_ack_expiry_is_cached(condition_store: ConditionStore) -> None:
+    acked = replace(OPEN_XID, ack=Ack(NOW + 60, "known", "ann", OPEN_XID.severity, NOW))
+    condition_store.ledger = replace(condition_store.ledger, conditions=CountedConditions((OPEN_XID, acked)))
+    assert [condition_store.next_ack_expiry for _ in range(100)] == [NOW + 60] * 100
+    condition_store.end_expired_acks()
+    assert CountedConditions.iterations == 1
 
 
 @given(
@@ -258,10 +258,10 @@ def test_the_next_end_of_an_ack_is_known_without_a_walk_through_all_conditions(m
         max_size=5,
     )
 )
-def test_the_next_end_of_an_ack_is_when_one_ends(drawn: list[tuple[Severity, tuple[int, Severity] | None]]) -> None:
+def test_next_ack_expiry_is_first_end_time(drawn: list[tuple[Severity, tuple[int, Severity] | None]]) -> None:
     conditions = {
         ConditionKey("mount/missing", str(number)): replace(
-            STANDING,
+            OPEN_XID,
             code="mount/missing",
             subject=str(number),
             severity=severity,
@@ -274,30 +274,32 @@ def test_the_next_end_of_an_ack_is_when_one_ends(drawn: list[tuple[Severity, tup
     )
 
 
-def unack(memory: ConditionStore, key: tuple[str, str], now: float = NOW) -> str:
-    return COMMANDS["unack"](memory, {"command": "unack", "code": key[0], "part": key[1]}, "ann (uid 1000)", now)
+def unack(condition_store: ConditionStore, key: tuple[str, str], now: float = NOW) -> str:
+    return COMMANDS["unack"](
+        condition_store, {"command": "unack", "code": key[0], "part": key[1]}, "ann (uid 1000)", now
+    )
 
 
-def test_unack_ends_an_ack_before_its_time_and_the_condition_acts_again(memory):
-    memory.set_conditions({STANDING.key: STANDING})
-    ack(memory, XID)
-    assert memory.conditions[STANDING.key].state is ConditionState.ACKNOWLEDGED
-    assert "gpu_xid" in unack(memory, XID, NOW + 60)
-    after = memory.conditions[STANDING.key]
-    assert (after.state, after.ack) == (ConditionState.OPEN, None)
-    judged = verdict.judge(memory.conditions, {}, (), 1.0)
-    assert [c.key for c in judged.causes] == [STANDING.key]
+def test_unack_reopens_condition(condition_store):
+    condition_store.set_conditions({OPEN_XID.key: OPEN_XID})
+    ack(condition_store, XID)
+    assert condition_store.conditions[OPEN_XID.key].state is ConditionState.ACKNOWLEDGED
+    assert "gpu_xid" in unack(condition_store, XID, NOW + 60)
+    reopened = condition_store.conditions[OPEN_XID.key]
+    assert (reopened.state, reopened.ack) == (ConditionState.OPEN, None)
+    node_verdict = verdict.judge(condition_store.conditions, {}, (), 1.0)
+    assert [c.key for c in node_verdict.causes] == [OPEN_XID.key]
 
 
-def test_unack_of_a_condition_without_an_ack_is_refused(memory):
-    memory.set_conditions({STANDING.key: STANDING})
+def test_unack_refuses_condition_without_ack(condition_store):
+    condition_store.set_conditions({OPEN_XID.key: OPEN_XID})
     for key in (XID, ("mount/missing", "/nowhere")):
         with pytest.raises(CommandRefused):
-            unack(memory, key)
+            unack(condition_store, key)
 
 
 @pytest.mark.parametrize("seconds", [0, -5, True, "1", None, 8 * 86400.0, float("nan"), float("inf"), int("9" * 400)])
-def test_a_time_that_is_none_is_refused_whatever_a_client_sends(memory, seconds):
-    memory.set_conditions({STANDING.key: STANDING})
+def test_ack_refuses_invalid_duration(condition_store, seconds):
+    condition_store.set_conditions({OPEN_XID.key: OPEN_XID})
     with pytest.raises(CommandRefused, match="must last at most 7d"):
-        ack(memory, XID, seconds)
+        ack(condition_store, XID, seconds)

@@ -14,7 +14,7 @@ import pytest
 from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 from healthd.common.paths import SOCKET
 
-heard: list[bytes] = []  # requests in order of arrival
+received: list[bytes] = []  # requests in order of arrival
 Serve = Callable[[Callable[[socket.socket], None]], str]
 
 
@@ -26,12 +26,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         listener.listen()
         threads: list[threading.Thread] = []
 
-        def start(talk: Callable[[socket.socket], None]) -> str:
+        def start(conversation: Callable[[socket.socket], None]) -> str:
             def accept() -> None:
                 stream, _ = listener.accept()
                 with stream:
-                    heard.append(stream.recv(1000))
-                    talk(stream)
+                    received.append(stream.recv(1000))
+                    conversation(stream)
 
             threads.append(threading.Thread(target=accept))
             threads[-1].start()
@@ -42,76 +42,76 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             thread.join(120)
 
 
-def sentence(runtime_dir: str, kind: type[Exception] = DaemonUnreachable, patience: float = 60.0) -> str:
+def error_text(runtime_dir: str, kind: type[Exception] = DaemonUnreachable, patience: float = 60.0) -> str:
     with pytest.raises(kind) as raised:
         send_request(runtime_dir, {"command": "status"}, patience)
     return str(raised.value)
 
 
-def test_an_answer_is_given_back(serve):
-    def talk(stream: socket.socket) -> None:
+def test_send_request_returns_answer(serve):
+    def send_in_parts(stream: socket.socket) -> None:
         stream.sendall(b'{"done": ')
         stream.sendall(b'"yes"}\n')
 
-    assert send_request(serve(talk), {"command": "x"}, 60.0) == {"done": "yes"}
-    assert heard.pop() == b'{"command": "x"}\n'
+    assert send_request(serve(send_in_parts), {"command": "x"}, 60.0) == {"done": "yes"}
+    assert received.pop() == b'{"command": "x"}\n'
 
 
-def test_a_refusal_is_the_daemons_sentence(serve):
-    assert sentence(serve(lambda stream: stream.sendall(b'{"error": "no"}\n')), RefusedByDaemon) == "no"
+def test_send_request_raises_refusal(serve):
+    assert error_text(serve(lambda stream: stream.sendall(b'{"error": "no"}\n')), RefusedByDaemon) == "no"
 
 
-def test_no_daemon(tmp_path):
-    assert sentence(str(tmp_path)) == f"healthd is not running (no {tmp_path}/healthd.sock)"
+def test_send_request_without_daemon(tmp_path):
+    assert error_text(str(tmp_path)) == f"healthd is not running (no {tmp_path}/healthd.sock)"
 
 
-def test_a_daemon_that_was_killed(tmp_path):
+def test_send_request_after_killed_daemon(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "healthd.sock"))
-    assert sentence(str(tmp_path)) == f"healthd is not running (no listener at {tmp_path}/healthd.sock)"
+    assert error_text(str(tmp_path)) == f"healthd is not running (no listener at {tmp_path}/healthd.sock)"
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b"[]", b"3\n", b"[" * 100_000, b"\xff"])
-def test_nonsense(serve, answer):
-    assert sentence(serve(lambda stream: stream.sendall(answer))).endswith("sent an invalid answer")
+def test_send_request_rejects_invalid_answer(serve, answer):
+    assert error_text(serve(lambda stream: stream.sendall(answer))).endswith("sent an invalid answer")
 
 
-def test_a_daemon_that_stops_meanwhile(serve):
-    assert sentence(serve(lambda stream: None)).endswith("sent no answer: it may be stopping")
+def test_send_request_when_daemon_closes_connection(serve):
+    assert error_text(serve(lambda stream: None)).endswith("sent no answer: it may be stopping")
 
 
-def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
-    silent = serve(lambda stream: stream.recv(1))  # until the client leaves
-    assert sentence(silent, patience=0.3).endswith("(no reply within 0.3 s)")
+def test_send_request_times_out_without_reply(serve):
+    runtime_dir = serve(lambda stream: stream.recv(1))  # until the client leaves
+    assert error_text(runtime_dir, patience=0.3).endswith("(no reply within 0.3 s)")
 
 
-def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_sentence_than_no_answer(tmp_path):
-    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+def test_send_request_times_out_in_full_queue(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as clients:
         listener.bind(str(tmp_path / SOCKET))
         listener.listen(0)
         with suppress(BlockingIOError):
             while True:
-                other = waiting.enter_context(socket.socket(socket.AF_UNIX))
-                other.setblocking(False)
-                other.connect(str(tmp_path / SOCKET))
-        began = time.monotonic()
-        said = sentence(str(tmp_path), patience=0.3)
-        assert said == f"healthd does not answer at {tmp_path}/healthd.sock (no connection within 0.3 s)"
-        assert time.monotonic() - began >= 0.3, "the message states the time that was waited"
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(tmp_path / SOCKET))
+        started = time.monotonic()
+        message = error_text(str(tmp_path), patience=0.3)
+        assert message == f"healthd does not answer at {tmp_path}/healthd.sock (no connection within 0.3 s)"
+        assert time.monotonic() - started >= 0.3, "the message states the time that was waited"
 
 
-def test_one_that_drips_is_not_waited_for_longer(serve):
+def test_send_request_times_out_on_partial_reply(serve):
     def drip(stream: socket.socket) -> None:
         with suppress(OSError):  # the client has left
             while True:
                 stream.sendall(b" ")
                 time.sleep(0.1)
 
-    assert "within 0.4 s" in sentence(serve(drip), patience=0.4)
+    assert "within 0.4 s" in error_text(serve(drip), patience=0.4)
 
 
-def test_a_path_that_is_too_long_for_a_socket(tmp_path):
-    far = tmp_path / ("x" * 120)
-    far.mkdir()
-    (far / "healthd.sock").touch()
-    assert sentence(str(far)).startswith("cannot connect to healthd at ")
+def test_send_request_with_too_long_path(tmp_path):
+    long_path = tmp_path / ("x" * 120)
+    long_path.mkdir()
+    (long_path / "healthd.sock").touch()
+    assert error_text(str(long_path)).startswith("cannot connect to healthd at ")

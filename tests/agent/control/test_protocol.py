@@ -12,7 +12,7 @@ from healthd.agent.control.protocol import RequestRefused, parse_command, parse_
 from healthd.agent.daemon import Daemon
 from tests.agent.test_daemon_guards import daemon  # noqa: F401  # a fixture
 
-MADE = [
+REQUESTS = [
     protocol.simple_request(protocol.STATUS),
     protocol.simple_request(protocol.RELOAD),
     protocol.simple_request(protocol.UNPAUSE),
@@ -27,14 +27,14 @@ MADE = [
 ]
 
 
-def test_each_request_that_a_client_makes_is_known_to_the_daemon_and_the_other_way_round() -> None:
-    names = {parse_command(request, "root (uid 0)", may_command=True) for request in MADE}
+def test_every_client_request_is_handled_by_daemon() -> None:
+    names = {parse_command(request, "root (uid 0)", may_command=True) for request in REQUESTS}
     assert names == {*protocol.QUERIES, *protocol.COMMANDS}
     assert {*COMMANDS, *FAILSLOW_COMMANDS} == names - {"status", "looks-left", "job-ended", "reload"}
 
 
-@pytest.mark.parametrize("request_", MADE, ids=lambda request: request["command"])
-def test_anyone_may_ask_and_only_who_may_command_may_tell(request_: dict[str, Any]) -> None:
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request["command"])
+def test_parse_command_requires_permission_for_commands(request_: dict[str, Any]) -> None:
     name = request_["command"]
     if name in protocol.QUERIES:
         assert parse_command(request_, "ann (uid 1000)", may_command=False) == name
@@ -54,37 +54,37 @@ def test_anyone_may_ask_and_only_who_may_command_may_tell(request_: dict[str, An
         ({"command": "x" * 100}, f"unknown command '{'x' * 39}"),
     ],
 )
-def test_what_is_no_command_is_refused_in_one_bounded_sentence(request_: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RequestRefused) as refused:
+def test_parse_command_refuses_unknown_command(request_: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestRefused) as raised:
         parse_command(request_, "root (uid 0)", may_command=True)
-    assert str(refused.value) == sentence
+    assert str(raised.value) == sentence
 
 
-@pytest.mark.parametrize("asked", [None, "now", -1, 1e13, float("nan"), [], float("inf")])
-def test_a_time_that_is_none_is_refused(asked: object) -> None:
+@pytest.mark.parametrize("requested_at", [None, "now", -1, 1e13, float("nan"), [], float("inf")])
+def test_parse_requested_at_refuses_invalid_time(requested_at: object) -> None:
     with pytest.raises(RequestRefused, match="asked: must be seconds"):
-        parse_requested_at(protocol.pending_runs(asked))
+        parse_requested_at(protocol.pending_runs(requested_at))
 
 
-def test_what_the_daemon_refuses_is_quoted_in_bounds_and_on_one_line(daemon: Daemon) -> None:  # noqa: F811
-    said = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
-    assert said == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
+def test_refusal_is_single_bounded_line(daemon: Daemon) -> None:  # noqa: F811
+    reply = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
+    assert reply == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
     assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "unknown command 'no'"}
     assert daemon.answer(protocol.pending_runs("x"), "ann", False)["error"].startswith("asked: must be")
 
 
-def test_each_question_and_command_is_answered_by_the_daemon(daemon: Daemon) -> None:  # noqa: F811
-    for request in MADE:
-        said = daemon.answer(request, "root (uid 0)", True)
-        assert said.keys() & {"status", "left", "done", "error"}, request
+def test_daemon_answers_every_request(daemon: Daemon) -> None:  # noqa: F811
+    for request in REQUESTS:
+        reply = daemon.answer(request, "root (uid 0)", True)
+        assert reply.keys() & {"status", "left", "done", "error"}, request
     assert daemon.command_counts == {"pause": 1, "failslow-pause": 1}, "a refused command is not counted"
 
 
-def test_the_log_names_who_gave_each_command_and_who_only_asked_not(
+def test_log_names_user_for_commands_and_not_for_queries(
     daemon: Daemon,  # noqa: F811
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemon.answer(protocol.simple_request(protocol.STATUS), "ann (uid 1000)", False)
     daemon.answer(protocol.pause(60.0, "a move"), "root (uid 0)", True)
     logged = [record.getMessage() for record in caplog.records]
-    assert [words.partition(":")[0] for words in logged if "(uid " in words] == ["pause by root (uid 0)"]
+    assert [message.partition(":")[0] for message in logged if "(uid " in message] == ["pause by root (uid 0)"]

@@ -12,31 +12,31 @@ from healthd.agent.kernel_log.parse import RULES
 from healthd.common.model import KernelEvent
 
 
-def xid(code="95", pci="0000:3b:00.0", at=0.0, boot="b", **fields):
-    return KernelEvent("xid", code, pci, at, fields=tuple(fields.items()), last_time=at, boot_id=boot)
+def xid(code="95", pci="0000:3b:00.0", timestamp=0.0, boot="b", **fields):
+    return KernelEvent("xid", code, pci, timestamp, fields=tuple(fields.items()), last_time=timestamp, boot_id=boot)
 
 
-def test_the_same_fault_within_five_seconds_is_one_event_with_a_count():
-    recent, touched, following = coalesce_events((), [xid(at=0), xid(at=4), xid(at=8.5)], 1)
+def test_same_fault_within_five_seconds_is_single_event():
+    recent, touched, following = coalesce_events((), [xid(timestamp=0), xid(timestamp=4), xid(timestamp=8.5)], 1)
     (event,) = recent
     assert (event.lines, event.time, event.last_time, event.sequence) == (3, 0.0, 8.5, 1)
     assert (touched, following) == ((1,), 2)
 
 
-def test_the_same_fault_after_five_seconds_is_another_event():
-    recent, touched, following = coalesce_events((), [xid(at=0), xid(at=5.1)], 7)
+def test_same_fault_after_five_seconds_is_another_event():
+    recent, touched, following = coalesce_events((), [xid(timestamp=0), xid(timestamp=5.1)], 7)
     assert [event.sequence for event in recent] == [7, 8]
     assert (touched, following) == ((7, 8), 9)
 
 
-def test_different_faults_are_never_one_event():
+def test_different_faults_are_not_coalesced():
     different = [xid(), xid("48"), xid(pci="0000:5e:00.0"), xid(boot="c"), xid(link="3"), xid(link="4")]
     different += [xid("154", recovery_to="1"), xid("154", recovery_to="0"), KernelEvent("sxid", "95", "0000:3b:00.0")]
     recent, _, _ = coalesce_events((), different, 1)
     assert len(recent) == len(different)
 
 
-def test_what_varies_between_lines_of_one_fault_does_not_part_them():
+def test_varying_fields_do_not_separate_lines():
     assert coalesce(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
 
 
@@ -52,20 +52,20 @@ TEXTS = [
 CAPTURED = [event for text in TEXTS for event in events(text)]
 
 
-def test_rules_declare_only_varying_fields_that_events_of_their_kind_have():
-    seen = {(event.kind, name) for event in CAPTURED for name, _ in event.fields}
-    assert {(rule.kind, name) for rule in RULES for name in rule.varies} <= seen
+def test_rules_declare_only_existing_event_fields():
+    existing = {(event.kind, name) for event in CAPTURED for name, _ in event.fields}
+    assert {(rule.kind, name) for rule in RULES for name in rule.varies} <= existing
 
 
-def test_each_field_of_a_captured_line_identifies_the_fault_unless_its_kind_declares_that_it_varies():
+def test_fields_identify_fault_unless_declared_varying():
     compared = set()
     for event in CAPTURED:
-        for place, (name, value) in enumerate(event.fields):
-            fields = (*event.fields[:place], (name, value + "0"), *event.fields[place + 1 :])
-            other = replace(event, fields=fields)
-            if name == "record" or is_detail(event) != is_detail(other):  # each record is a fault of its own
+        for position, (name, value) in enumerate(event.fields):
+            fields = (*event.fields[:position], (name, value + "0"), *event.fields[position + 1 :])
+            changed = replace(event, fields=fields)
+            if name == "record" or is_detail(event) != is_detail(changed):  # each record is a fault of its own
                 continue
-            is_one_fault = coalesce(event, other) is not None
+            is_one_fault = coalesce(event, changed) is not None
             assert is_one_fault == (name in varying_fields(event.kind)), (event, name)
             compared.add(is_one_fault)
     assert compared == {True, False}
@@ -77,7 +77,7 @@ MLX5 = "mlx5_core 0000:61:00.0: f:1:(pid 1): "
 
 
 @pytest.mark.parametrize(
-    ("before", "first", "second", "after"),
+    ("prefix", "first", "second", "suffix"),
     [
         ("NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:", "2168", "2169", ")"),
         ("NVRM: The NVIDIA probe routine failed for ", "1", "2", " device(s)."),
@@ -105,77 +105,77 @@ MLX5 = "mlx5_core 0000:61:00.0: f:1:(pid 1): "
         ("", "nvidia", "nvme", " 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x1 flags=0x0]"),
     ],
 )
-def test_two_lines_of_one_fault_with_different_details_are_one_event(before, first, second, after):
-    (event,), (other,) = events(before + first + after), events(before + second + after)
-    assert event.fields != other.fields
-    assert coalesce(event, other) is not None
+def test_lines_with_different_varying_fields_are_single_event(prefix, first, second, suffix):
+    (event,), (other_event,) = events(prefix + first + suffix), events(prefix + second + suffix)
+    assert event.fields != other_event.fields
+    assert coalesce(event, other_event) is not None
 
 
-def test_a_field_varies_only_for_the_kinds_that_declare_it():
+def test_varying_field_applies_only_to_kind():
     assert coalesce(aer("corrected", driver="nvme"), aer("corrected", driver="pcieport")) is not None
     assert coalesce(xid(driver="nvme"), xid(driver="pcieport")) is None
     assert coalesce(aer("x", kind="site", severity="info"), aer("x", kind="site", severity="warning")) is None
 
 
-def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):
-    return KernelEvent(kind, code, pci, at, fields=tuple(fields.items()), last_time=at, boot_id="b")
+def aer(code, timestamp=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):
+    return KernelEvent(kind, code, pci, timestamp, fields=tuple(fields.items()), last_time=timestamp, boot_id="b")
 
 
-def test_a_further_line_goes_to_the_fault_beside_it_before_or_after_and_tells_what_it_names():
+def test_detail_line_joins_adjacent_fault():
     for lines in ((aer("fatal"), aer("detail", 1, bit="MalfTLP")), (aer("detail", bit="MalfTLP"), aer("fatal", 1))):
         ((event,), touched, _) = coalesce_events((), lines, 1)
         assert (event.code, event.lines, event.time, event.last_time) == ("fatal", 2, 0, 1)
         assert (event.fields, touched) == ((("bit", "MalfTLP"),), (1,))
 
 
-def test_further_lines_alone_are_one_event_and_make_no_fault_of_two():
+def test_detail_lines_join_only_next_fault():
     recent, _, _ = coalesce_events((), [aer("detail", 0), aer("detail", 1), aer("corrected", 2), aer("fatal", 3)], 1)
     assert [(event.code, event.lines) for event in recent] == [("corrected", 3), ("fatal", 1)]
 
 
-def test_a_further_line_of_another_part_kind_or_time_stays_alone():
-    apart = [aer("detail", 1, pci="0000:5e:00.0"), aer("detail", 1, kind="mce_edac"), aer("detail", 9)]
-    recent, _, _ = coalesce_events((), [aer("fatal"), *apart], 1)
+def test_detail_line_for_other_part_kind_or_time_stays_separate():
+    separate = [aer("detail", 1, pci="0000:5e:00.0"), aer("detail", 1, kind="mce_edac"), aer("detail", 9)]
+    recent, _, _ = coalesce_events((), [aer("fatal"), *separate], 1)
     assert len(recent) == 4
 
 
-def test_two_records_of_the_firmware_are_two_faults_with_their_own_lines():
+def test_two_firmware_records_are_two_faults():
     lines = [aer(code, record=number) for number in "12" for code in ("recoverable", "detail")]
     recent, _, _ = coalesce_events((), lines, 1)
     assert [(dict(event.fields)["record"], event.lines) for event in recent] == [("1", 2), ("2", 2)]
 
 
-def test_an_event_that_was_stored_before_grows_and_is_touched():
-    recent, _, following = coalesce_events((), [xid(at=0)], 1)
-    recent, touched, following = coalesce_events(recent, [xid("48", at=1), xid(at=2)], following)
+def test_stored_event_grows_and_is_touched():
+    recent, _, following = coalesce_events((), [xid(timestamp=0)], 1)
+    recent, touched, following = coalesce_events(recent, [xid("48", timestamp=1), xid(timestamp=2)], following)
     assert [(event.code, event.lines) for event in recent] == [("95", 2), ("48", 1)]
     assert set(touched) == {1, 2}
     assert following == 3
 
 
-def test_old_events_are_forgotten():
-    recent, _, following = coalesce_events((), [xid(at=0)], 1)
-    recent, touched, _ = coalesce_events(recent, [xid(at=1000)], following, keep_seconds=999)
+def test_coalesce_events_removes_old_events():
+    recent, _, following = coalesce_events((), [xid(timestamp=0)], 1)
+    recent, touched, _ = coalesce_events(recent, [xid(timestamp=1000)], following, keep_seconds=999)
     assert [event.sequence for event in recent] == [2]
     assert touched == (2,)
 
 
-def test_what_is_read_together_is_kept_together_however_old_until_the_next_call():
-    weekend = [xid("119", at=0), xid("13", at=2 * 86400.0)]
+def test_events_in_same_call_are_kept_until_next_call():
+    weekend = [xid("119", timestamp=0), xid("13", timestamp=2 * 86400.0)]
     recent, touched, following = coalesce_events((), weekend, 1, keep_seconds=86400.0)
     assert ([event.code for event in recent], touched) == (["119", "13"], (1, 2))
-    recent, _, _ = coalesce_events(recent, [xid("13", at=2 * 86400.0 + 60)], following, keep_seconds=86400.0)
+    recent, _, _ = coalesce_events(recent, [xid("13", timestamp=2 * 86400.0 + 60)], following, keep_seconds=86400.0)
     assert [event.sequence for event in recent] == [2, 3]
 
 
-def test_the_job_of_a_process_does_not_part_the_lines_of_one_fault():
+def test_job_does_not_separate_lines():
     assert coalesce(xid("95", job="1"), xid("95", job="2")) is not None
 
 
-def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
-    recent, following = (xid("79", pci="0000:5e:00.0", at=0.0),), 2
+def test_limit_events_keeps_other_faults_in_long_storm():
+    recent, following = (xid("79", pci="0000:5e:00.0", timestamp=0.0),), 2
     for hour in range(20):
-        storm = [xid(at=hour * 600 + n * 6.0) for n in range(100)]
+        storm = [xid(timestamp=hour * 600 + n * 6.0) for n in range(100)]
         recent, _, following = coalesce_events(recent, storm, following)
         recent = limit_events(recent, 50)
     assert len(recent) == 50
@@ -183,19 +183,19 @@ def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
     assert [event.sequence for event in recent[1:]] == list(range(following - 49, following))
 
 
-def test_a_storm_of_a_million_lines_is_one_event_and_delays_no_other():
-    batch = [xid(at=n / 1000) for n in range(1000)]
+def test_coalesce_events_handles_million_line_storm():
+    batch = [xid(timestamp=n / 1000) for n in range(1000)]
     recent, following = (), 1
 
-    def storm():
+    def run_storm():
         nonlocal recent, following
         recent, following = (), 1
         for _ in range(100):
             recent, _, following = coalesce_events(recent, batch, following)
 
-    assert cpu_seconds(storm, 10) < 10  # 1 s here: 10 us a line
+    assert cpu_seconds(run_storm, 10) < 10  # 1 s here: 10 us a line
     assert recent[0].lines == 100_000
-    recent, touched, _ = coalesce_events(recent, [*batch, xid("79", at=1.0)], following)
+    recent, touched, _ = coalesce_events(recent, [*batch, xid("79", timestamp=1.0)], following)
     assert [(event.code, event.lines) for event in recent] == [("95", 101_000), ("79", 1)]
     assert len(touched) == 2
 
@@ -204,37 +204,37 @@ EVENTS = st.lists(st.builds(xid, st.sampled_from(["13", "48", "79"]), st.just("0
 
 
 @given(EVENTS, st.integers(1, 10))
-def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
+def test_coalesce_and_limit_events_count_every_line_once(incoming, max_events):
     recent, touched, following = coalesce_events((), incoming, 1)
     assert sum(event.lines for event in recent) == len(incoming)
     assert [event.sequence for event in recent] == list(range(1, following))
     assert set(touched) == set(range(1, following))
-    kept = limit_events(recent, most)
-    assert len(kept) == len(recent) if len(recent) <= most else len(kept) <= most
-    if most >= 3:
-        assert {event.code for event in kept} == {event.code for event in recent}
-    assert list(kept) == [event for event in recent if event in kept]
+    limited = limit_events(recent, max_events)
+    assert len(limited) == len(recent) if len(recent) <= max_events else len(limited) <= max_events
+    if max_events >= 3:
+        assert {event.code for event in limited} == {event.code for event in recent}
+    assert list(limited) == [event for event in recent if event in limited]
 
 
-def test_newest_of_each_keeps_the_events_behind_a_drain_first():
+def test_limit_events_keeps_protected_events_first():
     burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(9))]
     recent, _, _ = coalesce_events((), burst, 1)
     assert [event.sequence for event in limit_events(recent, 3)] == [8, 9, 10]
     assert [event.sequence for event in limit_events(recent, 3, protected={1})] == [1, 9, 10]
 
 
-@pytest.mark.parametrize("others", [1, 500, 1280, 5000])
-def test_what_is_new_is_all_there_to_be_judged_however_much_came_with_it(others):
-    burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(others))]
+@pytest.mark.parametrize("other_count", [1, 500, 1280, 5000])
+def test_coalesce_events_keeps_all_new_events(other_count):
+    burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(other_count))]
     recent, touched, following = coalesce_events((), burst, 1)
-    assert (len(recent), len(touched), following) == (others + 1, others + 1, others + 2)
+    assert (len(recent), len(touched), following) == (other_count + 1, other_count + 1, other_count + 2)
 
 
-def disk(code, name, at=0.0):
-    return KernelEvent("nvme", code, "", at, fields=(("controller", name),), last_time=at, boot_id="b")
+def disk(code, name, timestamp=0.0):
+    return KernelEvent("nvme", code, "", timestamp, fields=(("controller", name),), last_time=timestamp, boot_id="b")
 
 
-def test_a_further_line_goes_to_the_disk_that_it_names_not_to_another_one():
+def test_detail_line_joins_event_for_same_disk():
     recent, _, _ = coalesce_events(
         (), [disk("timeout", "nvme0"), disk("timeout", "nvme1", 1), disk("detail", "nvme0", 2)], 1
     )

@@ -52,12 +52,12 @@ def texts(source, limit=1000):
     return [line.text for line in lines]
 
 
-def stored(source):
+def stored_cursor(source):
     """Return the cursor as it is read back from the ledger."""
     return json.loads(json.dumps(source.cursor))
 
 
-def test_a_file_is_read_from_its_beginning_and_then_followed(log, sources):
+def test_file_is_read_from_start_and_followed(log, sources):
     append(log, "one\ntwo\n")
     source = sources(log)
     assert texts(source) == ["one", "two"]
@@ -66,16 +66,16 @@ def test_a_file_is_read_from_its_beginning_and_then_followed(log, sources):
     assert texts(source) == []
 
 
-def test_a_line_on_whose_prefix_healthd_stumbles_is_shown_as_unread_and_costs_no_other_line(log, sources, monkeypatch):
+def test_error_in_prefix_parsing_yields_unread_event(log, sources, monkeypatch):
     strip_date = prefix._strip_date
 
-    def stumbling(text, now):
+    def fail_for_four(text, now):
         if "four" in text:
             raise ValueError("error in healthd")
         return strip_date(text, now)
 
     source = sources(log)
-    monkeypatch.setattr(prefix, "_strip_date", stumbling)
+    monkeypatch.setattr(prefix, "_strip_date", fail_for_four)
     append(log, "NVRM: Xid (PCI:0000:3b:00): 13, x\nkernel: NVRM: four\nNVRM: Xid (PCI:0000:3b:00): 79, y\n")
     events = [make_event(line, "b") for line in source.read()]
     assert [(event.kind, event.code) for event in events] == [("xid", "13"), ("unread", ""), ("xid", "79")]
@@ -83,28 +83,28 @@ def test_a_line_on_whose_prefix_healthd_stumbles_is_shown_as_unread_and_costs_no
     assert dict(guard.dropped) == {"kernel_log": 1}
 
 
-def test_what_was_there_before_the_first_start_is_history(log, sources):
+def test_lines_before_first_start_are_history(log, sources):
     append(log, "old\n")
     os.utime(log, (1000, 1000))
     source = sources(log)
     append(log, "new\n")
-    old, new = source.read()
-    assert (old.text, old.history, old.time) == ("old", True, 1000.0)
-    assert (new.text, new.history) == ("new", False)
-    assert new.time == pytest.approx(time.time(), abs=5)
+    old_line, new_line = source.read()
+    assert (old_line.text, old_line.history, old_line.time) == ("old", True, 1000.0)
+    assert (new_line.text, new_line.history) == ("new", False)
+    assert new_line.time == pytest.approx(time.time(), abs=5)
 
 
-def test_what_was_written_while_we_were_away_is_no_history(log, sources):
+def test_lines_during_downtime_are_not_history(log, sources):
     append(log, "one\n")
     first = sources(log)
     texts(first)
     append(log, "two\n")
-    (line,) = sources(log, stored(first)).read()
+    (line,) = sources(log, stored_cursor(first)).read()
     assert (line.text, line.history) == ("two", False)
 
 
-OF_LAST_BOOT = "2025-01-21T04:41:44Z host kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
-BOOTS = [
+LAST_BOOT_LINE = "2025-01-21T04:41:44Z host kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+BOOT_LINES = [
     "2025-01-21T04:51:02Z host kernel: [    0.000000] Linux version 6.8.0-45-generic (buildd@host) #45-Ubuntu SMP\n",
     "[    0.000000] Booting Linux on physical CPU 0x0000000000 [0x410fd4f0]\n",
     "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1\n",
@@ -112,11 +112,11 @@ BOOTS = [
 ]
 
 
-def histories(log, cursor, boot_id, limit=1000):
+def history_flags(log, cursor, boot_id, limit=1000):
     """Return whether each line is history, and the cursor after these lines."""
     source = FollowedFile(str(log), cursor, boot_id=boot_id)
     lines = source.read(limit)
-    cursor = stored(source)
+    cursor = stored_cursor(source)
     source.close()
     return [line.history for line in lines], cursor
 
@@ -126,81 +126,81 @@ def read_in_boot(log, boot_id):
     source = FollowedFile(str(log), None, boot_id=boot_id)
     texts(source)
     source.close()
-    return stored(source)
+    return stored_cursor(source)
 
 
-@pytest.mark.parametrize("first", BOOTS)
-def test_what_was_unread_of_the_boot_before_is_history_and_this_boots_lines_are_not(log, first):
+@pytest.mark.parametrize("first", BOOT_LINES)
+def test_unread_lines_from_earlier_boot_are_history(log, first):
     cursor = read_in_boot(log, "b1")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    append(log, OF_LAST_BOOT * 2 + first.replace("%(now)s", now) + "NVRM: Xid (PCI:0000:3b:00): 79, again\n")
-    assert histories(log, cursor, "b1")[0] == [False] * 4, "the same boot"
-    assert histories(log, cursor, "b2")[0] == [True, True, False, False]
+    append(log, LAST_BOOT_LINE * 2 + first.replace("%(now)s", now) + "NVRM: Xid (PCI:0000:3b:00): 79, again\n")
+    assert history_flags(log, cursor, "b1")[0] == [False] * 4, "the same boot"
+    assert history_flags(log, cursor, "b2")[0] == [True, True, False, False]
 
 
-def test_a_restart_in_the_middle_of_what_the_boot_before_left_keeps_the_rest_history(log):
+def test_restart_within_lines_from_earlier_boot_keeps_history(log):
     cursor = read_in_boot(log, "b1")
-    append(log, OF_LAST_BOOT * 3)
-    found, cursor = histories(log, cursor, "b2", limit=1)
-    assert found == [True]
-    found, cursor = histories(log, cursor, "b2")
-    assert found == [True, True]
+    append(log, LAST_BOOT_LINE * 3)
+    flags, cursor = history_flags(log, cursor, "b2", limit=1)
+    assert flags == [True]
+    flags, cursor = history_flags(log, cursor, "b2")
+    assert flags == [True, True]
     append(log, "two\n")
-    assert histories(log, cursor, "b2")[0] == [False]
+    assert history_flags(log, cursor, "b2")[0] == [False]
 
 
-def test_what_is_written_after_the_start_is_never_of_the_boot_before(log):
+def test_line_after_start_is_not_history(log):
     cursor = read_in_boot(log, "b1")
-    append(log, OF_LAST_BOOT)
+    append(log, LAST_BOOT_LINE)
     source = FollowedFile(str(log), cursor, boot_id="b2")
     append(log, "two\n")
     assert [line.history for line in source.read()] == [True, False]
     source.close()
 
 
-def test_an_unread_fault_of_the_boot_before_is_known_and_drains_nothing(log, tmp_path):
+def test_unread_fault_from_earlier_boot_does_not_drain(log, tmp_path):
     root = tmp_path / "root"
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("b2\n")
     cursor = read_in_boot(log, "b1")
-    append(log, OF_LAST_BOOT)
+    append(log, LAST_BOOT_LINE)
     listener = KernelLogReader(str(log), str(root), "b2", False, time.time, time.monotonic)
     listener.open(cursor)
     (event,) = listener.read()
     listener.close()
     assert (event.code, event.history) == ("79", True)
-    story = Story(gpu_xid).hear(event)
+    story = Story(gpu_xid).take_event(event)
     assert ([c.severity for c in story.conditions.values()], story.drained) == ([Severity.INFO], False)
 
 
-def test_the_unread_rest_of_a_repaired_fault_is_no_relapse_and_its_next_line_is():
-    unread = replace(make_event(RawLine(0.0, OF_LAST_BOOT.partition("kernel: ")[2].strip()), "b"), history=True)
-    story = Story(gpu_xid).hear(replace(unread, history=False))
+def test_unread_line_for_repaired_fault_is_no_relapse():
+    unread = replace(make_event(RawLine(0.0, LAST_BOOT_LINE.partition("kernel: ")[2].strip()), "b"), history=True)
+    story = Story(gpu_xid).take_event(replace(unread, history=False))
     assert story.drained
-    story.reboot().hear(unread)
+    story.reboot().take_event(unread)
     assert ([(c.severity, c.clears) for c in story.conditions.values()], story.drained) == (
         [(Severity.INFO, Clears.REBOOT)],
         False,
     )
-    story.hear(replace(unread, history=False))
+    story.take_event(replace(unread, history=False))
     assert ([c.clears for c in story.conditions.values()], story.drained) == ([Clears.OPERATOR], True)
 
 
-def test_an_old_line_is_dated_by_its_prefix_if_that_can_be_true(log, sources):
+def test_old_line_is_dated_by_plausible_prefix(log, sources):
     append(log, "2025-01-21T04:41:44Z host kernel: dated\n[ 0.5] booted\n[99999999999.5] wrong\n")
     os.utime(log, (1000, 1000))
-    dated, booted, wrong = sources(log).read()
-    assert dated.time == 1737434504.0
-    assert booted.time == pytest.approx(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + 0.5, abs=5)
-    assert wrong.time == 1000.0
+    dated_line, uptime_line, future_line = sources(log).read()
+    assert dated_line.time == 1737434504.0
+    assert uptime_line.time == pytest.approx(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + 0.5, abs=5)
+    assert future_line.time == 1000.0
 
 
-def test_a_line_that_tells_the_uptime_keeps_it(log, sources):
+def test_line_keeps_uptime(log, sources):
     append(log, "2025-01-21T04:41:44Z host kernel: [   12.345678] one\n2025-01-21T04:41:44Z host kernel: two\n")
     assert [line.usec for line in sources(log).read()] == [12345678, None]
 
 
-def test_a_live_line_is_dated_by_when_it_is_read(log, sources):
+def test_live_line_is_dated_by_reading_time(log, sources):
     append(log, "")
     source = sources(log)
     source.read()
@@ -209,7 +209,7 @@ def test_a_live_line_is_dated_by_when_it_is_read(log, sources):
     assert line.time == pytest.approx(time.time(), abs=5)
 
 
-def test_a_half_written_line_waits_for_its_newline(log, sources):
+def test_partial_line_waits_for_newline(log, sources):
     append(log, "one\ntw")
     source = sources(log)
     assert texts(source) == ["one"]
@@ -217,15 +217,15 @@ def test_a_half_written_line_waits_for_its_newline(log, sources):
     assert texts(source) == ["two"]
 
 
-def test_a_half_written_line_is_read_whole_after_a_restart(log, sources):
+def test_partial_line_is_read_whole_after_restart(log, sources):
     append(log, "one\ntw")
     first = sources(log)
     texts(first)
     append(log, "o\n")
-    assert texts(sources(log, stored(first))) == ["two"]
+    assert texts(sources(log, stored_cursor(first))) == ["two"]
 
 
-def test_a_file_may_appear_later(log, sources):
+def test_file_may_appear_later(log, sources):
     source = sources(log)
     assert texts(source) == []
     append(log, "one\n")
@@ -233,7 +233,7 @@ def test_a_file_may_appear_later(log, sources):
     assert (line.text, line.history) == ("one", False)
 
 
-def test_rotation_loses_nothing_on_either_side(log, sources):
+def test_rotation_loses_no_line(log, sources):
     append(log, "one\n")
     source = sources(log)
     texts(source)
@@ -248,7 +248,7 @@ def test_rotation_loses_nothing_on_either_side(log, sources):
     assert source.take_notes() == [f"{log} was rotated"]
 
 
-def test_a_rotated_file_is_left_after_a_while_with_its_last_half_line(log, sources):
+def test_rotated_file_is_closed_after_rotated_seconds(log, sources):
     clock = [1000.0]
     append(log, "one\ntorn")
     source = sources(log, now=lambda: clock[0])
@@ -260,29 +260,29 @@ def test_a_rotated_file_is_left_after_a_while_with_its_last_half_line(log, sourc
     assert len(source.cursor["files"]) == 1
 
 
-def test_rotation_while_we_were_away_loses_nothing(log, sources):
+def test_rotation_during_downtime_loses_no_line(log, sources):
     append(log, "one\n")
     first = sources(log)
     texts(first)
     append(log, "two\n")
     log.rename(log.with_name("kern.log.1"))
     append(log, "three\n")
-    assert texts(sources(log, stored(first))) == ["two", "three"]
+    assert texts(sources(log, stored_cursor(first))) == ["two", "three"]
 
 
-def test_a_file_that_is_gone_after_a_restart_is_said(log, sources):
+def test_missing_file_after_restart_is_reported(log, sources):
     append(log, "one\n")
     first = sources(log)
     texts(first)
     log.rename(log.parent / "elsewhere")
     append(log, "two\n")
-    again = sources(log, stored(first))
-    assert texts(again) == ["two"]
-    assert again.overruns == 1
-    assert "may be missing" in again.take_notes()[0]
+    second = sources(log, stored_cursor(first))
+    assert texts(second) == ["two"]
+    assert second.overruns == 1
+    assert "may be missing" in second.take_notes()[0]
 
 
-def test_truncation_is_noticed_even_when_the_file_grew_again(log, sources):
+def test_truncation_is_detected_in_grown_file(log, sources):
     append(log, "one\ntwo\n")
     source = sources(log)
     texts(source)
@@ -291,15 +291,15 @@ def test_truncation_is_noticed_even_when_the_file_grew_again(log, sources):
     assert source.take_notes() == [f"{log} was truncated: read again from its beginning"]
 
 
-def test_truncation_while_we_were_away_is_noticed(log, sources):
+def test_truncation_during_downtime_is_detected(log, sources):
     append(log, "one\ntwo\n")
     first = sources(log)
     texts(first)
     log.write_text("three\nfour\nfive\n")
-    assert texts(sources(log, stored(first))) == ["three", "four", "five"]
+    assert texts(sources(log, stored_cursor(first))) == ["three", "four", "five"]
 
 
-def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(log, sources):
+def test_read_returns_at_most_limit_and_sets_pending(log, sources):
     append(log, "".join(f"{n}\n" for n in range(25)))
     source = sources(log)
     assert [line.text for line in source.read(10)] == [str(n) for n in range(10)]
@@ -308,7 +308,7 @@ def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(log, so
     assert not source.pending
 
 
-def test_a_hole_that_a_truncation_left_is_no_part_of_the_next_line(log, sources):
+def test_hole_after_truncation_is_skipped(log, sources):
     """With copytruncate, a writer that keeps its offset writes its next line after a hole."""
     with open(log, "wb", buffering=0) as writer:
         writer.write(b"one\n" * 300_000)
@@ -323,7 +323,7 @@ def test_a_hole_that_a_truncation_left_is_no_part_of_the_next_line(log, sources)
     assert source.rotations == 1
 
 
-def test_a_directory_that_is_moved_away_is_an_error_for_no_new_file_would_be_heard_of(tmp_path, sources):
+def test_removed_directory_raises_error(tmp_path, sources):
     (tmp_path / "log").mkdir()
     source = sources(tmp_path / "log/kern.log")
     assert source.missing
@@ -336,7 +336,7 @@ def test_a_directory_that_is_moved_away_is_an_error_for_no_new_file_would_be_hea
         source.read()
 
 
-def test_a_line_that_is_too_long_is_counted(log, sources):
+def test_too_long_line_is_counted_as_malformed(log, sources):
     source = sources(log)
     append(log, "x" * 3 * MAX_LINE + "\none\n")
     assert texts(source)[-1] == "one"
@@ -346,23 +346,23 @@ def test_a_line_that_is_too_long_is_counted(log, sources):
 STORM = "NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, name=python3, Ch %08x, intr 00000000. MMU Fault"
 
 
-def test_a_storm_is_counted_and_what_is_between_is_given_line_by_line(log, sources):
+def test_storm_is_counted_and_other_lines_are_returned(log, sources):
     append(log, "")
     source = sources(log)
     texts(source)
-    between = {10: "usb 1-1: new device", 1000: "NVRM: Xid (PCI:0000:9d:00): 79, pid=1, gone", 4999: "last"}
-    lines = (between.get(number, STORM % (number, number)) for number in range(5000))
+    other_lines = {10: "usb 1-1: new device", 1000: "NVRM: Xid (PCI:0000:9d:00): 79, pid=1, gone", 4999: "last"}
+    lines = (other_lines.get(number, STORM % (number, number)) for number in range(5000))
     append(log, "".join(f"Nov 21 15:00:00 node17 kernel: [  12.345678] {line}\n" for line in lines))
-    given = source.read()
+    read_lines = source.read()
     assert not source.pending
-    assert sum(line.lines for line in given) == 5000
-    assert len(given) < 1000
-    assert {line.text for line in given if line.lines == 1} >= set(between.values())
-    assert all(line.text.startswith("NVRM: Xid (PCI:0000:3b:00): 31, pid=") for line in given if line.lines > 1)
+    assert sum(line.lines for line in read_lines) == 5000
+    assert len(read_lines) < 1000
+    assert {line.text for line in read_lines if line.lines == 1} >= set(other_lines.values())
+    assert all(line.text.startswith("NVRM: Xid (PCI:0000:3b:00): 31, pid=") for line in read_lines if line.lines > 1)
 
 
 @pytest.mark.parametrize("settings", ["create", "nocreate", "copytruncate", "copytruncate compress", "dateext create"])
-def test_the_real_logrotate_costs_no_line(tmp_path, sources, settings):
+def test_logrotate_loses_no_line(tmp_path, sources, settings):
     require_root()
     require_programs("logrotate", packages="logrotate")
     log = tmp_path / "kern.log"
@@ -373,49 +373,49 @@ def test_the_real_logrotate_costs_no_line(tmp_path, sources, settings):
     append(log, "one\n" * 100)
     source = sources(log)
     assert texts(source) == ["one"] * 100
-    for turn in range(3):
-        append(log, f"before {turn}\n")
-        got = (
-            texts(source) if turn else []
+    for rotation in range(3):
+        append(log, f"before {rotation}\n")
+        read_before = (
+            texts(source) if rotation else []
         )  # the first time the file is read after the rotation, unless it is truncated
-        if "copytruncate" in settings and not turn:
-            got = texts(source)
-        done = subprocess.run(
+        if "copytruncate" in settings and not rotation:
+            read_before = texts(source)
+        completed = subprocess.run(
             ["logrotate", "--force", "--state", str(tmp_path / "state"), str(tmp_path / "rotate.conf")],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        append(log, f"after {turn}\n")
-        assert got + texts(source) == [f"before {turn}", f"after {turn}"]
+        assert (completed.returncode, completed.stderr) == (0, "")
+        append(log, f"after {rotation}\n")
+        assert read_before + texts(source) == [f"before {rotation}", f"after {rotation}"]
         if "dateext" in settings:
             break  # one a day
-    assert source.rotations == turn + 1
+    assert source.rotations == rotation + 1
 
 
-def test_lines_of_other_programs_are_left_out(log, sources):
+def test_other_program_lines_are_ignored(log, sources):
     append(log, "Mar 29 15:38:59 host myprog[12]: NVRM: Xid (PCI:0000:3b:00): 79\n\n")
     assert texts(sources(log)) == []
 
 
-def test_binary_garbage_is_bounded_and_what_follows_is_read(log, sources):
+def test_binary_garbage_is_bounded(log, sources):
     log.write_bytes(b"one\n" + bytes(1 << 20) + b"\xff\xfe\n" + b"two\n")
-    found = texts(sources(log))
-    assert (found[0], found[-1]) == ("one", "two")
-    assert all(len(text) <= MAX_LINE for text in found)
+    read_texts = texts(sources(log))
+    assert (read_texts[0], read_texts[-1]) == ("one", "two")
+    assert all(len(text) <= MAX_LINE for text in read_texts)
 
 
-def test_a_line_that_is_too_long_is_skipped_across_a_restart(log, sources):
+def test_too_long_line_is_skipped_across_restart(log, sources):
     append(log, "x" * (MAX_LINE + 5))
     first = sources(log)
     assert texts(first) == ["x" * MAX_LINE]
     append(log, "yyy\ntwo\n")
-    assert texts(sources(log, stored(first))) == ["two"]
+    assert texts(sources(log, stored_cursor(first))) == ["two"]
 
 
 @pytest.mark.parametrize("change", ["append", "create", "rotate"])
-def test_its_descriptor_tells_when_to_read(log, sources, change):
+def test_descriptor_is_readable_after_change(log, sources, change):
     if change != "create":
         append(log, "one\n")
     source = sources(log)
@@ -440,40 +440,40 @@ def test_its_descriptor_tells_when_to_read(log, sources, change):
         {"files": []},
     ],
 )
-def test_a_cursor_that_does_not_fit_is_as_none(log, sources, cursor):
+def test_invalid_cursor_is_ignored(log, sources, cursor):
     append(log, "one\n")
     assert texts(sources(log, cursor)) == ["one"]
 
 
-def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
+def test_missing_directory_raises_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         open_source(str(tmp_path / "nowhere/kern.log"))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(["line", "torn", "read", "kill", "rotate"]), max_size=25), st.integers(1, 4))
-def test_each_line_is_given_once_whatever_is_killed_and_rotated(tmp_path_factory, steps, limit):
+def test_each_line_is_returned_once_despite_kills_and_rotations(tmp_path_factory, steps, limit):
     """A kill comes after lines were read and before the cursor was stored, so the stored cursor counts."""
     folder = tmp_path_factory.mktemp("log")
     log = folder / "kern.log"
     log.touch()
     source = FollowedFile(str(log), None)
-    stored_lines, cursor = [], stored(source)
-    written, rotations, torn, seen = 0, 0, False, True
+    stored_lines, cursor = [], stored_cursor(source)
+    written, rotations, is_partial, is_read = 0, 0, False, True
     for step in [*steps, "line"]:
         if step == "line":
-            append(log, f"{written}\n" if torn else f"line {written}\n")
-            written, torn = written + 1, False
-        elif step == "torn" and not torn:
+            append(log, f"{written}\n" if is_partial else f"line {written}\n")
+            written, is_partial = written + 1, False
+        elif step == "torn" and not is_partial:
             append(log, "line ")
-            torn = True
-        elif step == "rotate" and seen and not torn and rotations < 2:
+            is_partial = True
+        elif step == "rotate" and is_read and not is_partial and rotations < 2:
             log.rename(folder / f"kern.log.{rotations}")
             log.touch()
-            rotations, seen = rotations + 1, False
+            rotations, is_read = rotations + 1, False
         elif step == "read":
             stored_lines += [line.text for line in source.read(limit)]
-            cursor, seen = stored(source), True
+            cursor, is_read = stored_cursor(source), True
         elif step == "kill":
             source.read(limit)
             source.close()
@@ -484,14 +484,14 @@ def test_each_line_is_given_once_whatever_is_killed_and_rotated(tmp_path_factory
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 5), st.booleans())
-def test_lines_are_split_as_they_came(pieces, limit, skipping):
+def test_split_lines_keeps_all_bytes(pieces, limit, skipping):
     data = b"\n".join(pieces)
-    lines, used, skip = split_lines(data, limit, skipping)
+    lines, used_bytes, is_skipping = split_lines(data, limit, skipping)
     assert len(lines) <= limit
-    assert 0 <= used <= len(data)
-    assert skip in (False, skipping)
+    assert 0 <= used_bytes <= len(data)
+    assert is_skipping in (False, skipping)
     if not skipping:
-        assert b"".join(line + b"\n" for line in lines) == data[:used]
+        assert b"".join(line + b"\n" for line in lines) == data[:used_bytes]
 
 
 @pytest.fixture
@@ -504,7 +504,7 @@ def fifo(tmp_path):
     source.close()
 
 
-def test_writers_of_a_fifo_come_and_go(fifo):
+def test_fifo_accepts_successive_writers(fifo):
     path, source = fifo
     assert source.read() == []
     for text in ("one\ntw", "o\nthree\n"):
@@ -516,7 +516,7 @@ def test_writers_of_a_fifo_come_and_go(fifo):
     assert source.cursor is None
 
 
-def test_what_is_in_a_fifo_is_news_whatever_its_prefix_says(fifo):
+def test_fifo_lines_are_live(fifo):
     path, source = fifo
     path.write_text("[    0.5] kernel: one\nMar 29 15:38:59 host kernel: two\n")
     for line in source.read():
@@ -524,7 +524,7 @@ def test_what_is_in_a_fifo_is_news_whatever_its_prefix_says(fifo):
         assert line.time == pytest.approx(time.time(), abs=5)
 
 
-def test_a_fifo_gives_at_most_what_was_asked(fifo):
+def test_fifo_read_returns_at_most_limit(fifo):
     path, source = fifo
     path.write_text("".join(f"{n}\n" for n in range(25)))
     assert [line.text for line in source.read(10)] == [str(n) for n in range(10)]
@@ -534,27 +534,27 @@ def test_a_fifo_gives_at_most_what_was_asked(fifo):
     assert not source.pending
 
 
-def test_a_writer_of_a_fifo_that_is_killed_in_the_middle_of_a_line_costs_that_line(fifo):
+def test_killed_fifo_writer_loses_only_partial_line(fifo):
     path, source = fifo
     writer = subprocess.Popen(
         ["/bin/sh", "-c", 'printf "one\\ntw" > "$1"; kill -9 $$', "sh", path],
     )
     assert writer.wait() == -9
     assert [line.text for line in source.read()] == ["one"]
-    with open(path, "w") as other:
-        other.write("o\nthree\n")
+    with open(path, "w") as second_writer:
+        second_writer.write("o\nthree\n")
     assert [line.text for line in source.read()] == ["two", "three"]
 
 
-def test_a_storm_in_a_fifo_is_counted(fifo):
+def test_fifo_storm_is_counted(fifo):
     path, source = fifo
     with open(path, "w") as writer:
         writer.write("".join(STORM % (number, number) + "\n" for number in range(600)))
-    given = source.read()
-    assert (sum(line.lines for line in given), len(given)) == (600, 1)
+    read_lines = source.read()
+    assert (sum(line.lines for line in read_lines), len(read_lines)) == (600, 1)
 
 
-def test_garbage_in_a_fifo_is_bounded(fifo):
+def test_fifo_garbage_is_bounded(fifo):
     path, source = fifo
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     for _ in range(3):

@@ -62,27 +62,27 @@ FORMS = (
     "hid-generic 0003:046D:C077.0001: input,hidraw0: USB HID v1.11 Mouse [{file}] on usb-0000:00:14.0-1/input0",
     "scsi 2:0:0:0: Direct-Access     {file} PMAP PQ: 0 ANSI: 6",
 )
-OF_MEMORY = re.compile(r"oom-kill|oom_reaper|.*invoked oom-killer|Memory cgroup out of memory|Task in /", re.DOTALL)
+MEMORY_LINE = re.compile(r"oom-kill|oom_reaper|.*invoked oom-killer|Memory cgroup out of memory|Task in /", re.DOTALL)
 
 
 def messages() -> list[str]:
     """Return every message of the public captures, with and without its driver prefix, where a name may begin."""
-    found = set()
+    message_set = set()
     for row in CORPUS:
         for line in row["text"].splitlines():
             stripped = strip_prefix(line, 0.0)
             if stripped is not None and stripped.text:
-                found |= {stripped.text, re.sub(r"^[\w-]{1,16}: ", "", stripped.text)}
-    return sorted(found)
+                message_set |= {stripped.text, re.sub(r"^[\w-]{1,16}: ", "", stripped.text)}
+    return sorted(message_set)
 
 
 MESSAGES = messages()
 
 
-def said(line: str) -> str:
+def event_text(line: str) -> str:
     """Return the event of a line as text, or "" for none and for a genuine out-of-memory line."""
     event = parse(line)
-    if event is None or (event.kind == "oom" and OF_MEMORY.match(line)):
+    if event is None or (event.kind == "oom" and MEMORY_LINE.match(line)):
         return ""
     if (event.kind, event.code) == ("block", "beyond_end") and "attempt to access" in line:
         return ""
@@ -91,17 +91,17 @@ def said(line: str) -> str:
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form[:32])
-def test_a_name_that_is_the_beginning_of_a_fault_and_a_file_that_is_its_end_say_nothing(form: str) -> None:
+def test_forged_process_and_file_names_yield_no_event(form: str) -> None:
     forged = {
-        said(form.format(comm=message[:length], file=message[rest:][:255]))
+        event_text(form.format(comm=message[:length], file=message[file_start:][:255]))
         for message in MESSAGES
         for length in range(1, COMM + 1)
-        for rest in (length, 0)
+        for file_start in (length, 0)
     }
     assert sorted(forged - {""}) == []
 
 
-CLOSE = (
+XID_LIKE_NAMES = (
     "Xid (0): 79, a",
     "Xid (1:0): 79, ",
     "NVRM: Xid (0): ",
@@ -112,10 +112,10 @@ CLOSE = (
 )
 
 
-@pytest.mark.parametrize("comm", CLOSE)
-def test_a_line_that_begins_with_a_process_is_no_xid_whatever_the_kernel_goes_on_with(comm: str) -> None:
+@pytest.mark.parametrize("comm", XID_LIKE_NAMES)
+def test_process_name_yields_no_xid_with_any_suffix(comm: str) -> None:
     """There are more such lines than FORMS, so the rules themselves require more characters than a name can have."""
-    goes_on = (
+    suffixes = (
         " (812): text",
         "[812] text",
         "[812]: text",
@@ -126,20 +126,24 @@ def test_a_line_that_begins_with_a_process_is_no_xid_whatever_the_kernel_goes_on
         " (812) text",
     )
     assert len(comm) <= COMM
-    assert {event.kind for text in goes_on if (event := parse(comm + text)) is not None} <= set()
+    assert {event.kind for text in suffixes if (event := parse(comm + text)) is not None} <= set()
 
 
-@given(st.sampled_from(FORMS), st.one_of(st.sampled_from(CLOSE), st.text(max_size=COMM)), st.sampled_from(MESSAGES))
-def test_names_made_to_deceive_say_nothing(form: str, comm: str, message: str) -> None:
+@given(
+    st.sampled_from(FORMS),
+    st.one_of(st.sampled_from(XID_LIKE_NAMES), st.text(max_size=COMM)),
+    st.sampled_from(MESSAGES),
+)
+def test_deceptive_names_yield_no_event(form: str, comm: str, message: str) -> None:
     for file in (message, "x\n" + message):
-        assert said(form.format(comm=comm[:COMM], file=file[:255])) == ""
+        assert event_text(form.format(comm=comm[:COMM], file=file[:255])) == ""
 
 
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize(
-    ("written", "counts"),
+    ("log_line", "is_kernel_line"),
     [
         (f"Nov 21 15:00:00 node17 kernel: {XID_79}", True),  # `logger -t kernel` writes the same: not distinguishable
         (f"2026-11-21T15:00:00.123456+00:00 node17 kernel: {XID_79}", True),
@@ -149,10 +153,10 @@ XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the 
         (f"<4>1 2026-11-21T15:00:00.123456+00:00 node17 kernel - - - {XID_79}", True),
     ],
 )
-def test_only_a_facility_tells_what_a_user_logged_as_kernel_from_the_kernels_own(written, counts):
+def test_kernel_line_requires_facility_kern(log_line, is_kernel_line):
     """docs/scan.md and the manual of kernel_log.source state this."""
-    found = strip_prefix(written, 1.8e9)
-    assert (found is not None and parse(found.text) is not None) == counts
+    stripped = strip_prefix(log_line, 1.8e9)
+    assert (stripped is not None and parse(stripped.text) is not None) == is_kernel_line
 
 
 # Linux 6.18, by an unprivileged user: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break in
@@ -167,17 +171,17 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_line_break_in_a_record_of_dev_kmsg_forges_nothing(record: bytes) -> None:
-    found = parse_record(record)
-    assert found is not None
-    assert "\n" in found.text
-    assert parse(found.text) is None
+def test_line_break_in_kmsg_record_forges_nothing(record: bytes) -> None:
+    parsed_record = parse_record(record)
+    assert parsed_record is not None
+    assert "\n" in parsed_record.text
+    assert parse(parsed_record.text) is None
 
 
-def test_the_same_record_cut_into_lines_does() -> None:
+def test_record_cut_into_lines_yields_forged_event() -> None:
     """Therefore no source of lines is proof: a followed file is only observed (test_observed_log.py)."""
-    found = parse_record(RECORDS[1])
-    assert found is not None
-    _, second = (strip_prefix(f"[  684.296997] {line}", 1.8e9) for line in found.text.split("\n"))
+    parsed_record = parse_record(RECORDS[1])
+    assert parsed_record is not None
+    _, second = (strip_prefix(f"[  684.296997] {line}", 1.8e9) for line in parsed_record.text.split("\n"))
     assert second is not None
-    assert said(second.text).startswith("xid/79 0000:3b:00.0")
+    assert event_text(second.text).startswith("xid/79 0000:3b:00.0")

@@ -48,42 +48,44 @@ class Reader:
 
     def __init__(self, converters: object = None) -> None:
         self.matches: dict[str, set[str]] = {}
-        self.left: Iterator[Mapping[str, Any]] = iter(())
-        self.place = ""
+        self.remaining: Iterator[Mapping[str, Any]] = iter(())
+        self.position = ""
 
     def add_match(self, **fields: str) -> None:
         for name, value in fields.items():
             self.matches.setdefault(name, set()).add(value)
 
-    def matching(self, entry: Mapping[str, Any]) -> bool:
+    def matches_filter(self, entry: Mapping[str, Any]) -> bool:
         texts = {"_TRANSPORT": entry["_TRANSPORT"], "_BOOT_ID": entry["_BOOT_ID"].hex}
         return all(texts[name] in values for name, values in self.matches.items())
 
     def seek_head(self) -> None:
-        self.left = filter(self.matching, ENTRIES)
+        self.remaining = filter(self.matches_filter, ENTRIES)
 
     def seek_cursor(self, cursor: str) -> None:
         """Make the entry of the cursor the next one (sd_journal_seek_cursor(3))."""
         if cursor not in {entry["__CURSOR"] for entry in ENTRIES}:
             raise ValueError("Invalid argument")
-        self.left = filter(self.matching, itertools.dropwhile(lambda entry: entry["__CURSOR"] != cursor, ENTRIES))
+        self.remaining = filter(
+            self.matches_filter, itertools.dropwhile(lambda entry: entry["__CURSOR"] != cursor, ENTRIES)
+        )
 
     def test_cursor(self, cursor: str) -> bool:
-        return cursor == self.place
+        return cursor == self.position
 
     def seek_monotonic(self, seconds: float, boot_id: str) -> None:
-        self.left = filter(self.matching, ENTRIES)
+        self.remaining = filter(self.matches_filter, ENTRIES)
 
     def get_next(self) -> Mapping[str, Any]:
-        entry = next(self.left, {})
-        self.place = entry.get("__CURSOR", self.place)
+        entry = next(self.remaining, {})
+        self.position = entry.get("__CURSOR", self.position)
         return entry
 
     def process(self) -> int:
         return 0
 
     def close(self) -> None:
-        self.left = iter(())
+        self.remaining = iter(())
 
 
 @pytest.fixture(autouse=True)
@@ -91,29 +93,29 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("systemd.journal.Reader", Reader)
 
 
-def test_read_journal_returns_the_kernels_lines_of_the_requested_boot() -> None:
+def test_read_journal_returns_kernel_lines_from_requested_boot() -> None:
     assert [line.text for line in read_journal(NOW_BOOT, 0, 10_000_000, 10)] == ["first", "second"]
     assert [line.text for line in read_journal(OLD_BOOT, 0, 10_000_000, 10)] == ["of the earlier boot"]
 
 
-def test_read_journal_returns_lines_strictly_between_its_two_times() -> None:
+def test_read_journal_returns_lines_strictly_between_two_times() -> None:
     assert [line.text for line in read_journal(NOW_BOOT, 5_000_000, 10_000_000, 10)] == ["second"]
     assert [line.text for line in read_journal(NOW_BOOT, 0, 7_000_000, 10)] == ["first"]
     assert [line.text for line in read_journal(NOW_BOOT, 0, 10_000_000, 1)] == ["first"]
 
 
-def test_journal_source_reads_every_boot_where_the_boot_is_not_known() -> None:
+def test_journal_source_reads_every_boot_without_boot_id() -> None:
     lines = JournalSource("", None).read()
     assert [line.text for line in lines] == ["of the earlier boot", "first", "second"]
 
 
-def test_journal_source_reads_only_the_present_boot() -> None:
+def test_journal_source_reads_only_current_boot() -> None:
     assert [line.text for line in JournalSource(NOW_BOOT, None).read()] == ["first", "second"]
 
 
-def test_journal_source_goes_on_after_the_last_line_read_before_a_restart() -> None:
-    before = JournalSource(NOW_BOOT, None)
-    assert [line.text for line in before.read(1)] == ["first"]
-    after = JournalSource(NOW_BOOT, before.cursor)
-    assert [line.text for line in after.read()] == ["second"]
-    assert after.read() == []
+def test_journal_source_continues_after_last_line() -> None:
+    first_source = JournalSource(NOW_BOOT, None)
+    assert [line.text for line in first_source.read(1)] == ["first"]
+    second_source = JournalSource(NOW_BOOT, first_source.cursor)
+    assert [line.text for line in second_source.read()] == ["second"]
+    assert second_source.read() == []

@@ -17,7 +17,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 
 
-class Ring:
+class FakeKmsg:
     """A fake /dev/kmsg below a root directory, written by the test."""
 
     def __init__(self, root):
@@ -47,7 +47,7 @@ class Ring:
 
 @pytest.fixture
 def ring(tmp_path):
-    ring = Ring(tmp_path)
+    ring = FakeKmsg(tmp_path)
     yield ring
     os.close(ring.fd)
     os.close(ring.reader)
@@ -70,11 +70,11 @@ def texts(source):
     return [line.text for line in source.read()]
 
 
-def stored(source):
+def stored_cursor(source):
     return json.loads(json.dumps(source.cursor))
 
 
-def test_records_are_read_one_by_one_without_their_continuation(ring, open_kmsg):
+def test_kmsg_returns_records_without_continuation(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one")
     ring.write("two\\x0athree")
@@ -83,7 +83,7 @@ def test_records_are_read_one_by_one_without_their_continuation(ring, open_kmsg)
     assert not source.pending
 
 
-def test_only_the_kernels_own_lines_count(ring, open_kmsg):
+def test_kmsg_returns_only_kernel_facility(ring, open_kmsg):
     source = open_kmsg()
     ring.write(XID, facility=1)
     ring.write(XID, facility=3)
@@ -92,23 +92,23 @@ def test_only_the_kernels_own_lines_count(ring, open_kmsg):
     assert (source.lost, source.gaps) == (0, ())
 
 
-def test_injected_lines_count_where_that_is_set(ring, open_kmsg):
+def test_kmsg_returns_injected_lines_if_configured(ring, open_kmsg):
     source = open_kmsg(injected=True)
     ring.write(XID, facility=1)
     assert texts(source) == [XID]
 
 
-def test_a_restart_goes_on_after_the_last_line_given(ring, open_kmsg):
+def test_kmsg_continues_after_restart(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one")
     ring.write("two")
     assert texts(source) == ["one", "two"]
-    again = open_kmsg(stored(source))
+    second = open_kmsg(stored_cursor(source))
     ring.rewind("one", "two", "three")
-    assert [(line.text, line.history) for line in again.read()] == [("three", False)]
+    assert [(line.text, line.history) for line in second.read()] == [("three", False)]
 
 
-def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(ring, open_kmsg):
+def test_kmsg_read_returns_at_most_limit_and_sets_pending(ring, open_kmsg):
     source = open_kmsg()
     for n in range(5):
         ring.write(str(n))
@@ -118,19 +118,19 @@ def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(ring, o
     assert not source.pending
 
 
-def test_a_new_boot_is_read_from_its_start_as_news(ring, open_kmsg):
+def test_kmsg_reads_new_boot_as_live(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one")
     source.read()
     ring.boot(NEXT_BOOT)
-    again = open_kmsg(stored(source))
+    second = open_kmsg(stored_cursor(source))
     ring.write("boot")
-    (line,) = again.read()
+    (line,) = second.read()
     assert (line.text, line.history) == ("boot", False)
-    assert again.cursor == {"boot_id": NEXT_BOOT, "sequence": 0, "usec": 0}
+    assert second.cursor == {"boot_id": NEXT_BOOT, "sequence": 0, "usec": 0}
 
 
-def test_what_the_ring_held_at_the_first_start_ever_is_history(ring, open_kmsg):
+def test_kmsg_marks_lines_before_first_start_as_history(ring, open_kmsg):
     source = open_kmsg()
     ring.write("old", usec=0)
     assert [line.history for line in source.read()] == [True]
@@ -139,7 +139,7 @@ def test_what_the_ring_held_at_the_first_start_ever_is_history(ring, open_kmsg):
     assert [line.history for line in source.read()] == [False]
 
 
-def test_a_record_that_is_read_as_it_is_written_is_dated_by_the_wall_clock(ring, open_kmsg):
+def test_kmsg_dates_live_record_by_wall_clock(ring, open_kmsg):
     clock = [5000.0]
     source = open_kmsg(now=lambda: clock[0])
     source.read()
@@ -153,7 +153,7 @@ def test_a_record_that_is_read_as_it_is_written_is_dated_by_the_wall_clock(ring,
     assert [line.time for line in source.read()] == [7000.0]
 
 
-def test_a_backlog_is_dated_by_the_clock_since_boot(ring, open_kmsg):
+def test_kmsg_dates_backlog_by_uptime(ring, open_kmsg):
     uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     source = open_kmsg()
     ring.write("at boot", usec=0)
@@ -161,7 +161,7 @@ def test_a_backlog_is_dated_by_the_clock_since_boot(ring, open_kmsg):
     assert line.time == pytest.approx(time.time() - uptime, abs=5)
 
 
-def test_overwritten_records_are_counted_and_named_as_a_gap(ring, open_kmsg):
+def test_kmsg_counts_overwritten_records_as_gap(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one", usec=10)
     ring.write("five", usec=50, sequence=4)
@@ -172,19 +172,19 @@ def test_overwritten_records_are_counted_and_named_as_a_gap(ring, open_kmsg):
     assert source.take_notes() == []
 
 
-def test_a_gap_is_remembered_over_a_restart_until_it_is_filled(ring, open_kmsg):
+def test_kmsg_keeps_gap_over_restart_until_filled(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one", usec=10)
     ring.write("five", usec=50, sequence=4)
     source.read()
-    again = open_kmsg(stored(source))
-    assert again.gaps == (Gap(10, 50, history=True),)
-    again.fill_gap(Gap(10, 50, history=True))
-    assert again.gaps == ()
-    assert open_kmsg(stored(again)).gaps == ()
+    second = open_kmsg(stored_cursor(source))
+    assert second.gaps == (Gap(10, 50, history=True),)
+    second.fill_gap(Gap(10, 50, history=True))
+    assert second.gaps == ()
+    assert open_kmsg(stored_cursor(second)).gaps == ()
 
 
-def test_a_ring_that_lost_the_boots_start_says_so(ring, open_kmsg):
+def test_kmsg_reports_gap_at_boot_start(ring, open_kmsg):
     source = open_kmsg()
     ring.write("later", usec=700, sequence=7)
     source.read()
@@ -192,50 +192,50 @@ def test_a_ring_that_lost_the_boots_start_says_so(ring, open_kmsg):
     assert source.lost == 0
 
 
-def test_what_was_lost_before_the_first_start_ever_is_history_also_after_a_restart(ring, open_kmsg):
+def test_kmsg_gap_before_first_start_stays_history(ring, open_kmsg):
     source = open_kmsg()
     ring.write("later", usec=700, sequence=7)
     source.read()
     source.read()
     ring.write("live", usec=900, sequence=9)
     source.read()
-    assert open_kmsg(stored(source)).gaps == (Gap(0, 700, history=True), Gap(700, 900))
+    assert open_kmsg(stored_cursor(source)).gaps == (Gap(0, 700, history=True), Gap(700, 900))
 
 
-def test_in_a_later_boot_what_was_lost_is_news(ring, open_kmsg):
+def test_kmsg_gap_in_later_boot_is_live(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one")
     source.read()
     ring.boot(NEXT_BOOT)
-    again = open_kmsg(stored(source))
+    second = open_kmsg(stored_cursor(source))
     ring.write("later", usec=700, sequence=7)
-    again.read()
-    assert again.gaps == (Gap(0, 700),)
+    second.read()
+    assert second.gaps == (Gap(0, 700),)
 
 
-def test_a_gap_that_an_earlier_version_stored_is_read(ring, open_kmsg):
+def test_kmsg_reads_gap_from_earlier_version(ring, open_kmsg):
     cursor = {"boot_id": BOOT, "sequence": 3, "usec": 50, "gaps": [[10, 50]]}
     assert open_kmsg(cursor).gaps == (Gap(10, 50),)
 
 
-def test_of_a_gap_that_is_filled_in_part_the_rest_stays(ring, open_kmsg):
+def test_fill_gap_keeps_unfilled_rest(ring, open_kmsg):
     cursor = {"boot_id": BOOT, "sequence": 3, "usec": 50, "gaps": [[10, 50, True], [60, 70, False]]}
     source = open_kmsg(cursor)
     source.fill_gap(Gap(10, 50, True), Gap(30, 50, True))
     assert source.gaps == (Gap(30, 50, True), Gap(60, 70))
 
 
-def test_lines_lost_while_we_were_away_are_a_gap(ring, open_kmsg):
+def test_kmsg_lines_lost_during_downtime_are_gap(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one", usec=10)
     source.read()
-    again = open_kmsg(stored(source))
+    second = open_kmsg(stored_cursor(source))
     ring.write("nine", usec=90, sequence=8)
-    assert texts(again) == ["nine"]
-    assert again.gaps == (Gap(10, 90),)
+    assert texts(second) == ["nine"]
+    assert second.gaps == (Gap(10, 90),)
 
 
-def test_what_is_no_record_is_left_out(ring, open_kmsg):
+def test_kmsg_ignores_invalid_record(ring, open_kmsg):
     source = open_kmsg()
     os.write(ring.fd, b"\xff\x00garbage")
     ring.write("one")
@@ -243,7 +243,7 @@ def test_what_is_no_record_is_left_out(ring, open_kmsg):
 
 
 @pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
-def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_for_ever(tmp_path, device):
+def test_kmsg_that_returns_no_records_raises_error(tmp_path, device):
     """In some containers /dev/kmsg is another device."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").symlink_to(device)
@@ -254,7 +254,7 @@ def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_
     source.close()
 
 
-def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kmsg):
+def test_kmsg_returns_lines_before_raising_error(ring, open_kmsg):
     source = open_kmsg()
     ring.write("one")
     ring.write("two")
@@ -267,7 +267,7 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
         ring.fd = os.open(os.devnull, os.O_RDONLY)
 
 
-class Readers:
+class FakeOs:
     """A fake `os` for /dev/kmsg with several readers: each has its own position in a ring of 100 records."""
 
     def __init__(self):
@@ -308,13 +308,13 @@ class Readers:
 
 @pytest.fixture
 def readers(monkeypatch):
-    readers = Readers()
+    readers = FakeOs()
     monkeypatch.setattr("healthd.agent.kernel_log.kmsg.os", readers)
     return readers
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 99, 101, 1000])
-def test_kmsg_accepts_a_reader_that_receives_each_record(readers, lines):
+def test_check_delivery_accepts_reader_that_receives_records(readers, lines):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
     for _ in range(3):
         source.check_delivery()
@@ -324,7 +324,7 @@ def test_kmsg_accepts_a_reader_that_receives_each_record(readers, lines):
 
 
 @pytest.mark.parametrize("lines", [1, 2, 99, 101, 1000])
-def test_kmsg_reports_a_reader_that_receives_nothing(readers, lines):
+def test_check_delivery_reports_reader_that_receives_nothing(readers, lines):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
     source.check_delivery()
     readers.deaf.add(source.fileno())
@@ -335,7 +335,7 @@ def test_kmsg_reports_a_reader_that_receives_nothing(readers, lines):
         source.read()
 
 
-def test_kmsg_compares_only_the_first_record_of_each_check(readers):
+def test_check_delivery_compares_first_record_per_check(readers):
     source = Kmsg("/dev/kmsg", BOOT, None, False)
     source.check_delivery()
     readers.write("one")
@@ -351,18 +351,18 @@ def test_kmsg_compares_only_the_first_record_of_each_check(readers):
 
 
 @pytest.mark.parametrize("cursor", [{}, {"sequence": "x"}, {"journal": "s=1"}, {"files": []}, {"boot_id": BOOT}])
-def test_a_cursor_that_does_not_fit_is_as_none(ring, open_kmsg, cursor):
+def test_kmsg_ignores_invalid_cursor(ring, open_kmsg, cursor):
     source = open_kmsg(cursor)
     ring.write("one", usec=0)
     assert [(line.text, line.history) for line in source.read()] == [("one", True)]
 
 
-def test_a_kmsg_that_cannot_be_opened_is_an_error(tmp_path):
+def test_kmsg_open_error_is_raised(tmp_path):
     with pytest.raises(FileNotFoundError):
         open_source("kmsg", str(tmp_path))
 
 
-def test_a_line_becomes_an_event_of_its_time_and_boot():
+def test_make_event_has_line_time_and_boot():
     event = make_event(RawLine(1234.5, XID), BOOT)
     assert event is not None
     assert (event.code, event.time, event.last_time, event.boot_id) == ("79", 1234.5, 1234.5, BOOT)

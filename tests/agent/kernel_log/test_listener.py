@@ -28,10 +28,10 @@ class Clock:
         return self.now
 
 
-def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> KernelLogReader:
-    made = KernelLogReader(spec, root, "b1", False, time.time, clock or Clock())
-    made.open(cursor)
-    return made
+def open_reader(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> KernelLogReader:
+    reader = KernelLogReader(spec, root, "b1", False, time.time, clock or Clock())
+    reader.open(cursor)
+    return reader
 
 
 def fake_kmsg(root: Path, target: str) -> Path:
@@ -43,14 +43,23 @@ def fake_kmsg(root: Path, target: str) -> Path:
     return device
 
 
-def test_a_log_that_is_switched_off_is_never_read_and_never_wakes() -> None:
-    off = listener("off")
-    assert (off.read(), list(off.waits()), off.deadline, off.cursor) == ([], [], float("inf"), None)
-    assert (off.status.alive, off.status.problem, off.status.restarts_total) == (False, "disabled", 0)
+def test_reader_switched_off_is_never_read() -> None:
+    disabled_reader = open_reader("off")
+    assert (
+        disabled_reader.read(),
+        list(disabled_reader.waits()),
+        disabled_reader.deadline,
+        disabled_reader.cursor,
+    ) == ([], [], float("inf"), None)
+    assert (disabled_reader.status.alive, disabled_reader.status.problem, disabled_reader.status.restarts_total) == (
+        False,
+        "disabled",
+        0,
+    )
 
 
-def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> None:
-    log = listener(str(tmp_path / "kern.log"))
+def test_reader_reads_file_once_created(tmp_path: Path) -> None:
+    log = open_reader(str(tmp_path / "kern.log"))
     assert (log.read(), log.status.alive) == ([], False)
     assert log.status.problem == f"{tmp_path}/kern.log is not there yet"
     (tmp_path / "kern.log").write_text(f"{XID}\n")
@@ -59,48 +68,48 @@ def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> 
     log.close()
 
 
-@pytest.mark.parametrize("before", [os.mkfifo, Path.touch], ids=["fifo", "file"])
-@pytest.mark.parametrize("after", [os.mkfifo, Path.touch], ids=["fifo", "file"])
-def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
-    before: Callable[[Path], None], after: Callable[[Path], None], tmp_path: Path
+@pytest.mark.parametrize("make_first", [os.mkfifo, Path.touch], ids=["fifo", "file"])
+@pytest.mark.parametrize("make_second", [os.mkfifo, Path.touch], ids=["fifo", "file"])
+def test_reader_reopens_replaced_fifo_or_file(
+    make_first: Callable[[Path], None], make_second: Callable[[Path], None], tmp_path: Path
 ) -> None:
     clock, path = Clock(), tmp_path / "log"
-    before(path)
-    log = listener(str(path), clock=clock)
+    make_first(path)
+    log = open_reader(str(path), clock=clock)
     assert (log.read(), log.status.alive) == ([], True)
     path.rename(tmp_path / "log.1")
     assert log.read() == []
-    if before is os.mkfifo:
+    if make_first is os.mkfifo:
         assert (log.status.alive, log.status.problem.partition(": ")[2]) == (
             False,
             "it was removed or replaced",
         )
-    after(path)
+    make_second(path)
     for _ in range(2):  # the first read detects the replacement, the second opens it
         log.read()
         clock.now += RETRY_SECONDS[-1]
-    written = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)  # ENXIO for a fifo without a reader
-    os.write(written, f"{XID}\n".encode())
-    os.close(written)
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)  # ENXIO for a fifo without a reader
+    os.write(fd, f"{XID}\n".encode())
+    os.close(fd)
     assert [event.code for event in log.read()] == ["79"]
     assert (log.status.alive, log.status.problem) == (True, "")
     log.close()
 
 
-def test_a_directory_is_no_log_and_trying_it_leaves_nothing_open(tmp_path: Path) -> None:
+def test_directory_is_no_log_and_leaks_no_descriptor(tmp_path: Path) -> None:
     clock = Clock()
-    log = listener(str(tmp_path), clock=clock)
-    before = os.listdir("/proc/self/fd")
+    log = open_reader(str(tmp_path), clock=clock)
+    open_fds = os.listdir("/proc/self/fd")
     for _ in RETRY_SECONDS:
         clock.now += RETRY_SECONDS[-1]
         assert (log.read(), log.status.alive) == ([], False)
     assert log.status.problem == f"{tmp_path}: not a regular file"
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(open_fds)
 
 
-def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_counted(tmp_path: Path) -> None:
+def test_reader_retries_failed_open_with_backoff(tmp_path: Path) -> None:
     clock = Clock()
-    log = listener(str(tmp_path / "later/kern.log"), clock=clock)
+    log = open_reader(str(tmp_path / "later/kern.log"), clock=clock)
     for failures, wait in enumerate((*RETRY_SECONDS, RETRY_SECONDS[-1]), start=1):
         assert log.status.restarts_total == failures
         assert (log.status.alive, list(log.waits())) == (False, [])
@@ -119,13 +128,13 @@ def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_coun
     log.close()
 
 
-def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None:
+def test_reader_reopens_failed_source_at_cursor(tmp_path: Path) -> None:
     """/proc/self/mem fails at its first byte; a fifo behaves like /dev/kmsg."""
     clock = Clock()
     os.mkfifo(tmp_path / "ring")
     ring = os.open(tmp_path / "ring", os.O_RDWR | os.O_NONBLOCK)
     device = fake_kmsg(tmp_path, str(tmp_path / "ring"))
-    log = listener("kmsg", str(tmp_path), clock=clock)
+    log = open_reader("kmsg", str(tmp_path), clock=clock)
     os.write(ring, (RECORD % (5, 1000)).encode())
     assert [event.code for event in log.read()] == ["79"]
     assert log.cursor["sequence"] == 5
@@ -133,7 +142,7 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
     log.close()
 
     fake_kmsg(tmp_path, "/proc/self/mem")
-    log = listener("kmsg", str(tmp_path), cursor, clock)
+    log = open_reader("kmsg", str(tmp_path), cursor, clock)
     assert log.status.alive
     for failures, wait in enumerate(RETRY_SECONDS, start=1):
         assert log.read() == []
@@ -153,9 +162,9 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
     os.close(ring)
 
 
-def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) -> None:
+def test_reader_deadline_is_zero_while_lines_remain(tmp_path: Path) -> None:
     path = tmp_path / "kern.log"
-    log = listener(str(path))
+    log = open_reader(str(path))
     path.write_text("".join(f"usb 1-1: new device {number}\n" for number in range(2 * MAX_LINES_PER_READ + 500)))
     reads = 0
     while reads == 0 or log.deadline == 0.0:
@@ -165,13 +174,13 @@ def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) ->
     log.close()
 
 
-def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_traceback(
+def test_line_on_which_rule_fails_is_unread_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = Rule("xid", ("explodes",), re.compile("usb explodes (.*)"), lambda kind, match: match[9])
-    monkeypatch.setitem(LITERALS, "explodes", (broken,))
+    failing_rule = Rule("xid", ("explodes",), re.compile("usb explodes (.*)"), lambda kind, match: match[9])
+    monkeypatch.setitem(LITERALS, "explodes", (failing_rule,))
     path = tmp_path / "kern.log"
-    log = listener(str(path))
+    log = open_reader(str(path))
     path.write_text(f"usb explodes one\n{XID}\nusb explodes two\n")
     assert [(event.kind, event.code, event.text) for event in log.read()] == [
         ("unread", "", "usb explodes one"),
@@ -179,15 +188,15 @@ def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_tr
         ("unread", "", "usb explodes two"),
     ]
     assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
-    (said,) = caplog.records
-    assert said.getMessage() == (
+    (record,) = caplog.records
+    assert record.getMessage() == (
         "kernel_log: input dropped, because healthd failed with 'usb explodes one': IndexError: no such group"
     )
-    assert said.exc_info is not None
+    assert record.exc_info is not None
     log.close()
-    again = listener(str(path), cursor=log.cursor)
-    assert again.read() == [], "unreadable lines are not read again"
-    again.close()
+    second = open_reader(str(path), cursor=log.cursor)
+    assert second.read() == [], "unreadable lines are not read again"
+    second.close()
 
 
 @pytest.mark.parametrize(
@@ -205,12 +214,12 @@ def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_tr
         -1e308,
     ],
 )
-def test_a_cursor_that_is_none_is_as_if_there_were_none(tmp_path: Path, cursor: object) -> None:
+def test_reader_ignores_invalid_cursor(tmp_path: Path, cursor: object) -> None:
     fake_kmsg(tmp_path, "/dev/null")
-    kmsg = listener("kmsg", str(tmp_path), cursor)
+    kmsg = open_reader("kmsg", str(tmp_path), cursor)
     kmsg.read()
     kmsg.close()
-    log = listener(str(tmp_path / "kern.log"), str(tmp_path), cursor)
+    log = open_reader(str(tmp_path / "kern.log"), str(tmp_path), cursor)
     log.read()
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     assert [event.code for event in log.read()] == ["79"]
@@ -218,19 +227,17 @@ def test_a_cursor_that_is_none_is_as_if_there_were_none(tmp_path: Path, cursor: 
 
 
 @pytest.mark.parametrize("cursor", [None, {"journal": "no cursor"}, {"journal": ""}, {"journal": "s=1;i=x"}])
-def test_a_journal_is_read_from_its_head_where_the_cursor_is_none(cursor: object) -> None:
-    log = listener("journal", cursor=cursor)
+def test_journal_reader_ignores_invalid_cursor(cursor: object) -> None:
+    log = open_reader("journal", cursor=cursor)
     log.read()
     assert (log.status.alive, log.status.problem, log.status.restarts_total) == (True, "", 0)
     log.close()
 
 
-def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_exception_is_reported_and_source_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kern.log").touch()
     clock = Clock()
-    log = listener(str(tmp_path / "kern.log"), clock=clock)
+    log = open_reader(str(tmp_path / "kern.log"), clock=clock)
     with monkeypatch.context() as broken:
         broken.setattr("healthd.agent.kernel_log.file.Tail.is_truncated", lambda _tail: 1 / 0)
         assert log.read() == []
@@ -244,33 +251,33 @@ def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
     log.close()
 
 
-def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    log = listener(str(tmp_path / "kern.log"))
+def test_close_leaks_no_descriptor(tmp_path: Path) -> None:
+    open_fds = len(os.listdir("/proc/self/fd"))
+    log = open_reader(str(tmp_path / "kern.log"))
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     log.read()
     log.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(os.listdir("/proc/self/fd")) <= open_fds
 
 
 # --- lines lost by the ring buffer
 
 
-def listener_with_a_gap(root: Path, history: bool = False) -> KernelLogReader:
+def reader_with_gap(root: Path, history: bool = False) -> KernelLogReader:
     fake_kmsg(root, "/dev/null")
     boot_id = root / "proc/sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True)
     boot_id.write_text("b1\n")
     cursor = {"boot_id": "b1", "sequence": 9, "usec": 500, "gaps": [[100, 500, history], [600, 700, False]]}
-    return listener("kmsg", str(root), cursor)
+    return open_reader("kmsg", str(root), cursor)
 
 
 def line(usec: int) -> RawLine:
     return RawLine(usec / 1e6, XID, usec=usec)
 
 
-def test_what_the_journal_has_of_a_gap_becomes_events_and_the_gap_is_gone(tmp_path: Path) -> None:
-    log = listener_with_a_gap(tmp_path)
+def test_fill_gap_yields_events_and_removes_gap(tmp_path: Path) -> None:
+    log = reader_with_gap(tmp_path)
     assert log.gap() == Gap(100, 500)
     (event,) = log.fill_gap(Gap(100, 500), [line(200)], 10)
     assert (event.code, event.boot_id, event.history) == ("79", "b1", False)
@@ -278,15 +285,15 @@ def test_what_the_journal_has_of_a_gap_becomes_events_and_the_gap_is_gone(tmp_pa
     log.close()
 
 
-def test_what_fills_a_gap_from_before_the_first_start_is_history(tmp_path: Path) -> None:
-    log = listener_with_a_gap(tmp_path, history=True)
+def test_fill_gap_before_first_start_yields_history(tmp_path: Path) -> None:
+    log = reader_with_gap(tmp_path, history=True)
     (event,) = log.fill_gap(Gap(100, 500, True), [line(200)], 10)
     assert event.history
     log.close()
 
 
-def test_as_many_lines_as_were_asked_for_are_not_the_whole_gap(tmp_path: Path) -> None:
-    log = listener_with_a_gap(tmp_path, history=True)
+def test_fill_gap_with_limit_reached_keeps_rest(tmp_path: Path) -> None:
+    log = reader_with_gap(tmp_path, history=True)
     assert sum(event.lines for event in log.fill_gap(Gap(100, 500, True), [line(200), line(300)], 2)) == 2
     assert log.gap() == Gap(300, 500, True)
     assert log.fill_gap(Gap(300, 500, True), [], 2) == []
@@ -294,10 +301,8 @@ def test_as_many_lines_as_were_asked_for_are_not_the_whole_gap(tmp_path: Path) -
     log.close()
 
 
-def test_a_journal_that_cannot_be_read_is_asked_again_once_a_round_and_then_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = listener_with_a_gap(tmp_path)
+def test_gap_failed_is_retried_each_round_and_then_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = reader_with_gap(tmp_path)
     for _ in range(GAP_TRIES):
         assert log.gap() == Gap(100, 500)
         log.gap_failed(Gap(100, 500), "the disk hangs")

@@ -18,7 +18,7 @@ LINES = [json.loads(line) for data in DATA for line in data.read_text("utf-8").s
 
 
 @pytest.mark.parametrize("row", captured("benign", lines=LINES))
-def test_a_line_without_a_fault_is_no_event(row):
+def test_parse_ignores_benign_line(row):
     assert events(row["text"]) == []
 
 
@@ -26,7 +26,7 @@ NAMED = [row for row in LINES if row["id"].startswith("n") and (row["expected"] 
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in NAMED])
-def test_a_card_or_a_process_that_a_captured_line_names_is_read(row):
+def test_parse_reads_part_or_process_in_captured_line(row):
     (event,) = (event for event in events(row["text"]) if event.kind == row["kind"])
     expected = row["expected"]
     assert event.pci == expected.get("pci", "")
@@ -49,12 +49,12 @@ def test_a_card_or_a_process_that_a_captured_line_names_is_read(row):
         ("", ""),
     ],
 )
-def test_addresses_are_written_as_in_sysfs(text, pci):
+def test_pci_address_has_sysfs_form(text, pci):
     assert pci_address(text) == pci
 
 
 @given(st.text())
-def test_any_text_is_an_event_or_none(text):
+def test_parse_returns_event_or_none_for_any_text(text):
     assert parse(text) is None or isinstance(parse(text), KernelEvent)
 
 
@@ -64,11 +64,11 @@ STARTS += ["NVRM: Xid (PCI:0000:3b:00): 145, pid=1, name=", "NVRM: Xid (PCI:0000
 
 
 @given(st.sampled_from(STARTS), st.text(st.sampled_from(" ,'()[]<>=0x1aLinkFatal:\n-"), max_size=200))
-def test_the_rest_of_a_driver_line_may_be_anything(start, rest):
-    assert parse(start + rest) is None or parse(start + rest) is not None
+def test_parse_accepts_any_text_after_driver_prefix(start, suffix):
+    assert parse(start + suffix) is None or parse(start + suffix) is not None
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("piece", [" ", ",", "a", "a, ", "(", "0x1 ", "\nNVRM: ", "Link 1 "])
-def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
+def test_parse_is_fast_for_long_line(start, piece):
     assert cpu_seconds(lambda: parse(start + piece * 50_000), 0.5) < 0.5

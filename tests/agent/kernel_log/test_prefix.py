@@ -56,48 +56,48 @@ def local(year, month, day, hour, minute, second):
         ("<4>1 2025-01-21T04:41:44Z host kernel - - - ", None, 1737434504.0),
     ],
 )
-def test_prefixes_of_log_files_are_taken_off(prefix, uptime, epoch):
+def test_strip_prefix_removes_log_file_prefixes(prefix, uptime, epoch):
     host = "host" if " host " in prefix else "node17" if prefix.startswith("node17: ") else ""
     assert strip_prefix(prefix + TEXT, NOW) == Stripped(TEXT, uptime, epoch, host)
 
 
-def test_an_alert_around_a_whole_line_is_taken_off_but_not_another_programs_line():
+def test_strip_prefix_removes_alert_text_around_line():
     line = f"May 19 07:08:57 node17 kernel: [680111.646286] {TEXT}"
-    found = strip_prefix(f"Xid errors on instance: node17, Error: {line}", NOW)
-    assert found is not None
-    assert (found.text, found.host, found.uptime) == (TEXT, "node17", 680111.646286)
-    for own in (
+    stripped = strip_prefix(f"Xid errors on instance: node17, Error: {line}", NOW)
+    assert stripped is not None
+    assert (stripped.text, stripped.host, stripped.uptime) == (TEXT, "node17", 680111.646286)
+    for program_prefix in (
         "Mar 29 15:38:59 host myprog: ",
         "Tue 2025-01-21 04:41:44 UTC host myprog: ",
         "2025-01-21T04:41:44.5Z host myprog: ",
         "user  :warn  : ",
     ):
-        assert strip_prefix(own + line, NOW) is None
-    for own in ("[   12.500000] ", "oom-kill:task_memcg=/x: "):
-        assert strip_prefix(own + line, NOW).text.endswith(line)
+        assert strip_prefix(program_prefix + line, NOW) is None
+    for program_prefix in ("[   12.500000] ", "oom-kill:task_memcg=/x: "):
+        assert strip_prefix(program_prefix + line, NOW).text.endswith(line)
 
 
-def test_a_collector_names_the_host_before_any_prefix():
+def test_strip_prefix_keeps_collector_host():
     assert strip_prefix(f"gpu-042: [Fri Aug 30 11:43:09 2024] {TEXT}", NOW) == Stripped(
         TEXT, None, local(2024, 8, 30, 11, 43, 9), "gpu-042"
     )
     assert strip_prefix(f"gpu-042: 4,1234,12500000,-;{TEXT}", NOW) == Stripped(TEXT, 12.5, None, "gpu-042")
-    found = strip_prefix(f"gpu-042: Mar 29 15:38:59 n42 kernel: {TEXT}", NOW)
-    assert found is not None
-    assert (found.host, found.text) == ("gpu-042", TEXT)
+    stripped = strip_prefix(f"gpu-042: Mar 29 15:38:59 n42 kernel: {TEXT}", NOW)
+    assert stripped is not None
+    assert (stripped.host, stripped.text) == ("gpu-042", TEXT)
     assert strip_prefix(f"gpu-042: Mar 29 15:38:59 n42 myprog: {TEXT}", NOW) is None
     assert strip_prefix(f"<4>1 2025-01-21T04:41:44Z - kernel - - - {TEXT}", NOW).host == ""
 
 
-def test_talosctl_names_the_node_the_facility_and_the_time():
-    when = "[2024-05-13T15:13:11.5Z]: "
-    assert strip_prefix(f"10.5.0.3: kern:   alert: {when}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "10.5.0.3")
-    assert strip_prefix(f"kern: warning: {when}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "")
-    assert strip_prefix(f"10.5.0.3: user: warning: {when}{TEXT}", NOW) is None
-    assert strip_prefix(f"10.5.0.3: user: warning: {when}{TEXT}", NOW, injected=True).text == TEXT
+def test_strip_prefix_reads_talosctl_prefix():
+    date = "[2024-05-13T15:13:11.5Z]: "
+    assert strip_prefix(f"10.5.0.3: kern:   alert: {date}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "10.5.0.3")
+    assert strip_prefix(f"kern: warning: {date}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "")
+    assert strip_prefix(f"10.5.0.3: user: warning: {date}{TEXT}", NOW) is None
+    assert strip_prefix(f"10.5.0.3: user: warning: {date}{TEXT}", NOW, injected=True).text == TEXT
 
 
-def test_a_line_whose_date_was_cut_off_is_the_kernels_where_it_says_so():
+def test_strip_prefix_accepts_kernel_line_without_date():
     assert strip_prefix(f"node17 kernel: {TEXT}", NOW) == Stripped(TEXT, None, None, "node17")
     assert strip_prefix(f"Nov 22 10:00:00 [kernel] {TEXT}", NOW).text == TEXT  # metalog
     assert strip_prefix(f"Nov 22 10:00:00 [sshd] {TEXT}", NOW) is None
@@ -125,32 +125,32 @@ def test_a_line_whose_date_was_cut_off_is_the_kernels_where_it_says_so():
         "12,1234,12500000,-;",
     ],
 )
-def test_lines_of_other_programs_are_not_the_kernels(prefix):
+def test_strip_prefix_rejects_other_program_lines(prefix):
     assert strip_prefix(prefix + TEXT, NOW) is None
 
 
 @pytest.mark.parametrize("prefix", ["<12>[  123.456789] ", "user  :warn  : [  101.5] ", "12,1234,12500000,-;"])
-def test_injected_lines_count_where_that_is_set(prefix):
-    found = strip_prefix(prefix + TEXT, NOW, injected=True)
-    assert found is not None
-    assert found.text == TEXT
+def test_strip_prefix_accepts_injected_lines_if_configured(prefix):
+    stripped = strip_prefix(prefix + TEXT, NOW, injected=True)
+    assert stripped is not None
+    assert stripped.text == TEXT
 
 
-def test_a_record_is_read_with_its_escapes_and_without_its_continuation():
+def test_parse_record_decodes_escapes_and_drops_continuation():
     record = parse_record(b"6,339,5140900,-;caf\\xc3\\xa9 a\\x0ab \\x5c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")
     assert record == Record(0, 339, 5140900, "café a\nb \\")
 
 
-def test_bytes_that_are_no_text_are_replaced():
+def test_parse_record_replaces_invalid_bytes():
     assert parse_record(b"4,1,2,-;\\xff\xfe") == Record(0, 1, 2, "\ufffd\ufffd")
 
 
-def test_a_line_of_the_kernel_about_a_date_that_does_not_exist_has_no_time():
+def test_strip_prefix_gives_no_time_for_impossible_date():
     assert strip_prefix(f"Feb 99 15:38:59 host kernel: {TEXT}", NOW) == Stripped(TEXT, host="host")
 
 
 @given(st.binary())
-def test_any_bytes_are_a_record_or_none(data):
+def test_parse_record_returns_record_or_none_for_any_bytes(data):
     assert parse_record(data) is None or isinstance(parse_record(data), Record)
 
 
@@ -159,12 +159,12 @@ PIECES += ["4,5,6,-;", "[...] ", "[Fri Aug 30 11:43:09 2024]", "kern  :warn  : "
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join))
-def test_any_line_is_stripped_or_none(line):
+def test_strip_prefix_returns_stripped_or_none_for_any_line(line):
     assert strip_prefix(line, NOW) is None or isinstance(strip_prefix(line, NOW), Stripped)
 
 
 @pytest.mark.parametrize("piece", ["[", "a", " ", "1", "[...] ", "x-", "\\x0a", "Mar 29 ", "1,"])
-def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
+def test_strip_prefix_is_fast_for_long_line(piece):
     assert cpu_seconds(lambda: strip_prefix(piece * 50_000, NOW), 0.5) < 0.5
 
 
@@ -177,12 +177,10 @@ def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
         ("Mar 29 15:38:59 n1 last message repeated 3 times", None, None, 1),
     ],
 )
-def test_what_rsyslog_wrote_once_for_several_lines_counts_as_these(
-    line: str, text: str | None, uptime: float | None, lines: int
-) -> None:
-    found = strip_prefix(line, 1_760_000_000.0)
-    assert (found and (found.text, found.uptime, found.lines)) == (text and (text, uptime, lines))
+def test_strip_prefix_counts_rsyslog_repeats(line: str, text: str | None, uptime: float | None, lines: int) -> None:
+    stripped = strip_prefix(line, 1_760_000_000.0)
+    assert (stripped and (stripped.text, stripped.uptime, stripped.lines)) == (text and (text, uptime, lines))
 
 
-def test_a_programs_own_repeated_line_stays_its_own() -> None:
+def test_strip_prefix_rejects_repeat_from_other_program() -> None:
     assert strip_prefix("Mar 29 15:38:59 n1 sshd[1]: message repeated 3 times: [ NVRM: Xid x]", 1_760_000_000.0) is None

@@ -30,7 +30,7 @@ XID = "NVRM: Xid (PCI:0000:%02x:00): %d, pid=%d, name=p%d, Ch %08x, intr 1000000
 
 
 @pytest.mark.parametrize("number", codes.xid_numbers())
-def test_lines_with_the_same_head_are_one_fault_to_the_parser(number: int) -> None:
+def test_lines_with_same_fault_head_have_same_fault_key(number: int) -> None:
     """Combine each Xid with every further text of a public Xid line."""
     lines = [f"NVRM: Xid (PCI:0000:3b:00): {number},{message}" for message in MESSAGES]
     assert len(lines) > 50
@@ -38,11 +38,11 @@ def test_lines_with_the_same_head_are_one_fault_to_the_parser(number: int) -> No
     events = [event for event in parsed.values() if event is not None]
     assert len(events) == len(parsed)
     # "gpu" is the driver's number of the GPU that the address already names.
-    known = [replace(event, fields=tuple(item for item in event.fields if item[0] != "gpu")) for event in events]
-    assert len({fault_key(event) for event in known}) <= 1
+    comparable = [replace(event, fields=tuple(item for item in event.fields if item[0] != "gpu")) for event in events]
+    assert len({fault_key(event) for event in comparable}) <= 1
 
 
-def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
+def test_xids_with_varying_part_have_no_fault_head() -> None:
     assert [number for number in range(1, 400) if not fault_head(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1")] == [
         *(74, 144, 145, 146, 147, 148, 149, 150, 154)
     ]
@@ -59,12 +59,12 @@ def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
         "2026-11-21T15:00:00+00:00 node17 python: NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
     ],
 )
-def test_a_program_that_quotes_an_xid_is_no_repeat(line: str) -> None:
+def test_count_repeats_ignores_quoted_xid(line: str) -> None:
     assert count_repeats(f"{line}\n".encode() * 3).first == []
-    kernels = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
-    first, rest = count_repeats(f"{line}\n".encode() * 2 + kernels * 3)
-    assert first == [(kernels[:-1], 3)], "also if the program quotes the repeated line"
-    assert rest == f"{line}\n".encode() * 2
+    kernel_line = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
+    first, remaining = count_repeats(f"{line}\n".encode() * 2 + kernel_line * 3)
+    assert first == [(kernel_line[:-1], 3)], "also if the program quotes the repeated line"
+    assert remaining == f"{line}\n".encode() * 2
 
 
 PREFIXES = (
@@ -88,13 +88,13 @@ LINES = st.one_of(
 
 
 @given(st.lists(LINES, max_size=60))
-def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_wrote_it(lines: list[bytes]) -> None:
-    first, rest = count_repeats(b"".join(line + b"\n" for line in lines))
-    others = rest.split(b"\n")[:-1]
-    assert sum(count for _, count in first) + len(others) == len(lines)
+def test_count_repeats_counts_every_line_once(lines: list[bytes]) -> None:
+    first, remaining = count_repeats(b"".join(line + b"\n" for line in lines))
+    other_lines = remaining.split(b"\n")[:-1]
+    assert sum(count for _, count in first) + len(other_lines) == len(lines)
     for line, count in first:
         assert line in lines
-        assert count == sum(said(other) == said(line) for other in lines)
+        assert count == sum(fault_text(input_line) == fault_text(line) for input_line in lines)
 
 
 @pytest.mark.parametrize(
@@ -106,42 +106,44 @@ def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_w
         "nvidia 0000:18:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
     ],
 )
-def test_what_has_no_head_is_counted_where_it_says_the_same(text: str) -> None:
-    lines = b"".join(f"Nov  1 15:00:00 n1 kernel: [  12.{place:06}] {text}\n".encode() for place in range(1000))
-    other = f"Nov  1 15:00:00 n1 kernel: [  13.000000] {text}, and more\n".encode()
-    first, rest = count_repeats(other + lines)
+def test_count_repeats_counts_equal_lines_without_fault_head(text: str) -> None:
+    lines = b"".join(
+        f"Nov  1 15:00:00 n1 kernel: [  12.{microseconds:06}] {text}\n".encode() for microseconds in range(1000)
+    )
+    longer_line = f"Nov  1 15:00:00 n1 kernel: [  13.000000] {text}, and more\n".encode()
+    first, remaining = count_repeats(longer_line + lines)
     assert [(message(line), count) for line, count in first] == [(f"{text}, and more", 1), (text, 1000)]
-    assert rest == b""
+    assert remaining == b""
 
 
-def test_what_is_a_state_is_read_in_its_order() -> None:
+def test_count_repeats_keeps_state_order() -> None:
     states = [b"mlx5_core 0000:1b:00.0 ib0: Link down\n", b"mlx5_core 0000:1b:00.0 ib0: Link up\n"]
     assert count_repeats(b"".join(states * 100)).first == []
 
 
-def said(line: bytes) -> str:
+def fault_text(line: bytes) -> str:
     text = message(line)
     return fault_head(text) or text
 
 
 def message(line: bytes) -> str:
-    found = strip_prefix(line.decode("utf-8", "replace"), 0.0)
-    return found.text if found is not None else ""
+    stripped = strip_prefix(line.decode("utf-8", "replace"), 0.0)
+    return stripped.text if stripped is not None else ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from((13, 31, 149)), st.floats(0, 20)), max_size=40))
-def test_counting_repeats_first_leaves_the_number_of_lines_of_each_fault(found: list[tuple[int, int, float]]) -> None:
-    lines = [RawLine(when, XID % (gpu, number, 7, 1, number)) for gpu, number, when in found]
-    kept = merge_repeats(lines)
-    assert sum(line.lines for line in kept) == len(lines)
-    assert {fault_head(line.text) or line.text for line in kept} == {
+def test_merge_repeats_keeps_line_count_per_fault(faults: list[tuple[int, int, float]]) -> None:
+    lines = [RawLine(at, XID % (gpu, number, 7, 1, number)) for gpu, number, at in faults]
+    merged = merge_repeats(lines)
+    assert sum(line.lines for line in merged) == len(lines)
+    assert {fault_head(line.text) or line.text for line in merged} == {
         fault_head(line.text) or line.text for line in lines
     }
-    for line in kept:
+    for line in merged:
         assert line.last_time - line.time <= 1.0
 
 
-def test_of_a_state_that_changes_and_changes_back_the_last_word_is_last() -> None:
+def test_merge_repeats_keeps_last_state_last() -> None:
     down, up = "nfs: server 10.0.0.5 not responding, still trying", "nfs: server 10.0.0.5 OK"
     lines = [RawLine(1.0, text) for text in (down, down, up, down)]
     assert [(line.text, line.lines) for line in merge_repeats(lines)] == [(down, 2), (up, 1), (down, 1)]

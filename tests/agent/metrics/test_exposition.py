@@ -20,17 +20,17 @@ from healthd.agent.metrics.exposition import END, TOTAL, Metric, TextCache, defl
 
 NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: name != "healthd__total")
 LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))
-WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
-LABELS = st.dictionaries(LABEL_NAMES, WORDS, max_size=3).map(lambda labels: tuple(sorted(labels.items())))
+TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+LABELS = st.dictionaries(LABEL_NAMES, TEXTS, max_size=3).map(lambda labels: tuple(sorted(labels.items())))
 # Without -0.0, which equals 0.0, so that a page could have the text of either.
 VALUES = st.floats().map(lambda value: value + 0.0) | st.integers(-(2**70), 2**70) | st.booleans()
 SERIES = st.dictionaries(LABELS, VALUES, min_size=1, max_size=5)
 FAMILIES = st.lists(
-    st.builds(Metric, NAMES, WORDS, SERIES), max_size=5, unique_by=lambda metric: metric.name.removesuffix(TOTAL)
+    st.builds(Metric, NAMES, TEXTS, SERIES), max_size=5, unique_by=lambda metric: metric.name.removesuffix(TOTAL)
 )
 
 
-class Theirs:
+class PrometheusCollector:
     """A prometheus-client collector of the same families."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
@@ -47,44 +47,49 @@ class Theirs:
 
 @given(FAMILIES)
 @settings(deadline=None)
-def test_the_text_is_that_of_prometheus_client(metrics: list[Metric]) -> None:
-    assert text(metrics, openmetrics=False).encode() == generate_latest(Theirs(metrics))  # type: ignore[arg-type]
-    assert (text(metrics, openmetrics=True) + END).encode() == openmetrics_latest(Theirs(metrics))
+def test_text_equals_prometheus_client_output(metrics: list[Metric]) -> None:
+    assert text(metrics, openmetrics=False).encode() == generate_latest(PrometheusCollector(metrics))  # type: ignore[arg-type]
+    assert (text(metrics, openmetrics=True) + END).encode() == openmetrics_latest(PrometheusCollector(metrics))
 
 
 @given(st.lists(FAMILIES, max_size=4), st.booleans())
 @settings(deadline=None)
-def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]], openmetrics: bool) -> None:
-    kept: TextCache = {}
+def test_text_does_not_depend_on_cache(pages: list[list[Metric]], openmetrics: bool) -> None:
+    cache: TextCache = {}
     for metrics in pages:
-        assert text(metrics, openmetrics, kept) == text(metrics, openmetrics)
-        assert kept.keys() == {metric.name for metric in metrics}
+        assert text(metrics, openmetrics, cache) == text(metrics, openmetrics)
+        assert cache.keys() == {metric.name for metric in metrics}
 
 
 @given(FAMILIES, st.booleans(), st.data())
 @settings(deadline=None)
-def test_nor_does_it_where_only_values_changed(metrics: list[Metric], openmetrics: bool, data: st.DataObject) -> None:
-    kept: TextCache = {}
-    text(metrics, openmetrics, kept)
+def test_text_does_not_depend_on_cache_for_changed_values(
+    metrics: list[Metric], openmetrics: bool, data: st.DataObject
+) -> None:
+    cache: TextCache = {}
+    text(metrics, openmetrics, cache)
     for _ in range(2):
-        changed = [metric._replace(series={of: data.draw(VALUES) for of in metric.series}) for metric in metrics]
-        assert text(changed, openmetrics, kept) == text(changed, openmetrics)
+        changed = [
+            metric._replace(series={series_labels: data.draw(VALUES) for series_labels in metric.series})
+            for metric in metrics
+        ]
+        assert text(changed, openmetrics, cache) == text(changed, openmetrics)
 
 
 @given(FAMILIES)
 @settings(deadline=None)
-def test_its_parser_reads_what_was_written(metrics: list[Metric]) -> None:
+def test_text_is_read_by_prometheus_parser(metrics: list[Metric]) -> None:
     written = {(metric.name, labels): float(value) for metric in metrics for labels, value in metric.series.items()}
-    found = {
+    parsed = {
         (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
         for family in read_plain(text(metrics, openmetrics=False))
         for sample in family.samples
     }
-    assert found.keys() == written.keys()
-    assert all(value == written[series] or value != value for series, value in found.items())
+    assert parsed.keys() == written.keys()
+    assert all(value == written[series] or value != value for series, value in parsed.items())
 
 
-def test_its_strict_parser_of_openmetrics_reads_it_too() -> None:
+def test_text_is_read_by_strict_openmetrics_parser() -> None:
     """The strict parser refuses a counter that is negative or not a number."""
     metrics = [
         Metric("healthd_gauge", 'a "text"\nof \\ two lines', {(): 1.5, (("a", 'x"\n\\é🔥'), ("b", "")): -1e300}),
@@ -101,18 +106,18 @@ def test_its_strict_parser_of_openmetrics_reads_it_too() -> None:
 
 @given(st.binary(max_size=5000), st.lists(st.binary(max_size=5000), max_size=3))
 @settings(deadline=None)
-def test_two_parts_are_one_gzip_member(first: bytes, rests: list[bytes]) -> None:
-    kept = deflated(first)
-    for rest in rests:
-        whole = gzipped(kept, rest)
-        assert gzip.decompress(whole) == first + rest
+def test_gzipped_parts_are_single_member(first: bytes, tails: list[bytes]) -> None:
+    compressed_part = deflated(first)
+    for tail in tails:
+        compressed = gzipped(compressed_part, tail)
+        assert gzip.decompress(compressed) == first + tail
         reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        assert reader.decompress(whole) == first + rest
+        assert reader.decompress(compressed) == first + tail
         assert (reader.eof, reader.unused_data) == (True, b""), "one member: not every client reads a second one"
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("value", "expected"),
     [
         (1, "1.0"),
         (True, "1.0"),
@@ -122,5 +127,5 @@ def test_two_parts_are_one_gzip_member(first: bytes, rests: list[bytes]) -> None
         (1e22, "1e+22"),
     ],
 )
-def test_numbers_are_as_go_writes_them(value: float, written: str) -> None:
-    assert text([Metric("healthd_x", "x", {(): value})], openmetrics=False).splitlines()[-1] == f"healthd_x {written}"
+def test_numbers_have_go_format(value: float, expected: str) -> None:
+    assert text([Metric("healthd_x", "x", {(): value})], openmetrics=False).splitlines()[-1] == f"healthd_x {expected}"

@@ -53,7 +53,7 @@ from tests.e2e.requirements import require_programs
 HOSTILE = 'a "quoted"\nnew line, back\\slash, tab\t, NUL \0, UTF-8 é漢🔥, half a pair \ud800, {label="x"} 1'
 
 
-def test_each_source_says_whether_it_lives_and_what_it_lost() -> None:
+def test_source_families_have_state_and_losses() -> None:
     sources = (
         SourceStatus("kernel_log", up=True, last_read=NOW, overruns_total=2, lost_total=70, rotations_total=1),
         SourceStatus("journal", up=False, restarts_total=3, problem="the disk hangs"),
@@ -122,7 +122,7 @@ def healthy(tmp_path: Path) -> Snapshot:
 
 
 @pytest.fixture
-def troubled() -> Snapshot:
+def faulty() -> Snapshot:
     """Return a snapshot with every kind of problem and texts that could break the page."""
     conditions = (
         condition("0000:1b:00.0"),
@@ -158,13 +158,13 @@ def troubled() -> Snapshot:
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return the page as read by Prometheus' own parser: (name, labels) -> value."""
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    sample_values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(render(snapshot).decode()):
         for sample in family.samples:
             series = (sample.name, tuple(sorted(sample.labels.items())))
-            assert series not in found, f"{series} appears twice on the page"
-            found[series] = sample.value
-    return found
+            assert series not in sample_values, f"{series} appears twice on the page"
+            sample_values[series] = sample.value
+    return sample_values
 
 
 def value(snapshot: Snapshot, name: str, /, **labels: str) -> float:
@@ -177,19 +177,21 @@ def names(snapshot: Snapshot) -> set[str]:
 
 def promtool(page: bytes) -> str:
     require_programs("promtool", packages="prometheus")
-    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=240, check=False)
-    return f"{done.returncode} {(done.stdout + done.stderr).decode()}".strip()
+    completed = subprocess.run(
+        ["promtool", "check", "metrics"], input=page, capture_output=True, timeout=240, check=False
+    )
+    return f"{completed.returncode} {(completed.stdout + completed.stderr).decode()}".strip()
 
 
-def test_promtool_has_nothing_to_say_of_a_healthy_node(healthy: Snapshot) -> None:
+def test_promtool_accepts_healthy_page(healthy: Snapshot) -> None:
     assert promtool(render(healthy)) == "0"
 
 
-def test_promtool_has_nothing_to_say_of_a_node_full_of_hostile_words(troubled: Snapshot) -> None:
-    assert promtool(render(troubled)) == "0"
+def test_promtool_accepts_page_with_hostile_texts(faulty: Snapshot) -> None:
+    assert promtool(render(faulty)) == "0"
 
 
-def test_a_healthy_node_shows_what_its_checks_read(healthy: Snapshot) -> None:
+def test_healthy_page_has_check_readings(healthy: Snapshot) -> None:
     assert value(healthy, "health", state="healthy") == 1
     assert value(healthy, "health", state="unhealthy") == 0
     assert value(healthy, "gpus") == 8
@@ -202,52 +204,62 @@ def test_a_healthy_node_shows_what_its_checks_read(healthy: Snapshot) -> None:
 XID = {"check": "gpu_xid", "code": "gpu_xid/79"}
 
 
-def test_a_condition_tells_how_bad_it_is_and_whether_it_is_confirmed_with_its_words_unbroken(
-    troubled: Snapshot,
+def test_condition_families_have_severity_and_state(
+    faulty: Snapshot,
 ) -> None:
     cleaned = HOSTILE.replace("\0", "\ufffd").replace("\ud800", "?")
     for subject, severity, is_open in (("0000:1b:00.0", 3, 1), (cleaned, 1, 0)):
-        assert value(troubled, "condition_severity", **XID, subject=subject) == severity
-        assert value(troubled, "condition_open", **XID, subject=subject) == is_open
-        assert value(troubled, "condition_enforced", **XID, subject=subject) == 1
-        assert value(troubled, "condition_acknowledged", **XID, subject=subject) == 0
-        assert value(troubled, "condition_since_timestamp_seconds", **XID, subject=subject) == NOW
+        assert value(faulty, "condition_severity", **XID, subject=subject) == severity
+        assert value(faulty, "condition_open", **XID, subject=subject) == is_open
+        assert value(faulty, "condition_enforced", **XID, subject=subject) == 1
+        assert value(faulty, "condition_acknowledged", **XID, subject=subject) == 0
+        assert value(faulty, "condition_since_timestamp_seconds", **XID, subject=subject) == NOW
     known = {"check": "mount", "code": "mount/missing", "subject": ""}
-    assert value(troubled, "condition_open", **known) == 1
-    assert value(troubled, "condition_acknowledged", **known) == 1
+    assert value(faulty, "condition_open", **known) == 1
+    assert value(faulty, "condition_acknowledged", **known) == 1
 
 
-def test_no_series_of_a_condition_becomes_another_when_it_is_confirmed_worsens_or_is_known() -> None:
+def test_condition_series_keep_labels_for_their_lifetime() -> None:
     """The `for:` of an alert starts again with each new series."""
-    lives = (
+    states = (
         {"state": ConditionState.PENDING, "severity": Severity.WARNING},
         {"state": ConditionState.OPEN, "severity": Severity.DEGRADED, "opened_at": NOW + 60},
         {"state": ConditionState.OPEN, "severity": Severity.CRITICAL, "count": 7},
         {"state": ConditionState.ACKNOWLEDGED, "severity": Severity.CRITICAL, "observed": True},
     )
-    shown = [replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (condition("0000:1b:00.0", **life),))) for life in lives]
-    now = [{series for series in samples(one) if series[0].startswith("healthd_condition_")} for one in shown]
-    assert len(now[0]) == 5
-    assert now == [now[0]] * 4
-    of = {**XID, "subject": "0000:1b:00.0"}
-    assert [value(one, "condition_severity", **of) for one in shown] == [1, 2, 3, 3]
-    assert [value(one, "condition_open", **of) for one in shown] == [0, 1, 1, 1]
-    assert [value(one, "condition_enforced", **of) for one in shown] == [1, 1, 1, 0]
-    assert [value(one, "condition_acknowledged", **of) for one in shown] == [0, 0, 0, 1]
-    assert [value(one, "condition_since_timestamp_seconds", **of) for one in shown] == [NOW, NOW + 60, NOW, NOW]
+    snapshots = [
+        replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (condition("0000:1b:00.0", **state_fields),)))
+        for state_fields in states
+    ]
+    series_sets = [
+        {series for series in samples(snapshot) if series[0].startswith("healthd_condition_")} for snapshot in snapshots
+    ]
+    assert len(series_sets[0]) == 5
+    assert series_sets == [series_sets[0]] * 4
+    part_labels = {**XID, "subject": "0000:1b:00.0"}
+    assert [value(snapshot, "condition_severity", **part_labels) for snapshot in snapshots] == [1, 2, 3, 3]
+    assert [value(snapshot, "condition_open", **part_labels) for snapshot in snapshots] == [0, 1, 1, 1]
+    assert [value(snapshot, "condition_enforced", **part_labels) for snapshot in snapshots] == [1, 1, 1, 0]
+    assert [value(snapshot, "condition_acknowledged", **part_labels) for snapshot in snapshots] == [0, 0, 0, 1]
+    assert [value(snapshot, "condition_since_timestamp_seconds", **part_labels) for snapshot in snapshots] == [
+        NOW,
+        NOW + 60,
+        NOW,
+        NOW,
+    ]
 
 
-def test_a_gpu_has_the_labels_of_dcgm_exporter() -> None:
+def test_gpu_info_has_dcgm_exporter_labels() -> None:
     gpus = (
         Gpu("0000:61:00.0", 3, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "NVIDIA H100 80GB HBM3", 5),
         Gpu("0001:c1:00.0", 4),
     )
-    found = [
+    gpu_labels = [
         dict(labels)
         for name, labels in samples(replace(PLAIN, inventory=Inventory(gpus=gpus)))
         if name == "healthd_gpu_info"
     ]
-    assert found == [
+    assert gpu_labels == [
         {
             "gpu": "3",
             "UUID": "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52",
@@ -260,97 +272,97 @@ def test_a_gpu_has_the_labels_of_dcgm_exporter() -> None:
     ]
 
 
-def test_promtool_minds_only_the_capital_in_a_label_that_is_dcgm_exporters() -> None:
+def test_promtool_warns_only_about_camel_case_in_dcgm_labels() -> None:
     gpu = Gpu("0000:61:00.0", 3, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "NVIDIA H100 80GB HBM3", 5)
-    said = promtool(render(replace(PLAIN, inventory=Inventory(gpus=(gpu,)))))
-    assert said == "3 healthd_gpu_info label names should be written in 'snake_case' not 'camelCase'"
+    output = promtool(render(replace(PLAIN, inventory=Inventory(gpus=(gpu,)))))
+    assert output == "3 healthd_gpu_info label names should be written in 'snake_case' not 'camelCase'"
 
 
-def test_a_drain_that_stands_is_told_with_its_owner_its_words_and_its_time() -> None:
+def test_drain_families_have_owner_reason_and_time() -> None:
     node = NodeState("n1", frozenset({"IDLE", "DRAIN"}), "bad cable", "ann", NOW - 3600)
     drained = replace(PLAIN, slurm=SlurmStatus(node, "other", NOW), drained_since=NOW - 3600)
     assert value(drained, "slurm_drained_by", owner="other") == 1
     assert value(drained, "slurm_drain_info", owner="other", reason="bad cable") == 1
     assert value(drained, "slurm_drained_since_timestamp_seconds") == NOW - 3600
-    over = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "none", NOW))
-    assert not {name for name in names(over) if name.startswith("healthd_slurm_drain")} - {
+    resumed = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "none", NOW))
+    assert not {name for name in names(resumed) if name.startswith("healthd_slurm_drain")} - {
         "healthd_slurm_drain_desired"
     }, "since 24.11 the reason remains after its drain"
 
 
-def test_settings_that_were_refused_show_until_good_ones_are_read() -> None:
+def test_config_last_reload_successful_shows_refused_settings() -> None:
     assert value(PLAIN, "config_last_reload_successful") == 1
     assert value(replace(PLAIN, config_last_reload_successful=False), "config_last_reload_successful") == 0
 
 
-def test_no_metric_has_a_label_that_prometheus_gives_each_series(healthy: Snapshot, troubled: Snapshot) -> None:
-    for snapshot in (healthy, troubled):
+def test_metrics_have_no_reserved_prometheus_label(healthy: Snapshot, faulty: Snapshot) -> None:
+    for snapshot in (healthy, faulty):
         for name, labels in samples(snapshot):
             assert not {"instance", "job"} & {label for label, _ in labels}, name
 
 
-def test_a_check_that_could_not_look_is_down(troubled: Snapshot) -> None:
-    assert value(troubled, "check_up", check="gpu_ecc", name="") == 0
-    assert value(troubled, "check_up", check="mount", name="/a") == 1
+def test_check_up_is_0_for_failed_run(faulty: Snapshot) -> None:
+    assert value(faulty, "check_up", check="gpu_ecc", name="") == 0
+    assert value(faulty, "check_up", check="mount", name="/a") == 1
     assert not any(
         name == "healthd_check_last_completed_timestamp_seconds" and ("check", "gpu_ecc") in labels
-        for name, labels in samples(troubled)
+        for name, labels in samples(faulty)
     )
 
 
-def test_the_page_tells_what_was_decided_and_what_hangs(troubled: Snapshot) -> None:
-    assert value(troubled, "decision", action="drain_requeue") == 1
-    assert value(troubled, "decision", action="leave") == 0
-    assert value(troubled, "resource_blocked", resource="nvml") == 1
-    assert value(troubled, "slurm_drain_desired") == 1
-    assert value(troubled, "slurm_drained_by", owner="healthd") == 1
-    assert value(troubled, "slurm_commands_total", command="scontrol update", result="ok") == 2
-    assert value(troubled, "slurm_problem") == 1
-    assert value(troubled, "paused_until_timestamp_seconds") == NOW + 60
-    assert value(troubled, "workers_abandoned_total") == 2
+def test_page_has_decision_and_blocked_resources(faulty: Snapshot) -> None:
+    assert value(faulty, "decision", action="drain_requeue") == 1
+    assert value(faulty, "decision", action="leave") == 0
+    assert value(faulty, "resource_blocked", resource="nvml") == 1
+    assert value(faulty, "slurm_drain_desired") == 1
+    assert value(faulty, "slurm_drained_by", owner="healthd") == 1
+    assert value(faulty, "slurm_commands_total", command="scontrol update", result="ok") == 2
+    assert value(faulty, "slurm_problem") == 1
+    assert value(faulty, "paused_until_timestamp_seconds") == NOW + 60
+    assert value(faulty, "workers_abandoned_total") == 2
 
 
-def test_what_would_be_done_in_another_mode_is_withheld() -> None:
+def test_decision_withheld_shows_decision_in_other_mode() -> None:
     assert value(replace(PLAIN, decision=Leave("mode observe", would="drain n1")), "decision_withheld") == 1
     assert value(PLAIN, "decision_withheld") == 0
 
 
-def test_a_drain_that_the_fleet_limit_holds_is_loud(healthy: Snapshot) -> None:
+def test_fleet_limit_families_describe_hold(healthy: Snapshot) -> None:
     hold = FleetHold(NOW - 60, NOW + 60, 2, partition="gpu", nodes=1000, drained=101, limit=100)
-    held, of = replace(healthy, fleet_hold=hold), {"partition": "gpu", "kind": "shared"}
-    assert value(held, "fleet_limit_drain_waiting", **of) == 1
-    assert value(held, "fleet_limit_nodes_drained", **of) == 101
-    assert value(held, "fleet_limit_nodes", **of) == 1000
-    assert value(held, "fleet_limit_nodes_allowed", **of) == 100
-    assert value(held, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
-    assert value(held, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
-    assert promtool(render(held)) == "0"
+    held_snapshot, hold_labels = replace(healthy, fleet_hold=hold), {"partition": "gpu", "kind": "shared"}
+    assert value(held_snapshot, "fleet_limit_drain_waiting", **hold_labels) == 1
+    assert value(held_snapshot, "fleet_limit_nodes_drained", **hold_labels) == 101
+    assert value(held_snapshot, "fleet_limit_nodes", **hold_labels) == 1000
+    assert value(held_snapshot, "fleet_limit_nodes_allowed", **hold_labels) == 100
+    assert value(held_snapshot, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
+    assert value(held_snapshot, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
+    assert promtool(render(held_snapshot)) == "0"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
     assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is not a hold"
     assert not any("fleet_limit" in name for name in names(healthy))
 
 
-def test_fleet_count_available_is_0_while_the_fleet_cannot_be_counted(healthy: Snapshot) -> None:
+def test_fleet_count_available_is_0_while_fleet_cannot_be_counted(healthy: Snapshot) -> None:
     assert value(healthy, "fleet_count_available") == 1
     assert value(replace(healthy, fleet_counted=False), "fleet_count_available") == 0
 
 
-def test_what_has_not_happened_yet_has_no_time() -> None:
-    young = replace(PLAIN, round=RoundStatus())
-    assert not {"healthd_slurm_read_timestamp_seconds", "healthd_round_started_timestamp_seconds"} & names(young)
+def test_events_that_have_not_happened_have_no_time() -> None:
+    new_daemon = replace(PLAIN, round=RoundStatus())
+    assert not {"healthd_slurm_read_timestamp_seconds", "healthd_round_started_timestamp_seconds"} & names(new_daemon)
 
 
-def test_nobodys_drain_has_no_owner() -> None:
+def test_slurm_drained_by_is_absent_without_drain() -> None:
     assert "healthd_slurm_drained_by" not in names(replace(PLAIN, slurm=SlurmStatus(owner="none")))
 
 
-def test_a_counter_ends_in_total_once() -> None:
+def test_counter_ends_in_total_once() -> None:
     reading = Observation("gpu_ecc_errors_total", 3, ObservationKind.COUNTER, (("pci", "0000:1b:00.0"),))
     assert value(replace(PLAIN, results=(result(reading),)), "gpu_ecc_errors_total", pci="0000:1b:00.0") == 3
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         Observation("not a name", 1),
         Observation("", 1),
@@ -367,12 +379,12 @@ def test_a_counter_ends_in_total_once() -> None:
     ],
     ids=lambda o: f"{o.name} {o.kind.value} {o.labels}",
 )
-def test_an_observation_that_cannot_be_shown_is_left_out_and_counted(wrong: Observation) -> None:
+def test_invalid_observation_is_omitted_and_counted(invalid: Observation) -> None:
     """The last two cases are a duplicate series and a name that is already a gauge."""
-    snapshot = replace(PLAIN, results=(result(Observation("good", 1), wrong),))
+    snapshot = replace(PLAIN, results=(result(Observation("good", 1), invalid),))
     assert value(snapshot, "good") == 1
     assert value(snapshot, "check_observations_refused", check="gpu_ecc") == 1
-    too_many = replace(PLAIN, results=(replace(result(Observation("good", 1), wrong), dropped_observations=10),))
+    too_many = replace(PLAIN, results=(replace(result(Observation("good", 1), invalid), dropped_observations=10),))
     assert value(too_many, "check_observations_refused", check="gpu_ecc") == 11
     assert promtool(render(snapshot)) == "0"
 
@@ -391,28 +403,28 @@ observations = st.builds(
 
 @given(st.lists(observations, max_size=8))
 @settings(deadline=None)
-def test_no_observation_breaks_the_page(readings: list[Observation]) -> None:
+def test_any_observation_keeps_page_readable(readings: list[Observation]) -> None:
     snapshot = replace(PLAIN, results=(result(*readings[:4]), result(*readings[4:], check="other")))
     assert value(snapshot, "health", state="healthy") == 1
 
 
-def test_the_page_is_the_same_whatever_order_things_came_in(healthy: Snapshot) -> None:
-    turned = replace(
+def test_page_does_not_depend_on_order(healthy: Snapshot) -> None:
+    reordered = replace(
         healthy,
         results=tuple(replace(r, observations=r.observations[::-1]) for r in healthy.results[::-1]),
         outcomes=dict(reversed(healthy.outcomes.items())),
     )
-    assert render(turned) == render(healthy)
+    assert render(reordered) == render(healthy)
 
 
-def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healthy: Snapshot) -> None:
+def test_textfile_equals_page_and_is_world_readable(tmp_path: Path, healthy: Snapshot) -> None:
     path = tmp_path / "healthd.prom"
     path.write_text("old")
-    before = os.umask(0o077)  # a unit may set this umask
+    old_umask = os.umask(0o077)  # a unit may set this umask
     try:
         Worker(Setup(), Host("/")).do_write_file(WriteFile(str(path), render(healthy).decode()))
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert path.read_bytes() == render(healthy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [file.name for file in tmp_path.iterdir() if file.is_file() and file.suffix != ".toml"] == ["healthd.prom"]
@@ -421,20 +433,20 @@ def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healt
 # --- cost of healthd itself
 
 
-def test_the_page_tells_memory_and_cpu_of_the_daemon_and_its_workers() -> None:
+def test_process_families_have_memory_and_cpu_time() -> None:
     with subprocess.Popen(["sleep", "60"]) as worker:
         snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": (worker.pid,)})
         daemon_bytes, worker_bytes = (
             value(snapshot, "process_resident_memory_bytes", process=name) for name in ("daemon", "worker")
         )
-        spent = value(snapshot, "process_cpu_seconds_total", process="daemon")
+        cpu_seconds = value(snapshot, "process_cpu_seconds_total", process="daemon")
         assert value(snapshot, "process_cpu_seconds_total", process="children") >= 0
         worker.kill()
     assert daemon_bytes > 10 << 20 > worker_bytes > 0
-    assert spent > 0
+    assert cpu_seconds > 0
 
 
-def test_the_cpu_time_of_a_child_goes_on_counting_after_its_end() -> None:
+def test_children_cpu_time_includes_ended_children() -> None:
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": ()})
     assert value(snapshot, "process_cpu_seconds_total", process="children") > 0.01
@@ -442,15 +454,15 @@ def test_the_cpu_time_of_a_child_goes_on_counting_after_its_end() -> None:
 
 
 @pytest.mark.parametrize("pid", [2**22 + 1, 2**40, -1])
-def test_a_process_that_is_gone_is_left_out(pid: int) -> None:
-    found = samples(replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": (pid,)}))
-    shown = {labels for name, labels in found if name == "healthd_process_resident_memory_bytes"}
-    assert shown == {(("process", "daemon"),)}
+def test_ended_process_is_omitted(pid: int) -> None:
+    all_samples = samples(replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": (pid,)}))
+    process_labels = {labels for name, labels in all_samples if name == "healthd_process_resident_memory_bytes"}
+    assert process_labels == {(("process", "daemon"),)}
 
 
-def test_the_jobs_at_the_source_are_a_family_of_their_own() -> None:
-    standing = (condition("0000:1b:00.0", job="12,13"), condition("0000:1c:00.0"))
-    page = render(replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, standing))).decode()
+def test_condition_slurm_job_has_single_series_per_job() -> None:
+    open_conditions = (condition("0000:1b:00.0", job="12,13"), condition("0000:1c:00.0"))
+    page = render(replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, open_conditions))).decode()
     jobs = [line for line in page.splitlines() if line.startswith("healthd_condition_slurm_job{")]
     assert sorted(jobs) == [
         f'healthd_condition_slurm_job{{check="gpu_xid",code="gpu_xid/79",slurm_job="{job}",subject="0000:1b:00.0"}} 1.0'
@@ -458,10 +470,10 @@ def test_the_jobs_at_the_source_are_a_family_of_their_own() -> None:
     ]
 
 
-def test_until_when_a_person_knows_of_a_problem_is_told_while_they_do() -> None:
-    known = Ack(NOW + 7200, "cable is on its way", "ann", Severity.CRITICAL)
-    standing = (condition("0000:1b:00.0", ack=known), condition("0000:1c:00.0"))
-    page = render(replace(PLAIN, verdict=Verdict(Health.WARNING, standing))).decode()
+def test_condition_acknowledged_until_is_ack_expiry() -> None:
+    ack = Ack(NOW + 7200, "cable is on its way", "ann", Severity.CRITICAL)
+    open_conditions = (condition("0000:1b:00.0", ack=ack), condition("0000:1c:00.0"))
+    page = render(replace(PLAIN, verdict=Verdict(Health.WARNING, open_conditions))).decode()
     (line,) = [line for line in page.splitlines() if line.startswith("healthd_condition_acknowledged_until")]
     assert '_timestamp_seconds{check="gpu_xid",code="gpu_xid/79",subject="0000:1b:00.0"} ' in line
     assert float(line.split()[-1]) == NOW + 7200

@@ -39,14 +39,14 @@ print(count)
 """
 
 
-def heaps(*words: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", CROWD, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=True
+def count_heaps(*arguments: str) -> int:
+    completed = subprocess.run(
+        [sys.executable, "-c", CROWD, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, check=True
     )
-    return int(done.stdout)
+    return int(completed.stdout)
 
 
 @pytest.mark.one_python
-def test_a_crowd_at_the_page_leaves_no_heaps_of_its_threads() -> None:
-    assert heaps("no limit") > 0, "the malloc of this Python creates no thread heaps"
-    assert heaps() == 0
+def test_metrics_server_leaves_no_thread_heaps() -> None:
+    assert count_heaps("no limit") > 0, "the malloc of this Python creates no thread heaps"
+    assert count_heaps() == 0

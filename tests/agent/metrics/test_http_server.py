@@ -57,13 +57,13 @@ def get(url: str, **headers: str) -> tuple[str, bytes]:
 
 
 @functools.cache
-def page_for_good() -> str:
+def permanent_page() -> str:
     return f"http://127.0.0.1:{serve(('127.0.0.1', 0), Pages(lambda: PLAIN))[0]}"
 
 
-def client(page: str, said: bytes = b"") -> socket.socket:
+def client(page: str, data: bytes = b"") -> socket.socket:
     stream = socket.create_connection(("127.0.0.1", int(page.rpartition(":")[2])), timeout=240)
-    stream.sendall(said)
+    stream.sendall(data)
     return stream
 
 
@@ -76,37 +76,37 @@ def read_all(stream: socket.socket) -> bytes:
     return answer
 
 
-def hung_up(stream: socket.socket) -> bool:
+def is_closed(stream: socket.socket) -> bool:
     return read_all(stream) == b""
 
 
-def still_there(streams: list[socket.socket]) -> list[socket.socket]:
-    ended, _, _ = select.select(streams, [], [], 0.3)
-    return [stream for stream in streams if stream not in ended]
+def still_open(streams: list[socket.socket]) -> list[socket.socket]:
+    closed_streams, _, _ = select.select(streams, [], [], 0.3)
+    return [stream for stream in streams if stream not in closed_streams]
 
 
-def test_a_scrape_gets_the_page(page: str) -> None:
+def test_scrape_returns_page(page: str) -> None:
     content_type, body = get(f"{page}/metrics")
     assert content_type.startswith("text/plain; version=")
     assert body == render(PLAIN)
 
 
-def test_a_scrape_may_ask_for_openmetrics(page: str) -> None:
+def test_scrape_returns_openmetrics_on_request(page: str) -> None:
     content_type, body = get(f"{page}/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
-def say(page: str, request: str) -> tuple[str, dict[str, str], str]:
+def send(page: str, request: str) -> tuple[str, dict[str, str], str]:
     """Send a request without headers and return (status line, headers, body) of the answer."""
     with client(page, f"{request} HTTP/1.0\r\n\r\n".encode()) as stream:
-        head, _, body = read_all(stream).decode().partition("\r\n\r\n")
-    status, *headers = head.split("\r\n")
+        head_text, _, body = read_all(stream).decode().partition("\r\n\r\n")
+    status, *headers = head_text.split("\r\n")
     return status, {name: value for name, _, value in (header.partition(": ") for header in headers)}, body
 
 
 @pytest.mark.parametrize(
-    ("request_line", "status", "words"),
+    ("request_line", "status", "expected_text"),
     [
         ("GET /", "200 OK", "healthd on n1"),
         ("GET /?x=1", "200 OK", "version 0.1.0, mode observe"),
@@ -117,36 +117,36 @@ def say(page: str, request: str) -> tuple[str, dict[str, str], str]:
         ("DELETE /", "405 Method Not Allowed", "Only GET and HEAD."),
     ],
 )
-def test_each_page_answers_as_http_has_it_and_names_no_version_of_python(
-    page: str, request_line: str, status: str, words: str
+def test_server_answers_each_path_with_correct_status(
+    page: str, request_line: str, status: str, expected_text: str
 ) -> None:
-    line, headers, body = say(page, request_line)
+    line, headers, body = send(page, request_line)
     assert line == f"HTTP/1.0 {status}"
-    assert words in body
+    assert expected_text in body
     assert headers["Server"] == "healthd"
     assert headers["Content-Length"] == str(len(body.encode()))
     assert headers.get("Allow") == ("GET, HEAD" if status.startswith("405") else None)
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/nothing"])
-def test_head_has_the_headers_of_get_and_no_body(page: str, path: str) -> None:
-    line, headers, body = say(page, f"HEAD {path}")
-    of_get = say(page, f"GET {path}")
-    del headers["Date"], of_get[1]["Date"]
-    assert (line, headers, body) == (*of_get[:2], "")
+def test_head_returns_same_headers_as_get(page: str, path: str) -> None:
+    line, headers, body = send(page, f"HEAD {path}")
+    get_answer = send(page, f"GET {path}")
+    del headers["Date"], get_answer[1]["Date"]
+    assert (line, headers, body) == (*get_answer[:2], "")
 
 
-def test_a_broken_node_is_not_called_healthy() -> None:
+def test_healthy_page_says_unhealthy_for_broken_node() -> None:
     fault = Condition(
         "gpu_xid", "", "gpu_xid/79", "0000:61:00.0", Severity.CRITICAL, "GPU <fell> off the bus", Clears.REBOOT,
         ConditionState.OPEN, 1.0, 1.0, 1, "b",
     )  # fmt: skip
-    broken = replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (fault,), (fault,)))
-    pages = Pages(lambda: broken)
-    alive, landing = pages.answer("/-/healthy", "", False), pages.answer("/", "", False).body.decode()
-    assert alive.status == 200, "the agent is running"
-    assert b"unhealthy" in alive.body
-    assert b"healthd is healthy" not in alive.body
+    broken_node = replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (fault,), (fault,)))
+    pages = Pages(lambda: broken_node)
+    health_page, landing = pages.answer("/-/healthy", "", False), pages.answer("/", "", False).body.decode()
+    assert health_page.status == 200, "the agent is running"
+    assert b"unhealthy" in health_page.body
+    assert b"healthd is healthy" not in health_page.body
     assert "<strong>unhealthy</strong>" in landing
     assert "critical: gpu_xid/79 0000:61:00.0: GPU &lt;fell&gt; off the bus" in landing
 
@@ -158,59 +158,59 @@ def test_a_broken_node_is_not_called_healthy() -> None:
         {"mode": "drain", "slurm": SlurmStatus(problem="scontrol: not installed <here>")},
     ],
 )
-def test_a_healthy_node_whose_healthd_is_limited_is_a_warning_as_in_status(change: dict[str, Any]) -> None:
+def test_limited_healthd_is_shown_as_warning(change: dict[str, Any]) -> None:
     healthy = replace(
         PLAIN, verdict=Verdict(Health.HEALTHY, (), ()), kernel_log=KernelLogStatus("kmsg", True), mode="observe"
     )
     limited = replace(healthy, **change)
     for snapshot, health in ((healthy, "healthy"), (limited, "warning")):
-        shown = status_json(snapshot)
+        status = status_json(snapshot)
         pages = Pages(lambda snapshot=snapshot: snapshot)
         landing = pages.answer("/", "", False).body.decode()
-        assert shown["health"] == health
+        assert status["health"] == health
         assert f"Health of the node: {health} ".encode() in pages.answer("/-/healthy", "", False).body
         assert f"<strong>{health}</strong>" in landing
-        assert all(f"<li>{html.escape(limit)}</li>" in landing for limit in shown["limits"])
+        assert all(f"<li>{html.escape(limit)}</li>" in landing for limit in status["limits"])
 
 
-def test_the_first_page_leads_to_the_others_and_takes_no_html_from_a_name(page: str) -> None:
-    for path in re.findall('href="([^"]+)"', say(page, "GET /")[2]):
-        assert say(page, f"GET /{path}")[0] == "HTTP/1.0 200 OK"
+def test_landing_page_links_work_and_names_are_escaped(page: str) -> None:
+    for path in re.findall('href="([^"]+)"', send(page, "GET /")[2]):
+        assert send(page, f"GET /{path}")[0] == "HTTP/1.0 200 OK"
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: replace(PLAIN, node_name="<script>x</script>")))
-    body = say(f"http://127.0.0.1:{port}", "GET /")[2]
+    body = send(f"http://127.0.0.1:{port}", "GET /")[2]
     stop()
     assert "<script>" not in body
     assert "&lt;script&gt;" in body
 
 
-def test_each_address_has_its_own_bounds() -> None:
+def test_each_address_has_own_client_limit() -> None:
     """Many clients of one address take no place on another."""
     pages = Pages(lambda: PLAIN)
-    (crowded, stop), (free, stop_too) = (serve(("127.0.0.1", 0), pages) for _ in range(2))
+    (crowded_port, stop), (free_port, stop_free) = (serve(("127.0.0.1", 0), pages) for _ in range(2))
     with ExitStack() as crowd:
-        silent = crowd.enter_context(client(f"http://127.0.0.1:{free}"))
+        silent_client = crowd.enter_context(client(f"http://127.0.0.1:{free_port}"))
         for _ in range(2 * CLIENTS):
-            crowd.enter_context(client(f"http://127.0.0.1:{crowded}", b"GET /metr"))
-        assert get(f"http://127.0.0.1:{crowded}/metrics")[1] == render(PLAIN)
-        assert get(f"http://127.0.0.1:{free}/metrics")[1] == render(PLAIN)
-        assert still_there([silent]) == [silent]
+            crowd.enter_context(client(f"http://127.0.0.1:{crowded_port}", b"GET /metr"))
+        assert get(f"http://127.0.0.1:{crowded_port}/metrics")[1] == render(PLAIN)
+        assert get(f"http://127.0.0.1:{free_port}/metrics")[1] == render(PLAIN)
+        assert still_open([silent_client]) == [silent_client]
     stop()
-    stop_too()
+    stop_free()
 
 
-def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_client_blocks_neither_others_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CLIENT_SECONDS", 300.0)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     with socket.create_connection(("127.0.0.1", port)):
         get(f"http://127.0.0.1:{port}/metrics")
-        began = time.monotonic()
+        started = time.monotonic()
         stop()
-        assert time.monotonic() - began < 150
+        assert time.monotonic() - started < 150
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=240)
 
 
-def test_a_scrape_gets_through_a_crowd_of_slow_clients_at_once(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrape_succeeds_beside_many_slow_clients(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client sends a byte now and then, so a timeout for each read would never end it."""
     monkeypatch.setattr(http_server, "CLIENT_SECONDS", 300.0)
     with ExitStack() as crowd:
@@ -219,55 +219,55 @@ def test_a_scrape_gets_through_a_crowd_of_slow_clients_at_once(page: str, monkey
             for stream in slow:
                 with suppress(OSError):  # the server closed it
                     stream.send(b"x")
-            began = time.monotonic()
+            started = time.monotonic()
             assert get(f"{page}/metrics")[1] == render(PLAIN)
-            assert time.monotonic() - began < 150
+            assert time.monotonic() - started < 150
 
 
-def test_the_oldest_goes_for_a_new_one_first_of_those_that_have_not_asked() -> None:
-    release, asked = threading.Event(), threading.Event()
+def test_oldest_client_without_request_is_closed_first() -> None:
+    release, requested = threading.Event(), threading.Event()
 
-    def slowly() -> Snapshot:
-        asked.set()
+    def render_slowly() -> Snapshot:
+        requested.set()
         release.wait(120)
         return PLAIN
 
-    port, stop = serve(("127.0.0.1", 0), Pages(slowly))
+    port, stop = serve(("127.0.0.1", 0), Pages(render_slowly))
     page = f"http://127.0.0.1:{port}"
     with ExitStack() as crowd:
         scrape = crowd.enter_context(client(page, b"GET /metrics HTTP/1.0\r\n\r\n"))
-        assert asked.wait(60)
-        silent = [crowd.enter_context(client(page)) for _ in range(CLIENTS - 1)]
-        assert still_there(silent) == silent, "all of these have a place"
-        late = crowd.enter_context(client(page))
-        assert hung_up(silent[0]), "the oldest client without a request"
-        assert still_there([*silent[1:], late]) == [*silent[1:], late]
+        assert requested.wait(60)
+        silent_clients = [crowd.enter_context(client(page)) for _ in range(CLIENTS - 1)]
+        assert still_open(silent_clients) == silent_clients, "all of these have a place"
+        late_client = crowd.enter_context(client(page))
+        assert is_closed(silent_clients[0]), "the oldest client without a request"
+        assert still_open([*silent_clients[1:], late_client]) == [*silent_clients[1:], late_client]
         release.set()
         assert read_all(scrape).endswith(render(PLAIN)), "older, but it had sent its request"
     stop()
 
 
-def test_who_drips_is_hung_up_on_when_his_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_request_is_closed_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.5)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     with client(f"http://127.0.0.1:{port}", b"GET /") as stream:
-        began = time.monotonic()
+        started = time.monotonic()
         with suppress(OSError):
-            while time.monotonic() - began < 120:
+            while time.monotonic() - started < 120:
                 stream.send(b"x")
                 time.sleep(0.05)
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - started < 60
     stop()
 
 
-def test_a_request_without_end_is_cut_off_at_its_bound(page: str) -> None:
-    def answered(head_bytes: int) -> bytes:
+def test_oversized_request_head_is_closed(page: str) -> None:
+    def answer_to(head_bytes: int) -> bytes:
         start = b"GET /metrics HTTP/1.0\r\nX: "
         with client(page, start + b"x" * (head_bytes - len(start) - 4) + b"\r\n\r\n") as stream:
             return read_all(stream)
 
-    assert answered(MAX_HEAD_BYTES).endswith(render(PLAIN))
-    assert answered(MAX_HEAD_BYTES + 1) == b""
+    assert answer_to(MAX_HEAD_BYTES).endswith(render(PLAIN))
+    assert answer_to(MAX_HEAD_BYTES + 1) == b""
     assert get(f"{page}/metrics")[1] == render(PLAIN)
 
 
@@ -282,9 +282,7 @@ def test_a_request_without_end_is_cut_off_at_its_bound(page: str) -> None:
         "\xff\xfe",
     ],
 )
-def test_a_bad_accept_gets_the_plain_page_and_is_no_mistake_of_healthds(
-    page: str, caplog: pytest.LogCaptureFixture, accept: str
-) -> None:
+def test_invalid_accept_header_returns_plain_page(page: str, caplog: pytest.LogCaptureFixture, accept: str) -> None:
     request = f"GET /metrics HTTP/1.0\r\nAccept: {accept}\r\n\r\n".encode("latin-1")
     with caplog.at_level(logging.INFO):
         for _ in range(3):
@@ -297,7 +295,7 @@ def test_a_bad_accept_gets_the_plain_page_and_is_no_mistake_of_healthds(
     assert not guard.dropped
 
 
-def test_different_bad_accepts_are_logged_once(page: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_different_invalid_accept_headers_are_logged_once(page: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for number in range(20):
             get(f"{page}/metrics", Accept=f"application/openmetrics-text; version=a{number}")
@@ -307,44 +305,44 @@ def test_different_bad_accepts_are_logged_once(page: str, caplog: pytest.LogCapt
 
 @given(st.binary(max_size=3000))
 @settings(max_examples=60, deadline=None)
-def test_no_bytes_end_the_page(hostile: bytes) -> None:
-    with client(page_for_good(), hostile) as stream:
+def test_server_survives_any_bytes(hostile: bytes) -> None:
+    with client(permanent_page(), hostile) as stream:
         stream.shutdown(socket.SHUT_WR)
         read_all(stream)
-    assert get(f"{page_for_good()}/metrics")[1] == render(PLAIN)
+    assert get(f"{permanent_page()}/metrics")[1] == render(PLAIN)
     assert not guard.dropped
 
 
-def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_changed() -> None:
+def test_page_is_cached_for_a_second_and_rendered_again_on_change() -> None:
     """If nothing changed, only the process metrics are rendered again."""
-    made, asked, shown = [], [], [PLAIN]
+    family_calls, process_calls, current = [], [], [PLAIN]
     families, processes = metrics.families, metrics.processes
 
-    def counted(snapshot: Snapshot) -> list[Metric]:
-        made.append(snapshot)
+    def count_families(snapshot: Snapshot) -> list[Metric]:
+        family_calls.append(snapshot)
         return families(snapshot)
 
-    def read(snapshot: Snapshot) -> list[Metric]:
-        asked.append(snapshot)
+    def count_processes(snapshot: Snapshot) -> list[Metric]:
+        process_calls.append(snapshot)
         return processes(snapshot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "families", counted)
-        patch.setattr(metrics, "processes", read)
+        patch.setattr(metrics, "families", count_families)
+        patch.setattr(metrics, "processes", count_processes)
         patch.setattr(http_server, "CACHE_SECONDS", float("inf"))
-        port, stop = serve(("127.0.0.1", 0), Pages(lambda: shown[0]))
+        port, stop = serve(("127.0.0.1", 0), Pages(lambda: current[0]))
         page = f"http://127.0.0.1:{port}/metrics"
         for _ in range(5):
             get(page)
-        assert (made, asked) == ([PLAIN], [PLAIN])
-        shown[0] = replace(PLAIN, node_name="n2", mode="act")
+        assert (family_calls, process_calls) == ([PLAIN], [PLAIN])
+        current[0] = replace(PLAIN, node_name="n2", mode="act")
         get(page)
-        assert (made, asked) == ([PLAIN, shown[0]], [PLAIN, shown[0]])
+        assert (family_calls, process_calls) == ([PLAIN, current[0]], [PLAIN, current[0]])
         patch.setattr(http_server, "CACHE_SECONDS", 0.0)
         for _ in range(3):
             get(page)
         stop()
-    assert (made, asked) == ([PLAIN, shown[0]], [PLAIN] + 4 * [shown[0]])
+    assert (family_calls, process_calls) == ([PLAIN, current[0]], [PLAIN] + 4 * [current[0]])
 
 
 SNAPSHOTS = st.builds(
@@ -359,14 +357,14 @@ SNAPSHOTS = st.builds(
 
 @given(st.lists(st.tuples(SNAPSHOTS, st.booleans(), st.booleans()), min_size=1, max_size=12))
 @settings(deadline=None)
-def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, bool, bool]]) -> None:
+def test_cached_page_equals_new_page(requests: list[tuple[Snapshot, bool, bool]]) -> None:
     """Each form is requested twice in any order, so that the second answer comes from the cache."""
-    shown = [PLAIN]
-    pages = Pages(lambda: shown[0])
+    current = [PLAIN]
+    pages = Pages(lambda: current[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_server, "CACHE_SECONDS", 0.0)
-        for snapshot, openmetrics, zipped in (twice for each in asked for twice in (each, each)):
-            shown[0] = snapshot
+        for snapshot, openmetrics, zipped in (repeated for request in requests for repeated in (request, request)):
+            current[0] = snapshot
             answer = pages.answer("/metrics", http_server.OPENMETRICS if openmetrics else "", zipped)
             body = gzip.decompress(answer.body) if zipped else answer.body
             if openmetrics:
@@ -377,26 +375,26 @@ def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, 
                 assert body == render(snapshot)
 
 
-def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_changed(
+def test_process_metrics_are_read_for_each_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_server, "CACHE_SECONDS", 0.0)
     snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),)})
     pages = Pages(lambda: snapshot)
 
-    def spent(zipped: bool) -> float:
+    def cpu_seconds(zipped: bool) -> float:
         body = pages.answer("/metrics", "", zipped).body
         text = (gzip.decompress(body) if zipped else body).decode()
-        found = re.search(r'^healthd_process_cpu_seconds_total\{process="daemon"\} (.*)$', text, re.MULTILINE)
-        assert found
-        return float(found[1])
+        match = re.search(r'^healthd_process_cpu_seconds_total\{process="daemon"\} (.*)$', text, re.MULTILINE)
+        assert match
+        return float(match[1])
 
     for zipped in (False, True):
-        before = spent(zipped)
-        worked = time.process_time()
-        while time.process_time() < worked + 0.05:  # a few ticks of the kernel's clock
+        first_value = cpu_seconds(zipped)
+        cpu_start = time.process_time()
+        while time.process_time() < cpu_start + 0.05:  # a few ticks of the kernel's clock
             pass
-        assert spent(zipped) > before
+        assert cpu_seconds(zipped) > first_value
 
 
 @pytest.mark.parametrize(
@@ -414,7 +412,7 @@ def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_change
         ("text/plain;version=0.0.4,application/openmetrics-text;version=1.0.0", True),
     ],
 )
-def test_openmetrics_is_given_to_who_offers_to_read_it(accept: str, openmetrics: bool) -> None:
+def test_choose_encoder_follows_accept_header(accept: str, openmetrics: bool) -> None:
     """prometheus-client chooses the same way."""
     assert choose_encoder(accept)[1].startswith(http_server.OPENMETRICS) is openmetrics
     answer = Pages(lambda: PLAIN).answer("/metrics", accept, zipped=False)
@@ -422,7 +420,7 @@ def test_openmetrics_is_given_to_who_offers_to_read_it(accept: str, openmetrics:
     assert answer.body.endswith(b"# EOF\n") is openmetrics
 
 
-def test_a_client_that_can_unzip_gets_fewer_bytes_of_the_same_page(page: str) -> None:
+def test_gzip_is_sent_on_request(page: str) -> None:
     with urllib.request.urlopen(
         urllib.request.Request(f"{page}/metrics", headers={"Accept-Encoding": "gzip"}), timeout=240
     ) as answer:
@@ -430,17 +428,17 @@ def test_a_client_that_can_unzip_gets_fewer_bytes_of_the_same_page(page: str) ->
         assert gzip.decompress(answer.read()) == render(PLAIN)
 
 
-def test_a_port_in_use_is_one_sentence(page: str) -> None:
+def test_serve_reports_port_in_use(page: str) -> None:
     port = int(page.rpartition(":")[2])
     with pytest.raises(OSError, match=rf"metrics.listen: cannot listen on 127.0.0.1:{port}: Address already in use"):
         serve(("127.0.0.1", port), Pages(lambda: PLAIN))
 
 
-def test_a_page_that_cannot_be_made_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Snapshot:
+def test_error_in_page_is_logged_in_single_line(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Snapshot:
         raise RuntimeError("dictionary changed size during iteration")
 
-    port, stop = serve(("127.0.0.1", 0), Pages(broken))
+    port, stop = serve(("127.0.0.1", 0), Pages(fail))
     with caplog.at_level(logging.ERROR), pytest.raises(ConnectionError):
         get(f"http://127.0.0.1:{port}/metrics")
     stop()

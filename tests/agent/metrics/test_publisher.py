@@ -25,7 +25,7 @@ def verdict(publisher: Publisher) -> str:
     return (Path(publisher.settings.runtime_dir) / VERDICT_FILE).read_text()
 
 
-def test_the_verdict_is_written_when_its_word_changes_and_after_each_round(publisher: Publisher) -> None:
+def test_verdict_file_is_written_on_change_and_after_each_round(publisher: Publisher) -> None:
     assert publisher.publish(PLAIN, drain=False, until=NOW + 10, round_ended=False)
     first = verdict(publisher)
     assert not publisher.publish(PLAIN, drain=False, until=NOW + 20, round_ended=False)
@@ -36,14 +36,14 @@ def test_the_verdict_is_written_when_its_word_changes_and_after_each_round(publi
     assert publisher.verdict_word == verdict(publisher).split()[0] == "drain"
 
 
-def test_what_is_shown_is_the_last_also_where_the_verdict_is_not_written_anew(publisher: Publisher) -> None:
+def test_publish_updates_snapshot_without_new_verdict_file(publisher: Publisher) -> None:
     publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
     later = replace(PLAIN, now=NOW + 5)
     assert not publisher.publish(later, drain=False, until=NOW, round_ended=False)
     assert publisher.snapshot is later
 
 
-def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
+def test_verdict_write_error_is_reported_and_retried(
     publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / VERDICT_FILE).mkdir()
@@ -54,48 +54,48 @@ def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
     assert not publisher.verdict_problem
 
 
-@pytest.mark.parametrize(("before", "after"), [("ok", "drain"), ("drain", "ok")])
+@pytest.mark.parametrize(("first_word", "second_word"), [("ok", "drain"), ("drain", "ok")])
 def test_verdict_is_overwritten_when_no_new_file_can_be_made(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, first_word: str, second_word: str
 ) -> None:
-    publisher.publish(PLAIN, drain=before == "drain", until=NOW + 10**9, round_ended=True)
+    publisher.publish(PLAIN, drain=first_word == "drain", until=NOW + 10**9, round_ended=True)
 
-    def full(*_: object, **__: object) -> None:
+    def fail_no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", full)
-    publisher.publish(PLAIN, drain=after == "drain", until=NOW + 20, round_ended=True)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", fail_no_space)
+    publisher.publish(PLAIN, drain=second_word == "drain", until=NOW + 20, round_ended=True)
     word, expires, *_ = verdict(publisher).splitlines()[0].split()
-    assert (word, int(expires)) == (after, int(NOW) + 20)
+    assert (word, int(expires)) == (second_word, int(NOW) + 20)
     assert not publisher.verdict_problem
 
 
-@pytest.mark.parametrize(("before", "stays"), [("ok", False), ("drain", True)])
-def test_verdict_that_admits_jobs_is_removed_when_it_cannot_be_written(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, before: str, stays: bool
+@pytest.mark.parametrize(("first_word", "is_kept"), [("ok", False), ("drain", True)])
+def test_verdict_that_admits_jobs_is_removed_if_not_writable(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, first_word: str, is_kept: bool
 ) -> None:
-    publisher.publish(PLAIN, drain=before == "drain", until=NOW + 10, round_ended=True)
+    publisher.publish(PLAIN, drain=first_word == "drain", until=NOW + 10, round_ended=True)
 
-    def broken(*_: object, **__: object) -> None:
+    def fail_io(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", broken)
-    monkeypatch.setattr("healthd.agent.metrics.publisher.overwrite_file", broken)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", fail_io)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.overwrite_file", fail_io)
     publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=True)
-    assert (Path(publisher.settings.runtime_dir) / VERDICT_FILE).exists() == stays
+    assert (Path(publisher.settings.runtime_dir) / VERDICT_FILE).exists() == is_kept
     assert publisher.verdict_problem
 
 
-def test_news_is_what_the_shown_rests_on_and_has_changed(publisher: Publisher) -> None:
+def test_has_changed_compares_with_last_value(publisher: Publisher) -> None:
     assert publisher.has_changed(("healthy", 1))
     assert not publisher.has_changed(("healthy", 1))
     assert publisher.has_changed(("healthy", 2))
 
 
-def test_metrics_that_nobody_wants_are_not_served(tmp_path: Path) -> None:
-    quiet = Settings(runtime_dir=str(tmp_path))
-    quiet = replace(quiet, metrics=replace(quiet.metrics, listen="off"))
-    publisher = Publisher(quiet)
+def test_metrics_are_not_served_with_listen_off(tmp_path: Path) -> None:
+    settings = Settings(runtime_dir=str(tmp_path))
+    settings = replace(settings, metrics=replace(settings.metrics, listen="off"))
+    publisher = Publisher(settings)
     publisher.serve_metrics()
     assert (publisher._pages, publisher.metrics_problems) == (None, ())
     publisher.close()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import ENDS_VARY
+from fakes import CODES_WITH_VARIABLE_ENDING
 from msgspec.structs import replace
 
 from healthd.agent.conditions.absorb import absorb_events, absorb_result
@@ -47,39 +47,41 @@ POWER = re.compile(r"[Pp]ower the node off|[Pp]ower-cycle|with the power off")
 PCI = "0000:61:00.0"
 
 
-def check_of(code):
+def get_check(code):
     return CHECKS[code.partition("/")[0]]
 
 
-def worst_of(code):
-    return replace(possible_findings(code, TEXTS[code], check_of(code).config())[0], subject=PCI)
+def worst_finding(code):
+    return replace(possible_findings(code, TEXTS[code], get_check(code).config())[0], subject=PCI)
 
 
-def condition_of(code, finding):
+def make_condition(code, finding):
     """Return the condition that the ledger makes of a finding, from a run or from a kernel line."""
-    check = check_of(code).name
-    if check_of(code).reads_kernel_log and not check_of(code).has_run:
+    check = get_check(code).name
+    if get_check(code).reads_kernel_log and not get_check(code).has_run:
         event = KernelEvent("", time=1.0, last_time=1.0, sequence=1)
-        (made,) = absorb_events(
+        (condition,) = absorb_events(
             {}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), "b", ()
         ).values()
-        return made
-    (made,) = absorb_result({}, CheckResult(check, "", Outcome.COMPLETED, 1.0, 0.0, (finding,)), 2, "b", ()).values()
-    return made
+        return condition
+    (condition,) = absorb_result(
+        {}, CheckResult(check, "", Outcome.COMPLETED, 1.0, 0.0, (finding,)), 2, "b", ()
+    ).values()
+    return condition
 
 
 def status_document(code):
-    made = condition_of(code, replace(worst_of(code), confirm_seconds=0.0))
-    assert isinstance(made, Condition)
-    return condition_json(made, registry.remedies(CHECKS, [code]))
+    condition = make_condition(code, replace(worst_finding(code), confirm_seconds=0.0))
+    assert isinstance(condition, Condition)
+    return condition_json(condition, registry.remedies(CHECKS, [code]))
 
 
-def explained(code):
-    return explanation.code_document(f"{code} {PCI}", code, PCI, TEXTS[code], check_of(code), NodeContext(None))
+def explain_document(code):
+    return explanation.code_document(f"{code} {PCI}", code, PCI, TEXTS[code], get_check(code), NodeContext(None))
 
 
 @pytest.fixture(scope="module")
-def listed():
+def listed_codes():
     from healthd.cli.explain import codes_json
 
     return {row["code"]: row for row in codes_json(CHECKS)}
@@ -94,55 +96,55 @@ def pages():
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("code", sorted(TEXTS))
-def test_every_text_prints_the_same_ending(code, listed, pages):
+def test_every_text_prints_same_ending(code, listed_codes, pages):
     document = status_document(code)
-    general = finding_ending(worst_of(code))
-    part = ending_text(document["clears"], document["window_seconds"], repaired=f"healthd repaired {code} {PCI}")
-    assert listed[code]["ends"] == general
+    general = finding_ending(worst_finding(code))
+    part_ending = ending_text(document["clears"], document["window_seconds"], repaired=f"healthd repaired {code} {PCI}")
+    assert listed_codes[code]["ends"] == general
     assert f"| `{code}` |" in pages["checks"]
     (row,) = (line for line in pages["checks"].splitlines() if line.startswith(f"| `{code}` |"))
     assert row.split(" | ")[2] == general
-    told = explained(code)["ends"]
-    clear_after = check_of(code).config().clear_after
+    explained_ending = explain_document(code)["ends"]
+    clear_after = get_check(code).config().clear_after
     command = f"healthd repaired {code} {PCI}"
-    ending = finding_ending(worst_of(code), clear_after, command)
-    stop = "" if ending.endswith(command) else "."
-    assert told.split("\n")[0] == f"Clears after {ending}{stop}"
-    story = render._condition_text({**document, "since": 0.0, "last_seen": 0.0}, 1.0)
-    assert story.endswith(f"clears after: {part}")
-    book = " ".join(pages["runbooks"][code].replace("\\", "").split())
-    assert finding_ending(worst_of(code), clear_after, f"healthd repaired {code} PART") in book
+    ending = finding_ending(worst_finding(code), clear_after, command)
+    final_stop = "" if ending.endswith(command) else "."
+    assert explained_ending.split("\n")[0] == f"Clears after {ending}{final_stop}"
+    status_text = render._condition_text({**document, "since": 0.0, "last_seen": 0.0}, 1.0)
+    assert status_text.endswith(f"clears after: {part_ending}")
+    runbook_text = " ".join(pages["runbooks"][code].replace("\\", "").split())
+    assert finding_ending(worst_finding(code), clear_after, f"healthd repaired {code} PART") in runbook_text
 
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("code", sorted(TEXTS))
-def test_status_explain_and_runbook_offer_the_same_commands(code, pages):
-    in_runbook = pages["runbooks"][code]
+def test_status_explain_and_runbook_offer_same_commands(code, pages):
+    runbook = pages["runbooks"][code]
     document = status_document(code)
     steps = list(next_steps(document, [document], ()))[1:]
-    told = [(step["when"], step["command"]) for step in explained(code)["steps"]]
+    explained_steps = [(step["when"], step["command"]) for step in explain_document(code)["steps"]]
     if TEXTS[code].line_decides:
-        assert told == []
-        assert "**Commands.**" not in in_runbook
+        assert explained_steps == []
+        assert "**Commands.**" not in runbook
         return
-    assert steps == told
+    assert steps == explained_steps
     commands = [command for _, command in steps]
     for command in commands:
-        assert f"`{command.replace(PCI, 'PCI')}`" in in_runbook or f"`{command.replace(PCI, 'PART')}`" in in_runbook
-    destroying = [place for place, command in enumerate(commands) if DESTROYS.match(command)]
+        assert f"`{command.replace(PCI, 'PCI')}`" in runbook or f"`{command.replace(PCI, 'PART')}`" in runbook
+    destructive_steps = [index for index, command in enumerate(commands) if DESTROYS.match(command)]
     if commands[-1:] and commands[-1].startswith("healthd repaired") and TEXTS[code].severity >= Severity.DEGRADED:
-        destroying = [len(commands) - 1]  # the part is repaired with the power off
-    assert not destroying or commands.index("healthd record") < destroying[0]
+        destructive_steps = [len(commands) - 1]  # the part is repaired with the power off
+    assert not destructive_steps or commands.index("healthd record") < destructive_steps[0]
     assert all("PCI" not in command and "PART" not in command for command in commands)
 
 
 @pytest.mark.parametrize("code", sorted(TEXTS))
-def test_the_advice_in_words_is_that_of_the_commands(code):
+def test_advice_text_matches_commands(code):
     text = TEXTS[code]
     remedy = condition_remedy(
         text.clears.name.lower(), text.severity.name.lower(), text.remedy.value if text.remedy else ""
     )
-    todo = explained(code)["todo"]
+    todo = explain_document(code)["todo"]
     if remedy == "power_cycle" or text.remedy is Remedy.POWER_CYCLE:
         assert POWER.search(todo), todo
     elif remedy == "reboot":
@@ -155,15 +157,15 @@ def test_the_advice_in_words_is_that_of_the_commands(code):
     assert "repaired CODE" not in todo
 
 
-def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
+def test_switch_warning_ends_with_time_and_says_so(capsys):
     """The condition expired after a day, while every text named a reboot."""
     event = KernelEvent("sxid", "12028", "0000:05:00.0", 1.0, "", last_time=1.0, sequence=1, boot_id="b")
     ((finding,),) = (CHECKS["sxid"].correlate([event], Inventory(), CHECKS["sxid"].config())[0],)
-    standing = absorb_events({}, "sxid", [finding], {1: event}, frozenset({1}), "b", ())
-    standing = after_quiet_time(standing, 24 * 3600.0 - 1, True, 24 * 3600.0)
-    assert [c.state for c in standing.values()] == [ConditionState.OPEN]
-    (over,) = after_quiet_time(standing, 2.0, True, 24 * 3600.0 + 2).values()
-    assert (over.state, over.cleared_by) == (ConditionState.CLEARED, "window")
+    open_conditions = absorb_events({}, "sxid", [finding], {1: event}, frozenset({1}), "b", ())
+    open_conditions = after_quiet_time(open_conditions, 24 * 3600.0 - 1, True, 24 * 3600.0)
+    assert [c.state for c in open_conditions.values()] == [ConditionState.OPEN]
+    (cleared_condition,) = after_quiet_time(open_conditions, 2.0, True, 24 * 3600.0 + 2).values()
+    assert (cleared_condition.state, cleared_condition.cleared_by) == (ConditionState.CLEARED, "window")
     assert main(["explain", "--json", "sxid/12028"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ends"].startswith("Clears after 24 h without a repeat, or a reboot.")
@@ -183,33 +185,33 @@ def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
         ("operator", 3600.0, 0, "60 min without a repeat, or healthd repaired CODE PART"),
     ],
 )
-def test_ends_names_the_time_and_the_cause(clears, window, clear_after, expected):
+def test_ending_text_names_time_and_cause(clears, window, clear_after, expected):
     assert ending_text(clears, window, clear_after) == expected
 
 
-def test_every_ending_and_remedy_has_words():
+def test_every_ending_and_remedy_has_text():
     for clears in Clears:
         assert ending_text(clears.name.lower())
         for severity in Severity:
             assert condition_remedy(clears.name.lower(), severity.name.lower()) in {remedy.value for remedy in Remedy}
 
 
-def test_codes_whose_lines_decide_what_ends_them_exist():
-    assert set(TEXTS) >= ENDS_VARY
+def test_codes_with_varying_ending_exist():
+    assert set(TEXTS) >= CODES_WITH_VARIABLE_ENDING
 
 
-def test_the_page_of_a_drained_node_gives_the_same_advice():
+def test_drained_page_gives_same_advice():
     """The table names the first action. The page once named a power cycle where status named a reboot."""
     page = (ROOT / "docs/drained.md").read_text("utf-8")
-    words = {Remedy.POWER_CYCLE: "power cycle", Remedy.REBOOT: "reboot", Remedy.GPU_RESET: "reset the GPU"}
+    remedy_texts = {Remedy.POWER_CYCLE: "power cycle", Remedy.REBOOT: "reboot", Remedy.GPU_RESET: "reset the GPU"}
     rows = [line for line in page.splitlines() if line.startswith("| [") and "runbooks/" in line]
     assert rows
     for row in rows:
-        first = row.split(" | ")[1].lower()
+        first_action = row.split(" | ")[1].lower()
         for code in re.findall(r"\[([a-z_0-9]+/[a-z_0-9]+)\]\(runbooks", row):
             document = status_document(code)
             remedy = Remedy(document["remedy"])
-            for other, text in words.items():
-                if remedy in words:
-                    assert (text.lower() in first) == (other is remedy), (code, row)
+            for other_remedy, text in remedy_texts.items():
+                if remedy in remedy_texts:
+                    assert (text.lower() in first_action) == (other_remedy is remedy), (code, row)
     assert page.index("## 4. Save the evidence") < page.index("## 5. Repair")

@@ -18,8 +18,8 @@ SAVE = ("first, save the evidence", "healthd record")
 
 
 def condition(**changes: Any) -> dict[str, Any]:
-    told = {"check": "gpu_xid", "code": "gpu_xid/79", "subject": "0000:61:00.0", "severity": "critical"}
-    return {**told, "clears": "reboot", "state": "open", "history": False, "observed": False, **changes}
+    defaults = {"check": "gpu_xid", "code": "gpu_xid/79", "subject": "0000:61:00.0", "severity": "critical"}
+    return {**defaults, "clears": "reboot", "state": "open", "history": False, "observed": False, **changes}
 
 
 def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[tuple[str, str]]:
@@ -57,23 +57,23 @@ def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[
         ({"observed": True}, []),
     ],
 )  # fmt: skip
-def test_what_ends_a_condition_says_what_is_typed_after_its_explanation(changes, expected):
+def test_next_steps_depend_on_ending_and_state(changes, expected):
     assert steps(**changes) == expected
 
 
-def test_the_explanation_comes_first():
+def test_next_steps_start_with_explain():
     c = condition()
     assert next(iter(next_steps(c, [c], ()))) == ("next", "healthd explain gpu_xid/79 0000:61:00.0")
 
 
-def test_of_several_with_one_code_the_one_of_the_whole_node_is_named_as_such():
+def test_repaired_command_for_whole_node_has_empty_part():
     node, part = condition(subject="", clears="operator"), condition(clears="operator")
     assert repaired_command(node, [node]) == "healthd repaired gpu_xid/79"
     assert repaired_command(node, [node, part]) == "healthd repaired gpu_xid/79 ''"
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_no_text_of_a_condition_becomes_a_command_or_another_argument(code, subject):
+def test_condition_text_becomes_no_command_or_argument(code, subject):
     c = condition(code=f"a/{code}", subject=subject, clears="operator")
     for _, command in next_steps(c, [c], ()):
         assert command.isprintable()
@@ -82,18 +82,18 @@ def test_no_text_of_a_condition_becomes_a_command_or_another_argument(code, subj
     assert [command for _, command in next_steps(reset, [reset], ())][-1].startswith("nvidia-smi --gpu-reset")
     parser = Parser("repaired", "", "")
     COMMANDS["repaired"].flags(parser)
-    typed = parser.parse_args(shlex.split(repaired_command(c))[2:])
-    told = "".join(x if x.isprintable() else "?" for x in subject)
-    assert (typed.part or "") == told
-    assert typed.code == "a/" + "".join(x if x.isprintable() else "?" for x in code)
+    parsed = parser.parse_args(shlex.split(repaired_command(c))[2:])
+    printable_subject = "".join(character if character.isprintable() else "?" for character in subject)
+    assert (parsed.part or "") == printable_subject
+    assert parsed.code == "a/" + "".join(character if character.isprintable() else "?" for character in code)
 
 
 @pytest.mark.parametrize(
     "subject", ["/mnt/a b", "$(touch x)", "`id`", "a;b", "it's", '"', "-rf", "a\nb", "!x", "*", "#a"]
 )
-def test_a_shell_gets_the_part_as_one_word(subject, tmp_path):
+def test_shell_passes_part_as_single_argument(subject, tmp_path):
     c = condition(subject=subject, clears="operator")
     script = "healthd() { printf '%s\\n' \"$@\"; }\n" + repaired_command(c)
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=240)
-    assert done.stdout.splitlines()[-1] == subject.replace("\n", "?")
+    completed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    assert completed.stdout.splitlines()[-1] == subject.replace("\n", "?")
     assert list(tmp_path.iterdir()) == []

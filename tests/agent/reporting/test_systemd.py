@@ -25,96 +25,94 @@ from healthd.host.journald import journal_entry
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """Return the notify socket of the service manager."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(tmp_path / "notify"))
-        listening.settimeout(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        yield listening
+        yield listener
 
 
-def received(listening: socket.socket) -> list[str]:
-    return listening.recv(1 << 16).decode().split("\n")
+def received(listener: socket.socket) -> list[str]:
+    return listener.recv(1 << 16).decode().split("\n")
 
 
-def test_ready_comes_with_a_status_line(manager: socket.socket) -> None:
+def test_ready_sends_status_line(manager: socket.socket) -> None:
     systemd.ready("healthy, 11 checks")
     assert received(manager) == ["READY=1", "STATUS=healthy, 11 checks"]
 
 
-def test_a_status_is_one_line_whatever_it_says(manager: socket.socket) -> None:
+def test_status_is_single_line(manager: socket.socket) -> None:
     systemd.status("GPU is\nREADY=1 lost")
     assert received(manager) == ["STATUS=GPU is READY=1 lost"]
 
 
-def test_the_watchdog_and_the_end_are_told(manager: socket.socket) -> None:
+def test_watchdog_and_stopping_are_sent(manager: socket.socket) -> None:
     systemd.watchdog()
     systemd.stopping()
     assert [received(manager), received(manager)] == [["WATCHDOG=1"], ["STOPPING=1"]]
 
 
-def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
+def test_reloading_sends_monotonic_time(manager: socket.socket) -> None:
     systemd.reloading()
     first, second = received(manager)
     assert first == "RELOADING=1"
     assert re.fullmatch(r"MONOTONIC_USEC=[0-9]+", second)
 
 
-def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_without_service_manager_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     systemd.ready()
 
 
-def test_a_service_manager_that_is_gone_is_logged_and_no_more(
-    manager: socket.socket, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_send_failure_is_logged(manager: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     manager.close()
     systemd.watchdog()
     assert "cannot notify the service manager" in caplog.text
 
 
-def fill_the_queue() -> None:
+def fill_queue() -> None:
     with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
         contextlib.suppress(BlockingIOError),
     ):
         while True:
-            other.sendto(b"STATUS=of another service", os.environ["NOTIFY_SOCKET"])
+            sender.sendto(b"STATUS=of another service", os.environ["NOTIFY_SOCKET"])
 
 
-def test_a_service_manager_that_does_not_read_is_never_waited_for(
+def test_full_queue_does_not_block(
     manager: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 120.0)
-    fill_the_queue()
-    began = time.monotonic()
+    fill_queue()
+    started = time.monotonic()
     systemd.watchdog()
     systemd.status("healthy")
-    assert time.monotonic() - began < systemd.SEND_TIMEOUT_SECONDS
+    assert time.monotonic() - started < systemd.SEND_TIMEOUT_SECONDS
     assert "cannot notify the service manager" in caplog.text
     monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 0.5)
-    began = time.monotonic()
+    started = time.monotonic()
     systemd.ready()
-    assert time.monotonic() - began < 120
+    assert time.monotonic() - started < 120
 
 
-def test_ready_waits_a_moment_for_a_full_queue(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_waits_for_full_queue(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 120.0)
-    fill_the_queue()
-    told = threading.Thread(target=systemd.ready)
-    told.start()
+    fill_queue()
+    thread = threading.Thread(target=systemd.ready)
+    thread.start()
     while (lines := received(manager)) != ["READY=1"]:
         assert lines == ["STATUS=of another service"]
-    told.join()
+    thread.join()
 
 
-def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abstract_socket_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"healthd-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(f"\0{name}")
-        listening.settimeout(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{name}")
+        listener.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         systemd.watchdog()
-        assert received(listening) == ["WATCHDOG=1"]
+        assert received(listener) == ["WATCHDOG=1"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, None, None),
     ],
 )
-def test_the_watchdog_time_is_ours_only(
+def test_watchdog_seconds_applies_only_to_own_pid(
     monkeypatch: pytest.MonkeyPatch, usec: str | None, pid: str | None, seconds: float | None
 ) -> None:
     for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", str(os.getpid()) if pid == "ours" else pid)):
@@ -138,7 +136,7 @@ def test_the_watchdog_time_is_ours_only(
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1s", "1_0", "٣"])
-def test_a_nonsense_watchdog_time_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_watchdog_seconds_rejects_invalid_value(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", text)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     with pytest.raises(ValueError, match=r'^WATCHDOG_USEC: must be a number of microseconds, got ".*"$'):
@@ -149,35 +147,35 @@ def parse_entry(data: bytes) -> dict[str, bytes]:
     """Return the fields of an entry as journald reads them."""
     fields = {}
     while data:
-        line, _, rest = data.partition(b"\n")
-        name, equals, value = line.partition(b"=")
-        if equals:
-            data = rest
+        line, _, remaining = data.partition(b"\n")
+        name, separator, value = line.partition(b"=")
+        if separator:
+            data = remaining
         else:
-            size = int.from_bytes(rest[:8], "little")
-            value, data = rest[8 : 8 + size], rest[9 + size :]
+            size = int.from_bytes(remaining[:8], "little")
+            value, data = remaining[8 : 8 + size], remaining[9 + size :]
         fields[name.decode()] = value
     return fields
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True), st.text()))
-def test_journald_reads_every_field_as_it_was(fields: dict[str, str]) -> None:
-    read = parse_entry(journal_entry(fields))
-    assert read == {name: value.encode("utf-8", "replace") for name, value in fields.items()}
+def test_journal_entry_is_read_back(fields: dict[str, str]) -> None:
+    parsed = parse_entry(journal_entry(fields))
+    assert parsed == {name: value.encode("utf-8", "replace") for name, value in fields.items()}
 
 
-def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> None:
+def test_journal_sender_does_not_block_on_full_queue(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
         send = systemd.JournalSender(str(tmp_path / "journal"))
-        sent = 0
+        sent_count = 0
         while not send.lost:  # a blocking sender would hang here
             send("a line" * 1000)
-            sent += 1
+            sent_count += 1
         send("one more")
         lost = send.lost
         assert lost == 2
-        for _ in range(sent - 1):
+        for _ in range(sent_count - 1):
             journald.recv(1 << 16)
         send("the journal is back")
         assert parse_entry(journald.recv(1 << 16))["MESSAGE"] == (
@@ -186,13 +184,13 @@ def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> Non
         assert send.lost == 0
 
 
-def test_a_journal_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_journal_sender_without_journal_counts_lost_line(tmp_path: Path) -> None:
     send = systemd.JournalSender(str(tmp_path / "journal"))
     send("no journal")
     assert send.lost == 1
 
 
-def test_a_log_record_arrives_with_priority_and_fields(tmp_path: Path) -> None:
+def test_log_record_has_priority_and_fields(tmp_path: Path) -> None:
     journal = pytest.importorskip("systemd.journal")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
@@ -206,7 +204,7 @@ def test_a_log_record_arrives_with_priority_and_fields(tmp_path: Path) -> None:
     assert all(name.isupper() for name in fields)
 
 
-CHOICE = """
+HANDLER_CHOICE = """
 import os, sys
 stderr = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{stderr.st_dev}:{stderr.st_ino + int(sys.argv[1])}"
@@ -216,13 +214,13 @@ print(type(systemd.log_handler()).__name__, "systemd" in sys.modules)
 
 
 @pytest.mark.parametrize(("shift", "expected"), [("0", "JournalHandler True"), ("1", "StreamHandler False")])
-def test_the_log_goes_to_the_journal_only_if_stderr_does(shift: str, expected: str) -> None:
-    command = [sys.executable, "-c", CHOICE, shift]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.strip() == expected
+def test_log_handler_uses_journal_only_if_stderr_does(shift: str, expected: str) -> None:
+    command = [sys.executable, "-c", HANDLER_CHOICE, shift]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert completed.stdout.strip() == expected
 
 
-def test_on_a_terminal_the_log_is_plain_text() -> None:
+def test_log_on_terminal_is_plain_text() -> None:
     program = """
 import logging
 from healthd.agent.reporting import systemd
@@ -231,11 +229,11 @@ logging.info('two GPUs')
 """
     environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
-    assert done.stderr == "INFO: two GPUs\n"
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
+    assert completed.stderr == "INFO: two GPUs\n"
 
 
-def test_no_name_of_a_process_begins_a_line_of_the_log(capfd, monkeypatch):
+def test_log_handler_escapes_control_characters(capfd, monkeypatch):
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     handler = systemd.log_handler()
     name = "sh\x1b[2J\nERROR: healthd: node is fine\r\x9b1m"
@@ -243,14 +241,14 @@ def test_no_name_of_a_process_begins_a_line_of_the_log(capfd, monkeypatch):
     assert capfd.readouterr().err == "WARNING: process sh?[2J?ERROR: healthd: node is fine??1m hangs\n"
 
 
-def test_a_traceback_keeps_its_lines_and_none_of_them_looks_like_another_message(capfd, monkeypatch):
+def test_log_handler_indents_traceback(capfd, monkeypatch):
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     handler = systemd.log_handler()
     try:
         raise ValueError("a\x1b[1m\nERROR: forged")
     except ValueError as error:
-        about = (type(error), error, error.__traceback__)
-    handler.emit(logging.makeLogRecord({"levelname": "ERROR", "msg": "dropped", "exc_info": about}))
+        exc_info = (type(error), error, error.__traceback__)
+    handler.emit(logging.makeLogRecord({"levelname": "ERROR", "msg": "dropped", "exc_info": exc_info}))
     first, *rest = capfd.readouterr().err.splitlines()
     assert first == "ERROR: dropped"
     assert len(rest) > 2

@@ -8,23 +8,23 @@ from healthd.agent.reporting.status import verdict_line
 from healthd.common.model import ConditionState, Health, Severity, Verdict
 from tests.docs.test_json_doc import CONDITION, SNAPSHOT
 
-KNOWN = replace(CONDITION, code="gpu_xid/79", subject="0000:1b:00.0", state=ConditionState.ACKNOWLEDGED)
+ACKNOWLEDGED_FAULT = replace(CONDITION, code="gpu_xid/79", subject="0000:1b:00.0", state=ConditionState.ACKNOWLEDGED)
 CAUSE = replace(CONDITION, severity=Severity.DEGRADED)
 
 
-def test_a_refusal_names_its_cause_and_not_a_worse_fault_that_an_operator_knows() -> None:
-    snapshot = replace(SNAPSHOT, verdict=Verdict(Health.DEGRADED, (KNOWN, CAUSE), (CAUSE,)))
+def test_verdict_line_names_cause_and_not_acknowledged_fault() -> None:
+    snapshot = replace(SNAPSHOT, verdict=Verdict(Health.DEGRADED, (ACKNOWLEDGED_FAULT, CAUSE), (CAUSE,)))
     assert verdict_line(snapshot, True, 900.0) == "drain 900 mount/missing /data: /data is not mounted\n"
 
 
-def test_what_drains_nothing_is_named_by_the_worst_that_stands() -> None:
-    snapshot = replace(SNAPSHOT, verdict=Verdict(Health.WARNING, (KNOWN,)))
+def test_verdict_line_without_drain_names_worst_open_condition() -> None:
+    snapshot = replace(SNAPSHOT, verdict=Verdict(Health.WARNING, (ACKNOWLEDGED_FAULT,)))
     assert verdict_line(snapshot, False, 900.0).startswith("warning 900 gpu_xid/79 0000:1b:00.0: ")
 
 
-def test_it_is_one_line_of_printable_ascii_whatever_a_check_found() -> None:
-    odd = replace(CAUSE, message="a\nb\x1b[2J\u00e9" + "x" * 9999)
-    line = verdict_line(replace(SNAPSHOT, verdict=Verdict(Health.DEGRADED, (odd,), (odd,))), True, 900.0)
+def test_verdict_line_is_single_ascii_line() -> None:
+    odd_cause = replace(CAUSE, message="a\nb\x1b[2J\u00e9" + "x" * 9999)
+    line = verdict_line(replace(SNAPSHOT, verdict=Verdict(Health.DEGRADED, (odd_cause,), (odd_cause,))), True, 900.0)
     assert line.startswith("drain 900 mount/missing /data: a?b?[2J?xxx")
     assert line.count("\n") == 1
     assert len(line) < 320

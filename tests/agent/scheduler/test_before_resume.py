@@ -24,8 +24,13 @@ from healthd.common.model import CheckResult, Outcome, Program, RunName
 
 RUN = RunName("validation")
 PROGRAM = Program(("validate",), 60.0)
-WELL = NodeView(is_drained=True, is_idle=True, has_other_causes=False, is_clean=True, has_failed=False)
-UP, ENDS, FAILS, ILL = "print('up', flush=True); import time; time.sleep(600)", "", "raise SystemExit(2)", "1/0"
+CLEAN_VIEW = NodeView(is_drained=True, is_idle=True, has_other_causes=False, is_clean=True, has_failed=False)
+RUNS_LONG, ENDS_AT_ONCE, EXITS_WITH_2, CRASHES = (
+    "print('up', flush=True); import time; time.sleep(600)",
+    "",
+    "raise SystemExit(2)",
+    "1/0",
+)
 
 
 class Node:
@@ -33,7 +38,7 @@ class Node:
 
     def __init__(self, code: str) -> None:
         self.code, self.time, self.busy = code, 1000.0, False
-        self.looks: list[RunName] = []
+        self.requested_runs: list[RunName] = []
         self.started: list[tuple[str, ...]] = []
         self.results: dict[RunName, CheckResult] = {}
         self.before = BeforeResume(self.argv, lambda: self.busy, lambda: self.time, lambda: self.time)
@@ -42,9 +47,9 @@ class Node:
         self.started.append(arguments)
         return (sys.executable, "-c", self.code)
 
-    def step(self, sight: NodeView = WELL, program: Program | None = PROGRAM) -> str:
-        ended = self.before.step({RUN: program} if program else {}, sight, self.results)
-        self.looks += [ended] if ended else []
+    def step(self, view: NodeView = CLEAN_VIEW, program: Program | None = PROGRAM) -> str:
+        ended = self.before.step({RUN: program} if program else {}, view, self.results)
+        self.requested_runs += [ended] if ended else []
         return self.before.waiting_reason
 
     def step_until(self, stage: Stage) -> None:
@@ -57,25 +62,25 @@ class Node:
 
 @pytest.fixture
 def nodes() -> Iterator[list[Node]]:
-    made: list[Node] = []
-    yield made
-    for node in made:
+    new_nodes: list[Node] = []
+    yield new_nodes
+    for node in new_nodes:
         node.before.cancel()
 
 
-def node_of(nodes: list[Node], code: str) -> Node:
+def start_node(nodes: list[Node], code: str) -> Node:
     nodes.append(Node(code))
     return nodes[-1]
 
 
-def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(nodes: list[Node]) -> None:
-    node = node_of(nodes, ENDS)
+def test_resume_waits_for_program_and_check(nodes: list[Node]) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
     node.looked()
     assert node.step() == "the validation has ended (60 s at most)"
-    assert (node.started, node.looks) == ([("validate",)], [])
+    assert (node.started, node.requested_runs) == ([("validate",)], [])
     node.time += 1
     node.step_until(Stage.CHECKING)
-    assert node.looks == [RUN]
+    assert node.requested_runs == [RUN]
     assert node.step() != "", "the earlier result of the check is out of date"
     node.looked()
     assert node.step() == ""
@@ -87,34 +92,32 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
 
 
 @pytest.mark.parametrize(
-    "sight",
+    "view",
     [
-        WELL._replace(is_idle=False),  # a job is running
-        WELL._replace(is_clean=False),  # a check has not completed without findings
+        CLEAN_VIEW._replace(is_idle=False),  # a job is running
+        CLEAN_VIEW._replace(is_clean=False),  # a check has not completed without findings
     ],
 )
-def test_it_waits_for_an_idle_node_on_which_all_else_is_clean(nodes: list[Node], sight: NodeView) -> None:
-    node = node_of(nodes, ENDS)
-    assert node.step(sight).startswith("the node is idle and every check")
+def test_program_starts_on_idle_clean_node(nodes: list[Node], view: NodeView) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
+    assert node.step(view).startswith("the node is idle and every check")
     assert node.started == []
 
 
-@pytest.mark.parametrize("sight", [WELL._replace(is_drained=False), WELL._replace(has_other_causes=True)])
-def test_a_job_that_may_come_or_a_new_fault_ends_what_runs_and_it_begins_anew_later(
-    nodes: list[Node], sight: NodeView
-) -> None:
-    node = node_of(nodes, UP)
+@pytest.mark.parametrize("view", [CLEAN_VIEW._replace(is_drained=False), CLEAN_VIEW._replace(has_other_causes=True)])
+def test_job_or_new_fault_stops_program_until_later(nodes: list[Node], view: NodeView) -> None:
+    node = start_node(nodes, RUNS_LONG)
     node.step()
     child = node.before._child
     assert child is not None
-    assert node.step(sight) == ""
+    assert node.step(view) == ""
     assert list(node.before.waits()) == []
-    until(lambda: child._process.pid not in pids_alive(child._process.pid), "it has ended")
+    until(lambda: child._process.pid not in live_pids(child._process.pid), "it has ended")
     assert node.step() != ""
     assert len(node.started) == 2
 
 
-def pids_alive(pid: int) -> set[int]:
+def live_pids(pid: int) -> set[int]:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return set() if file.read().rpartition(")")[2].split()[0] == "Z" else {pid}
@@ -122,8 +125,8 @@ def pids_alive(pid: int) -> set[int]:
         return set()
 
 
-def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothing(nodes: list[Node]) -> None:
-    node = node_of(nodes, f"import signal; signal.signal({signal.SIGTERM.value}, signal.SIG_IGN); {UP}")
+def test_program_is_terminated_then_killed_after_time_limit(nodes: list[Node]) -> None:
+    node = start_node(nodes, f"import signal; signal.signal({signal.SIGTERM.value}, signal.SIG_IGN); {RUNS_LONG}")
     node.step()
     child = node.before._child
     assert child is not None
@@ -140,8 +143,8 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
     assert node.step() == ""
 
 
-def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> None:
-    node = node_of(nodes, ENDS)
+def test_check_that_never_runs_delays_resume_only_for_a_time(nodes: list[Node]) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
     node.step()
     node.step_until(Stage.CHECKING)
     assert node.before.deadline == node.time + CHECK_WAIT_SECONDS
@@ -152,19 +155,19 @@ def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> N
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        (FAILS, ""),  # failed: its check reports it
-        (ILL, "healthd validate gave no result (status 1)"),
+        (EXITS_WITH_2, ""),  # failed: its check reports it
+        (CRASHES, "healthd validate gave no result (status 1)"),
     ],
 )
-def test_one_that_told_nothing_is_told(nodes: list[Node], code: str, problem: str) -> None:
-    node = node_of(nodes, code if code != ILL else "raise SystemExit(3)")
+def test_program_without_result_is_reported(nodes: list[Node], code: str, problem: str) -> None:
+    node = start_node(nodes, code if code != CRASHES else "raise SystemExit(3)")
     node.step()
     node.step_until(Stage.CHECKING)
     assert node.before.problem == (problem and "healthd validate gave no result (status 3): ")
 
 
-def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node]) -> None:
-    node = node_of(nodes, ENDS)
+def test_program_that_cannot_start_is_reported_and_does_not_block(nodes: list[Node]) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
     node.before._make_command = lambda arguments: ("/nowhere/healthd",)
     node.step()
     node.step_until(Stage.CHECKING)
@@ -173,8 +176,8 @@ def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node])
     assert node.before.problem != ""
 
 
-def test_another_ones_validation_is_waited_for_but_no_longer_than_ours_would_take(nodes: list[Node]) -> None:
-    node = node_of(nodes, ENDS)
+def test_other_validation_is_awaited_for_a_limited_time(nodes: list[Node]) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
     node.busy = True
     assert node.step() != ""
     assert node.started == []
@@ -186,26 +189,26 @@ def test_another_ones_validation_is_waited_for_but_no_longer_than_ours_would_tak
     assert node.started == [("validate",)]
 
 
-def test_what_failed_in_this_drain_is_not_tried_again_by_itself(nodes: list[Node]) -> None:
-    node = node_of(nodes, ENDS)
-    assert node.step(WELL._replace(has_failed=True)) == ""
+def test_failed_program_is_not_repeated_in_same_drain(nodes: list[Node]) -> None:
+    node = start_node(nodes, ENDS_AT_ONCE)
+    assert node.step(CLEAN_VIEW._replace(has_failed=True)) == ""
     assert node.step() == ""
     assert node.started == []
 
 
-def test_a_reload_that_wants_it_no_more_ends_it(nodes: list[Node]) -> None:
-    node = node_of(nodes, UP)
+def test_reload_without_program_stops_program(nodes: list[Node]) -> None:
+    node = start_node(nodes, RUNS_LONG)
     node.step()
     assert node.step(program=None) == ""
     assert list(node.before.waits()) == []
 
 
 @given(st.sampled_from(Stage), *(st.booleans() for _ in range(5)))
-def test_a_resume_waits_only_in_a_drain_without_a_fault_and_not_when_all_is_over(
+def test_delays_resume_only_in_drain_without_fault(
     stage: Stage, drained: bool, idle: bool, causes: bool, clean: bool, failed: bool
 ) -> None:
-    sight = NodeView(drained, idle, causes, clean, failed)
-    now = next_stage(stage, sight)
-    assert now in (stage, Stage.BEFORE, Stage.DONE)
-    assert delays_resume(now, sight) is (drained and not causes and now is not Stage.DONE)
-    assert next_stage(now, sight) is now
+    view = NodeView(drained, idle, causes, clean, failed)
+    following_stage = next_stage(stage, view)
+    assert following_stage in (stage, Stage.BEFORE, Stage.DONE)
+    assert delays_resume(following_stage, view) is (drained and not causes and following_stage is not Stage.DONE)
+    assert next_stage(following_stage, view) is following_stage

@@ -15,86 +15,91 @@ INTERVALS = st.floats(0.5, 7 * 86400.0)
 TIMES = st.floats(0, 1e7)
 
 
-def a_run(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
+def scheduled_run(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
     return ScheduledRun(RunName(check, ""), uses, interval, 10.0)
 
 
 @given(NODES, INTERVALS)
-def test_a_nodes_phase_lies_within_the_interval_and_is_the_same_each_time(node, interval):
+def test_phase_is_constant_and_within_interval(node, interval):
     assert 0 <= phase(node, interval) < interval
     assert phase(node, interval) == phase(node, interval)
 
 
-def test_the_nodes_of_a_cluster_are_spread_over_the_interval():
+def test_node_phases_spread_over_interval():
     phases = sorted(phase(f"gpu-{number:03}", 300.0) for number in range(300))
-    assert max(later - earlier for earlier, later in itertools.pairwise(phases)) < 15
+    assert max(higher - lower for lower, higher in itertools.pairwise(phases)) < 15
     assert phases[-1] - phases[0] > 250
 
 
-def test_what_never_ran_is_due_at_once():
-    assert due_at(a_run("mount"), None, "n") == 0.0
+def test_due_at_is_zero_for_new_run():
+    assert due_at(scheduled_run("mount"), None, "n") == 0.0
 
 
 @given(NODES, INTERVALS, TIMES)
-def test_the_next_run_is_a_tenth_of_an_interval_to_one_and_a_tenth_after_the_last(node, interval, last_run):
-    at = due_at(a_run("mount", interval=interval), last_run, node)
-    assert 0.09 * interval <= at - last_run <= 1.11 * interval
+def test_due_at_is_about_an_interval_after_last_run(node, interval, last_run):
+    due = due_at(scheduled_run("mount", interval=interval), last_run, node)
+    assert 0.09 * interval <= due - last_run <= 1.11 * interval
 
 
 @given(NODES, st.floats(10, 3600), TIMES)
-def test_the_runs_of_a_node_come_at_its_phase(node, interval, last_run):
-    one = a_run("mount", interval=interval)
-    first = due_at(one, last_run, node)
-    offset = (first - phase(node, interval)) / interval
+def test_due_at_has_node_phase(node, interval, last_run):
+    run = scheduled_run("mount", interval=interval)
+    first_due = due_at(run, last_run, node)
+    offset = (first_due - phase(node, interval)) / interval
     assert abs(offset - round(offset)) < 1e-6
-    assert abs(due_at(one, first, node) - first - interval) < 1e-6 * interval
+    assert abs(due_at(run, first_due, node) - first_due - interval) < 1e-6 * interval
 
 
-def test_checks_of_one_interval_stay_in_one_round_although_they_run_one_after_another():
-    first, second = a_run("gpu_ecc", "nvml"), a_run("mount")
-    begun = due_at(first, 1000.0, "n")
-    assert due_at(first, begun, "n") == due_at(second, begun + 4, "n")
+def test_runs_with_same_interval_stay_in_same_round():
+    first, second = scheduled_run("gpu_ecc", "nvml"), scheduled_run("mount")
+    round_start = due_at(first, 1000.0, "n")
+    assert due_at(first, round_start, "n") == due_at(second, round_start + 4, "n")
 
 
-def test_checks_of_the_driver_come_first_and_otherwise_the_order_holds():
+def test_due_runs_puts_nvml_checks_first():
     scheduled = [
-        a_run("mount"),
-        a_run("gpu_ecc", "nvml"),
-        a_run("exec"),
-        a_run("gpu_count", "nvml"),
+        scheduled_run("mount"),
+        scheduled_run("gpu_ecc", "nvml"),
+        scheduled_run("exec"),
+        scheduled_run("gpu_count", "nvml"),
     ]
-    assert [j.check for j in due_runs(scheduled, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
+    assert [run.check for run in due_runs(scheduled, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
 
 
-def test_what_ran_is_not_due_before_its_round():
-    one = a_run("mount")
-    at = due_at(one, 1000.0, "n")
-    assert due_runs([one], {one.name: 1000.0}, {}, "n", at - 1) == []
-    assert due_runs([one], {one.name: 1000.0}, {}, "n", at) == [one]
+def test_due_runs_waits_for_next_round():
+    run = scheduled_run("mount")
+    due = due_at(run, 1000.0, "n")
+    assert due_runs([run], {run.name: 1000.0}, {}, "n", due - 1) == []
+    assert due_runs([run], {run.name: 1000.0}, {}, "n", due) == [run]
 
 
-def test_what_is_wanted_early_is_due_then():
-    one = a_run("mount")
-    assert due_runs([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1009.0) == []
-    assert due_runs([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1010.0) == [one]
+def test_due_runs_includes_early_run_on_time():
+    run = scheduled_run("mount")
+    assert due_runs([run], {run.name: 1000.0}, {run.name: 1010.0}, "n", 1009.0) == []
+    assert due_runs([run], {run.name: 1000.0}, {run.name: 1010.0}, "n", 1010.0) == [run]
 
 
-def test_a_wish_for_later_does_not_put_off_the_round():
-    one = a_run("mount")
-    at = due_at(one, 1000.0, "n")
-    assert due_runs([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
+def test_early_run_after_round_does_not_delay_round():
+    run = scheduled_run("mount")
+    due = due_at(run, 1000.0, "n")
+    assert due_runs([run], {run.name: 1000.0}, {run.name: due + 100}, "n", due) == [run]
 
 
-def test_what_is_wanted_once_more_comes_with_its_like_and_never_twice():
-    a, b, first, second = a_run("a"), a_run("b"), a_run("gpu_1", "nvml"), a_run("gpu_2", "nvml")
-    every = [a, b, first, second]
-    assert with_repeats([second, a], every, {first.name}) == [second, first, a]
-    assert with_repeats([first, second, a], every, {first.name}) == [first, second, a]
-    assert with_repeats([], every, {b.name, first.name}) == [first, b]
-    assert with_repeats([a], every, set()) == [a]
+def test_with_repeats_adds_runs_beside_their_kind_once():
+    a, b, first, second = (
+        scheduled_run("a"),
+        scheduled_run("b"),
+        scheduled_run("gpu_1", "nvml"),
+        scheduled_run("gpu_2", "nvml"),
+    )
+    all_runs = [a, b, first, second]
+    assert with_repeats([second, a], all_runs, {first.name}) == [second, first, a]
+    assert with_repeats([first, second, a], all_runs, {first.name}) == [first, second, a]
+    assert with_repeats([], all_runs, {b.name, first.name}) == [first, b]
+    assert with_repeats([a], all_runs, set()) == [a]
 
 
-def test_with_nothing_to_run_nothing_is_ever_due():
+def test_next_due_without_runs_is_infinite():
     assert next_due([], {}, {}, "n") == float("inf")
 
 
@@ -102,13 +107,17 @@ RUNS = st.lists(st.tuples(st.floats(1, 3600), st.none() | st.floats(0, 1e6), st.
 
 
 @given(RUNS, NODES)
-def test_something_is_due_when_next_due_says_so_and_not_before(runs, node):
-    scheduled = [a_run(f"c{number}", interval=interval) for number, (interval, _, _) in enumerate(runs)]
-    last = {j.name: ran for j, (_, ran, _) in zip(scheduled, runs, strict=True) if ran is not None}
-    early = {j.name: wish for j, (_, _, wish) in zip(scheduled, runs, strict=True) if wish is not None}
-    at = next_due(scheduled, last, early, node)
-    if at == float("inf"):
+def test_due_runs_agrees_with_next_due(runs, node):
+    scheduled = [scheduled_run(f"c{number}", interval=interval) for number, (interval, _, _) in enumerate(runs)]
+    last_runs = {
+        run.name: last_run for run, (_, last_run, _) in zip(scheduled, runs, strict=True) if last_run is not None
+    }
+    early = {
+        run.name: early_run for run, (_, _, early_run) in zip(scheduled, runs, strict=True) if early_run is not None
+    }
+    due = next_due(scheduled, last_runs, early, node)
+    if due == float("inf"):
         assert scheduled == []
     else:
-        assert due_runs(scheduled, last, early, node, at)
-        assert not due_runs(scheduled, last, early, node, at - 1e-3 - abs(at) * 1e-9)
+        assert due_runs(scheduled, last_runs, early, node, due)
+        assert not due_runs(scheduled, last_runs, early, node, due - 1e-3 - abs(due) * 1e-9)

@@ -45,138 +45,149 @@ def clock():
 
 
 @pytest.fixture
-def watching(tmp_path, clock):
-    made = FailslowProcess(configured(tmp_path, client=True), clock)
-    yield made
-    made.close()
+def failslow_process(tmp_path, clock):
+    new_process = FailslowProcess(configured(tmp_path, client=True), clock)
+    yield new_process
+    new_process.close()
 
 
-def runs(watching: FailslowProcess) -> int:
+def wait_until_running(failslow_process: FailslowProcess) -> int:
     """Wait until the process has sent a message, and return its pid."""
     until(
         lambda: (
-            watching.step()
-            or (watching.pids and not watching.problem and watching._last_message_at > watching._started_at - 1)
+            failslow_process.step()
+            or (
+                failslow_process.pids
+                and not failslow_process.problem
+                and failslow_process._last_message_at > failslow_process._started_at - 1
+            )
         )
     )
-    return watching.pids[0]
+    return failslow_process.pids[0]
 
 
-def listens(tmp_path: Path) -> None:
+def wait_for_socket(tmp_path: Path) -> None:
     until((tmp_path / "run/failslow.sock").exists, "the socket exists")
 
 
-def stop(pid: int) -> None:
+def suspend(pid: int) -> None:
     """Stop a process. Messages that it sent before can still be read."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: state(pid) == "T", "it is stopped")
+    until(lambda: process_state(pid) == "T", "it is stopped")
 
 
-def state(pid: int) -> str:
+def process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def has_ended(pid: int) -> bool:
     try:
-        return state(pid) == "Z"
+        return process_state(pid) == "Z"
     except OSError:
         return True
 
 
-def test_nothing_runs_where_nothing_is_watched(tmp_path, clock):
-    watching = FailslowProcess(configured(tmp_path), clock)
-    assert not watching.step()
-    assert (watching.pids, watching.deadline, watching.problem, list(watching.waits())) == ((), FOREVER, "", [])
+def test_step_without_live_features_starts_nothing(tmp_path, clock):
+    failslow_process = FailslowProcess(configured(tmp_path), clock)
+    assert not failslow_process.step()
+    assert (
+        failslow_process.pids,
+        failslow_process.deadline,
+        failslow_process.problem,
+        list(failslow_process.waits()),
+    ) == ((), FOREVER, "", [])
     assert not (tmp_path / "run/failslow.sock").exists()
 
 
-def test_what_is_off_is_not_even_imported():
+def test_disabled_live_process_is_not_imported():
     program = """
 import sys, healthd.agent.settings.registry, healthd.agent.daemon
 healthd.agent.settings.registry.built_in_checks()
 print(*sorted(name for name in sys.modules if name.startswith(("healthd.failslow.live", "healthd.failslow",
 "healthd.client"))))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
     # The check imports only the names of the document.
-    assert done.stdout.split() == ["healthd.failslow", "healthd.failslow.live", "healthd.failslow.live.document"], (
-        done.stderr
-    )
+    assert completed.stdout.split() == [
+        "healthd.failslow",
+        "healthd.failslow.live",
+        "healthd.failslow.live.document",
+    ], completed.stderr
 
 
-def test_one_that_was_killed_is_started_again_later_each_time(watching, clock, tmp_path):
-    waited = []
+def test_killed_process_is_restarted_with_backoff(failslow_process, clock, tmp_path):
+    delays = []
     for _ in range(12):
-        pid = runs(watching)
+        pid = wait_until_running(failslow_process)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: watching.step() or watching.problem)
-        assert watching.pids == ()
-        assert "it ended" in watching.problem
-        waited.append(watching.deadline - clock.now)
-        assert not watching.step()
-        assert watching.pids == ()
-        clock.now = watching.deadline
-    assert waited[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert waited[-1] == MAX_RETRY_SECONDS
-    runs(watching)
+        until(lambda: failslow_process.step() or failslow_process.problem)
+        assert failslow_process.pids == ()
+        assert "it ended" in failslow_process.problem
+        delays.append(failslow_process.deadline - clock.now)
+        assert not failslow_process.step()
+        assert failslow_process.pids == ()
+        clock.now = failslow_process.deadline
+    assert delays[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert delays[-1] == MAX_RETRY_SECONDS
+    wait_until_running(failslow_process)
 
 
-def test_one_that_hangs_is_ended(watching, clock, tmp_path):
-    pid = runs(watching)
-    listens(tmp_path)
-    stop(pid)
-    watching.step()  # read the earlier messages
+def test_hung_process_is_killed_and_restarted(failslow_process, clock, tmp_path):
+    pid = wait_until_running(failslow_process)
+    wait_for_socket(tmp_path)
+    suspend(pid)
+    failslow_process.step()  # read the earlier messages
     clock.now += HUNG_SECONDS - 1
-    watching.step()
-    assert watching.pids == (pid,)
+    failslow_process.step()
+    assert failslow_process.pids == (pid,)
     clock.now += 1
-    watching.step()
-    assert watching.pids == ()
-    assert "no message for" in watching.problem
+    failslow_process.step()
+    assert failslow_process.pids == ()
+    assert "no message for" in failslow_process.problem
     until(lambda: has_ended(pid))
-    clock.now = watching.deadline
-    assert runs(watching) != pid
-    assert watching.problem == ""
+    clock.now = failslow_process.deadline
+    assert wait_until_running(failslow_process) != pid
+    assert failslow_process.problem == ""
 
 
-def test_one_that_takes_too_much_memory_is_ended(tmp_path, clock):
-    watching = FailslowProcess(configured(tmp_path, client=True), clock, max_memory_bytes=1 << 20)
-    until(lambda: watching.step() or watching.problem)
-    assert "MiB of memory" in watching.problem
-    watching.close()
+def test_process_above_memory_limit_is_killed(tmp_path, clock):
+    failslow_process = FailslowProcess(configured(tmp_path, client=True), clock, max_memory_bytes=1 << 20)
+    until(lambda: failslow_process.step() or failslow_process.problem)
+    assert "MiB of memory" in failslow_process.problem
+    failslow_process.close()
 
 
-def test_one_that_not_even_sigkill_ends_is_left_and_nobody_takes_its_place(watching, clock, tmp_path, monkeypatch):
-    pid = runs(watching)
-    listens(tmp_path)
-    stop(pid)
-    watching.step()  # read the earlier messages
-    monkeypatch.setattr(watching._process, "kill", lambda: None)  # simulates a hang in the kernel
+def test_unkillable_process_is_not_replaced_until_ended(failslow_process, clock, tmp_path, monkeypatch):
+    pid = wait_until_running(failslow_process)
+    wait_for_socket(tmp_path)
+    suspend(pid)
+    failslow_process.step()  # read the earlier messages
+    monkeypatch.setattr(failslow_process._process, "kill", lambda: None)  # simulates a hang in the kernel
     clock.now += HUNG_SECONDS
-    watching.step()
+    failslow_process.step()
     assert not has_ended(pid)
-    clock.now = watching.deadline
-    watching.step()
-    assert watching.pids == ()
-    assert watching.deadline == clock.now + MAX_RETRY_SECONDS
+    clock.now = failslow_process.deadline
+    failslow_process.step()
+    assert failslow_process.pids == ()
+    assert failslow_process.deadline == clock.now + MAX_RETRY_SECONDS
     os.kill(pid, signal.SIGCONT)  # its channel is closed, so it ends by itself
-    until(lambda: has_ended(pid) or watching._unkillable.poll() is not None)
-    clock.now = watching.deadline
-    assert runs(watching) != pid
+    until(lambda: has_ended(pid) or failslow_process._unkillable.poll() is not None)
+    clock.now = failslow_process.deadline
+    assert wait_until_running(failslow_process) != pid
 
 
-def test_a_reload_that_wants_nothing_ends_it_and_takes_the_socket_away(watching, tmp_path):
-    pid = runs(watching)
-    listens(tmp_path)
-    watching.reconfigure(configured(tmp_path))
+def test_reconfigure_without_live_features_stops_process(failslow_process, tmp_path):
+    pid = wait_until_running(failslow_process)
+    wait_for_socket(tmp_path)
+    failslow_process.reconfigure(configured(tmp_path))
     until(lambda: has_ended(pid))
     until(lambda: not (tmp_path / "run/failslow.sock").exists())
-    assert (watching.deadline, watching.problem) == (FOREVER, "")
+    assert (failslow_process.deadline, failslow_process.problem) == (FOREVER, "")
 
 
-def test_a_reload_reaches_the_one_that_runs(watching, tmp_path):
-    pid = runs(watching)
-    listens(tmp_path)
-    watching.reconfigure(configured(tmp_path, client=False, sample=("ib",)))
+def test_reconfigure_reaches_running_process(failslow_process, tmp_path):
+    pid = wait_until_running(failslow_process)
+    wait_for_socket(tmp_path)
+    failslow_process.reconfigure(configured(tmp_path, client=False, sample=("ib",)))
     until(lambda: not (tmp_path / "run/failslow.sock").exists(), "it no longer listens")
-    assert watching.pids == (pid,)
+    assert failslow_process.pids == (pid,)

@@ -23,99 +23,99 @@ from tests.agent.test_daemon_guards import settings
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=7, name=x, GPU has fallen off the bus."
 
 
-class Ears:
+class IntakeHarness:
     """An intake that reads one file."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.folder = folder / "kern.log", folder
         self.log.touch()
-        self.memory = ConditionStore(str(folder), time.time)
-        self.memory.load(dict, "b", Mode.OBSERVE)
-        kernel = KernelLogReader(str(self.log), "/", "b", False, time.time, time.monotonic)
-        kernel.open(self.memory.ledger.cursors.get(str(self.log)))
+        self.condition_store = ConditionStore(str(folder), time.time)
+        self.condition_store.load(dict, "b", Mode.OBSERVE)
+        reader = KernelLogReader(str(self.log), "/", "b", False, time.time, time.monotonic)
+        reader.open(self.condition_store.ledger.cursors.get(str(self.log)))
         jobs = EventJobFinder("/nonexistent", "n1", time.monotonic)
-        self.hearing = KernelEventIntake(Configured(*settings(folder)), self.memory, kernel, jobs, time.time)
+        self.intake = KernelEventIntake(Configured(*settings(folder)), self.condition_store, reader, jobs, time.time)
 
-    def say(self, *lines: str) -> None:
+    def write_lines(self, *lines: str) -> None:
         with open(self.log, "a") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def codes(self) -> list[str]:
-        return sorted(c.code for c in self.memory.ledger.conditions)
+        return sorted(c.code for c in self.condition_store.ledger.conditions)
 
 
 @pytest.fixture
-def ears(tmp_path: Path) -> Iterator[Ears]:
-    made = Ears(tmp_path)
-    made.hearing.read_log()
-    yield made
-    made.hearing.listener.close()
+def harness(tmp_path: Path) -> Iterator[IntakeHarness]:
+    new_harness = IntakeHarness(tmp_path)
+    new_harness.intake.read_log()
+    yield new_harness
+    new_harness.intake.listener.close()
 
 
-def test_what_was_heard_is_a_condition_saved_and_returned_as_news(ears: Ears) -> None:
-    assert ears.hearing.read_log() == ()
-    ears.say(XID.format(79), XID.format(48), "usb 1-1: new device", "EXT4-fs error (device sda1): bad block")
-    assert ears.hearing.read_log() == ("xid", "fs")
-    assert "gpu_xid/79" in ears.codes()
-    assert not ears.memory.unsaved
-    assert ears.hearing.read_log() == (), "reported once"
+def test_read_log_returns_new_event_kinds(harness: IntakeHarness) -> None:
+    assert harness.intake.read_log() == ()
+    harness.write_lines(XID.format(79), XID.format(48), "usb 1-1: new device", "EXT4-fs error (device sda1): bad block")
+    assert harness.intake.read_log() == ("xid", "fs")
+    assert "gpu_xid/79" in harness.codes()
+    assert not harness.condition_store.unsaved
+    assert harness.intake.read_log() == (), "reported once"
 
 
-def test_a_line_is_heard_once_also_by_the_next_daemon(ears: Ears) -> None:
-    ears.say(XID.format(79))
-    ears.hearing.read_log()
-    again = Ears(ears.folder)
-    assert again.hearing.read_log() == ()
-    (condition,) = again.memory.ledger.conditions
+def test_line_is_read_once_also_by_next_daemon(harness: IntakeHarness) -> None:
+    harness.write_lines(XID.format(79))
+    harness.intake.read_log()
+    second = IntakeHarness(harness.folder)
+    assert second.intake.read_log() == ()
+    (condition,) = second.condition_store.ledger.conditions
     assert condition.count == 1
-    again.hearing.listener.close()
+    second.intake.listener.close()
 
 
-def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ears.hearing.apply_events
+def test_error_in_event_loses_no_other_event(harness: IntakeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply_events = harness.intake.apply_events
 
-    def fails(events: list[object]) -> tuple[str, ...]:
+    def fail_for_xid_48(events: list[object]) -> tuple[str, ...]:
         if any(getattr(event, "code", "") == "48" for event in events):
             raise ZeroDivisionError
-        return real(events)  # type: ignore[arg-type]
+        return apply_events(events)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ears.hearing, "apply_events", fails)
-    ears.say(XID.format(48))
-    assert ears.hearing.read_log() == ()
-    ears.say(XID.format(48), XID.format(79))
-    assert ears.hearing.read_log() == ("xid",)
-    assert ears.codes() == ["gpu_xid/79", "kernel/rule_failed"]
+    monkeypatch.setattr(harness.intake, "apply_events", fail_for_xid_48)
+    harness.write_lines(XID.format(48))
+    assert harness.intake.read_log() == ()
+    harness.write_lines(XID.format(48), XID.format(79))
+    assert harness.intake.read_log() == ("xid",)
+    assert harness.codes() == ["gpu_xid/79", "kernel/rule_failed"]
     assert dict(guard.dropped) == {"kernel_log": 2}
 
 
-def of_the_journal(outcome: Outcome, lines: JournalLines | None = None) -> Reply:
+def journal_reply(outcome: Outcome, lines: JournalLines | None = None) -> Reply:
     request = Request("journal", 1.0, ReadJournal("b", 1, 10, 5))
     return Reply(request, outcome, 0.1, "" if outcome is Outcome.COMPLETED else "no journal here", True, lines)
 
 
-def test_what_the_journal_has_for_a_gap_is_heard_as_any_other_line(ears: Ears) -> None:
+def test_journal_lines_in_gap_become_events(harness: IntakeHarness) -> None:
     lines = ((time.time(), XID.format(79), 5, "cursor"),)
-    assert ears.hearing.take_journal_reply(of_the_journal(Outcome.COMPLETED, lines=lines)) == ("xid",)
-    assert ears.codes() == ["gpu_xid/79"]
+    assert harness.intake.take_journal_reply(journal_reply(Outcome.COMPLETED, lines=lines)) == ("xid",)
+    assert harness.codes() == ["gpu_xid/79"]
 
 
-def test_a_journal_that_cannot_be_read_leaves_the_gap_and_says_why(ears: Ears) -> None:
-    assert ears.hearing.take_journal_reply(of_the_journal(Outcome.FAILED)) == ()
-    assert (ears.hearing.listener.journal.up, ears.hearing.listener.journal.problem) == (False, "no journal here")
+def test_failed_journal_reply_is_reported(harness: IntakeHarness) -> None:
+    assert harness.intake.take_journal_reply(journal_reply(Outcome.FAILED)) == ()
+    assert (harness.intake.listener.journal.up, harness.intake.listener.journal.problem) == (False, "no journal here")
 
 
-def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ears.hearing.journal_request() is None
-    monkeypatch.setattr(ears.hearing.listener, "gap", lambda: Gap(1, 10, False))
-    request = ears.hearing.journal_request()
+def test_journal_request_has_gap_boot_and_history(harness: IntakeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert harness.intake.journal_request() is None
+    monkeypatch.setattr(harness.intake.listener, "gap", lambda: Gap(1, 10, False))
+    request = harness.intake.journal_request()
     assert request is not None
     assert isinstance(request.operation, ReadJournal)
     assert (request.operation.boot_id, request.operation.history) == ("b", False)
 
 
-def test_what_was_heard_before_the_gpus_were_known_is_named_once_they_are(ears: Ears) -> None:
-    ears.say(XID.format(79))
-    ears.hearing.read_log()
-    ears.hearing.take_inventory(Inventory(gpus=(Gpu("0000:61:00.0", 3, "GPU-1"),)))
-    (condition,) = ears.memory.ledger.conditions
+def test_take_inventory_names_gpu_for_earlier_event(harness: IntakeHarness) -> None:
+    harness.write_lines(XID.format(79))
+    harness.intake.read_log()
+    harness.intake.take_inventory(Inventory(gpus=(Gpu("0000:61:00.0", 3, "GPU-1"),)))
+    (condition,) = harness.condition_store.ledger.conditions
     assert "GPU 3 (GPU-1" in condition.message

@@ -30,43 +30,43 @@ class Parts:
     """The three parts with a fake root and a clock set by the test, without a worker."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.ahead = folder / "root", 0.0
+        self.root, self.clock_offset = folder / "root", 0.0
         loaded, checks = settings(folder)
         loaded = replace(loaded, settings=replace(loaded.settings, root=str(self.root)))
-        self.memory = ConditionStore(str(folder), self.of(time.time))
-        self.memory.load(dict, "b", Mode.OBSERVE)
-        client = WorkerClient(Setup(), "", self.of(time.monotonic))
-        clocks = self.of(time.time), self.of(time.monotonic)
-        self.presence = JobPresence(str(self.root), self.of(time.monotonic))
-        self.scheduler = Scheduler(Configured(loaded, checks), self.memory, client, self.presence, *clocks)
-        self.replies = ReplyHandler(self.scheduler, self.presence, self.memory, client, *clocks)
+        self.condition_store = ConditionStore(str(folder), self.shifted(time.time))
+        self.condition_store.load(dict, "b", Mode.OBSERVE)
+        client = WorkerClient(Setup(), "", self.shifted(time.monotonic))
+        clocks = self.shifted(time.time), self.shifted(time.monotonic)
+        self.presence = JobPresence(str(self.root), self.shifted(time.monotonic))
+        self.scheduler = Scheduler(Configured(loaded, checks), self.condition_store, client, self.presence, *clocks)
+        self.replies = ReplyHandler(self.scheduler, self.presence, self.condition_store, client, *clocks)
 
-    def of(self, clock: Callable[[], float]) -> Callable[[], float]:
-        return lambda: clock() + self.ahead
+    def shifted(self, clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + self.clock_offset
 
     def read_jobs(self) -> None:
         self.presence.step()
         self.replies.drop_unless_idle()
 
-    def jobs(self, *jobs: int) -> None:
+    def set_jobs(self, *job_ids: int) -> None:
         """Give exactly these jobs a process on this node."""
         scope = self.root / JOBS
         shutil.rmtree(scope, ignore_errors=True)
         scope.mkdir(parents=True)
-        for job in jobs:
+        for job in job_ids:
             (scope / f"job_{job}/step_0").mkdir(parents=True)
             (scope / f"job_{job}/step_0/cgroup.procs").write_text(f"{job}\n")
 
-    def ran(self, check: str, *findings: Finding, outcome: Outcome = Outcome.COMPLETED) -> Received:
+    def reply_to_run(self, check: str, *findings: Finding, outcome: Outcome = Outcome.COMPLETED) -> Received:
         request = Request(check, 1.0, Run(check, "", {}))
         answer = RunAnswer(findings=findings, past="{}")
-        told = time.time() + self.ahead
+        message_time = time.time() + self.clock_offset
         return self.replies.handle(
-            Reply(request, outcome, 0.1, answered=True, answer=answer, message_time=told), Received()
+            Reply(request, outcome, 0.1, answered=True, answer=answer, message_time=message_time), Received()
         )
 
     def codes(self) -> list[str]:
-        return [c.code for c in self.memory.ledger.conditions]
+        return [c.code for c in self.condition_store.ledger.conditions]
 
 
 @pytest.fixture
@@ -74,50 +74,50 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(tmp_path)
 
 
-def test_what_a_run_finds_becomes_a_condition_and_its_outcome_is_counted(parts: Parts) -> None:
-    full = Finding(Severity.WARNING, "disk_space/full", "/", "/ is full")
-    assert parts.ran("disk_space", full) == Received()
-    parts.ran("disk_space", outcome=Outcome.FAILED)
+def test_finding_becomes_condition_and_outcome_is_counted(parts: Parts) -> None:
+    full_disk = Finding(Severity.WARNING, "disk_space/full", "/", "/ is full")
+    assert parts.reply_to_run("disk_space", full_disk) == Received()
+    parts.reply_to_run("disk_space", outcome=Outcome.FAILED)
     assert parts.codes() == ["disk_space/full"]
     assert parts.replies.outcomes == {("disk_space", "", "completed"): 1, ("disk_space", "", "failed"): 1}
     assert parts.replies.completed() == set()
 
 
-def test_a_run_that_a_reload_removed_meanwhile_leaves_nothing(parts: Parts) -> None:
-    parts.ran("no_such_check")
+def test_reply_for_removed_check_is_dropped(parts: Parts) -> None:
+    parts.reply_to_run("no_such_check")
     assert parts.replies.results == {}
 
 
-def test_what_looks_only_while_no_job_is_here_counts_only_then(parts: Parts) -> None:
-    parts.jobs(7)
+def test_idle_check_counts_only_without_jobs(parts: Parts) -> None:
+    parts.set_jobs(7)
     parts.presence.read()
     assert not parts.presence.is_idle, "another job is running"
-    parts.ran("gpu_processes", LEFTOVER)
+    parts.reply_to_run("gpu_processes", LEFTOVER)
     assert (parts.codes(), parts.replies.results) == ([], {})
-    parts.jobs()
+    parts.set_jobs()
     parts.presence.read()
     assert parts.presence.is_idle
     assert RunName("gpu_processes") in [run.name for run in parts.scheduler.scheduled()]
-    parts.ran("gpu_processes", LEFTOVER)
+    parts.reply_to_run("gpu_processes", LEFTOVER)
     assert parts.codes() == ["gpu_processes/leftover"]
 
 
-def test_a_job_that_comes_ends_what_was_found_while_there_was_none_within_a_second(parts: Parts) -> None:
-    parts.jobs()
+def test_new_job_drops_findings_from_idle_check(parts: Parts) -> None:
+    parts.set_jobs()
     parts.presence.read()
-    parts.ran("gpu_processes", LEFTOVER)
-    parts.jobs(8)
+    parts.reply_to_run("gpu_processes", LEFTOVER)
+    parts.set_jobs(8)
     parts.read_jobs()
     assert parts.codes() == ["gpu_processes/leftover"], "the cgroups are not read in each turn"
-    parts.ahead = CGROUP_INTERVAL_SECONDS + 0.1
+    parts.clock_offset = CGROUP_INTERVAL_SECONDS + 0.1
     parts.read_jobs()
     assert (parts.codes(), parts.replies.results, parts.presence.is_idle) == ([], {}, False)
 
 
-def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(parts: Parts) -> None:
-    parts.jobs(7)
+def test_drained_idle_node_keeps_findings_from_idle_check(parts: Parts) -> None:
+    parts.set_jobs(7)
     parts.presence.is_drained = True
-    parts.ran("gpu_processes", LEFTOVER)
+    parts.reply_to_run("gpu_processes", LEFTOVER)
     parts.replies.drop_unless_idle()
     assert parts.codes() == ["gpu_processes/leftover"]
     parts.presence.is_drained = False
@@ -125,23 +125,23 @@ def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(part
     assert parts.codes() == []
 
 
-def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
+def test_replies_for_others_are_returned(parts: Parts) -> None:
     inventory = Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1"),))
     request = Request("nvml", 1.0, TakeInventory(gpus=True))
-    seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
-    assert seen == Received(inventory=inventory)
-    assert parts.memory.ledger.inventory == Inventory(), "the kernel event intake stores it"
+    received = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
+    assert received == Received(inventory=inventory)
+    assert parts.condition_store.ledger.inventory == Inventory(), "the kernel event intake stores it"
     request = Request("journal", 1.0, ReadJournal("b", 1, 2, 3))
     reply = Reply(request, Outcome.FAILED, 0.1, "no journal")
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 
 
-def test_an_event_has_the_checks_look_at_once_that_want_to(parts: Parts) -> None:
+def test_run_after_event_schedules_checks(parts: Parts) -> None:
     now = time.monotonic()
     parts.scheduler.queue._last_runs = {run.name: now for run in parts.scheduler.scheduled()}
     parts.scheduler.queue._due_at_runs = []
-    later = parts.scheduler.queue._next_due()
+    regular_due = parts.scheduler.queue._next_due()
     parts.scheduler.run_after(["nothing_of_note"])
-    assert parts.scheduler.queue._next_due() == later
+    assert parts.scheduler.queue._next_due() == regular_due
     parts.scheduler.run_after(["xid"])
-    assert parts.scheduler.queue._next_due() < min(later, now + 60)
+    assert parts.scheduler.queue._next_due() < min(regular_due, now + 60)

@@ -35,15 +35,15 @@ def run(host, config, past):
         time.sleep(0.01)
     yield Observation("ran", 1)
 """
-FAR = 100_000.0  # no check becomes due a second time in a test
+NEVER_REPEATED = 100_000.0  # no check becomes due a second time in a test
 INVENTORY = Request("nvml", 60.0, TakeInventory(gpus=True))
 
 
-def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 60.0) -> ScheduledRun:
+def scheduled_run(check: str, uses: str = "", interval: float = NEVER_REPEATED, timeout: float = 60.0) -> ScheduledRun:
     return ScheduledRun(RunName(check, ""), uses or check, interval, timeout)
 
 
-class Node:
+class QueueHarness:
     """A worker queue of `scheduled`, with a clock that can be advanced."""
 
     def __init__(
@@ -54,142 +54,144 @@ class Node:
         scenario: str = "",
         after: Callable[[Reply], list[RunName]] = lambda reply: [],
     ) -> None:
-        self.go_on = directory / "go-on"
+        self.release_file = directory / "go-on"
         checks = directory / "checks"
         checks.mkdir(mode=0o755)
         for name in ("a", "b", "gpu_1", "gpu_2", "gpu_asks", "slow", "hangs"):
-            (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on), folder=str(directory)))
-        self.ahead = 0.0
+            (checks / f"{name}.py").write_text(
+                CHECK.format(name=name, go_on=str(self.release_file), folder=str(directory))
+            )
+        self.clock_offset = 0.0
         self.scheduled = list(scheduled)
         fake = directory / "scenario.toml"
         fake.write_text(f'profile = "dgx-h100"\n{scenario}')
-        self.runner = WorkerClient(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
-        self.rounds = WorkerQueue(
-            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_for, time.time, self.monotonic, after
+        self.client = WorkerClient(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
+        self.queue = WorkerQueue(
+            self.client, "n1", round_timeout, lambda: self.scheduled, self.request_for, time.time, self.monotonic, after
         )
         self.wakes = 0
         self.round_ended = False
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
+        return time.monotonic() + self.clock_offset
 
-    def request_for(self, wanted: ScheduledRun) -> Run:
-        return Run(wanted.check, "", {}, boot_id="b")
+    def request_for(self, run: ScheduledRun) -> Run:
+        return Run(run.check, "", {}, boot_id="b")
 
     def step(self) -> list[Reply]:
-        step = self.rounds.step()
+        step = self.queue.step()
         self.round_ended = self.round_ended or step.round_ended
         return step.replies
 
-    def go(self, over: Callable[[], bool], seconds: float = 240.0) -> list[Reply]:
+    def run_until(self, is_done: Callable[[], bool], seconds: float = 240.0) -> list[Reply]:
         """Run the daemon's loop until `is_done` returns True, and return the replies."""
         end = time.monotonic() + seconds
-        ended: list[Reply] = []
+        replies: list[Reply] = []
         while True:
-            ended += self.step()
-            if over():
-                return ended
-            assert time.monotonic() < end, f"timed out; replies so far: {words(ended)}"
+            replies += self.step()
+            if is_done():
+                return replies
+            assert time.monotonic() < end, f"timed out; replies so far: {run_names(replies)}"
             ready = select.poll()
-            for descriptor, writes in self.runner.waits():
-                ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-            ready.poll(max(0.0, min(self.rounds.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
+            for descriptor, is_writing in self.client.waits():
+                ready.register(descriptor, select.POLLIN | (select.POLLOUT if is_writing else 0))
+            ready.poll(max(0.0, min(self.queue.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
             self.wakes += 1
 
-    def go_for(self, seconds: float) -> list[Reply]:
+    def run_for(self, seconds: float) -> list[Reply]:
         end = time.monotonic() + seconds
-        self.rounds.run_early(("nobody", ""), self.monotonic())  # a check that does not exist
+        self.queue.run_early(("nobody", ""), self.monotonic())  # a check that does not exist
         self.wakes = 0
-        ended: list[Reply] = []
+        replies: list[Reply] = []
         while time.monotonic() < end:
-            ended += self.step()
+            replies += self.step()
             ready = select.poll()
-            for descriptor, writes in self.runner.waits():
-                ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-            ready.poll(max(0.0, min(self.rounds.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
+            for descriptor, is_writing in self.client.waits():
+                ready.register(descriptor, select.POLLIN | (select.POLLOUT if is_writing else 0))
+            ready.poll(max(0.0, min(self.queue.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
             self.wakes += 1
-        return ended
+        return replies
 
-    def freed(self, *scheduled: ScheduledRun) -> None:
+    def release(self, *scheduled: ScheduledRun) -> None:
         """Let the hung check end. Then run `scheduled`: now after the time-out of the hung check."""
         self.scheduled = list(scheduled)
-        self.ahead = max(2 * run.timeout_seconds for run in scheduled)
-        self.go_on.touch()
+        self.clock_offset = max(2 * run.timeout_seconds for run in scheduled)
+        self.release_file.touch()
 
-    def round(self) -> list[Reply]:
+    def run_round(self) -> list[Reply]:
         """Run one round to its end, with the tasks after it, and return the replies."""
-        ended = self.go(lambda: self.round_ended and not self.runner.is_busy)
+        replies = self.run_until(lambda: self.round_ended and not self.client.is_busy)
         self.round_ended = False
-        return ended
+        return replies
 
 
 def name_of(request: Request) -> str:
     return request.operation.check if isinstance(request.operation, Run) else operation_name(request.kind)
 
 
-def words(replies: list[Reply]) -> list[str]:
+def run_names(replies: list[Reply]) -> list[str]:
     """Return the check name of each reply, or its operation if it is not a run."""
     return [name_of(reply.request) for reply in replies]
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
+def make_harness(tmp_path: Path) -> Iterator[Callable[..., QueueHarness]]:
+    harnesses: list[QueueHarness] = []
 
-    def make(*scheduled: ScheduledRun, **settings: Any) -> Node:
-        made.append(Node(tmp_path, *scheduled, **settings))
-        return made[-1]
+    def make(*scheduled: ScheduledRun, **settings: Any) -> QueueHarness:
+        harnesses.append(QueueHarness(tmp_path, *scheduled, **settings))
+        return harnesses[-1]
 
     yield make
-    for one in made:
-        one.go_on.touch()
-        one.runner.close(2.0)
+    for harness in harnesses:
+        harness.release_file.touch()
+        harness.client.close(2.0)
 
 
-A, B, GPU_1, GPU_2, GPU_ASKS = (
-    a_run("a"),
-    a_run("b"),
-    a_run("gpu_1", "nvml"),
-    a_run("gpu_2", "nvml"),
-    a_run("gpu_asks", "nvml"),
+A, B, GPU_1, GPU_2, GPU_QUERY = (
+    scheduled_run("a"),
+    scheduled_run("b"),
+    scheduled_run("gpu_1", "nvml"),
+    scheduled_run("gpu_2", "nvml"),
+    scheduled_run("gpu_asks", "nvml"),
 )
 
 
-def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node: Callable[..., Node]) -> None:
-    one = node(A, GPU_1, B, GPU_2)
-    ended = one.round()
-    assert words(ended) == ["gpu_1", "gpu_2", "close_nvml", "a", "b"]
-    assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
-    assert one.runner.started_total == 1
+def test_nvml_checks_run_first_and_nvml_is_closed_after_them(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, GPU_1, B, GPU_2)
+    replies = harness.run_round()
+    assert run_names(replies) == ["gpu_1", "gpu_2", "close_nvml", "a", "b"]
+    assert {reply.outcome for reply in replies} == {Outcome.COMPLETED}
+    assert harness.client.started_total == 1
 
 
-def once_more(reply: Reply) -> list[RunName]:
+def repeat_gpu_1(reply: Reply) -> list[RunName]:
     return [GPU_1.name] if reply.has_nvml_problem else []
 
 
-def test_when_a_gpu_check_meets_a_lost_gpu_others_look_once_more_in_that_round(node: Callable[..., Node]) -> None:
-    one = node(A, GPU_1, GPU_ASKS, GPU_2, scenario="gpu.3.lost_after = 1", after=once_more)
-    ended = one.round()
-    assert words(ended) == ["gpu_1", "gpu_asks", "gpu_2", "gpu_1", "close_nvml", "a"]
-    assert [reply.outcome for reply in ended[:4]] == [Outcome.COMPLETED, Outcome.FAILED, *[Outcome.COMPLETED] * 2]
-    assert one.rounds.deadline > one.monotonic() + 1000, "the next round has its usual time"
+def test_lost_gpu_repeats_other_nvml_checks_in_same_round(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, GPU_1, GPU_QUERY, GPU_2, scenario="gpu.3.lost_after = 1", after=repeat_gpu_1)
+    replies = harness.run_round()
+    assert run_names(replies) == ["gpu_1", "gpu_asks", "gpu_2", "gpu_1", "close_nvml", "a"]
+    assert [reply.outcome for reply in replies[:4]] == [Outcome.COMPLETED, Outcome.FAILED, *[Outcome.COMPLETED] * 2]
+    assert harness.queue.deadline > harness.monotonic() + 1000, "the next round has its usual time"
 
 
-def test_when_no_gpu_is_lost_nobody_looks_twice(node: Callable[..., Node]) -> None:
-    assert words(node(A, GPU_1, GPU_ASKS, GPU_2, after=once_more).round()) == [
+def test_without_lost_gpu_no_check_runs_twice(make_harness: Callable[..., QueueHarness]) -> None:
+    assert run_names(make_harness(A, GPU_1, GPU_QUERY, GPU_2, after=repeat_gpu_1).run_round()) == [
         *("gpu_1", "gpu_asks", "gpu_2", "close_nvml", "a")
     ]
 
 
-def test_who_has_not_looked_yet_looks_only_once(node: Callable[..., Node]) -> None:
-    one = node(GPU_ASKS, GPU_1, scenario="gpu.3.lost_after = 1", after=once_more)
-    assert words(one.round()) == ["gpu_asks", "gpu_1", "close_nvml"]
+def test_check_that_has_not_run_is_not_repeated(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(GPU_QUERY, GPU_1, scenario="gpu.3.lost_after = 1", after=repeat_gpu_1)
+    assert run_names(harness.run_round()) == ["gpu_asks", "gpu_1", "close_nvml"]
 
 
-def test_when_a_gpu_check_hangs_others_learn_of_it_in_that_round(node: Callable[..., Node]) -> None:
-    one = node(GPU_1, a_run("hangs", "nvml", timeout=0.5), GPU_2, after=once_more)
-    ended = one.go(lambda: one.round_ended)
-    assert [(name_of(reply.request), reply.outcome) for reply in ended if reply.request.kind is Run] == [
+def test_hung_nvml_check_repeats_other_nvml_checks(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(GPU_1, scheduled_run("hangs", "nvml", timeout=0.5), GPU_2, after=repeat_gpu_1)
+    replies = harness.run_until(lambda: harness.round_ended)
+    assert [(name_of(reply.request), reply.outcome) for reply in replies if reply.request.kind is Run] == [
         ("gpu_1", Outcome.COMPLETED),
         ("hangs", Outcome.TIMED_OUT),
         ("gpu_2", Outcome.STUCK),
@@ -197,211 +199,220 @@ def test_when_a_gpu_check_hangs_others_learn_of_it_in_that_round(node: Callable[
     ]
 
 
-def test_an_task_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
-    one = node(A, GPU_1)
-    one.rounds.add_task(INVENTORY)
-    assert words(one.round()) == ["gpu_1", "inventory", "close_nvml", "a"]
+def test_nvml_task_runs_while_nvml_is_open(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, GPU_1)
+    harness.queue.add_task(INVENTORY)
+    assert run_names(harness.run_round()) == ["gpu_1", "inventory", "close_nvml", "a"]
 
 
-def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) -> None:
-    one = node(A)
-    one.round()
-    one.rounds.add_task(INVENTORY)
-    assert words(one.go(lambda: not one.runner.is_busy)) == ["inventory", "close_nvml"]
+def test_single_nvml_task_opens_and_closes_nvml(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A)
+    harness.run_round()
+    harness.queue.add_task(INVENTORY)
+    assert run_names(harness.run_until(lambda: not harness.client.is_busy)) == ["inventory", "close_nvml"]
 
 
-def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
-    one = node(A, B)
+def test_equal_tasks_run_once_after_the_checks(make_harness: Callable[..., QueueHarness], tmp_path: Path) -> None:
+    harness = make_harness(A, B)
     task = Request("state_dir", 60.0, LoadCopy(str(tmp_path), ()))
-    one.rounds.add_task(task)
-    one.rounds.add_task(task)
-    assert words(one.go(lambda: one.round_ended and not one.runner.is_busy)) == ["a", "b", "load_copy"]
+    harness.queue.add_task(task)
+    harness.queue.add_task(task)
+    assert run_names(harness.run_until(lambda: harness.round_ended and not harness.client.is_busy)) == [
+        "a",
+        "b",
+        "load_copy",
+    ]
 
 
-def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[..., Node]) -> None:
-    one = node(A, B)
-    one.round()
-    began = one.monotonic()
-    one.rounds.run_early(A.name, began + 0.3)
-    one.rounds.run_early(A.name, began + 60)
-    assert one.rounds.deadline == pytest.approx(began + 0.3)
-    assert words(one.round()) == ["a"]
-    assert 0.3 <= one.monotonic() - began < 30
+def test_run_early_runs_single_check_on_time(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, B)
+    harness.run_round()
+    started = harness.monotonic()
+    harness.queue.run_early(A.name, started + 0.3)
+    harness.queue.run_early(A.name, started + 60)
+    assert harness.queue.deadline == pytest.approx(started + 0.3)
+    assert run_names(harness.run_round()) == ["a"]
+    assert 0.3 <= harness.monotonic() - started < 30
 
 
-def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> None:
-    one = node(A, GPU_1)
-    one.round()
-    one.rounds.run_all_now()
-    assert words(one.round()) == ["gpu_1", "close_nvml", "a"]
-    assert one.rounds.status.number == 2
+def test_run_all_now_runs_every_check(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, GPU_1)
+    harness.run_round()
+    harness.queue.run_all_now()
+    assert run_names(harness.run_round()) == ["gpu_1", "close_nvml", "a"]
+    assert harness.queue.status.number == 2
 
 
-def test_repeated_commands_share_a_round(node: Callable[..., Node]) -> None:
-    one = node(A)
-    one.round()
-    one.rounds.run_after_command()
-    assert words(one.round()) == ["a"], "the first command has its round at once"
+def test_repeated_commands_share_a_round(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A)
+    harness.run_round()
+    harness.queue.run_after_command()
+    assert run_names(harness.run_round()) == ["a"], "the first command has its round at once"
     for _ in range(50):
-        one.rounds.run_after_command()
-    assert one.rounds.deadline > one.monotonic(), "the next commands wait"
-    one.ahead = MIN_REPEAT_SECONDS + 1
-    assert words(one.round()) == ["a"]
-    assert one.rounds.status.number == 3
-    assert one.rounds.deadline > one.monotonic()
+        harness.queue.run_after_command()
+    assert harness.queue.deadline > harness.monotonic(), "the next commands wait"
+    harness.clock_offset = MIN_REPEAT_SECONDS + 1
+    assert run_names(harness.run_round()) == ["a"]
+    assert harness.queue.status.number == 3
+    assert harness.queue.deadline > harness.monotonic()
 
 
-def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_in_a_storm(
-    node: Callable[..., Node],
+def test_event_storm_runs_check_at_limited_rate(
+    make_harness: Callable[..., QueueHarness],
 ) -> None:
-    one = node(A, B)
-    one.round()
-    one.ahead = MIN_REPEAT_SECONDS + 1
-    one.rounds.run_after_event([A.name])
-    before = one.monotonic()
-    assert words(one.round()) == ["a"]
-    last = one.monotonic()
+    harness = make_harness(A, B)
+    harness.run_round()
+    harness.clock_offset = MIN_REPEAT_SECONDS + 1
+    harness.queue.run_after_event([A.name])
+    first_start = harness.monotonic()
+    assert run_names(harness.run_round()) == ["a"]
+    last_end = harness.monotonic()
     for _ in range(1000):
-        one.rounds.run_after_event([A.name])
-        assert one.step() == []
-    assert before + MIN_REPEAT_SECONDS <= one.rounds.deadline <= last + MIN_REPEAT_SECONDS
-    one.ahead += MIN_REPEAT_SECONDS
-    assert words(one.round()) == ["a"]
-    assert one.rounds.deadline > one.monotonic() + 100, "all these events requested one run"
+        harness.queue.run_after_event([A.name])
+        assert harness.step() == []
+    assert first_start + MIN_REPEAT_SECONDS <= harness.queue.deadline <= last_end + MIN_REPEAT_SECONDS
+    harness.clock_offset += MIN_REPEAT_SECONDS
+    assert run_names(harness.run_round()) == ["a"]
+    assert harness.queue.deadline > harness.monotonic() + 100, "all these events requested one run"
 
 
-def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_hang(
-    node: Callable[..., Node],
+def test_round_without_time_left_skips_last_checks(
+    make_harness: Callable[..., QueueHarness],
 ) -> None:
-    one = node(A, a_run("hangs", timeout=1000.0), B, round_timeout=100.0)
-    before = one.go(lambda: (asked := one.runner.request) is not None and name_of(asked) == "hangs")
-    one.ahead = 100.0
-    one.go_on.touch()
-    first, slow, last = before + one.round()
+    harness = make_harness(A, scheduled_run("hangs", timeout=1000.0), B, round_timeout=100.0)
+    earlier_replies = harness.run_until(
+        lambda: (request := harness.client.request) is not None and name_of(request) == "hangs"
+    )
+    harness.clock_offset = 100.0
+    harness.release_file.touch()
+    first, slow, skipped = earlier_replies + harness.run_round()
     assert (first.outcome, slow.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
-    assert (last.outcome, last.seconds) == (Outcome.TIMED_OUT, 0.0)
-    assert last.error == "the round ran out of time before this run"
-    one.rounds.run_early(B.name, one.monotonic())
-    assert [reply.outcome for reply in one.round()] == [Outcome.COMPLETED], "the next round has its own time"
+    assert (skipped.outcome, skipped.seconds) == (Outcome.TIMED_OUT, 0.0)
+    assert skipped.error == "the round ran out of time before this run"
+    harness.queue.run_early(B.name, harness.monotonic())
+    assert [reply.outcome for reply in harness.run_round()] == [Outcome.COMPLETED], "the next round has its own time"
 
 
-def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_free(
-    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+def test_hung_nvml_blocks_only_nvml_checks_until_released(
+    make_harness: Callable[..., QueueHarness], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = node(A, a_run("hangs", "nvml", timeout=0.3), a_run("gpu_1", "nvml", timeout=0.3))
-    by_name = dict(zip(words(ended := one.round()), ended, strict=True))
-    assert words(ended) == ["hangs", "gpu_1", "a"]
+    harness = make_harness(A, scheduled_run("hangs", "nvml", timeout=0.3), scheduled_run("gpu_1", "nvml", timeout=0.3))
+    by_name = dict(zip(run_names(replies := harness.run_round()), replies, strict=True))
+    assert run_names(replies) == ["hangs", "gpu_1", "a"]
     assert by_name["hangs"].outcome is Outcome.TIMED_OUT
     assert by_name["gpu_1"].outcome is Outcome.STUCK
     assert by_name["a"].outcome is Outcome.COMPLETED
-    assert list(one.runner.quarantined) == ["nvml"]
+    assert list(harness.client.quarantined) == ["nvml"]
 
-    assert one.go_for(0.4) == []
-    assert one.wakes < 5, "waiting for a hung worker is no busy loop"
+    assert harness.run_for(0.4) == []
+    assert harness.wakes < 5, "waiting for a hung worker is no busy loop"
 
     with caplog.at_level(logging.INFO, "healthd"):
-        one.freed(A, a_run("hangs", "nvml"), GPU_1)
-        freed = one.round()
-    assert words(freed) == ["hangs", "gpu_1", "close_nvml"]
-    assert {reply.outcome for reply in freed} == {Outcome.COMPLETED}
+        harness.release(A, scheduled_run("hangs", "nvml"), GPU_1)
+        released_replies = harness.run_round()
+    assert run_names(released_replies) == ["hangs", "gpu_1", "close_nvml"]
+    assert {reply.outcome for reply in released_replies} == {Outcome.COMPLETED}
     assert "the worker that hung in nvml has ended" in caplog.text
 
 
-def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: Callable[..., Node]) -> None:
-    one = node(a_run("hangs", "nvml", timeout=0.4))
-    began = one.monotonic()
-    one.round()
-    one.go_on.touch()
-    one.round()
-    assert one.monotonic() - began >= 0.8
+def test_check_slightly_over_timeout_is_not_repeated_at_once(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(scheduled_run("hangs", "nvml", timeout=0.4))
+    started = harness.monotonic()
+    harness.run_round()
+    harness.release_file.touch()
+    harness.run_round()
+    assert harness.monotonic() - started >= 0.8
 
 
-def test_an_task_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
-    one = node(a_run("hangs", "nvml", timeout=0.3))
-    one.round()
-    one.rounds.add_task(INVENTORY)
-    assert one.go_for(0.4) == []
-    assert one.wakes < 5
-    one.freed(a_run("hangs", "nvml"))
-    assert words(one.round()) == ["hangs", "inventory", "close_nvml"]
+def test_task_for_hung_nvml_waits_without_busy_loop(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(scheduled_run("hangs", "nvml", timeout=0.3))
+    harness.run_round()
+    harness.queue.add_task(INVENTORY)
+    assert harness.run_for(0.4) == []
+    assert harness.wakes < 5
+    harness.release(scheduled_run("hangs", "nvml"))
+    assert run_names(harness.run_round()) == ["hangs", "inventory", "close_nvml"]
 
 
-def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., Node], tmp_path: Path) -> None:
-    one = node(a_run("slow"))
-    one.step()
+def test_newest_pending_task_per_kind_runs(make_harness: Callable[..., QueueHarness], tmp_path: Path) -> None:
+    harness = make_harness(scheduled_run("slow"))
+    harness.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
-        one.rounds.add_task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
-    assert words(one.go(lambda: one.round_ended and not one.runner.is_busy)) == ["slow", "write_file"]
+        harness.queue.add_task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
+    assert run_names(harness.run_until(lambda: harness.round_ended and not harness.client.is_busy)) == [
+        "slow",
+        "write_file",
+    ]
     assert path.read_text() == "up 99"
 
 
-def test_when_nothing_is_to_do_nothing_is_done(node: Callable[..., Node]) -> None:
-    one = node(A, GPU_1)
-    one.round()
-    assert one.rounds.deadline > one.monotonic() + 100
-    assert one.go_for(0.5) == []
-    assert one.wakes < 4
+def test_idle_queue_does_not_wake(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A, GPU_1)
+    harness.run_round()
+    assert harness.queue.deadline > harness.monotonic() + 100
+    assert harness.run_for(0.5) == []
+    assert harness.wakes < 4
 
 
-def test_without_any_check_there_is_no_deadline(node: Callable[..., Node]) -> None:
-    one = node()
-    assert one.step() == []
-    assert one.rounds.deadline == float("inf")
+def test_queue_without_checks_has_no_deadline(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness()
+    assert harness.step() == []
+    assert harness.queue.deadline == float("inf")
 
 
-def test_where_no_worker_starts_the_round_ends_all_the_same(
-    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+def test_round_ends_if_no_worker_starts(
+    make_harness: Callable[..., QueueHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    one = node(A, GPU_1)
-    assert [reply.outcome for reply in one.round()] == [Outcome.FAILED, Outcome.FAILED]
-    assert one.rounds.deadline > one.monotonic() + 100
+    harness = make_harness(A, GPU_1)
+    assert [reply.outcome for reply in harness.run_round()] == [Outcome.FAILED, Outcome.FAILED]
+    assert harness.queue.deadline > harness.monotonic() + 100
 
 
-def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[..., Node]) -> None:
-    one = node(a_run("slow"), A, B)
-    assert one.step() == []
-    one.rounds.run_early(A.name, one.monotonic())
-    one.scheduled = [a_run("slow"), B]
-    one.rounds.drop_unconfigured([("slow", ""), ("b", "")])
-    assert words(one.round()) == ["slow", "b"]
+def test_drop_unconfigured_removes_pending_run(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(scheduled_run("slow"), A, B)
+    assert harness.step() == []
+    harness.queue.run_early(A.name, harness.monotonic())
+    harness.scheduled = [scheduled_run("slow"), B]
+    harness.queue.drop_unconfigured([("slow", ""), ("b", "")])
+    assert run_names(harness.run_round()) == ["slow", "b"]
 
 
-def test_a_check_with_a_short_interval_comes_round_by_itself(node: Callable[..., Node]) -> None:
-    one = node(a_run("a", interval=0.2), B)
-    began = one.monotonic()
-    ended = one.go(lambda: one.rounds.status.number == 5)
-    assert one.monotonic() - began >= 0.6
-    assert words(ended).count("b") == 1
-    assert words(ended).count("a") in (4, 5)
-    assert one.wakes < 40
+def test_check_with_short_interval_repeats(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(scheduled_run("a", interval=0.2), B)
+    started = harness.monotonic()
+    replies = harness.run_until(lambda: harness.queue.status.number == 5)
+    assert harness.monotonic() - started >= 0.6
+    assert run_names(replies).count("b") == 1
+    assert run_names(replies).count("a") in (4, 5)
+    assert harness.wakes < 40
 
 
-def test_the_status_tells_of_the_round(node: Callable[..., Node]) -> None:
-    one = node(A)
-    before = time.time()
-    one.round()
-    status = one.rounds.status
+def test_status_describes_round(make_harness: Callable[..., QueueHarness]) -> None:
+    harness = make_harness(A)
+    started = time.time()
+    harness.run_round()
+    status = harness.queue.status
     assert status.number == 1
-    assert before <= status.started <= time.time()
-    assert 0 < status.seconds <= time.time() - before
+    assert started <= status.started <= time.time()
+    assert 0 < status.seconds <= time.time() - started
     assert status.next_at > time.time() + 100
 
 
-def test_a_round_that_takes_longer_than_its_interval_ends_and_the_next_one_begins(tmp_path):
+def test_round_longer_than_interval_ends(tmp_path):
     """Runs that become due again during a round do not extend it."""
-    node = Node(tmp_path, a_run("slow", interval=0.05), a_run("a", interval=0.05))
+    harness = QueueHarness(tmp_path, scheduled_run("slow", interval=0.05), scheduled_run("a", interval=0.05))
     try:
-        ended = node.go(lambda: node.rounds.status.number >= 3)
-        assert node.round_ended
-        assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
-        assert 4 <= len(ended) <= 5  # two rounds of both checks, and the start of the third
+        replies = harness.run_until(lambda: harness.queue.status.number >= 3)
+        assert harness.round_ended
+        assert {reply.outcome for reply in replies} == {Outcome.COMPLETED}
+        assert 4 <= len(replies) <= 5  # two rounds of both checks, and the start of the third
     finally:
-        node.runner.close(5.0)
+        harness.client.close(5.0)
 
 
-class Hanging:
+class HangingClient:
     """A client whose every run hangs until its time-out. The hung worker has ended at the next step."""
 
     nvml_open = False
@@ -409,7 +420,7 @@ class Hanging:
     def __init__(self) -> None:
         self.now = 0.0
         self.request: Request | None = None
-        self.deadline = FAR
+        self.deadline = NEVER_REPEATED
         self.quarantined: dict[str, int] = {}
 
     @property
@@ -430,30 +441,28 @@ class Hanging:
 
 @pytest.mark.parametrize("resource", ["", "nvml"])
 @pytest.mark.parametrize("interval", [5.0, 10.0, 1000.0])
-@pytest.mark.parametrize("have_each_other_look", [False, True])
-def test_checks_that_time_out_again_and_again_keep_no_round_open(
-    resource: str, interval: float, have_each_other_look: bool
-) -> None:
-    runner = Hanging()
-    scheduled = [a_run(name, resource, interval, timeout=10.0) for name in ("a", "b", "c")]
+@pytest.mark.parametrize("repeats_others", [False, True])
+def test_checks_that_always_time_out_do_not_extend_round(resource: str, interval: float, repeats_others: bool) -> None:
+    client = HangingClient()
+    scheduled = [scheduled_run(name, resource, interval, timeout=10.0) for name in ("a", "b", "c")]
 
-    def others(reply: Reply) -> list[RunName]:
-        return [run.name for run in scheduled if run.name != reply.run] if have_each_other_look else []
+    def repeat_others(reply: Reply) -> list[RunName]:
+        return [run.name for run in scheduled if run.name != reply.run] if repeats_others else []
 
-    rounds = WorkerQueue(
-        runner,
+    queue = WorkerQueue(
+        client,
         "n1",
         100_000.0,
         lambda: scheduled,
         lambda wanted: Run(wanted.check, "", {}, boot_id="b"),
-        lambda: runner.now,
-        lambda: runner.now,
-        others,
+        lambda: client.now,
+        lambda: client.now,
+        repeat_others,
     )
     ends = []
     for _ in range(400):
-        if rounds.step().round_ended:
-            ends.append(rounds.status.seconds)
-        runner.now = max(rounds.deadline, runner.now + 0.001)
+        if queue.step().round_ended:
+            ends.append(queue.status.seconds)
+        client.now = max(queue.deadline, client.now + 0.001)
     assert len(ends) > 10
     assert max(ends) <= 2 * 3 * 10.0 + 1, "each check runs once, and at most once more"

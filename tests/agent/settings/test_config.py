@@ -29,11 +29,11 @@ from healthd.common.model import Mode, Severity
 from healthd.common.paths import RUNTIME_DIR
 
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = built_in_checks()
+CHECKS = built_in_checks()
 
 
-def settled(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> Loaded:
-    return resolve_settings(tomllib().loads(text), FILE, flags or {}, KNOWN)
+def load_text(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> Loaded:
+    return resolve_settings(tomllib().loads(text), FILE, flags or {}, CHECKS)
 
 
 def tomllib() -> Any:
@@ -44,9 +44,9 @@ def tomllib() -> Any:
     return module
 
 
-def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str:
+def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str:
     with pytest.raises(ConfigError) as raised:
-        settled(text, flags)
+        load_text(text, flags)
     return str(raised.value)
 
 
@@ -141,29 +141,31 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_with_file_setting_and_nearest_name(text, sentence):
-    assert complaint(text) == f"{FILE}: {sentence}"
+def test_mistake_is_single_sentence_with_file_setting_and_nearest_name(text, sentence):
+    assert config_error(text) == f"{FILE}: {sentence}"
 
 
 @pytest.mark.parametrize("text", ['[checks.mount."  "]', '[checks.mount."a\\u0007b"]', '[checks.mount."data"]'])
-def test_an_instance_needs_a_name_that_its_check_can_use(text):
-    assert complaint(text).startswith(f"{FILE}: checks.mount")
+def test_instance_name_must_be_valid_for_check(text):
+    assert config_error(text).startswith(f"{FILE}: checks.mount")
 
 
-def test_a_wrong_flag_is_named_and_not_the_file():
-    assert complaint("", {"mode": ("--mode", "drian")}) == (
+def test_invalid_flag_is_named_and_not_file():
+    assert config_error("", {"mode": ("--mode", "drian")}) == (
         '--mode: mode: "drian" is none of observe, drain, act; did you mean "drain"?'
     )
 
 
-def test_a_flag_does_not_hide_that_the_file_has_a_value_for_a_table():
-    assert complaint("nvml = 3", {"nvml.fake": ("--fake-nvml", "dgx-h100")}) == f"{FILE}: nvml: must be a table, got 3"
+def test_flag_does_not_hide_invalid_table_in_file():
+    assert (
+        config_error("nvml = 3", {"nvml.fake": ("--fake-nvml", "dgx-h100")}) == f"{FILE}: nvml: must be a table, got 3"
+    )
 
 
 # --- files
 
 
-def test_an_error_in_toml_names_file_and_line(tmp_path):
+def test_toml_error_names_file_and_line(tmp_path):
     file = tmp_path / "healthd.toml"
     file.write_text("mode = 'act'\ninterval_seconds = \n")
     with pytest.raises(ConfigError, match=r"healthd\.toml: not TOML: .*line 2"):
@@ -182,81 +184,83 @@ NOT_TOML = {
 
 
 @pytest.mark.parametrize("data", NOT_TOML.values(), ids=NOT_TOML)
-def test_what_is_not_toml_is_one_sentence(tmp_path, data):
+def test_invalid_toml_is_single_sentence(tmp_path, data):
     file = tmp_path / "healthd.toml"
     file.write_bytes(data)
     with pytest.raises(ConfigError, match=r"healthd\.toml: not TOML: "):
         read_file(str(file), required=True)
 
 
-def test_a_missing_file_is_an_error_only_where_it_was_asked_for(tmp_path):
+def test_missing_file_is_error_only_if_required(tmp_path):
     missing = str(tmp_path / "none.toml")
     assert read_file(missing, required=False) == {}
     with pytest.raises(ConfigError, match=f"^{missing}: no such file$"):
         read_file(missing, required=True)
 
 
-def test_a_directory_is_no_settings_file(tmp_path):
+def test_directory_is_no_settings_file(tmp_path):
     with pytest.raises(ConfigError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
         read_file(str(tmp_path), required=True)
 
 
-def test_an_unreadable_file_is_named():
+def test_unreadable_file_is_named():
     with pytest.raises(ConfigError, match=r"^/proc/self/mem: cannot be read: Input/output error$"):
         read_file("/proc/self/mem", required=False)  # root can read any other file
 
 
-def test_a_root_and_a_fake_machine_must_exist(tmp_path):
-    given = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
+def test_root_and_fake_nvml_must_exist(tmp_path):
+    options = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
     with pytest.raises(ConfigError, match=r"^--root: root: directory "):
-        require_named_files(settled("", given))
-    given["root"] = ("--root", str(tmp_path))
+        require_named_files(load_text("", options))
+    options["root"] = ("--root", str(tmp_path))
     with pytest.raises(ConfigError, match=r'no profile or file is called "dgx-h10"; did you mean "dgx-h100"'):
-        require_named_files(settled("", given))
-    given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
-    require_named_files(settled("", given))
+        require_named_files(load_text("", options))
+    options["nvml.fake"] = ("--fake-nvml", "dgx-h100")
+    require_named_files(load_text("", options))
 
 
 # --- precedence
 
 
-def test_without_a_file_everything_is_at_its_default():
-    loaded = settled("")
+def test_settings_without_file_are_defaults():
+    loaded = load_text("")
     assert replace(loaded.settings, node_name="") == Settings()
     assert loaded.settings.node_name == os.uname().nodename.partition(".")[0]
     assert {origin for _, _, origin in setting_rows(loaded)} == {"default"}
 
 
-def test_a_flag_wins_over_the_file_and_the_file_over_the_default():
-    loaded = settled('mode = "drain"\ninterval_seconds = 60', {"mode": ("--mode", "act")})
+def test_flag_overrides_file_and_file_overrides_default():
+    loaded = load_text('mode = "drain"\ninterval_seconds = 60', {"mode": ("--mode", "act")})
     assert (loaded.settings.mode, loaded.settings.interval_seconds) == (Mode.ACT, 60)
     origins = {name: origin for name, _, origin in setting_rows(loaded)}
     assert (origins["mode"], origins["interval_seconds"], origins["state_dir"]) == ("--mode", FILE, "default")
 
 
-def test_named_tables_inherit_what_stands_beside_them():
-    loaded = settled('[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n[checks.mount."/home"]\nfstype = "xfs"')
-    mounts = {instance: c.fstype for (check, instance), c in loaded.checks.items() if check == "mount"}  # type: ignore[attr-defined]
+def test_named_tables_inherit_check_settings():
+    loaded = load_text('[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n[checks.mount."/home"]\nfstype = "xfs"')
+    mounts = {
+        instance: check_config.fstype for (check, instance), check_config in loaded.checks.items() if check == "mount"
+    }  # type: ignore[attr-defined]
     assert mounts == {"/data": "nfs", "/home": "xfs"}
     origins = {name: origin for name, _, origin in setting_rows(loaded)}
     assert origins['checks.mount."/data".fstype'] == FILE
     assert origins['checks.mount."/data".read_only'] == "default"
 
 
-def test_a_check_that_is_switched_off_does_not_run_and_is_shown():
-    loaded = settled("[checks.gpu_ecc]\nenabled = false")
+def test_disabled_check_does_not_run_and_is_shown():
+    loaded = load_text("[checks.gpu_ecc]\nenabled = false")
     assert ("gpu_ecc", "") not in loaded.checks
     assert ("gpu_ecc", "") not in loaded.tables
     assert ("checks.gpu_ecc.enabled", False, FILE) in setting_rows(loaded)
 
 
-def test_a_severity_may_be_chosen_for_one_code():
-    loaded = settled('[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "info"')
+def test_severity_can_be_set_per_code():
+    loaded = load_text('[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "info"')
     assert loaded.checks["gpu_ecc", ""].severity == {"gpu_ecc/disabled": Severity.INFO}
 
 
-def test_an_xid_may_be_given_a_severity_though_it_is_in_no_list():
-    assert settled('[checks.gpu_xid.severity]\n"gpu_xid/999" = "info"').checks["gpu_xid", ""].severity
+def test_severity_can_be_set_for_unlisted_xid():
+    assert load_text('[checks.gpu_xid.severity]\n"gpu_xid/999" = "info"').checks["gpu_xid", ""].severity
 
 
 @pytest.mark.parametrize(
@@ -268,17 +272,17 @@ def test_an_xid_may_be_given_a_severity_though_it_is_in_no_list():
         ("node1:65535", ("node1", 65535)),
     ],
 )
-def test_where_metrics_are_served(text, address):
+def test_listen_addresses_parses_address(text, address):
     assert listen_addresses(text, "metrics.listen") == ([address] if address else [])
 
 
-def test_metrics_may_be_served_on_several_addresses():
-    several = settled('[metrics]\nlisten = ["127.0.0.1:9478", "[::1]:9478"]').settings.metrics.listen
-    assert listen_addresses(several, "metrics.listen") == [("127.0.0.1", 9478), ("::1", 9478)]
+def test_listen_addresses_accepts_list():
+    listen = load_text('[metrics]\nlisten = ["127.0.0.1:9478", "[::1]:9478"]').settings.metrics.listen
+    assert listen_addresses(listen, "metrics.listen") == [("127.0.0.1", 9478), ("::1", 9478)]
 
 
 @pytest.mark.parametrize(
-    ("listen", "words"),
+    ("listen", "message"),
     [
         ('["off"]', '"off" must not be in a list'),
         ('["127.0.0.1:1", "off"]', '"off" must not be in a list'),
@@ -289,24 +293,24 @@ def test_metrics_may_be_served_on_several_addresses():
         ("1", "metrics.listen: must be text"),
     ],
 )
-def test_of_several_addresses_each_is_one_and_another(listen, words):
-    with pytest.raises(ConfigError, match=words):
-        settled(f"[metrics]\nlisten = {listen}")
+def test_invalid_listen_list_is_refused(listen, message):
+    with pytest.raises(ConfigError, match=message):
+        load_text(f"[metrics]\nlisten = {listen}")
 
 
 @pytest.mark.parametrize("text", ["", ":9478", "host:", "host:65536", "host:-1", "host:1e3", "host:" + "9" * 5000])
-def test_what_is_no_address_is_refused(text):
+def test_listen_addresses_rejects_invalid_address(text):
     with pytest.raises(ConvertError, match=r"^metrics\.listen: must be ADDRESS:PORT"):
         listen_addresses(text, "metrics.listen")
 
 
-def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
+def test_read_directory_ignores_other_mistakes():
     assert config.read_directory({"runtime_dir": "/run/h", "mode": 3}, FILE, "runtime_dir") == "/run/h"
     with pytest.raises(ConfigError, match=f"^{FILE}: runtime_dir: must be text, got 3$"):
         config.read_directory({"runtime_dir": 3}, FILE, "runtime_dir")
 
 
-def test_what_a_client_knows_without_the_settings_is_what_they_say():
+def test_default_runtime_dir_matches_settings():
     assert Settings().runtime_dir == RUNTIME_DIR
 
 
@@ -314,7 +318,7 @@ def test_what_a_client_knows_without_the_settings_is_what_they_say():
 
 KEYS = st.sampled_from(
     [
-        *(f.name for of in (Settings, FleetLimits, SlurmConfig) for f in fields_of(of)),
+        *(f.name for settings_class in (Settings, FleetLimits, SlurmConfig) for f in fields_of(settings_class)),
         *("checks", "gpu_ecc", "mount", "exec", "ib_link", "/data", "severity", "gpu_ecc/disabled", "enabled", "name"),
         *("source", "fake", "listen", "timeout_seconds", "clear_after", "command", "expected_gbps", "fstype"),
     ]
@@ -336,48 +340,48 @@ VALUES = st.recursive(
 def refusal(table: dict[str, Any]) -> str:
     """Return the error for a table, or "" if it is accepted."""
     try:
-        loaded = resolve_settings(table, FILE, {}, KNOWN)
+        loaded = resolve_settings(table, FILE, {}, CHECKS)
     except ConfigError as error:
         return str(error)
-    assert resolve_settings(table, FILE, {}, KNOWN) == loaded
+    assert resolve_settings(table, FILE, {}, CHECKS) == loaded
     assert setting_rows(loaded)
     return ""
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
-def test_any_table_gives_settings_or_one_sentence(table):
+def test_any_table_yields_settings_or_single_sentence(table):
     sentence = refusal(table)
     assert sentence == "" or (sentence.startswith(f"{FILE}: ") and sentence.isprintable())
 
 
-def tables_of(settings: type) -> st.SearchStrategy[dict[str, Any]]:
+def table_strategy(settings: type) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from([f.name for f in fields_of(settings)]), VALUES, max_size=4)
 
 
 SUBTABLES = {f.name: kind for f in fields_of(Settings) if fields_of(kind := type(getattr(Settings(), f.name)))}
 
 
-@given(st.fixed_dictionaries({}, optional={name: tables_of(kind) for name, kind in SUBTABLES.items()}))
-def test_any_tables_under_the_names_of_ours_give_settings_or_one_sentence(table):
+@given(st.fixed_dictionaries({}, optional={name: table_strategy(kind) for name, kind in SUBTABLES.items()}))
+def test_any_known_subtables_yield_settings_or_single_sentence(table):
     sentence = refusal(table)
     assert sentence == "" or (sentence.startswith(f"{FILE}: ") and sentence.isprintable())
 
 
-@given(st.dictionaries(st.sampled_from(sorted(KNOWN)), st.dictionaries(KEYS, VALUES, max_size=4), max_size=3))
-def test_any_table_of_a_check_gives_a_config_or_one_sentence(tables):
+@given(st.dictionaries(st.sampled_from(sorted(CHECKS)), st.dictionaries(KEYS, VALUES, max_size=4), max_size=3))
+def test_any_check_table_yields_config_or_single_sentence(tables):
     sentence = refusal({"checks": tables})
     assert sentence == "" or (sentence.startswith(f"{FILE}: checks.") and sentence.isprintable())
 
 
 @pytest.mark.parametrize("number", [10**400, 16**6000], ids=["400 digits", "6000 digits"])
-def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
+def test_huge_number_is_refused(number):
     assert "finite" in refusal({"interval_seconds": number})
     assert "must be text" in refusal({"node_name": number})
 
 
 SECONDS = [
     (name, f.name)
-    for name, check in KNOWN.items()
+    for name, check in CHECKS.items()
     for f in fields_of(check.config)
     if "_seconds" in f.name and f.name != "before_resume_seconds"  # it has its own limit
 ]
@@ -387,32 +391,32 @@ PERIODS = ("interval", "timeout", "sample", "epilog")  # intervals and durations
 
 
 @pytest.mark.parametrize(("check", "setting"), SECONDS, ids=[" ".join(names) for names in SECONDS])
-def test_no_time_of_a_built_in_check_is_negative(check, setting):
+def test_built_in_check_times_are_not_negative(check, setting):
     values = {setting: -0.5}
     sentence = refusal({"checks": {check: {"/data": values} if check == "mount" else values}})
-    must = "must be 0.1 to" if setting.startswith(PERIODS) else "must be 0 to"
-    assert f"{setting}: {must}" in sentence
+    expected = "must be 0.1 to" if setting.startswith(PERIODS) else "must be 0 to"
+    assert f"{setting}: {expected}" in sentence
 
 
 @pytest.mark.parametrize("name", ["checks", "checks/\0", 3])
-def test_the_sites_checks_are_not_looked_for_where_the_settings_cannot_mean_it(tmp_path, monkeypatch, name):
+def test_invalid_checks_dir_is_not_searched(tmp_path, monkeypatch, name):
     from healthd.agent.settings import registry
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checks").mkdir()
-    directory(tmp_path / "checks", "fan.py", "raise RuntimeError('imported')")
-    known = registry.find_checks(config.checks_dir({"checks_dir": name}))
+    write_check(tmp_path / "checks", "fan.py", "raise RuntimeError('imported')")
+    found_checks = registry.find_checks(config.checks_dir({"checks_dir": name}))
     with pytest.raises(ConfigError, match=f"^{FILE}: checks_dir: must be "):
-        resolve_settings({"checks_dir": name}, FILE, {}, known)
+        resolve_settings({"checks_dir": name}, FILE, {}, found_checks)
 
 
 # --- the site's own checks
 
 
-def test_a_sites_check_is_found_configured_and_named(tmp_path):
+def test_site_check_is_found_and_configured(tmp_path):
     from healthd.agent.settings import registry
 
-    directory(tmp_path, "site_fan.py", "def run(host, config, past):\n    yield from ()\n")
+    write_check(tmp_path, "site_fan.py", "def run(host, config, past):\n    yield from ()\n")
     checks = registry.find_checks(str(tmp_path))
     assert ("site_fan", "") in resolve_settings({}, FILE, {}, checks).checks
 
@@ -426,19 +430,19 @@ def test_a_sites_check_is_found_configured_and_named(tmp_path):
         ("mount.py", "def run(host, config, past): ...", 'a built-in check is already called "mount"; rename the file'),
     ],
 )
-def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, sentence):
+def test_unusable_site_check_is_named(tmp_path, name, text, sentence):
     from healthd.agent.settings import registry
 
-    directory(tmp_path, name, text)
+    write_check(tmp_path, name, text)
     with pytest.raises(ConfigError) as raised:
         registry.find_checks(str(tmp_path))
     assert str(raised.value) == f"{tmp_path}/{name}: {sentence}"
 
 
-def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
+def test_site_check_writable_by_others_is_refused(tmp_path):
     from healthd.agent.settings import registry
 
-    file = directory(tmp_path, "fan.py", "def run(host, config, past): ...")
+    file = write_check(tmp_path, "fan.py", "def run(host, config, past): ...")
     file.chmod(0o666)
     with pytest.raises(ConfigError) as raised:
         registry.find_checks(str(tmp_path))
@@ -450,35 +454,35 @@ def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
     assert str(raised.value) == f"{tmp_path} (checks_dir): refused: {tmp_path} is writable by all users (mode 777)"
 
 
-@pytest.mark.parametrize("how", ["{}/real/fan.py", "../real/fan.py", "../also", "../through/fan.py"])
-def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
+@pytest.mark.parametrize("target", ["{}/real/fan.py", "../real/fan.py", "../also", "../through/fan.py"])
+def test_linked_site_check_is_refused_if_target_is_writable(tmp_path, target):
     from healthd.agent.settings import registry
 
     for name in ("real", "checks.d"):
         (tmp_path / name).mkdir(mode=0o755)
-    file = directory(tmp_path / "real", "fan.py", "def run(host, config, past):\n    yield from ()\n")
+    file = write_check(tmp_path / "real", "fan.py", "def run(host, config, past):\n    yield from ()\n")
     (tmp_path / "also").symlink_to("real/fan.py")
     (tmp_path / "through").symlink_to("real")
     link = tmp_path / "checks.d/fan.py"
-    link.symlink_to(how.format(tmp_path))
+    link.symlink_to(target.format(tmp_path))
     assert registry.site_files(str(tmp_path / "checks.d")) == [str(link)]
-    for written in (file, file.parent):
-        mode = written.stat().st_mode
-        written.chmod(0o777)
+    for writable in (file, file.parent):
+        mode = writable.stat().st_mode
+        writable.chmod(0o777)
         with pytest.raises(ConfigError, match=r"is writable by all users \(mode 777\)") as raised:
             registry.site_files(str(tmp_path / "checks.d"))
         assert str(raised.value).startswith(f"{link} (checks_dir): refused: ")
-        written.chmod(mode)
+        writable.chmod(mode)
 
 
-def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kernel_does(tmp_path):
+def test_link_upwards_from_linked_directory_is_followed(tmp_path):
     """checks.d -> srv/site/checks.d, and in it fan.py -> ../fan.py, which is srv/site/fan.py."""
     from healthd.agent.settings import registry
 
     inside = tmp_path / "srv/site/checks.d"
     inside.mkdir(parents=True)
     (tmp_path / "checks.d").symlink_to(inside)
-    file = directory(inside.parent, "fan.py", "def run(host, config, past): ...")
+    file = write_check(inside.parent, "fan.py", "def run(host, config, past): ...")
     (inside / "fan.py").symlink_to("../fan.py")
     assert registry.site_files(str(tmp_path / "checks.d")) == [f"{tmp_path}/checks.d/fan.py"]
     file.chmod(0o666)
@@ -486,7 +490,7 @@ def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kerne
         registry.site_files(str(tmp_path / "checks.d"))
 
 
-def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
+def test_broken_or_circular_link_is_refused(tmp_path):
     from healthd.agent.settings import registry
 
     (tmp_path / "fan.py").symlink_to("none")
@@ -497,22 +501,22 @@ def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
         registry.site_files(str(tmp_path))
 
 
-def test_a_file_whose_name_nobody_can_write_is_no_check(tmp_path):
+def test_non_utf8_file_name_is_refused(tmp_path):
     from healthd.agent.settings import registry
 
-    directory(tmp_path, os.fsdecode(b"fan\xff.py"), "def run(host, config, past): ...")
+    write_check(tmp_path, os.fsdecode(b"fan\xff.py"), "def run(host, config, past): ...")
     with pytest.raises(ConfigError) as raised:
         registry.site_files(str(tmp_path))
     assert str(raised.value) == f"{tmp_path}: 'fan\\udcff.py' is not a valid name for a check"
 
 
-def test_without_a_directory_the_site_has_no_checks(tmp_path):
+def test_missing_checks_dir_yields_no_files(tmp_path):
     from healthd.agent.settings import registry
 
     assert registry.site_files(str(tmp_path / "none")) == []
 
 
-def directory(path: Path, name: str, text: str) -> Path:
+def write_check(path: Path, name: str, text: str) -> Path:
     path.chmod(stat.S_IRWXU)
     file = path / name
     file.write_text(text)

@@ -19,20 +19,20 @@ ROOT = Path(__file__).parents[3]
 CHECKS = registry.built_in_checks()
 
 
-def says_nothing(source: str) -> list[str]:
+def unused_public_names(source: str) -> list[str]:
     """Return the public top-level names that neither the module itself nor healthd uses."""
     tree = ast.parse(source)
-    made = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        made += [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
-    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return sorted({name for name in made if name not in read and name not in NAMES and not name.startswith("_")})
+        defined += [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return sorted({name for name in defined if name not in used and name not in NAMES and not name.startswith("_")})
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_each_public_name_of_a_check_is_declared_to_healthd_or_used_by_itself(name):
-    assert says_nothing((ROOT / f"checks/{name}.py").read_text("utf-8")) == []
+def test_public_check_names_are_declared_or_used(name):
+    assert unused_public_names((ROOT / f"checks/{name}.py").read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,25 @@ def test_each_public_name_of_a_check_is_declared_to_healthd_or_used_by_itself(na
         "class Configs: ...",
     ],
 )
-def test_a_name_with_a_typo_is_found(typo):
-    assert len(says_nothing(f"{typo}\ndef run(host, config, past):\n    yield from ()")) == 1
+def test_misspelled_name_is_found(typo):
+    assert len(unused_public_names(f"{typo}\ndef run(host, config, past):\n    yield from ()")) == 1
 
 
-def test_each_name_has_its_line_of_meaning():
-    named = re.findall(r"(?m)^(\w+) {2,}\S", inspect.cleandoc(Contract.__doc__ or ""))  # Python 3.13 dedents docstrings
-    assert tuple(named) == NAMES
+def test_every_contract_name_is_described():
+    described = re.findall(
+        r"(?m)^(\w+) {2,}\S", inspect.cleandoc(Contract.__doc__ or "")
+    )  # Python 3.13 dedents docstrings
+    assert tuple(described) == NAMES
 
 
-def test_a_module_that_declares_nothing_has_the_defaults():
+def test_contract_for_empty_module_has_defaults():
     assert read_contract(ast) == Contract()
 
 
 # --- types
 
 
-WRONG = {
+WRONG_TYPES = {
     "Config": "Config = int",
     "PER": "PER = 3",
     "USES": "USES = ('nvml',)",
@@ -92,7 +94,7 @@ from healthd.common.model import Explain, Finding, KernelEvent
 """
 
 
-def held(module: str, names: list[str]) -> str:
+def contract_line(module: str, names: list[str]) -> str:
     """Return a line that mypy refuses if a declaration of the module has another type."""
     config = f"{module}.Config" if "Config" in names else "CheckConfig"
     return f"Contract[{config}]({', '.join(f'{name}={module}.{name}' for name in names)})"
@@ -102,7 +104,7 @@ def declared_in(source: str) -> list[str]:
     return [name for name in NAMES if re.search(rf"(?m)^(def |class )?{name}\b( =|:|\()", source)]
 
 
-def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_path):
+def test_mypy_checks_declared_types_against_contract(tmp_path):
     lines = [
         HEAD,
         "from healthd.agent.settings.contract import Contract",
@@ -110,39 +112,41 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
     ]
     for name, check in CHECKS.items():
         names = declared_in((ROOT / f"checks/{name}.py").read_text("utf-8"))
-        assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # may be CheckConfig
-        lines.append(held(name, names))
-    for name, wrong in WRONG.items():
+        assert {contract_name for contract_name in NAMES if hasattr(check.module, contract_name)} - {*names} <= {
+            "Config"
+        }  # may be CheckConfig
+        lines.append(contract_line(name, names))
+    for name, declaration in WRONG_TYPES.items():
         config = [] if name == "Config" else ["class Config(CheckConfig, frozen=True): ..."]
-        (tmp_path / f"wrong_{name}.py").write_text("\n".join([HEAD, *config, wrong, ""]))
-        lines += [f"import wrong_{name}", held(f"wrong_{name}", ["Config", name] if config else [name])]
+        (tmp_path / f"wrong_{name}.py").write_text("\n".join([HEAD, *config, declaration, ""]))
+        lines += [f"import wrong_{name}", contract_line(f"wrong_{name}", ["Config", name] if config else [name])]
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
     command += ["--cache-dir", str(tmp_path / "mypy"), str(program)]  # parallel runs must not share a cache
     environment = {**os.environ, "MYPYPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
     text = program.read_text().splitlines()
-    refused = [text[int(line.split(":")[1]) - 1] for line in done.stdout.splitlines()]
-    assert refused == [line for line in text if "(Config=wrong_" in line], done.stdout + done.stderr
+    refused_lines = [text[int(line.split(":")[1]) - 1] for line in completed.stdout.splitlines()]
+    assert refused_lines == [line for line in text if "(Config=wrong_" in line], completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_check_that_is_built_in_comes_round_always_or_on_an_idle_node(name):
+def test_built_in_check_runs_always_or_on_idle_node(name):
     assert CHECKS[name].when in ("", "idle")
     assert CHECKS[name].has_run or CHECKS[name].reads_kernel_log
 
 
-def test_a_check_that_knows_repairs_listens() -> None:
+def test_check_with_repairs_reads_kernel_log() -> None:
     """The intake calls only checks that evaluate events. A check with `repairs` alone would never be called."""
-    repairing = [check for check in registry.built_in_checks().values() if check.declares.repairs]
-    assert repairing
-    assert all(check.reads_kernel_log for check in repairing)
+    checks = [check for check in registry.built_in_checks().values() if check.declares.repairs]
+    assert checks
+    assert all(check.reads_kernel_log for check in checks)
 
 
-def observed(source: str) -> set[str]:
+def observation_patterns(source: str) -> set[str]:
     """Return the names of the observations of a check as patterns, with `.+` for inserted text."""
-    found = set()
+    patterns = set()
     for call in ast.walk(ast.parse(source)):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
             continue
@@ -150,24 +154,34 @@ def observed(source: str) -> set[str]:
             continue
         name = call.args[0]
         if isinstance(name, ast.Constant):
-            found.add(re.escape(str(name.value)))
+            patterns.add(re.escape(str(name.value)))
         elif isinstance(name, ast.JoinedStr):
-            found.add("".join(re.escape(p.value) if isinstance(p, ast.Constant) else ".+" for p in name.values))
-    return found
+            patterns.add(
+                "".join(re.escape(piece.value) if isinstance(piece, ast.Constant) else ".+" for piece in name.values)
+            )
+    return patterns
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_each_observation_that_a_check_can_give_says_what_its_value_means(name):
+def test_every_check_observation_has_meaning(name):
     """No other name has a meaning. fakes.run_check() compares the observations of each run with the table."""
     meanings = CHECKS[name].declares.OBSERVATIONS
-    patterns = observed((ROOT / f"checks/{name}.py").read_text("utf-8"))
-    assert {pattern for pattern in patterns if not any(re.fullmatch(pattern, told) for told in meanings)} == set()
-    assert {told for told in meanings if not any(re.fullmatch(pattern, told) for pattern in patterns)} == set()
-    for told, (text, labels) in meanings.items():
-        assert text.endswith("."), told
-        assert not {"instance", "job"} & set(labels), told
+    patterns = observation_patterns((ROOT / f"checks/{name}.py").read_text("utf-8"))
+    assert {
+        pattern
+        for pattern in patterns
+        if not any(re.fullmatch(pattern, observation_name) for observation_name in meanings)
+    } == set()
+    assert {
+        observation_name
+        for observation_name in meanings
+        if not any(re.fullmatch(pattern, observation_name) for pattern in patterns)
+    } == set()
+    for observation_name, (text, labels) in meanings.items():
+        assert text.endswith("."), observation_name
+        assert not {"instance", "job"} & set(labels), observation_name
 
 
-def test_no_two_checks_give_an_observation_of_one_name():
-    named = [told for check in CHECKS.values() for told in check.declares.OBSERVATIONS]
-    assert sorted(named) == sorted(set(named))
+def test_observation_names_are_unique():
+    names = [observation_name for check in CHECKS.values() for observation_name in check.declares.OBSERVATIONS]
+    assert sorted(names) == sorted(set(names))

@@ -17,7 +17,7 @@ from healthd.agent.settings.registry import built_in_checks
 from healthd.common.codec import Rule, fields_of, load
 
 FILE = "/etc/healthd/healthd.toml"
-KNOWN = built_in_checks()
+CHECKS = built_in_checks()
 COMMON = frozenset(field.name for field in fields_of(CheckConfig))
 
 
@@ -31,33 +31,33 @@ class Number(NamedTuple):
     cls: type
     kind: type
     rules: tuple[Rule, ...]
-    holds: Any = None
+    container: Any = None
 
     @property
     def name(self) -> str:
         return self.where[-1]
 
-    def held(self, value: float) -> Any:
-        if self.holds is dict:
+    def wrapped(self, value: float) -> Any:
+        if self.container is dict:
             return {"mlx5_0/1" if self.where[1] == "ib_link" else "eth0": value}
-        return [value] if self.holds is tuple else value
+        return [value] if self.container is tuple else value
 
     def settings(self, value: float) -> dict[str, Any]:
-        table = self.held(value)
-        for word in reversed(self.where):
-            table = {word: table}
+        table = self.wrapped(value)
+        for table_name in reversed(self.where):
+            table = {table_name: table}
         return typing.cast("dict[str, Any]", table)
 
 
-def numbers_of(cls: type, where: tuple[str, ...], without: frozenset[str] = frozenset()) -> Iterator[Number]:
+def iter_numbers(cls: type, path: tuple[str, ...], excluded: frozenset[str] = frozenset()) -> Iterator[Number]:
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         if isinstance(hint, type) and typing.get_origin(hint) is None and fields_of(hint):
-            yield from numbers_of(typing.cast(type, hint), (*where, name))
-        elif name not in without:
-            holds = typing.get_origin(hint) if typing.get_origin(hint) in (dict, tuple) else None
+            yield from iter_numbers(typing.cast(type, hint), (*path, name))
+        elif name not in excluded:
+            container = typing.get_origin(hint) if typing.get_origin(hint) in (dict, tuple) else None
             kind, rules = number_in(hint)
             if kind in (int, float):
-                yield Number((*where, name), cls, kind, rules, holds)
+                yield Number((*path, name), cls, kind, rules, container)
 
 
 def number_in(hint: Any) -> tuple[Any, tuple[Rule, ...]]:
@@ -70,20 +70,20 @@ def number_in(hint: Any) -> tuple[Any, tuple[Rule, ...]]:
 
 
 NUMBERS = [
-    *numbers_of(Settings, ()),
-    *numbers_of(CheckConfig, ("checks", "gpu_ecc")),
-    *(number for name, check in KNOWN.items() for number in numbers_of(check.config, ("checks", name), COMMON)),
+    *iter_numbers(Settings, ()),
+    *iter_numbers(CheckConfig, ("checks", "gpu_ecc")),
+    *(number for name, check in CHECKS.items() for number in iter_numbers(check.config, ("checks", name), COMMON)),
 ]
 EACH = pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ".".join(number.where))
 
 
 def refusal(number: Number, value: float) -> str:
     with pytest.raises(ConfigError) as raised:
-        resolve_settings(number.settings(value), FILE, {}, KNOWN)
+        resolve_settings(number.settings(value), FILE, {}, CHECKS)
     return str(raised.value)
 
 
-def test_all_numbers_of_the_settings_are_found():
+def test_all_numbers_in_settings_are_found():
     names = {".".join(number.where) for number in NUMBERS}
     assert {"interval_seconds", "slurm.max_restarts", "fleet.limit_percent", "checks.gpu_count.expected"} <= names
     assert {"checks.ib_link.expected_gbps", "checks.gpu_pcie.lane_replays_per_minute"} <= names
@@ -91,20 +91,20 @@ def test_all_numbers_of_the_settings_are_found():
 
 
 @EACH
-def test_every_number_has_a_least_and_a_most(number: Number):
+def test_every_number_has_minimum_and_maximum(number: Number):
     assert [(rule.minimum is None, rule.maximum is None) for rule in number.rules] == [(False, False)]
 
 
 @EACH
-def test_the_bounds_themselves_are_allowed(number: Number):
+def test_minimum_and_maximum_are_accepted(number: Number):
     (rule,) = number.rules
-    for edge in (rule.minimum, rule.maximum):
-        assert edge is not None
-        assert load(number.cls, {number.name: number.held(number.kind(edge))}) is not None
+    for bound in (rule.minimum, rule.maximum):
+        assert bound is not None
+        assert load(number.cls, {number.name: number.wrapped(number.kind(bound))}) is not None
 
 
 @EACH
-def test_what_lies_beyond_is_one_sentence_with_the_file_and_the_setting(number: Number):
+def test_number_beyond_range_is_single_sentence(number: Number):
     (rule,) = number.rules
     assert rule.minimum is not None
     assert rule.maximum is not None
@@ -119,7 +119,7 @@ def test_what_lies_beyond_is_one_sentence_with_the_file_and_the_setting(number: 
 
 
 @EACH
-def test_what_is_no_such_number_at_all_is_one_sentence_too(number: Number):
+def test_invalid_number_is_single_sentence(number: Number):
     values: list[Any] = [10**30, -(10**30), 10**5000, math.nan, math.inf, -math.inf, True, "60", [[]]]
     for value in values:
         sentence = refusal(number, value)
@@ -129,10 +129,10 @@ def test_what_is_no_such_number_at_all_is_one_sentence_too(number: Number):
 
 
 @given(st.sampled_from(NUMBERS), st.integers() | st.floats() | st.integers(-10, 10**7))
-def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number, value: float):
+def test_any_number_is_accepted_or_refused_in_single_sentence(number: Number, value: float):
     (rule,) = number.rules
     try:
-        resolve_settings(number.settings(value), FILE, {}, KNOWN)
+        resolve_settings(number.settings(value), FILE, {}, CHECKS)
         sentence = ""
     except ConfigError as error:
         sentence = str(error)
@@ -143,10 +143,10 @@ def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number,
         assert rule.problem(value) == ""
 
 
-def test_a_slip_of_the_finger_is_told_with_what_is_plausible():
+def test_range_error_shows_plausible_range():
     with pytest.raises(ConfigError) as raised:
-        resolve_settings({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, KNOWN)
+        resolve_settings({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, CHECKS)
     assert str(raised.value) == f"{FILE}: checks.gpu_count.expected: must be 0 to 255 GPUs, got 100000"
     with pytest.raises(ConfigError) as raised:
-        resolve_settings({"interval_seconds": 0.001}, FILE, {}, KNOWN)
+        resolve_settings({"interval_seconds": 0.001}, FILE, {}, CHECKS)
     assert str(raised.value) == f"{FILE}: interval_seconds: must be 0.1 to 604800 seconds (a week), got 0.001"

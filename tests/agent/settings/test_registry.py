@@ -46,19 +46,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config_of(*fields: str) -> str:
+def config_source(*fields: str) -> str:
     """Return the source of a Config with these fields."""
     imports = (
         "dataclasses import dataclass, field",
         "datetime import date",
         "healthd.api import CheckConfig",
     )
-    head = "".join(f"from {names}\n" for names in imports)
+    imports_text = "".join(f"from {names}\n" for names in imports)
     lines = "".join(f"    {line}\n" for line in fields)
-    return f"{head}@dataclass(frozen=True, slots=True)\nclass Config(CheckConfig):\n{lines}"
+    return f"{imports_text}@dataclass(frozen=True, slots=True)\nclass Config(CheckConfig):\n{lines}"
 
 
-def site(folder: Path, text: str) -> Check:
+def site_check(folder: Path, text: str) -> Check:
     (folder / "fan.py").write_text(f"from healthd.api import *\n{RUN}{text}\n")
     (folder / "fan.py").chmod(0o644)
     return registry.find_checks(str(folder))["fan"]
@@ -68,18 +68,18 @@ def site(folder: Path, text: str) -> Check:
     "raised",
     ["ValueError('no')", "SystemExit(3)", "GeneratorExit", "RecursionError", "type('Own', (BaseException,), {})"],
 )
-def test_whatever_a_file_raises_when_it_is_imported_is_one_sentence(folder, raised):
+def test_exception_during_import_is_single_sentence(folder, raised):
     with pytest.raises(ConfigError, match=r"fan\.py: cannot be loaded: "):
-        site(folder, f"raise {raised}")
+        site_check(folder, f"raise {raised}")
 
 
-def test_a_link_that_points_nowhere_is_one_sentence(folder):
+def test_broken_link_is_single_sentence(folder):
     (folder / "fan.py").symlink_to(folder / "gone.py")
     with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: No such file or directory"):
         registry.find_checks(str(folder))
 
 
-def test_what_is_no_file_is_refused_before_it_is_opened(folder):
+def test_fifo_is_refused_before_open(folder):
     os.mkfifo(folder / "fan.py", 0o600)
     with pytest.raises(ConfigError, match=r"fan\.py: is not a file"):
         registry.find_checks(str(folder))
@@ -97,21 +97,21 @@ def test_what_is_no_file_is_refused_before_it_is_opened(folder):
         ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of strings"),
         ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of strings"),
         ("HOLDS_RESUME = 'no'", "HOLDS_RESUME must be True or False"),
-        (config_of("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, got "5s"'),
-        (config_of("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, got 2.0"),
-        (config_of("interval_seconds: int = 0"), "Config.interval_seconds: must be 0.1 to "),
-        (config_of("severity: int = 3"), "Config.severity: must be a table, got 3"),
-        (config_of("enabled: str = 'no'"), 'Config.enabled: must be true or false, got "no"'),
-        (config_of("name: int = 1"), "Config.name: must be text, got 1"),
+        (config_source("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, got "5s"'),
+        (config_source("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, got 2.0"),
+        (config_source("interval_seconds: int = 0"), "Config.interval_seconds: must be 0.1 to "),
+        (config_source("severity: int = 3"), "Config.severity: must be a table, got 3"),
+        (config_source("enabled: str = 'no'"), 'Config.enabled: must be true or false, got "no"'),
+        (config_source("name: int = 1"), "Config.name: must be text, got 1"),
     ],
 )
-def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence):
+def test_declarations_are_checked_at_loading(folder, text, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        site(folder, text)
+        site_check(folder, text)
 
 
 @pytest.mark.parametrize(
-    ("stop", "words"),
+    ("stop", "expected"),
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(2)", "SystemExit: 2"),
@@ -119,15 +119,15 @@ def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence)
         ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "Odd"),
     ],
 )
-def test_a_validate_that_raises_refuses_the_settings_in_a_sentence(folder, stop, words):
-    check = site(folder, f"def validate(config):\n    {stop}")
-    with pytest.raises(ConfigError) as refused:
+def test_validate_that_raises_is_single_sentence(folder, stop, expected):
+    check = site_check(folder, f"def validate(config):\n    {stop}")
+    with pytest.raises(ConfigError) as raised:
         resolve_settings({}, "file", {}, {"fan": check})
-    assert str(refused.value) == f"file: checks.fan: its validate() raised {words} ({folder}/fan.py)"
+    assert str(raised.value) == f"file: checks.fan: its validate() raised {expected} ({folder}/fan.py)"
 
 
-def test_a_mistake_of_a_check_is_told_of_the_file_that_has_settings_for_it(folder):
-    check = site(folder, "def validate(config):\n    1 / 0")
+def test_validate_error_names_file_with_check_settings(folder):
+    check = site_check(folder, "def validate(config):\n    1 / 0")
     for layers in ([], [Layer("profile x", {})], [Layer("profile x", {}), Layer("baseline.toml", {})]):
         with pytest.raises(ConfigError, match=r"^healthd\.toml: checks\.fan: "):
             resolve_settings({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
@@ -137,18 +137,18 @@ def test_a_mistake_of_a_check_is_told_of_the_file_that_has_settings_for_it(folde
         )
 
 
-def test_a_name_that_is_almost_one_of_the_contract_is_warned_of_and_refuses_nothing(folder, caplog):
-    check = site(folder, "AFTER_EVENT = ('xid',)\nPERIOD = 3\nUSES = ''\nEXPLAINED = {}")
+def test_misspelled_contract_name_is_logged(folder, caplog):
+    check = site_check(folder, "AFTER_EVENT = ('xid',)\nPERIOD = 3\nUSES = ''\nEXPLAINED = {}")
     assert check.after_events == ()
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{folder}/fan.py: healthd ignores AFTER_EVENT; did you mean AFTER_EVENTS?"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"{folder}/fan.py: healthd ignores AFTER_EVENT; did you mean AFTER_EVENTS?"]
 
 
 FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
 
 
 @pytest.mark.parametrize(
-    "does",
+    "body",
     [
         "1 / 0",
         "raise SystemExit(2)",
@@ -159,16 +159,16 @@ FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
         "yield Finding('bad', 'fan/hang', '', 'no severity')",
     ],
 )
-def test_an_overdue_that_goes_wrong_is_a_logged_sentence_and_nothing_else(folder, caplog, does):
-    check = site(folder, f"def overdue(config, seconds):\n    {does}")
+def test_overdue_that_fails_is_logged(folder, caplog, body):
+    check = site_check(folder, f"def overdue(config, seconds):\n    {body}")
     assert list(check.overdue(check.config(), 10.0)) == []
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("check fan: overdue: ")
 
 
-def test_an_overdue_that_is_right_is_heard(folder):
-    check = site(folder, f"def overdue(config, seconds):\n    yield {FINDING})")
+def test_overdue_finding_is_returned(folder):
+    check = site_check(folder, f"def overdue(config, seconds):\n    yield {FINDING})")
     (finding,) = check.overdue(check.config(), 10.0)
     assert (finding.code, finding.severity) == ("fan/hang", Severity.WARNING)
 
@@ -183,28 +183,28 @@ def test_an_overdue_that_is_right_is_heard(folder):
         "EXPLAIN = {'fan/hang': Explain('bad', Clears.PASS, 'a', 'b', 'c')}",
     ],
 )
-def test_an_explanation_that_cannot_be_had_is_none_and_a_sentence(folder, caplog, text):
-    check = site(folder, text)
+def test_explain_that_fails_is_logged_and_returns_none(folder, caplog, text):
+    check = site_check(folder, text)
     assert check.explain("fan/hang") is None
     check.codes()
     assert {record.getMessage().partition(": ")[0] for record in caplog.records} == {"check fan"}
 
 
-def test_codes_that_cannot_be_listed_are_none(folder):
-    assert site(folder, "def known_codes():\n    1 / 0").codes() == []
+def test_known_codes_that_fails_yields_no_codes(folder):
+    assert site_check(folder, "def known_codes():\n    1 / 0").codes() == []
 
 
-def test_a_sites_check_does_not_listen_to_the_kernel_log(folder):
-    check = site(folder, "def correlate(events, node, config):\n    1 / 0")
+def test_site_check_does_not_correlate_kernel_events(folder):
+    check = site_check(folder, "def correlate(events, node, config):\n    1 / 0")
     assert check.correlate((), Inventory(), check.config()) == ([], ())
 
 
-def test_a_built_in_check_does():
+def test_built_in_check_correlates_kernel_events():
     check = registry.built_in_checks()["gpu_xid"]
     assert check.correlate((), Inventory(), check.config()) == ([], ())
 
 
-def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
+def test_built_in_checks_have_valid_declarations():
     assert {registry._misdeclared(check) for check in registry.built_in_checks().values() if check.has_run} == {""}
 
 
@@ -221,30 +221,30 @@ def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
         ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass", 6),
     ],
 )
-def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(folder, monkeypatch, text, line):
+def test_import_that_hangs_is_refused_with_line(folder, monkeypatch, text, line):
     path = folder / "fan.py"
     monkeypatch.setattr(trial.require_loadable, "__defaults__", (1.0,))
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
-    with pytest.raises(ConfigError) as refused:
-        site(folder, text)
-    assert str(refused.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
+    with pytest.raises(ConfigError) as raised:
+        site_check(folder, text)
+    assert str(raised.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "reason"),
     [
         ("import os\nos._exit(3)", "its import ends the process with status 3"),
         ("import os\nos.kill(os.getpid(), 9)", "its import ends the process by SIGKILL"),
         ("import ctypes\nctypes.string_at(0)", "its import ends the process by SIGSEGV"),
     ],
 )
-def test_a_file_whose_import_ends_the_process_is_refused(folder, text, words):
-    with pytest.raises(ConfigError) as refused:
-        site(folder, text)
-    assert str(refused.value).startswith(f"{folder / 'fan.py'}: refused: {words}")
+def test_import_that_ends_process_is_refused(folder, text, reason):
+    with pytest.raises(ConfigError) as raised:
+        site_check(folder, text)
+    assert str(raised.value).startswith(f"{folder / 'fan.py'}: refused: {reason}")
 
 
-def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
+def test_hanging_file_among_several_is_named(folder, monkeypatch):
     for name, text in (("a", RUN), ("b", "while True: pass"), ("c", RUN)):
         (folder / f"{name}.py").write_text(text)
         (folder / f"{name}.py").chmod(0o644)
@@ -255,66 +255,64 @@ def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
 @pytest.mark.parametrize(
     "text",
     [
-        config_of("limit: int = 3") + "def validate(config):\n    while config.limit > 3: pass\n",
-        config_of("limit: int = 3", "def __post_init__(self):", "    while self.limit > 3: pass"),
+        config_source("limit: int = 3") + "def validate(config):\n    while config.limit > 3: pass\n",
+        config_source("limit: int = 3", "def __post_init__(self):", "    while self.limit > 3: pass"),
     ],
 )
-def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_line_where_it_is(
-    folder, monkeypatch, text
-):
-    known = {"fan": site(folder, text)}
-    assert resolve_settings({}, "x.toml", {}, known).checks[RunName("fan")].limit == 3
+def test_validation_that_hangs_is_refused_with_line(folder, monkeypatch, text):
+    checks = {"fan": site_check(folder, text)}
+    assert resolve_settings({}, "x.toml", {}, checks).checks[RunName("fan")].limit == 3
     monkeypatch.setattr(trial.require_validated, "__defaults__", (1.0,))
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
-    with pytest.raises(ConfigError) as refused:
-        resolve_settings({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
-    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
-    assert str(refused.value).startswith(said)
+    with pytest.raises(ConfigError) as raised:
+        resolve_settings({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, checks)
+    expected = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
+    assert str(raised.value).startswith(expected)
 
 
-def test_a_validation_that_ends_the_process_is_refused_and_one_that_only_refuses_is_heard(folder):
-    text = config_of("limit: int = 3") + "def validate(config):\n    import os\n    return os._exit(config.limit)\n"
+def test_validation_that_ends_process_or_fails_is_refused(folder):
+    text = config_source("limit: int = 3") + "def validate(config):\n    import os\n    return os._exit(config.limit)\n"
     with pytest.raises(ConfigError, match="refused: its validation ends the process with status 3"):
-        resolve_settings({}, "x.toml", {}, {"fan": site(folder, text)})
-    text = config_of("limit: int = 3") + "def validate(config):\n    return 'limit: no'\n"
+        resolve_settings({}, "x.toml", {}, {"fan": site_check(folder, text)})
+    text = config_source("limit: int = 3") + "def validate(config):\n    return 'limit: no'\n"
     with pytest.raises(ConfigError, match=r"x\.toml: checks\.fan: limit: no"):
-        resolve_settings({}, "x.toml", {}, {"fan": site(folder, text)})
+        resolve_settings({}, "x.toml", {}, {"fan": site_check(folder, text)})
 
 
-def test_what_a_file_prints_or_leaves_running_is_no_matter(folder):
-    check = site(
+def test_output_and_threads_from_import_are_ignored(folder):
+    check = site_check(
         folder, "import threading, time\nprint('x' * 100)\nthreading.Thread(target=time.sleep, args=(3,)).start()"
     )
     assert check.has_run
 
 
-def test_a_file_that_was_imported_once_is_not_tried_again_until_it_changes(folder, monkeypatch):
-    site(folder, "")
-    tried = []
-    monkeypatch.setattr(trial, "run_program", lambda *args: tried.append(args))
+def test_unchanged_file_is_tried_only_once(folder, monkeypatch):
+    site_check(folder, "")
+    trials = []
+    monkeypatch.setattr(trial, "run_program", lambda *args: trials.append(args))
     registry.find_checks(str(folder))
-    assert tried == []
+    assert trials == []
     with pytest.raises(AttributeError):  # the fake returns None
-        site(folder, "# changed")
-    assert len(tried) == 1
+        site_check(folder, "# changed")
+    assert len(trials) == 1
 
 
-def test_a_file_that_hangs_does_not_hang_the_commands(folder):
+def test_hanging_site_check_does_not_hang_command(folder):
     (folder / "checks").mkdir()
     (folder / "checks/fan.py").write_text("__import__('time').sleep(1e6)\n")  # hangs without CPU load
     settings = folder / "healthd.toml"
     settings.write_text(f'checks_dir = "{folder}/checks"\n')
     command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 64
-    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert completed.returncode == 64
+    assert completed.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
 
 
 # --- a Config that refuses its values
 
 
 @pytest.mark.parametrize("raised", ["ValueError('no fans')", "SystemExit(2)", "TypeError('no fans')"])
-def test_a_config_that_raises_when_it_is_made_is_one_sentence(folder, raised):
+def test_config_that_raises_is_single_sentence(folder, raised):
     text = f"""
 from dataclasses import dataclass
 from healthd.api import CheckConfig
@@ -324,7 +322,7 @@ class Config(CheckConfig):
     def __post_init__(self):
         raise {raised}
 """
-    check = site(folder, text)
+    check = site_check(folder, text)
     with pytest.raises(ConfigError) as refused:
         resolve_settings({"checks": {"fan": {"fans": 2}}}, "healthd.toml", {}, {"fan": check})
     sentence = str(refused.value)
@@ -335,20 +333,22 @@ class Config(CheckConfig):
 # --- settings of a site's check
 
 
-OURS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, MetricsConfig)
+HEALTHD_SETTINGS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, MetricsConfig)
 
 
 @pytest.mark.parametrize(
     ("kind", "value"), [("int | None", "None"), ("int", "-3"), ("str", "'ALL?'"), ("float", "-1.5"), ("int", "3")]
 )
-def test_a_setting_of_a_sites_check_is_not_judged_by_its_name(folder, kind, value):
-    names = {f.name for of in OURS for f in fields_of(of)} - {f.name for f in fields_of(CheckConfig)}
-    check = site(folder, config_of(*(f"{name}: {kind} = {value}" for name in sorted(names))))
+def test_site_setting_is_not_validated_by_name(folder, kind, value):
+    names = {f.name for settings_class in HEALTHD_SETTINGS for f in fields_of(settings_class)} - {
+        f.name for f in fields_of(CheckConfig)
+    }
+    check = site_check(folder, config_source(*(f"{name}: {kind} = {value}" for name in sorted(names))))
     assert resolve_settings({}, "file", {}, {"fan": check}).checks["fan", ""] == check.config()
 
 
-def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it(folder):
-    check = site(folder, config_of("offset_seconds: float = 0.0"))
+def test_site_time_may_be_negative(folder):
+    check = site_check(folder, config_source("offset_seconds: float = 0.0"))
     loaded = resolve_settings({"checks": {"fan": {"offset_seconds": -2}}}, "file", {}, {"fan": check})
     assert loaded.tables["fan", ""] == {"name": "", "offset_seconds": -2.0}
 
@@ -371,15 +371,15 @@ def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it
         ("enforce: bool | None = True", None, "enforce: must be true or false, got None"),
     ],
 )
-def test_what_every_check_can_be_told_is_judged_also_where_a_site_declares_it_anew(folder, field, value, sentence):
-    check = site(folder, config_of(field))
-    with pytest.raises(ConfigError) as refused:
+def test_common_setting_is_validated_if_redeclared_by_site(folder, field, value, sentence):
+    check = site_check(folder, config_source(field))
+    with pytest.raises(ConfigError) as raised:
         resolve_settings({"checks": {"fan": {field.partition(":")[0]: value}}}, "healthd.toml", {}, {"fan": check})
-    assert str(refused.value).startswith(f"healthd.toml: checks.fan.{sentence}")
+    assert str(raised.value).startswith(f"healthd.toml: checks.fan.{sentence}")
 
 
 @pytest.mark.parametrize(
-    ("own", "setting", "value", "place"),
+    ("declaration", "setting", "value", "location"),
     [
         ("since: date = date(2020, 1, 1)", "since", date(2021, 1, 1), "checks.fan.since"),
         ("which: list = field(default_factory=list)", "which", [16**6000], "checks.fan.which"),
@@ -387,29 +387,34 @@ def test_what_every_check_can_be_told_is_judged_also_where_a_site_declares_it_an
         ("fans: int | str = 3", "fans", 4, "checks.fan"),
     ],
 )
-def test_a_setting_that_the_worker_could_not_be_told_is_one_sentence_that_names_the_checks_file(
-    folder, own, setting, value, place
-):
-    check = site(folder, config_of(own))
-    with pytest.raises(ConfigError) as refused:
+def test_setting_that_cannot_be_sent_to_worker_is_refused(folder, declaration, setting, value, location):
+    check = site_check(folder, config_source(declaration))
+    with pytest.raises(ConfigError) as raised:
         resolve_settings({"checks": {"fan": {setting: value}}}, "healthd.toml", {}, {"fan": check})
-    assert str(refused.value).startswith(f"healthd.toml: {place}: its Config raised ")
-    assert str(refused.value).endswith(f" ({folder}/fan.py)")
+    assert str(raised.value).startswith(f"healthd.toml: {location}: its Config raised ")
+    assert str(raised.value).endswith(f" ({folder}/fan.py)")
 
 
-def test_a_config_that_raises_once_it_is_set_up_is_one_sentence(folder):
-    once = ("def __post_init__(self):", "    if self.guessed or self.fans > 1:", "        raise LookupError('a\\nb')")
-    check = site(folder, config_of("fans: int = 1", *once))
+def test_config_that_raises_with_layers_is_single_sentence(folder):
+    post_init = (
+        "def __post_init__(self):",
+        "    if self.guessed or self.fans > 1:",
+        "        raise LookupError('a\\nb')",
+    )
+    check = site_check(folder, config_source("fans: int = 1", *post_init))
     for layers in (
         [Layer("profile x", {"fan": {"fans": 1}}, guessed=True)],
         [Layer("profile x", {"fan": {"fans": 2}})],
     ):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError) as raised:
             resolve_settings({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
-        assert str(refused.value).endswith(f"checks.fan: its Config raised LookupError: a?b ({folder}/fan.py)")
+        assert str(raised.value).endswith(f"checks.fan: its Config raised LookupError: a?b ({folder}/fan.py)")
 
 
-NAMES = sorted({f.name for of in (*OURS, CheckConfig) for f in fields_of(of)} | {"fans", "x_seconds"})
+SETTING_NAMES = sorted(
+    {f.name for settings_class in (*HEALTHD_SETTINGS, CheckConfig) for f in fields_of(settings_class)}
+    | {"fans", "x_seconds"}
+)
 KINDS = [
     int,
     str,
@@ -435,7 +440,9 @@ VALUES = st.one_of(
 @st.composite
 def site_checks(draw: st.DrawFn) -> Check:
     """Draw a check whose Config declares settings of any type and default, also under names of healthd's settings."""
-    own = draw(st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from(KINDS), VALUES), max_size=5))
+    declared_settings = draw(
+        st.dictionaries(st.sampled_from(SETTING_NAMES), st.tuples(st.sampled_from(KINDS), VALUES), max_size=5)
+    )
     columns = [
         (
             name,
@@ -444,7 +451,7 @@ def site_checks(draw: st.DrawFn) -> Check:
             if isinstance(value, list | dict)
             else field(default=value),
         )
-        for name, (kind, value) in own.items()
+        for name, (kind, value) in declared_settings.items()
     ]
     module = ModuleType("fan")
     config = make_dataclass("Config", columns, bases=(site_config.CheckConfig,), frozen=True, slots=draw(st.booleans()))
@@ -452,8 +459,8 @@ def site_checks(draw: st.DrawFn) -> Check:
     return Check("fan", module, "/etc/healthd/checks.d/fan.py")
 
 
-@given(site_checks(), st.dictionaries(st.sampled_from([*NAMES, "a"]), VALUES, max_size=4))
-def test_whatever_a_sites_config_declares_settings_are_made_or_refused_in_one_sentence(check, table):
+@given(site_checks(), st.dictionaries(st.sampled_from([*SETTING_NAMES, "a"]), VALUES, max_size=4))
+def test_any_site_config_yields_settings_or_single_sentence(check, table):
     assert isinstance(registry._misdeclared(check), str)
     sentence, loaded = "", None
     try:
@@ -473,88 +480,90 @@ def test_whatever_a_sites_config_declares_settings_are_made_or_refused_in_one_se
         assert all(isinstance(severity, Severity) for severity in config.severity.values())
 
 
-def test_a_check_whose_settings_must_be_given_is_explained(folder):
-    config = config_of("fans: int").replace("slots=True", "slots=True, kw_only=True")
+def test_explain_works_for_check_with_required_settings(folder):
+    config = config_source("fans: int").replace("slots=True", "slots=True, kw_only=True")
     (folder / "checks").mkdir(mode=0o755)
-    explained = "EXPLAIN = {'fan/hot': Explain(Severity.WARNING, Clears.PASS, 'It is hot.', 'It may break.', 'Look.')}"
-    (folder / "checks/fan.py").write_text(f"from healthd.api import *\n{RUN}{config}{explained}\n")
+    explain_source = (
+        "EXPLAIN = {'fan/hot': Explain(Severity.WARNING, Clears.PASS, 'It is hot.', 'It may break.', 'Look.')}"
+    )
+    (folder / "checks/fan.py").write_text(f"from healthd.api import *\n{RUN}{config}{explain_source}\n")
     settings = folder / "healthd.toml"
     settings.write_text(f'checks_dir = "{folder}/checks"\n[checks.fan]\nfans = 3\n')
     command = [sys.executable, "-m", "healthd", "explain", "fan/hot", "--config", str(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "It is hot." in done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "It is hot." in completed.stdout
 
 
-def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemon_nor_the_others(caplog):
+def test_correlate_that_fails_is_logged_and_yields_failure(caplog):
     """The daemon reads the same line again at each start."""
 
-    def mistaken(*_: object) -> Iterator[Finding]:
+    def fail_after_finding(*_: object) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "broken/a", "", "")
         raise ZeroDivisionError("error in the check")
 
     module = ModuleType("broken")
-    module.__dict__.update(correlate=mistaken, repairs=mistaken)
+    module.__dict__.update(correlate=fail_after_finding, repairs=fail_after_finding)
     check = Check("broken", module)
     event = KernelEvent("xid", "79", sequence=1)
     for _ in range(3):
-        found, ((failed, error),) = check.correlate([event], Inventory(), check.config())
-        assert (found, failed, str(error)) == ([], event, "error in the check")
+        findings, ((failed_event, error),) = check.correlate([event], Inventory(), check.config())
+        assert (findings, failed_event, str(error)) == ([], event, "error in the check")
         assert check.repairs([event]) == []
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         "kernel_log: input dropped, because healthd failed with 'check broken': ZeroDivisionError: error in the check"
     ]
 
 
-def test_an_event_that_a_check_fails_on_keeps_no_other_from_being_judged():
-    def mistaken(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
+def test_correlate_failure_on_single_event_keeps_other_findings():
+    def find_by_number(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
         for event in events:
             yield Finding(Severity.WARNING, f"broken/{int(event.code)}", event.pci, "")
 
     module = ModuleType("broken")
-    module.__dict__.update(correlate=mistaken)
+    module.__dict__.update(correlate=find_by_number)
     check = Check("broken", module)
     events = [KernelEvent("xid", code, sequence=n) for n, code in enumerate(["79", "3x1", "48", "9" * 5000])]
-    found, failed = check.correlate(events, Inventory(), check.config())
-    assert {finding.code for finding in found} == {"broken/79", "broken/48"}
-    assert [event.sequence for event, _ in failed] == [1, 3]
+    findings, failures = check.correlate(events, Inventory(), check.config())
+    assert {finding.code for finding in findings} == {"broken/79", "broken/48"}
+    assert [event.sequence for event, _ in failures] == [1, 3]
 
 
-def test_a_check_that_fails_on_several_events_together_has_judged_each_and_says_that_it_failed():
-    def mistaken(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
+def test_correlate_failure_on_several_events_retries_each():
+    def fail_for_several(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
         if len(events) > 1:
             raise ZeroDivisionError
         yield Finding(Severity.WARNING, "broken/a", events[0].pci, "")
 
     module = ModuleType("broken")
-    module.__dict__.update(correlate=mistaken)
+    module.__dict__.update(correlate=fail_for_several)
     check = Check("broken", module)
-    found, ((event, error),) = check.correlate(
+    findings, ((event, error),) = check.correlate(
         [KernelEvent("xid", "79", pci, sequence=n) for n, pci in enumerate("ab")], Inventory(), check.config()
     )
-    assert [finding.subject for finding in found] == ["a", "b"]
+    assert [finding.subject for finding in findings] == ["a", "b"]
     assert (event, type(error)) == (None, ZeroDivisionError)
 
 
-def test_a_check_whose_codes_only_warn_holds_no_resume_unless_the_site_lets_one_drain() -> None:
+def test_may_block_resume_follows_site_severities() -> None:
     checks = registry.built_in_checks()
-    clock, access = checks["clock"], checks["gpu_access"]
+    clock, gpu_access = checks["clock"], checks["gpu_access"]
     assert not clock.may_block_resume(clock.config())
-    for severity, holds in ((Severity.WARNING, False), (Severity.DEGRADED, True)):
+    for severity, blocks in ((Severity.WARNING, False), (Severity.DEGRADED, True)):
         config = clock.config(severity={"clock/offset": severity})
-        assert clock.may_block_resume(config) is holds
-    assert access.may_block_resume(access.config())
-    assert not access.may_block_resume(access.config(enforce=False))
-    harmless = dict.fromkeys(access.codes(), Severity.INFO)
-    assert not access.may_block_resume(access.config(severity=harmless)), "the site sets all codes to info"
+        assert clock.may_block_resume(config) is blocks
+    assert gpu_access.may_block_resume(gpu_access.config())
+    assert not gpu_access.may_block_resume(gpu_access.config(enforce=False))
+    harmless = dict.fromkeys(gpu_access.codes(), Severity.INFO)
+    assert not gpu_access.may_block_resume(gpu_access.config(severity=harmless)), "the site sets all codes to info"
 
 
 EXEC = {"command": ("/x",)}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "holds"),
+    ("name", "settings", "blocks"),
     [
         ("exec", {**EXEC, "critical_severity": Severity.WARNING}, False),
         ("exec", {**EXEC, "critical_severity": Severity.DEGRADED}, True),
@@ -569,9 +578,9 @@ EXEC = {"command": ("/x",)}
         ("gpu_xid", {"severity": {"gpu_xid/79": Severity.WARNING}}, True),
     ],
 )
-def test_what_a_check_can_find_under_the_sites_settings_says_whether_it_holds_a_resume(name, settings, holds) -> None:
+def test_may_block_resume_follows_check_settings(name, settings, blocks) -> None:
     check = registry.built_in_checks()[name]
-    assert check.may_block_resume(check.config(**settings)) is holds
+    assert check.may_block_resume(check.config(**settings)) is blocks
 
 
 DRAINING = Policy(Mode.ACT)
@@ -581,19 +590,19 @@ DRAINING = Policy(Mode.ACT)
 @pytest.mark.parametrize(
     "settings", [{}, {"enforce": False}, {"guessed": ("name",)}], ids=["default", "warns", "guess"]
 )
-def test_a_check_holds_a_resume_where_the_daemon_would_drain_for_something_that_it_finds(name, settings) -> None:
+def test_may_block_resume_agrees_with_possible_drains(name, settings) -> None:
     check = registry.built_in_checks()[name]
     config = check.config(**settings)
-    found = [one for code in check.codes() for one in possible_findings(code, check.explain(code), config)]
+    findings = [finding for code in check.codes() for finding in possible_findings(code, check.explain(code), config)]
     drains = any(
         step.effect_in_act in (Effect.DRAINS, Effect.REQUEUES)
-        for one in found
-        for step in timeline(one, config, DRAINING)
+        for finding in findings
+        for step in timeline(finding, config, DRAINING)
     )
     assert check.may_block_resume(config) is (drains and check.declares.HOLDS_RESUME)
 
 
-def test_a_sites_check_that_explains_nothing_may_drain_for_anything(tmp_path: Path) -> None:
+def test_site_check_without_explain_may_block_resume(tmp_path: Path) -> None:
     path = tmp_path / "fan.py"
     path.write_text("def run(host, config, past):\n    yield from ()\n")
     path.chmod(0o644)

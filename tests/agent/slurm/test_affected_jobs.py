@@ -18,10 +18,10 @@ from healthd.agent.slurm.affected_jobs import (
 from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
 
-ONE, OTHER, THIRD = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
-GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((ONE, OTHER, THIRD)))
+GPU_0, GPU_1, GPU_2 = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
+GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((GPU_0, GPU_1, GPU_2)))
 DEVICES = (
-    PciDevice(ONE, "0x10de", "0x2330", "0x030200", "gpu"),
+    PciDevice(GPU_0, "0x10de", "0x2330", "0x030200", "gpu"),
     PciDevice("0000:07:00.0", "0x10de", "0x22a3", "0x068000", "nvswitch"),
     PciDevice("0000:5e:00.0", "0x15b3", "0x1021", "0x020700", "nic"),
     PciDevice("0000:f0:00.0", "0x10de", "0x2330", "0x030200", "gpu"),
@@ -35,18 +35,18 @@ def cause(code: str, subject: str) -> Condition:
 
 
 @pytest.mark.parametrize(
-    ("code", "subject", "whom"),
+    ("code", "subject", "reach"),
     [
-        ("gpu_xid/79", ONE, FaultReach(pci=ONE)),
-        ("gpu_ecc/uncorrected", OTHER, FaultReach(pci=OTHER)),
-        ("gpu_nvlink/down", ONE, FaultReach(pci=ONE)),
-        ("gpu_count/missing", OTHER, FaultReach(pci=OTHER)),
-        ("pcie_aer/fatal", ONE, FaultReach(pci=ONE)),
-        ("pcie_hotplug/link_down", ONE, FaultReach(pci=ONE)),
-        ("exec/site", ONE, FaultReach(pci=ONE)),
+        ("gpu_xid/79", GPU_0, FaultReach(pci=GPU_0)),
+        ("gpu_ecc/uncorrected", GPU_1, FaultReach(pci=GPU_1)),
+        ("gpu_nvlink/down", GPU_0, FaultReach(pci=GPU_0)),
+        ("gpu_count/missing", GPU_1, FaultReach(pci=GPU_1)),
+        ("pcie_aer/fatal", GPU_0, FaultReach(pci=GPU_0)),
+        ("pcie_hotplug/link_down", GPU_0, FaultReach(pci=GPU_0)),
+        ("exec/site", GPU_0, FaultReach(pci=GPU_0)),
         ("sxid/20034", "0000:07:00.0", ANY_GPU),
         ("sxid/20034", "", ANY_GPU),
-        ("gpu_fabric/error", ONE, ANY_GPU),
+        ("gpu_fabric/error", GPU_0, ANY_GPU),
         ("pcie_aer/fatal", "0000:07:00.0", ANY_GPU),
         ("gpu_access/hang", "", ANY_GPU),
         ("gpu_xid/79", "others", ANY_GPU),
@@ -61,123 +61,123 @@ def cause(code: str, subject: str) -> Condition:
         ("block_device/root_stopped", "/", ALL_JOBS),
     ],
 )
-def test_whom_a_fault_can_hit_follows_from_the_check_and_its_part(code: str, subject: str, whom: FaultReach) -> None:
-    assert fault_reach(cause(code, subject), GPUS, DEVICES) == whom
+def test_fault_reach_follows_from_check_and_part(code: str, subject: str, reach: FaultReach) -> None:
+    assert fault_reach(cause(code, subject), GPUS, DEVICES) == reach
 
 
 UNKNOWN = JobGpus(is_complete=True)
 NO_GPU = JobGpus(has_allocation=False, allocated=frozenset(), is_complete=True)
-HAS_ONE = JobGpus(has_allocation=True, allocated=frozenset({ONE}), is_complete=True)
-HAS_SOME = JobGpus(has_allocation=True, allocated=None, is_complete=True)
-OF_ONE = FaultReach(pci=ONE)
+HAS_GPU_0 = JobGpus(has_allocation=True, allocated=frozenset({GPU_0}), is_complete=True)
+HAS_UNKNOWN_GPUS = JobGpus(has_allocation=True, allocated=None, is_complete=True)
+REACHES_GPU_0 = FaultReach(pci=GPU_0)
 
 
 @pytest.mark.parametrize(
-    ("fault", "job", "hit"),
+    ("fault", "job", "is_expected"),
     [
         (ALL_JOBS, NO_GPU, True),
-        (ALL_JOBS, HAS_ONE, True),
+        (ALL_JOBS, HAS_GPU_0, True),
         (ANY_GPU, UNKNOWN, True),
         (ANY_GPU, NO_GPU, False),
-        (ANY_GPU, HAS_ONE, True),
-        (ANY_GPU, HAS_SOME, True),
-        (OF_ONE, UNKNOWN, True),
-        (OF_ONE, NO_GPU, False),
-        (OF_ONE, HAS_ONE, True),
-        (FaultReach(pci=OTHER), HAS_ONE, False),
-        (OF_ONE, HAS_SOME, True),
+        (ANY_GPU, HAS_GPU_0, True),
+        (ANY_GPU, HAS_UNKNOWN_GPUS, True),
+        (REACHES_GPU_0, UNKNOWN, True),
+        (REACHES_GPU_0, NO_GPU, False),
+        (REACHES_GPU_0, HAS_GPU_0, True),
+        (FaultReach(pci=GPU_1), HAS_GPU_0, False),
+        (REACHES_GPU_0, HAS_UNKNOWN_GPUS, True),
         # no gres, but a GPU is open or may be open
-        (OF_ONE, replace(NO_GPU, opened=frozenset({OTHER})), True),
-        (OF_ONE, replace(NO_GPU, is_complete=False), True),
+        (REACHES_GPU_0, replace(NO_GPU, opened=frozenset({GPU_1})), True),
+        (REACHES_GPU_0, replace(NO_GPU, is_complete=False), True),
         # open GPUs other than the allocated ones
-        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE})), False),
-        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({ONE, OTHER})), True),
-        (FaultReach(pci=OTHER), replace(HAS_ONE, opened=frozenset({THIRD})), True),
+        (FaultReach(pci=GPU_1), replace(HAS_GPU_0, opened=frozenset({GPU_0})), False),
+        (FaultReach(pci=GPU_1), replace(HAS_GPU_0, opened=frozenset({GPU_0, GPU_1})), True),
+        (FaultReach(pci=GPU_1), replace(HAS_GPU_0, opened=frozenset({GPU_2})), True),
         # a GPU that is not open proves nothing
-        (OF_ONE, replace(HAS_ONE, opened=frozenset()), True),
-        (FaultReach(pci=OTHER), replace(HAS_ONE, is_complete=False), False),
+        (REACHES_GPU_0, replace(HAS_GPU_0, opened=frozenset()), True),
+        (FaultReach(pci=GPU_1), replace(HAS_GPU_0, is_complete=False), False),
     ],
 )
-def test_a_job_is_hit_by_what_it_was_given_or_has_open_and_by_what_is_not_known(
-    fault: FaultReach, job: JobGpus, hit: bool
-) -> None:
-    assert is_hit(fault, job, 8) is hit
+def test_is_hit_by_allocated_open_or_unknown_gpus(fault: FaultReach, job: JobGpus, is_expected: bool) -> None:
+    assert is_hit(fault, job, 8) is is_expected
 
 
-def test_slurm_need_not_be_asked_where_its_answer_can_spare_nobody() -> None:
+def test_is_certain_hit_needs_no_query() -> None:
     assert is_certain_hit(ALL_JOBS, UNKNOWN, 8)
-    assert is_certain_hit(OF_ONE, UNKNOWN, 0), "a node without gres/gpu"
-    assert not is_certain_hit(OF_ONE, UNKNOWN, None), "an unknown number of GPUs is not none"
+    assert is_certain_hit(REACHES_GPU_0, UNKNOWN, 0), "a node without gres/gpu"
+    assert not is_certain_hit(REACHES_GPU_0, UNKNOWN, None), "an unknown number of GPUs is not none"
     assert is_certain_hit(ALL_JOBS, UNKNOWN, None)
-    assert is_certain_hit(OF_ONE, replace(UNKNOWN, opened=frozenset({ONE})), 8)
-    assert not is_certain_hit(OF_ONE, replace(UNKNOWN, opened=frozenset({OTHER})), 8)
+    assert is_certain_hit(REACHES_GPU_0, replace(UNKNOWN, opened=frozenset({GPU_0})), 8)
+    assert not is_certain_hit(REACHES_GPU_0, replace(UNKNOWN, opened=frozenset({GPU_1})), 8)
     assert not is_certain_hit(ANY_GPU, UNKNOWN, 8)
 
 
 @pytest.mark.parametrize(
-    ("fault", "job", "hit"),
+    ("fault", "job", "is_expected"),
     [
         (ALL_JOBS, UNKNOWN, True),
         (ANY_GPU, UNKNOWN, False),
         (ANY_GPU, NO_GPU, False),
-        (ANY_GPU, HAS_SOME, True),
-        (ANY_GPU, replace(UNKNOWN, opened=frozenset({OTHER})), True),
-        (OF_ONE, UNKNOWN, False),
-        (OF_ONE, NO_GPU, False),
-        (OF_ONE, HAS_SOME, False),
-        (OF_ONE, HAS_ONE, True),
-        (FaultReach(pci=OTHER), HAS_ONE, False),
-        (OF_ONE, replace(HAS_SOME, opened=frozenset({ONE})), True),
+        (ANY_GPU, HAS_UNKNOWN_GPUS, True),
+        (ANY_GPU, replace(UNKNOWN, opened=frozenset({GPU_1})), True),
+        (REACHES_GPU_0, UNKNOWN, False),
+        (REACHES_GPU_0, NO_GPU, False),
+        (REACHES_GPU_0, HAS_UNKNOWN_GPUS, False),
+        (REACHES_GPU_0, HAS_GPU_0, True),
+        (FaultReach(pci=GPU_1), HAS_GPU_0, False),
+        (REACHES_GPU_0, replace(HAS_UNKNOWN_GPUS, opened=frozenset({GPU_0})), True),
     ],
 )
-def test_is_hit_needs_proof_if_the_number_of_gpus_is_unknown(fault: FaultReach, job: JobGpus, hit: bool) -> None:
-    assert is_hit(fault, job, None) is hit
+def test_is_hit_needs_proof_if_gpu_count_is_unknown(fault: FaultReach, job: JobGpus, is_expected: bool) -> None:
+    assert is_hit(fault, job, None) is is_expected
 
 
-def test_why_it_is_spared_names_its_gpus() -> None:
+def test_describe_gpus_names_allocated_gpus() -> None:
     assert describe_gpus(NO_GPU) == "has no GPU"
-    assert describe_gpus(HAS_ONE) == f"has GPU {ONE}, which the fault did not hit"
-    two = replace(HAS_ONE, allocated=frozenset({OTHER, ONE}))
-    assert describe_gpus(two) == f"has GPUs {ONE}, {OTHER}, which the fault did not hit"
+    assert describe_gpus(HAS_GPU_0) == f"has GPU {GPU_0}, which the fault did not hit"
+    two = replace(HAS_GPU_0, allocated=frozenset({GPU_1, GPU_0}))
+    assert describe_gpus(two) == f"has GPUs {GPU_0}, {GPU_1}, which the fault did not hit"
 
 
 # --- the GPUs of a job
 
 
-def ascending(_: int) -> bool:
+def is_ascending(_: int) -> bool:
     return True
 
 
-def test_what_the_prolog_wrote_of_an_earlier_run_of_the_job_does_not_count() -> None:
+def test_allocation_ignores_prolog_file_from_earlier_run() -> None:
     gpus = NodeGpus(read_prolog=lambda job: (f"{job} 1 \n", 100.0))
     assert gpus.allocation("12", 102.0) == ("1",)
     assert gpus.allocation("12", 102.1) is None
 
 
-def test_numbers_count_as_they_did_when_no_gpu_was_missing() -> None:
-    lost = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # renumbered
-    gpus = NodeGpus(Inventory(gpus=lost), GPUS)
-    assert gpus.with_allocation(UNKNOWN, ("1",), 3, ascending).allocated == {OTHER}
-    assert gpus.with_allocation(UNKNOWN, ("1",), 2, ascending).allocated == {THIRD}, "Slurm counts the remaining GPUs"
-    assert gpus.with_allocation(UNKNOWN, ("1",), 4, ascending).allocated is None
+def test_with_allocation_counts_gpus_as_before_loss() -> None:
+    remaining = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # renumbered
+    gpus = NodeGpus(Inventory(gpus=remaining), GPUS)
+    assert gpus.with_allocation(UNKNOWN, ("1",), 3, is_ascending).allocated == {GPU_1}
+    assert gpus.with_allocation(UNKNOWN, ("1",), 2, is_ascending).allocated == {GPU_2}, (
+        "Slurm counts the remaining GPUs"
+    )
+    assert gpus.with_allocation(UNKNOWN, ("1",), 4, is_ascending).allocated is None
     assert gpus.with_allocation(UNKNOWN, ("1",), 3, lambda n: n != 3).allocated is None, "not in gres.conf's order"
-    assert gpus.with_allocation(UNKNOWN, ("1",), None, ascending).allocated is None, "GPUs of several types"
-    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), None, lambda _: False).allocated == {ONE}
-    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), 4, ascending).allocated == {ONE}, "a UUID needs no order"
-    assert gpus.with_allocation(UNKNOWN, (), 4, ascending).has_allocation is False
-    assert gpus.with_allocation(UNKNOWN, None, 3, ascending) is UNKNOWN
-    assert [gpu.pci for gpu in gpus.all_gpus] == [OTHER, THIRD, ONE]
+    assert gpus.with_allocation(UNKNOWN, ("1",), None, is_ascending).allocated is None, "GPUs of several types"
+    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), None, lambda _: False).allocated == {GPU_0}
+    assert gpus.with_allocation(UNKNOWN, ("GPU-0",), 4, is_ascending).allocated == {GPU_0}, "a UUID needs no order"
+    assert gpus.with_allocation(UNKNOWN, (), 4, is_ascending).has_allocation is False
+    assert gpus.with_allocation(UNKNOWN, None, 3, is_ascending) is UNKNOWN
+    assert [gpu.pci for gpu in gpus.all_gpus] == [GPU_1, GPU_2, GPU_0]
 
 
-def test_an_open_device_is_the_gpu_that_has_this_number_now() -> None:
-    lost = tuple(replace(gpu, minor=gpu.index - 1) for gpu in GPUS[1:])
-    seen = NodeGpus(Inventory(gpus=lost), GPUS, find_open=lambda _: ({"12": frozenset({0, 7})}, True))
-    assert seen.opened_by({5: "12"})("12").opened == {OTHER, "/dev/nvidia7"}
-    still = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, find_open=lambda _: ({"12": frozenset({0})}, True))
-    assert still.opened_by({5: "12"})("12").opened == {ONE}, "the lost GPU"
+def test_opened_by_maps_device_to_current_gpu() -> None:
+    renumbered = tuple(replace(gpu, minor=gpu.index - 1) for gpu in GPUS[1:])
+    with_renumbered = NodeGpus(Inventory(gpus=renumbered), GPUS, find_open=lambda _: ({"12": frozenset({0, 7})}, True))
+    assert with_renumbered.opened_by({5: "12"})("12").opened == {GPU_1, "/dev/nvidia7"}
+    with_lost_gpu = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, find_open=lambda _: ({"12": frozenset({0})}, True))
+    assert with_lost_gpu.opened_by({5: "12"})("12").opened == {GPU_0}, "the lost GPU"
 
 
-def test_of_a_job_whose_processes_are_not_known_nothing_is_seen() -> None:
-    seen = NodeGpus(find_open=lambda _: ({"12": frozenset()}, True)).opened_by({5: "12"})
-    assert seen("12").is_complete
-    assert not seen("13").is_complete
+def test_opened_by_without_processes_is_incomplete() -> None:
+    open_gpus = NodeGpus(find_open=lambda _: ({"12": frozenset()}, True)).opened_by({5: "12"})
+    assert open_gpus("12").is_complete
+    assert not open_gpus("13").is_complete

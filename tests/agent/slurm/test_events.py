@@ -14,12 +14,12 @@ DRAIN = commands.drain("n1", "healthd: gpu_xid/79: it fell off the bus")
 REFUSED = CommandResult(1, b"", "slurm_update error: Invalid node name specified\n")
 
 
-def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tuple[str, dict[str, Any]]]:
+def event_list(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tuple[str, dict[str, Any]]]:
     return [(event.name, dict(event.fields)) for event in command_events(argv, result)]
 
 
 @pytest.mark.parametrize(
-    ("argv", "event", "about"),
+    ("argv", "event", "event_fields"),
     [
         (DRAIN, "drain", {"reason": "healthd: gpu_xid/79: it fell off the bus"}),
         (commands.undrain("n1"), "resume", {}),
@@ -27,38 +27,40 @@ def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tup
         (commands.requeue("12", hold=True), "requeue", {"job": "12"}),
     ],
 )
-def test_a_command_is_told_before_it_begins_and_again_only_where_it_is_refused(argv, event, about):
-    assert told(argv) == [(event, {**about, "stage": "sent"})]
-    assert told(argv, CommandResult(0)) == [], "success is emitted when Slurm shows it"
-    ((name, fields),) = told(argv, REFUSED)
+def test_command_events_are_sent_and_refused(argv, event, event_fields):
+    assert event_list(argv) == [(event, {**event_fields, "stage": "sent"})]
+    assert event_list(argv, CommandResult(0)) == [], "success is emitted when Slurm shows it"
+    ((name, fields),) = event_list(argv, REFUSED)
     assert (name, fields["stage"]) == (event, "refused")
     assert fields["error"].endswith("slurm_update error: Invalid node name specified")
 
 
-def test_a_command_without_an_answer_is_told_with_what_may_come_of_it():
-    ((_, fields),) = told(DRAIN, CommandResult(None))
+def test_command_events_for_timeout_leave_outcome_open():
+    ((_, fields),) = event_list(DRAIN, CommandResult(None))
     assert fields["error"] == "scontrol update did not end in time; slurmctld may still do it"
 
 
-def test_a_comment_on_a_job_changes_nothing_that_is_told():
-    assert told(commands.comment("12", "State=DRAIN")) == []
-    assert told(commands.comment("12", "words"), REFUSED) == []
+def test_command_events_for_comment_are_empty():
+    assert event_list(commands.comment("12", "State=DRAIN")) == []
+    assert event_list(commands.comment("12", "words"), REFUSED) == []
 
 
-def look(
+def report(
     lifted: bool = False, acknowledged: bool = False, requeued: tuple[str, ...] = ()
 ) -> list[tuple[str, dict[str, Any]]]:
     return [(event.name, dict(event.fields)) for event in report_events("healthd: a", lifted, acknowledged, requeued)]
 
 
-def test_the_end_of_our_drain_is_told_with_who_ended_it():
-    assert look() == []
-    assert look(lifted=True) == [("resume", {"stage": "confirmed", "reason": "healthd: a"})]
-    assert look(acknowledged=True) == [("resume", {"stage": "confirmed", "reason": "healthd: a", "who": "an operator"})]
+def test_report_events_for_ended_drain_name_user():
+    assert report() == []
+    assert report(lifted=True) == [("resume", {"stage": "confirmed", "reason": "healthd: a"})]
+    assert report(acknowledged=True) == [
+        ("resume", {"stage": "confirmed", "reason": "healthd: a", "who": "an operator"})
+    ]
 
 
-def test_each_job_that_was_seen_requeued_is_told():
-    assert look(requeued=("12", "13_1")) == [
+def test_report_events_have_each_requeued_job():
+    assert report(requeued=("12", "13_1")) == [
         ("requeue", {"stage": "confirmed", "job": "12"}),
         ("requeue", {"stage": "confirmed", "job": "13_1"}),
     ]

@@ -101,100 +101,100 @@ def checks_dir(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., WorkerClient]]:
-    made: list[WorkerClient] = []
+def make_client(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., WorkerClient]]:
+    clients: list[WorkerClient] = []
 
     def make(
         monotonic: Callable[[], float] = time.monotonic, now: Callable[[], float] | None = None, **setup: str
     ) -> WorkerClient:
-        made.append(WorkerClient(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
-        made[-1].adopt_lost()
-        return made[-1]
+        clients.append(WorkerClient(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
+        clients[-1].adopt_lost()
+        return clients[-1]
 
     yield make
-    for runner in made:
-        lost = list(runner.quarantined.values())
-        runner.close(2.0)
+    for worker_client in clients:
+        lost = list(worker_client.quarantined.values())
+        worker_client.close(2.0)
         for pid in lost:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
-def runner(runners: Callable[..., WorkerClient]) -> WorkerClient:
-    return runners()
+def worker_client(make_client: Callable[..., WorkerClient]) -> WorkerClient:
+    return make_client()
 
 
 def request(check: str, resource: str = "", timeout_seconds: float = 120.0, **config: object) -> Request:
     return Request(resource or check, timeout_seconds, Run(check, "", config, boot_id="b"))
 
 
-def wait(runner: WorkerClient, seconds: float) -> None:
+def wait(worker_client: WorkerClient, seconds: float) -> None:
     """Wait as the daemon does."""
     poll = select.poll()
-    for descriptor, writes in runner.waits():
+    for descriptor, writes in worker_client.waits():
         poll.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-    poll.poll(max(0.0, min(seconds, runner.deadline - time.monotonic())) * 1000 + 1)
+    poll.poll(max(0.0, min(seconds, worker_client.deadline - time.monotonic())) * 1000 + 1)
 
 
-def ask(runner: WorkerClient, what: Request) -> Reply:
-    return runner.send(what) or answered(runner)
+def send_and_wait(worker_client: WorkerClient, request_: Request) -> Reply:
+    return worker_client.send(request_) or wait_for_reply(worker_client)
 
 
-def answered(runner: WorkerClient) -> Reply:
+def wait_for_reply(worker_client: WorkerClient) -> Reply:
     """Return the reply to the request in flight."""
-    while (reply := runner.step()) is None:
-        wait(runner, 30.0)
+    while (reply := worker_client.step()) is None:
+        wait(worker_client, 30.0)
     return reply
 
 
-def until(runner: WorkerClient, reached: Callable[[], bool], seconds: float = 120.0) -> None:
+def run_until(worker_client: WorkerClient, is_reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
-    while not reached():
+    while not is_reached():
         assert time.monotonic() < end, "timed out"
-        wait(runner, 0.1)
-        assert runner.step() is None
+        wait(worker_client, 0.1)
+        assert worker_client.step() is None
 
 
-def answer_of(reply: Reply) -> RunAnswer:
+def run_answer(reply: Reply) -> RunAnswer:
     assert isinstance(reply.answer, RunAnswer)
     return reply.answer
 
 
-def worker_pid(runner: WorkerClient) -> int:
+def worker_pid(worker_client: WorkerClient) -> int:
     """Return the pid of the worker with the current or the last request."""
-    return runner._worker.process.pid  # type: ignore[union-attr]
+    return worker_client._worker.process.pid  # type: ignore[union-attr]
 
 
-def signals_pending(pid: int) -> int:
+def pending_signals(pid: int) -> int:
     """Return the pending signals of a process and of its main thread as a mask."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
 
 
-def test_a_check_that_completes_gives_what_it_found(runner: WorkerClient) -> None:
-    reply = ask(runner, request("fine"))
+def test_completed_run_returns_observations(worker_client: WorkerClient) -> None:
+    reply = send_and_wait(worker_client, request("fine"))
     assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
-    assert answer_of(reply).observations == (Observation("answer", 42.0),)
+    assert run_answer(reply).observations == (Observation("answer", 42.0),)
 
 
-def test_run_answer_has_plain_numbers(runner: WorkerClient) -> None:
-    reply = ask(runner, request("gives_a_derived_number"))
-    assert answer_of(reply).observations == (Observation("answer", 42.0),)
+def test_run_answer_has_plain_numbers(worker_client: WorkerClient) -> None:
+    reply = send_and_wait(worker_client, request("gives_a_derived_number"))
+    assert run_answer(reply).observations == (Observation("answer", 42.0),)
 
 
-def test_run_answer_keeps_a_path_that_is_not_utf8(runner: WorkerClient) -> None:
-    (finding,) = answer_of(ask(runner, request("gives_a_path"))).findings
+def test_run_answer_keeps_path_that_is_not_utf8(worker_client: WorkerClient) -> None:
+    (finding,) = run_answer(send_and_wait(worker_client, request("gives_a_path"))).findings
     assert os.fsencode(finding.subject) == b"/data/\xff"
 
 
-def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: WorkerClient) -> None:
-    reply = ask(runner, request("raises"))
+def test_exception_in_check_is_single_sentence_and_keeps_observations(worker_client: WorkerClient) -> None:
+    reply = send_and_wait(worker_client, request("raises"))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "no way")
-    assert answer_of(reply).observations == (Observation("answer", 42.0),)
+    assert run_answer(reply).observations == (Observation("answer", 42.0),)
 
 
-MISBEHAVES = (
+MISBEHAVING_CHECKS = (
         ("exits", "the worker died (exit status 3)"),
         ("crashes", "the worker died (exit status 7)"),
         ("faults", "the worker died (signal 11)"),
@@ -213,313 +213,303 @@ MISBEHAVES = (
         ("another_name", "the check \"another_name\" yielded a finding with the code \"fine/x\": it must be "
          "\"another_name/...\""),
 )  # fmt: skip
-ENDS_THE_WORKER = ("exits", "crashes", "faults", "babbles", "pretends", "floods")
+CHECKS_THAT_END_WORKER = ("exits", "crashes", "faults", "babbles", "pretends", "floods")
 
 
 @pytest.mark.parametrize(
     ("check", "error", "resource"),
     [
-        *((check, error, "") for check, error in MISBEHAVES),
-        *((check, error, "nvml") for check, error in MISBEHAVES if check in ENDS_THE_WORKER),
+        *((check, error, "") for check, error in MISBEHAVING_CHECKS),
+        *((check, error, "nvml") for check, error in MISBEHAVING_CHECKS if check in CHECKS_THAT_END_WORKER),
     ],
 )
-def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
-    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
+def test_misbehaving_check_fails_and_next_check_runs(
+    worker_client: WorkerClient, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
 ) -> None:
     monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
-    reply = ask(runner, request(check, resource))
+    reply = send_and_wait(worker_client, request(check, resource))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
-    until(runner, lambda: not runner.quarantined)  # a worker that may be in NVML is not killed, but ends by itself
-    assert ask(runner, request("fine", resource)).outcome is Outcome.COMPLETED
-    assert runner.quarantined == {}
+    run_until(
+        worker_client, lambda: not worker_client.quarantined
+    )  # a worker that may be in NVML is not killed, but ends by itself
+    assert send_and_wait(worker_client, request("fine", resource)).outcome is Outcome.COMPLETED
+    assert worker_client.quarantined == {}
 
 
-def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: WorkerClient, tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
-    assert ask(runner, request("talks_later", name=str(go_on))).outcome is Outcome.COMPLETED
-    babbler = worker_pid(runner)
-    go_on.touch()
-    assert runner.answers_within(60)
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
-    assert worker_pid(runner) != babbler
+def test_unrequested_output_is_not_next_answer(worker_client: WorkerClient, tmp_path: Path) -> None:
+    release_file = tmp_path / "go-on"
+    assert send_and_wait(worker_client, request("talks_later", name=str(release_file))).outcome is Outcome.COMPLETED
+    first_pid = worker_pid(worker_client)
+    release_file.touch()
+    assert worker_client.answers_within(60)
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
+    assert worker_pid(worker_client) != first_pid
 
 
-def test_what_a_check_prints_or_reads_harms_nobody(runner: WorkerClient) -> None:
-    assert answer_of(ask(runner, request("prints"))).observations == (Observation("answer", 42.0),)
-    assert ask(runner, request("reads")).outcome is Outcome.COMPLETED
+def test_check_may_print_and_read_stdin(worker_client: WorkerClient) -> None:
+    assert run_answer(send_and_wait(worker_client, request("prints"))).observations == (Observation("answer", 42.0),)
+    assert send_and_wait(worker_client, request("reads")).outcome is Outcome.COMPLETED
 
 
-def test_one_worker_serves_all_checks_that_behave(runner: WorkerClient) -> None:
+def test_single_worker_runs_all_checks(worker_client: WorkerClient) -> None:
     for _ in range(5):
-        ask(runner, request("fine"))
-    assert runner.started_total == 1
+        send_and_wait(worker_client, request("fine"))
+    assert worker_client.started_total == 1
 
 
-def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: WorkerClient) -> None:
-    ask(runner, request("fine"))
-    os.kill(worker_pid(runner), signal.SIGKILL)
-    os.waitid(os.P_PID, worker_pid(runner), os.WEXITED | os.WNOWAIT)
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
-    assert runner.started_total == 2
+def test_worker_killed_between_rounds_is_replaced(worker_client: WorkerClient) -> None:
+    send_and_wait(worker_client, request("fine"))
+    os.kill(worker_pid(worker_client), signal.SIGKILL)
+    os.waitid(os.P_PID, worker_pid(worker_client), os.WEXITED | os.WNOWAIT)
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
+    assert worker_client.started_total == 2
 
 
-def test_a_worker_that_is_killed_at_work_fails_that_check_only(
-    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
+def test_worker_killed_during_run_fails_only_that_run(
+    worker_client: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
-    assert runner.send(request("hangs")) is None
-    os.kill(worker_pid(runner), signal.SIGKILL)
-    reply = answered(runner)
+    assert worker_client.send(request("hangs")) is None
+    os.kill(worker_pid(worker_client), signal.SIGKILL)
+    reply = wait_for_reply(worker_client)
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "the worker died (signal 9)")
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
 
 
-def test_a_worker_that_hangs_up_is_killed(runner: WorkerClient) -> None:
-    assert ask(runner, request("hangs_up")).outcome is Outcome.FAILED
-    assert runner.quarantined == {}
+def test_worker_that_closes_socket_is_killed(worker_client: WorkerClient) -> None:
+    assert send_and_wait(worker_client, request("hangs_up")).outcome is Outcome.FAILED
+    assert worker_client.quarantined == {}
 
 
-def test_an_unknown_check_is_one_sentence(runner: WorkerClient) -> None:
-    assert ask(runner, request("nothing")).error == "KeyError: 'nothing'"
+def test_unknown_check_is_single_sentence(worker_client: WorkerClient) -> None:
+    assert send_and_wait(worker_client, request("nothing")).error == "KeyError: 'nothing'"
 
 
 # --- overdue
 
 
-def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(
-    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overdue_worker_outside_nvml_is_killed(worker_client: WorkerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_runner, "EXIT_WAIT_SECONDS", 60.0)  # on a busy machine the exit status comes late
-    runner.send(request("hangs", timeout_seconds=0.5))
-    hung = worker_pid(runner)
-    reply = answered(runner)
+    worker_client.send(request("hangs", timeout_seconds=0.5))
+    worker = worker_pid(worker_client)
+    reply = wait_for_reply(worker_client)
     assert (reply.outcome, reply.error) == (Outcome.TIMED_OUT, "no answer within 0.5 s")
-    assert start_time(hung) is None
-    assert runner.quarantined == {}
-    assert ask(runner, request("hangs", timeout_seconds=0.5)).outcome is Outcome.TIMED_OUT
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    assert start_time(worker) is None
+    assert worker_client.quarantined == {}
+    assert send_and_wait(worker_client, request("hangs", timeout_seconds=0.5)).outcome is Outcome.TIMED_OUT
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
 
 
-def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
-    runner: WorkerClient, tmp_path: Path
-) -> None:
-    go_on = tmp_path / "go-on"
-    runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
-    hung = worker_pid(runner)
-    reply = answered(runner)
+def test_overdue_worker_in_nvml_is_quarantined_and_not_signalled(worker_client: WorkerClient, tmp_path: Path) -> None:
+    release_file = tmp_path / "go-on"
+    worker_client.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(release_file)))
+    worker = worker_pid(worker_client)
+    reply = wait_for_reply(worker_client)
     assert reply.outcome is Outcome.TIMED_OUT
-    assert runner.abandoned_total == 1
-    assert runner.quarantined == {"nvml": hung}
-    assert signals_pending(hung) == 0
-    assert start_time(hung) is not None
+    assert worker_client.abandoned_total == 1
+    assert worker_client.quarantined == {"nvml": worker}
+    assert pending_signals(worker) == 0
+    assert start_time(worker) is not None
 
-    stuck = ask(runner, request("fine", "nvml"))
-    assert (stuck.outcome, stuck.error) == (Outcome.STUCK, f"worker {hung} still hangs in nvml")
-    assert not runner.nvml_open
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    stuck = send_and_wait(worker_client, request("fine", "nvml"))
+    assert (stuck.outcome, stuck.error) == (Outcome.STUCK, f"worker {worker} still hangs in nvml")
+    assert not worker_client.nvml_open
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
 
-    go_on.touch()
-    until(runner, lambda: not runner.quarantined)
-    assert start_time(hung) is None
-    assert ask(runner, request("fine", "nvml")).outcome is Outcome.COMPLETED
+    release_file.touch()
+    run_until(worker_client, lambda: not worker_client.quarantined)
+    assert start_time(worker) is None
+    assert send_and_wait(worker_client, request("fine", "nvml")).outcome is Outcome.COMPLETED
 
 
-def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
-    runners: Callable[..., WorkerClient], tmp_path: Path
-) -> None:
+def test_hanging_inventory_is_not_signalled(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
     scenario = tmp_path / "hangs.toml"
     scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20\n')
-    runner = runners(fake_nvml=str(scenario))
-    runner.send(Request("nvml", 5.0, TakeInventory(gpus=True)))
-    hung = worker_pid(runner)
-    reply = answered(runner)
+    worker_client = make_client(fake_nvml=str(scenario))
+    worker_client.send(Request("nvml", 5.0, TakeInventory(gpus=True)))
+    worker = worker_pid(worker_client)
+    reply = wait_for_reply(worker_client)
     assert reply.outcome is Outcome.TIMED_OUT
-    assert runner.quarantined == {"nvml": hung}
-    assert signals_pending(hung) == 0
-    until(runner, lambda: not runner.quarantined)
+    assert worker_client.quarantined == {"nvml": worker}
+    assert pending_signals(worker) == 0
+    run_until(worker_client, lambda: not worker_client.quarantined)
 
 
-def test_abandoned_worker_ends_before_its_next_nvml_call(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
-    runner = runners(fake_nvml="dgx-h100")
-    runner.send(request("calls_nvml_twice", "nvml", timeout_seconds=0.5, name=str(go_on)))
-    hung = worker_pid(runner)
-    assert answered(runner).outcome is Outcome.TIMED_OUT
-    assert runner.quarantined == {"nvml": hung}
-    go_on.touch()
-    until(runner, lambda: not runner.quarantined)
-    assert start_time(hung) is None
+def test_abandoned_worker_ends_before_next_nvml_call(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
+    release_file = tmp_path / "go-on"
+    worker_client = make_client(fake_nvml="dgx-h100")
+    worker_client.send(request("calls_nvml_twice", "nvml", timeout_seconds=0.5, name=str(release_file)))
+    worker = worker_pid(worker_client)
+    assert wait_for_reply(worker_client).outcome is Outcome.TIMED_OUT
+    assert worker_client.quarantined == {"nvml": worker}
+    release_file.touch()
+    run_until(worker_client, lambda: not worker_client.quarantined)
+    assert start_time(worker) is None
     assert not (tmp_path / "go-on.called").exists()
 
 
-def test_runner_replaces_a_fifo_in_the_place_of_its_workers_file(
-    runners: Callable[..., WorkerClient], tmp_path: Path
-) -> None:
+def test_client_replaces_fifo_at_workers_file(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / WORKERS_FILE)
-    assert ask(runners(), request("fine")).outcome is Outcome.COMPLETED
+    assert send_and_wait(make_client(), request("fine")).outcome is Outcome.COMPLETED
     assert (tmp_path / WORKERS_FILE).is_file()
 
 
-def test_a_worker_without_a_pidfd_is_lost_all_the_same(
-    runners: Callable[..., WorkerClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_worker_without_pidfd_is_quarantined(
+    make_client: Callable[..., WorkerClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no descriptor when it is abandoned. Its resource stays quarantined until it ends."""
-    go_on = tmp_path / "go-on"
-    runner = runners()
-    runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
-    hung = worker_pid(runner)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pidfd_open", no_descriptor)
-        answered(runner)
-    assert runner.quarantined == {"nvml": hung}
-    go_on.touch()
+    release_file = tmp_path / "go-on"
+    worker_client = make_client()
+    worker_client.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(release_file)))
+    worker = worker_pid(worker_client)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", fail_no_descriptor)
+        wait_for_reply(worker_client)
+    assert worker_client.quarantined == {"nvml": worker}
+    release_file.touch()
     end = time.monotonic() + 120
-    while runner.quarantined and time.monotonic() < end:
+    while worker_client.quarantined and time.monotonic() < end:
         time.sleep(0.05)
-        runner.step()
-    assert runner.quarantined == {}
+        worker_client.step()
+    assert worker_client.quarantined == {}
 
 
-def no_descriptor(*_: object) -> int:
+def fail_no_descriptor(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
-    first = runners()
-    first.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
-    hung = worker_pid(first)
-    answered(first)
+def test_next_daemon_adopts_quarantined_worker(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
+    release_file = tmp_path / "go-on"
+    first = make_client()
+    first.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(release_file)))
+    worker = worker_pid(first)
+    wait_for_reply(first)
 
-    second = runners()
-    assert second.quarantined == {"nvml": hung}
-    assert ask(second, request("fine", "nvml")).outcome is Outcome.STUCK
-    assert signals_pending(hung) == 0
-    go_on.touch()
-    until(second, lambda: not second.quarantined)
-    assert ask(second, request("fine", "nvml")).outcome is Outcome.COMPLETED
+    second = make_client()
+    assert second.quarantined == {"nvml": worker}
+    assert send_and_wait(second, request("fine", "nvml")).outcome is Outcome.STUCK
+    assert pending_signals(worker) == 0
+    release_file.touch()
+    run_until(second, lambda: not second.quarantined)
+    assert send_and_wait(second, request("fine", "nvml")).outcome is Outcome.COMPLETED
 
 
-def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(
-    runners: Callable[..., WorkerClient], tmp_path: Path
-) -> None:
+def test_next_daemon_adopts_busy_worker_after_kill(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
     """The first daemon has no chance to save anything."""
-    go_on = tmp_path / "go-on"
-    first = runners()
-    first.send(request("waits_for_file", "nvml", name=str(go_on)))
-    second = runners()
+    release_file = tmp_path / "go-on"
+    first = make_client()
+    first.send(request("waits_for_file", "nvml", name=str(release_file)))
+    second = make_client()
     assert second.quarantined == {"nvml": worker_pid(first)}
-    go_on.touch()
+    release_file.touch()
 
 
-def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
-    other = Identity(os.getpid(), start_time(os.getpid()) + 1, "nvml")  # type: ignore[operator]
-    (tmp_path / WORKERS_FILE).write_text(json.dumps([dump(other)]))
-    assert runners().quarantined == {}
+def test_reused_pid_is_not_quarantined(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
+    other_process = Identity(os.getpid(), start_time(os.getpid()) + 1, "nvml")  # type: ignore[operator]
+    (tmp_path / WORKERS_FILE).write_text(json.dumps([dump(other_process)]))
+    assert make_client().quarantined == {}
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"pid": "1"}]', "null", "\0\0"])
-def test_a_list_of_workers_that_was_cut_off_bars_nothing(
-    runners: Callable[..., WorkerClient], tmp_path: Path, text: str
+def test_truncated_workers_file_quarantines_nothing(
+    make_client: Callable[..., WorkerClient], tmp_path: Path, text: str
 ) -> None:
     (tmp_path / WORKERS_FILE).write_text(text)
-    assert runners().quarantined == {}
+    assert make_client().quarantined == {}
 
 
 # --- close
 
 
-def test_closing_ends_an_idle_worker(runner: WorkerClient) -> None:
-    ask(runner, request("fine"))
-    pid = worker_pid(runner)
-    runner.close(120.0)
+def test_close_ends_idle_worker(worker_client: WorkerClient) -> None:
+    send_and_wait(worker_client, request("fine"))
+    pid = worker_pid(worker_client)
+    worker_client.close(120.0)
     assert start_time(pid) is None
 
 
-def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: WorkerClient, tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
-    runner.send(request("waits_for_file", "nvml", name=str(go_on)))
-    pid = worker_pid(runner)
-    began = time.monotonic()
-    runner.close(0.2)
-    assert time.monotonic() - began < 60
-    assert signals_pending(pid) == 0
-    known = json.loads((tmp_path / WORKERS_FILE).read_text())
-    assert [(worker["pid"], worker["resource"]) for worker in known] == [(pid, "nvml")]
-    go_on.touch()
+def test_close_leaves_busy_nvml_worker_running(worker_client: WorkerClient, tmp_path: Path) -> None:
+    release_file = tmp_path / "go-on"
+    worker_client.send(request("waits_for_file", "nvml", name=str(release_file)))
+    pid = worker_pid(worker_client)
+    started = time.monotonic()
+    worker_client.close(0.2)
+    assert time.monotonic() - started < 60
+    assert pending_signals(pid) == 0
+    recorded = json.loads((tmp_path / WORKERS_FILE).read_text())
+    assert [(worker["pid"], worker["resource"]) for worker in recorded] == [(pid, "nvml")]
+    release_file.touch()
     assert os.waitpid(pid, 0)[1] == 0, "it ends by itself, without an error"
 
 
-def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_not_held(
-    runner: WorkerClient, monkeypatch: pytest.MonkeyPatch
+def test_request_without_worker_fails_and_nvml_stays_closed(
+    worker_client: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    reply = ask(runner, request("fine", "nvml"))
+    reply = send_and_wait(worker_client, request("fine", "nvml"))
     assert reply.outcome is Outcome.FAILED
     assert reply.error.startswith("no worker could be started: ")
-    assert not runner.nvml_open
+    assert not worker_client.nvml_open
 
 
 # --- NVML
 
 
-def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners: Callable[..., WorkerClient]) -> None:
-    runner = runners(fake_nvml="dgx-h100")
-    ask(runner, request("fine"))
-    assert not runner.nvml_open
-    assert ask(runner, request("gpu_count", "nvml")).outcome is Outcome.COMPLETED
-    assert runner.nvml_open
-    assert ask(runner, Request("nvml", 60, CloseNvml())).outcome is Outcome.COMPLETED
-    assert not runner.nvml_open
-    assert runner.started_total == 1
+def test_nvml_open_from_first_gpu_check_to_close_nvml(make_client: Callable[..., WorkerClient]) -> None:
+    worker_client = make_client(fake_nvml="dgx-h100")
+    send_and_wait(worker_client, request("fine"))
+    assert not worker_client.nvml_open
+    assert send_and_wait(worker_client, request("gpu_count", "nvml")).outcome is Outcome.COMPLETED
+    assert worker_client.nvml_open
+    assert send_and_wait(worker_client, Request("nvml", 60, CloseNvml())).outcome is Outcome.COMPLETED
+    assert not worker_client.nvml_open
+    assert worker_client.started_total == 1
 
 
-def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: WorkerClient) -> None:
-    ask(runner, request("unclosable", "nvml"))
-    reply = ask(runner, Request("nvml", 60, CloseNvml()))
+def test_failed_close_nvml_replaces_worker(worker_client: WorkerClient) -> None:
+    send_and_wait(worker_client, request("unclosable", "nvml"))
+    reply = send_and_wait(worker_client, Request("nvml", 60, CloseNvml()))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "nvmlShutdown failed")
-    assert not runner.nvml_open
-    assert runner.quarantined == {}
-    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
-    assert runner.started_total == 2
+    assert not worker_client.nvml_open
+    assert worker_client.quarantined == {}
+    assert send_and_wait(worker_client, request("fine")).outcome is Outcome.COMPLETED
+    assert worker_client.started_total == 2
 
 
 @pytest.fixture
-def upgraded(runners: Callable[..., WorkerClient], tmp_path: Path) -> tuple[WorkerClient, Path]:
+def outdated(make_client: Callable[..., WorkerClient], tmp_path: Path) -> tuple[WorkerClient, Path]:
     """Return a client whose worker has loaded NVML, after which the driver was replaced by another version."""
     scenario = tmp_path / "upgrade.toml"
     scenario.write_text('profile = "dgx-h100"\n')
-    runner = runners(fake_nvml=str(scenario))
-    ask(runner, request("gpu_access", "nvml"))
-    ask(runner, Request("nvml", 60, CloseNvml()))
+    worker_client = make_client(fake_nvml=str(scenario))
+    send_and_wait(worker_client, request("gpu_access", "nvml"))
+    send_and_wait(worker_client, Request("nvml", 60, CloseNvml()))
     scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
-    return runner, scenario
+    return worker_client, scenario
 
 
-def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[WorkerClient, Path]) -> None:
-    runner, _scenario = upgraded
-    reply = ask(runner, request("gpu_access", "nvml"))
-    assert [finding.code for finding in answer_of(reply).findings] == ["gpu_access/driver_mismatch"]
-    assert runner.started_total == 2
+def test_version_mismatch_is_confirmed_by_new_worker(outdated: tuple[WorkerClient, Path]) -> None:
+    worker_client, _scenario = outdated
+    reply = send_and_wait(worker_client, request("gpu_access", "nvml"))
+    assert [finding.code for finding in run_answer(reply).findings] == ["gpu_access/driver_mismatch"]
+    assert worker_client.started_total == 2
 
 
-def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_again_later(
-    upgraded: tuple[WorkerClient, Path], monkeypatch: pytest.MonkeyPatch
+def test_version_mismatch_is_cached_within_round(
+    outdated: tuple[WorkerClient, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, scenario = upgraded
-    ask(runner, request("gpu_access", "nvml"))
-    ask(runner, request("gpu_count", "nvml"))
-    assert not runner.nvml_open
-    assert runner.started_total == 2
+    worker_client, scenario = outdated
+    send_and_wait(worker_client, request("gpu_access", "nvml"))
+    send_and_wait(worker_client, request("gpu_count", "nvml"))
+    assert not worker_client.nvml_open
+    assert worker_client.started_total == 2
     scenario.write_text('profile = "dgx-h100"\n')
-    monkeypatch.setattr(runner, "_monotonic", lambda: time.monotonic() + 300.0)
-    assert answer_of(ask(runner, request("gpu_access", "nvml"))).findings == ()
-    assert runner.started_total == 3
+    monkeypatch.setattr(worker_client, "_monotonic", lambda: time.monotonic() + 300.0)
+    assert run_answer(send_and_wait(worker_client, request("gpu_access", "nvml"))).findings == ()
+    assert worker_client.started_total == 3
 
 
-def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(
-    runners: Callable[..., WorkerClient], tmp_path: Path
-) -> None:
+def test_driver_upgrade_under_worker_is_no_fault(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
     """The old library stays loaded in the old process, so only that process sees a mismatch."""
     marker = tmp_path / "checks" / "upgraded.py"
     marker.write_text(
@@ -529,25 +519,25 @@ def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(
         "        yield Finding(Severity.DEGRADED, 'upgraded/mismatch', '', 'm')\n"
         "    sys.healthd_old = True\n"
     )
-    runner = runners()
-    assert answer_of(ask(runner, request("upgraded", "nvml"))).findings == ()
-    assert answer_of(ask(runner, request("upgraded", "nvml"))).findings == ()
-    assert runner.started_total == 2
+    worker_client = make_client()
+    assert run_answer(send_and_wait(worker_client, request("upgraded", "nvml"))).findings == ()
+    assert run_answer(send_and_wait(worker_client, request("upgraded", "nvml"))).findings == ()
+    assert worker_client.started_total == 2
 
 
-def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., WorkerClient]) -> None:
-    runner = runners(now=lambda: 1000.25)
-    reply = ask(runner, request("fine"))
-    (reading,) = decode(answer_of(reply).past).values()
+def test_check_reads_at_message_time(make_client: Callable[..., WorkerClient]) -> None:
+    worker_client = make_client(now=lambda: 1000.25)
+    reply = send_and_wait(worker_client, request("fine"))
+    (reading,) = decode(run_answer(reply).past).values()
     assert (reading.time, reply.message_time) == (1000.25, 1000.25)
-    runner.close(2.0)
-    reply = ask(runners(), request("fine"))
-    (reading,) = decode(answer_of(reply).past).values()
+    worker_client.close(2.0)
+    reply = send_and_wait(make_client(), request("fine"))
+    (reading,) = decode(run_answer(reply).past).values()
     assert abs(reading.time - time.time()) < 60, "without a daemon's clock the worker uses its own"
     assert reply.message_time is None
 
 
-UPGRADED = """
+OUTDATED_CHECK = """
     host.nvml_is_outdated = hasattr(sys, "healthd_old")
     sys.healthd_old = True
     yield Observation("answer", 42)
@@ -555,89 +545,91 @@ UPGRADED = """
 
 
 @pytest.mark.parametrize("check", ["fine", "upgraded"])
-def test_however_long_a_worker_takes_to_start_no_clock_was_set(
-    runners: Callable[..., WorkerClient], tmp_path: Path, check: str
+def test_slow_worker_start_is_no_clock_step(
+    make_client: Callable[..., WorkerClient], tmp_path: Path, check: str
 ) -> None:
     """Each start takes 5 s. The second answer of `upgraded` is refused, and a new worker repeats the run."""
-    (tmp_path / "checks" / "upgraded.py").write_text(HEADER + UPGRADED)
-    made: list[WorkerClient] = []
+    (tmp_path / "checks" / "upgraded.py").write_text(HEADER + OUTDATED_CHECK)
+    clients: list[WorkerClient] = []
 
-    def late(clock: Callable[[], float]) -> Callable[[], float]:
-        return lambda: clock() + sum(5.0 * one.started_total for one in made)
+    def delayed(clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + sum(5.0 * client_.started_total for client_ in clients)
 
-    runner = runners(late(time.monotonic), late(time.time))
-    made.append(runner)
-    ask(runner, request(check, "nvml"))
+    worker_client = make_client(delayed(time.monotonic), delayed(time.time))
+    clients.append(worker_client)
+    send_and_wait(worker_client, request(check, "nvml"))
     if check == "fine":
-        runner.renew()
-    before = time.time()
-    reply = ask(runner, request(check, "nvml"))
-    assert (runner.started_total, reply.outcome) == (2, Outcome.COMPLETED)
+        worker_client.renew()
+    started_at = time.time()
+    reply = send_and_wait(worker_client, request(check, "nvml"))
+    assert (worker_client.started_total, reply.outcome) == (2, Outcome.COMPLETED)
     assert abs(reply.clock_step) < 1.0
     assert reply.message_time is not None
-    assert reply.message_time >= before + 10.0, "after the second start"
+    assert reply.message_time >= started_at + 10.0, "after the second start"
     assert reply.seconds < 9.0  # its clock is 10 s late
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
-def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
-    runners: Callable[..., WorkerClient], tmp_path: Path, step: float
+def test_clock_step_during_run_is_returned_with_reply(
+    make_client: Callable[..., WorkerClient], tmp_path: Path, step: float
 ) -> None:
-    steps: list[float] = []
-    runner = runners(now=lambda: 1000.25 + time.monotonic() + sum(steps))
-    assert runner.send(request("waits_for_file", name=str(tmp_path / "go"))) is None
-    steps.append(step)
+    clock_steps: list[float] = []
+    worker_client = make_client(now=lambda: 1000.25 + time.monotonic() + sum(clock_steps))
+    assert worker_client.send(request("waits_for_file", name=str(tmp_path / "go"))) is None
+    clock_steps.append(step)
     (tmp_path / "go").touch()
-    while (reply := runner.step()) is None:
-        wait(runner, 30.0)
+    while (reply := worker_client.step()) is None:
+        wait(worker_client, 30.0)
     assert reply.outcome is Outcome.COMPLETED
     assert reply.clock_step == pytest.approx(step, abs=1.0)
-    assert abs(ask(runner, request("fine")).clock_step) < 1.0, "no step during the next run"
+    assert abs(send_and_wait(worker_client, request("fine")).clock_step) < 1.0, "no step during the next run"
 
 
 # --- other requests
 
 
-def test_files_go_to_the_state_directory_and_come_back(runner: WorkerClient, tmp_path: Path) -> None:
+def test_save_copy_and_load_copy_restore_files(worker_client: WorkerClient, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
     state, names = str(tmp_path / "state"), ("ledger.json", "past.json")
-    saved = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), state, names)))
-    assert saved.outcome is Outcome.COMPLETED
-    loaded = ask(runner, Request("state_dir", 10, LoadCopy(state, names)))
-    assert isinstance(loaded.answer, CopyAnswer)
-    assert loaded.answer.texts == {"ledger.json": "{}", "past.json": None}
+    save_reply = send_and_wait(worker_client, Request("state_dir", 10, SaveCopy(str(tmp_path), state, names)))
+    assert save_reply.outcome is Outcome.COMPLETED
+    load_reply = send_and_wait(worker_client, Request("state_dir", 10, LoadCopy(state, names)))
+    assert isinstance(load_reply.answer, CopyAnswer)
+    assert load_reply.answer.texts == {"ledger.json": "{}", "past.json": None}
 
 
-def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: WorkerClient, tmp_path: Path) -> None:
+def test_unwritable_state_dir_is_single_sentence(worker_client: WorkerClient, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
-    reply = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), "/proc/nowhere", ("ledger.json",))))
+    reply = send_and_wait(
+        worker_client, Request("state_dir", 10, SaveCopy(str(tmp_path), "/proc/nowhere", ("ledger.json",)))
+    )
     assert reply.outcome is Outcome.FAILED
     assert "/proc/nowhere" in reply.error
 
 
-def test_a_file_for_others_is_written_by_the_worker(runner: WorkerClient, tmp_path: Path) -> None:
+def test_write_file_is_done_by_worker(worker_client: WorkerClient, tmp_path: Path) -> None:
     path = tmp_path / "healthd.prom"
-    reply = ask(runner, Request("textfile", 10, WriteFile(str(path), "up 1\n")))
+    reply = send_and_wait(worker_client, Request("textfile", 10, WriteFile(str(path), "up 1\n")))
     assert reply.outcome is Outcome.COMPLETED
     assert path.read_text() == "up 1\n"
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_an_inventory_comes_from_the_worker(runners: Callable[..., WorkerClient], tmp_path: Path) -> None:
-    runner = runners(fake_nvml="dgx-h100", root=str(tmp_path))
-    reply = ask(runner, Request("nvml", 60, TakeInventory(gpus=True)))
+def test_take_inventory_is_done_by_worker(make_client: Callable[..., WorkerClient], tmp_path: Path) -> None:
+    worker_client = make_client(fake_nvml="dgx-h100", root=str(tmp_path))
+    reply = send_and_wait(worker_client, Request("nvml", 60, TakeInventory(gpus=True)))
     assert isinstance(reply.answer, Inventory)
     assert len(reply.answer.gpus) == 8
-    assert runner.nvml_open, "the caller must close it"
+    assert worker_client.nvml_open, "the caller must close it"
 
 
-def test_an_answer_carries_the_number_of_its_request() -> None:
+def test_response_has_message_number() -> None:
     worker = Worker(Setup(), Host("/"))
     line = worker.respond(values.encode(Message(7, CloseNvml())))
     response = values.decode(Response, line.partition(SEPARATOR)[0])
     assert (response.number, response.error, response.outdated) == (7, "", False)
 
 
-def test_a_request_longer_than_the_socket_takes_at_once_arrives_whole(runner: WorkerClient) -> None:
-    reply = ask(runner, request("fine", name="x" * (2 << 20)))
+def test_long_request_arrives_whole(worker_client: WorkerClient) -> None:
+    reply = send_and_wait(worker_client, request("fine", name="x" * (2 << 20)))
     assert reply.outcome is Outcome.COMPLETED

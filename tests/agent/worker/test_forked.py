@@ -73,16 +73,18 @@ def checks_dir(tmp_path: Path) -> str:
     return str(directory)
 
 
-def command(how: str, checks_dir: str, tmp_path: Path, *requests: str, env: dict[str, str] | None = None) -> Any:
+def run_command(
+    start_method: str, checks_dir: str, tmp_path: Path, *requests: str, env: dict[str, str] | None = None
+) -> Any:
     """Return the printed document. This ends when the last process with the pipe of its output has ended."""
-    argv = [sys.executable, "-c", COMMAND, how, checks_dir, str(tmp_path / "lock"), *requests]
-    with open(tmp_path / "words", "wb") as words:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=words, timeout=300, check=False, env=env)
-    assert done.returncode == 0, (tmp_path / "words").read_text()
-    return json.loads(done.stdout)
+    argv = [sys.executable, "-c", COMMAND, start_method, checks_dir, str(tmp_path / "lock"), *requests]
+    with open(tmp_path / "words", "wb") as stderr_file:
+        completed = subprocess.run(argv, stdout=subprocess.PIPE, stderr=stderr_file, timeout=300, check=False, env=env)
+    assert completed.returncode == 0, (tmp_path / "words").read_text()
+    return json.loads(completed.stdout)
 
 
-ENDS = (
+ENDING_CHECKS = (
     "fine",
     "raises",
     "exits",
@@ -97,9 +99,9 @@ ENDS = (
 )
 
 
-def test_a_copy_that_goes_wrong_ends_as_a_program_does(checks_dir: str, tmp_path: Path) -> None:
-    requests = [f"{name} {name} 60" for name in ENDS]
-    copied, executed = (command(how, checks_dir, tmp_path, *requests)["results"] for how in ("copy", "program"))
+def test_forked_worker_ends_like_executed_worker(checks_dir: str, tmp_path: Path) -> None:
+    requests = [f"{name} {name} 60" for name in ENDING_CHECKS]
+    copied, executed = (run_command(how, checks_dir, tmp_path, *requests)["results"] for how in ("copy", "program"))
     assert copied == executed
     assert {outcome for _, outcome, _, _ in copied} == {"completed", "failed"}
     assert ["exits", "failed", "the worker died (exit status 3)", ""] in copied
@@ -112,15 +114,15 @@ def status(pid: int, *names: str) -> list[str]:
 
 
 @pytest.fixture
-def left(checks_dir: str, tmp_path: Path) -> Iterator[tuple[int, int]]:
+def hanging_workers(checks_dir: str, tmp_path: Path) -> Iterator[tuple[int, int]]:
     """Return the pids of a forked and an executed worker that hang in NVML, whose command has ended."""
     pids = []
     try:
         for how in ("copy", "program"):
-            told = command(how, checks_dir, tmp_path, "tells_itself nvml 5")
-            ((_, outcome, _, _),) = told["results"]
+            outcome_document = run_command(how, checks_dir, tmp_path, "tells_itself nvml 5")
+            ((_, outcome, _, _),) = outcome_document["results"]
             assert outcome == "timed_out"
-            pids += told["pids"]
+            pids += outcome_document["pids"]
             until(lambda: (tmp_path / "words").read_text() == "words\n", "its standard error is kept")
         yield pids[0], pids[1]
     finally:
@@ -128,33 +130,33 @@ def left(checks_dir: str, tmp_path: Path) -> Iterator[tuple[int, int]]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_copy_that_hangs_is_left_and_holds_nothing_of_the_command(left: tuple[int, int], tmp_path: Path) -> None:
-    copy, program = left
+def test_hanging_forked_worker_keeps_nothing_from_command(hanging_workers: tuple[int, int], tmp_path: Path) -> None:
+    copy, program = hanging_workers
     files = [
         sorted(os.readlink(f"/proc/{pid}/fd/{name}").split(":")[0] for name in os.listdir(f"/proc/{pid}/fd"))
-        for pid in left
+        for pid in hanging_workers
     ]
     assert files[0] == files[1] == sorted(["/dev/null"] * 3 + [str(tmp_path / "words"), "socket"])
     with open(tmp_path / "lock", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert [os.getsid(pid) for pid in left] == [copy, program]
-    assert [os.readlink(f"/proc/{pid}/cwd") for pid in left] == ["/", "/"]
+    assert [os.getsid(pid) for pid in hanging_workers] == [copy, program]
+    assert [os.readlink(f"/proc/{pid}/cwd") for pid in hanging_workers] == ["/", "/"]
     names = ("SigBlk", "SigIgn", "SigCgt", "Threads")
     assert status(copy, *names) == status(program, *names)
-    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in left]
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in hanging_workers]
     assert scores[0] == scores[1]
 
 
-def test_the_driver_is_never_in_the_command(checks_dir: str, tmp_path: Path) -> None:
+def test_nvml_library_is_not_loaded_in_command(checks_dir: str, tmp_path: Path) -> None:
     env = stub_nvml.environment(tmp_path)
-    told = command("copy", checks_dir, tmp_path, "gpu_access nvml 120", env=env)
-    ((_, outcome, error, observed),) = told["results"]
+    outcome_document = run_command("copy", checks_dir, tmp_path, "gpu_access nvml 120", env=env)
+    ((_, outcome, error, observed),) = outcome_document["results"]
     assert (outcome, error) == ("completed", "")
     assert "gpu" in observed
-    assert told["driver"] is False
+    assert outcome_document["driver"] is False
 
 
-WHERE = """
+CAN_FORK = """
 import sys, threading
 from healthd.agent.settings import registry
 from healthd.agent.worker import forked
@@ -173,10 +175,10 @@ end.set()
 """
 
 
-@pytest.mark.parametrize(("what", "copied"), [("", True), ("fine", False), ("refused", False), ("a thread", False)])
-def test_only_where_nothing_of_others_ran_a_copy_serves(checks_dir: str, what: str, copied: bool) -> None:
+@pytest.mark.parametrize(("case", "expected"), [("", True), ("fine", False), ("refused", False), ("a thread", False)])
+def test_can_fork_only_without_foreign_code(checks_dir: str, case: str, expected: bool) -> None:
     (Path(checks_dir) / "refused.py").write_text("import threading\n")  # it may have started a thread
     (Path(checks_dir) / "refused.py").chmod(0o644)
-    argv = [sys.executable, "-c", WHERE, what, checks_dir]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == f"{copied}\n"
+    argv = [sys.executable, "-c", CAN_FORK, case, checks_dir]
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    assert completed.stdout == f"{expected}\n"

@@ -16,7 +16,7 @@ from tests.development.test_design import imports
 pytestmark = pytest.mark.one_python
 
 # Start a daemon like `healthd run` and print its loaded modules once it is ready.
-READY = """
+READY_DAEMON = """
 import sys
 from types import SimpleNamespace
 from healthd.cli.flags import load_settings
@@ -61,35 +61,41 @@ NOT_NEEDED = {
 }
 
 
-def test_what_a_daemon_needs_late_is_in_its_memory_once_it_is_ready(tmp_path: Path) -> None:
+def test_late_imports_in_ready_daemon_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     file = tmp_path / "healthd.toml"
     file.write_text(SETTINGS.format(tmp_path))
-    done = subprocess.run([sys.executable, "-c", READY, str(file)], capture_output=True, text=True, timeout=120)
-    loaded = set(done.stdout.split())
-    assert "healthd.agent.daemon" in loaded, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", READY_DAEMON, str(file)], capture_output=True, text=True, timeout=120
+    )
+    loaded = set(completed.stdout.split())
+    assert "healthd.agent.daemon" in loaded, completed.stderr
     assert "uncompiled=0" in loaded
-    late = [i for i in imports() if not i.at_top and f"healthd.{i.module}" in loaded and i.module not in NOT_NEEDED]
-    assert [str(i) for i in late if i.imported not in loaded] == []
-    assert set(NOT_NEEDED) <= {i.module for i in imports() if not i.at_top}
+    late_imports = [
+        item
+        for item in imports()
+        if not item.at_top and f"healthd.{item.module}" in loaded and item.module not in NOT_NEEDED
+    ]
+    assert [str(item) for item in late_imports if item.imported not in loaded] == []
+    assert set(NOT_NEEDED) <= {item.module for item in imports() if not item.at_top}
 
 
-def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:
+def test_problem_reports_replaced_or_removed_file(tmp_path: Path) -> None:
     file, link = tmp_path / "healthd.py", tmp_path / "python"
     file.write_text("1")
     link.symlink_to("/usr/bin/python3")
     paths = [str(file), str(link)]
-    before = identities(paths)
-    assert set(before) == set(paths)
-    assert problem(before, identities(paths)) == ""
+    old_identities = identities(paths)
+    assert set(old_identities) == set(paths)
+    assert problem(old_identities, identities(paths)) == ""
     (tmp_path / "new").write_text("1")
     os.replace(tmp_path / "new", file)
-    assert problem(before, identities(paths)).startswith(
+    assert problem(old_identities, identities(paths)).startswith(
         f"healthd's files were replaced ({file}) while healthd runs: restart"
     )
     file.unlink()
-    assert problem(before, identities(paths)).startswith(f"healthd's files were removed ({file}); ")
+    assert problem(old_identities, identities(paths)).startswith(f"healthd's files were removed ({file}); ")
 
 
-def test_the_files_of_this_process_are_there() -> None:
+def test_identities_includes_installed_files() -> None:
     assert set(identities()) == set(installed_files.FILES)

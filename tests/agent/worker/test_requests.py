@@ -29,20 +29,20 @@ FIELDS = {
     "accept_injected": st.booleans(),
 }
 KINDS = typing.get_args(Operation)
-asked = st.sampled_from(KINDS).flatmap(
+operation_values = st.sampled_from(KINDS).flatmap(
     lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__struct_fields__})
 )
 # A byte that is not UTF-8 is a lone surrogate in a path or in text from Slurm.
 NON_UTF8 = "/data/\udcff"
 
 
-@given(asked, st.integers(0, 2**31), st.none() | st.floats(0, 1e10))
-def test_message_is_decoded_as_it_was_encoded(request_: Any, number: int, now: float | None) -> None:
+@given(operation_values, st.integers(0, 2**31), st.none() | st.floats(0, 1e10))
+def test_message_decoding_reverses_encoding(request_: Any, number: int, now: float | None) -> None:
     message = Message(number, request_, now)
     assert decode(Message, encode(message)) == message
 
 
-def test_message_keeps_bytes_of_a_path_that_are_not_utf8() -> None:
+def test_message_keeps_non_utf8_path_bytes() -> None:
     message = Message(1, WriteFile(NON_UTF8, NON_UTF8))
     assert decode(Message, encode(message)) == message
 
@@ -63,16 +63,16 @@ def test_message_with_missing_or_unknown_fields_is_refused(table: dict[str, Any]
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b'{"number":"1"}', b'{"number":1,"error":null}', b'{"number":1} x'])
-def test_response_that_is_not_one_is_refused(line: bytes) -> None:
+def test_invalid_response_is_refused(line: bytes) -> None:
     with pytest.raises(DecodeError):
         decode(Response, line)
 
 
-def test_worker_has_an_operation_for_each_request_and_no_other() -> None:
+def test_worker_has_operation_for_each_request_and_no_other() -> None:
     operations = {name.removeprefix("do_") for name in vars(Worker) if name.startswith("do_")}
     assert operations == {operation_name(kind) for kind in KINDS}
     assert set(ANSWERS) == set(KINDS)
 
 
-def test_op_of_is_the_name_of_the_request() -> None:
+def test_operation_name_for_request() -> None:
     assert operation_name(CloseNvml) == "close_nvml"

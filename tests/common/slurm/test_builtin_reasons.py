@@ -15,7 +15,7 @@ from healthd.common.slurm.builtin_reasons import (
     strip_appended,
 )
 
-SLURMS = {
+SLURM_REASONS = {
     "Not responding": Group.NOT_RESPONDING,
     "Node unexpectedly rebooted": Group.REBOOTED,
     "Kill task failed": Group.UNKILLABLE,
@@ -52,14 +52,14 @@ SLURMS = {
     "RestrictedCoresPerGPU=4 but no gpus on node n1": Group.REGISTRATION,
     "Reported active features (a,b) are not a superset of currently active changeable features (c)": Group.REGISTRATION,
 }
-REQUESTED = {
+REQUESTED_REASONS = {
     "Reboot ASAP": Group.REBOOT,
     "reboot requested": Group.REBOOT,
     "reboot issued": Group.REBOOT,
     "reboot complete": Group.REBOOT,
     "POWER_DOWN_ASAP": Group.POWER,
 }
-SITES = [
+SITE_REASONS = [
     *("Prolog error: 571 xid 13 errors", "Epilog error on /scratch", "Not responding to ping", "Low CPUs, ticket 12"),
     *("gres/gpu 3 replaced", "Kill task failed again", "Duplicate jobid 12", "batch job complete failure?", "Low"),
     *("gres/gpu count reported lower than configured (7 < 8) since Monday", "reboot ASAP please", "my Prolog error"),
@@ -68,41 +68,41 @@ SITES = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "group"), [*SLURMS.items(), *REQUESTED.items()])
-def test_group_of_matches_each_reason_of_slurms_source(reason: str, group: Group) -> None:
+@pytest.mark.parametrize(("reason", "group"), [*SLURM_REASONS.items(), *REQUESTED_REASONS.items()])
+def test_reason_group_matches_each_reason_of_slurm(reason: str, group: Group) -> None:
     assert reason_group(reason) is group
     assert find_meaning(reason) is not None
-    for words in APPENDED:
-        assert reason_group(reason + words) is group
+    for appended in APPENDED:
+        assert reason_group(reason + appended) is group
 
 
-@pytest.mark.parametrize("reason", [reason for reason in (*SLURMS, *REQUESTED) if len(reason) > 20])
-def test_group_of_shown_recognises_what_sinfo_r_cuts(reason: str) -> None:
-    assert copied_reason_group(reason[:20]) is {**SLURMS, **REQUESTED}[reason]
+@pytest.mark.parametrize("reason", [reason for reason in (*SLURM_REASONS, *REQUESTED_REASONS) if len(reason) > 20])
+def test_copied_reason_group_recognises_reason_truncated_by_sinfo(reason: str) -> None:
+    assert copied_reason_group(reason[:20]) is {**SLURM_REASONS, **REQUESTED_REASONS}[reason]
 
 
-@pytest.mark.parametrize("reason", SITES)
-def test_group_of_leaves_a_sites_own_reason_alone(reason: str) -> None:
+@pytest.mark.parametrize("reason", SITE_REASONS)
+def test_reason_group_returns_none_for_site_reason(reason: str) -> None:
     assert reason_group(reason) is None
     assert not is_set_by_slurm(reason)
     assert not replaces_drain_reason(reason)
 
 
-def test_is_slurms_own_is_false_for_what_a_person_requested() -> None:
-    assert [reason for reason in SLURMS if not is_set_by_slurm(reason)] == []
-    assert [reason for reason in REQUESTED if is_set_by_slurm(reason)] == []
+def test_is_set_by_slurm_is_false_for_requested_reasons() -> None:
+    assert [reason for reason in SLURM_REASONS if not is_set_by_slurm(reason)] == []
+    assert [reason for reason in REQUESTED_REASONS if is_set_by_slurm(reason)] == []
 
 
 def test_every_group_has_an_explanation() -> None:
-    explained = {find_meaning(reason) for reason in (*SLURMS, *REQUESTED)}
+    explained = {find_meaning(reason) for reason in (*SLURM_REASONS, *REQUESTED_REASONS)}
     assert len(explained) == len(Group)
 
 
-def test_only_unkillable_tasks_and_registrations_replace_a_drains_reason() -> None:
-    groups = {group for reason, group in SLURMS.items() if replaces_drain_reason(reason)}
+def test_only_unkillable_and_registration_replace_drain_reason() -> None:
+    groups = {group for reason, group in SLURM_REASONS.items() if replaces_drain_reason(reason)}
     assert groups == {Group.UNKILLABLE, Group.REGISTRATION}
     assert not replaces_drain_reason("Prolog error")
 
 
-def test_without_appended_removes_all_that_slurm_appended() -> None:
+def test_strip_appended_removes_all_text_added_by_slurm() -> None:
     assert strip_appended("fan : reboot issued : Not responding") == "fan"

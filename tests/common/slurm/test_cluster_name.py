@@ -23,17 +23,17 @@ from healthd.common.slurm.slurm_conf import cluster_name, parse_cluster_name
         ("", ""),
     ],
 )
-def test_the_name_is_that_of_the_settings_in_lower_case(text, name):
+def test_parse_cluster_name_reads_name_in_lower_case(text, name):
     assert parse_cluster_name(text) == name
 
 
 @given(st.text())
-def test_any_text_gives_a_name_or_none(text):
+def test_parse_cluster_name_accepts_any_text(text):
     name = parse_cluster_name(text)
     assert not name or (name.isascii() and name.isprintable() and " " not in name)
 
 
-def test_the_file_that_slurm_was_told_is_read_else_where_packages_put_it(tmp_path: Path):
+def test_cluster_name_prefers_slurm_conf_variable_to_default_paths(tmp_path: Path):
     assert cluster_name(str(tmp_path), {}) == ""
     (tmp_path / "run/slurm/conf").mkdir(parents=True)
     (tmp_path / "run/slurm/conf/slurm.conf").write_text("ClusterName=sent\n")

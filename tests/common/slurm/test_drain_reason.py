@@ -37,19 +37,19 @@ def condition(
     )
 
 
-def test_it_names_the_worst_cause_and_counts_the_others() -> None:
+def test_reason_names_worst_cause_and_counts_others() -> None:
     assert reason([condition()]) == "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
     two = [condition(), condition("mount/missing", "/data")]
     assert reason(two) == "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus (+1 more)"
     assert reason([condition(subject="")]) == "healthd: gpu_xid/79: fell off the bus"
 
 
-def test_the_code_of_an_xid_is_within_what_sinfo_shows() -> None:
+def test_reason_has_xid_code_within_width_of_sinfo() -> None:
     assert reason([condition()])[:20].strip() == "healthd: gpu_xid/79"
 
 
 @given(code=CODES, subject=ANY_TEXT, message=ANY_TEXT, more=st.integers(0, 500))
-def test_any_causes_give_one_short_ascii_line(code: str, subject: str, message: str, more: int) -> None:
+def test_reason_of_any_causes_is_a_short_ascii_line(code: str, subject: str, message: str, more: int) -> None:
     text = reason([condition(code, subject, message)] * (more + 1))
     assert len(text) <= MAX_CHARACTERS
     assert all(" " <= character <= "~" for character in text)
@@ -60,17 +60,17 @@ def test_any_causes_give_one_short_ascii_line(code: str, subject: str, message: 
 
 
 @given(code=CODES, subject=PARTS, message=ANY_TEXT)
-def test_code_and_part_can_be_read_back(code: str, subject: str, message: str) -> None:
+def test_parse_reason_reads_code_and_part(code: str, subject: str, message: str) -> None:
     assert parse_reason(reason([condition(code, subject, message)])) == (code, subject)
 
 
 @given(text=ANY_TEXT)
-def test_any_other_text_is_parsed_or_not_but_never_an_error(text: str) -> None:
+def test_parse_reason_accepts_any_text(text: str) -> None:
     parse_reason(text)
     parse_reason(f"healthd: {text}")
 
 
-def test_other_peoples_words_are_not_ours() -> None:
+def test_parse_reason_returns_none_for_other_reasons() -> None:
     for text in (
         "",
         "fan broken",
@@ -83,7 +83,7 @@ def test_other_peoples_words_are_not_ours() -> None:
         assert parse_reason(text) is None
 
 
-def test_the_text_is_kept_while_it_names_one_of_the_worst_causes() -> None:
+def test_names_worst_cause_keeps_text_while_a_worst_cause_is_named() -> None:
     text = reason([condition()])
     mount = condition("mount/missing", "/data")
     assert names_worst_cause(text, [condition(message="something else"), mount])
@@ -94,12 +94,12 @@ def test_the_text_is_kept_while_it_names_one_of_the_worst_causes() -> None:
     assert not names_worst_cause(text, [condition(subject="0000:1c:00.0")])
 
 
-def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
+def test_reason_start_is_not_a_prefix_of_another_code() -> None:
     assert not reason_start(condition("gpu_xid/79")).startswith(reason_start(condition("gpu_xid/7")))
 
 
 @pytest.mark.parametrize("part", [chr(0xD800), chr(0xDCFF), f"/data/{chr(0xDCE9)}t\u00e9", "\x00", "\U0001f600"])
-def test_a_part_of_any_characters_has_words(part: str) -> None:
+def test_reason_of_part_with_any_characters_is_printable(part: str) -> None:
     """A lone surrogate, or a byte of a path that is no UTF-8, must not break the decision."""
     text = reason([condition(subject=part)])
     assert text.isascii()

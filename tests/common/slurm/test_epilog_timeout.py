@@ -22,16 +22,16 @@ from healthd.common.slurm.slurm_conf import NO_LIMIT, epilog_timeout, parse_epil
         ("PrologEpilogTimeout=65534\n", NO_LIMIT),
     ],
 )
-def test_the_least_that_slurm_conf_names_counts(text: str, seconds: float) -> None:
+def test_parse_epilog_timeout_takes_the_effective_limit(text: str, seconds: float) -> None:
     assert parse_epilog_timeout(text) == seconds
 
 
 @given(st.text())
-def test_any_text_names_a_time_or_none(text: str) -> None:
+def test_parse_epilog_timeout_accepts_any_text(text: str) -> None:
     assert parse_epilog_timeout(text) >= 0
 
 
-def test_it_is_read_where_slurm_looks(tmp_path: Path) -> None:
+def test_epilog_timeout_reads_default_and_given_slurm_conf(tmp_path: Path) -> None:
     assert epilog_timeout(str(tmp_path), {}) == NO_LIMIT
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm/slurm.conf").write_text("PrologEpilogTimeout=90\n")

@@ -25,7 +25,7 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 EIGHT = tuple(Gpu(f"0000:{bus}:00.0", i, f"GPU-{i}", minor=i) for i, bus in enumerate(BUSES))
 
 
-def shown(detail: str, job: str = "12", more: str = "") -> str:
+def job_text(detail: str, job: str = "12", more: str = "") -> str:
     """Return shortened output of `scontrol -d -o show job`."""
     return (
         f"JobId={job} JobName=wrap{more} UserId=root(0) JobState=RUNNING NodeList=n[1-2] BatchHost=n1 NumNodes=2 "
@@ -52,7 +52,7 @@ def shown(detail: str, job: str = "12", more: str = "") -> str:
         ("gpu:" + "9" * 5, None),
     ],
 )
-def test_a_node_has_as_many_gpus_as_its_gres_says(text: str, number: int | None) -> None:
+def test_count_gpus_reads_gres_of_node(text: str, number: int | None) -> None:
     assert count_gpus(text) == number
 
 
@@ -68,7 +68,7 @@ def test_a_node_has_as_many_gpus_as_its_gres_says(text: str, number: int | None)
         ("gpu:8,", None),
     ],
 )
-def test_of_several_types_it_is_not_known_which_slurm_numbers_first(text: str, number: int | None) -> None:
+def test_count_single_type_gpus_returns_none_for_several_types(text: str, number: int | None) -> None:
     assert count_single_type_gpus(text) == number
 
 
@@ -98,20 +98,20 @@ def test_of_several_types_it_is_not_known_which_slurm_numbers_first(text: str, n
         ("gpu(IDX:0", None),
     ],
 )
-def test_a_job_was_given_what_its_gres_says(text: str, expected: tuple[str, ...] | None) -> None:
-    assert parse_job_gpus(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1") == expected
+def test_parse_job_gpus_reads_gres_of_job(text: str, expected: tuple[str, ...] | None) -> None:
+    assert parse_job_gpus(job_text(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1") == expected
 
 
-def test_of_a_job_over_several_nodes_this_nodes_line_counts() -> None:
-    text = shown("Nodes=n[1-2,9] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:4)   Nodes=n10 CPU_IDs=0-3 Mem=8 GRES=gpu:1(IDX:0)")
+def test_parse_job_gpus_uses_line_of_this_node() -> None:
+    text = job_text("Nodes=n[1-2,9] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:4)   Nodes=n10 CPU_IDs=0-3 Mem=8 GRES=gpu:1(IDX:0)")
     assert parse_job_gpus(text, "12", "n2") == ("4",)
     assert parse_job_gpus(text, "12", "n10") == ("0",)
     assert parse_job_gpus(text, "12", "n3") is None
 
 
 @pytest.mark.parametrize("group", ["ArrayJobId", "HetJobId"])
-def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts(group: str) -> None:
-    text = "".join(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", f"{10 + i} {group}=10") for i in range(3))
+def test_parse_job_gpus_uses_record_of_this_job(group: str) -> None:
+    text = "".join(job_text(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", f"{10 + i} {group}=10") for i in range(3))
     assert parse_job_gpus(text, "11", "n1") == ("1",)
     assert parse_job_gpus(text, "1", "n1") is None
 
@@ -125,8 +125,8 @@ def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts(gr
         " Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)\nJobId=99 ArrayJobId=99 ArrayTaskId=1 JobName=y",
     ],
 )
-def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> None:
-    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
+def test_parse_job_gpus_returns_none_if_job_name_imitates_output(name: str) -> None:
+    assert parse_job_gpus(job_text("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
 
 
 FIELDS = ("JobName", "Comment", "Extra", "AdminComment", "Features", "WorkDir")
@@ -137,7 +137,7 @@ IMITATION = st.sampled_from(
 
 
 @given(typed=st.tuples(*[st.lists(TYPED | IMITATION, max_size=4).map(b"".join)] * len(FIELDS)), at=st.integers(0, 6))
-def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int) -> None:
+def test_parse_job_gpus_never_returns_gpu_from_user_text(typed: tuple[bytes, ...], at: int) -> None:
     """`at`: the number of fields printed before the line of this node."""
     fields = [b" " + name.encode() + b"=" + value for name, value in zip(FIELDS, typed, strict=True)]
     detail = b"   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) "
@@ -149,9 +149,9 @@ def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int
 
 
 @pytest.mark.parametrize("name", ["\nComment=x", "\nJobId=99 JobName=y\n", "\x85\u2028\x0b", "j\u00f6b"])
-def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
+def test_parse_job_gpus_finds_gpus_after_any_job_name(name: str) -> None:
     expected = None if "JobId" in name else ("0",)
-    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") == expected
+    assert parse_job_gpus(job_text("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") == expected
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
         ("12 00000\n", None),
     ],
 )
-def test_what_the_prolog_wrote_down_is_read_back(text: str, expected: tuple[str, ...] | None) -> None:
+def test_parse_prolog_file_reads_what_the_prolog_wrote(text: str, expected: tuple[str, ...] | None) -> None:
     assert parse_prolog_file(text, "12") == expected
 
 
 @given(ANY_TEXT | st.text("gpu:()IDX-,0123456789/[]n = ", max_size=60))
-def test_any_text_gives_an_answer(text: str) -> None:
+def test_gres_parsers_accept_any_text(text: str) -> None:
     numbers = count_gpus(text)
     assert numbers is None or numbers >= 0
     for found in (
         parse_prolog_file(text, "12"),
-        parse_job_gpus(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1"),
+        parse_job_gpus(job_text(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1"),
     ):
         assert found is None or all(word.isdecimal() or word.startswith(("GPU-", "MIG-")) for word in found)
 
@@ -191,30 +191,30 @@ def test_any_text_gives_an_answer(text: str) -> None:
 
 
 @given(st.text("0123456789,-[] ", max_size=12))
-def test_numbers_in_gives_small_numbers_or_none(text: str) -> None:
+def test_parse_numbers_returns_small_numbers_or_none(text: str) -> None:
     found = parse_numbers(text)
     assert found is None or (set(text) <= set("0123456789,-") and all(0 <= number < MAX_GPUS for number in found))
 
 
 @pytest.mark.parametrize("text", ["0],[1", "", "1024", "5-3", "0, 3", "0-1023,5000", "1-", "0,,1"])
-def test_numbers_in_refuses_other_texts(text: str) -> None:
+def test_parse_numbers_rejects_other_text(text: str) -> None:
     assert parse_numbers(text) is None
 
 
-def test_slurms_numbers_are_pci_order_where_all_orders_are_one() -> None:
+def test_slurm_gpu_order_is_pci_order_if_all_orders_agree() -> None:
     order = tuple(gpu.pci for gpu in EIGHT)
     assert slurm_gpu_order(8, EIGHT) == slurm_gpu_order(8, EIGHT[::-1]) == order
     assert pci_addresses(("0", "3"), order, {}) == {"0000:1b:00.0", "0000:61:00.0"}
 
 
-def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
+def gpus_with(number: int, **changes: object) -> tuple[Gpu, ...]:
     values = [{f: getattr(gpu, f) for f in ("pci", "index", "uuid", "minor", "mig")} for gpu in EIGHT]
     values[number] |= changes
     return tuple(Gpu(**value) for value in values)
 
 
 @pytest.mark.parametrize(
-    ("slurms", "gpus"),
+    ("slurm_count", "gpus"),
     [
         (7, EIGHT),
         (9, EIGHT),
@@ -222,20 +222,20 @@ def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
         (None, EIGHT),
         (8, EIGHT[:7]),  # one GPU is lost
         (0, ()),
-        (8, changed(3, minor=None)),
-        (8, changed(0, minor=9)),  # the device files have another order
-        (8, changed(3, minor=2)),
-        (8, changed(7, minor=8)),  # SLURM_JOB_GPUS would contain 8
-        (8, changed(0, index=7)),  # NVML has another order
-        (8, changed(0, mig=("MIG-1",))),  # whole GPUs next to MIG devices
+        (8, gpus_with(3, minor=None)),
+        (8, gpus_with(0, minor=9)),  # the device files have another order
+        (8, gpus_with(3, minor=2)),
+        (8, gpus_with(7, minor=8)),  # SLURM_JOB_GPUS would contain 8
+        (8, gpus_with(0, index=7)),  # NVML has another order
+        (8, gpus_with(0, mig=("MIG-1",))),  # whole GPUs next to MIG devices
     ],
 )
-def test_a_number_that_can_mean_several_gpus_counts_for_none(slurms: int | None, gpus: tuple[Gpu, ...]) -> None:
-    assert slurm_gpu_order(slurms, gpus) is None
+def test_slurm_gpu_order_returns_none_if_numbers_are_ambiguous(slurm_count: int | None, gpus: tuple[Gpu, ...]) -> None:
+    assert slurm_gpu_order(slurm_count, gpus) is None
     assert pci_addresses(("0",), None, pci_by_uuid(gpus)) is None
 
 
-def test_mig_devices_are_their_gpus() -> None:
+def test_slurm_gpu_order_counts_mig_devices() -> None:
     gpus = tuple(Gpu(f"0000:{i}1:00.0", i, f"GPU-{i}", minor=i, mig=(f"MIG-{i}a", f"MIG-{i}b")) for i in range(2))
     order = slurm_gpu_order(4, gpus)
     assert order == ("0000:01:00.0", "0000:01:00.0", "0000:11:00.0", "0000:11:00.0")
@@ -247,26 +247,26 @@ def test_mig_devices_are_their_gpus() -> None:
     assert pci_addresses(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
 
 
-def test_of_a_job_of_which_one_gpu_is_not_known_none_is() -> None:
+def test_pci_addresses_returns_none_if_one_gpu_is_unknown() -> None:
     order = slurm_gpu_order(8, EIGHT)
     assert pci_addresses(("0", "8"), order, {}) is None
     assert pci_addresses(("GPU-0", "GPU-new"), order, pci_by_uuid(EIGHT)) is None
     assert pci_addresses((), order, {}) == frozenset()
 
 
-def test_other_scripts_digits_are_no_numbers() -> None:
+def test_gres_parsers_reject_non_ascii_digits() -> None:
     assert count_gpus("gpu:\u0663") is None
     assert parse_prolog_file("12 \u0663\n", "12") is None
-    assert parse_job_gpus(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:\u0663)"), "12", "n1") is None
+    assert parse_job_gpus(job_text("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:\u0663)"), "12", "n1") is None
 
 
 @pytest.mark.parametrize("pump", ["[", "n[1", "[1]", "n[1-2],", "gpu:1(IDX:0),", ":", "(", " Nodes=n1", "0,", "0/4,"])
-def test_long_text_of_a_jobs_owner_takes_no_time(pump: str) -> None:
+def test_gres_parsers_are_fast_for_long_user_text(pump: str) -> None:
     text = pump * ((64 << 10) // len(pump))
 
     def read() -> None:
         count_gpus(text)
-        parse_job_gpus(shown(f"Nodes={text} CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")
+        parse_job_gpus(job_text(f"Nodes={text} CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")
         parse_prolog_file(f"12 {text}", "12")
 
     assert cpu_seconds(read, 5) < 5  # a quadratic pattern takes minutes

@@ -37,7 +37,7 @@ LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
         "NodeName=m1 AutoDetect=rsmi\n" + LISTED,
     ],
 )
-def test_the_usual_lists_are_in_order(text: str) -> None:
+def test_lists_gpus_in_order_accepts_usual_files(text: str) -> None:
     assert lists_gpus_in_order(text, "n1", 8)
 
 
@@ -78,29 +78,29 @@ def test_the_usual_lists_are_in_order(text: str) -> None:
         "rubbish\n" + LISTED,
     ],
 )
-def test_another_order_and_what_is_not_understood_is_none(text: str) -> None:
+def test_lists_gpus_in_order_rejects_other_orders_and_unknown_syntax(text: str) -> None:
     assert not lists_gpus_in_order(text, "n1", 8)
 
 
-def test_from_eleven_gpus_on_slurm_sorts_those_that_it_finds_otherwise() -> None:
+def test_lists_gpus_in_order_rejects_detection_of_more_than_ten_gpus() -> None:
     assert lists_gpus_in_order("AutoDetect=nvml\n", "n1", 10)
     assert not lists_gpus_in_order("AutoDetect=nvml\n", "n1", 11)
     assert not lists_gpus_in_order("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
     assert lists_gpus_in_order("Name=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
 
 
-def test_a_file_that_may_be_cut_off_tells_nothing() -> None:
+def test_lists_gpus_in_order_rejects_file_that_may_be_truncated() -> None:
     assert lists_gpus_in_order(LISTED.ljust(GRES_CONF_BYTES - 1, "\n"), "n1", 8)
     assert not lists_gpus_in_order(LISTED.ljust(GRES_CONF_BYTES, "\n"), "n1", 8)
 
 
 @given(ANY_TEXT | st.text('NodeName=Name=gpuFile/dev/nvidia[0-7], ="\\\n#', max_size=80))
-def test_any_text_gives_an_answer(text: str) -> None:
+def test_lists_gpus_in_order_accepts_any_text(text: str) -> None:
     assert lists_gpus_in_order(text, "n1", 8) in (True, False)
 
 
 @pytest.mark.parametrize("pump", ["[", "/a", "A=", "A=b ", " ", "/nvidia[0-7],", "n[1-2],", '"', "0,"])
-def test_a_long_line_takes_no_time(pump: str) -> None:
+def test_lists_gpus_in_order_is_fast_for_long_lines(pump: str) -> None:
     text = pump * ((64 << 10) // len(pump))
     lines = (text, f"Name=gpu File={text}", f"NodeName={text} Name=gpu")
     assert (
@@ -108,19 +108,19 @@ def test_a_long_line_takes_no_time(pump: str) -> None:
     )  # a quadratic pattern takes minutes
 
 
-def test_gres_conf_lies_beside_slurm_conf(tmp_path: Path) -> None:
+def test_gres_conf_is_next_to_slurm_conf(tmp_path: Path) -> None:
     (tmp_path / "gres.conf").write_text(LISTED)
     environment = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
-    done = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stdout) == (0, LISTED[:8])
+    process = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
+    assert (process.returncode, process.stdout) == (0, LISTED[:8])
     environment["SLURM_CONF"] = str(tmp_path / "none" / "slurm.conf")
-    done = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stdout) == (1, "")
+    process = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
+    assert (process.returncode, process.stdout) == (1, "")
 
 
-def test_without_slurm_conf_nothing_but_gres_confs_is_read() -> None:
+def test_gres_conf_without_slurm_conf_reads_only_default_paths() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
-    done = subprocess.run(gres_conf(GRES_CONF_BYTES), env=environment, capture_output=True, text=True, timeout=240)
+    process = subprocess.run(gres_conf(GRES_CONF_BYTES), env=environment, capture_output=True, text=True, timeout=240)
     found = [path for path in ("/etc/slurm", "/run/slurm/conf", "/usr/local/etc") if Path(path, "gres.conf").exists()]
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bool(done.stdout) == bool(found)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert bool(process.stdout) == bool(found)

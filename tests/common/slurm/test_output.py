@@ -42,7 +42,7 @@ from healthd.validation.reservation import STATE_COLUMNS
 GPU = frozenset({"gpu"})
 
 
-def test_a_node_is_read_from_fixed_columns() -> None:
+def test_parse_node_reads_fixed_columns() -> None:
     text = columns(
         ("gpu", "1", "allocated+drain", "1795207836", "root(0)", "healthd: x\nfoo | [y]", "(null)"), NODE_COLUMNS
     )
@@ -53,7 +53,7 @@ def test_a_node_is_read_from_fixed_columns() -> None:
     assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
 
 
-def test_a_node_is_in_the_partitions_in_which_sinfo_counts_it() -> None:
+def test_parse_node_reads_partitions_in_which_sinfo_counts_the_node() -> None:
     rows = [("other", "0", "n/a", "Unknown", "Unknown", "none", "gpu:8")]
     rows += [(name, "1", "idle+drain", "1795207836", "root(0)", "line\none", "gpu:8") for name in ("gpu", "all")]
     found = parse_node(b"".join(columns(row, NODE_COLUMNS) for row in rows), "n1")
@@ -63,20 +63,20 @@ def test_a_node_is_in_the_partitions_in_which_sinfo_counts_it() -> None:
             parse_node(text, "n1")
 
 
-def test_local_times_are_read_too() -> None:
+def test_parse_node_and_slurmctld_start_read_local_times() -> None:
     text = columns(("gpu", "1", "idle+drain", "2026-11-20T20:48:09", "root(0)", "x", "(null)"), NODE_COLUMNS)
     assert abs(parse_node(text, "n1").reason_time - 1795207689) < 15 * 3600
     assert parse_slurmctld_start("BOOT_TIME               = 2026-11-20T20:48:09\n") > 0
 
 
-def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
+def test_parse_listpids_lists_a_job_once() -> None:
     assert parse_listpids(listpids("4", "4", "1", "4").text) == ["4", "1"]
     assert parse_listpids("PID JOBID\n-1 -\n7 12 batch\n") == ["12"]
     assert parse_listpids("") == []
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "12" * 10, "\u0661\u0662"], ids=["5000", "20", "arabic"])
-def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
+def test_parsers_skip_numbers_that_slurm_does_not_print(digits: str) -> None:
     """int() raises an error above 4,300 digits, and accepts digits of any script."""
     table = f"PID JOBID STEPID\n{digits} {digits} 0\n7 12 0\n"
     assert parse_listpids(table) == ["12"]
@@ -86,7 +86,7 @@ def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
         parse_slurmctld_start(f"BOOT_TIME = {digits}\n")
 
 
-def test_times_beyond_all_calendars_are_none() -> None:
+def test_parsers_treat_times_out_of_range_as_missing() -> None:
     for since in ("9" * 40, "202611201204809"):
         row = ("gpu", "1", "idle", since, "root(0)", "x", "(null)")
         assert parse_node(columns(row, NODE_COLUMNS), "n1").reason_time == 0
@@ -96,42 +96,42 @@ def test_times_beyond_all_calendars_are_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", b"1\xff", "1;x"])
-def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str | bytes) -> None:
+def test_parse_job_rejects_invalid_job_name(name: str | bytes) -> None:
     with pytest.raises(SlurmError, match=r"^squeue printed no job 12: "):
         parse_job(columns(("12", name, "RUNNING", "1", "5", "0", "1", "(null)"), JOB_COLUMNS), "12")
 
 
-def of_columns(data: bytes, of: Columns, *first: str) -> bytes:
+def record_with(data: bytes, column_spec: Columns, *first_values: str) -> bytes:
     """Return a record with the words of `data` in these columns."""
-    return columns([*first, *data.split(b" "), *[b""] * len(of)][: len(of)], of)
+    return columns([*first_values, *data.split(b" "), *[b""] * len(column_spec)][: len(column_spec)], column_spec)
 
 
-def as_text(parser: Callable[[str], object], before: str = "", after: str = "") -> Callable[[bytes], object]:
+def text_parser(parser: Callable[[str], object], before: str = "", after: str = "") -> Callable[[bytes], object]:
     return lambda data: parser(before + CommandResult(0, data).text + after)
 
 
 PARSERS: dict[str, Callable[[bytes], object]] = {
     "node": lambda data: parse_node(data, "n1"),
-    "node's columns": lambda data: parse_node(of_columns(data, NODE_COLUMNS, "gpu", "1"), "n1"),
+    "node's columns": lambda data: parse_node(record_with(data, NODE_COLUMNS, "gpu", "1"), "n1"),
     "fleet": lambda data: parse_fleet(data, {"gpu"}, NOW),
-    "fleet's columns": lambda data: parse_fleet(of_columns(data, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
+    "fleet's columns": lambda data: parse_fleet(record_with(data, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
     "lemons": parse_lemons,
     "whole reason": parse_whole_reason,
-    "cluster": as_text(parse_cluster_size, "TotalNodes="),
-    "listpids": as_text(parse_listpids),
-    "listpids' rows": as_text(
+    "cluster": text_parser(parse_cluster_size, "TotalNodes="),
+    "listpids": text_parser(parse_listpids),
+    "listpids' rows": text_parser(
         lambda text: [parse(text) for parse in (parse_listpids, parse_processes)], "PID JOBID\n", " 12\n"
     ),
     "job": lambda data: parse_job(data, "12"),
-    "job's columns": lambda data: parse_job(of_columns(data, JOB_COLUMNS, "12"), "12"),
-    "config": as_text(parse_slurmctld_start),
-    "time": as_text(parse_slurmctld_start, "BOOT_TIME = "),
+    "job's columns": lambda data: parse_job(record_with(data, JOB_COLUMNS, "12"), "12"),
+    "config": text_parser(parse_slurmctld_start),
+    "time": text_parser(parse_slurmctld_start, "BOOT_TIME = "),
 }
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 @given(data=ANY_BYTES)
-def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[bytes], object], data: bytes) -> None:
+def test_parser_of_garbage_raises_only_slurm_error(parser: Callable[[bytes], object], data: bytes) -> None:
     sentence = "fine"
     try:
         parser(data)
@@ -145,13 +145,13 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[bytes
     reason=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=255),
     state=st.sampled_from(["idle+drain", "down", "mixed+drain+reboot_issued"]),
 )
-def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> None:
+def test_parse_node_returns_reason_as_written(reason: str, state: str) -> None:
     row = ("gpu", "1", state, "1795207836", "alice(1000)", reason, "gpu:8")
     found = parse_node(columns(row, NODE_COLUMNS), "n1")
     assert (found.reason, found.reason_user) == (reason, "alice")
 
 
-def test_younger_drains_do_not_count_against_an_older_one() -> None:
+def test_parse_fleet_ignores_drains_newer_than_given_time() -> None:
     older, younger = (f"{NOW - 60:.0f}", f"{NOW - 59:.0f}")
     rows = [("gpu", "idle+drain", older, "healthd:", "100"), ("gpu", "idle+drain", younger, "healthd:", "900")]
     text = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
@@ -159,7 +159,7 @@ def test_younger_drains_do_not_count_against_an_older_one() -> None:
     assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 1000, 1000)]
 
 
-def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
+def test_parse_fleet_counts_only_current_drains_of_healthd() -> None:
     rows = [
         ("gpu", "idle", "5", "healthd:", "1"),  # 24.11 keeps the reason after the drain has ended
         ("gpu", "down+drain+not_responding", "5", "healthd:", "2"),
@@ -179,7 +179,7 @@ CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # truncated:
 @pytest.mark.parametrize(
     "text", [b"", b"slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
 )
-def test_a_count_that_is_none_is_trouble(text: bytes) -> None:
+def test_parse_fleet_rejects_invalid_count(text: bytes) -> None:
     with pytest.raises(SlurmError):
         parse_fleet(text, {"gpu"}, NOW)
 
@@ -187,13 +187,13 @@ def test_a_count_that_is_none_is_trouble(text: bytes) -> None:
 # --- text entered by users
 
 
-def a_node(
+def parsed_node(
     reason: str | bytes = "fan", user: str = "root(0)", gres: str = "gpu:h100:8", partition: str | bytes = "gpu"
 ) -> NodeState:
     return parse_node(columns((partition, "1", "idle+drain", "1790000000", user, reason, gres), NODE_COLUMNS), "n1")
 
 
-def a_fleet(*rows: tuple[str | bytes, ...]) -> list[PartitionCount]:
+def parsed_fleet(*rows: tuple[str | bytes, ...]) -> list[PartitionCount]:
     """Return the count of partition gpu, with 11 idle nodes in addition to these rows."""
     table = [*rows, ("gpu", "idle", "Unknown", "none", "11")]
     return parse_fleet(b"".join(columns(row, FLEET_COLUMNS) for row in table), ["gpu"], float("inf"))
@@ -215,43 +215,43 @@ REASONS = [
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_parse_fleet_counts_each_node_whatever_the_reason(reason: str | bytes) -> None:
+def test_parse_fleet_counts_each_node_with_any_reason(reason: str | bytes) -> None:
     row = ("gpu", "idle+drain", "1790000000", reason)
-    assert a_fleet((*row, "1")) == [PartitionCount("gpu", 12, 0)]
-    assert a_fleet((*row, "10"), ("gpu", "idle+drain", "1790000000", "healthd: x", "3")) == [
+    assert parsed_fleet((*row, "1")) == [PartitionCount("gpu", 12, 0)]
+    assert parsed_fleet((*row, "10"), ("gpu", "idle+drain", "1790000000", "healthd: x", "3")) == [
         PartitionCount("gpu", 24, 3)
     ]
 
 
 @pytest.mark.parametrize("name", ["gro\u00dfer", "\u0433\u043f\u0443", b"\xff\xfe", "a\x85b", "\u2028"])
 def test_parse_fleet_counts_partitions_with_any_name(name: str | bytes) -> None:
-    assert a_fleet((name, "idle", "Unknown", "none", "2")) == [PartitionCount("gpu", 11, 0)]
-    (partition,) = a_node(partition=name).partitions
+    assert parsed_fleet((name, "idle", "Unknown", "none", "2")) == [PartitionCount("gpu", 11, 0)]
+    (partition,) = parsed_node(partition=name).partitions
     table = columns((name, "idle", "Unknown", "none", "2"), FLEET_COLUMNS)
     assert parse_fleet(table, [partition], NOW) == [PartitionCount(partition, 2, 0)]
 
 
-def test_parse_fleet_tells_partitions_apart_whose_first_50_characters_are_alike() -> None:
+def test_parse_fleet_distinguishes_partitions_with_same_50_characters() -> None:
     first, second = "p" * 60, "p" * 61
     rows = [(first, "idle", "Unknown", "none", "3"), (second, "idle", "Unknown", "none", "5")]
     table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
     assert parse_fleet(table, [first, second], NOW) == [PartitionCount(first, 3, 0), PartitionCount(second, 5, 0)]
 
 
-def test_parse_fleet_has_no_count_for_a_partition_whose_name_may_be_cut() -> None:
+def test_parse_fleet_rejects_partition_name_that_may_be_truncated() -> None:
     name = "p" * PARTITION_BYTES
-    (partition,) = a_node(partition=name + "q").partitions
+    (partition,) = parsed_node(partition=name + "q").partitions
     with pytest.raises(SlurmError, match="is longer than"):
         parse_fleet(columns((name, "idle", "Unknown", "none", "3"), FLEET_COLUMNS), [partition], NOW)
 
 
-def test_parse_fleet_has_no_count_if_one_row_has_no_number() -> None:
+def test_parse_fleet_rejects_table_with_row_without_number() -> None:
     with pytest.raises(SlurmError, match="no number of nodes"):
-        a_fleet(("other", "idle", "Unknown", "none", "many"))
+        parsed_fleet(("other", "idle", "Unknown", "none", "many"))
 
 
 @pytest.mark.parametrize("lost", range(1, 300, 7))
-def test_parse_fleet_has_no_count_if_the_table_was_cut(lost: int) -> None:
+def test_parse_fleet_rejects_truncated_table(lost: int) -> None:
     rows = [("gpu", "idle+drain", "5", "bad\nfan", "1"), ("gpu", "idle", "5", "x", "12")]
     table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
     with pytest.raises(SlurmError):
@@ -259,37 +259,37 @@ def test_parse_fleet_has_no_count_if_the_table_was_cut(lost: int) -> None:
 
 
 @pytest.mark.parametrize("reason", ["L\u00fcfter tot", "\u0417\u0430\u043c\u0435\u043d\u0430 GPU", "fan \U0001f525"])
-def test_parse_node_shows_an_operators_reason_without_the_next_column(reason: str) -> None:
-    assert a_node(reason).reason == reason
+def test_parse_node_separates_reason_from_next_column(reason: str) -> None:
+    assert parsed_node(reason).reason == reason
 
 
-def test_parse_node_shows_line_ends_as_blanks_and_raw_bytes_escaped() -> None:
-    assert a_node("bad\nfan\u2028x").reason == "bad fan x"
-    assert a_node(b"caf\xe9").reason == "caf\\xe9"
+def test_parse_node_replaces_line_ends_and_escapes_raw_bytes() -> None:
+    assert parsed_node("bad\nfan\u2028x").reason == "bad fan x"
+    assert parsed_node(b"caf\xe9").reason == "caf\\xe9"
 
 
 @pytest.mark.parametrize("length", range(395, 402))
-def test_parse_node_reads_the_gpus_behind_a_reason_that_is_cut_within_a_character(length: int) -> None:
-    assert a_node("x" * length + "\u00fc\u0416\U0001f525" * 9).gpu_count == 8
+def test_parse_node_reads_gpus_after_reason_truncated_within_character(length: int) -> None:
+    assert parsed_node("x" * length + "\u00fc\u0416\U0001f525" * 9).gpu_count == 8
 
 
 @pytest.mark.parametrize("letters", range(185, 265))
-def test_parse_node_reads_the_gpus_behind_a_cyrillic_reason(letters: int) -> None:
-    assert a_node("\u0416" * letters).gpu_count == 8
+def test_parse_node_reads_gpus_after_cyrillic_reason(letters: int) -> None:
+    assert parsed_node("\u0416" * letters).gpu_count == 8
 
 
-def test_parse_node_reads_a_user_with_an_umlaut() -> None:
-    found = a_node("fan dead", user="m\u00fcller(1000)")
+def test_parse_node_reads_user_with_umlaut() -> None:
+    found = parsed_node("fan dead", user="m\u00fcller(1000)")
     assert (found.reason, found.reason_user, found.gpu_count) == ("fan dead", "m\u00fcller", 8)
 
 
 @pytest.mark.parametrize("gres", ["", "gpu", "gpu:h100:8,", "gpu:" + "x" * 500 + ":8"])
-def test_parse_node_has_no_number_of_gpus_if_gres_cannot_be_read(gres: str) -> None:
-    assert (a_node(gres=gres).gpu_count, a_node(gres=gres).single_type_gpu_count) == (None, None)
+def test_parse_node_has_no_gpu_count_if_gres_is_invalid(gres: str) -> None:
+    assert (parsed_node(gres=gres).gpu_count, parsed_node(gres=gres).single_type_gpu_count) == (None, None)
 
 
 @given(reason=TYPED, user=TYPED, partition=TYPED.filter(lambda name: name.strip()), name=TYPED)
-def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes, partition: bytes, name: bytes) -> None:
+def test_parse_node_keeps_values_with_any_user_text(reason: bytes, user: bytes, partition: bytes, name: bytes) -> None:
     """The node's name is not a column, but users choose it and errors contain it."""
     rows = [
         (partition, "0", "n/a", "Unknown", "Unknown", "none", "(null)"),
@@ -313,21 +313,24 @@ def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes,
     partition=TYPED.filter(lambda name: name != b"gpu"),
     state=st.sampled_from(["idle", "down+drain"]),
 )
-def test_no_typed_text_changes_the_count(reasons: list[bytes], partition: bytes, state: str) -> None:
-    theirs = [reason if not reason.startswith((b"healthd:", b"lemon:")) else b"x" for reason in reasons]
+def test_parse_fleet_keeps_count_with_any_user_text(reasons: list[bytes], partition: bytes, state: str) -> None:
+    other_reasons = [reason if not reason.startswith((b"healthd:", b"lemon:")) else b"x" for reason in reasons]
     rows = [
-        row for reason in theirs for row in (("gpu", state, "5", reason, "2"), (partition, state, "5", reason, "9"))
+        row
+        for reason in other_reasons
+        for row in (("gpu", state, "5", reason, "2"), (partition, state, "5", reason, "9"))
     ]
-    assert a_fleet(*rows, ("gpu", "idle+drain", "5", "healthd: x", "4")) == [
-        PartitionCount("gpu", 15 + 2 * len(theirs), 4)
+    assert parsed_fleet(*rows, ("gpu", "idle+drain", "5", "healthd: x", "4")) == [
+        PartitionCount("gpu", 15 + 2 * len(other_reasons), 4)
     ]
 
 
 @given(comment=TYPED, others=st.lists(TYPED, max_size=3))
-def test_no_typed_text_changes_another_job_or_is_written_back_changed(comment: bytes, others: list[bytes]) -> None:
+def test_parse_job_keeps_values_with_any_user_text(comment: bytes, others: list[bytes]) -> None:
     """squeue also prints the other tasks of an array."""
     rows = [
-        (f"{13 + number}", f"12_{number}", "RUNNING", "1", "5", "0", "1", other) for number, other in enumerate(others)
+        (f"{13 + number}", f"12_{number}", "RUNNING", "1", "5", "0", "1", comment_of_task)
+        for number, comment_of_task in enumerate(others)
     ]
     row = ("12", "12_9", "RUNNING", "2", "1790000000", "3", "1", comment)
     table = b"".join(columns(each, JOB_COLUMNS) for each in (*rows, row))
@@ -347,25 +350,25 @@ def test_no_typed_text_changes_another_job_or_is_written_back_changed(comment: b
 
 
 @given(reason=TYPED)
-def test_a_whole_reason_is_read_back_byte_for_byte(reason: bytes) -> None:
+def test_parse_whole_reason_returns_every_byte(reason: bytes) -> None:
     rows = [("0", "none"), ("1", reason)]
     found = parse_whole_reason(b"".join(columns(row, REASON_COLUMNS) for row in rows))
     assert found is not None
     assert found.encode("utf-8", "surrogateescape") == reason.rstrip(b" ")
 
 
-def test_a_reason_longer_than_its_column_is_not_whole() -> None:
+def test_parse_whole_reason_returns_none_if_longer_than_column() -> None:
     assert parse_whole_reason(columns(("1", "x" * 20_000), REASON_COLUMNS)) is None
 
 
 @given(names=st.lists(st.tuples(TYPED, TYPED.filter(lambda reason: not reason.startswith(b"lemon:"))), max_size=5))
-def test_no_typed_text_hides_a_lemon(names: list[tuple[bytes, bytes]]) -> None:
+def test_parse_lemons_finds_lemon_with_any_user_text(names: list[tuple[bytes, bytes]]) -> None:
     rows = [*names, (b"n7", b"lemon: 3 Xids")]
     assert parse_lemons(b"".join(columns(row, DRAINED_COLUMNS) for row in rows)) == {"n7"}
 
 
 @pytest.mark.parametrize("name", ["n" * 65, "n" * 80, "", "\u0416" * 33])
-def test_parse_lemons_has_no_count_if_a_name_may_be_cut(name: str) -> None:
+def test_parse_lemons_rejects_name_that_may_be_truncated(name: str) -> None:
     with pytest.raises(SlurmError):
         parse_lemons(columns((name, "lemon: 3 Xids"), DRAINED_COLUMNS))
 
@@ -384,7 +387,7 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @given(data=st.data())
-def test_no_typed_text_in_any_column_moves_another_value(table: Columns, data: st.DataObject) -> None:
+def test_records_keeps_values_with_any_user_text_in_any_column(table: Columns, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(*[TYPED] * len(table)), max_size=4))
     found = records(b"".join(columns(row, table) for row in rows), table)
     widths = [width for _, width in table]
@@ -393,9 +396,7 @@ def test_no_typed_text_in_any_column_moves_another_value(table: Columns, data: s
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @given(data=st.data())
-def test_readable_records_keeps_the_rows_before_a_cut_and_counts_the_others(
-    table: Columns, data: st.DataObject
-) -> None:
+def test_readable_records_keeps_rows_before_a_cut_and_counts_others(table: Columns, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(*[TYPED] * len(table)), min_size=1, max_size=4))
     whole = b"".join(columns(row, table) for row in rows)
     length = data.draw(st.integers(0, len(whole)))
@@ -432,7 +433,7 @@ def node_rows(*changed: tuple[int, int, str]) -> bytes:
     ],
     ids=["number", "state", "empty state", "no line end", "cut"],
 )
-def test_parse_node_skips_a_row_that_cannot_be_read_and_counts_it(table: bytes, partitions: list[str]) -> None:
+def test_parse_node_skips_and_counts_unreadable_row(table: bytes, partitions: list[str]) -> None:
     found = parse_node(table, "n1")
     assert (found.flags, found.reason, found.gpu_count) == ({"IDLE", "DRAIN"}, "fan", 8)
     assert (found.partitions, found.unread_rows) == (set(partitions), 1)
@@ -440,14 +441,14 @@ def test_parse_node_skips_a_row_that_cannot_be_read_and_counts_it(table: bytes, 
         require_partitions(found)
 
 
-def test_known_partitions_returns_all_partitions_of_a_node_that_was_read_whole() -> None:
+def test_require_partitions_returns_partitions_of_completely_read_node() -> None:
     assert require_partitions(parse_node(node_rows(), "n1")) == set(PARTITIONS)
     elsewhere = node_rows((0, 1, "0"), (0, 2, "n/a"))
     assert require_partitions(parse_node(elsewhere, "n1")) == {"all", "night"}
 
 
 @pytest.mark.parametrize("table", [node_rows()[:100], node_rows(*[(row, 1, "x") for row in range(3)])])
-def test_parse_node_without_a_readable_row_is_trouble_and_not_a_missing_node(table: bytes) -> None:
+def test_parse_node_without_readable_row_is_not_a_missing_node(table: bytes) -> None:
     with pytest.raises(SlurmError) as error:
         parse_node(table, "n1")
     assert not isinstance(error.value, NoSuchNode)
@@ -460,7 +461,7 @@ ONE_LINE = TYPED.map(lambda typed: typed.replace(b"\n", b" ").decode("utf-8", "b
 
 
 @given(comment=ONE_LINE, name=ONE_LINE)
-def test_no_typed_text_changes_when_slurmctld_started(comment: str, name: str) -> None:
+def test_parse_slurmctld_start_ignores_user_text(comment: str, name: str) -> None:
     config = (
         f"AccountingStorageHost   = {comment}\nBOOT_TIME               = 1790000000\nClusterName             = {name}\n"
         f"Epilog                  = {comment}\n\nSlurmctld(primary) at ctl1 is UP\n"
@@ -470,7 +471,7 @@ def test_no_typed_text_changes_when_slurmctld_started(comment: str, name: str) -
 
 
 @given(name=ONE_LINE, typed=ONE_LINE)
-def test_no_typed_text_makes_the_cluster_smaller(name: str, typed: str) -> None:
+def test_parse_cluster_size_is_not_reduced_by_user_text(name: str, typed: str) -> None:
     """The cluster size spreads the first counts of a shared cause."""
     line = (
         f"PartitionName={name} AllowGroups={typed} Nodes=n[1-9] TotalCPUs=72 TotalNodes=9 SelectTypeParameters=NONE\n"

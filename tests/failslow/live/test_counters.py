@@ -22,34 +22,34 @@ from healthd.nvidia.fake_nvml import open_fake
 PORTS = "/sys/class/infiniband/{}/ports/1/counters/{}"
 
 
-def tree(root: Path, **counts: tuple[str, str]) -> Host:
+def host_with_ports(root: Path, **counts: tuple[str, str]) -> Host:
     """Write port counters, given as device=(received, sent)."""
     for device, (received, sent) in counts.items():
         write(root, {PORTS.format(device, "port_rcv_data"): received, PORTS.format(device, "port_xmit_data"): sent})
     return Host(str(root))
 
 
-def descriptors() -> list[str]:
+def open_counters() -> list[str]:
     """Return the port counters that this process has open."""
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sorted(os.readlink(link) for link in links if os.path.lexists(link) and "/ports/" in os.readlink(link))
 
 
-def test_a_port_counts_both_ways_and_is_read_anew_through_the_same_descriptor(tmp_path: Path) -> None:
-    ports = IbPorts(tree(tmp_path, mlx5_0=("100\n", "20\n"), mlx5_1=("7\n", "1\n")))
+def test_ports_count_both_directions_through_same_descriptors(tmp_path: Path) -> None:
+    ports = IbPorts(host_with_ports(tmp_path, mlx5_0=("100\n", "20\n"), mlx5_1=("7\n", "1\n")))
     ports.open()
-    held = descriptors()
+    descriptors_before = open_counters()
     assert ports.read() == {"ib": {"mlx5_0/1": 120, "mlx5_1/1": 8}}
     with open(tmp_path / PORTS.format("mlx5_0", "port_rcv_data").lstrip("/"), "r+") as file:
         file.write("18446744073709551615\n")
     assert ports.read() == {"ib": {"mlx5_0/1": 2**64 + 19, "mlx5_1/1": 8}}
-    assert descriptors() == held
-    assert len(held) == 4
+    assert open_counters() == descriptors_before
+    assert len(descriptors_before) == 4
     ports.close()
-    assert descriptors() == []
+    assert open_counters() == []
 
 
-def test_no_port_that_counts_is_said_so(tmp_path: Path) -> None:
+def test_node_without_ports_raises_no_counters(tmp_path: Path) -> None:
     write(tmp_path, {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     with pytest.raises(NoCounters, match="no InfiniBand port"):
         IbPorts(Host(str(tmp_path))).open()
@@ -58,16 +58,16 @@ def test_no_port_that_counts_is_said_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "N/A (no PMA)\n", "-3\n", "1e9\n", "12 13\n", "9" * 40 + "\n", "\x00\n", "0x10\n"]
 )
-def test_a_port_that_tells_no_count_is_left_out_and_hides_no_other(tmp_path: Path, text: str) -> None:
-    ports = IbPorts(tree(tmp_path, mlx5_0=("100\n", text), mlx5_1=("7\n", "1\n")))
+def test_port_without_valid_count_is_left_out(tmp_path: Path, text: str) -> None:
+    ports = IbPorts(host_with_ports(tmp_path, mlx5_0=("100\n", text), mlx5_1=("7\n", "1\n")))
     ports.open()
     assert ports.read() == {"ib": {"mlx5_1/1": 8}}
     ports.close()
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV, errno.EINVAL])
-def test_a_port_that_is_taken_out_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    ports = IbPorts(tree(tmp_path, mlx5_0=("100\n", "20\n"), mlx5_1=("7\n", "1\n")))
+def test_removed_port_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    ports = IbPorts(host_with_ports(tmp_path, mlx5_0=("100\n", "20\n"), mlx5_1=("7\n", "1\n")))
     ports.open()
     read = os.pread
 
@@ -81,29 +81,29 @@ def test_a_port_that_is_taken_out_is_left_out(tmp_path: Path, monkeypatch: pytes
     ports.close()
 
 
-def test_fewer_ports_are_read_where_all_cost_too_much(tmp_path: Path) -> None:
-    ports = IbPorts(tree(tmp_path, **{f"mlx5_{number}": ("1\n", "1\n") for number in range(5)}))
+def test_narrow_halves_number_of_ports(tmp_path: Path) -> None:
+    ports = IbPorts(host_with_ports(tmp_path, **{f"mlx5_{number}": ("1\n", "1\n") for number in range(5)}))
     ports.open()
-    asked = []
+    port_counts = []
     while True:
-        asked.append(len(ports.read()["ib"]))
+        port_counts.append(len(ports.read()["ib"]))
         if not ports.narrow():
             break
-    assert asked == [5, 3, 2, 1]
+    assert port_counts == [5, 3, 2, 1]
     ports.close()
 
 
 ITERATIONS = "".join(f"gpu.{number}.iteration_seconds = 2.0\n" for number in range(8))
 
 
-def gpus(path: Path, settings: str = "") -> Host:
+def host_with_gpus(path: Path, settings: str = "") -> Host:
     scenario = path / "gpus.toml"
     scenario.write_text(f'profile = "dgx-h100"\n{settings}')
     return Host(str(path), lambda: open_fake(str(scenario)))
 
 
-def test_all_gpus_are_asked_once_for_all_that_is_wanted(tmp_path: Path) -> None:
-    source = GpuCounters(gpus(tmp_path, ITERATIONS), ("nvlink", "power"))
+def test_gpu_counters_are_read_together(tmp_path: Path) -> None:
+    source = GpuCounters(host_with_gpus(tmp_path, ITERATIONS), ("nvlink", "power"))
     source.open()
     counts = source.read()
     assert {name: len(parts) for name, parts in counts.items()} == {"nvlink": 8, "power": 8}
@@ -112,8 +112,8 @@ def test_all_gpus_are_asked_once_for_all_that_is_wanted(tmp_path: Path) -> None:
     source.close()
 
 
-def test_gpus_that_count_nothing_or_are_lost_are_left_out(tmp_path: Path) -> None:
-    host = gpus(tmp_path, ITERATIONS + "gpu.0.unsupported_fields = [138]\ngpu.1.lost = true\n")
+def test_gpus_without_counter_or_lost_are_left_out(tmp_path: Path) -> None:
+    host = host_with_gpus(tmp_path, ITERATIONS + "gpu.0.unsupported_fields = [138]\ngpu.1.lost = true\n")
     source = GpuCounters(host, ("nvlink", "power"))
     source.open()
     counts = source.read()
@@ -122,7 +122,7 @@ def test_gpus_that_count_nothing_or_are_lost_are_left_out(tmp_path: Path) -> Non
     source.close()
 
 
-def test_gpus_that_do_not_answer_for_a_moment_are_asked_for_all_of_it_again() -> None:
+def test_busy_gpu_is_read_again_completely() -> None:
     answers = iter([HealthdError("busy"), {"nvlink": 1}, {"nvlink": 9}])
 
     def counted(_names: Sequence[str]) -> dict[str, int]:
@@ -137,34 +137,38 @@ def test_gpus_that_do_not_answer_for_a_moment_are_asked_for_all_of_it_again() ->
     assert [source.read()["nvlink"][gpu.pci] for _ in range(2)] == [1, 9]
 
 
-def test_where_the_driver_tells_a_mean_power_it_is_summed_up_and_the_dear_energy_is_not_asked_for() -> None:
-    watts, now, asked = iter([300.0, 300.0, 500.0, 700.0]), iter([10.0, 10.0, 10.5, 12.5]), list[tuple[str, ...]]()
+def test_mean_power_is_summed_instead_of_reading_energy() -> None:
+    watts, clock, read_names = (
+        iter([300.0, 300.0, 500.0, 700.0]),
+        iter([10.0, 10.0, 10.5, 12.5]),
+        list[tuple[str, ...]](),
+    )
 
     def counted(names: Sequence[str]) -> dict[str, int]:
-        asked.append(tuple(names))
+        read_names.append(tuple(names))
         return dict.fromkeys(names, 7)
 
     gpu = SimpleNamespace(
         pci="0000:1b:00.0", mean_power_milliwatts=lambda: next(watts) * 1000, activity_counters=counted
     )
     host = SimpleNamespace(gpus=lambda: [gpu], close_nvml=lambda: None)
-    source = GpuCounters(host, ("nvlink", "power"), clock=lambda: next(now))  # type: ignore[arg-type]
+    source = GpuCounters(host, ("nvlink", "power"), clock=lambda: next(clock))  # type: ignore[arg-type]
     assert source.open() == ""
     found = [source.read() for _ in range(3)]
     assert [counts["power"][gpu.pci] for counts in found] == [0, 250_000, 1_650_000]  # millijoules
     assert found[0]["nvlink"] == {gpu.pci: 7}
-    assert asked == [("nvlink",)] * 4
+    assert read_names == [("nvlink",)] * 4
 
 
-def test_what_no_gpu_tells_is_said_once_and_not_asked_again(tmp_path: Path) -> None:
+def test_unsupported_counter_is_reported_once_and_not_read(tmp_path: Path) -> None:
     without = "".join(f"gpu.{number}.unsupported_fields = [138]\n" for number in range(8))
-    source = GpuCounters(gpus(tmp_path, ITERATIONS + without), ("nvlink", "power"))
+    source = GpuCounters(host_with_gpus(tmp_path, ITERATIONS + without), ("nvlink", "power"))
     assert source.open() == "no GPU of this node has a usable counter for nvlink"
     assert source.read().keys() == {"power"}
     source.close()
 
 
-def test_a_node_without_gpus_is_said_so(tmp_path: Path) -> None:
+def test_node_without_gpus_raises(tmp_path: Path) -> None:
     with pytest.raises((OSError, HealthdError)):
         GpuCounters(Host(str(tmp_path)), ("nvlink",)).open()
 
@@ -173,7 +177,7 @@ def test_a_node_without_gpus_is_said_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "grew"),
+    ("before", "after", "expected"),
     [
         (5, 9, 4),
         (5, 5, 0),
@@ -184,26 +188,24 @@ def test_a_node_without_gpus_is_said_so(tmp_path: Path) -> None:
         (2**32 + 10, 5, 0),
     ],
 )
-def test_a_counter_goes_on_past_its_end_and_counts_nothing_where_it_was_set_back(
-    before: int, now: int, grew: int
-) -> None:
-    assert growth(before, now) == grew
+def test_growth_handles_wrap_and_reset(before: int, after: int, expected: int) -> None:
+    assert growth(before, after) == expected
 
 
 COUNT = st.integers(0, 2**64 - 1)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), COUNT), max_size=20))
-def test_a_total_never_falls_whatever_the_parts_do(readings: list[dict[str, int]]) -> None:
+def test_counter_total_never_falls(readings: list[dict[str, int]]) -> None:
     total, last = CounterTotal(), 0
     for reading in readings:
-        now = total.add(reading)
-        if now is not None:
-            assert now >= last
-            last = now
+        value = total.add(reading)
+        if value is not None:
+            assert value >= last
+            last = value
 
 
-def test_a_part_that_comes_or_goes_changes_the_total_by_nothing_of_its_own() -> None:
+def test_added_or_removed_parts_do_not_change_total() -> None:
     total = CounterTotal()
     assert total.add({"a": 10}) is None
     assert total.add({"a": 15, "b": 10**12}) == 5
@@ -214,6 +216,6 @@ def test_a_part_that_comes_or_goes_changes_the_total_by_nothing_of_its_own() -> 
 
 
 @given(st.binary(max_size=40))
-def test_any_text_is_a_count_or_refused(text: bytes) -> None:
+def test_parse_count_accepts_number_or_raises(text: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert 0 <= parse_count(text) < 10**24

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import Refusing, aer, pci_device, write
+from trees import UnreadableTree, add_pci_device, aer_file, write
 
 from healthd.failslow.live import node_reading
 from healthd.failslow.live.evidence import MAX_CHANGES, PORT_COUNTERS, NodeChange, find_changes, is_hardware_fault
@@ -46,20 +46,22 @@ DISKSTATS = """\
 PSI = "some avg10=1.53 avg60=1.87 avg300=1.73 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
 
 
-def evidence(*given: Any) -> tuple[str, ...]:
-    return tuple(one.sentence for one in find_changes(*given))
+def sentences(*arguments: Any) -> tuple[str, ...]:
+    return tuple(change.sentence for change in find_changes(*arguments))
 
 
-def healthy(root: Path) -> Host:
+def healthy_node(root: Path) -> Host:
     for pci, pci_class in ((GPU, "0x030200"), (NIC, "0x020700")):
-        pci_device(root, pci, pci_class, "0000:00:01.1", vendor="0x10de" if pci == GPU else "0x15b3")
+        add_pci_device(root, pci, pci_class, "0000:00:01.1", vendor="0x10de" if pci == GPU else "0x15b3")
         link = {"current_link_width": "16\n", "current_link_speed": "32.0 GT/s PCIe\n"}
         write(root, {f"/sys/bus/pci/devices/{pci}/{name}": text for name, text in link.items()})
-        write(root, {f"/sys/bus/pci/devices/{pci}/aer_dev_{kind}": aer(kind) for kind in ("correctable", "nonfatal")})
+        write(
+            root, {f"/sys/bus/pci/devices/{pci}/aer_dev_{kind}": aer_file(kind) for kind in ("correctable", "nonfatal")}
+        )
     port = "/sys/class/infiniband/mlx5_0/ports/1"
     write(root, {f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/counters/symbol_error": "5\n"})
     write(root, {f"{port}/hw_counters/np_cnp_sent": "70\n", f"{port}/counters/port_xmit_wait": "N/A (no PMA)\n"})
-    write(root, {f"/proc/pressure/{of}": PSI.format(1000, 10) for of in ("cpu", "memory", "io")})
+    write(root, {f"/proc/pressure/{resource}": PSI.format(1000, 10) for resource in ("cpu", "memory", "io")})
     write(root, {"/proc/stat": "cpu  10 0 20 70 5 0 1 4 0 0\ncpu0 10 0 20 70 5 0 1 4 0 0\n"})
     write(root, {"/proc/diskstats": DISKSTATS, "/proc/self/mountstats": MOUNTSTATS})
     write(root, {"/proc/vmstat": "nr_free_pages 5\npswpin 3\npswpout 4\noom_kill 0\n"})
@@ -68,51 +70,51 @@ def healthy(root: Path) -> Host:
     return Host(str(root), now=lambda: 1.7e9)
 
 
-def test_all_that_a_node_shows_is_read(tmp_path: Path) -> None:
-    told = {GPU: {"celsius": 60, "sm_mhz": 1980, "reasons": 0, "pcie": [5, 16]}, "other": {"celsius": "hot"}}
-    now = read_node(healthy(tmp_path), told)
-    assert now.gpus == {GPU: Gpu(60, 1980, 0), "other": Gpu(None, None, None)}
-    assert now.links == {GPU: Link(32.0, 16), NIC: Link(32.0, 16)}
-    assert now.errors == {GPU: {"correctable": 0, "nonfatal": 0}, NIC: {"correctable": 0, "nonfatal": 0}}
-    assert now.ports == {"mlx5_0/1": {"symbol_error": 5, "np_cnp_sent": 70}}
-    assert now.speeds == {"mlx5_0/1": 400.0}
-    assert now.waiting["cpu some"] == 1000
-    assert now.waiting["io full"] == 10
-    assert now.cpu == {"idle": 75, "steal": 4, "all": 110}
-    assert now.disks == {"nvme0n1": OperationTimes(300, 450)}
-    assert now.mounts == {"/mnt/nfs/test": OperationTimes(1298 + 2927395007, 79407 + 1953587717)}
-    assert now.memory == {"pswpin": 3, "pswpout": 4, "oom_kill": 0}
-    assert now.pinned == {"0-7": 2}
+def test_read_node_reads_every_source(tmp_path: Path) -> None:
+    gpu_facts = {GPU: {"celsius": 60, "sm_mhz": 1980, "reasons": 0, "pcie": [5, 16]}, "other": {"celsius": "hot"}}
+    reading = read_node(healthy_node(tmp_path), gpu_facts)
+    assert reading.gpus == {GPU: Gpu(60, 1980, 0), "other": Gpu(None, None, None)}
+    assert reading.links == {GPU: Link(32.0, 16), NIC: Link(32.0, 16)}
+    assert reading.errors == {GPU: {"correctable": 0, "nonfatal": 0}, NIC: {"correctable": 0, "nonfatal": 0}}
+    assert reading.ports == {"mlx5_0/1": {"symbol_error": 5, "np_cnp_sent": 70}}
+    assert reading.speeds == {"mlx5_0/1": 400.0}
+    assert reading.waiting["cpu some"] == 1000
+    assert reading.waiting["io full"] == 10
+    assert reading.cpu == {"idle": 75, "steal": 4, "all": 110}
+    assert reading.disks == {"nvme0n1": OperationTimes(300, 450)}
+    assert reading.mounts == {"/mnt/nfs/test": OperationTimes(1298 + 2927395007, 79407 + 1953587717)}
+    assert reading.memory == {"pswpin": 3, "pswpout": 4, "oom_kill": 0}
+    assert reading.pinned == {"0-7": 2}
 
 
-def test_a_bare_machine_is_read_too(tmp_path: Path) -> None:
-    now = read_node(Host(str(tmp_path), now=lambda: 5.0), {})
-    assert now == Reading(5.0)
+def test_read_node_handles_bare_machine(tmp_path: Path) -> None:
+    reading = read_node(Host(str(tmp_path), now=lambda: 5.0), {})
+    assert reading == Reading(5.0)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV, errno.EACCES])
-def test_what_cannot_be_read_is_missing_and_hides_nothing(tmp_path: Path, number: int) -> None:
-    healthy(tmp_path)
+def test_read_node_skips_unreadable_sources(tmp_path: Path, number: int) -> None:
+    healthy_node(tmp_path)
     refused = ("/proc/stat", "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error", "/proc/pressure/cpu")
-    host = Host(str(tmp_path), system=Refusing(tmp_path, dict.fromkeys(refused, number)))
-    now = read_node(host, {})
-    assert now.cpu == {}
-    assert now.ports == {"mlx5_0/1": {"np_cnp_sent": 70}}
-    assert "cpu some" not in now.waiting
-    assert now.waiting["io some"] == 1000
+    host = Host(str(tmp_path), system=UnreadableTree(tmp_path, dict.fromkeys(refused, number)))
+    reading = read_node(host, {})
+    assert reading.cpu == {}
+    assert reading.ports == {"mlx5_0/1": {"np_cnp_sent": 70}}
+    assert "cpu some" not in reading.waiting
+    assert reading.waiting["io some"] == 1000
 
 
-def test_an_adapter_that_takes_its_time_holds_up_no_other_reading(tmp_path: Path) -> None:
+def test_read_node_skips_slow_adapter(tmp_path: Path) -> None:
     seconds = iter(range(1000))
-    now = read_node(healthy(tmp_path), {}, lambda: float(next(seconds)))
-    assert now.ports == {}
-    assert now.disks
+    reading = read_node(healthy_node(tmp_path), {}, lambda: float(next(seconds)))
+    assert reading.ports == {}
+    assert reading.disks
 
 
 # --- changes
 
 
-def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
+def readings_around_onset(**since: Any) -> tuple[list[Reading], list[Reading]]:
     """Return two readings before the onset and one after it, one minute apart, equal except for the given values."""
     quiet = Reading(
         0.0,
@@ -143,8 +145,8 @@ def span(**since: Any) -> tuple[list[Reading], list[Reading]]:
     return [quiet, minute], [dataclasses.replace(minute, **{**later, **since})]
 
 
-def test_a_quiet_node_says_nothing() -> None:
-    assert evidence(*span()) == ()
+def test_find_changes_is_empty_for_quiet_node() -> None:
+    assert sentences(*readings_around_onset()) == ()
 
 
 @pytest.mark.parametrize(
@@ -190,46 +192,46 @@ def test_a_quiet_node_says_nothing() -> None:
         ({"pinned": {"3": 8}}, "8 job processes are pinned to CPU 3, 0 before"),
     ],
 )
-def test_a_change_is_said_with_both_numbers(since: Mapping[str, Any], sentence: str) -> None:
-    assert evidence(*span(**since)) == (sentence,)
+def test_change_states_both_numbers(since: Mapping[str, Any], sentence: str) -> None:
+    assert sentences(*readings_around_onset(**since)) == (sentence,)
 
 
-def test_what_was_so_before_explains_nothing() -> None:
-    before, since = span(gpus={GPU: Gpu(85, 1200, 0x40)}, links={GPU: Link(32.0, 8)}, pinned={"3": 8})
+def test_condition_before_onset_is_no_change() -> None:
+    before, since = readings_around_onset(gpus={GPU: Gpu(85, 1200, 0x40)}, links={GPU: Link(32.0, 8)}, pinned={"3": 8})
     same = {"gpus": since[0].gpus, "links": since[0].links, "pinned": since[0].pinned}
-    assert evidence([dataclasses.replace(one, **same) for one in before], since) == ()
+    assert sentences([dataclasses.replace(reading, **same) for reading in before], since) == ()
 
 
-def test_what_belongs_to_the_cause_comes_first_and_the_named_gpu_before_the_others() -> None:
-    other = "0000:43:00.0"
-    before, since = span(
-        gpus={GPU: Gpu(60, 1700, 0), other: Gpu(60, 1000, 0)},
+def test_changes_of_cause_and_named_gpu_come_first() -> None:
+    other_gpu = "0000:43:00.0"
+    before, since = readings_around_onset(
+        gpus={GPU: Gpu(60, 1700, 0), other_gpu: Gpu(60, 1000, 0)},
         waiting={"cpu some": 54_000_000},
         speeds={"mlx5_0/1": 1.0},
     )
-    before = [dataclasses.replace(one, gpus={**one.gpus, other: Gpu(60, 1980, 0)}) for one in before]
+    before = [dataclasses.replace(reading, gpus={**reading.gpus, other_gpu: Gpu(60, 1980, 0)}) for reading in before]
 
     def first(cause: Cause, gpu: str = "") -> str:
-        return evidence(before, since, cause, gpu)[0]
+        return sentences(before, since, cause, gpu)[0]
 
-    assert first(Cause.COMPUTE_GPU).startswith(f"GPU {other}")
+    assert first(Cause.COMPUTE_GPU).startswith(f"GPU {other_gpu}")
     assert first(Cause.COMPUTE_GPU, GPU).startswith(f"GPU {GPU}")
     assert first(Cause.COMPUTE_CPU).startswith("tasks waited for a CPU")
     assert first(Cause.COMMUNICATION_INTER_NODE).startswith("port mlx5_0/1")
-    assert len(evidence(before, since, Cause.UNKNOWN)) == 4
+    assert len(sentences(before, since, Cause.UNKNOWN)) == 4
 
 
-def test_a_counter_that_was_set_back_or_comes_newly_says_nothing() -> None:
-    before, since = span(ports={"mlx5_0/1": {"np_cnp_sent": 5}, "mlx5_1/1": {"np_cnp_sent": 10**9}})
+def test_reset_or_new_counter_is_no_change() -> None:
+    before, since = readings_around_onset(ports={"mlx5_0/1": {"np_cnp_sent": 5}, "mlx5_1/1": {"np_cnp_sent": 10**9}})
     before[1] = dataclasses.replace(before[1], ports={"mlx5_0/1": {"np_cnp_sent": 10**6}})
-    assert evidence(before, since) == ()
+    assert sentences(before, since) == ()
 
 
-def test_one_reading_before_gives_no_rate_and_none_gives_nothing() -> None:
-    before, since = span(gpus={GPU: Gpu(60, 1200, 0)}, ports={"mlx5_0/1": {"np_cnp_sent": 10**9}})
-    assert evidence(before[1:], since) == (f"GPU {GPU}: clock 1200 MHz, 1980 MHz before",)
-    assert evidence([], since) == ()
-    assert evidence(before, []) == ()
+def test_single_reading_before_gives_no_rate() -> None:
+    before, since = readings_around_onset(gpus={GPU: Gpu(60, 1200, 0)}, ports={"mlx5_0/1": {"np_cnp_sent": 10**9}})
+    assert sentences(before[1:], since) == (f"GPU {GPU}: clock 1200 MHz, 1980 MHz before",)
+    assert sentences([], since) == ()
+    assert sentences(before, []) == ()
 
 
 READINGS = st.builds(
@@ -249,14 +251,14 @@ READINGS = st.builds(
 
 
 @given(st.lists(READINGS, max_size=3), st.lists(READINGS, max_size=3), st.sampled_from(Cause))
-def test_any_readings_give_some_sentences_or_none(before: list[Reading], since: list[Reading], cause: Cause) -> None:
-    said = evidence(before, since, cause, GPU)
-    assert len(said) <= MAX_CHANGES
-    assert all(sentence and len(sentence) < 400 for sentence in said)
+def test_any_readings_give_limited_sentences(before: list[Reading], since: list[Reading], cause: Cause) -> None:
+    found = sentences(before, since, cause, GPU)
+    assert len(found) <= MAX_CHANGES
+    assert all(sentence and len(sentence) < 400 for sentence in found)
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_parsed(text: str) -> None:
     for readable in (
         node_reading.cpu_times,
         node_reading.disk_times,
@@ -272,7 +274,7 @@ def test_any_text_is_read(text: str) -> None:
 @given(
     st.lists(st.sampled_from([*MOUNTSTATS.splitlines(), *DISKSTATS.splitlines(), "", "\x00", "9" * 50]), max_size=30)
 )
-def test_lines_in_any_order_are_read(lines: list[str]) -> None:
+def test_lines_in_any_order_are_parsed(lines: list[str]) -> None:
     text = "\n".join(lines)
     for slow in (*node_reading.nfs_times(text).values(), *node_reading.disk_times(text).values()):
         assert min(slow) >= 0
@@ -281,14 +283,14 @@ def test_lines_in_any_order_are_read(lines: list[str]) -> None:
 # --- regular readings
 
 
-def test_the_node_is_read_each_minute_while_a_job_is_watched_and_forgotten_after() -> None:
+def test_readings_are_taken_each_minute_while_needed() -> None:
     taken = []
 
-    def now() -> Reading:
+    def take_reading() -> Reading:
         taken.append(Reading(float(len(taken))))
         return taken[-1]
 
-    readings = Readings(now)
+    readings = Readings(take_reading)
     readings.step(100.0, is_needed=False)
     assert (readings.deadline, len(taken)) == (FOREVER, 0)
     readings.step(100.0, is_needed=True)
@@ -300,32 +302,32 @@ def test_the_node_is_read_each_minute_while_a_job_is_watched_and_forgotten_after
     assert readings.find_changes(None, Cause.UNKNOWN, "", 300.0) == ()
 
 
-def test_jobs_that_come_and_go_and_change_their_names_have_the_node_read_no_more_often() -> None:
+def test_changing_jobs_do_not_increase_readings() -> None:
     taken = []
 
-    def now() -> Reading:
+    def take_reading() -> Reading:
         taken.append(Reading(float(len(taken))))
         return taken[-1]
 
-    readings = Readings(now)
+    readings = Readings(take_reading)
     for tenth in range(600):
         readings.step(tenth / 10, is_needed=tenth % 2 == 0)
         readings.find_changes(None, Cause.UNKNOWN, "", tenth / 10)
     assert len(taken) <= 1 + 6
 
 
-def test_what_is_before_the_onset_is_held_against_what_is_since() -> None:
-    before, since = span(gpus={GPU: Gpu(60, 1200, 0)})
+def test_find_changes_compares_before_and_after_onset() -> None:
+    before, since = readings_around_onset(gpus={GPU: Gpu(60, 1200, 0)})
     nodes = iter([*before, *since, dataclasses.replace(since[0], time=180.0)])
     readings = Readings(lambda: next(nodes))
     for at in range(3):
         readings.step(60.0 * at, is_needed=True)
-    (said,) = readings.find_changes(100.0, Cause.UNKNOWN, "", 180.0)
-    assert said.sentence == f"GPU {GPU}: clock 1200 MHz, 1980 MHz before"
+    (change,) = readings.find_changes(100.0, Cause.UNKNOWN, "", 180.0)
+    assert change.sentence == f"GPU {GPU}: clock 1200 MHz, 1980 MHz before"
 
 
-def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
-    before, since = span()
+def test_clock_set_back_gives_no_changes() -> None:
+    before, since = readings_around_onset()
     nodes = iter([*before, dataclasses.replace(since[0], time=-3600.0, gpus={GPU: Gpu(99, 100, 0x40)})])
     readings = Readings(lambda: next(nodes))
     for at in range(2):
@@ -340,11 +342,11 @@ def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:
         ({"gpus": {GPU: Gpu(60, 1200, 0x04)}}, False),
     ],
 )
-def test_a_clock_that_is_held_down_is_a_fault_of_the_node_and_a_power_limit_that_is_met_is_none(since, is_fault):
-    assert any(map(is_hardware_fault, find_changes(*span(**since)))) is is_fault
+def test_thermal_slowdown_is_hardware_fault_and_power_limit_is_not(since, is_fault):
+    assert any(map(is_hardware_fault, find_changes(*readings_around_onset(**since)))) is is_fault
 
 
-def test_what_a_job_can_cause_is_no_fault_of_the_node():
+def test_effects_of_job_are_no_hardware_fault():
     for family in ("cpu", "storage"):
         assert not is_hardware_fault(NodeChange(0.9, family, "everything waited"))
     for name in ("rp_cnp_handled", "np_cnp_sent", "port_xmit_wait", "local_ack_timeout_err", "out_of_buffer"):

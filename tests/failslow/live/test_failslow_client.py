@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 
 
-class Ranks:
+class ReceiverWithJobs:
     """A receiver on a simulated tree, where processes of this machine belong to jobs."""
 
     def __init__(self, folder: Path, jobs: int = 4, ranks: int = 4) -> None:
@@ -49,10 +49,10 @@ class Ranks:
         place.mkdir(parents=True, exist_ok=True)
         (place / "cgroup").write_text(CGROUP.format(job))
 
-    def step(self) -> Ranks:
+    def step(self) -> ReceiverWithJobs:
         self.now += 1.0
-        for one in self.receiver.step(self.now):
-            (self.received if isinstance(one, Received) else self.disconnected).append(one)
+        for event in self.receiver.step(self.now):
+            (self.received if isinstance(event, Received) else self.disconnected).append(event)
         return self
 
     def connect(self) -> socket.socket:
@@ -63,7 +63,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    made = Ranks(tmp_path)
+    made = ReceiverWithJobs(tmp_path)
     made.in_job(os.getpid(), "4711")
     monkeypatch.setenv("HEALTHD_SOCKET", made.path)
     monkeypatch.setenv("RANK", "5")
@@ -85,17 +85,17 @@ def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int =
 # --- content of messages
 
 
-def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
+def test_step_sends_rank_and_duration(ranks):
     client.step()
     client.step(busy=0.25)
-    (heard,) = ranks.step().step().received
-    said = heard.step
-    assert (heard.job, heard.pid) == ("4711", os.getpid())
-    assert (said.rank, said.local_rank, said.step, said.steps, said.busy, said.wait) == (5, 1, 1, 1, 0.25, None)
-    assert said.seconds > 0
+    (received,) = ranks.step().step().received
+    sent = received.step
+    assert (received.job, received.pid) == ("4711", os.getpid())
+    assert (sent.rank, sent.local_rank, sent.step, sent.steps, sent.busy, sent.wait) == (5, 1, 1, 1, 0.25, None)
+    assert sent.seconds > 0
 
 
-def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
+def test_fast_steps_are_joined_into_one_message(ranks, monkeypatch):
     client.step()
     client.step()
     monkeypatch.setattr(client, "SEND_SECONDS", 3600.0)
@@ -103,14 +103,14 @@ def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
         client.step()
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step()
-    assert [one.step.steps for one in ranks.step().step().received] == [1, 10]
+    assert [entry.step.steps for entry in ranks.step().step().received] == [1, 10]
 
 
-def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
+def test_step_ignores_invalid_busy_time(ranks):
     client.step()
     for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
         client.step(busy=busy)
-    assert {one.step.busy for one in ranks.step().step().step().step().step().received} == {None}
+    assert {entry.step.busy for entry in ranks.step().step().step().step().step().received} == {None}
 
 
 class Tensor:
@@ -121,10 +121,10 @@ class Tensor:
 
 
 @pytest.mark.parametrize("value", [0.25, Fraction(1, 4), Decimal("0.25"), Tensor(), "0.25"])
-def test_step_accepts_whatever_float_accepts(ranks, value):
+def test_step_accepts_any_float_convertible_value(ranks, value):
     client.step()
     client.step(busy=value, wait=value)
-    assert [(one.step.busy, one.step.wait) for one in ranks.step().step().received] == [(0.25, 0.25)]
+    assert [(entry.step.busy, entry.step.wait) for entry in ranks.step().step().received] == [(0.25, 0.25)]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64", "array"])
@@ -132,7 +132,7 @@ def test_step_accepts_numpy_scalars(ranks, kind):
     numpy = pytest.importorskip("numpy")
     client.step()
     client.step(busy=getattr(numpy, kind)(1))
-    assert [one.step.busy for one in ranks.step().step().received] == [1.0]
+    assert [entry.step.busy for entry in ranks.step().step().received] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_step_accepts_numpy_scalars(ranks, kind):
     [None, "x", float("nan"), float("inf"), -1.0, 10**400, object()],
     ids=["none", "text", "nan", "infinity", "negative", "too large", "object"],
 )
-def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypatch, bad):
+def test_step_leaves_invalid_value_out_of_mean(ranks, monkeypatch, bad):
     client.step()
     client.step(busy=0.5)
     monkeypatch.setattr(client, "SEND_SECONDS", 3600.0)
@@ -148,11 +148,11 @@ def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypat
     client.step(busy=bad)
     monkeypatch.setattr(client, "SEND_SECONDS", 0.0)
     client.step(busy=0.4)
-    last = [one.step for one in ranks.step().step().step().received][-1]
+    last = [entry.step for entry in ranks.step().step().step().received][-1]
     assert (last.steps, last.busy) == (3, pytest.approx(0.3))
 
 
-def test_a_number_that_no_float_can_hold_raises_nothing(ranks):
+def test_step_accepts_number_too_large_for_float(ranks):
     client.step()
     client.step(busy=10**400, wait=10**400)
     client.step(busy=1)
@@ -160,7 +160,7 @@ def test_a_number_that_no_float_can_hold_raises_nothing(ranks):
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_message_or_nothing(data):
+def test_parse_accepts_any_bytes(data):
     assert datagram.parse(data) is None or isinstance(datagram.parse(data), datagram.StepMessage)
 
 
@@ -170,20 +170,20 @@ def test_any_bytes_are_a_message_or_nothing(data):
     st.integers(-(2**31), 2**31 - 1),
     *(st.floats(width=64),) * 3,
 )
-def test_what_a_message_can_hold_is_a_step_that_can_be_or_nothing(rank, local, step, steps, seconds, busy, wait):
-    said = datagram.parse(client.MESSAGE.pack(client.MAGIC, rank, local, step, steps, seconds, busy, wait))
-    if said is None:
+def test_parse_gives_valid_step_or_none(rank, local, step, steps, seconds, busy, wait):
+    parsed = datagram.parse(client.MESSAGE.pack(client.MAGIC, rank, local, step, steps, seconds, busy, wait))
+    if parsed is None:
         return
-    assert 0 < said.seconds <= datagram.MAX_SECONDS
-    assert (said.rank >= -1, said.steps >= 1) == (True, True)
-    for part in (said.busy, said.wait):
+    assert 0 < parsed.seconds <= datagram.MAX_SECONDS
+    assert (parsed.rank >= -1, parsed.steps >= 1) == (True, True)
+    for part in (parsed.busy, parsed.wait):
         assert part is None or 0 <= part <= datagram.MAX_SECONDS
 
 
-def test_fields_that_later_versions_add_behind_are_passed_over():
-    said = datagram.parse(message() + bytes(40))
-    assert isinstance(said, datagram.StepMessage)
-    assert said.seconds == 0.5
+def test_parse_ignores_added_fields():
+    parsed = datagram.parse(message() + bytes(40))
+    assert isinstance(parsed, datagram.StepMessage)
+    assert parsed.seconds == 0.5
     assert datagram.parse(message() + bytes(datagram.MAX_BYTES)) is None
     assert datagram.parse(message()[:-1]) is None
 
@@ -191,7 +191,7 @@ def test_fields_that_later_versions_add_behind_are_passed_over():
 # --- healthd is missing, blocked or restarted
 
 
-def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
+def test_step_without_healthd_does_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "_pid", 0)
     for path in (tmp_path / "none", tmp_path, "x" * 300, "\0x"):
         monkeypatch.setitem(os.environ, "HEALTHD_SOCKET", str(path)) if "\0" not in str(path) else None
@@ -202,7 +202,7 @@ def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
     client._pid = 0
 
 
-def test_attempts_to_connect_are_far_apart(ranks, monkeypatch):
+def test_failed_connection_is_retried_after_delay(ranks, monkeypatch):
     ranks.receiver.close()
     attempts = []
     real = socket.socket
@@ -213,7 +213,7 @@ def test_attempts_to_connect_are_far_apart(ranks, monkeypatch):
     assert len(attempts) == 1
 
 
-def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all_steps_later(ranks):
+def test_blocked_healthd_does_not_delay_steps(ranks):
     client.step()
     for _ in range(2000):  # more than any message queue holds
         client.step()
@@ -221,13 +221,13 @@ def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all
         ranks.step()
     client.step()
     ranks.step()
-    steps = [one.step for one in ranks.received]
-    assert sum(one.steps for one in steps) == 2001
+    steps = [entry.step for entry in ranks.received]
+    assert sum(entry.steps for entry in steps) == 2001
     assert len(steps) < 2001
-    assert [one.step.step for one in ranks.received][-1] == 2001
+    assert [entry.step.step for entry in ranks.received][-1] == 2001
 
 
-def test_a_healthd_that_was_restarted_is_found_again(ranks):
+def test_step_reconnects_after_restart_of_healthd(ranks):
     client.step()
     client.step()
     assert len(ranks.step().step().received) == 1
@@ -240,7 +240,7 @@ def test_a_healthd_that_was_restarted_is_found_again(ranks):
     assert ranks.received[-1].job == "4711"
 
 
-def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(ranks):
+def test_removed_socket_is_created_again_and_connections_stay(ranks):
     client.step()
     client.step()
     ranks.step().step()
@@ -248,16 +248,16 @@ def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(rank
     ranks.now += 60.0
     ranks.step()
     client.step()
-    with ranks.connect() as other:
-        other.send(message(rank=7))
+    with ranks.connect() as other_rank:
+        other_rank.send(message(rank=7))
         until(lambda: len(ranks.step().received) == 3)
-    assert {one.step.rank for one in ranks.received} == {5, 7}
+    assert {entry.step.rank for entry in ranks.received} == {5, 7}
 
 
 # --- processes, threads, containers
 
 
-def test_a_child_has_a_connection_of_its_own(ranks):
+def test_child_process_has_own_connection(ranks):
     client.step()
     client.step()
     child = os.fork()
@@ -269,9 +269,9 @@ def test_a_child_has_a_connection_of_its_own(ranks):
     assert os.waitpid(child, 0)[1] == 0
     client.step()
     ranks.step().step().step().step()
-    by_connection = {one.connection: one.pid for one in ranks.received}
+    by_connection = {entry.connection: entry.pid for entry in ranks.received}
     assert sorted(by_connection.values()) == sorted((os.getpid(), child))
-    assert [one.connection for one in ranks.disconnected] == [c for c, pid in by_connection.items() if pid == child]
+    assert [entry.connection for entry in ranks.disconnected] == [c for c, pid in by_connection.items() if pid == child]
 
 
 LAST_STEPS = """
@@ -293,12 +293,14 @@ client.kept, client._kept, sys.kept = (Loop(client.step, os.write) for _ in rang
 """
 
 
-def test_a_step_while_the_interpreter_ends_raises_nothing():
-    ended = subprocess.run([sys.executable, "-c", LAST_STEPS], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert (ended.returncode, ended.stderr, set(ended.stdout.split())) == (0, "", {"stepped"})
+def test_step_at_interpreter_exit_raises_nothing():
+    completed = subprocess.run(
+        [sys.executable, "-c", LAST_STEPS], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert (completed.returncode, completed.stderr, set(completed.stdout.split())) == (0, "", {"stepped"})
 
 
-def test_threads_that_step_at_once_raise_nothing(ranks):
+def test_parallel_steps_of_threads_raise_nothing(ranks):
     failed = []
     client.step()
 
@@ -332,9 +334,9 @@ while True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, monkeypatch):
+def test_rank_in_container_is_found_by_outer_pid(tmp_path, monkeypatch):
     """The rank has its own mount and pid namespace, with the socket's folder elsewhere and a copy of the client."""
-    made = Ranks(tmp_path)
+    made = ReceiverWithJobs(tmp_path)
     copy, mounted = tmp_path / "image", tmp_path / "image/run"
     mounted.mkdir(parents=True)
     (copy / "client.py").write_text(Path(client.__file__).read_text())
@@ -361,7 +363,7 @@ def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, mo
 # --- hostile users
 
 
-def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
+def test_process_outside_jobs_is_disconnected_and_counted(ranks):
     (ranks.folder / f"proc/{os.getpid()}/cgroup").write_text("0::/user.slice/user-1000.slice/job_7\n")
     with ranks.connect() as stranger:
         stranger.send(message())
@@ -372,13 +374,13 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
     assert ranks.receiver.dropped_counts().strangers == 1
 
 
-def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, monkeypatch):
+def test_stranger_is_counted_without_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
     document = tmp_path / live_document.FILE
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
-    with ours:
+    own_end, process_end = socket.socketpair()
+    process_end.setblocking(False)
+    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), process_end)
+    with own_end:
         try:
             live.reconfigure(LiveSettings(client=True))
             live.step()
@@ -418,7 +420,7 @@ def shortages(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ranks, shortages, number):
+def test_connection_without_descriptor_waits_and_is_counted(ranks, shortages, number):
     listener = ranks.receiver._listener = Listener(ranks.receiver._listener, number, number)
     with ranks.connect() as rank:
         rank.send(message(0.5))
@@ -430,7 +432,7 @@ def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ra
     assert dict(shortages) == {shortage.DESCRIPTORS: 2}
 
 
-def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages):
+def test_aborted_connection_is_no_shortage(ranks, shortages):
     ranks.receiver._listener = Listener(ranks.receiver._listener, errno.ECONNABORTED)
     with ranks.connect() as rank:
         rank.send(message(0.5))
@@ -438,14 +440,14 @@ def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages
     assert (dict(shortages), ranks.receiver.dropped_counts()) == ({}, live_document.Dropped())
 
 
-def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path, shortages, monkeypatch):
+def test_shortage_of_descriptors_is_reported_temporarily(tmp_path, shortages, monkeypatch):
     monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
     monkeypatch.setattr(process, "EVALUATION_SECONDS", 0.0)
     document = tmp_path / live_document.FILE
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), theirs)
-    with ours:
+    own_end, process_end = socket.socketpair()
+    process_end.setblocking(False)
+    live = process.LiveProcess(Locations(str(tmp_path), str(tmp_path)), process_end)
+    with own_end:
         try:
             live.step()
             shortage.record(shortage.DESCRIPTORS)
@@ -460,7 +462,7 @@ def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path
 
 
 @pytest.mark.parametrize("size", [257, 4096, 100_000])
-def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size):
+def test_too_long_message_is_dropped_and_next_is_read(ranks, size):
     with ranks.connect() as stream:
         stream.send(b"x" * size)
         stream.send(message())
@@ -469,7 +471,7 @@ def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size)
         assert ranks.receiver.dropped_counts().oversized == 1
 
 
-def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
+def test_message_of_one_megabyte_is_refused_by_kernel(ranks):
     with ranks.connect() as stream:
         with pytest.raises(OSError, match="too long"):
             stream.send(bytes(1 << 20))
@@ -477,16 +479,16 @@ def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
         assert len(ranks.step().step().received) == 1
 
 
-def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
+def test_passed_file_descriptor_blocks_nothing(ranks):
     """Closing such a file could block for days, so healthd refuses it if the kernel can."""
     with ranks.connect() as rank:
-        with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
+        with pytest.raises(PermissionError) if can_refuse_files(rank) else nullcontext():
             socket.send_fds(rank, [message(0.25)], [0])
         rank.send(message(0.5))
         assert ranks.step().step().received[-1].step.seconds == 0.5
 
 
-def refuses_files(stream: socket.socket) -> bool:
+def can_refuse_files(stream: socket.socket) -> bool:
     """Return whether the kernel has SO_PASSRIGHTS (Linux 6.16 and later)."""
     try:
         return stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
@@ -494,7 +496,7 @@ def refuses_files(stream: socket.socket) -> bool:
         return False
 
 
-def test_who_sends_only_nonsense_is_hung_up_on(ranks):
+def test_sender_of_invalid_messages_is_disconnected(ranks):
     with ranks.connect() as stream:
         for _ in range(60):
             stream.send(struct.pack("<4s", b"hfs9"))
@@ -506,7 +508,7 @@ def test_who_sends_only_nonsense_is_hung_up_on(ranks):
             stream.send(message())
 
 
-def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
+def test_flood_of_one_job_does_not_displace_other_job(ranks):
     """The flood fills only its own queues; the other job has its share of each step."""
     floods = [ranks.connect() for _ in range(4)]
     ranks.step()
@@ -525,12 +527,14 @@ def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
             honest.send(message(seconds=1.0 + turn))
             ranks.step()
         ranks.step()
-        assert [one.step.seconds for one in ranks.received if one.job == "8"] == [1.0 + turn for turn in range(50)]
+        assert [entry.step.seconds for entry in ranks.received if entry.job == "8"] == [
+            1.0 + turn for turn in range(50)
+        ]
     for stream in floods:
         stream.close()
 
 
-def test_one_look_reads_no_more_than_its_budget(ranks):
+def test_step_reads_limited_number_of_messages(ranks):
     ranks.receiver.max_ranks = 200
     floods = [ranks.connect() for _ in range(100)]
     for _ in range(5):
@@ -541,42 +545,42 @@ def test_one_look_reads_no_more_than_its_budget(ranks):
     before = len(ranks.received)
     ranks.step()
     assert 0 < len(ranks.received) - before <= 100
-    seen = {one.connection for one in ranks.received}
+    connections = {entry.connection for entry in ranks.received}
     for _ in range(10):
         ranks.step()
-    assert len({one.connection for one in ranks.received}) == 100 > len(seen)
+    assert len({entry.connection for entry in ranks.received}) == 100 > len(connections)
     for stream in floods:
         stream.close()
 
 
-def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
+def test_ranks_and_jobs_are_limited(ranks):
     """4 jobs of 4 ranks are accepted. Further ones are disconnected, and no file descriptor leaks."""
     before = len(os.listdir("/proc/self/fd"))
-    kept, jobs = [], 0
+    connected, jobs = [], 0
     for number in range(10_000):
         ranks.in_job(os.getpid(), str(number % 10 + 1))
         stream = ranks.connect()
         ranks.step()
         try:
             stream.send(message())
-            kept.append(stream)
+            connected.append(stream)
         except OSError:
             stream.close()
-        jobs = max(jobs, len({one.job for one in ranks.step().received}))
+        jobs = max(jobs, len({entry.job for entry in ranks.step().received}))
     dropped = ranks.receiver.dropped_counts()
-    assert (len(kept), jobs) == (16, 4)
+    assert (len(connected), jobs) == (16, 4)
     assert dropped.series + dropped.jobs == 10_000 - 16
     assert min(dropped.series, dropped.jobs) > 0
-    for stream in kept:
+    for stream in connected:
         stream.close()
     ranks.step()
     assert len(ranks.disconnected) == 16
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_rank_that_calls_itself_as_another_is_a_series_of_its_own(ranks):
-    with ranks.connect() as one, ranks.connect() as other:
-        one.send(message(rank=3))
-        other.send(message(rank=3))
+def test_rank_with_same_number_is_separate_series(ranks):
+    with ranks.connect() as first, ranks.connect() as second:
+        first.send(message(rank=3))
+        second.send(message(rank=3))
         ranks.step().step()
-        assert len({heard.connection for heard in ranks.received}) == 2
+        assert len({message_received.connection for message_received in ranks.received}) == 2

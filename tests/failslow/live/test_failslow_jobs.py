@@ -22,7 +22,7 @@ def gpu_of(pid: int, job: str, local: int) -> str:
     return GPUS[local] if 0 <= local < len(GPUS) else ""
 
 
-class Gang:
+class SimulatedGang:
     """Ranks of one job that wait for each other; their times have some reproducible noise."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Gang:
         self.ranks, self.sends_busy, self.job = ranks, sends_busy, job
         self.now, self.at = 10_000.0, 0
 
-    def step(self, count: int, slow: tuple[int, ...] = (), by: float = 1.5, all_by: float = 1.0) -> Gang:
+    def step(self, count: int, slow: tuple[int, ...] = (), by: float = 1.5, all_by: float = 1.0) -> SimulatedGang:
         for _ in range(count):
             self.at += 1
             work = [
@@ -43,8 +43,8 @@ class Gang:
             self.now += length
             for rank in range(self.ranks):
                 busy = work[rank] if self.sends_busy else None
-                said = StepMessage(rank, rank, self.at, 1, length, busy, None)
-                self.jobs.add_step(rank, 100 + rank, self.job, said, self.now)
+                message = StepMessage(rank, rank, self.at, 1, length, busy, None)
+                self.jobs.add_step(rank, 100 + rank, self.job, message, self.now)
         self.jobs.evaluate(False)
         return self
 
@@ -54,74 +54,74 @@ class Gang:
         return job
 
 
-def test_the_gpu_of_a_rank_that_shows_none_is_looked_for_a_few_times_only():
-    looks: list[int] = []
+def test_gpu_lookup_of_rank_is_limited():
+    looked_up_pids: list[int] = []
 
-    def of_none(pid: int, job: str, local: int) -> str:
-        looks.append(pid)
+    def find_no_gpu(pid: int, job: str, local: int) -> str:
+        looked_up_pids.append(pid)
         return ""
 
-    gang = Gang()
-    gang.jobs = Jobs(LiveSettings(), of_none)
+    gang = SimulatedGang()
+    gang.jobs = Jobs(LiveSettings(), find_no_gpu)
     gang.step(100)
     for _ in range(4 * MAX_GPU_LOOKUPS):
         gang.step(10, slow=(3,))
     assert (gang.record.slow, gang.record.rank, gang.record.suspect) == (True, "rank 3", "")
-    assert looks == [103] * MAX_GPU_LOOKUPS
+    assert looked_up_pids == [103] * MAX_GPU_LOOKUPS
 
 
-def test_a_job_that_is_as_ever_is_told_and_not_slow():
-    told = Gang().step(200).record
-    assert (told.ranks, told.source, told.slow, told.suspect, told.evidence) == (8, "client", False, "", ())
+def test_steady_job_is_recorded_and_not_slow():
+    record = SimulatedGang().step(200).record
+    assert (record.ranks, record.source, record.slow, record.suspect, record.evidence) == (8, "client", False, "", ())
 
 
 @pytest.mark.parametrize("by", [1.2, 1.5, 3.0])
-def test_the_rank_that_works_longer_is_named_with_its_gpu(by):
-    told = Gang().step(100).step(40, slow=(5,), by=by).record
-    assert (told.slow, told.rank, told.suspect, told.cause) == (True, "rank 5", GPUS[5], "compute_gpu")
-    assert told.slowdown == pytest.approx(0.4 * (by - 1) / 0.5, rel=0.15)
-    assert told.since == pytest.approx(10_000.0 + 100 * 0.5, abs=5.0)
+def test_slower_rank_is_named_with_gpu(by):
+    record = SimulatedGang().step(100).step(40, slow=(5,), by=by).record
+    assert (record.slow, record.rank, record.suspect, record.cause) == (True, "rank 5", GPUS[5], "compute_gpu")
+    assert record.slowdown == pytest.approx(0.4 * (by - 1) / 0.5, rel=0.15)
+    assert record.since == pytest.approx(10_000.0 + 100 * 0.5, abs=5.0)
 
 
-def test_what_it_cost_is_the_sum_over_all_ranks_that_waited():
-    told = Gang().step(100).step(100, slow=(5,), by=1.5).record
-    assert told.lost_seconds == pytest.approx(8 * 100 * 0.2, rel=0.05)
+def test_lost_seconds_sum_over_all_waiting_ranks():
+    record = SimulatedGang().step(100).step(100, slow=(5,), by=1.5).record
+    assert record.lost_seconds == pytest.approx(8 * 100 * 0.2, rel=0.05)
 
 
-def test_it_is_over_once_its_steps_are_as_before_and_what_it_cost_stays():
-    gang = Gang().step(100).step(40, slow=(5,))
+def test_relief_ends_slowness_and_keeps_loss():
+    gang = SimulatedGang().step(100).step(40, slow=(5,))
     lost = gang.record.lost_seconds
-    told = gang.step(60).record
-    assert (told.slow, told.suspect, told.since) == (False, "", None)
-    assert told.lost_seconds >= lost > 0
+    record = gang.step(60).record
+    assert (record.slow, record.suspect, record.since) == (False, "", None)
+    assert record.lost_seconds >= lost > 0
 
 
 @pytest.mark.parametrize("sends_busy", [True, False])
-def test_where_all_work_longer_nobody_is_named(sends_busy):
-    told = Gang(sends_busy=sends_busy).step(100).step(40, all_by=1.5).record
-    assert (told.slow, told.rank, told.suspect) == (True, "", "")
+def test_no_rank_is_named_if_all_are_slower(sends_busy):
+    record = SimulatedGang(sends_busy=sends_busy).step(100).step(40, all_by=1.5).record
+    assert (record.slow, record.rank, record.suspect) == (True, "", "")
 
 
-def test_without_busy_times_a_gang_names_nobody():
-    told = Gang(sends_busy=False).step(100).step(40, slow=(5,)).record
-    assert (told.slow, told.rank) == (True, "")
+def test_no_rank_is_named_without_busy_times():
+    record = SimulatedGang(sends_busy=False).step(100).step(40, slow=(5,)).record
+    assert (record.slow, record.rank) == (True, "")
 
 
-def test_fewer_than_four_ranks_name_nobody():
-    assert Gang(3).step(100).step(40, slow=(1,)).record.rank == ""
-    assert Gang(4).step(100).step(40, slow=(1,)).record.rank == "rank 1"
+def test_no_rank_is_named_below_four_ranks():
+    assert SimulatedGang(3).step(100).step(40, slow=(1,)).record.rank == ""
+    assert SimulatedGang(4).step(100).step(40, slow=(1,)).record.rank == "rank 1"
 
 
-def test_half_of_the_ranks_are_no_minority():
-    assert Gang(8).step(100).step(40, slow=(0, 1, 2, 3)).record.rank == ""
-    told = Gang(8).step(100).step(40, slow=(1, 2)).record
-    assert told.rank in ("rank 1", "rank 2")
-    assert any("slower too" in sentence for sentence in told.evidence)
+def test_half_of_ranks_is_no_minority():
+    assert SimulatedGang(8).step(100).step(40, slow=(0, 1, 2, 3)).record.rank == ""
+    record = SimulatedGang(8).step(100).step(40, slow=(1, 2)).record
+    assert record.rank in ("rank 1", "rank 2")
+    assert any("slower too" in sentence for sentence in record.evidence)
 
 
-def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
+def test_no_rank_is_named_if_other_node_is_slow():
     """All ranks wait for another node, and their own busy times do not change."""
-    gang = Gang().step(100)
+    gang = SimulatedGang().step(100)
     for _ in range(40):
         gang.at, gang.now = gang.at + 1, gang.now + 0.8
         for rank in range(8):
@@ -131,21 +131,21 @@ def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
     assert "another node" in gang.record.evidence[0]
 
 
-def test_during_a_pause_nothing_new_is_told_and_what_was_told_ends_as_ever():
-    gang = Gang().step(100).step(40, slow=(5,))
-    other = Gang(job="8")
-    other.jobs, other.now = gang.jobs, gang.now
-    other.step(100)
+def test_pause_keeps_open_slowness_and_starts_no_new():
+    gang = SimulatedGang().step(100).step(40, slow=(5,))
+    other_job = SimulatedGang(job="8")
+    other_job.jobs, other_job.now = gang.jobs, gang.now
+    other_job.step(100)
     for _ in range(40):
-        other.now += 1.0
+        other_job.now += 1.0
         for rank in range(8):
-            gang.jobs.add_step(100 + rank, rank, "8", StepMessage(rank, rank, 1, 1, 0.5, 0.4, None), other.now)
+            gang.jobs.add_step(100 + rank, rank, "8", StepMessage(rank, rank, 1, 1, 0.5, 0.4, None), other_job.now)
     gang.jobs.evaluate(True)
     assert {job.job: job.slow for job in gang.jobs.records()} == {"4711": True, "8": False}
 
 
-def test_a_pause_hides_what_begins_in_it_until_it_is_over():
-    gang = Gang().step(100)
+def test_pause_hides_new_slowness_until_its_end():
+    gang = SimulatedGang().step(100)
     gang.step(0)
     jobs = gang.jobs
     for _ in range(40):
@@ -160,16 +160,16 @@ def test_a_pause_hides_what_begins_in_it_until_it_is_over():
     assert gang.record.rank == "rank 5"
 
 
-def test_a_threshold_changes_for_jobs_that_run_without_what_they_have_shown_being_lost():
-    gang = Gang(live_settings=LiveSettings(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
+def test_changed_threshold_keeps_history_of_running_jobs():
+    gang = SimulatedGang(live_settings=LiveSettings(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
     assert not gang.record.slow
     gang.jobs.reconfigure(LiveSettings(slow_percent=10.0))
-    told = gang.step(20, slow=(5,), by=1.5).record
-    assert (told.slow, told.rank) == (True, "rank 5")
+    record = gang.step(20, slow=(5,), by=1.5).record
+    assert (record.slow, record.rank) == (True, "rank 5")
 
 
-def test_a_job_ends_with_its_last_rank_and_only_the_last_ones_are_kept():
-    gang = Gang().step(100).step(40, slow=(5,))
+def test_job_ends_with_last_rank_and_recent_jobs_are_limited():
+    gang = SimulatedGang().step(100).step(40, slow=(5,))
     lost = gang.record.lost_seconds
     for rank in range(8):
         gang.jobs.remove_connection(rank, "4711", 20_000.0)
@@ -183,18 +183,18 @@ def test_a_job_ends_with_its_last_rank_and_only_the_last_ones_are_kept():
     assert len(gang.jobs.recent) == MAX_RECENT
 
 
-def test_nobody_can_claim_to_have_lost_more_time_than_went_by():
+def test_lost_time_is_limited_to_elapsed_time():
     jobs = Jobs(LiveSettings(), gpu_of)
     for at in range(200):
         seconds = 1.0 if at < 100 else 100_000.0
         jobs.add_step(1, 1, "1", StepMessage(0, 0, at, 10**7, seconds, None, None), 1000.0 + at)
     jobs.evaluate(False)
-    (told,) = jobs.records()
-    assert told.slow
-    assert told.lost_seconds <= 200 + 60
+    (record,) = jobs.records()
+    assert record.slow
+    assert record.lost_seconds <= 200 + 60
 
 
-def test_counters_tell_that_a_job_is_slow_and_never_who():
+def test_counters_mark_job_slow_without_rank():
     jobs = Jobs(LiveSettings(counters_percent=20.0), gpu_of)
     now = 1000.0
     for at in range(200):
@@ -202,15 +202,15 @@ def test_counters_tell_that_a_job_is_slow_and_never_who():
         now += value
         jobs.add_sample(Sample("9", "ib", now, value, Kind.ITERATION))
     jobs.evaluate(False)
-    (told,) = jobs.records()
-    assert (told.source, told.slow, told.suspect, told.rank) == ("counters", True, "", "")
-    assert told.evidence[0].startswith("ib: iterations take 50% longer")
+    (record,) = jobs.records()
+    assert (record.source, record.slow, record.suspect, record.rank) == ("counters", True, "", "")
+    assert record.evidence[0].startswith("ib: iterations take 50% longer")
 
 
-def test_the_document_comes_back_as_it_was():
-    gang = Gang().step(100).step(40, slow=(5,))
-    told = LiveDocument(1.0, jobs=gang.jobs.records(), recent=tuple(gang.jobs.recent))
-    assert parse(to_json(told)) == told
+def test_document_round_trips():
+    gang = SimulatedGang().step(100).step(40, slow=(5,))
+    record = LiveDocument(1.0, jobs=gang.jobs.records(), recent=tuple(gang.jobs.recent))
+    assert parse(to_json(record)) == record
 
 
 # --- evaluation of any times
@@ -229,22 +229,28 @@ ranks = st.lists(
 
 @settings(max_examples=300)
 @given(ranks)
-def test_any_times_are_judged_and_who_is_named_is_a_slow_minority(seen):
-    found = evaluate_ranks(seen)
-    assert found.slow == any(one.iteration.slow is not None for one in seen)
+def test_evaluate_ranks_names_only_slow_minority(job_ranks):
+    found = evaluate_ranks(job_ranks)
+    assert found.slow == any(rank.iteration.slow is not None for rank in job_ranks)
     if found.rank is not None:
-        named = seen[found.rank]
-        channel = named.busy if any(one.busy is not None and one.busy.ratio for one in seen) else named.iteration
+        named = job_ranks[found.rank]
+        channel = (
+            named.busy if any(rank.busy is not None and rank.busy.ratio for rank in job_ranks) else named.iteration
+        )
         assert channel is not None
         assert channel.slow is not None
-        assert len(seen) >= 4
-        slow = [one for one in seen if (one.busy or one.iteration).slow is not None] if channel is named.busy else []
-        assert 2 * len([one for one in slow if one.busy]) < len(seen)
+        assert len(job_ranks) >= 4
+        slow = (
+            [rank for rank in job_ranks if (rank.busy or rank.iteration).slow is not None]
+            if channel is named.busy
+            else []
+        )
+        assert 2 * len([rank for rank in slow if rank.busy]) < len(job_ranks)
 
 
 @given(st.permutations(range(8)))
-def test_the_order_of_the_ranks_changes_nothing(order):
-    seen = list(Gang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values())
-    found = evaluate_ranks([seen[at] for at in order])
+def test_evaluate_ranks_ignores_order_of_ranks(order):
+    job_ranks = list(SimulatedGang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values())
+    found = evaluate_ranks([job_ranks[at] for at in order])
     assert found.rank is not None
     assert order[found.rank] == 5

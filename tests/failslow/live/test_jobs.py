@@ -10,34 +10,34 @@ from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import LiveSettings
 
 
-def steps(jobs: Jobs, connection: int, seconds: float, many: int, at: float) -> float:
-    for _ in range(many):
+def add_steps(jobs: Jobs, connection: int, seconds: float, count: int, at: float) -> float:
+    for _ in range(count):
         at += seconds
         jobs.add_step(connection, 100 + connection, "4711", StepMessage(0, 0, 1, 1, seconds, None, None), at)
     return at
 
 
-def test_what_was_lost_is_summed_over_jobs_and_outlives_their_end() -> None:
+def test_lost_seconds_sum_over_jobs_and_outlive_them() -> None:
     jobs = Jobs(LiveSettings(client=True), lambda pid, job, local: "")
-    at = steps(jobs, 1, 1.0, 100, 1e9)
+    at = add_steps(jobs, 1, 1.0, 100, 1e9)
     jobs.evaluate(False)
     assert jobs.lost_seconds().client == 0.0
-    at = steps(jobs, 1, 1.5, 100, at)
+    at = add_steps(jobs, 1, 1.5, 100, at)
     jobs.evaluate(False)
     slow = jobs.lost_seconds().client
     assert 40.0 < slow <= 55.0
     assert jobs.lost_seconds().counters == 0.0
     jobs.remove_connection(1, "4711", at)
     assert jobs.lost_seconds().client == slow
-    at = steps(jobs, 2, 1.0, 100, at)
+    at = add_steps(jobs, 2, 1.0, 100, at)
     jobs.evaluate(False)
     assert jobs.lost_seconds().client == slow
 
 
-def test_a_pause_hides_a_slowness_and_not_what_it_costs() -> None:
+def test_pause_hides_slowness_but_counts_loss() -> None:
     jobs = Jobs(LiveSettings(client=True), lambda pid, job, local: "")
-    at = steps(jobs, 1, 1.0, 100, 1e9)
-    steps(jobs, 1, 1.5, 100, at)
+    at = add_steps(jobs, 1, 1.0, 100, 1e9)
+    add_steps(jobs, 1, 1.5, 100, at)
     jobs.evaluate(True)
     assert not any(job.slow for job in jobs.records())
     assert jobs.lost_seconds().client > 40.0
@@ -45,18 +45,18 @@ def test_a_pause_hides_a_slowness_and_not_what_it_costs() -> None:
     assert [job.slow for job in jobs.records()] == [True]
 
 
-def sampled(jobs: Jobs, seconds: float, many: int, at: float, series: str = "ib") -> float:
-    for _ in range(many):
+def add_samples(jobs: Jobs, seconds: float, count: int, at: float, series: str = "ib") -> float:
+    for _ in range(count):
         at += 10 * seconds
         jobs.add_sample(Sample("4711", series, at, seconds, steps=10))
     return at
 
 
-def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled() -> None:
+def test_loss_of_several_counters_counts_once() -> None:
     jobs = Jobs(LiveSettings(sample=("ib", "nvlink")), lambda pid, job, local: "")
     for series in ("ib", "nvlink"):
-        at = sampled(jobs, 2.0, 60, 1e9, series)
-        at = sampled(jobs, 3.0, 40, at, series)
+        at = add_samples(jobs, 2.0, 60, 1e9, series)
+        at = add_samples(jobs, 3.0, 40, at, series)
     jobs.evaluate(False)
     (job,) = jobs.records()
     assert job.slow
@@ -65,27 +65,27 @@ def test_what_counters_show_is_lost_once_however_many_kinds_of_them_are_sampled(
     assert 40 * 10 * 0.8 <= job.lost_seconds <= 40 * 10 * 1.05  # each sample covers ten iterations
 
 
-def test_a_job_whose_counters_are_no_longer_sampled_is_over_and_one_in_a_pause_is_not() -> None:
+def test_job_ends_without_samples_except_in_pause() -> None:
     jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
-    at = sampled(jobs, 2.0, 60, 1e9)
+    at = add_samples(jobs, 2.0, 60, 1e9)
     assert not jobs.end_quiet_jobs(at + 600, "4711")
     assert jobs.end_quiet_jobs(at, "4712")
     assert not jobs.has_jobs
 
 
-def test_a_job_that_never_tells_again_is_over() -> None:
+def test_silent_job_ends_after_one_hour() -> None:
     jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
-    at = sampled(jobs, 2.0, 60, 1e9)
+    at = add_samples(jobs, 2.0, 60, 1e9)
     assert jobs.end_quiet_jobs(at + 3600, "4711")
 
 
-def test_a_new_job_is_written_and_only_a_slow_one_is_news() -> None:
+def test_add_sample_reports_new_job_and_evaluate_reports_changes() -> None:
     jobs = Jobs(LiveSettings(sample=("ib",)), lambda pid, job, local: "")
     assert jobs.add_sample(Sample("4711", "ib", 1e9, 2.0))
     assert not jobs.add_sample(Sample("4711", "ib", 1e9 + 2, 2.0))
     assert not jobs.evaluate(False)
-    at = sampled(jobs, 2.0, 60, 1e9)
-    at = sampled(jobs, 3.0, 40, at)
+    at = add_samples(jobs, 2.0, 60, 1e9)
+    at = add_samples(jobs, 3.0, 40, at)
     assert jobs.evaluate(False)
     assert not jobs.evaluate(False)
     jobs.end_quiet_jobs(at, "")

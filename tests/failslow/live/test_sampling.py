@@ -45,7 +45,7 @@ SECONDS = 0.5
 COUNTERS = ("port_rcv_data", "port_xmit_data")
 
 
-class Node:
+class SimulatedNode:
     """A simulated node with one port that counts by `rate`, one number per sample, and with its own clock."""
 
     def __init__(self, root: Path, setup: Setup | None = None, running_jobs: RunningJobs = JOB) -> None:
@@ -58,7 +58,7 @@ class Node:
         self.lines: list[Mapping[str, Any]] = []
         host = Host(str(root))
         setup = setup or Setup(("ib",), SECONDS, str(root))
-        self.sampling = Sampling(setup, host, self.lines.append, lambda last: self.running_jobs, lambda: self.cpu)
+        self.sampling = Sampling(setup, host, self.lines.append, lambda previous: self.running_jobs, lambda: self.cpu)
 
     def run(self, rates: Iterable[float]) -> None:
         """Do one step per half second."""
@@ -80,13 +80,13 @@ class Node:
         return [line[key] for line in self.lines if key in line]
 
 
-def made(period_seconds: float, seconds: float, seed: int = 1) -> list[float]:
+def simulated_rates(period_seconds: float, seconds: float, seed: int = 1) -> list[float]:
     return bursts(random.Random(seed), int(seconds / SECONDS), period_seconds / SECONDS, 0.3, 0.02)
 
 
-def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.run(made(14, 600))
+def test_iterations_are_reported_with_job_and_time(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
+    node.run(simulated_rates(14, 600))
     samples = node.values_of("sample")
     assert len(samples) >= 5
     assert {(job, series) for job, series, _, _ in samples} == {("4711", "ib")}
@@ -96,94 +96,94 @@ def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp
     assert node.values_of("problem") == []
 
 
-def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
-    node = Node(tmp_path, running_jobs=RunningJobs(frozenset({"1", "2"})))
-    node.run(made(14, 400))
+def test_second_job_is_a_problem_and_stops_sampling(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path, running_jobs=RunningJobs(frozenset({"1", "2"})))
+    node.run(simulated_rates(14, 400))
     assert node.values_of("sample") == []
-    ((what, sentence),) = node.values_of("problem")
-    assert (what, sentence) == ("jobs", "2 jobs on this node: counters cannot be attributed to a job")
+    ((kind, sentence),) = node.values_of("problem")
+    assert (kind, sentence) == ("jobs", "2 jobs on this node: counters cannot be attributed to a job")
     node.running_jobs = JOB
-    node.run(made(14, 400))
+    node.run(simulated_rates(14, 400))
     assert node.values_of("sample")
     assert node.values_of("problem")[-1] == ["jobs", ""]
 
 
-def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.run(made(14, 300))
+def test_next_job_starts_without_old_samples(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
+    node.run(simulated_rates(14, 300))
     assert node.values_of("sample")
     node.lines.clear()
     node.running_jobs = RunningJobs(frozenset({"4712"}), 18)
-    node.run(made(21, 600, seed=2))
+    node.run(simulated_rates(21, 600, seed=2))
     jobs = {job for job, *_ in node.values_of("sample")}
     assert jobs == {"4712"}
     assert all(abs(seconds / 21 - 1) < 0.05 for *_, seconds in node.values_of("sample"))
 
 
-def test_without_a_job_nothing_is_open_and_the_next_look_is_far(tmp_path: Path) -> None:
-    node = Node(tmp_path, running_jobs=RunningJobs(frozenset()))
+def test_no_counter_is_open_without_job(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path, running_jobs=RunningJobs(frozenset()))
     node.run([1.0] * 200)
-    assert counters_open(tmp_path) == 0
+    assert count_open_counters(tmp_path) == 0
     node.now = node.sampling.deadline
     node.sampling.step(node.now, node.clock)
     assert node.sampling.deadline - node.now >= JOBS_SECONDS / 2
 
 
-def counters_open(root: Path) -> int:
+def count_open_counters(root: Path) -> int:
     paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     return sum(os.readlink(path).startswith(f"{root}/sys/") for path in paths if os.path.lexists(path))
 
 
-def test_a_job_must_have_been_here_for_a_minute(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_sampling_starts_one_minute_after_job(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
     node.run([1.0] * int((SETTLED_SECONDS - JOBS_SECONDS) / SECONDS))
-    assert counters_open(tmp_path) == 0
+    assert count_open_counters(tmp_path) == 0
     node.run([1.0] * int(2 * JOBS_SECONDS / SECONDS))
-    assert counters_open(tmp_path) == 2
+    assert count_open_counters(tmp_path) == 2
     node.sampling.close()
-    assert counters_open(tmp_path) == 0
+    assert count_open_counters(tmp_path) == 0
 
 
-def test_a_clock_that_is_set_moves_the_times_and_no_iteration(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.run(made(14, 300))
+def test_clock_change_moves_times_only(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
+    node.run(simulated_rates(14, 300))
     node.clock -= 86400
     node.lines.clear()
-    node.run(made(14, 200, seed=3))
+    node.run(simulated_rates(14, 200, seed=3))
     assert [seconds for *_, seconds in node.values_of("sample")] == pytest.approx(
         [14] * len(node.values_of("sample")), rel=0.05
     )
     assert all(abs(moment - node.clock) < 300 for _, _, moment, _ in node.values_of("sample"))
 
 
-def test_a_machine_that_slept_begins_anew(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.run(made(14, 300))
+def test_sleep_of_machine_restarts_search(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
+    node.run(simulated_rates(14, 300))
     node.now += 3600
     node.lines.clear()
-    node.run(made(14, 100))
+    node.run(simulated_rates(14, 100))
     assert node.values_of("sample") == []
-    node.run(made(14, 300))
+    node.run(simulated_rates(14, 300))
     assert node.values_of("sample")
 
 
-def test_a_counter_that_is_set_back_is_no_iteration(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.run(made(14, 300))
+def test_counter_reset_gives_no_iteration(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
+    node.run(simulated_rates(14, 300))
     node.counted = 0
-    node.run(made(14, 300, seed=2))
+    node.run(simulated_rates(14, 300, seed=2))
     assert [seconds for *_, seconds in node.values_of("sample")] == pytest.approx(
         [14] * len(node.values_of("sample")), rel=0.05
     )
 
 
-def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_missing_ports_are_reported_once_and_searched_again(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path)
     shutil.rmtree(tmp_path / "sys")
     node.pass_time(300)
     assert node.values_of("problem") == [["ib", "ib: no InfiniBand port has byte counters"]]
     write(tmp_path, dict.fromkeys(node.files, "0\n"))
-    node.run(made(14, 500))
+    node.run(simulated_rates(14, 500))
     assert node.values_of("sample")
     assert node.values_of("problem")[-1] == ["ib", ""]
 
@@ -191,7 +191,7 @@ def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Pat
 # --- the driver
 
 
-class Gpus:
+class SimulatedGpus:
     """A source with a number of parts that records when it is open."""
 
     def __init__(self, parts: int = 8) -> None:
@@ -215,16 +215,16 @@ class Gpus:
         self.is_open = False
 
 
-def with_gpus(root: Path, running_jobs: RunningJobs, gpus: Gpus) -> Node:
-    node = Node(root, Setup(("nvlink",), SECONDS, str(root)), running_jobs)
+def node_with_gpus(root: Path, running_jobs: RunningJobs, gpus: SimulatedGpus) -> SimulatedNode:
+    node = SimulatedNode(root, Setup(("nvlink",), SECONDS, str(root)), running_jobs)
     node.sampling._sources = {"nvml": gpus}
     node.sampling._gpus_at = float("inf")
     return node
 
 
-def test_the_driver_is_open_only_while_the_job_holds_a_gpu(tmp_path: Path) -> None:
-    gpus = Gpus()
-    node = with_gpus(tmp_path, JOB._replace(gpu_process=0), gpus)
+def test_driver_is_open_only_while_job_uses_gpu(tmp_path: Path) -> None:
+    gpus = SimulatedGpus()
+    node = node_with_gpus(tmp_path, JOB._replace(gpu_process=0), gpus)
     node.run([1.0] * 400)
     assert gpus.opened == 0
     node.running_jobs = JOB
@@ -242,14 +242,14 @@ def test_the_driver_is_open_only_while_the_job_holds_a_gpu(tmp_path: Path) -> No
     assert gpus.opened == 2
 
 
-def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_another_takes_the_new_one(
+def test_driver_mismatch_stops_process(
     tmp_path: Path,
 ) -> None:
     scenario = tmp_path / "gpus.toml"
     scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
     lines: list[Mapping[str, Any]] = []
     host = Host(str(tmp_path), lambda: open_fake(str(scenario)))
-    sampling = Sampling(Setup(("nvlink",), SECONDS, settled_seconds=0.0), host, lines.append, lambda last: JOB)
+    sampling = Sampling(Setup(("nvlink",), SECONDS, settled_seconds=0.0), host, lines.append, lambda previous: JOB)
     sampling.step(1.0, 1.7e9)
     assert sampling.stopped
     assert [line["problem"][0] for line in lines if "problem" in line] == ["nvml"]
@@ -258,17 +258,17 @@ def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_a
 # --- the cost limit
 
 
-def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_one_sentence(tmp_path: Path) -> None:
-    gpus = Gpus()
-    node = with_gpus(tmp_path, JOB, gpus)
+def test_too_expensive_sampling_reduces_gpus_then_rate_then_stops(tmp_path: Path) -> None:
+    gpus = SimulatedGpus()
+    node = node_with_gpus(tmp_path, JOB, gpus)
     node.cpu_each = 2 * MAX_SHARE * SECONDS
-    seen = []
+    reductions = []
     for _ in range(30):
         node.run([1.0] * int(BUDGET_SECONDS / SECONDS))
-        seen.append((gpus.parts, node.sampling.seconds))
+        reductions.append((gpus.parts, node.sampling.seconds))
         if node.sampling.stopped:
             break
-    steps = list(dict.fromkeys(seen))
+    steps = list(dict.fromkeys(reductions))
     assert steps == [(8, 0.5), (4, 0.5), (2, 0.5), (1, 0.5), (1, 1.0), (1, 2.0), (1, 4.0)]
     assert node.sampling.stopped
     assert not gpus.is_open
@@ -279,14 +279,14 @@ def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_o
         "detected",
     ]
     assert problems[-2] == ["rate", ""]
-    what, sentence = problems[-1]
-    assert what == "cost"
+    kind, sentence = problems[-1]
+    assert kind == "cost"
     assert sentence == "sampling is off: it used 0.20% of a core with a sample every 4 s (limit 0.1%)"
 
 
-def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
-    gpus = Gpus()
-    node = with_gpus(tmp_path, JOB, gpus)
+def test_sampling_within_limit_is_unchanged(tmp_path: Path) -> None:
+    gpus = SimulatedGpus()
+    node = node_with_gpus(tmp_path, JOB, gpus)
     node.cpu_each = 0.9 * MAX_SHARE * SECONDS
     node.run([1.0] * 2000)
     assert (gpus.parts, node.sampling.seconds) == (8, SECONDS)
@@ -295,7 +295,7 @@ def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "period", "can_narrow", "what"),
+    ("seconds", "period", "can_narrow", "expected"),
     [
         (0.5, 20.0, True, Reduction.SLOWER),  # 20 samples of one second each still show the rhythm
         (0.5, 19.9, True, Reduction.FEWER),
@@ -306,11 +306,13 @@ def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
         (2.6, 104.0, False, Reduction.SLOWER),
     ],
 )
-def test_what_is_left_out_first(seconds: float, period: float | None, can_narrow: bool, what: Reduction) -> None:
-    assert choose_reduction(seconds, period, can_narrow) is what
+def test_choose_reduction_keeps_visible_rhythm(
+    seconds: float, period: float | None, can_narrow: bool, expected: Reduction
+) -> None:
+    assert choose_reduction(seconds, period, can_narrow) is expected
 
 
-def test_a_share_is_that_of_a_minute() -> None:
+def test_budget_share_covers_one_minute() -> None:
     budget = Budget((10.0, 1.0))
     assert budget.share(10.0 + BUDGET_SECONDS - 1, 5.0) is None
     assert budget.share(10.0 + BUDGET_SECONDS, 1.6) == pytest.approx(0.01)
@@ -320,7 +322,7 @@ def test_a_share_is_that_of_a_minute() -> None:
 # --- jobs of the node
 
 
-def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = None) -> None:
+def put_in_job(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = None) -> None:
     path = f"/sys/fs/cgroup/system.slice/slurmstepd.scope/job_{job}/step_0/cgroup.procs"
     write(root, {path: "".join(f"{pid}\n" for pid in pids)})
     for pid in pids:
@@ -329,41 +331,41 @@ def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = No
         (folder / "1").symlink_to((gpus or {}).get(pid, "/dev/null"))
 
 
-def test_the_job_that_is_alone_and_its_process_that_holds_a_gpu_are_seen(tmp_path: Path) -> None:
-    nobody = RunningJobs(frozenset())
-    assert find_jobs(str(tmp_path), True, nobody) == nobody
-    cgroup(tmp_path, 4711, 10, 11, 12, gpus={11: "/dev/nvidia3"})
-    assert find_jobs(str(tmp_path), False, nobody) == RunningJobs(frozenset({"4711"}))
-    assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711"}), 11)
+def test_find_jobs_returns_jobs_and_gpu_process(tmp_path: Path) -> None:
+    no_jobs = RunningJobs(frozenset())
+    assert find_jobs(str(tmp_path), True, no_jobs) == no_jobs
+    put_in_job(tmp_path, 4711, 10, 11, 12, gpus={11: "/dev/nvidia3"})
+    assert find_jobs(str(tmp_path), False, no_jobs) == RunningJobs(frozenset({"4711"}))
+    assert find_jobs(str(tmp_path), True, no_jobs) == RunningJobs(frozenset({"4711"}), 11)
     assert find_jobs(str(tmp_path), True, RunningJobs(frozenset({"4711"}), 11)) == RunningJobs(frozenset({"4711"}), 11)
     (tmp_path / "proc/11/fd/1").unlink()
     assert find_jobs(str(tmp_path), True, RunningJobs(frozenset({"4711"}), 11)) == RunningJobs(frozenset({"4711"}))
-    cgroup(tmp_path, 4712, 20)
-    assert find_jobs(str(tmp_path), True, nobody) == RunningJobs(frozenset({"4711", "4712"}))
+    put_in_job(tmp_path, 4712, 20)
+    assert find_jobs(str(tmp_path), True, no_jobs) == RunningJobs(frozenset({"4711", "4712"}))
 
 
 # --- the reader
 
 
-def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
+def script_command(tmp_path: Path, program: str) -> tuple[str, ...]:
     path = tmp_path / "stand_in.py"
     path.write_text(program)
     return (sys.executable, str(path))
 
 
-def steps(sampler: Sampler, now: float, done: Callable[[], object]) -> list[Any]:
+def step_until(sampler: Sampler, now: float, is_done: Callable[[], object]) -> list[Any]:
     """Step until it is done, and return the results of all steps."""
     found: list[Any] = []
 
-    def look() -> object:
+    def advance() -> object:
         found.extend(sampler.step(now))
-        return done()
+        return is_done()
 
-    until(look)
+    until(advance)
     return found
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -375,10 +377,10 @@ def pid_of(sampler: Sampler) -> int:
     return sampler._process.pid
 
 
-def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: Path) -> None:
-    cgroup(tmp_path, 4711, 10, gpus={10: "/dev/nvidia3"})
+def test_sampling_process_reports_job_and_ends_with_its_reader(tmp_path: Path) -> None:
+    put_in_job(tmp_path, 4711, 10, gpus={10: "/dev/nvidia3"})
     sampler = Sampler(Setup(("ib", "power"), 1.0, str(tmp_path), "dgx-h100", str(tmp_path / "lock"), 0.0))
-    steps(sampler, 0.0, lambda: sampler.gpus and sampler.problems)
+    step_until(sampler, 0.0, lambda: sampler.gpus and sampler.problems)
     assert sampler.job == "4711"
     assert len(sampler.gpus) == 8
     assert sorted(sampler.problems) == [
@@ -386,17 +388,17 @@ def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: P
         "nvml: no GPU of this node has a usable counter for power",
     ]
     pid = pid_of(sampler)
-    assert alive(pid)
+    assert is_alive(pid)
     second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
-    steps(second, 0.0, lambda: second.problems)
+    step_until(second, 0.0, lambda: second.problems)
     assert second.problems == ("sampling waits: an earlier sampling process hangs in the driver",)
     sampler.close()
-    steps(second, 0.0, lambda: not second.problems and second.job)
+    step_until(second, 0.0, lambda: not second.problems and second.job)
     second.close()
-    until(lambda: not alive(pid))
+    until(lambda: not is_alive(pid))
 
 
-def test_samples_come_as_they_were_told_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
+def test_valid_samples_are_read_and_other_lines_ignored(tmp_path: Path) -> None:
     lines = [
         {"sample": ["4711", "ib", 1.7e9, 2.5], "steps": 16, "parts": 2},
         {"sample": ["4711"]},
@@ -409,62 +411,62 @@ def test_samples_come_as_they_were_told_and_what_is_not_ours_is_left_out(tmp_pat
     ]
     text = "no json\n" + "".join(json.dumps(line) + "\n" for line in lines) + '{"sample": ["cut'
     program = f"import sys\nsys.stdout.write({text!r})\nsys.stdout.flush()\nsys.stdin.read()\n"
-    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, program))
-    found = steps(sampler, 0.0, lambda: sampler.share)
-    assert [(one.job, one.series, one.value, one.steps) for one in found] == [
+    sampler = Sampler(Setup(("ib",), 0.5), script_command(tmp_path, program))
+    found = step_until(sampler, 0.0, lambda: sampler.share)
+    assert [(sample.job, sample.series, sample.value, sample.steps) for sample in found] == [
         ("4711", "ib", 2.5, 16),
         ("4711", "ib", 2.6, 15),
     ]
     sampler.close()
 
 
-def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) -> None:
+def test_ended_process_is_restarted_with_growing_delay(tmp_path: Path) -> None:
     program = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n"
-    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, program))
+    sampler = Sampler(Setup(("ib",), 0.5), script_command(tmp_path, program))
     starts, now = tmp_path / "starts", 0.0
-    seen = []
+    delays = []
     for _ in range(4):
         before = len(starts.read_text()) if starts.exists() else 0
-        steps(sampler, now, lambda: sampler._process is None and sampler._hung is None)
+        step_until(sampler, now, lambda: sampler._process is None and sampler._hung is None)
         assert len(starts.read_text()) == before + 1
         assert sampler.problems == ("sampling ended unexpectedly and will be restarted",)
-        seen.append(sampler._restart_at - now)
+        delays.append(sampler._restart_at - now)
         now = sampler._restart_at
         assert list(sampler.step(now - 1)) == []
         assert sampler._process is None
-    assert seen == [60, 120, 240, 480]
+    assert delays == [60, 120, 240, 480]
     sampler.close()
 
 
-def test_a_process_that_stopped_for_its_cost_stays_off(tmp_path: Path) -> None:
+def test_process_stopped_for_cost_stays_off(tmp_path: Path) -> None:
     line = json.dumps({"problem": ["cost", "sampling is off: it took 1% of a core"]})
-    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, f"print({line!r})\n"))
-    steps(sampler, 0.0, lambda: sampler._process is None and sampler._hung is None)
+    sampler = Sampler(Setup(("ib",), 0.5), script_command(tmp_path, f"print({line!r})\n"))
+    step_until(sampler, 0.0, lambda: sampler._process is None and sampler._hung is None)
     assert sampler.problems == ("sampling is off: it took 1% of a core",)
     assert list(sampler.step(1e9)) == []
     assert sampler._process is None
 
 
-def test_a_process_that_hangs_is_left_never_killed_and_none_is_started_beside_it(tmp_path: Path) -> None:
+def test_hanging_process_is_not_killed_and_blocks_restart(tmp_path: Path) -> None:
     program = 'import time\nprint(\'{"job": "4711"}\', flush=True)\ntime.sleep(600)\n'
-    sampler = Sampler(Setup(("nvlink",), 0.5), stand_in(tmp_path, program))
-    steps(sampler, 0.0, lambda: sampler.job)
+    sampler = Sampler(Setup(("nvlink",), 0.5), script_command(tmp_path, program))
+    step_until(sampler, 0.0, lambda: sampler.job)
     pid = pid_of(sampler)
     assert list(sampler.step(1e6)) == []
-    assert alive(pid)
+    assert is_alive(pid)
     assert sampler.job == ""
     assert sampler.problems == ("sampling may hang in the driver; it resumes once that process has ended",)
     assert list(sampler.step(2e6)) == []
     assert sampler._process is None
     os.kill(pid, 9)  # the call returned
     now = time.monotonic() + 3e6
-    steps(sampler, now, lambda: sampler._process is not None)
+    step_until(sampler, now, lambda: sampler._process is not None)
     assert pid_of(sampler) != pid
     os.kill(pid_of(sampler), 9)
     sampler.close()
 
 
-def free(lock: TextIO) -> bool:
+def take_lock(lock: TextIO) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -472,25 +474,25 @@ def free(lock: TextIO) -> bool:
     return True
 
 
-def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_with_it(tmp_path: Path) -> None:
-    cgroup(tmp_path, 1, 10)
-    cgroup(tmp_path, 2, 20)
+def test_live_process_samples_and_ends_sampling_process(tmp_path: Path) -> None:
+    put_in_job(tmp_path, 1, 10)
+    put_in_job(tmp_path, 2, 20)
     run = tmp_path / "run"
     run.mkdir()
-    ours, theirs = socket.socketpair()
-    place = {"runtime_dir": str(run), "root": str(tmp_path), "fake_nvml": ""}
-    setup = json.dumps({"locations": place, "settings": {"sample": ["ib"], "sample_seconds": 0.5}})
-    command = [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup]
-    with ours, theirs:
-        live = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        told = run / "failslow.json"
-        until(lambda: told.exists() and json.loads(told.read_text())["problems"])
-        assert json.loads(told.read_text())["problems"] == [
+    own_end, process_end = socket.socketpair()
+    locations = {"runtime_dir": str(run), "root": str(tmp_path), "fake_nvml": ""}
+    setup = json.dumps({"locations": locations, "settings": {"sample": ["ib"], "sample_seconds": 0.5}})
+    command = [sys.executable, "-m", "healthd.failslow.live", str(process_end.fileno()), setup]
+    with own_end, process_end:
+        live = subprocess.Popen(command, pass_fds=[process_end.fileno()])
+        process_end.close()
+        document = run / "failslow.json"
+        until(lambda: document.exists() and json.loads(document.read_text())["problems"])
+        assert json.loads(document.read_text())["problems"] == [
             "2 jobs on this node: counters cannot be attributed to a job"
         ]
         with open(run / "sampling.lock") as lock:
-            assert not free(lock)
-            ours.close()
+            assert not take_lock(lock)
+            own_end.close()
             assert live.wait(240) == 0
-            until(lambda: free(lock), "the sampling process ends too")
+            until(lambda: take_lock(lock), "the sampling process ends too")

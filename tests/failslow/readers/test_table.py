@@ -23,27 +23,27 @@ from healthd.failslow.readers.table import read_table
 WORKER = Columns(series=("worker",), value="t")
 
 
-def table(folder: Path, text: str | bytes, name: str = "job.csv") -> str:
+def write_table(folder: Path, text: str | bytes, name: str = "job.csv") -> str:
     file = folder / name
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return str(file)
 
 
-def only(path: str, asked: Columns = Columns()) -> Series:  # noqa: B008
-    found = read_table(path, asked).series
+def single_series(path: str, columns: Columns = Columns()) -> Series:  # noqa: B008
+    found = read_table(path, columns).series
     assert len(found) == 1
     return found[0]
 
 
-def wrong(path: str, asked: Columns = Columns()) -> str:  # noqa: B008
+def error_of(path: str, columns: Columns = Columns()) -> str:  # noqa: B008
     """Return the error message without the folder."""
     with pytest.raises(Unreadable) as caught:
-        read_table(path, asked)
+        read_table(path, columns)
     return str(caught.value).replace(f"{os.path.dirname(path)}/", "")
 
 
-def values(folder: Path, text: str, asked: Columns = Columns()) -> list[float]:  # noqa: B008
-    return list(only(table(folder, text), asked).value)
+def values_of(folder: Path, text: str, columns: Columns = Columns()) -> list[float]:  # noqa: B008
+    return list(single_series(write_table(folder, text), columns).value)
 
 
 # --- written tables are read
@@ -55,50 +55,50 @@ CELLS = st.lists(
 )
 
 
-def told(path: str) -> dict[str, tuple[list[float], list[float]]]:
+def series_of_workers(path: str) -> dict[str, tuple[list[float], list[float]]]:
     series = read_table(path, Columns(series=("worker",), value="t", index="at")).series
-    return {one.name: (list(one.value), list(one.index)) for one in series}
+    return {entry.name: (list(entry.value), list(entry.index)) for entry in series}
 
 
-def expected(rows: list[tuple[str, float, int]]) -> dict[str, tuple[list[float], list[float]]]:
+def expected_series(rows: list[tuple[str, float, int]]) -> dict[str, tuple[list[float], list[float]]]:
     found: dict[str, tuple[list[float], list[float]]] = {}
     for place, (name, value, _) in enumerate(rows):
-        some = found.setdefault(name, ([], []))
-        some[0].append(value)
-        some[1].append(10**17 + place)  # more digits than a float has
+        series = found.setdefault(name, ([], []))
+        series[0].append(value)
+        series[1].append(10**17 + place)  # more digits than a float has
     return found
 
 
 @settings(max_examples=40, deadline=None)
 @given(CELLS, st.sampled_from(",;\t"), st.sampled_from(("\n", "\r\n")), st.booleans(), st.booleans(), st.booleans())
-def test_what_was_written_as_csv_is_read(tmp_path_factory, rows, delimiter, end, quoted, packed, bom):
+def test_written_csv_is_read(tmp_path_factory, rows, delimiter, end, quoted, packed, bom):
     def line(*cells: object) -> str:
         return delimiter.join(f'"{cell}"' if quoted else str(cell) for cell in cells) + end
 
     text = line("", "worker", "t", "at", "other")
     text += "".join(line(place, name, value, 10**17 + place, "x") for place, (name, value, _) in enumerate(rows))
     data = (b"\xef\xbb\xbf" if bom else b"") + text.encode()
-    path = table(tmp_path_factory.mktemp("csv"), gzip.compress(data) if packed else data)
-    if max(map(len, (some for some, _ in expected(rows).values()))) < 2:
+    path = write_table(tmp_path_factory.mktemp("csv"), gzip.compress(data) if packed else data)
+    if max(map(len, (series_values for series_values, _ in expected_series(rows).values()))) < 2:
         return
-    assert told(path) == expected(rows)
+    assert series_of_workers(path) == expected_series(rows)
 
 
 @settings(max_examples=25, deadline=None)
 @given(CELLS)
-def test_what_was_written_as_json_lines_is_read(tmp_path_factory, rows):
+def test_written_json_lines_are_read(tmp_path_factory, rows):
     text = "".join(
         json.dumps({"worker": name, "t": value, "at": 10**17 + place}) + "\n"
         for place, (name, value, _) in enumerate(rows)
     )
-    path = table(tmp_path_factory.mktemp("json"), text, "job.jsonl")
-    if max(map(len, (some for some, _ in expected(rows).values()))) < 2:
+    path = write_table(tmp_path_factory.mktemp("json"), text, "job.jsonl")
+    if max(map(len, (series_values for series_values, _ in expected_series(rows).values()))) < 2:
         return
-    assert told(path) == expected(rows)
+    assert series_of_workers(path) == expected_series(rows)
 
 
 @pytest.mark.parametrize("kind", ["VARCHAR", "INTEGER", "BIGINT"])
-def test_what_was_written_as_parquet_is_read(tmp_path, kind):
+def test_written_parquet_is_read(tmp_path, kind):
     import duckdb
 
     path = str(tmp_path / "job[1].parquet")
@@ -107,10 +107,10 @@ def test_what_was_written_as_parquet_is_read(tmp_path, kind):
         "(FORMAT parquet)"
     )
     rows = [(str(place % 3), 1.5 + place, 0) for place in range(30)]
-    assert told(path) == expected(rows)
+    assert series_of_workers(path) == expected_series(rows)
 
 
-def test_a_time_of_parquet_is_an_index(tmp_path):
+def test_parquet_timestamp_is_index(tmp_path):
     import duckdb
 
     path = str(tmp_path / "job.parquet")
@@ -118,31 +118,32 @@ def test_a_time_of_parquet_is_an_index(tmp_path):
         "COPY (SELECT 1.5::DECIMAL(9, 3) AS t, TIMESTAMP '2026-11-22 10:00:00' + i * INTERVAL 1 SECOND AS at "
         f"FROM range(30) r(i)) TO '{path}' (FORMAT parquet)"
     )
-    assert [place - only(path, Columns(index="at")).index[0] for place in only(path, Columns(index="at")).index] == [
-        *range(30)
-    ]
+    assert [
+        place - single_series(path, Columns(index="at")).index[0]
+        for place in single_series(path, Columns(index="at")).index
+    ] == [*range(30)]
 
 
-def test_blocks_of_a_long_file_are_put_together(tmp_path, monkeypatch):
+def test_blocks_of_long_file_are_joined(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "BLOCK", 64)
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
     rows = [f"{place % 3},{place + 1.5}" for place in range(500)]
-    plain = table(tmp_path, "\n".join(["worker,t", *rows]))
-    quoted = table(tmp_path, "\n".join(["worker,t", *rows[:9], '"0\n",3', *rows[9:]]), "quoted.csv")
+    plain = write_table(tmp_path, "\n".join(["worker,t", *rows]))
+    quoted = write_table(tmp_path, "\n".join(["worker,t", *rows[:9], '"0\n",3', *rows[9:]]), "quoted.csv")
     objects = [json.dumps({"worker": row.split(",")[0], "t": float(row.split(",")[1])}) for row in rows]
-    as_json = table(tmp_path, "\n\n".join(objects), "job.jsonl")
-    found = {one.name: list(one.value) for one in read_table(plain, WORKER).series}
+    as_json = write_table(tmp_path, "\n\n".join(objects), "job.jsonl")
+    found = {series.name: list(series.value) for series in read_table(plain, WORKER).series}
     assert found == {str(worker): [place + 1.5 for place in range(worker, 500, 3)] for worker in range(3)}
-    assert {one.name: list(one.value) for one in read_table(as_json, WORKER).series} == found
+    assert {series.name: list(series.value) for series in read_table(as_json, WORKER).series} == found
     assert len(read_table(quoted, WORKER).series[0].value) == len(found["0"]) + 1
 
 
 @settings(max_examples=40, deadline=None)
 @given(CELLS, st.integers(0, 10**6))
-def test_the_order_of_rows_of_different_series_changes_nothing(tmp_path_factory, rows, seed):
+def test_order_of_rows_of_different_series_is_ignored(tmp_path_factory, rows, seed):
     folder = tmp_path_factory.mktemp("order")
     lines = [(name, f"{name},{value},{10**17 + place}") for place, (name, value, _) in enumerate(rows)]
-    queues = {name: [line for of, line in lines if of == name] for name, _ in lines}
+    queues = {name: [line for owner, line in lines if owner == name] for name, _ in lines}
     if max(map(len, queues.values())) < 2:
         return
     mixed, draw = [], random.Random(seed)
@@ -151,9 +152,9 @@ def test_the_order_of_rows_of_different_series_changes_nothing(tmp_path_factory,
         mixed.append(queues[name].pop(0))
         if not queues[name]:
             del queues[name]
-    asked = Columns(series=("worker",), value="t")
-    first = read_table(table(folder, "\n".join(["worker,t,at", *(line for _, line in lines)])), asked)
-    second = read_table(table(folder, "\n".join(["worker,t,at", *mixed]), "mixed.csv"), asked)
+    columns = Columns(series=("worker",), value="t")
+    first = read_table(write_table(folder, "\n".join(["worker,t,at", *(line for _, line in lines)])), columns)
+    second = read_table(write_table(folder, "\n".join(["worker,t,at", *mixed]), "mixed.csv"), columns)
     assert first == second
 
 
@@ -171,10 +172,10 @@ HOSTILE = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(HOSTILE, st.booleans(), st.sampled_from((Columns(), Columns(value="t"), Columns(value="1", index="2"))))
-def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, data, packed, asked):
-    path = table(tmp_path_factory.getbasetemp(), gzip.compress(data) if packed else data, "any.csv")
+def test_any_file_gives_series_or_one_sentence(tmp_path_factory, data, packed, columns):
+    path = write_table(tmp_path_factory.getbasetemp(), gzip.compress(data) if packed else data, "any.csv")
     try:
-        found = read_table(path, asked, "any.csv")
+        found = read_table(path, columns, "any.csv")
     except HealthdError as error:
         sentence = str(error)
     else:
@@ -183,12 +184,12 @@ def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, da
         assert sentence.startswith("any.csv: ")
         assert "\n" not in sentence
         return
-    for one in found.series:
-        assert all(0 < value < float("inf") for value in one.value)
-        assert len(one.value) == len(one.index)
+    for series in found.series:
+        assert all(0 < value < float("inf") for value in series.value)
+        assert len(series.value) == len(series.index)
 
 
-def said(path: str) -> str:
+def error_or_none(path: str) -> str:
     """Return the error message of a file, or a text without an error."""
     try:
         read_table(path, Columns(value="t"), "damaged")
@@ -199,7 +200,7 @@ def said(path: str) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 400), st.integers(0, 255))
-def test_a_damaged_gzip_or_parquet_is_one_sentence_or_what_was_left(tmp_path_factory, place, byte):
+def test_damaged_gzip_or_parquet_is_one_sentence(tmp_path_factory, place, byte):
     import duckdb
 
     folder = tmp_path_factory.getbasetemp()
@@ -210,12 +211,12 @@ def test_a_damaged_gzip_or_parquet_is_one_sentence_or_what_was_left(tmp_path_fac
     for data in (whole.read_bytes(), gzip.compress(text.encode(), mtime=0)):
         damaged = bytearray(data)
         damaged[place % len(data)] = byte
-        for some in (bytes(damaged), data[: place % len(data)]):
-            assert said(table(folder, some, "damaged")).startswith("damaged: ")
+        for content in (bytes(damaged), data[: place % len(data)]):
+            assert error_or_none(write_table(folder, content, "damaged")).startswith("damaged: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "sentence"),
+    ("text", "columns", "sentence"),
     [
         ("", Columns(), "job.csv: is empty"),
         ("worker,t\n0,1\n", Columns(value="time"), 'job.csv: has no column "time"; columns: worker and t'),
@@ -254,26 +255,27 @@ def test_a_damaged_gzip_or_parquet_is_one_sentence_or_what_was_left(tmp_path_fac
          "below t in most samples; check the units"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path, text, asked, sentence):
-    assert wrong(table(tmp_path, text), asked) == sentence
+def test_invalid_table_is_one_sentence_with_line(tmp_path, text, columns, sentence):
+    assert error_of(write_table(tmp_path, text), columns) == sentence
 
 
-def test_a_pipe_a_folder_and_nothing_are_one_sentence_each(tmp_path):
+def test_pipe_missing_file_and_binary_file_are_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert wrong(str(tmp_path / "pipe")) == "pipe: is not a regular file"
-    assert wrong(str(tmp_path / "none")) == "none: cannot be read: No such file or directory"
-    assert wrong(table(tmp_path, b"\x00\x01binary")) == "job.csv: is neither UTF-8 text nor Parquet"
+    assert error_of(str(tmp_path / "pipe")) == "pipe: is not a regular file"
+    assert error_of(str(tmp_path / "none")) == "none: cannot be read: No such file or directory"
+    assert error_of(write_table(tmp_path, b"\x00\x01binary")) == "job.csv: is neither UTF-8 text nor Parquet"
     assert (
-        wrong(table(tmp_path, b"t\n" + b"1" * (3 << 20)), Columns(value="t")) == "job.csv: line 2: is longer than 1 MiB"
+        error_of(write_table(tmp_path, b"t\n" + b"1" * (3 << 20)), Columns(value="t"))
+        == "job.csv: line 2: is longer than 1 MiB"
     )
 
 
 # --- columns and cells without numbers
 
 
-def test_columns_that_are_not_named_are_found_and_told(tmp_path):
-    found = read_table(table(tmp_path, "step,Rank,hostname,Step Time (ms)\n0,3,n1,5\n1,3,n1,6\n"), Columns())
-    assert [(one.name, one.label, one.node, list(one.value)) for one in found.series] == [
+def test_columns_are_found_by_name_and_noted(tmp_path):
+    found = read_table(write_table(tmp_path, "step,Rank,hostname,Step Time (ms)\n0,3,n1,5\n1,3,n1,6\n"), Columns())
+    assert [(series.name, series.label, series.node, list(series.value)) for series in found.series] == [
         ("3", "Rank", "n1", [5.0, 6.0])
     ]
     assert found.notes[0] == "columns found by name: value Step Time (ms); series Rank; node hostname"
@@ -291,37 +293,37 @@ def test_columns_that_are_not_named_are_found_and_told(tmp_path):
         ("rank,stage,step,step_seconds", "step_seconds"),
     ],
 )
-def test_a_known_name_of_the_times_is_used_beside_other_numbers(tmp_path, header, value):
+def test_known_name_of_times_is_used_beside_other_numbers(tmp_path, header, value):
     text = header + "\n" + "".join(f"{at % 7 + 1},{at % 3},{at / 8 + 1},{at % 5 + 1}\n" for at in range(30))
-    found = read_table(table(tmp_path, text), Columns())
+    found = read_table(write_table(tmp_path, text), Columns())
     assert any(f"value {value};" in f"{note};" for note in found.notes)
 
 
 @given(st.permutations(["rank", "step", "stage", "loss", "tokens", "seconds"]))
-def test_the_order_of_columns_does_not_change_which_are_the_times(names):
+def test_choose_columns_ignores_order(names):
     found, _, problem = choose_columns(Columns(), names, lambda name: True)
     assert (found.value, found.series, problem) == ("seconds", ("rank",), "")
 
 
-def test_a_series_may_be_named_by_several_columns(tmp_path):
+def test_series_may_be_named_by_several_columns(tmp_path):
     text = "node,gpu,stage,t\n" + "n1,3,a,1\nn1,10,a,2\nn2,3,b,3\n" * 2
-    found = read_table(table(tmp_path, text), Columns(series=("node", "gpu"), value="t", group=("stage",))).series
-    assert [(one.name, one.label, one.group) for one in found] == [
+    found = read_table(write_table(tmp_path, text), Columns(series=("node", "gpu"), value="t", group=("stage",))).series
+    assert [(series.name, series.label, series.group) for series in found] == [
         ("n1/3", "node/gpu", "a"),
         ("n1/10", "node/gpu", "a"),
         ("n2/3", "node/gpu", "b"),
     ]
 
 
-def test_without_a_series_column_the_file_is_the_series(tmp_path):
-    one = only(table(tmp_path, "1.5\n1.6\n1.7\n", "rank3.csv"))
-    assert (one.name, list(one.value), list(one.index)) == ("rank3", [1.5, 1.6, 1.7], [0, 1, 2])
+def test_file_without_series_column_is_one_series(tmp_path):
+    series = single_series(write_table(tmp_path, "1.5\n1.6\n1.7\n", "rank3.csv"))
+    assert (series.name, list(series.value), list(series.index)) == ("rank3", [1.5, 1.6, 1.7], [0, 1, 2])
 
 
-def test_rows_without_a_value_keep_their_places(tmp_path):
-    found = read_table(table(tmp_path, "t\n1\nnan\n\n-2\ninf\n0\nNA\n3\n"), Columns(value="t"))
-    one = found.series[0]
-    assert (list(one.value), list(one.index), list(one.rows or ())) == ([1.0, 3.0], [0, 6], [0, 6])
+def test_rows_without_value_keep_positions(tmp_path):
+    found = read_table(write_table(tmp_path, "t\n1\nnan\n\n-2\ninf\n0\nNA\n3\n"), Columns(value="t"))
+    series = found.series[0]
+    assert (list(series.value), list(series.index), list(series.rows or ())) == ([1.0, 3.0], [0, 6], [0, 6])
     assert found.notes == [
         "2 rows without a value: left out",
         "1 row with an infinite value: left out",
@@ -330,17 +332,21 @@ def test_rows_without_a_value_keep_their_places(tmp_path):
     ]
 
 
-def test_a_last_line_that_breaks_off_is_left_out_and_told(tmp_path):
-    rows = read_table(table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
-    objects = read_table(table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER)
-    assert [list(one.value) for one in (*rows.series, *objects.series)] == [[1.0, 2.0], [1.0, 2.0]]
+def test_incomplete_last_line_is_left_out_and_noted(tmp_path):
+    rows = read_table(write_table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
+    objects = read_table(
+        write_table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER
+    )
+    assert [list(series.value) for series in (*rows.series, *objects.series)] == [[1.0, 2.0], [1.0, 2.0]]
     assert rows.notes[0] == "line 4 is incomplete and was left out"
     assert objects.notes[0] == "line 3 is incomplete and was left out"
 
 
-def test_an_index_of_whole_numbers_may_go_on_with_others(tmp_path, monkeypatch):
+def test_index_may_change_from_integers_to_fractions(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "BLOCK", 8)
-    assert list(only(table(tmp_path, "t,at\n1,1\n1,2\n1,2.5\n1,3\n"), Columns(value="t", index="at")).index) == [
+    assert list(
+        single_series(write_table(tmp_path, "t,at\n1,1\n1,2\n1,2.5\n1,3\n"), Columns(value="t", index="at")).index
+    ) == [
         1.0,
         2.0,
         2.5,
@@ -348,25 +354,25 @@ def test_an_index_of_whole_numbers_may_go_on_with_others(tmp_path, monkeypatch):
     ]
 
 
-def test_digits_of_other_scripts_and_underscores_are_no_numbers(tmp_path):
-    assert "is not a number" in wrong(table(tmp_path, "t\n1\n1_0\n"), Columns(value="t"))
-    assert "is not a number" in wrong(table(tmp_path, "t\n1\n１２\n"), Columns(value="t"))
+def test_other_digits_and_underscores_are_no_numbers(tmp_path):
+    assert "is not a number" in error_of(write_table(tmp_path, "t\n1\n1_0\n"), Columns(value="t"))
+    assert "is not a number" in error_of(write_table(tmp_path, "t\n1\n１２\n"), Columns(value="t"))
 
 
-def test_parts_and_regimes_go_with_their_samples(tmp_path):
+def test_parts_and_regimes_stay_with_their_samples(tmp_path):
     text = "t,b,size\n" + "1.5,1.2,8\nnan,1.3,8\n1.6,-1,16\n" * 2
-    one = only(table(tmp_path, text), Columns(value="t", busy="b", regime=("size",)))
-    assert [round(part, 1) if part == part else None for part in one.busy or ()] == [1.2, None, 1.2, None]
-    assert list(one.regimes or ()) == ["8", "16", "8", "16"]
+    series = single_series(write_table(tmp_path, text), Columns(value="t", busy="b", regime=("size",)))
+    assert [round(part, 1) if part == part else None for part in series.busy or ()] == [1.2, None, 1.2, None]
+    assert list(series.regimes or ()) == ["8", "16", "8", "16"]
 
 
-def test_standard_input_is_read_too():
+def test_standard_input_is_read():
     data = io.BufferedReader(io.BytesIO(b"t\n1\n2\n"))  # type: ignore[arg-type]
     assert list(read_table("-", Columns(value="t"), "standard input", data).series[0].value) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("last", ["11", "11.5"])
-def test_of_very_many_series_each_has_all_of_its_rows_in_their_order(tmp_path, last):
+def test_many_series_keep_all_rows_in_order(tmp_path, last):
     """A chunk of the file has only a few rows of each series."""
     steps = [*map(str, range(11)), last]
     lines = [
@@ -375,8 +381,8 @@ def test_of_very_many_series_each_has_all_of_its_rows_in_their_order(tmp_path, l
     path = tmp_path / "many.csv"
     path.write_text("\n".join(["worker,step,seconds,batch", *lines]))
     found = read_table(str(path), Columns(series=("worker",), value="seconds", index="step", regime=("batch",))).series
-    assert [one.name for one in found] == [*map(str, range(9000))]
-    for worker, one in enumerate(found):
-        assert list(one.value) == [worker + nth + 1 for nth in range(12)]
-        assert list(one.index) == [*range(11), float(last)]
-        assert one.regimes == ["b0"] * 6 + ["b1"] * 6
+    assert [series.name for series in found] == [*map(str, range(9000))]
+    for worker, series in enumerate(found):
+        assert list(series.value) == [worker + nth + 1 for nth in range(12)]
+        assert list(series.index) == [*range(11), float(last)]
+        assert series.regimes == ["b0"] * 6 + ["b1"] * 6

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_tables import query
+from tiny_tables import run_query
 
 from healthd.fleet import lint, queries
 from healthd.fleet.tables import TABLES
@@ -22,25 +22,25 @@ except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
 
-QUERIES = {name: one for name, one in queries.answer_queries().items() if name not in queries.builtin_queries()}
+QUERIES = {name: entry for name, entry in queries.answer_queries().items() if name not in queries.builtin_queries()}
 TEST = re.compile(r"^def test_query_of_(.+?)(?:__\w+)?\(", re.MULTILINE)
 NODE = {"cluster": "c", "node": "n1"}
 JOB = {"cluster": "c", "db_index": 1}
 
 
-def fields(names: str) -> Any:
+def row_type(names: str) -> Any:
     """Return a row class with these columns, which are separated by blanks."""
     return namedtuple("Found", names)
 
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
-def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
+def test_query_is_valid_in_both_engines(name: str) -> None:
     known = {*TABLES, "parameters", "numbers", *STUDY_TABLES, *queries.answer_queries()}
     assert lint.find_errors(QUERIES[name].sql, known) == []
     assert QUERIES[name].title
 
 
-def test_every_query_has_a_test_of_its_own() -> None:
+def test_every_query_has_test() -> None:
     files = Path(__file__).parent.glob("test_*_sql.py")
     tested = {name for file in files for name in TEST.findall(file.read_text("utf-8"))}
     assert set(QUERIES) - tested == {"seen_by_chance"}, "test_study.py tests seen_by_chance"
@@ -49,7 +49,7 @@ def test_every_query_has_a_test_of_its_own() -> None:
 # --- hardware ends
 
 
-ENDS = fields("cluster db_index job_id end_time ended node")
+ENDS = row_type("cluster db_index job_id end_time ended node")
 SEEN = {**JOB, "code": "gpu_xid/79", "severity": "critical", "state": "FAILED", "first_seen": 95, "node": "n1"}
 CODES = [{"code": "gpu_xid/79", "of_node": True}, {"code": "gpu_xid/13", "of_node": False}]
 LINE = {**NODE, "stream_id": "s", "seq": 1, "time": 100, "event": "requeue"}
@@ -57,11 +57,11 @@ EVENT = {"node": "n1", "stream_id": "s", "seq": 1, "stage": "confirmed", "rest":
 
 
 def ends(state: str, seen: dict[str, Any] = SEEN, rest: str = '{"job":"7"}', **job: Any) -> list[Any]:
-    one = {**JOB, "job_id": 7, "state": state, "end_time": 110, **job}
+    job_row = {**JOB, "job_id": 7, "state": state, "end_time": 110, **job}
     event = {**EVENT, "rest": rest}
-    return query(
+    return run_query(
         *("hardware_ends", ENDS),
-        jobs=[one],
+        jobs=[job_row],
         seen_with_failures=[{**seen, "state": state}],
         codes=CODES,
         lines=[LINE],
@@ -69,7 +69,7 @@ def ends(state: str, seen: dict[str, Any] = SEEN, rest: str = '{"job":"7"}', **j
     )
 
 
-def test_query_of_hardware_ends__node_fail_counts_with_and_without_a_condition() -> None:
+def test_query_of_hardware_ends__node_fail_counts_without_condition() -> None:
     assert ends("NODE_FAIL") == [("c", 1, 7, 110, "node_fail", "n1")]
     assert ends("NODE_FAIL", {**SEEN, "db_index": 2}) == [("c", 1, 7, 110, "node_fail", None)]
     assert ends("NODE_FAIL", {**SEEN, "severity": "degraded"}) == [("c", 1, 7, 110, "node_fail", None)]
@@ -86,7 +86,7 @@ def test_query_of_hardware_ends__node_fail_counts_with_and_without_a_condition()
         ({"db_index": 2}, False),
     ],
 )
-def test_query_of_hardware_ends__failed_counts_beside_a_nodes_fault(seen: dict[str, Any], counts: bool) -> None:
+def test_query_of_hardware_ends__failed_counts_with_node_fault(seen: dict[str, Any], counts: bool) -> None:
     assert ends("FAILED", {**SEEN, **seen}) == [("c", 1, 7, 110, "failed", "n1")] * counts
 
 
@@ -102,7 +102,7 @@ def test_query_of_hardware_ends__failed_counts_beside_a_nodes_fault(seen: dict[s
         ('{"job":"7_2"}', {}, False),
     ],
 )
-def test_query_of_hardware_ends__requeued_counts_if_healthd_named_the_job(
+def test_query_of_hardware_ends__requeued_counts_if_healthd_named_job(
     rest: str, job: dict[str, Any], counts: bool
 ) -> None:
     assert ends("REQUEUED", rest=rest, **job) == [("c", 1, 7, job.get("end_time", 110), "requeued", "n1")] * counts
@@ -113,11 +113,11 @@ def test_query_of_hardware_ends__other_states_and_times_do_not_count() -> None:
     assert ends("NODE_FAIL", end_time=1000) == []
 
 
-def test_query_of_hardware_requeues__is_the_record_after_the_one_that_ended() -> None:
+def test_query_of_hardware_requeues__is_record_after_hardware_end() -> None:
     attempts = [{"cluster": "c", "db_index": index, "job_id": 7, "submit_time": 10 * index} for index in (1, 2, 3)]
     other = {"cluster": "d", "db_index": 2, "job_id": 7, "submit_time": 20}
-    found = query(
-        *("hardware_requeues", fields("cluster db_index job_id")),
+    found = run_query(
+        *("hardware_requeues", row_type("cluster db_index job_id")),
         jobs=[*attempts, other],
         hardware_ends=[{**JOB, "job_id": 7}],
     )
@@ -134,23 +134,33 @@ LOST = {"start_time": 0, "end_time": 1000, "gpus": 8, "gpus_up_to": 8}
     ("job", "gpu_seconds"),
     [({}, 4000.0), ({"end_time": 300}, 2400.0), ({"start_time": 2000}, 0.0), ({"gpus": None, "gpus_up_to": None}, 0.0)],
 )
-def test_query_of_goodput_ended_jobs__loses_at_most_half_a_checkpoint(job: dict[str, Any], gpu_seconds: float) -> None:
-    one = {**JOB, **LOST, **job}
-    (found,) = query(
+def test_query_of_goodput_ended_jobs__caps_loss(job: dict[str, Any], gpu_seconds: float) -> None:
+    job_row = {**JOB, **LOST, **job}
+    (found,) = run_query(
         *("goodput_ended_jobs", goodput.EndedJob, {"at_most_seconds": 500.0}),
         hardware_ends=[{**JOB, "job_id": 7, "ended": "failed", "node": "n1", "end_time": 1000}],
-        chosen_jobs=[one],
+        chosen_jobs=[job_row],
     )
-    assert found == ("c", 7, "failed", "n1", one["gpus"], one["end_time"], one["gpus_up_to"], 1, gpu_seconds)
+    assert found == (
+        "c",
+        7,
+        "failed",
+        "n1",
+        job_row["gpus"],
+        job_row["end_time"],
+        job_row["gpus_up_to"],
+        1,
+        gpu_seconds,
+    )
 
 
-def test_query_of_goodput_preempted_jobs__sums_by_requeue_and_how() -> None:
+def test_query_of_goodput_preempted_jobs__sums_by_requeue_and_method() -> None:
     victims = [{"cluster": "c", "db_index": index, **LOST} for index in (1, 2, 3)]
     preempted = [
         {"cluster": "c", "db_index": index, "state": "PREEMPTED", "how": "logged", "preemptor_db_index": by}
         for index, by in ((1, 9), (2, 9), (3, 8))
     ]
-    found = query(
+    found = run_query(
         *("goodput_preempted_jobs", goodput.PreemptedJobs, {"at_most_seconds": 10.0}),
         preempted=[*preempted, {**preempted[0], "state": "CANCELLED"}],
         chosen_jobs=victims,
@@ -162,7 +172,7 @@ def test_query_of_goodput_preempted_jobs__sums_by_requeue_and_how() -> None:
 # --- states
 
 
-def test_query_of_states_ended__sums_runtime_and_work_in_vain() -> None:
+def test_query_of_states_ended__sums_runtime_and_lost_work() -> None:
     jobs = [
         {**JOB, "state": "FAILED", "start_time": 0, "end_time": 999, "gpus": 512, "gpus_up_to": 512},
         {
@@ -193,7 +203,7 @@ def test_query_of_states_ended__sums_runtime_and_work_in_vain() -> None:
             "gpus_up_to": 8,
         },
     ]
-    found = query("states_ended", states.EndedJobs, chosen_jobs=jobs, hardware_ends=[{**JOB, "ended": "failed"}])
+    found = run_query("states_ended", states.EndedJobs, chosen_jobs=jobs, hardware_ends=[{**JOB, "ended": "failed"}])
     assert found == [
         ("COMPLETED", 8, None, 1, 792, 99, 0, 0, 0),
         ("FAILED", 512, "failed", 1, 512 * 999, 999, 512 * 999, 1, 512 * 999),
@@ -201,7 +211,7 @@ def test_query_of_states_ended__sums_runtime_and_work_in_vain() -> None:
     ]
 
 
-def test_query_of_states_outcomes__counts_large_jobs_on_both_sides() -> None:
+def test_query_of_states_outcomes__splits_large_jobs_by_time() -> None:
     jobs = [
         {"cluster": "c", "db_index": index, "state": state, "start_time": 0, "end_time": end, "gpus": gpus}
         for index, state, end, gpus in (
@@ -209,27 +219,27 @@ def test_query_of_states_outcomes__counts_large_jobs_on_both_sides() -> None:
         )
     ]
     ended = [{**JOB, "ended": "failed"}]
-    asked = {"split": 100, "large": 8}
-    found = query("states_outcomes", states.Outcome, asked, chosen_jobs=jobs, hardware_ends=ended)
+    parameters = {"split": 100, "large": 8}
+    found = run_query("states_outcomes", states.Outcome, parameters, chosen_jobs=jobs, hardware_ends=ended)
     assert found == [(False, "FAILED", True, 1), (True, "COMPLETED", False, 2)]
 
 
-def test_query_of_states_read_periods__is_of_jobs_alone() -> None:
+def test_query_of_states_read_periods__covers_job_sources_only() -> None:
     rows = [
         {"cluster": "c", "source": source, "from_time": begin, "to_time": 9}
         for source, begin in (("sacct", 5), ("events", 1), ("jobs_file", 2), ("sacct", None))
     ]
-    assert query("states_read_periods", states.ReadPeriod, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
+    assert run_query("states_read_periods", states.ReadPeriod, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
 
 
 def test_query_of_states_nodes__counts_nodes_without_gpus() -> None:
     nodes = [{"cluster": "c", "gpus": 8}, {"cluster": "c", "gpus": None}, {"cluster": "c", "gpus": 4}]
-    assert query("states_nodes", states.ClusterGpus, chosen_nodes=nodes) == [("c", 12, 2, 1)]
+    assert run_query("states_nodes", states.ClusterGpus, chosen_nodes=nodes) == [("c", 12, 2, 1)]
 
 
 @pytest.mark.parametrize(("alone", "gpu_seconds"), [(0, 8.0 * 50 + 4.0 * 40), (1, 8.0 * 50)])
-def test_query_of_states_used_gpu_time__is_of_known_times_on_nodes_with_gpus(alone: int, gpu_seconds: float) -> None:
-    found = query(
+def test_query_of_states_used_gpu_time__covers_known_times_and_gpu_nodes(alone: int, gpu_seconds: float) -> None:
+    found = run_query(
         *("states_used_gpu_time", states.GpuTime, {"chosen_alone": alone}),
         job_nodes=[
             {**NODE, "db_index": 1, "start_time": 0, "end_time": 100, "gpus": 8.0},
@@ -244,8 +254,8 @@ def test_query_of_states_used_gpu_time__is_of_known_times_on_nodes_with_gpus(alo
     assert found == [(gpu_seconds,)]
 
 
-def test_query_of_states_lost_on_nodes__is_of_chosen_nodes_with_gpus() -> None:
-    found = query(
+def test_query_of_states_lost_on_nodes__covers_chosen_nodes_with_gpus() -> None:
+    found = run_query(
         *("states_lost_on_nodes", states.GpuTime),
         chosen_jobs=[{**JOB, "state": "FAILED", "start_time": 0, "end_time": 900}],
         job_nodes=[
@@ -261,7 +271,7 @@ def test_query_of_states_lost_on_nodes__is_of_chosen_nodes_with_gpus() -> None:
 # --- evidence
 
 
-SIGHT = {
+SIGHTING = {
     **NODE,
     "check_name": None,
     "code": "mount/missing",
@@ -278,7 +288,7 @@ SIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("sight", "counts"),
+    ("sighting", "counts"),
     [
         ({}, True),
         ({"what": "growth"}, True),
@@ -289,18 +299,18 @@ SIGHT = {
         ({"observed": None, "history": None}, True),
     ],
 )
-def test_query_of_evidence__is_what_began_or_became_worse(sight: dict[str, Any], counts: bool) -> None:
-    row = fields("cluster node check_name code subject kind time origin badness life")
-    found = query("evidence", row, sightings=[{**SIGHT, **sight}])
-    kind = sight.get("kind", "level")
+def test_query_of_evidence__has_new_or_worse_conditions(sighting: dict[str, Any], counts: bool) -> None:
+    row = row_type("cluster node check_name code subject kind time origin badness life")
+    found = run_query("evidence", row, sightings=[{**SIGHTING, **sighting}])
+    kind = sighting.get("kind", "level")
     assert found == [("c", "n1", "mount", "mount/missing", "/a", kind, 5, "events", 2, "c1")] * counts
 
 
-def test_query_of_failing_levels__spans_the_sights_of_a_condition() -> None:
-    row = fields("cluster node check_name code subject life from_time to_time")
+def test_query_of_failing_levels__spans_sightings_of_condition() -> None:
+    row = row_type("cluster node check_name code subject life from_time to_time")
     scraped = {**NODE, "code": "x/y", "severity": "critical", "first_time": 1, "worst_time": 3, "last_time": 9}
-    sights = [SIGHT, {**SIGHT, "time": 8, "what": "seen"}, {**SIGHT, "severity": "warning", "time": 99}]
-    found = query(
+    sights = [SIGHTING, {**SIGHTING, "time": 8, "what": "seen"}, {**SIGHTING, "severity": "warning", "time": 99}]
+    found = run_query(
         "failing_levels", row, sightings=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}]
     )
     assert sorted(found) == [
@@ -316,28 +326,28 @@ LINK_CODES = [{"code": "ib_link/down", "inside": False}, {"code": "pcie_link/slo
 FLAP = {**NODE, "subject": "p1", "code": "ib_link/down", "time": 5}
 
 
-def test_query_of_links_sightings__is_of_links_of_chosen_nodes_in_the_time() -> None:
-    row = fields("cluster node subject code time")
+def test_query_of_links_sightings__covers_chosen_nodes_in_period() -> None:
+    row = row_type("cluster node subject code time")
     evidence = [FLAP, {**FLAP, "time": 1000}, {**FLAP, "node": "n2"}, {**FLAP, "code": "mount/missing"}]
-    found = query("links_sightings", row, evidence=evidence, chosen_nodes=[NODE], link_codes=LINK_CODES)
+    found = run_query("links_sightings", row, evidence=evidence, chosen_nodes=[NODE], link_codes=LINK_CODES)
     assert found == [("c", "n1", "p1", "ib_link/down", 5)]
 
 
-def test_query_of_links_nodes__has_the_observed_days() -> None:
-    row = fields("cluster node model switch days")
+def test_query_of_links_nodes__has_observed_days() -> None:
+    row = row_type("cluster node model switch days")
     nodes = [
         {**NODE, "gpu_model": "h", "switch": "s"},
         {"cluster": "c", "node": "n2", "gpu_model": None, "switch": None},
     ]
     observed = [{**NODE, "observed_seconds": 43200}, {**NODE, "observed_seconds": 86400}]
-    found = query("links_nodes", row, chosen_nodes=nodes, observed=observed)
+    found = run_query("links_nodes", row, chosen_nodes=nodes, observed=observed)
     assert found == [("c", "n1", "h", "s", 1.5), ("c", "n2", "", None, 0.0)]
 
 
-def test_query_of_links_ports__counts_names_once_and_an_unnamed_port_as_one() -> None:
-    row = fields("model inside ports")
+def test_query_of_links_ports__counts_port_names_once() -> None:
+    row = row_type("model inside ports")
     evidence = [FLAP, FLAP, {**FLAP, "subject": "p2"}, {**FLAP, "code": "pcie_link/slow", "subject": ""}]
-    found = query(
+    found = run_query(
         *("links_ports", row), evidence=evidence, chosen_nodes=[{**NODE, "gpu_model": "h"}], link_codes=LINK_CODES
     )
     assert found == [("h", False, 2), ("h", True, 1)]
@@ -346,16 +356,16 @@ def test_query_of_links_ports__counts_names_once_and_an_unnamed_port_as_one() ->
 # --- failslow
 
 
-def test_query_of_failslow_slow_times__is_of_chosen_nodes() -> None:
+def test_query_of_failslow_slow_times__covers_chosen_nodes() -> None:
     slow = {**NODE, "begin_time": 1, "end_time": 2, "slowdown": 0.5, "jobs": "7"}
-    found = query(
+    found = run_query(
         *("failslow_slow_times", failslow.SlowTimeRow), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
     )
     assert found == [("c", "n1", 1, 2, 0.5, "7")]
 
 
-def test_query_of_failslow_jobs__ends_a_running_job_where_the_jobs_are_known() -> None:
-    found = query(
+def test_query_of_failslow_jobs__ends_running_job_at_end_of_known_jobs() -> None:
+    found = run_query(
         *("failslow_jobs", failslow.JobOnNode),
         job_nodes=[
             {**NODE, "db_index": 1, "start_time": 5, "end_time": None, "gpus": 8.0},
@@ -368,7 +378,7 @@ def test_query_of_failslow_jobs__ends_a_running_job_where_the_jobs_are_known() -
     assert found == [("c", "n1", 7, 5, 50, 8.0)]
 
 
-def test_query_of_failslow_conditions__has_a_row_for_each_condition_that_opened() -> None:
+def test_query_of_failslow_conditions__has_row_per_opened_condition() -> None:
     line = {
         **NODE,
         "condition_id": "c1",
@@ -389,20 +399,20 @@ def test_query_of_failslow_conditions__has_a_row_for_each_condition_that_opened(
         {**line, "condition_id": "c3", "code": "mount/missing"},
         {**line, "condition_id": "c4", "observed": True},
     ]
-    found = query("failslow_conditions", failslow.SlowCondition, lines=lines, chosen_nodes=[NODE])
+    found = run_query("failslow_conditions", failslow.SlowCondition, lines=lines, chosen_nodes=[NODE])
     assert found == [("c", "n1", 10, 20, 55, 60, 40)]
 
 
-def test_query_of_failslow_drains__is_of_outages() -> None:
+def test_query_of_failslow_drains__covers_outages() -> None:
     out = {**NODE, "start_time": 5, "by_whom": "person", "what": "outage"}
-    found = query(
+    found = run_query(
         *("failslow_drains", failslow.Drain), out_of_service=[out, {**out, "what": "maintenance"}], chosen_nodes=[NODE]
     )
     assert found == [("c", "n1", 5, "person")]
 
 
-def test_query_of_failslow_validations__stand_until_they_are_cleared() -> None:
-    one = {
+def test_query_of_failslow_validations__last_until_cleared() -> None:
+    validation = {
         **NODE,
         "code": "validation/failed",
         "first_time": 5,
@@ -410,14 +420,19 @@ def test_query_of_failslow_validations__stand_until_they_are_cleared() -> None:
         "cleared_time": 20,
         "origin": "events",
     }
-    slow = {**one, "code": "validation/slow", "cleared_time": None}
-    rows = [one, {**one, "first_time": 30, "last_time": 40}, slow, {**one, "code": "mount/missing"}]
-    found = query("failslow_validations", failslow.Validation, conditions=rows, chosen_nodes=[NODE])
+    slow = {**validation, "code": "validation/slow", "cleared_time": None}
+    rows = [
+        validation,
+        {**validation, "first_time": 30, "last_time": 40},
+        slow,
+        {**validation, "code": "mount/missing"},
+    ]
+    found = run_query("failslow_validations", failslow.Validation, conditions=rows, chosen_nodes=[NODE])
     assert found == [("c", "n1", "validation/failed", 2, 5, 40, False), ("c", "n1", "validation/slow", 1, 5, 9, True)]
 
 
-def test_query_of_failslow_gpu_time__is_of_the_time_and_of_chosen_nodes() -> None:
-    found = query(
+def test_query_of_failslow_gpu_time__covers_period_and_chosen_nodes() -> None:
+    found = run_query(
         *("failslow_gpu_time", failslow.GpuTime, {"from_time": 10}),
         job_nodes=[
             {**NODE, "db_index": 1, "start_time": 0, "end_time": 20, "gpus": 2.6667},
@@ -436,8 +451,8 @@ def test_query_of_failslow_gpu_time__is_of_the_time_and_of_chosen_nodes() -> Non
 RAN = {"cluster": "c", "db_index": 1, "job_id": 7, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": 100}
 
 
-def test_query_of_rate_jobs__cuts_a_job_at_the_time_and_ends_a_running_one_where_jobs_are_known() -> None:
-    row = fields("cluster db_index job_id gpus nodes start_time end_time gpus_up_to ran_from ran_to")
+def test_query_of_rate_jobs__cuts_jobs_at_period_and_known_end() -> None:
+    row = row_type("cluster db_index job_id gpus nodes start_time end_time gpus_up_to ran_from ran_to")
     jobs = [
         {**RAN, "gpus_up_to": 262144},
         {**RAN, "db_index": 2, "end_time": None, "gpus_up_to": 256},
@@ -445,7 +460,7 @@ def test_query_of_rate_jobs__cuts_a_job_at_the_time_and_ends_a_running_one_where
         {**RAN, "db_index": 4, "end_time": 40, "gpus_up_to": 256},
     ]
     known = [{"cluster": "c", "known_until": 80}]
-    found = query("rate_jobs", row, {"from_time": 50}, chosen_jobs=jobs, jobs_known=known)
+    found = run_query("rate_jobs", row, {"from_time": 50}, chosen_jobs=jobs, jobs_known=known)
     assert sorted(found) == [
         ("c", 1, 7, 256, 32, 0, 100, 131072, 50, 100),
         ("c", 2, 7, 256, 32, 0, None, 256, 50, 80),
@@ -455,15 +470,15 @@ def test_query_of_rate_jobs__cuts_a_job_at_the_time_and_ends_a_running_one_where
 PLACED = {**RAN, "gpus_up_to": 256, "ran_from": 0, "ran_to": 100}
 
 
-def test_query_of_rate_sums__is_by_class_and_apart_for_large_jobs() -> None:
+def test_query_of_rate_sums__splits_by_size_class_and_large_jobs() -> None:
     small = {**PLACED, "db_index": 2, "gpus": 8, "gpus_up_to": 8, "nodes": 1}
-    found = query("rate_sums", rate.RunSums, rate_jobs=[PLACED, small, {**small, "nodes": None}])
+    found = run_query("rate_sums", rate.RunSums, rate_jobs=[PLACED, small, {**small, "nodes": None}])
     assert found == [(8, False, 2, 200, 100, 800), (256, True, 1, 100, 3200, 25600)]
 
 
-def test_query_of_rate_exposures__is_by_node() -> None:
+def test_query_of_rate_exposures__sums_by_node() -> None:
     nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}, {**NODE, "db_index": 2}]
-    found = query("rate_exposures", rate.Exposure, rate_jobs=[PLACED, {**PLACED, "db_index": 2}], job_nodes=nodes)
+    found = run_query("rate_exposures", rate.Exposure, rate_jobs=[PLACED, {**PLACED, "db_index": 2}], job_nodes=nodes)
     assert found == [(256, True, "c", "n1", 200), (256, True, "c", "n2", 100)]
 
 
@@ -472,10 +487,10 @@ def test_query_of_rate_exposures__is_by_node() -> None:
     [("n9", 100, ("n1", "n2"), "n9"), (None, 100, ("n1", "n2"), "n2"), (None, 900, ("n1",), "n1"),
      (None, 900, ("n1", "n2"), None)],
 )  # fmt: skip
-def test_query_of_rate_failures__names_the_node_that_was_seen_or_down_or_the_only_one(
+def test_query_of_rate_failures__names_failed_node(
     seen: str | None, down: int, nodes: tuple[str, ...], node: str | None
 ) -> None:
-    found = query(
+    found = run_query(
         *("rate_failures", rate.Failure, {"before_seconds": 600, "after_seconds": 300}),
         rate_jobs=[PLACED],
         hardware_ends=[{**JOB, "ended": "node_fail", "node": seen}],
@@ -491,77 +506,77 @@ def test_query_of_rate_failures__names_the_node_that_was_seen_or_down_or_the_onl
 DAY = 86400
 
 
-def test_query_of_completed_jobs__is_of_the_time_and_state() -> None:
+def test_query_of_completed_jobs__filters_by_period_and_state() -> None:
     ended = ((1, "COMPLETED", 5), (2, "FAILED", 5), (3, "COMPLETED", 1000))
     jobs = [{"cluster": "c", "db_index": index, "state": state, "end_time": end} for index, state, end in ended]
-    assert query("completed_jobs", fields("cluster db_index end_time"), chosen_jobs=jobs) == [("c", 1, 5)]
+    assert run_query("completed_jobs", row_type("cluster db_index end_time"), chosen_jobs=jobs) == [("c", 1, 5)]
 
 
-def test_query_of_job_node_days__has_a_row_for_each_day_of_a_run() -> None:
+def test_query_of_job_node_days__has_row_per_day_of_run() -> None:
     runs = ((1, DAY + 5, DAY + 9), (2, DAY + 5, 3 * DAY), (3, DAY + 9, DAY + 5), (4, DAY, 9 * DAY))
     nodes = [{**NODE, "db_index": index, "start_time": start, "end_time": end} for index, start, end in runs]
-    row = fields("cluster db_index node start_time end_time day")
-    found = query("job_node_days", row, {"to_time": 5 * DAY}, job_nodes=nodes)
-    assert sorted((one.db_index, one.day // DAY) for one in found) == [(1, 1), (2, 1), (2, 2), (2, 3)]
+    row = row_type("cluster db_index node start_time end_time day")
+    found = run_query("job_node_days", row, {"to_time": 5 * DAY}, job_nodes=nodes)
+    assert sorted((run.db_index, run.day // DAY) for run in found) == [(1, 1), (2, 1), (2, 2), (2, 3)]
 
 
 ALARM = {**NODE, "check_name": "x", "code": "x/a", "subject": "s", "badness": 2, "time": 50, "life": "l1"}
-STANDS = {**NODE, "check_name": "x", "code": "x/a", "subject": None, "life": "l2", "from_time": 10, "to_time": DAY}
+OPEN_LEVEL = {**NODE, "check_name": "x", "code": "x/a", "subject": None, "life": "l2", "from_time": 10, "to_time": DAY}
 
 
 @pytest.mark.parametrize(
-    ("seen", "stands", "found"),
+    ("seen", "open_level", "found"),
     [
-        (ALARM, {**STANDS, "node": "n2"}, ("x/a", True, True, "c n1 x/a s l1")),
-        (ALARM, STANDS, ("x/a", True, True, "c n1 x/a s l1")),
-        ({**ALARM, "badness": 1}, {**STANDS, "node": "n2"}, ("x/a", False, True, "c n1 x/a s l1")),
-        ({**ALARM, "time": 61}, STANDS, ("x/a", True, False, "c n1 x/a l2")),
-        ({**ALARM, "time": 61}, {**STANDS, "to_time": 39}, None),
+        (ALARM, {**OPEN_LEVEL, "node": "n2"}, ("x/a", True, True, "c n1 x/a s l1")),
+        (ALARM, OPEN_LEVEL, ("x/a", True, True, "c n1 x/a s l1")),
+        ({**ALARM, "badness": 1}, {**OPEN_LEVEL, "node": "n2"}, ("x/a", False, True, "c n1 x/a s l1")),
+        ({**ALARM, "time": 61}, OPEN_LEVEL, ("x/a", True, False, "c n1 x/a l2")),
+        ({**ALARM, "time": 61}, {**OPEN_LEVEL, "to_time": 39}, None),
     ],
 )
-def test_query_of_alarmed_jobs__prefers_what_began_to_what_stood(
-    seen: dict[str, Any], stands: dict[str, Any], found: tuple[Any, ...] | None
+def test_query_of_alarmed_jobs__prefers_new_to_open_conditions(
+    seen: dict[str, Any], open_level: dict[str, Any], found: tuple[Any, ...] | None
 ) -> None:
     placed = {**NODE, "db_index": 1, "start_time": 40, "end_time": 60, "day": 0}
-    row = fields("cluster db_index check_name code failing began life")
-    rows = query(
-        "alarmed_jobs", row, evidence=[seen], failing_levels=[stands], job_node_days=[placed], completed_jobs=[JOB]
+    row = row_type("cluster db_index check_name code failing began life")
+    rows = run_query(
+        "alarmed_jobs", row, evidence=[seen], failing_levels=[open_level], job_node_days=[placed], completed_jobs=[JOB]
     )
     assert rows == ([("c", 1, "x", *found)] if found else [])
 
 
-def test_query_of_alarms_jobs__counts_jobs_whose_nodes_are_known() -> None:
+def test_query_of_alarms_jobs__counts_jobs_with_known_nodes() -> None:
     completed = [JOB, {**JOB, "db_index": 2}]
     nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}]
-    assert query("alarms_jobs", alarms.Jobs, completed_jobs=completed, job_nodes=nodes) == [(2, 1)]
+    assert run_query("alarms_jobs", alarms.Jobs, completed_jobs=completed, job_nodes=nodes) == [(2, 1)]
 
 
-SAW = {**JOB, "check_name": "x", "code": "x/a", "failing": True, "began": True, "life": "l1"}
+ALARMED_JOB = {**JOB, "check_name": "x", "code": "x/a", "failing": True, "began": True, "life": "l1"}
 
 
-def test_query_of_alarms_unobserved_jobs__is_of_jobs_with_a_node_observed_less_than_half() -> None:
+def test_query_of_alarms_unobserved_jobs__has_jobs_observed_less_than_half() -> None:
     placed = [{**NODE, "db_index": index, "day": 0} for index in (1, 2)] + [{**NODE, "db_index": 3, "day": DAY}]
     observed = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
     completed = [{**JOB, "db_index": index} for index in (1, 2, 3)]
-    found = query(
+    found = run_query(
         *("alarms_unobserved_jobs", alarms.UnobservedJobs),
         job_node_days=placed,
         observed=observed,
         completed_jobs=completed,
-        alarmed_jobs=[SAW],
+        alarmed_jobs=[ALARMED_JOB],
     )
     assert found == [(2, 1)]
 
 
-def test_query_of_alarms_counts__counts_a_job_once_at_each_level() -> None:
+def test_query_of_alarms_counts__counts_job_once_per_level() -> None:
     alarmed = [
-        SAW,
-        {**SAW, "code": "x/b", "began": False},
-        {**SAW, "db_index": 2},
-        {**SAW, "db_index": 3, "code": "x/b", "began": False, "life": "l2"},
-        {**SAW, "db_index": 4, "failing": False, "life": "l3"},
+        ALARMED_JOB,
+        {**ALARMED_JOB, "code": "x/b", "began": False},
+        {**ALARMED_JOB, "db_index": 2},
+        {**ALARMED_JOB, "db_index": 3, "code": "x/b", "began": False, "life": "l2"},
+        {**ALARMED_JOB, "db_index": 4, "failing": False, "life": "l3"},
     ]
-    assert query("alarms_counts", alarms.AlarmCounts, alarmed_jobs=alarmed) == [
+    assert run_query("alarms_counts", alarms.AlarmCounts, alarmed_jobs=alarmed) == [
         (0, "", "", 1, 4, 2, 1, 1),
         (1, "x", "", 1, 4, 2, 1, 1),
         (2, "x", "x/a", 1, 4, 2, 0, 1),
@@ -569,11 +584,11 @@ def test_query_of_alarms_counts__counts_a_job_once_at_each_level() -> None:
     ]
 
 
-def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_the_time() -> None:
+def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_period() -> None:
     monday = 11 * DAY
     completed = [{**JOB, "end_time": monday - 1}, {**JOB, "db_index": 2, "end_time": monday + 5}]
-    asked = {"from_time": monday - DAY, "to_time": monday + DAY}
-    found = query("alarms_by_week", alarms.Week, asked, completed_jobs=completed, alarmed_jobs=[SAW])
+    parameters = {"from_time": monday - DAY, "to_time": monday + DAY}
+    found = run_query("alarms_by_week", alarms.Week, parameters, completed_jobs=completed, alarmed_jobs=[ALARMED_JOB])
     assert found == [(monday - DAY, 1.0, 1, 1), (monday, 1.0, 1, 0)]
 
 
@@ -583,52 +598,54 @@ def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_the_time() -> N
 ALIVE = {**NODE, "event": "alive", "stream_id": "s", "seq": 1, "time": 5, "rest": '{"checks":["a","b"],"n":1}'}
 
 
-def test_query_of_completed_checks__has_the_first_list_of_each_day() -> None:
+def test_query_of_completed_checks__has_first_list_of_each_day() -> None:
     later = [{**ALIVE, "time": 6, "rest": '{"checks":["c"]}'}, {**ALIVE, "time": DAY, "rest": '{"checks": ["a","b"]}'}]
     others = [{**ALIVE, "node": "n2"}, {**ALIVE, "node": "n1", "time": 3 * DAY, "rest": '{"checks":[]}'}]
-    asked = {"to_time": 4 * DAY}
-    found = query(
-        "completed_checks", evidence.CompletedRow, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE]
+    parameters = {"to_time": 4 * DAY}
+    found = run_query(
+        "completed_checks", evidence.CompletedRow, parameters, events=[ALIVE, *later, *others], chosen_nodes=[NODE]
     )
     assert found == [("c", "n1", '"a","b"', 2, 5)]
 
 
-def test_query_of_checks_sightings__is_of_what_drains_in_the_time() -> None:
+def test_query_of_checks_sightings__has_draining_sightings_in_period() -> None:
     sights = [ALARM, {**ALARM, "badness": 1}, {**ALARM, "time": 1000}, {**ALARM, "node": "n2"}]
-    assert query("checks_sightings", checks.Sighting, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
+    assert run_query("checks_sightings", checks.Sighting, evidence=sights, chosen_nodes=[NODE]) == [
+        ("c", "n1", "x", 50, 2)
+    ]
 
 
 def test_query_of_checks_reported__counts_failures_warnings_and_codes() -> None:
     sights = [ALARM, {**ALARM, "badness": 3}, {**ALARM, "badness": 1, "code": "x/b"}, {**ALARM, "badness": 0}]
-    assert query("checks_reported", checks.ReportedChecks, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
+    assert run_query("checks_reported", checks.ReportedChecks, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
 
 
-def test_query_of_checks_deployed__counts_changes_in_the_time_and_enabling_before_it() -> None:
+def test_query_of_checks_deployed__counts_changes_and_earlier_enabling() -> None:
     event = {**NODE, "check_name": "x", "event": "check_enabled", "time": 5, "since_time": 3}
     changed = {**event, "event": "check_changed", "since_time": None}
     events = [event, changed, {**changed, "time": 60}, {**event, "event": "check_disabled", "time": 70}]
-    found = query("checks_deployed", checks.DeployedCheck, {"from_time": 50}, events=events, chosen_nodes=[NODE])
+    found = run_query("checks_deployed", checks.DeployedCheck, {"from_time": 50}, events=events, chosen_nodes=[NODE])
     assert found == [("x", 3, 1, 1)]
 
 
-def test_query_of_checks_outages__is_of_outages_of_chosen_nodes() -> None:
+def test_query_of_checks_outages__covers_outages_of_chosen_nodes() -> None:
     out = {**NODE, "start_time": 5, "end_time": None, "by_whom": "slurm", "what": "outage"}
     others = [{**out, "what": "maintenance"}, {**out, "node": "n2"}]
-    found = query("checks_outages", checks.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
+    found = run_query("checks_outages", checks.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", 5, None, "slurm")]
 
 
-def test_query_of_checks_conditions__is_of_proven_conditions_that_drain() -> None:
+def test_query_of_checks_conditions__has_proven_draining_conditions() -> None:
     life = {**NODE, "check_name": None, "code": "x/a", "severity": "critical", "observed": None, "history": None}
     life |= {"first_time": 1, "last_time": 2, "cleared_time": None}
     others = [{**life, "severity": "warning"}, {**life, "observed": True}, {**life, "history": True}]
-    found = query("checks_conditions", checks.ConditionLife, conditions=[life, *others], chosen_nodes=[NODE])
+    found = run_query("checks_conditions", checks.ConditionLife, conditions=[life, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", "x", 1, 2, None)]
 
 
-def test_query_of_checks_drain_commands__is_of_drains_that_were_sent() -> None:
+def test_query_of_checks_drain_commands__has_sent_drains() -> None:
     line = {**NODE, "event": "drain", "stage": "sent", "time": 5}
-    found = query(
+    found = run_query(
         "checks_drain_commands",
         checks.DrainCommand,
         lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}],
@@ -636,50 +653,57 @@ def test_query_of_checks_drain_commands__is_of_drains_that_were_sent() -> None:
     assert found == [("c", "n1", 5)]
 
 
-def test_query_of_checks_unobserved_days__is_of_days_seen_less_than_half() -> None:
+def test_query_of_checks_unobserved_days__has_days_observed_less_than_half() -> None:
     days = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
-    assert query("checks_unobserved_days", checks.UnobservedDay, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
+    assert run_query("checks_unobserved_days", checks.UnobservedDay, observed=days, chosen_nodes=[NODE]) == [
+        ("c", "n1", 0)
+    ]
 
 
 # --- availability
 
 
-def test_query_of_availability_nodes__is_of_chosen_nodes_in_order() -> None:
+def test_query_of_availability_nodes__has_chosen_nodes_in_order() -> None:
     nodes = [{**NODE, "node": name, "gpu_model": "h", "rack": None, "gpus": 8} for name in ("n2", "n1")]
-    found = query("availability_nodes", availability.Node, chosen_nodes=nodes)
+    found = run_query("availability_nodes", availability.Node, chosen_nodes=nodes)
     assert found == [("c", "n1", "h", None, 8), ("c", "n2", "h", None, 8)]
 
 
-def test_query_of_availability_outages__is_of_outages_of_chosen_nodes() -> None:
+def test_query_of_availability_outages__covers_outages_of_chosen_nodes() -> None:
     out = {**NODE, "by_whom": "slurm", "first_state": "DOWN", "start_time": 5, "end_time": None, "what": "outage"}
     others = [{**out, "what": "maintenance"}, {**out, "node": "n2"}]
-    found = query("availability_outages", availability.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
+    found = run_query("availability_outages", availability.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
     assert found == [("c", "n1", "slurm", "DOWN", 5, None)]
 
 
-def test_query_of_availability_reserved__has_no_maintenance_where_it_is_not_known() -> None:
-    one = {**NODE, "name": "r", "maintenance": None, "start_time": 5, "end_time": 9}
-    rows = [one, {**one, "maintenance": True, "start_time": 7}, {**one, "start_time": None}, {**one, "node": "n2"}]
-    found = query("availability_reserved", availability.Reserved, reservations=rows, chosen_nodes=[NODE])
+def test_query_of_availability_reserved__treats_unknown_maintenance_as_no() -> None:
+    reservation = {**NODE, "name": "r", "maintenance": None, "start_time": 5, "end_time": 9}
+    rows = [
+        reservation,
+        {**reservation, "maintenance": True, "start_time": 7},
+        {**reservation, "start_time": None},
+        {**reservation, "node": "n2"},
+    ]
+    found = run_query("availability_reserved", availability.Reserved, reservations=rows, chosen_nodes=[NODE])
     assert found == [("c", "n1", "r", False, 5, 9), ("c", "n1", "r", True, 7, 9)]
 
 
-def test_query_of_availability_read_periods__is_of_node_states() -> None:
+def test_query_of_availability_read_periods__covers_node_states() -> None:
     sources = (("node_states", 5), ("node_states", None), ("events", 1))
     rows = [{"cluster": "c", "source": source, "from_time": begin, "to_time": 9} for source, begin in sources]
-    assert query("availability_read_periods", availability.ReadPeriod, sources_coverage=rows) == [("c", 5, 9)]
+    assert run_query("availability_read_periods", availability.ReadPeriod, sources_coverage=rows) == [("c", 5, 9)]
 
 
-def test_query_of_availability_coverage_ends__is_the_latest_time_that_was_read() -> None:
+def test_query_of_availability_coverage_ends__is_latest_read_time() -> None:
     read = (("node_states", 5), ("events", 7), ("sacct", 9), ("events", None))
     rows = [{"cluster": "c", "source": source, "to_time": end} for source, end in read]
-    assert query("availability_coverage_ends", availability.CoverageEnd, ingests=rows) == [("c", 7)]
+    assert run_query("availability_coverage_ends", availability.CoverageEnd, ingests=rows) == [("c", 7)]
 
 
-def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read() -> None:
+def test_query_of_availability_observed__is_cut_to_unread_times() -> None:
     piece = {**NODE, "begin_time": 10, "end_time": 30}
     unread = [{"cluster": "c", "begin_time": begin, "end_time": end} for begin, end in ((0, 10), (5, 20), (25, 99))]
-    found = query(
+    found = run_query(
         *("availability_observed", availability.Observed),
         observed_intervals=[piece, {**piece, "node": "n2"}],
         chosen_nodes=[NODE],
@@ -691,45 +715,51 @@ def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read(
 # --- compare
 
 
-def test_query_of_compare_failed__marks_large_jobs_that_ran() -> None:
+def test_query_of_compare_failed__marks_large_started_jobs() -> None:
     jobs = [
         {**JOB, "job_id": 7, "gpus": 256, "start_time": 0, "end_time": 3600},
         {**JOB, "db_index": 2, "job_id": 8, "gpus": 256, "start_time": None, "end_time": 9},
         {**JOB, "db_index": 3, "job_id": 9, "gpus": 8, "start_time": 0, "end_time": 900},
     ]
     ended = [{**JOB, "db_index": index, "node": "n1"} for index in (1, 2, 3)]
-    row = fields("cluster job_id large node lost")
-    found = query("compare_failed", row, hardware_ends=ended, chosen_jobs=jobs)
+    row = row_type("cluster job_id large node lost")
+    found = run_query("compare_failed", row, hardware_ends=ended, chosen_jobs=jobs)
     assert found == [("c", 7, True, "n1", 128.0), ("c", 8, False, "n1", 0.0), ("c", 9, False, "n1", 2.0)]
 
 
-def test_query_of_compare_node_days__is_of_large_jobs_in_the_time() -> None:
+def test_query_of_compare_node_days__covers_large_jobs_in_period() -> None:
     job = {**JOB, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": None}
     known = [{"cluster": "c", "known_until": 3 * DAY}]
-    asked = {"from_time": DAY, "to_time": 2 * DAY}
-    found = query("compare_node_days", fields("days"), asked, chosen_jobs=[job, {**job, "gpus": 128}], jobs_known=known)
+    parameters = {"from_time": DAY, "to_time": 2 * DAY}
+    found = run_query(
+        "compare_node_days", row_type("days"), parameters, chosen_jobs=[job, {**job, "gpus": 128}], jobs_known=known
+    )
     assert found == [(32.0,)]
 
 
-UNIT = "unit jobs completed failed node_fail preempted timeout gpu_hours"
-BECAME = {**JOB, "state": "COMPLETED", "start_time": 0, "end_time": 900, "gpus": 8, "user_name": "u", "account": "a"}
+UNIT_COLUMNS = "unit jobs completed failed node_fail preempted timeout gpu_hours"
+ENDED_JOB = {**JOB, "state": "COMPLETED", "start_time": 0, "end_time": 900, "gpus": 8, "user_name": "u", "account": "a"}
 
 
-def test_query_of_compare_by_day__has_a_row_for_each_day() -> None:
-    jobs = [BECAME, {**BECAME, "state": "TIMEOUT"}, {**BECAME, "start_time": None, "end_time": DAY, "state": "FAILED"}]
-    found = query("compare_by_day", fields(UNIT), {"to_time": 2 * DAY}, chosen_jobs=jobs)
+def test_query_of_compare_by_day__has_row_per_day() -> None:
+    jobs = [
+        ENDED_JOB,
+        {**ENDED_JOB, "state": "TIMEOUT"},
+        {**ENDED_JOB, "start_time": None, "end_time": DAY, "state": "FAILED"},
+    ]
+    found = run_query("compare_by_day", row_type(UNIT_COLUMNS), {"to_time": 2 * DAY}, chosen_jobs=jobs)
     assert found == [("0", 2, 1, 0, 0, 0, 1, 4.0), (str(DAY), 1, 0, 1, 0, 0, 0, 0.0)]
 
 
-def test_query_of_compare_by_user__takes_the_account_where_the_user_is_not_known() -> None:
-    jobs = [BECAME, {**BECAME, "user_name": None, "state": "NODE_FAIL"}, {**BECAME, "state": "PREEMPTED"}]
-    found = query("compare_by_user", fields(UNIT), chosen_jobs=jobs)
+def test_query_of_compare_by_user__falls_back_to_account() -> None:
+    jobs = [ENDED_JOB, {**ENDED_JOB, "user_name": None, "state": "NODE_FAIL"}, {**ENDED_JOB, "state": "PREEMPTED"}]
+    found = run_query("compare_by_user", row_type(UNIT_COLUMNS), chosen_jobs=jobs)
     assert found == [("c a", 1, 0, 0, 1, 0, 0, 2.0), ("c u", 2, 1, 0, 0, 1, 0, 4.0)]
 
 
-def test_query_of_compare_nodes__counts_days_out_only_where_the_record_was_read() -> None:
-    found = query(
-        *("compare_nodes", fields("cluster node out_days known_days observed_days"), {"to_time": 4 * DAY}),
+def test_query_of_compare_nodes__counts_days_out_in_read_periods() -> None:
+    found = run_query(
+        *("compare_nodes", row_type("cluster node out_days known_days observed_days"), {"to_time": 4 * DAY}),
         sources_coverage=[{"cluster": "c", "source": "node_states", "from_time": DAY, "to_time": 3 * DAY}],
         out_of_service=[{**NODE, "what": "outage", "start_time": 0, "end_time": None}],
         observed=[{**NODE, "observed_seconds": DAY}],
@@ -738,10 +768,10 @@ def test_query_of_compare_nodes__counts_days_out_only_where_the_record_was_read(
     assert found == [("c", "n1", 2.0, 2.0, 1.0), ("c", "n2", 0.0, 2.0, 0.0)]
 
 
-def test_query_of_compare_codes__counts_sights_within_an_hour_once() -> None:
+def test_query_of_compare_codes__merges_sightings_within_one_hour() -> None:
     sights = [{**ALARM, "time": time} for time in (0, 3600, 7201)] + [{**ALARM, "badness": 1}]
-    found = query(
-        *("compare_codes", fields("code cluster node times"), {"to_time": DAY}), evidence=sights, chosen_nodes=[NODE]
+    found = run_query(
+        *("compare_codes", row_type("code cluster node times"), {"to_time": DAY}), evidence=sights, chosen_nodes=[NODE]
     )
     assert found == [("x/a", "c", "n1", 2)]
 
@@ -753,16 +783,18 @@ LONG = {"cluster": "c", "run": 7, "chained_by": "job_id", "submit_time": 10, "en
 LONG |= {"runtime_seconds": 90_000, "queued_seconds": 5}
 
 
-def test_query_of_ettr_long_runs__takes_the_first_attempt_of_a_run_that_is_no_family() -> None:
+def test_query_of_ettr_long_runs__takes_first_attempt_without_overlap() -> None:
     runs = [{**LONG, "attempts": 2, "overlapping": 0}, {**LONG, "attempts": 2, "overlapping": 1, "run": 8}]
     runs.append({**runs[0], "run": 9, "runtime_seconds": 86_399})
     jobs = [{**JOB, "db_index": index, "job_id": run, "submit_time": 10, "run_key": "k"}
             for index, run in ((2, 7), (1, 7), (3, 8), (4, 9))]  # fmt: skip
-    row = fields("cluster run chained_by submit_time end_time gpus runtime_seconds queued_seconds run_key")
-    assert query("ettr_long_runs", row, runs=runs, chosen_jobs=jobs) == [("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")]
+    row = row_type("cluster run chained_by submit_time end_time gpus runtime_seconds queued_seconds run_key")
+    assert run_query("ettr_long_runs", row, runs=runs, chosen_jobs=jobs) == [
+        ("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")
+    ]
 
 
-def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_interrupted() -> None:
+def test_query_of_ettr_runs__loses_start_and_half_checkpoint() -> None:
     attempt = {**JOB, "job_id": 7, "nodes": 1, "submit_time": 10, "start_time": 20}
     jobs = [
         {**attempt, "state": "NODE_FAIL", "end_time": 120},
@@ -770,8 +802,8 @@ def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_i
         {**attempt, "db_index": 3, "submit_time": 140, "start_time": None, "state": "CANCELLED", "end_time": 150},
         {**attempt, "db_index": 4, "submit_time": 600, "state": "COMPLETED", "end_time": 700},
     ]
-    row = fields("cluster run gpus nodes starts interruptions runtime_seconds queued_seconds lost_seconds")
-    found = query(
+    row = row_type("cluster run gpus nodes starts interruptions runtime_seconds queued_seconds lost_seconds")
+    found = run_query(
         *("ettr_runs", row, {"restart_seconds": 30.0, "checkpoint_seconds": 40.0}),
         ettr_long_runs=[{**LONG, "run_key": None}],
         jobs=jobs,
@@ -780,6 +812,6 @@ def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_i
     assert found == [("c", 7, 8, 1, 2, 1, 90_000, 5, 50.0 + 30.0)]
 
 
-def test_query_of_ettr_concurrent_runs__counts_long_runs_that_overlap() -> None:
+def test_query_of_ettr_concurrent_runs__counts_overlapping_long_runs() -> None:
     runs = [{**LONG, "overlapping": 1}, {**LONG, "overlapping": 0}, {**LONG, "overlapping": 1, "run": 9}]
-    assert query("ettr_concurrent_runs", fields("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]
+    assert run_query("ettr_concurrent_runs", row_type("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]

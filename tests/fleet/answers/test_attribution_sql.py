@@ -6,7 +6,7 @@ from collections import namedtuple
 from typing import Any
 
 import pytest
-from tiny_tables import query
+from tiny_tables import run_query
 
 pytestmark = pytest.mark.one_python
 
@@ -29,11 +29,11 @@ FAILED = {**JOB, "state": "FAILED", "start_time": 0, "end_time": 5000, "gpus": 8
 PERIOD = {"from_time": 1000, "to_time": 10_000}
 
 
-def failed(pieces: list[tuple[int, int]], nodes: tuple[str, ...] = ("n1",), **job: Any) -> list[Any]:
+def failed_rows(pieces: list[tuple[int, int]], nodes: tuple[str, ...] = ("n1",), **job: Any) -> list[Any]:
     places = [{**JOB, "node": node} for node in nodes]
     seen = [{**NODE, "begin_time": begin, "end_time": end} for begin, end in pieces]
     elsewhere = {"cluster": "z", "node": "z", "begin_time": 0, "end_time": 1}
-    return query(
+    return run_query(
         *("attribution_failed", Failed, PERIOD),
         chosen_jobs=[{**FAILED, **job}],
         job_nodes=places,
@@ -42,7 +42,7 @@ def failed(pieces: list[tuple[int, int]], nodes: tuple[str, ...] = ("n1",), **jo
 
 
 @pytest.mark.parametrize(
-    ("pieces", "looked"),
+    ("pieces", "expected"),
     [
         ([(4400, 5300)], "observed"),
         ([(4401, 5300)], "not_observed"),
@@ -54,13 +54,15 @@ def failed(pieces: list[tuple[int, int]], nodes: tuple[str, ...] = ("n1",), **jo
         ([(5000, 6000)], "not_observed"),
     ],
 )
-def test_query_of_attribution_failed__is_observed_without_a_gap(pieces: list[tuple[int, int]], looked: str) -> None:
-    assert [row.looked for row in failed(pieces)] == [looked]
+def test_query_of_attribution_failed__is_observed_only_without_gap(
+    pieces: list[tuple[int, int]], expected: str
+) -> None:
+    assert [row.looked for row in failed_rows(pieces)] == [expected]
 
 
-def test_query_of_attribution_failed__needs_all_nodes_and_a_list_of_them() -> None:
-    assert [row.looked for row in failed([(0, 9000)], ("n1", "n2"))] == ["not_observed"]
-    assert [row.looked for row in failed([(0, 9000)], ())] == ["no_node_list"]
+def test_query_of_attribution_failed__requires_all_nodes_of_known_list() -> None:
+    assert [row.looked for row in failed_rows([(0, 9000)], ("n1", "n2"))] == ["not_observed"]
+    assert [row.looked for row in failed_rows([(0, 9000)], ())] == ["no_node_list"]
 
 
 @pytest.mark.parametrize(
@@ -73,27 +75,29 @@ def test_query_of_attribution_failed__needs_all_nodes_and_a_list_of_them() -> No
         ({"gpus": None}, (0, 0)),
     ],
 )
-def test_query_of_attribution_failed__loses_half_an_hour_at_most(job: dict[str, Any], lost: tuple[int, int]) -> None:
-    assert [(row.gpu_seconds, row.lost_gpu_seconds) for row in failed([], **job)] == [lost]
+def test_query_of_attribution_failed__caps_loss_at_30_minutes(job: dict[str, Any], lost: tuple[int, int]) -> None:
+    assert [(row.gpu_seconds, row.lost_gpu_seconds) for row in failed_rows([], **job)] == [lost]
 
 
 @pytest.mark.parametrize(("job", "counts"), [({"state": "NODE_FAIL"}, 1), ({"state": "TIMEOUT"}, 0),
                                              ({"end_time": 999}, 0), ({"end_time": 10_000}, 0)])  # fmt: skip
-def test_query_of_attribution_failed__is_of_failures_in_the_period(job: dict[str, Any], counts: int) -> None:
-    assert len(failed([], **job)) == counts
+def test_query_of_attribution_failed__covers_failures_in_period(job: dict[str, Any], counts: int) -> None:
+    assert len(failed_rows([], **job)) == counts
 
 
-def test_query_of_attribution_failed__puts_the_greatest_loss_first() -> None:
+def test_query_of_attribution_failed__sorts_by_loss() -> None:
     jobs = [{**FAILED, "db_index": index, "gpus": gpus} for index, gpus in ((1, 8), (2, 16), (3, 8))]
     nothing = {"cluster": "z", "node": "z", "begin_time": 0, "end_time": 1}
-    found = query(*("attribution_failed", Failed, PERIOD), chosen_jobs=jobs, job_nodes=[], observed_intervals=[nothing])
+    found = run_query(
+        *("attribution_failed", Failed, PERIOD), chosen_jobs=jobs, job_nodes=[], observed_intervals=[nothing]
+    )
     assert sorted((row.place, row.db_index) for row in found) == [(1, 2), (2, 1), (3, 3)]
 
 
 # --- seen
 
 
-SEEN = {
+SEEN_CONDITION = {
     "cluster": "c",
     "db_index": 1,
     "job_id": 7,
@@ -110,36 +114,36 @@ SEEN = {
     "last_seen": 4950,
     "from_events": 1,
 }
-OF_JOB = {**JOB, "gpus": 8, "looked": "observed", "gpu_seconds": 40_000, "lost_gpu_seconds": 14_400}
+FAILED_ROW = {**JOB, "gpus": 8, "looked": "observed", "gpu_seconds": 40_000, "lost_gpu_seconds": 14_400}
 LINE = {"cluster": "c", "node": "n1", "stream_id": "s", "code": "gpu_xid/95", "subject": None, "time": 4900}
-Seen = namedtuple("Seen", ("by_chance", *attribution.ConditionRow._fields))
+ConditionWithChance = namedtuple("Seen", ("by_chance", *attribution.ConditionRow._fields))
 
 
-def seen(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> list[Any]:
+def condition_rows(*lines: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> list[Any]:
     """Return the condition rows for lines with {jobs, rest, first_time, last_time, ...}."""
     other = {**LINE, "node": "z", "seq": 0, "first_time": None, "last_time": None}
     numbered = [{**other, **LINE, "seq": number, **line} for number, line in enumerate(lines, 1)]
-    return query(
-        *("attribution_conditions", Seen),
-        seen_with_failures=rows or [SEEN],
-        seen_by_chance=[{**SEEN, "first_seen": 1300, "last_seen": 1350}],
+    return run_query(
+        *("attribution_conditions", ConditionWithChance),
+        seen_with_failures=rows or [SEEN_CONDITION],
+        seen_by_chance=[{**SEEN_CONDITION, "first_seen": 1300, "last_seen": 1350}],
         chosen_jobs=[{**JOB, "array_job_id": 5, "array_task_id": 2, "start_time": 0}],
-        attribution_failed=[OF_JOB],
+        attribution_failed=[FAILED_ROW],
         lines=[other, *({key: line[key] for key in other} for line in numbered)],
         events=[{"node": line["node"], "stream_id": "s", "seq": line["seq"], "jobs": line.get("jobs"),
                  "rest": line.get("rest")} for line in numbered],
     )  # fmt: skip
 
 
-def test_query_of_attribution_conditions__has_what_the_rule_finds_and_what_it_finds_by_chance() -> None:
-    found = sorted(seen())
+def test_query_of_attribution_conditions__has_matches_and_chance_matches() -> None:
+    found = sorted(condition_rows())
     assert [(row.by_chance, row.place, row.first_seen, row.jobs) for row in found] == [
         (0, 1, 4900, ""),
         (1, 1, 1300, ""),
     ]
-    one = found[0]
-    assert (one.nodes, one.subject, one.check_name, one.array_job_id, one.array_task_id) == (0, "", "", 5, 2)
-    assert (one.gpus, one.looked, one.gpu_seconds, one.lost_gpu_seconds) == (8, "observed", 40_000, 14_400)
+    first = found[0]
+    assert (first.nodes, first.subject, first.check_name, first.array_job_id, first.array_task_id) == (0, "", "", 5, 2)
+    assert (first.gpus, first.looked, first.gpu_seconds, first.lost_gpu_seconds) == (8, "observed", 40_000, 14_400)
 
 
 @pytest.mark.parametrize(
@@ -159,33 +163,33 @@ def test_query_of_attribution_conditions__has_what_the_rule_finds_and_what_it_fi
         ({"rest": '{"more":3}'}, "7 8"),
     ],
 )
-def test_query_of_attribution_conditions__has_the_jobs_that_a_line_of_that_time_names(
-    line: dict[str, Any], names: str
-) -> None:
-    assert [row.jobs for row in seen({"jobs": "7 8", **line}) if not row.by_chance] == [names]
+def test_query_of_attribution_conditions__has_jobs_named_in_line(line: dict[str, Any], names: str) -> None:
+    assert [row.jobs for row in condition_rows({"jobs": "7 8", **line}) if not row.by_chance] == [names]
 
 
-def test_query_of_attribution_conditions__has_a_row_for_each_list_and_none_if_one_was_cut() -> None:
+def test_query_of_attribution_conditions__has_row_per_uncut_job_list() -> None:
     lists = [{"jobs": "7"}, {"jobs": "8"}, {"jobs": "7"}]
-    assert sorted(row.jobs for row in seen(*lists) if not row.by_chance) == ["7", "8"]
-    assert [row.jobs for row in seen(*lists, {"jobs": "9", "rest": '"jobs_more"'}) if not row.by_chance] == [""]
+    assert sorted(row.jobs for row in condition_rows(*lists) if not row.by_chance) == ["7", "8"]
+    assert [row.jobs for row in condition_rows(*lists, {"jobs": "9", "rest": '"jobs_more"'}) if not row.by_chance] == [
+        ""
+    ]
 
 
-def test_query_of_attribution_conditions__numbers_the_conditions_by_job() -> None:
-    rows = [{**SEEN, "code": "b"}, {**SEEN, "code": "a"}, {**SEEN, "db_index": 9}]
-    found = sorted(row for row in seen(rows=rows) if not row.by_chance)
+def test_query_of_attribution_conditions__numbers_conditions_by_job() -> None:
+    rows = [{**SEEN_CONDITION, "code": "b"}, {**SEEN_CONDITION, "code": "a"}, {**SEEN_CONDITION, "db_index": 9}]
+    found = sorted(row for row in condition_rows(rows=rows) if not row.by_chance)
     assert [(row.place, row.code) for row in found] == [(1, "a"), (2, "b")]
 
 
 @pytest.mark.parametrize(("chance", "after", "places"), [(0, 0, [1, 2, 2]), (0, 2, [3]), (0, 4, []), (1, 0, [1])])
 def test_query_of_attribution_page__has_whole_conditions(chance: int, after: int, places: list[int]) -> None:
-    one = dict.fromkeys(attribution.ConditionRow._fields, 0)
+    blank = dict.fromkeys(attribution.ConditionRow._fields, 0)
     rows = [
-        {"by_chance": by_chance, **one, "place": place, "jobs": jobs}
+        {"by_chance": by_chance, **blank, "place": place, "jobs": jobs}
         for by_chance, place, jobs in ((0, 3, ""), (0, 2, "8"), (0, 2, "7"), (0, 1, ""), (1, 1, ""))
     ]
-    asked = {"chance": chance, "after_place": after, "page_rows": 2}
-    found = query("attribution_page", attribution.ConditionRow, asked, attribution_conditions=rows)
+    parameters = {"chance": chance, "after_place": after, "page_rows": 2}
+    found = run_query("attribution_page", attribution.ConditionRow, parameters, attribution_conditions=rows)
     assert [row.place for row in found] == places
     assert [row.jobs for row in found if row.place == 2] == ["7", "8"][: places.count(2)]
 
@@ -198,15 +202,17 @@ def test_query_of_attribution_totals__sums_by_state_and_observation() -> None:
         {"state": state, "looked": looked, "lost_gpu_seconds": 5}
         for state, looked in (("FAILED", "observed"), ("FAILED", "observed"), ("NODE_FAIL", "no_node_list"))
     ]
-    found = query("attribution_totals", attribution.FailureTotal, attribution_failed=rows)
+    found = run_query("attribution_totals", attribution.FailureTotal, attribution_failed=rows)
     assert found == [("FAILED", "observed", 2, 10), ("NODE_FAIL", "no_node_list", 1, 5)]
 
 
-def test_query_of_attribution_largest__has_the_next_places() -> None:
-    rows = [{**OF_JOB, "db_index": index, "state": "FAILED", "end_time": 9, "place": 4 - index} for index in (1, 2, 3)]
+def test_query_of_attribution_largest__has_next_places() -> None:
+    rows = [
+        {**FAILED_ROW, "db_index": index, "state": "FAILED", "end_time": 9, "place": 4 - index} for index in (1, 2, 3)
+    ]
     jobs = [{"cluster": "c", "db_index": index, "job_id": 70 + index} for index in (1, 2, 3)]
-    asked = {"after_place": 1, "page_rows": 2}
-    found = query("attribution_largest", attribution.FailedJob, asked, attribution_failed=rows, jobs=jobs)
+    parameters = {"after_place": 1, "page_rows": 2}
+    found = run_query("attribution_largest", attribution.FailedJob, parameters, attribution_failed=rows, jobs=jobs)
     assert found == [("c", 70 + index, index, "FAILED", 9, 8, 14_400, "observed") for index in (2, 1)]
 
 
@@ -221,10 +227,10 @@ def test_query_of_attribution_largest__has_the_next_places() -> None:
         (MONDAY + 9, MONDAY + 9, {}),
     ],
 )
-def test_query_of_attribution_weeks__splits_a_run_at_each_monday(
+def test_query_of_attribution_weeks__splits_run_at_each_monday(
     start: int, end: int | None, weeks: dict[int, int]
 ) -> None:
-    found = query(
+    found = run_query(
         *("attribution_weeks", attribution.Week, {"to_time": MONDAY + 9 * WEEK}),
         chosen_jobs=[{"cluster": "c", "gpus": 8, "start_time": start, "end_time": end}],
         jobs_known=[{"cluster": "c", "known_until": MONDAY + 4 * WEEK + 50}],
@@ -235,10 +241,10 @@ def test_query_of_attribution_weeks__splits_a_run_at_each_monday(
 # --- dates, flags, tickets
 
 
-def dates(times: list[int], telling: int = 0, **asked: Any) -> list[Any]:
+def dates(times: list[int], other_nodes: int = 0, **parameters: Any) -> list[Any]:
     """Return the dates of a check that each node got at one of `times`; `other_nodes` more nodes got another check."""
     every = [("mount", time, f"n{place}") for place, time in enumerate(times)]
-    every += [("other", 5, f"m{place}") for place in range(telling)]
+    every += [("other", 5, f"m{place}") for place in range(other_nodes)]
     lines = [
         {"cluster": "c", "node": node, "stream_id": "s", "seq": seq, "event": "check_enabled", "time": time}
         for _, time, node in every
@@ -248,7 +254,7 @@ def dates(times: list[int], telling: int = 0, **asked: Any) -> list[Any]:
         {"node": node, "stream_id": "s", "seq": seq, "check_name": name} for name, _, node in every for seq in (1, 2)
     ]
     nodes = [{"cluster": "c", "node": node} for _, _, node in every]
-    found = query("attribution_check_dates", attribution.CheckDate, asked, lines=lines, events=events,
+    found = run_query("attribution_check_dates", attribution.CheckDate, parameters, lines=lines, events=events,
                   chosen_nodes=nodes)  # fmt: skip
     return [row for row in found if row.check == "mount"]
 
@@ -256,22 +262,29 @@ def dates(times: list[int], telling: int = 0, **asked: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("times", "time"), [([7], 7), ([7, 10], 8), ([7, 9], 8), ([9, 7, 100], 9), ([1, 2, 3, 900], 2), ([5, 5, 6, 6], 5)]
 )
-def test_query_of_attribution_check_dates__is_the_median_of_the_nodes(times: list[int], time: int) -> None:
+def test_query_of_attribution_check_dates__is_median_of_nodes(times: list[int], time: int) -> None:
     (found,) = dates(times)
     assert found == ("c", "mount", "check_enabled", "", time, min(times), max(times), len(times))
 
 
-@pytest.mark.parametrize(("telling", "counts"), [(9, True), (10, False)])
-def test_query_of_attribution_check_dates__needs_a_tenth_of_the_nodes(telling: int, counts: bool) -> None:
-    assert bool(dates([7], telling)) == counts
+@pytest.mark.parametrize(("other_nodes", "counts"), [(9, True), (10, False)])
+def test_query_of_attribution_check_dates__requires_tenth_of_nodes(other_nodes: int, counts: bool) -> None:
+    assert bool(dates([7], other_nodes)) == counts
 
 
 @pytest.mark.parametrize(("begin", "end", "counts"), [(8, 9, True), (9, 20, False), (0, 8, False)])
-def test_query_of_attribution_check_dates__is_in_the_period(begin: int, end: int, counts: bool) -> None:
+def test_query_of_attribution_check_dates__is_in_period(begin: int, end: int, counts: bool) -> None:
     assert bool(dates([7, 10], from_time=begin, to_time=end)) == counts
 
 
-GONE = {**NODE, "event": "cleared", "code": "gpu_row_remap/failure", "subject": None, "cleared_by": "check", "time": 5}
+CLEARED = {
+    **NODE,
+    "event": "cleared",
+    "code": "gpu_row_remap/failure",
+    "subject": None,
+    "cleared_by": "check",
+    "time": 5,
+}
 
 
 @pytest.mark.parametrize(
@@ -286,48 +299,50 @@ GONE = {**NODE, "event": "cleared", "code": "gpu_row_remap/failure", "subject": 
         ({"time": 1000}, False),
     ],
 )
-def test_query_of_attribution_cleared_flags__is_what_a_look_did_not_find(line: dict[str, Any], counts: bool) -> None:
-    found = query("attribution_cleared_flags", attribution.ClearedFlag, lines=[{**GONE, **line}], chosen_nodes=[NODE])
+def test_query_of_attribution_cleared_flags__requires_clear_by_check(line: dict[str, Any], counts: bool) -> None:
+    found = run_query(
+        "attribution_cleared_flags", attribution.ClearedFlag, lines=[{**CLEARED, **line}], chosen_nodes=[NODE]
+    )
     assert found == [("c", "n1", "", "gpu_row_remap/failure", 5)] * counts
 
 
-def test_query_of_attribution_tickets__was_opened_in_the_period() -> None:
-    one = {**NODE, "opened_time": 5, "text": "swap"}
-    rows = [one, {**one, "opened_time": 1000}, {**one, "text": None}, {**one, "node": "n2"}]
-    found = query("attribution_tickets", attribution.Ticket, tickets=rows, chosen_nodes=[NODE])
+def test_query_of_attribution_tickets__has_tickets_opened_in_period() -> None:
+    ticket = {**NODE, "opened_time": 5, "text": "swap"}
+    rows = [ticket, {**ticket, "opened_time": 1000}, {**ticket, "text": None}, {**ticket, "node": "n2"}]
+    found = run_query("attribution_tickets", attribution.Ticket, tickets=rows, chosen_nodes=[NODE])
     assert found == [("c", "n1", 5, None, "swap")]
 
 
 # --- other answers
 
 
-def test_query_of_rate_clusters__has_each_once() -> None:
+def test_query_of_rate_clusters__has_each_cluster_once() -> None:
     jobs = [{"cluster": name} for name in ("b", "a", "b")]
-    assert query("rate_clusters", rate.Cluster, chosen_jobs=jobs) == [("a",), ("b",)]
+    assert run_query("rate_clusters", rate.Cluster, chosen_jobs=jobs) == [("a",), ("b",)]
 
 
-def test_query_of_availability_ingested__is_of_node_states() -> None:
+def test_query_of_availability_ingested__counts_node_states() -> None:
     rows = [{"source": source} for source in ("sacct", "node_states", "node_states")]
-    assert query("availability_ingested", availability.Ingested, ingests=rows) == [(2,)]
+    assert run_query("availability_ingested", availability.Ingested, ingests=rows) == [(2,)]
 
 
-def test_query_of_report_sources__is_by_source_and_time() -> None:
-    one = {"cluster": "c", "source": "sacct", "from_time": 5, "to_time": 9, "names": 1, "rows_read": 2,
+def test_query_of_report_sources__sorts_by_source_and_time() -> None:
+    source = {"cluster": "c", "source": "sacct", "from_time": 5, "to_time": 9, "names": 1, "rows_read": 2,
            "rows_unread": 0, "read_time": 3}  # fmt: skip
-    rows = [{**one, "from_time": None}, one, {**one, "source": "events"}]
-    found = query("report_sources", report.Source, sources_coverage=rows)
+    rows = [{**source, "from_time": None}, source, {**source, "source": "events"}]
+    found = run_query("report_sources", report.Source, sources_coverage=rows)
     assert [(row.source, row.from_time) for row in found] == [("events", 5), ("sacct", 5), ("sacct", None)]
 
 
-def test_query_of_chosen_node_names__is_all_of_them() -> None:
+def test_query_of_chosen_node_names__has_all_nodes() -> None:
     nodes = [{"cluster": "c", "node": node} for node in ("b", "a")]
-    assert query("chosen_node_names", study.ChosenNode, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
+    assert run_query("chosen_node_names", study.ChosenNode, chosen_nodes=nodes) == [("c", "a"), ("c", "b")]
 
 
 @pytest.mark.parametrize("steps", [[], [30, 60]])
-def test_query_of_observed_share__is_of_chosen_nodes(steps: list[int]) -> None:
+def test_query_of_observed_share__covers_chosen_nodes(steps: list[int]) -> None:
     observed = [{**NODE, "seconds": 10, "observed_seconds": part} for part in (4, 5)]
-    found = query(
+    found = run_query(
         *("observed_share", study.ObservedShare),
         observed=[*observed, {**observed[0], "node": "n2"}],
         chosen_nodes=[NODE],
@@ -346,9 +361,9 @@ CONDITION = {
 }  # fmt: skip
 
 
-def slowing(*messages: dict[str, Any], **condition: Any) -> list[Any]:
+def slowing_rows(*messages: dict[str, Any], **condition: Any) -> list[Any]:
     events = [{"node": "n1", "condition_id": "x", "stream_id": "s", **message} for message in messages]
-    return query(
+    return run_query(
         *("slowing_conditions", evidence.Slowing),
         conditions=[{**CONDITION, **condition}],
         events=events,
@@ -369,10 +384,10 @@ def slowing(*messages: dict[str, Any], **condition: Any) -> list[Any]:
         ({"kind": "edge", "last_time": 50}, 700),
     ],
 )
-def test_query_of_slowing_conditions__ends_when_it_was_cleared_or_last_scraped(
+def test_query_of_slowing_conditions__ends_when_cleared_or_last_scraped(
     condition: dict[str, Any], end: int | None
 ) -> None:
-    assert [row.end_time for row in slowing(**condition)] == [end]
+    assert [row.end_time for row in slowing_rows(**condition)] == [end]
 
 
 @pytest.mark.parametrize(
@@ -382,16 +397,16 @@ def test_query_of_slowing_conditions__ends_when_it_was_cleared_or_last_scraped(
         {"check_name": "mount"},
     ],
 )
-def test_query_of_slowing_conditions__leaves_what_is_no_evidence(condition: dict[str, Any]) -> None:
-    assert slowing(**condition) == []
+def test_query_of_slowing_conditions__leaves_out_other_conditions(condition: dict[str, Any]) -> None:
+    assert slowing_rows(**condition) == []
 
 
-def test_query_of_slowing_conditions__has_the_newest_message() -> None:
+def test_query_of_slowing_conditions__has_newest_message() -> None:
     rows = [
         {"time": 5, "seq": 1, "message": "old"},
         {"time": 5, "seq": 2, "message": "new"},
         {"time": 9, "seq": 3, "message": None},
         {"time": 9, "seq": 4, "message": "of another", "condition_id": "y"},
     ]
-    assert [row.message for row in slowing(*rows)] == ["new"]
-    assert [row.message for row in slowing()] == [None]
+    assert [row.message for row in slowing_rows(*rows)] == ["new"]
+    assert [row.message for row in slowing_rows()] == [None]

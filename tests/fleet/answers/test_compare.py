@@ -6,8 +6,8 @@ import json
 from random import Random
 
 import pytest
-from fleet_history import history, write
-from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_history import history, write_parquet
+from fleet_signals import BEGIN, DAY, END, HistoryBuilder, study
 from fleet_views import text_of, view_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,45 +37,45 @@ def side(name, *measures, looked=None, begin=BEGIN):
     return Side(name, begin, begin + DAY, {}, measures, (), looked or {})
 
 
-def of_nodes(counts, name="all_codes", days=30.0):
+def node_measure(counts, name="all_codes", days=30.0):
     exposures = [days] * len(counts)
     return Measure(
         name, name, "per 1000 node-days", 1000.0, float(sum(counts)), sum(exposures), (Units(counts, exposures),)
     )
 
 
-def differs(told):
-    return [row["measure"] for row in told["measures"] if row["differs"]]
+def differing_measures(answer):
+    return [row["measure"] for row in answer["measures"] if row["differs"]]
 
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40)
 
 
 @given(COUNTS)
-def test_a_side_compared_with_itself_has_the_ratio_one_and_nothing_differs(counts):
-    told = compare.compare_sides(side("x", of_nodes(counts)), side("x", of_nodes(counts)))
-    assert differs(told) == []
-    for row in told["measures"]:
+def test_side_compared_with_itself_has_no_difference(counts):
+    answer = compare.compare_sides(side("x", node_measure(counts)), side("x", node_measure(counts)))
+    assert differing_measures(answer) == []
+    for row in answer["measures"]:
         assert row["ratio"] == (None if not sum(counts) else pytest.approx(1))
         assert row["interval"] is None or row["interval"][0] <= 1
         assert row["interval"] is None or row["interval"][1] is None or row["interval"][1] >= 1
 
 
 @given(COUNTS, COUNTS)
-def test_the_two_sides_exchanged_give_the_inverse_ratio_and_the_same_p(a, b):
-    one = compare.ratio_row(of_nodes(a), of_nodes(b))
-    other = compare.ratio_row(of_nodes(b), of_nodes(a))
-    assert one["p_value"] == pytest.approx(other["p_value"])
+def test_swapped_sides_give_inverse_ratio_and_same_p(a, b):
+    forward = compare.ratio_row(node_measure(a), node_measure(b))
+    backward = compare.ratio_row(node_measure(b), node_measure(a))
+    assert forward["p_value"] == pytest.approx(backward["p_value"])
     if sum(a) and sum(b):
-        assert one["ratio"] * other["ratio"] == pytest.approx(1)
-        low, high = one["interval"][0], other["interval"][1]
+        assert forward["ratio"] * backward["ratio"] == pytest.approx(1)
+        low, high = forward["interval"][0], backward["interval"][1]
         # The inverse of a bound near zero is too large for a float.
         assert low * high == pytest.approx(1, rel=1e-6) if high is not None and high < 1e6 else low < 1e-5
-    assert one["dispersion"] >= 1
+    assert forward["dispersion"] >= 1
 
 
 @pytest.mark.parametrize("dispersion", [1, 3, 7])
-def test_of_300_comparisons_in_which_nothing_differs_at_most_one_in_twenty_finds_something(dispersion):
+def test_equal_sides_differ_in_at_most_one_of_twenty_comparisons(dispersion):
     """Compare seven measures of 100 nodes each. The counts have 1, 3 or 7 times the variance of independent counts.
 
     LANL's failure counts have 3 to 7 times. A level of 5 % allows 15 false findings in 300 comparisons.
@@ -83,24 +83,29 @@ def test_of_300_comparisons_in_which_nothing_differs_at_most_one_in_twenty_finds
     found = 0
     for seed in range(300):
         random = np.random.default_rng(10_000 * dispersion + seed)
-        sides = [side(name, *(of_nodes(drawn(random, dispersion), f"m{n}") for n in range(7))) for name in "AB"]
-        found += bool(differs(compare.compare_sides(*sides)))
+        sides = [
+            side(name, *(node_measure(draw_counts(random, dispersion), f"m{n}") for n in range(7))) for name in "AB"
+        ]
+        found += bool(differing_measures(compare.compare_sides(*sides)))
     assert found <= 15
 
 
-def drawn(random, dispersion, mean=0.5, nodes=100):
+def draw_counts(random, dispersion, mean=0.5, nodes=100):
     """Return negative binomial counts with variance / mean = dispersion."""
     if dispersion == 1:
         return [int(n) for n in random.poisson(mean, nodes)]
     return [int(n) for n in random.negative_binomial(mean / (dispersion - 1), 1 / dispersion, nodes)]
 
 
-def test_twice_as_many_failures_of_independent_nodes_are_found_and_a_loop_of_one_node_is_not():
-    assert differs(compare.compare_sides(side("A", of_nodes([1] * 100)), side("B", of_nodes([2] * 100)))) == [
-        "all_codes"
-    ]
+def test_doubled_failures_differ_but_loop_of_one_node_does_not():
+    assert differing_measures(
+        compare.compare_sides(side("A", node_measure([1] * 100)), side("B", node_measure([2] * 100)))
+    ) == ["all_codes"]
     loop = [1] * 99 + [101]
-    assert differs(compare.compare_sides(side("A", of_nodes([1] * 100)), side("B", of_nodes(loop)))) == []
+    assert (
+        differing_measures(compare.compare_sides(side("A", node_measure([1] * 100)), side("B", node_measure(loop))))
+        == []
+    )
 
 
 def jobs(random, share, count=3000, users=300):
@@ -110,32 +115,41 @@ def jobs(random, share, count=3000, users=300):
     for units in (random.integers(0, 30, count), random.integers(0, users, count)):
         rows = []
         for unit in np.unique(units):
-            its = ok[units == unit]
-            completed = int(its.sum())
-            ended = compare.EndedJobs(str(unit), len(its), completed, len(its) - completed, 0, 0, 0, float(len(its)))
+            unit_completed = ok[units == unit]
+            completed = int(unit_completed.sum())
+            ended = compare.EndedJobs(
+                str(unit),
+                len(unit_completed),
+                completed,
+                len(unit_completed) - completed,
+                0,
+                0,
+                0,
+                float(len(unit_completed)),
+            )
             rows.append(ended)
         by_unit.append(rows)
     return compare.job_measures([], 100.0, by_unit)
 
 
-def test_ninety_and_ninety_three_of_a_hundred_of_3000_jobs_are_told_apart():
+def test_completed_shares_of_90_and_93_percent_differ():
     found = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
-        told = compare.compare_sides(side("A", *jobs(random, 0.90)), side("B", *jobs(random, 0.93)))
-        found += "completed" in differs(told)
+        answer = compare.compare_sides(side("A", *jobs(random, 0.90)), side("B", *jobs(random, 0.93)))
+        found += "completed" in differing_measures(answer)
     assert found >= 90
 
 
 @pytest.mark.parametrize(
     ("a", "b", "completed"), [(3000, 3000, 0.9), (20, 20, 0.5), (2000, 20, 0.97), (300, 300, 0.02)]
 )
-def test_of_200_pairs_of_equal_shares_at_most_one_in_twenty_is_told_apart(a, b, completed):
+def test_equal_shares_differ_in_at_most_one_of_twenty_pairs(a, b, completed):
     found = 0
     for seed in range(200):
         random = np.random.default_rng(1000 + seed)
-        told = compare.compare_sides(side("A", *jobs(random, completed, a)), side("B", *jobs(random, completed, b)))
-        found += bool(differs(told))
+        answer = compare.compare_sides(side("A", *jobs(random, completed, a)), side("B", *jobs(random, completed, b)))
+        found += bool(differing_measures(answer))
     assert found <= 10
 
 
@@ -143,13 +157,13 @@ SHARES = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, tota
 
 
 @given(SHARES, SHARES, st.floats(1, 9))
-def test_a_share_is_within_0_and_1_and_the_ratio_of_two_leaves_1_out_where_p_is_small(a, b, effect):
-    def measure(found, of):
-        return Measure("completed", "", "of all", 1.0, float(found), float(of), (Units([found], [of]),))
+def test_share_interval_agrees_with_p_value(a, b, effect):
+    def measure(found, total):
+        return Measure("completed", "", "of all", 1.0, float(found), float(total), (Units([found], [total]),))
 
     row = compare.ratio_row(measure(*a), measure(*b))
-    for which in "ab":
-        low, high = row[which]["interval"]
+    for side_key in "ab":
+        low, high = row[side_key]["interval"]
         assert 0 <= low <= high <= 1
     interval, p_value = share_ratio_interval(*b, *a, effect), share_ratio_p_value(*b, *a, effect)
     assert share_ratio_p_value(*a, *b, effect) == pytest.approx(p_value)
@@ -163,36 +177,38 @@ def test_a_share_is_within_0_and_1_and_the_ratio_of_two_leaves_1_out_where_p_is_
         assert (p_value < 0.05) == (low > 1 or (high is not None and high < 1))
 
 
-def test_what_cannot_differ_is_shown_but_not_tested_and_makes_nothing_else_harder_to_tell():
+def test_measures_without_possible_difference_are_not_tested():
     def counted(*others):
-        return compare.compare_sides(side("A", of_nodes([1] * 100), *others), side("B", of_nodes([2] * 100), *others))
+        return compare.compare_sides(
+            side("A", node_measure([1] * 100), *others), side("B", node_measure([2] * 100), *others)
+        )
 
-    nothing = [of_nodes([0] * 100, f"m{number}") for number in range(9)]
-    among = counted(*nothing, of_nodes([0] * 100, "unexposed", days=0.0))
+    nothing = [node_measure([0] * 100, f"m{number}") for number in range(9)]
+    among = counted(*nothing, node_measure([0] * 100, "unexposed", days=0.0))
     assert among["measures"][0] == counted()["measures"][0]
     assert [row["adjusted"] for row in among["measures"][1:]] == [None] * 10
     assert text_of(among, Page())
 
 
-def test_nodes_on_both_sides_are_named_as_what_hides_a_difference():
-    def of(nodes, chosen):
-        return Side(chosen, BEGIN, END, {"partition": chosen}, (of_nodes([1, 2]),), (), {}, frozenset(nodes))
+def test_nodes_on_both_sides_are_noted():
+    def side_of(nodes, chosen):
+        return Side(chosen, BEGIN, END, {"partition": chosen}, (node_measure([1, 2]),), (), {}, frozenset(nodes))
 
     a, b = {("c1", "n1"), ("c1", "n2")}, {("c1", "n2"), ("c1", "n3")}
-    (note,) = compare.compare_sides(of(a, "x"), of(b, "y"))["notes"]
+    (note,) = compare.compare_sides(side_of(a, "x"), side_of(b, "y"))["notes"]
     assert note.startswith("1 of the 3 nodes are on both sides")
-    assert not compare.compare_sides(of(a, "x"), of(b - a, "y"))["notes"]
+    assert not compare.compare_sides(side_of(a, "x"), side_of(b - a, "y"))["notes"]
 
 
 @pytest.mark.parametrize(
     ("a", "b"), [("2026-03", "2026-03"), ("2026-03", "2026-03-01..2026-04-01"), ("partition:x", "partition:x")]
 )
-def test_a_side_beside_itself_is_refused(a, b, tmp_path, capsys):
+def test_side_compared_with_itself_is_usage_error(a, b, tmp_path, capsys):
     assert main(["fleet", "compare", a, b, "--db", str(tmp_path)]) == 64
     assert "are the same" in capsys.readouterr().err
 
 
-def test_of_several_groupings_the_one_that_spreads_most_counts():
+def test_dispersion_uses_grouping_with_largest_spread():
     def measure(count, users):
         each = [count // users] * users
         days = Units([count / 30] * 30, [100.0] * 30)
@@ -202,31 +218,34 @@ def test_of_several_groupings_the_one_that_spreads_most_counts():
     assert compare.dispersion(measure(100, 2), measure(100, 2)) > 50
 
 
-def test_a_check_that_looked_on_one_side_only_is_not_compared_nor_counted_in_the_sum():
+def test_check_active_on_one_side_is_not_compared():
     def codes(flaps):
         return (
-            of_nodes([3 + flaps] * 20),
-            of_nodes([3] * 20, "code gpu_xid/79"),
-            *([of_nodes([flaps] * 20, "code ib_flap/link_downed")] if flaps else []),
+            node_measure([3 + flaps] * 20),
+            node_measure([3] * 20, "code gpu_xid/79"),
+            *([node_measure([flaps] * 20, "code ib_flap/link_downed")] if flaps else []),
         )
 
     before = side("A", *codes(0), looked={"gpu_xid": 600})
     after = side("B", *codes(9), looked={"gpu_xid": 600, "ib_flap": 600})
-    told = compare.compare_sides(before, after)
-    assert differs(told) == []
-    assert {row["measure"]: row["ratio"] for row in told["measures"]} == {"all_codes": 1.0, "code gpu_xid/79": 1.0}
-    assert any("ib_flap" in note for note in told["notes"])
-    everywhere = [side(one.name, *one.measures, looked={"gpu_xid": 600, "ib_flap": 600}) for one in (before, after)]
-    assert differs(compare.compare_sides(*everywhere)) == [
+    answer = compare.compare_sides(before, after)
+    assert differing_measures(answer) == []
+    assert {row["measure"]: row["ratio"] for row in answer["measures"]} == {"all_codes": 1.0, "code gpu_xid/79": 1.0}
+    assert any("ib_flap" in note for note in answer["notes"])
+    everywhere = [
+        side(entry.name, *entry.measures, looked={"gpu_xid": 600, "ib_flap": 600}) for entry in (before, after)
+    ]
+    assert differing_measures(compare.compare_sides(*everywhere)) == [
         "code ib_flap/link_downed"
     ]  # all_codes does not report the difference again
 
 
-def test_a_code_that_one_side_never_saw_is_none_of_as_long_a_time():
-    told = compare.compare_sides(
-        side("A", of_nodes([0] * 40)), side("B", of_nodes([1] * 40), of_nodes([1] * 40, "code mount/missing"))
+def test_code_missing_on_one_side_counts_as_zero():
+    answer = compare.compare_sides(
+        side("A", node_measure([0] * 40)),
+        side("B", node_measure([1] * 40), node_measure([1] * 40, "code mount/missing")),
     )
-    (row,) = [row for row in told["measures"] if row["measure"] == "code mount/missing"]
+    (row,) = [row for row in answer["measures"] if row["measure"] == "code mount/missing"]
     assert (row["a"]["amount"], row["a"]["rate"], row["ratio"], row["interval"][1], row["differs"]) == (
         0,
         0,
@@ -236,15 +255,15 @@ def test_a_code_that_one_side_never_saw_is_none_of_as_long_a_time():
     )
 
 
-def periods(made, folder, chosen=None):
+def compare_halves(made, folder, chosen=None):
     half = BEGIN + (END - BEGIN) // 2
     with study(made, folder / "a", chosen, BEGIN, half) as a, study(made, folder / "b", chosen, half, END) as b:
         return compare.compare(a, b, "first", "second")
 
 
-def crashing():
+def history_with_node_fails():
     """Return 200 jobs in each half; in the second half every fifth job ends NODE_FAIL."""
-    made = Made()
+    made = HistoryBuilder()
     nodes = [chr(ord("A") + at) for at in range(40)]
     made.alive("".join(nodes), BEGIN - DAY, END + DAY)
     half = BEGIN + (END - BEGIN) // 2
@@ -262,48 +281,48 @@ def crashing():
     return made
 
 
-def test_a_half_in_which_the_nodes_end_jobs_differs_in_r_f_and_says_so(tmp_path):
-    told = periods(crashing(), tmp_path)
-    assert {"r_f", "node_fail"} <= set(differs(told))
-    assert compare.has_findings(told)
-    text = text_of(told, Page())
+def test_half_with_node_fails_differs_in_r_f(tmp_path):
+    answer = compare_halves(history_with_node_fails(), tmp_path)
+    assert {"r_f", "node_fail"} <= set(differing_measures(answer))
+    assert compare.has_findings(answer)
+    text = text_of(answer, Page())
     assert "A is first, B is second." in text
     assert "Failures of jobs > 128 GPUs (r_f), per 1000 node-days: B has" in text
-    shares = {row["measure"]: row for row in told["measures"]}
-    for which in "ab":
-        amounts = [shares[state][which]["amount"] for state in ("completed", "node_fail")]
-        assert sum(amounts) == shares["completed"][which]["exposure"]
+    shares = {row["measure"]: row for row in answer["measures"]}
+    for side_key in "ab":
+        amounts = [shares[state][side_key]["amount"] for state in ("completed", "node_fail")]
+        assert sum(amounts) == shares["completed"][side_key]["exposure"]
 
 
-def test_a_time_of_which_no_node_states_were_read_is_no_time_in_service(tmp_path):
-    made, half = Made(), BEGIN + (END - BEGIN) // 2
+def test_unread_node_states_are_no_service_time(tmp_path):
+    made, half = HistoryBuilder(), BEGIN + (END - BEGIN) // 2
     for node in "abcdefgh":
         made.node(node)
-        made.out(node, half + HOUR, half + DAY)
+        made.outage(node, half + HOUR, half + DAY)
     made.alive("a")
-    made.read("node_states", half, END)
-    told = periods(made, tmp_path)
-    its = next(row for row in told["measures"] if row["measure"] == "unavailable")
-    assert (its["a"]["exposure"], its["a"]["rate"]) == (0, None)
-    assert its["b"]["exposure"] == pytest.approx(8 * (END - half) / DAY)
-    assert its["b"]["amount"] == pytest.approx(8 * (DAY - HOUR) / DAY)
-    assert differs(told) == []
+    made.ingest("node_states", half, END)
+    answer = compare_halves(made, tmp_path)
+    unavailable = next(row for row in answer["measures"] if row["measure"] == "unavailable")
+    assert (unavailable["a"]["exposure"], unavailable["a"]["rate"]) == (0, None)
+    assert unavailable["b"]["exposure"] == pytest.approx(8 * (END - half) / DAY)
+    assert unavailable["b"]["amount"] == pytest.approx(8 * (DAY - HOUR) / DAY)
+    assert differing_measures(answer) == []
 
 
-def test_where_one_side_has_nothing_of_it_the_sentence_names_both_and_no_ratio(tmp_path):
-    made, half = Made(), BEGIN + (END - BEGIN) // 2
+def test_sentence_without_ratio_names_both_values(tmp_path):
+    made, half = HistoryBuilder(), BEGIN + (END - BEGIN) // 2
     for node in range(40):
         made.node(f"n{node}")
-        made.out(f"n{node}", half + HOUR, half + DAY)
+        made.outage(f"n{node}", half + HOUR, half + DAY)
     made.alive("a")
-    made.read("node_states", BEGIN, END)
-    told = periods(made, tmp_path)
-    assert differs(told) == ["unavailable"]
-    assert list(view_of(told).sentences)[1].endswith("more than A's 0.0 %.")
+    made.ingest("node_states", BEGIN, END)
+    answer = compare_halves(made, tmp_path)
+    assert differing_measures(answer) == ["unavailable"]
+    assert list(view_of(answer).sentences)[1].endswith("more than A's 0.0 %.")
 
 
-def test_two_choices_of_one_time_can_be_compared_too(tmp_path):
-    made = Made()
+def test_two_choices_of_one_period_can_be_compared(tmp_path):
+    made = HistoryBuilder()
     for number in range(60):
         made.job(
             "a",
@@ -317,23 +336,27 @@ def test_two_choices_of_one_time_can_be_compared_too(tmp_path):
         study(made, tmp_path / "x", Choice(partition="x")) as x,
         study(made, tmp_path / "y", Choice(partition="y")) as y,
     ):
-        told = compare.compare(x, y, "partition:x", "partition:y")
-    assert (told["filters"], told["a"]["filters"], told["b"]["filters"]) == ({}, {"partition": "x"}, {"partition": "y"})
-    rates = {row["measure"]: (row["a"]["rate"], row["b"]["rate"]) for row in told["measures"]}
+        answer = compare.compare(x, y, "partition:x", "partition:y")
+    assert (answer["filters"], answer["a"]["filters"], answer["b"]["filters"]) == (
+        {},
+        {"partition": "x"},
+        {"partition": "y"},
+    )
+    rates = {row["measure"]: (row["a"]["rate"], row["b"]["rate"]) for row in answer["measures"]}
     assert (rates["failed"], rates["completed"]) == ((1.0, 0.0), (0.0, 1.0))
 
 
-def test_an_empty_store_says_what_to_ingest_and_one_of_a_single_job_compares_nothing(tmp_path):
+def test_compare_handles_empty_store_and_single_job(tmp_path):
     with pytest.raises(Unanswerable, match="the store has no jobs"):
-        periods(Made(), tmp_path / "empty")
-    made = Made()
+        compare_halves(HistoryBuilder(), tmp_path / "empty")
+    made = HistoryBuilder()
     made.job("a", AT, None, "RUNNING")
-    told = periods(made, tmp_path / "one")
-    assert differs(told) == []
-    json.dumps(told, allow_nan=False)
+    answer = compare_halves(made, tmp_path / "one")
+    assert differing_measures(answer) == []
+    json.dumps(answer, allow_nan=False)
 
 
-def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
+def test_compare_ignores_order_of_rows(tmp_path):
     for seed in range(2):
         made = history(Random(seed), 30)
         documents = []
@@ -342,8 +365,8 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
             for begin, end in ((BEGIN, BEGIN + DAY), (BEGIN + DAY, END)):
                 folder = tmp_path / f"{seed}-{turn}-{begin}"
                 folder.mkdir()
-                with open_study(write(made, folder, parts=1 + turn, random=Random(turn)), begin, end) as one:
-                    sides.append(compare.measure_side(one, "x"))
+                with open_study(write_parquet(made, folder, parts=1 + turn, random=Random(turn)), begin, end) as opened:
+                    sides.append(compare.measure_side(opened, "x"))
             documents.append(json.dumps(compare.compare_sides(*sides), allow_nan=False))
         assert documents[0] == documents[1]
 
@@ -363,27 +386,27 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
         ("2026-01-01T12:00:00..2026-01-02", "2026-01-01T12:00:00", "2026-01-02"),
     ],
 )
-def test_a_period_is_a_year_a_month_a_day_or_from_to(word, begin, end):
+def test_parse_period_accepts_years_months_days_and_ranges(word, begin, end):
     assert compare.parse_period(word) == compare.parse_period(f"{begin}..{end}")
 
 
 @pytest.mark.parametrize(
     "word", ["", "..", "2026-13", "2026-02-30", "0000", "2026-03-05..2026-03-05", "2026-04..2026-03", "x:y", "9999"]
 )
-def test_what_is_no_period_is_refused_with_a_sentence(word):
+def test_parse_period_rejects_invalid_text(word):
     with pytest.raises(WrongChoice) as refused:
         compare.parse_period(word)
     assert "\n" not in str(refused.value)
 
 
 @given(st.integers(1970, 2098), st.integers(1, 12))
-def test_a_range_of_one_month_or_year_is_that_month_or_year(year: int, month: int) -> None:
+def test_parse_period_range_of_one_unit_equals_unit(year: int, month: int) -> None:
     for word in (f"{year}", f"{year}-{month:02}"):
         assert compare.parse_period(f"{word}..{word}") == compare.parse_period(word)
 
 
 @given(st.text())
-def test_any_text_is_a_period_a_choice_or_refused(word):
+def test_any_text_is_period_or_choice_or_rejected(word):
     if compare.parse_choice(word) is None:
         try:
             begin, end = compare.parse_period(word)

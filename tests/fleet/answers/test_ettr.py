@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from fleet_history import BEGIN, END, History, row, write
+from fleet_history import BEGIN, END, History, row, write_parquet
 from fleet_views import text_of
 
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import open_study
 from healthd.fleet.tables import TABLES
-from tests.fleet.test_fleet_cli import fleet
+from tests.cli.test_fleet_command import fleet
 
 pytestmark = pytest.mark.one_python
 
@@ -25,18 +25,18 @@ except ModuleNotFoundError as error:
         raise
 
 HOUR = 3600
-THE_COMMAND = ("ettr", "--gpus", "16384", "--checkpoint", "60m", "--restart", "5m", "--rate", "6.5")
+README_COMMAND = ("ettr", "--gpus", "16384", "--checkpoint", "60m", "--restart", "5m", "--rate", "6.5")
 
 
-def test_the_command_of_the_readme_says_what_it_says():
-    status, out, _ = fleet(*THE_COMMAND)
+def test_readme_command_prints_documented_ettr():
+    status, out, _ = fleet(*README_COMMAND)
     assert status == 0
     assert "ETTR 0.71" in out
 
 
-def test_all_parameters_are_said_and_come_back():
-    of_job = ("--gpus-per-node", "8", "--queue", "0", "--write", "0", "--productive", "30d", "--seed", "7")
-    status, out, _ = fleet(*THE_COMMAND, *of_job, "--json")
+def test_json_has_all_parameters():
+    job_options = ("--gpus-per-node", "8", "--queue", "0", "--write", "0", "--productive", "30d", "--seed", "7")
+    status, out, _ = fleet(*README_COMMAND, *job_options, "--json")
     found = json.loads(out)
     assert status == 0
     assert found["parameters"] == {
@@ -66,14 +66,14 @@ def test_all_parameters_are_said_and_come_back():
         ("--seed", "-1"),
     ],
 )
-def test_a_value_that_cannot_be_is_one_sentence(flag, value):
+def test_invalid_value_is_usage_error(flag, value):
     status, out, err = fleet("ettr", "--rate=6.5", f"{flag}={value}")
     assert (status, out) == (64, "")
     assert err.count("\n") == 1
     assert flag in err
 
 
-def test_a_job_without_progress_warns_and_others_do_not():
+def test_job_without_progress_warns():
     assert ettr.ettr_for_rate(2048, 6.5)["warnings"] == []
     assert ettr.ettr_for_rate(100_000, 6.5, checkpoint_seconds=420)["warnings"] == []
     beyond = ettr.ettr_for_rate(131_072, 200)
@@ -83,7 +83,7 @@ def test_a_job_without_progress_warns_and_others_do_not():
 
 
 @pytest.mark.parametrize(("gpus", "r_f", "low", "high"), [(16_384, 8.0, 7.22, 8.83), (100_000, 6.5, 5.5, 7.6)])
-def test_ettr_headline_and_interval_agree_with_the_simulation(gpus: int, r_f: float, low: float, high: float) -> None:
+def test_headline_and_interval_agree_with_simulation(gpus: int, r_f: float, low: float, high: float) -> None:
     """At every rate within the interval of r_f, the simulated ETTR lies within the interval of the headline."""
     job = ettr.Job(gpus / 8, r_f)
     found = ettr.ettr_values(job, gpus, 8, ettr.SEED, (low, high))
@@ -96,14 +96,14 @@ def test_ettr_headline_and_interval_agree_with_the_simulation(gpus: int, r_f: fl
     assert f"ETTR {found['exact']:.2f} (95 %: {found['interval'][0]:.2f} to {found['interval'][1]:.2f})" in text
 
 
-def test_the_grid_has_each_size_beside_each_interval_and_rate():
+def test_grid_covers_checkpoints_and_rates():
     found = ettr.ettr_for_rate(16_384, 6.5)["grid"]
-    of_60_minutes = [one["ettr"] for one in found["by_checkpoint"] if one["checkpoint_seconds"] == 3600]
-    assert of_60_minutes == sorted(of_60_minutes, reverse=True)
-    assert {one["rate"] for one in found["by_rate"]} == set(ettr.GRID_RATES)
+    hourly = [entry["ettr"] for entry in found["by_checkpoint"] if entry["checkpoint_seconds"] == 3600]
+    assert hourly == sorted(hourly, reverse=True)
+    assert {entry["rate"] for entry in found["by_rate"]} == set(ettr.GRID_RATES)
 
 
-def run_of(made: History, key: str, attempts: list[tuple[float, float, str]], *, gpus: int = 256) -> None:
+def add_run(made: History, key: str, attempts: list[tuple[float, float, str]], *, gpus: int = 256) -> None:
     """Add a run. Each attempt has queued hours, running hours and a state; they follow one another."""
     at = BEGIN
     for queued, ran, state in attempts:
@@ -126,16 +126,16 @@ def run_of(made: History, key: str, attempts: list[tuple[float, float, str]], *,
         at = start + int(ran * HOUR)
 
 
-def told(made: History, folder: Path, **given: float) -> dict:
-    with open_study(write(made, folder), BEGIN, END) as study:
-        return ettr.ettr(study, **given)
+def ettr_of(made: History, folder: Path, **options: float) -> dict:
+    with open_study(write_parquet(made, folder), BEGIN, END) as study:
+        return ettr.ettr(study, **options)
 
 
-def test_a_run_loses_its_starts_and_half_an_interval_for_each_interruption(tmp_path):
+def test_run_loses_starts_and_half_interval_per_interruption(tmp_path):
     made: History = {name: [] for name in TABLES}
-    run_of(made, "long", [(1, 20, "NODE_FAIL"), (2, 0.25, "PREEMPTED"), (0, 10, "COMPLETED")])
-    run_of(made, "short", [(0, 23, "COMPLETED")])
-    found = told(made, tmp_path)
+    add_run(made, "long", [(1, 20, "NODE_FAIL"), (2, 0.25, "PREEMPTED"), (0, 10, "COMPLETED")])
+    add_run(made, "short", [(0, 23, "COMPLETED")])
+    found = ettr_of(made, tmp_path)
     (row_,) = found["measured"]
     # 20 h lose 5 + 30 min, 0.25 h lose all 15 min, 10 h lose 5 min; 30.25 h of running and 3 h in the queue.
     lost = (35 + 15 + 5) / 60
@@ -148,48 +148,48 @@ def test_a_run_loses_its_starts_and_half_an_interval_for_each_interruption(tmp_p
     assert "Measured, runs of 24 h or more" in text_of(found, Page())
 
 
-def test_jobs_of_one_name_that_ran_at_once_are_left_out_and_counted(tmp_path):
+def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):
     made: History = {name: [] for name in TABLES}
     for _ in range(2):
-        run_of(made, "family", [(0, 30, "COMPLETED")])
-    found = told(made, tmp_path)
+        add_run(made, "family", [(0, 30, "COMPLETED")])
+    found = ettr_of(made, tmp_path)
     assert (found["measured"], found["families"]) == ([], 1)
     assert any("1 run of 24 h or more is left out" in note for note in found["notes"])
 
 
-def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
+def test_rate_option_replaces_missing_large_jobs(tmp_path):
     made: History = {name: [] for name in TABLES}
-    run_of(made, "small", [(0, 30, "COMPLETED")], gpus=8)
+    add_run(made, "small", [(0, 30, "COMPLETED")], gpus=8)
     with pytest.raises(Unanswerable, match="give one with --rate"):
-        told(made, tmp_path)
-    found = told(made, tmp_path, r_f=6.5)
+        ettr_of(made, tmp_path)
+    found = ettr_of(made, tmp_path, r_f=6.5)
     assert (found["parameters"]["rate"], found["interval"]) == (6.5, None)
     assert found["measured"][0]["runs"] == 1
 
 
-def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
+def test_run_ettr_is_productive_share_of_run():
     for lost in (0, 50, 100):
         run = ettr.JobRun("c1", 1, 8, 1, 1, 0, 100, 20, lost)
         assert ettr.run_ettr(run) == pytest.approx((100 - lost) / 120)
 
 
-def test_a_store_without_a_failure_knows_only_the_lower_end_and_says_so(tmp_path):
+def test_store_without_failures_warns_about_lower_bound(tmp_path):
     made: History = {name: [] for name in TABLES}
-    run_of(made, "long", [(1, 30, "COMPLETED")])
-    found = told(made, tmp_path)
+    add_run(made, "long", [(1, 30, "COMPLETED")])
+    found = ettr_of(made, tmp_path)
     assert found["parameters"]["rate"] == 0
-    assert any("no failure was seen" in one for one in found["warnings"])
-    assert not any("no failure was seen" in one for one in told(made, tmp_path, r_f=0.0)["warnings"])
+    assert any("no failure was seen" in warning for warning in found["warnings"])
+    assert not any("no failure was seen" in warning for warning in ettr_of(made, tmp_path, r_f=0.0)["warnings"])
 
 
-def test_why_no_interval_is_advised_is_said():
+def test_missing_interval_advice_is_explained():
     status, out, _ = fleet("ettr", "--rate", "6.5", "--write", "500d")
     assert status == 0
     assert "writing a checkpoint takes more than half the time between two failures" in " ".join(out.split())
     assert "Daly and Young's interval" not in out
 
 
-def test_ettr_explains_the_simulated_mean_for_a_job_that_ends():
+def test_view_explains_simulated_mean_for_finite_job():
     short = text_of(ettr.ettr_for_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
     assert ettr.RUN_MEAN_NOTE in " ".join(short.split())
     assert ettr.RUN_MEAN_NOTE not in " ".join(text_of(ettr.ettr_for_rate(16_384, 6.5), Page()).split())

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fleet_history import BEGIN, END, HOUR, History, history, row, write
+from fleet_history import BEGIN, END, HOUR, History, history, row, write_parquet
 from fleet_views import text_of
 
 from healthd.common.page import Page
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.one_python
 @contextmanager
 def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with open_study(write(made, folder), BEGIN, END, chosen) as asked:
-        yield asked
+    with open_study(write_parquet(made, folder), BEGIN, END, chosen) as opened:
+        yield opened
 
 
-def asked_of(made: History, folder: Path, **flags: Any) -> Document:
-    with study(made, folder) as asked:
-        return goodput.goodput(asked, **flags)
+def goodput_of(made: History, folder: Path, **flags: Any) -> Document:
+    with study(made, folder) as opened:
+        return goodput.goodput(opened, **flags)
 
 
 class Made:
@@ -47,8 +47,8 @@ class Made:
             "start_time": None if start is None else BEGIN + start,
             "end_time": None if end is None else BEGIN + end,
         }
-        asked = {"cluster": "c1", "db_index": index, "job_id": index, "gpus": 8 * len(nodes), "nodes": len(nodes)}
-        self.history["jobs"].append(row("jobs", state=state, **{**asked, **times, **more}))
+        columns = {"cluster": "c1", "db_index": index, "job_id": index, "gpus": 8 * len(nodes), "nodes": len(nodes)}
+        self.history["jobs"].append(row("jobs", state=state, **{**columns, **times, **more}))
         self.history["job_nodes"] += [
             row("job_nodes", cluster="c1", db_index=index, node=node, **times, gpus=8.0) for node in nodes
         ]
@@ -81,7 +81,7 @@ class Made:
         )
 
 
-def after_a_node_failed() -> Made:
+def history_after_node_fail() -> Made:
     """Job 1 (16 GPUs) lost a node. Its requeue preempted job 2; job 4 preempted job 3."""
     made = Made()
     made.job(1, "NODE_FAIL", 0, 2 * HOUR, "ab")
@@ -94,44 +94,47 @@ def after_a_node_failed() -> Made:
     return made
 
 
-def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_requeue_of_second(tmp_path: Path) -> None:
-    told = asked_of(after_a_node_failed().history, tmp_path, price=3.0)
-    first, second = told["first_order"], told["second_order"]
+def test_node_fail_is_first_order_and_preemption_by_requeue_second(tmp_path: Path) -> None:
+    answer = goodput_of(history_after_node_fail().history, tmp_path, price=3.0)
+    first, second = answer["first_order"], answer["second_order"]
     assert (first["jobs"], first["gpu_seconds"], first["gpu_hours"], first["cost"]) == (1, 16 * 1800, 8.0, 24.0)
     assert (second["jobs"], second["gpu_hours"], second["cost"]) == (1, 4.0, 12.0)
-    assert told["share_second_order"] == pytest.approx(1 / 3)
-    assert told["preempted_by_others"]["jobs"] == 1
-    assert [one["jobs"] for one in second["by_how"]] == [1, 0]
-    shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
-    assert shown == [(8, 0, 1), (16, 1, 0)]
-    assert not goodput.has_findings(told)
-    assert "33.3 % of the loss is of second order" in text_of(told, Page())
+    assert answer["share_second_order"] == pytest.approx(1 / 3)
+    assert answer["preempted_by_others"]["jobs"] == 1
+    assert [entry["jobs"] for entry in second["by_how"]] == [1, 0]
+    size_counts = [
+        (entry["gpus_up_to"], entry["first_order"]["jobs"], entry["second_order"]["jobs"])
+        for entry in answer["by_size"]
+    ]
+    assert size_counts == [(8, 0, 1), (16, 1, 0)]
+    assert not goodput.has_findings(answer)
+    assert "33.3 % of the loss is of second order" in text_of(answer, Page())
 
 
-def test_without_a_log_the_preemptor_is_inferred_and_counted_apart(tmp_path: Path) -> None:
-    made = after_a_node_failed().history
+def test_preemptor_is_inferred_without_log(tmp_path: Path) -> None:
+    made = history_after_node_fail().history
     made["preemptions"] = []
-    told = asked_of(made, tmp_path)
-    logged, inferred = told["second_order"]["by_how"]
+    answer = goodput_of(made, tmp_path)
+    logged, inferred = answer["second_order"]["by_how"]
     assert (logged["how"], logged["jobs"]) == ("logged", 0)
     assert (inferred["how"], inferred["jobs"], inferred["gpu_hours"]) == ("inferred", 1, 4.0)
 
 
-def test_a_preemptor_that_nobody_knows_may_be_of_second_order_and_is_said_to(tmp_path: Path) -> None:
+def test_unknown_preemptor_is_noted(tmp_path: Path) -> None:
     made = Made()
     made.job(1, "PREEMPTED", 0, HOUR)
-    told = asked_of(made.history, tmp_path)
-    assert (told["preempted_by_unknown"]["jobs"], told["second_order"]["jobs"]) == (1, 0)
-    assert any("--slurmctld-log" in note for note in told["notes"])
-    assert told["share_second_order"] is None
-    assert "No loss is known" in text_of(told, Page())
+    answer = goodput_of(made.history, tmp_path)
+    assert (answer["preempted_by_unknown"]["jobs"], answer["second_order"]["jobs"]) == (1, 0)
+    assert any("--slurmctld-log" in note for note in answer["notes"])
+    assert answer["share_second_order"] is None
+    assert "No loss is known" in text_of(answer, Page())
 
 
-def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> None:
+def test_only_requeue_right_after_failure_counts(tmp_path: Path) -> None:
     """The job was requeued again for another reason before its requeue preempted job 2."""
-    made = after_a_node_failed()
+    made = history_after_node_fail()
     made.job(12, "REQUEUED", 2 * HOUR + 200, 2 * HOUR + 300, "ab", job_id=1)
-    assert asked_of(made.history, tmp_path)["second_order"]["jobs"] == 0
+    assert goodput_of(made.history, tmp_path)["second_order"]["jobs"] == 0
 
 
 @pytest.mark.parametrize(
@@ -144,13 +147,11 @@ def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> 
         ("pcie_link/slow", "degraded", 0),
     ],
 )
-def test_a_failed_job_counts_where_a_check_that_drains_fired_beside_it_that_is_no_programs_own(
-    tmp_path: Path, code: str, severity: str, counts: int
-) -> None:
+def test_failed_job_counts_only_with_draining_node_fault(tmp_path: Path, code: str, severity: str, counts: int) -> None:
     made = Made()
     made.job(1, "FAILED", 0, HOUR)
     made.condition(HOUR - 60, code, severity)
-    failed = asked_of(made.history, tmp_path)["first_order"]["by_end"][1]
+    failed = goodput_of(made.history, tmp_path)["first_order"]["by_end"][1]
     assert (failed["ended"], failed["jobs"]) == ("failed", counts)
 
 
@@ -163,29 +164,29 @@ def test_a_failed_job_counts_where_a_check_that_drains_fired_beside_it_that_is_n
         ("5_3", {"job_id": 7, "array_job_id": 5, "array_task_id": 2}, 0),
     ],
 )
-def test_a_requeued_job_counts_where_healthd_says_that_it_requeued_it(
+def test_requeued_job_counts_if_healthd_requeued_it(
     tmp_path: Path, named: str, job: dict[str, int], counts: int
 ) -> None:
     made = Made()
     made.job(1, "REQUEUED", 0, HOUR, **job)
     for stage in ("sent", "confirmed"):
         made.line(HOUR + 1, "requeue", stage=stage, rest=json.dumps({"job": named}, separators=(",", ":")))
-    requeued = asked_of(made.history, tmp_path)["first_order"]["by_end"][2]
+    requeued = goodput_of(made.history, tmp_path)["first_order"]["by_end"][2]
     assert (requeued["ended"], requeued["jobs"]) == ("requeued", counts)
 
 
-def test_a_job_loses_no_more_than_it_ran_and_no_more_than_half_the_time_between_checkpoints(tmp_path: Path) -> None:
+def test_loss_is_capped_at_runtime_and_half_checkpoint(tmp_path: Path) -> None:
     made = Made()
     made.job(1, "NODE_FAIL", 0, 600)
     made.job(2, "NODE_FAIL", 0, HOUR)
     made.job(3, "NODE_FAIL", HOUR, 0)  # it ends before it starts
-    assert asked_of(made.history, tmp_path / "a")["first_order"]["gpu_seconds"] == 8 * (600 + 1800)
-    told = asked_of(made.history, tmp_path / "b", checkpoint=600.0)
-    assert (told["first_order"]["jobs"], told["first_order"]["gpu_seconds"]) == (3, 8 * (300 + 300))
-    assert told["loss_at_most_seconds"] == 300
+    assert goodput_of(made.history, tmp_path / "a")["first_order"]["gpu_seconds"] == 8 * (600 + 1800)
+    answer = goodput_of(made.history, tmp_path / "b", checkpoint=600.0)
+    assert (answer["first_order"]["jobs"], answer["first_order"]["gpu_seconds"]) == (3, 8 * (300 + 300))
+    assert answer["loss_at_most_seconds"] == 300
 
 
-def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path) -> None:
+def test_job_ended_repeatedly_by_nodes_is_requeue_loop(tmp_path: Path) -> None:
     made = Made()
     for number in range(5):
         made.job(10 + number, "NODE_FAIL", number * HOUR, number * HOUR + 1800, "ab", job_id=1)
@@ -193,76 +194,78 @@ def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path
     made.preempted(HOUR - 30, 2, 1)
     for number in range(4):
         made.job(20 + number, "NODE_FAIL", number * HOUR, number * HOUR + 1800, "e", job_id=3)
-    told = asked_of(made.history, tmp_path)
-    (loop,) = told["requeue_loops"]
+    answer = goodput_of(made.history, tmp_path)
+    (loop,) = answer["requeue_loops"]
     assert (loop["job_id"], loop["ends"], loop["gpus"]) == (1, 5, 16)
     assert (loop["preemptions"], loop["preempted_gpus"]) == (1, 8)
     assert loop["first_order_gpu_seconds"] == 5 * 16 * 1800
     assert loop["second_order_gpu_seconds"] == 8 * 1800
-    assert goodput.has_findings(told)
-    assert "5 times" in text_of(told, Page())
+    assert goodput.has_findings(answer)
+    assert "5 times" in text_of(answer, Page())
 
 
-def test_the_orders_sum_over_sizes_and_ways_to_the_whole_and_rows_may_come_in_any_order(tmp_path: Path) -> None:
+def test_goodput_sums_match_totals_in_any_row_order(tmp_path: Path) -> None:
     lost = 0
     for seed in range(3):
         made = history(Random(seed), 40)
-        told = asked_of(made, tmp_path / f"{seed}a")
+        answer = goodput_of(made, tmp_path / f"{seed}a")
         for order, ways in (("first_order", "by_end"), ("second_order", "by_how")):
-            its_own = told[order]
+            totals = answer[order]
             for key in ("jobs", "gpu_seconds"):
-                assert sum(one[order][key] for one in told["by_size"]) == its_own[key]
-                assert sum(one[key] for one in its_own[ways]) == its_own[key]
-            lost += its_own["jobs"]
+                assert sum(entry[order][key] for entry in answer["by_size"]) == totals[key]
+                assert sum(entry[key] for entry in totals[ways]) == totals[key]
+            lost += totals["jobs"]
         (tmp_path / f"{seed}b").mkdir()
-        with open_study(write(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
-            assert goodput.goodput(shuffled) == told
+        with open_study(write_parquet(made, tmp_path / f"{seed}b", 3, Random(seed)), BEGIN, END) as shuffled:
+            assert goodput.goodput(shuffled) == answer
     assert lost > 10
 
 
-def test_a_choice_leaves_the_victims_that_are_it_whoever_took_their_nodes(tmp_path: Path) -> None:
-    made = after_a_node_failed().history
+def test_choice_selects_victims(tmp_path: Path) -> None:
+    made = history_after_node_fail().history
     for job in made["jobs"]:
         job["account"] = "speech" if job["job_id"] == 2 else "vision"
-    with study(made, tmp_path, Choice(account="speech")) as asked:
-        told = goodput.goodput(asked)
-    assert (told["first_order"]["jobs"], told["second_order"]["jobs"]) == (0, 1)
+    with study(made, tmp_path, Choice(account="speech")) as opened:
+        answer = goodput.goodput(opened)
+    assert (answer["first_order"]["jobs"], answer["second_order"]["jobs"]) == (0, 1)
 
 
-def test_jobs_whose_gpus_are_not_known_lose_nothing_and_are_named(tmp_path: Path) -> None:
+def test_jobs_with_unknown_gpus_lose_nothing_and_are_noted(tmp_path: Path) -> None:
     made = Made()
     made.job(1, "NODE_FAIL", 0, HOUR, gpus=None)
     made.job(2, "NODE_FAIL", None, HOUR, "")
-    told = asked_of(made.history, tmp_path)
-    assert (told["first_order"]["jobs"], told["first_order"]["gpu_seconds"]) == (2, 0)
-    assert any("1 job ended by nodes had an unknown number of GPUs" in note for note in told["notes"])
+    answer = goodput_of(made.history, tmp_path)
+    assert (answer["first_order"]["jobs"], answer["first_order"]["gpu_seconds"]) == (2, 0)
+    assert any("1 job ended by nodes had an unknown number of GPUs" in note for note in answer["notes"])
 
 
-def test_a_store_without_jobs_and_flags_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_goodput_rejects_empty_store_and_invalid_flags(tmp_path: Path) -> None:
     empty: History = {name: [] for name in TABLES}
     with pytest.raises(Unanswerable, match="the store has no jobs"):
-        asked_of(empty, tmp_path / "a")
+        goodput_of(empty, tmp_path / "a")
     for flags in ({"checkpoint": 0.0}, {"checkpoint": float("nan")}, {"price": -1.0}, {"price": float("inf")}):
         with pytest.raises(WrongChoice, match="--"):
-            asked_of(after_a_node_failed().history, tmp_path / "b", **flags)
+            goodput_of(history_after_node_fail().history, tmp_path / "b", **flags)
 
 
-def test_one_row_that_is_not_over_has_lost_nothing(tmp_path: Path) -> None:
+def test_running_job_has_lost_nothing(tmp_path: Path) -> None:
     made = Made()
     made.job(1, "RUNNING", 0, None)
-    told = asked_of(made.history, tmp_path)
-    assert (told["first_order"]["jobs"], told["by_size"], told["requeue_loops"]) == (0, [], [])
+    answer = goodput_of(made.history, tmp_path)
+    assert (answer["first_order"]["jobs"], answer["by_size"], answer["requeue_loops"]) == (0, [], [])
 
 
-def test_the_classes_of_size_are_those_of_the_question_states(tmp_path: Path) -> None:
+def test_size_classes_match_those_of_states(tmp_path: Path) -> None:
     made = Made()
     for number, gpus in enumerate([None, 0, *(2**k + d for k in range(17) for d in (-1, 0, 1))]):
         made.job(number + 1, f"S{number}", 0, 60, gpus=gpus)
-    with study(made.history, tmp_path) as asked:
-        asked.compute_tables("states")
-        theirs = asked.database.rows("SELECT state, gpus_up_to FROM states ORDER BY state")
-        ours = asked.database.rows(f"SELECT state, {size_class_sql('gpus')} AS gpus_up_to FROM jobs ORDER BY state")
-    assert ours == theirs
+    with study(made.history, tmp_path) as opened:
+        opened.compute_tables("states")
+        states_rows = opened.database.rows("SELECT state, gpus_up_to FROM states ORDER BY state")
+        own_rows = opened.database.rows(
+            f"SELECT state, {size_class_sql('gpus')} AS gpus_up_to FROM jobs ORDER BY state"
+        )
+    assert own_rows == states_rows
     assert [format_size(size) for size in (None, 0, 1, 2, 4, 2048)] == [
         *("not known", "0", "1", "2", "3-4"),
         "1,025-2,048",

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fleet_history import BEGIN, CLUSTERS, DAY, END, HOUR, NODES, History, history, row, write
+from fleet_history import BEGIN, CLUSTERS, DAY, END, HOUR, NODES, History, history, row, write_parquet
 from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,7 +77,7 @@ def empty() -> History:
     return {name: [] for name in TABLES}
 
 
-def fleet(nodes: int = FLEET) -> History:
+def healthy_fleet(nodes: int = FLEET) -> History:
     """Return a fleet where each node completed one job and every tenth node failed once."""
     made = empty()
     for number in range(nodes):
@@ -114,10 +114,10 @@ def died(made: History, node: str, at: int, others: int = 0, job_id: int | None 
     down(made, node, at)
 
 
-def seen(made: History, node: str, at: int, code: str, severity: str = "critical") -> None:
+def add_event(made: History, node: str, at: int, code: str, severity: str = "critical") -> None:
     condition = {"check_name": code.partition("/")[0], "code": code, "severity": severity, "kind": "edge"}
     number = len(made["events"]) + 1
-    its = {"seq": number, "stream_id": f"s{node}", "boot_id": "b", "time": at, "mono": float(at - BEGIN)}
+    stream_fields = {"seq": number, "stream_id": f"s{node}", "boot_id": "b", "time": at, "mono": float(at - BEGIN)}
     made["events"].append(
         row(
             "events",
@@ -131,42 +131,42 @@ def seen(made: History, node: str, at: int, code: str, severity: str = "critical
             last_time=at,
             times=1,
             subject="gpu",
-            **its,
+            **stream_fields,
             **condition,
         )
     )
 
 
-def told(made: History, folder: Path, chosen: Choice | None = None, **given_to: Any) -> Document:
+def lemons_of(made: History, folder: Path, chosen: Choice | None = None, **options: Any) -> Document:
     folder.mkdir(exist_ok=True)
-    with open_study(write(made, folder), BEGIN - DAY, TO, chosen) as study:
-        return lemons.lemons(study, **given_to)
+    with open_study(write_parquet(made, folder), BEGIN - DAY, TO, chosen) as study:
+        return lemons.lemons(study, **options)
 
 
-def names(document: Document) -> list[str]:
-    return [one["node"] for one in document["nodes"]]
+def lemon_names(document: Document) -> list[str]:
+    return [entry["node"] for entry in document["nodes"]]
 
 
 # --- lemons
 
 
-def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_path: Path) -> None:
-    made = fleet()
+def test_node_with_repeated_job_failures_is_lemon_with_reason(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (7 * week + 3) * DAY, others=63)
-    document = told(made, tmp_path)
-    assert names(document) == ["g005"]
-    (one,) = document["nodes"]
-    assert one["signals"] == {
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == ["g005"]
+    (entry,) = document["nodes"]
+    assert entry["signals"] == {
         **dict.fromkeys(lemons.SIGNALS, 0),
         "multi_node_node_fails": 4,
         "out_count": 4,
         "single_node_node_failure_rate": 0.0,
     }
-    assert one["score"] > 5
-    assert one["probability"] > 0.9
-    assert len(one["evidence"]) == 4
-    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in one["evidence"][0]["text"]
+    assert entry["score"] > 5
+    assert entry["probability"] > 0.9
+    assert len(entry["evidence"]) == 4
+    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in entry["evidence"][0]["text"]
     text = text_of(document, Page())
     assert "g005: 4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
     assert "; fleet median 0\n" in text
@@ -178,10 +178,10 @@ def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_p
     json.dumps(document, allow_nan=False)
 
 
-def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Path) -> None:
-    made = fleet()
+def test_signals_of_one_failure_are_one_incident(tmp_path: Path) -> None:
+    made = healthy_fleet()
     at = BEGIN + 5 * DAY
-    seen(made, "g005", at, "gpu_xid/79")
+    add_event(made, "g005", at, "gpu_xid/79")
     job(made, ["g005", "g006"], at + 60, "FAILED")
     job(made, ["g005"], at + 61, "FAILED")
     made["node_states"].append(
@@ -198,16 +198,16 @@ def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Pa
     )
     made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, text="swap GPU"))
     down(made, "g005", at + 3 * HOUR, at + 2 * DAY)
-    document = told(made, tmp_path)
-    assert names(document) == [], "all signals belong to one event"
-    (one,) = [one for one in document["candidates"] if one["node"] == "g005"]
-    assert one["incidents"] == 1
-    assert one["signals"]["multi_node_node_fails"] == one["signals"]["single_node_node_fails"] == 1
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == [], "all signals belong to one event"
+    (entry,) = [entry for entry in document["candidates"] if entry["node"] == "g005"]
+    assert entry["incidents"] == 1
+    assert entry["signals"]["multi_node_node_fails"] == entry["signals"]["single_node_node_fails"] == 1
 
 
-def drained(made: History, node: str, at: int, code: str) -> None:
+def add_drain(made: History, node: str, at: int, code: str) -> None:
     """Let healthd drain the idle node for a condition."""
-    seen(made, node, at, code)
+    add_event(made, node, at, code)
     reason = f"healthd: {code} gpu: broken"
     times = {"start_time": at + 3, "end_time": at + 8 * HOUR}
     made["node_states"].append(
@@ -217,158 +217,158 @@ def drained(made: History, node: str, at: int, code: str) -> None:
 
 def idle_fleet_with_one_bad_node() -> History:
     """Return a fleet where most drains meet no job; g005 is drained five times in 28 days, without a job."""
-    made = fleet()
+    made = healthy_fleet()
     for number in range(10, 26):
-        drained(made, f"g{number:03d}", BEGIN + number * DAY, "gpu_xid/79")
+        add_drain(made, f"g{number:03d}", BEGIN + number * DAY, "gpu_xid/79")
     for number in (31, 32, 33):
-        seen(made, f"g{number:03d}", BEGIN + number % 7 * DAY, "gpu_xid/79")
+        add_event(made, f"g{number:03d}", BEGIN + number % 7 * DAY, "gpu_xid/79")
         job(made, [f"g{number:03d}"], BEGIN + number % 7 * DAY + 30, "FAILED")
     for time in range(5):
-        drained(made, "g005", BEGIN + (5 * time + 2) * DAY, "gpu_xid/79")
+        add_drain(made, "g005", BEGIN + (5 * time + 2) * DAY, "gpu_xid/79")
     return made
 
 
 def fleet_with_one_uncertain_node() -> History:
     """g005 failed four times before the last 7 days and once in them."""
-    made = fleet()
+    made = healthy_fleet()
     for day in (2, 7, 12, 17, 25):
         died(made, "g005", BEGIN + day * DAY)
     return made
 
 
-def test_a_node_that_was_out_five_times_in_28_days_is_a_lemon(tmp_path: Path) -> None:
-    document = told(idle_fleet_with_one_bad_node(), tmp_path)
-    (one,) = [one for one in document["nodes"] if one["node"] == "g005"]
-    assert (one["events"], one["signals"]["out_count"]) == (5, 5)
-    assert one["probability"] > 0.7
-    assert one["certain"]
+def test_node_out_five_times_in_28_days_is_lemon(tmp_path: Path) -> None:
+    document = lemons_of(idle_fleet_with_one_bad_node(), tmp_path)
+    (entry,) = [entry for entry in document["nodes"] if entry["node"] == "g005"]
+    assert (entry["events"], entry["signals"]["out_count"]) == (5, 5)
+    assert entry["probability"] > 0.7
+    assert entry["certain"]
 
 
-def test_apply_leaves_an_uncertain_lemon_unless_a_probability_is_given(tmp_path: Path) -> None:
+def test_uncertain_lemon_is_certain_only_with_min_probability(tmp_path: Path) -> None:
     made = fleet_with_one_uncertain_node()
-    document = told(made, tmp_path, window_days=7)
-    assert [one["certain"] for one in document["nodes"] if one["node"] == "g005"] == [False]
+    document = lemons_of(made, tmp_path, window_days=7)
+    assert [entry["certain"] for entry in document["nodes"] if entry["node"] == "g005"] == [False]
     assert lemons.NOT_DRAINED_NOTE in text_of(document, Page())
-    asked = told(made, tmp_path, window_days=7, min_probability=0.3)
-    assert [one["certain"] for one in asked["nodes"] if one["node"] == "g005"] == [True]
-    assert "g005" not in names(told(made, tmp_path, window_days=7, min_probability=1.0))
+    with_probability = lemons_of(made, tmp_path, window_days=7, min_probability=0.3)
+    assert [entry["certain"] for entry in with_probability["nodes"] if entry["node"] == "g005"] == [True]
+    assert "g005" not in lemon_names(lemons_of(made, tmp_path, window_days=7, min_probability=1.0))
 
 
-def test_what_users_exclude_makes_no_lemon(tmp_path: Path) -> None:
-    made = fleet()
+def test_exclusions_alone_make_no_lemon(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for number in range(500):
         made["exclusions"].append(
             row("exclusions", cluster="c1", node="g005", job_id=number, submit_time=BEGIN + number, source="script")
         )
-    document = told(made, tmp_path)
-    assert names(document) == []
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == []
     assert document["cdfs"]["excl_jobid_count"][-1] == [500, 1.0]
 
 
-def test_a_users_mistake_is_no_nodes(tmp_path: Path) -> None:
-    made = fleet()
+def test_user_faults_make_no_lemon(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for day in range(20):
         job(made, ["g005"], BEGIN + day * DAY, "FAILED")
-        seen(made, "g005", BEGIN + day * DAY - 5, "gpu_xid/31", "warning")
-    assert names(told(made, tmp_path)) == []
+        add_event(made, "g005", BEGIN + day * DAY - 5, "gpu_xid/31", "warning")
+    assert lemon_names(lemons_of(made, tmp_path)) == []
 
 
-def test_a_job_under_which_nodes_die_in_turn_makes_none_of_them_a_lemon(tmp_path: Path) -> None:
-    made = fleet()
+def test_job_killing_nodes_in_turn_makes_no_lemon(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for turn in range(24):
         died(made, f"g00{turn % 6}", BEGIN + turn * DAY + 60 * turn, others=63, job_id=4711)
-    document = told(made, tmp_path)
-    assert not {f"g00{number}" for number in range(6)} & set(names(document))
+    document = lemons_of(made, tmp_path)
+    assert not {f"g00{number}" for number in range(6)} & set(lemon_names(document))
 
 
-def test_no_more_than_two_percent_are_lemons_and_the_worst_of_them(tmp_path: Path) -> None:
-    made = fleet()
+def test_lemons_are_limited_to_worst_two_percent(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for number in range(6):
         for time in range(3 + number):
             died(made, f"g00{number}", BEGIN + (3 * time + 1) * DAY + number)
-    assert names(told(made, tmp_path)) == ["g005", "g004"]
+    assert lemon_names(lemons_of(made, tmp_path)) == ["g005", "g004"]
 
 
-@pytest.mark.parametrize(("nodes", "most"), [(0, 0), (1, 0), (2, 1), (49, 1), (99, 1), (100, 2), (149, 2), (2000, 40)])
-def test_the_most_is_two_percent_and_one_of_a_small_fleet(nodes: int, most: int) -> None:
-    assert lemons.max_lemons(nodes) == most
+@pytest.mark.parametrize(("nodes", "limit"), [(0, 0), (1, 0), (2, 1), (49, 1), (99, 1), (100, 2), (149, 2), (2000, 40)])
+def test_max_lemons_is_two_percent_or_one_of_small_fleet(nodes: int, limit: int) -> None:
+    assert lemons.max_lemons(nodes) == limit
 
 
-def test_the_end_of_the_time_is_what_is_known_before_it_in_any_table(tmp_path: Path) -> None:
-    made = fleet()
+def test_window_ends_at_newest_time_in_any_table(tmp_path: Path) -> None:
+    made = healthy_fleet()
     job(made, ["g000"], TO + DAY, "COMPLETED")
     made["failures"].append(row("failures", cluster="c1", node="g001", time=BEGIN + DAY, kind="hw"))
-    document = told(made, tmp_path)
-    assert document["window"]["to_time"] == max(one["end_time"] for one in made["jobs"][:-1]) + 1
+    document = lemons_of(made, tmp_path)
+    assert document["window"]["to_time"] == max(entry["end_time"] for entry in made["jobs"][:-1]) + 1
 
 
-def test_jobs_that_ended_long_before_the_rest_make_what_is_known_old(tmp_path: Path) -> None:
-    made = fleet()
+def test_known_until_is_end_of_last_job(tmp_path: Path) -> None:
+    made = healthy_fleet()
     made["failures"].append(row("failures", cluster="c1", node="g001", time=TO - 1, kind="hw"))
-    document = told(made, tmp_path)
+    document = lemons_of(made, tmp_path)
     assert document["window"]["to_time"] == TO
-    assert document["window"]["known_until"] == max(one["end_time"] for one in made["jobs"])
+    assert document["window"]["known_until"] == max(entry["end_time"] for entry in made["jobs"])
 
 
-def test_another_clusters_news_say_nothing_of_the_chosen_one(tmp_path: Path) -> None:
-    made = fleet()
+def test_known_until_ignores_other_clusters(tmp_path: Path) -> None:
+    made = healthy_fleet()
     made["failures"].append(row("failures", cluster="far", node="f1", time=TO - 1, kind="hw"))
-    document = told(made, tmp_path, Choice(cluster="c1"))
-    assert document["window"]["known_until"] == max(one["end_time"] for one in made["jobs"])
+    document = lemons_of(made, tmp_path, Choice(cluster="c1"))
+    assert document["window"]["known_until"] == max(entry["end_time"] for entry in made["jobs"])
 
 
-def test_the_whole_cluster_is_counted_whatever_is_chosen_of_it(tmp_path: Path) -> None:
-    made = fleet()
+def test_cluster_size_counts_unchosen_nodes(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for number, node in enumerate(made["nodes"]):
         node["switch"] = f"leaf{number % 10}"
-    (one,) = told(made, tmp_path, Choice(switch="leaf3"))["fleets"]
-    assert (one["nodes"], one["cluster_nodes"]) == (10, 100)
+    (entry,) = lemons_of(made, tmp_path, Choice(switch="leaf3"))["fleets"]
+    assert (entry["nodes"], entry["cluster_nodes"]) == (10, 100)
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old: bool) -> None:
-    made = fleet()
+def test_old_store_is_noted_before_commands(tmp_path: Path, old: bool) -> None:
+    made = healthy_fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY)
-    text = text_of(told(made, tmp_path) | {"old": old}, Page())
+    text = text_of(lemons_of(made, tmp_path) | {"old": old}, Page())
     before, line, _ = text.partition("scontrol update")
     assert line
     assert ("The store ends at " in before) == old
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"),
+    ("nodes", "text"),
     [
         (1, "job 10 (1 GPU on 1 node) ended NODE_FAIL: its only node"),
         (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: the node that failed is not known, weight 50.0 %"),
     ],
 )
-def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
+def test_incident_row_describes_job_without_other_evidence(nodes: int, text: str) -> None:
     failed = Evidence("failed", 5, 5, "", 1 / nodes, job_id=10, state="NODE_FAIL", gpus=1, nodes=nodes)
     (incident,) = merge_incidents([failed.sign])
-    assert lemons.incident_row(incident, [failed])["text"] == words
+    assert lemons.incident_row(incident, [failed])["text"] == text
 
 
-def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: Path) -> None:
-    made = fleet()
+def test_node_out_of_service_gets_no_command(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY)
     made["node_states"][-1] = {**made["node_states"][-1], "end_time": None}
-    document = told(made, tmp_path)
-    assert names(document) == ["g005"]
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == ["g005"]
     assert document["nodes"][0]["command"] is None
     assert "already out of service since " in text_of(document, Page())
     assert any("1 of 100 nodes is out of service" in note for note in document["notes"])
 
 
-def test_a_hostile_name_is_shown_harmless_and_gets_no_command(tmp_path: Path) -> None:
+def test_hostile_node_name_is_escaped_and_gets_no_command(tmp_path: Path) -> None:
     name = "g1;$(reboot)\x1b[31m\nx"
-    made = fleet()
+    made = healthy_fleet()
     made["nodes"].append(row("nodes", cluster="c1", node=name))
     for week in range(4):
         died(made, name, BEGIN + (6 * week + 3) * DAY)
-    document = told(made, tmp_path)
-    assert names(document) == [name]
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == [name]
     assert document["nodes"][0]["command"] is None
     text = text_of(document, Page())
     assert "not a valid Slurm node name" in text
@@ -376,43 +376,43 @@ def test_a_hostile_name_is_shown_harmless_and_gets_no_command(tmp_path: Path) ->
     assert "scontrol" not in text
 
 
-def test_failures_that_another_tool_told_are_evidence(tmp_path: Path) -> None:
+def test_failures_recorded_by_other_tools_are_evidence(tmp_path: Path) -> None:
     made = empty()
     for number in range(FLEET):
         for day in range(1, 27, 4) if number == 7 else (number % 28,):
             made["failures"].append(
                 row("failures", cluster="c1", node=f"g{number:03d}", time=BEGIN + day * DAY, kind="hw")
             )
-    document = told(made, tmp_path)
-    assert names(document) == ["g007"]
+    document = lemons_of(made, tmp_path)
+    assert lemon_names(document) == ["g007"]
     assert document["nodes"][0]["text"].startswith("7 failures in ")
     assert "another tool recorded a failure (hw)" in document["nodes"][0]["evidence"][0]["text"]
     assert any("never failed are missing" in note for note in document["notes"])
 
 
-def test_what_comes_after_the_window_changes_nothing_and_what_is_before_it_does(tmp_path: Path) -> None:
-    made = fleet()
+def test_data_after_window_is_ignored_and_data_before_counts(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY)
     job(made, ["g000"], TO - 1, "COMPLETED")
-    usual = told(made, tmp_path / "usual")
+    usual = lemons_of(made, tmp_path / "usual")
     for day in (1, 2, 3):
         died(made, "g006", TO + day * DAY)
-    assert told(made, tmp_path / "later") == usual
+    assert lemons_of(made, tmp_path / "later") == usual
     died(made, "g005", BEGIN - 20 * DAY)
-    assert told(made, tmp_path / "earlier")["nodes"][0]["score"] != usual["nodes"][0]["score"]
+    assert lemons_of(made, tmp_path / "earlier")["nodes"][0]["score"] != usual["nodes"][0]["score"]
 
 
-def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Path) -> None:
+def test_lemons_handles_empty_store_and_single_row(tmp_path: Path) -> None:
     with pytest.raises(Unanswerable, match="no data about failing nodes"):
-        told(empty(), tmp_path / "empty")
+        lemons_of(empty(), tmp_path / "empty")
     made = empty()
     died(made, "g000", BEGIN)
-    document = told(made, tmp_path / "one")
-    assert names(document) == []
+    document = lemons_of(made, tmp_path / "one")
+    assert lemon_names(document) == []
     made = empty()
     job(made, [], BEGIN, "NODE_FAIL")
-    document = told(made, tmp_path / "job")
+    document = lemons_of(made, tmp_path / "job")
     assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
     assert "None of 0 nodes fails far more often" in text_of(document, Page())
     assert any("not 28 days: few lemons can be found" in note for note in document["notes"])
@@ -420,16 +420,16 @@ def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_order_of_the_rows_changes_nothing_and_the_caps_hold(tmp_path: Path, seed: int) -> None:
+def test_lemons_ignores_row_order_and_keeps_limits(tmp_path: Path, seed: int) -> None:
     made = history(Random(seed), 30)
     shuffled = {name: list(rows) for name, rows in made.items()}
     for rows in shuffled.values():
         Random(seed + 100).shuffle(rows)
     documents = []
-    for number, one in enumerate((made, shuffled)):
+    for number, entry in enumerate((made, shuffled)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with open_study(write(one, folder), BEGIN, END) as study:
+        with open_study(write_parquet(entry, folder), BEGIN, END) as study:
             documents.append(lemons.lemons(study, window_days=None))
     assert documents[0] == documents[1]
     json.dumps(documents[0], allow_nan=False)
@@ -443,26 +443,28 @@ def test_the_order_of_the_rows_changes_nothing_and_the_caps_hold(tmp_path: Path,
 
 
 @given(signs, st.randoms(use_true_random=False))
-def test_incidents_lie_apart_and_hold_all_signs_in_any_order(of_node: list[Observation], random: Random) -> None:
-    found = merge_incidents(of_node)
-    again = list(of_node)
-    random.shuffle(again)
-    assert merge_incidents(again) == found
+def test_merge_incidents_separates_and_covers_all_signs(signs_of_node: list[Observation], random: Random) -> None:
+    found = merge_incidents(signs_of_node)
+    shuffled = list(signs_of_node)
+    random.shuffle(shuffled)
+    assert merge_incidents(shuffled) == found
     for before, after in pairwise(found):
         assert after.start_time > before.start_time + GAP_SECONDS
         assert after.start_time > before.end_time + GAP_AFTER_END_SECONDS
-    for sign in of_node:
-        assert any(one.start_time <= sign.start_time <= one.end_time and one.weight >= sign.weight for one in found)
+    for sign in signs_of_node:
+        assert any(
+            entry.start_time <= sign.start_time <= entry.end_time and entry.weight >= sign.weight for entry in found
+        )
 
 
 @pytest.mark.parametrize(("more", "events"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize(("lasts", "until"), [(0, GAP_HOURS * HOUR), (3 * DAY, 3 * DAY + HOUR)])
-def test_two_signs_are_one_event_up_to_the_gap(lasts: int, until: int, more: int, events: int) -> None:
+def test_merge_incidents_joins_signs_up_to_gap(lasts: int, until: int, more: int, events: int) -> None:
     assert len(merge_incidents([Observation(0, lasts, 1.0), Observation(until + more, until + more, 1.0)])) == events
 
 
 @given(st.lists(counts, min_size=2, max_size=40), st.floats(0.0, 5.0))
-def test_who_failed_more_scores_more_and_who_was_there_longer_less(nodes: list[DiscountedCounts], more: float) -> None:
+def test_score_grows_with_failures_and_falls_with_days(nodes: list[DiscountedCounts], more: float) -> None:
     found = fit_prior(nodes)
     if found is None:
         assert not sum(node.failures for node in nodes)
@@ -475,7 +477,7 @@ def test_who_failed_more_scores_more_and_who_was_there_longer_less(nodes: list[D
     assert 0 <= probability(node, found, 3.0) <= 1 + 1e-9
 
 
-def test_what_other_fleets_are_like_counts_in_a_small_fleet_and_little_in_one_that_says_otherwise() -> None:
+def test_prior_counts_in_small_fleet_and_little_in_divergent_one() -> None:
     usual = fit_prior([DiscountedCounts(0.0, 28.0)] * 30 + [DiscountedCounts(1.0, 28.0)] * 5)
     assert usual is not None
     assert 24 / 2000 / 2 < probability(DiscountedCounts(0.0, 0.0), usual, 3.0) < 24 / 2000 * 2
@@ -484,14 +486,14 @@ def test_what_other_fleets_are_like_counts_in_a_small_fleet_and_little_in_one_th
     assert probability(DiscountedCounts(0.0, 0.0), spread, 3.0) > 0.1
 
 
-def test_a_fleet_that_never_failed_or_never_ran_has_no_rate() -> None:
+def test_fit_prior_without_failures_or_days_is_none() -> None:
     assert fit_prior([]) is None
     assert fit_prior([DiscountedCounts(0.0, 28.0)] * 5) is None
     assert fit_prior([DiscountedCounts(3.0, 0.0)]) is None
 
 
 @pytest.mark.parametrize(("a_day", "days"), [(0.002, 28.0), (0.006, 28.0), (0.006, 90.0), (0.05, 28.0)])
-def test_share_named_is_the_share_of_drawn_lemons_that_are_named(a_day: float, days: float) -> None:
+def test_share_named_is_share_of_drawn_lemons_named(a_day: float, days: float) -> None:
     made = fit_prior([DiscountedCounts(0.0, days)] * 170 + [DiscountedCounts(a_day * days * 200 / 30, days)] * 30)
     assert made is not None
     rates = [
@@ -499,35 +501,35 @@ def test_share_named_is_the_share_of_drawn_lemons_that_are_named(a_day: float, d
     ]
     draw = np.random.default_rng(7)
     counts = draw.poisson(draw.choice(rates, 4000) * made.rate * days)
-    least = {int(count): probability(DiscountedCounts(float(count), days), made, 3.0) for count in set(counts)}
-    drawn = sum(least[int(count)] >= 1 / 3 for count in counts) / len(counts)
+    probabilities = {int(count): probability(DiscountedCounts(float(count), days), made, 3.0) for count in set(counts)}
+    drawn = sum(probabilities[int(count)] >= 1 / 3 for count in counts) / len(counts)
     assert share_named([DiscountedCounts(0.0, days)], made, days, 3.0, 1 / 3) == pytest.approx(drawn, abs=0.04)
 
 
-def test_share_named_requires_an_event_in_the_window() -> None:
+def test_share_named_requires_event_in_window() -> None:
     made = fit_prior([DiscountedCounts(0.0, 200.0)] * 90 + [DiscountedCounts(3.0, 200.0)] * 10)
     assert made is not None
     shares = [share_named([DiscountedCounts(0.0, 200.0)], made, window, 3.0, 1 / 3) for window in (1.0, 28.0, 200.0)]
     assert 0 < shares[0] < shares[1] < shares[2] <= 1
 
 
-def test_a_window_with_few_failures_offers_a_longer_one_if_the_store_holds_it(tmp_path: Path) -> None:
-    (of_short,) = told(fleet(), tmp_path / "short")["fleets"]
-    assert 0 < of_short["share_named"] < lemons.MIN_NAMED_SHARE
-    assert of_short["longer"] is None
-    made = fleet()
+def test_window_with_few_failures_suggests_longer_window(tmp_path: Path) -> None:
+    (short_window,) = lemons_of(healthy_fleet(), tmp_path / "short")["fleets"]
+    assert 0 < short_window["share_named"] < lemons.MIN_NAMED_SHARE
+    assert short_window["longer"] is None
+    made = healthy_fleet()
     for number in range(FLEET):
         job(made, [f"g{number:03d}"], BEGIN - 170 * DAY, "COMPLETED")
     for number in range(30):
         died(made, f"g{number:03d}", BEGIN - (5 * number + 10) * DAY)
-    document = told(made, tmp_path / "long")
-    (of_long,) = document["fleets"]
-    assert of_long["longer"]["days"] == 180
-    assert of_long["longer"]["share_named"] > of_long["share_named"] > of_short["share_named"]
+    document = lemons_of(made, tmp_path / "long")
+    (long_window,) = document["fleets"]
+    assert long_window["longer"]["days"] == 180
+    assert long_window["longer"]["share_named"] > long_window["share_named"] > short_window["share_named"]
     assert any("fleet lemons --days 180" in note for note in document["notes"])
 
 
-def test_a_window_that_holds_enough_failures_has_no_note() -> None:
+def test_few_named_notes_skips_windows_with_enough_failures() -> None:
     enough = {"cluster": "c1", "share_named": 0.8, "longer": None}
     few = {"cluster": "c1", "share_named": 0.2, "longer": {"days": 180, "share_named": 0.22}}
     assert lemons.few_named_notes([enough, {**enough, "share_named": None}], BEGIN, TO) == []
@@ -535,7 +537,7 @@ def test_a_window_that_holds_enough_failures_has_no_note() -> None:
     assert "--days" not in note
 
 
-def test_what_is_older_counts_less_and_never_more_than_half() -> None:
+def test_discounted_counts_discount_old_events() -> None:
     record = Record(merge_incidents([Observation(at * DAY, at * DAY, 1.0) for at in (0, 200, 390)]), [(0, 400 * DAY)])
     known = discounted_counts(record, (372 * DAY, 400 * DAY))
     assert 1.0 < known.failures < 2.0
@@ -543,20 +545,20 @@ def test_what_is_older_counts_less_and_never_more_than_half() -> None:
     assert discounted_counts(record, (0, DAY)) == DiscountedCounts(1.0, 1.0)
 
 
-def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path: Path) -> None:
+def test_down_node_is_blamed_else_all_nodes(tmp_path: Path) -> None:
     fails = [
         FailedJobSighting("c1", 1, 1, "NODE_FAIL", 1000, 32, 4, f"n{number}", 1000, "", "", "unknown")
         for number in range(4)
     ]
     found = failed_job_evidence([fails[2]._replace(time=990, severity="down", kind="slurm")], fails)
-    assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {"n2": [1.0]}
+    assert {node: [entry.weight for entry in evidence] for (_, node), evidence in found.items()} == {"n2": [1.0]}
     found = failed_job_evidence([], fails)
-    assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {
+    assert {node: [entry.weight for entry in evidence] for (_, node), evidence in found.items()} == {
         f"n{number}": [0.25] for number in range(4)
     }
 
 
-def test_what_never_comes_with_a_failure_weighs_little() -> None:
+def test_condition_never_seen_with_failures_has_low_share() -> None:
     seen = [
         ConditionMoment("c", f"n{number}", 100, code, "degraded", "condition", True)
         for number in range(18)
@@ -574,7 +576,7 @@ def test_what_never_comes_with_a_failure_weighs_little() -> None:
     assert failure_shares([*seen, *idle], met) == shares
 
 
-def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> None:
+def test_moments_are_busy_exactly_while_job_is_on_node(tmp_path: Path) -> None:
     made = empty()
     for start, end in ((0, 10), (2, 4), (20, 24)):  # hours; the second one lies within the first
         times = {"start_time": BEGIN + start * HOUR, "end_time": BEGIN + end * HOUR}
@@ -582,27 +584,27 @@ def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> 
         made["jobs"][-1] |= times
         made["job_nodes"][-1] |= times
     for hour in (-1, 1, 5, 11, 21, 25):
-        seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
-    with open_study(write(made, tmp_path), BEGIN - DAY, TO) as study:
+        add_event(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
+    with open_study(write_parquet(made, tmp_path), BEGIN - DAY, TO) as study:
         moments = study.query("lemons_moments", ConditionMoment, window_from=BEGIN - DAY, window_to=TO)
     assert [moment.busy for moment in moments] == [False, True, True, False, True, False]
 
 
 @pytest.mark.parametrize("end", [BEGIN + 4 * HOUR, None])
-def test_moments_are_busy_with_a_job_that_began_before_the_period(end: int | None, tmp_path: Path) -> None:
+def test_moments_are_busy_with_job_from_before_period(end: int | None, tmp_path: Path) -> None:
     made = empty()
     job(made, ["g1"], BEGIN + 4 * HOUR, "COMPLETED")
     times = {"start_time": BEGIN - DAY, "end_time": end}
     made["jobs"][-1] |= times
     made["job_nodes"][-1] |= times
     for hour in (1, 3):
-        seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
-    with open_study(write(made, tmp_path), BEGIN, TO) as study:
+        add_event(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
+    with open_study(write_parquet(made, tmp_path), BEGIN, TO) as study:
         moments = study.query("lemons_moments", ConditionMoment, window_from=BEGIN, window_to=TO)
     assert [moment.busy for moment in moments] == [True, True]
 
 
-def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
+def test_merge_outages_joins_touching_and_skips_maintenance() -> None:
     times = ((0, 10), (10, 20), (30, 40), (50, None))
     rows = [OutageRow("c", "n", start, end, "DRAIN", "", "person") for start, end in times]
     planned = [Maintenance("c", "n", 25, 45)]
@@ -613,7 +615,7 @@ def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
 
 
 @given(spells, st.integers(0, 50))
-def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> None:
+def test_service_spells_do_not_overlap_outages(outages: list[Outage], first: int) -> None:
     for start, until in service_spells(first, 100, outages):
         assert first <= start < until <= 100
         for outage in outages:
@@ -622,8 +624,8 @@ def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> No
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=3))
-def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[str]) -> None:
-    line = lemon_command.shell_command(name, ", ".join(words))
+def test_shell_command_is_safe_for_any_name(name: str, reasons: list[str]) -> None:
+    line = lemon_command.shell_command(name, ", ".join(reasons))
     if line is None:
         assert not name.isalnum() or not name.isascii() or len(name) > 64 or name.upper() in ("ALL", "NODESET")
         return
@@ -634,7 +636,7 @@ def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[
     assert len(last) <= 255 + len("Reason=")
 
 
-def test_evidence_of_equal_times_is_told_in_one_order() -> None:
-    both = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
-    (incident,) = merge_incidents(one.sign for one in both)
-    assert lemons.incident_row(incident, both)["text"].startswith("a ticket was opened; it went down, out for")
+def test_evidence_of_equal_times_has_fixed_order() -> None:
+    evidence = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
+    (incident,) = merge_incidents(entry.sign for entry in evidence)
+    assert lemons.incident_row(incident, evidence)["text"].startswith("a ticket was opened; it went down, out for")

@@ -6,7 +6,7 @@ from collections import namedtuple
 from typing import Any
 
 import pytest
-from tiny_tables import query
+from tiny_tables import run_query
 
 pytestmark = pytest.mark.one_python
 
@@ -26,7 +26,7 @@ FAILED = {**JOB, "job_id": 7, "state": "FAILED", "end_time": 15_000, "gpus": 8, 
 # --- hits
 
 
-SIGHT = {
+SIGHTING = {
     "cluster": "c",
     "node": "n1",
     "time": 5,
@@ -40,7 +40,7 @@ SIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("sight", "counts"),
+    ("changes", "counts"),
     [
         ({}, True),
         ({"severity": "degraded"}, True),
@@ -53,21 +53,21 @@ SIGHT = {
         ({"kind": "level", "what": "growth"}, True),
     ],
 )
-def test_query_of_lemons_sightings__counts_conditions_that_drain(sight: dict[str, Any], counts: bool) -> None:
+def test_query_of_lemons_sightings__counts_draining_conditions(changes: dict[str, Any], counts: bool) -> None:
     row = namedtuple("Found", "cluster node time code severity kind")
-    one = {**SIGHT, **sight}
-    found = query("lemons_sightings", row, sightings=[one], node_states=[])
-    assert found == [("c", "n1", 5, "gpu_xid/79", one["severity"], "condition")] * counts
+    sighting = {**SIGHTING, **changes}
+    found = run_query("lemons_sightings", row, sightings=[sighting], node_states=[])
+    assert found == [("c", "n1", 5, "gpu_xid/79", sighting["severity"], "condition")] * counts
 
 
-def test_query_of_lemons_sightings__counts_states_of_slurm() -> None:
+def test_query_of_lemons_sightings__counts_slurm_states() -> None:
     row = namedtuple("Found", "cluster node time code severity kind")
     states = [
         {**NODE, "start_time": 5, "state": "DOWN*", "reason": "Not responding", "set_by": "slurm"},
         {**NODE, "start_time": 6, "state": "IDLE+DRAIN"},
         {"cluster": "c", "start_time": 7, "state": "DOWN"},
     ]
-    found = query("lemons_sightings", row, sightings=[{**SIGHT, "severity": "info"}], node_states=states)
+    found = run_query("lemons_sightings", row, sightings=[{**SIGHTING, "severity": "info"}], node_states=states)
     assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
 
 
@@ -78,8 +78,8 @@ def test_query_of_lemons_sightings__counts_states_of_slurm() -> None:
     ("time", "counts"),
     [(14_399, False), (14_400, True), (15_000, True), (15_300, True), (15_301, False)],
 )
-def test_query_of_lemons_failed_jobs__is_ten_minutes_before_the_end_to_five_after(time: int, counts: bool) -> None:
-    found = query(
+def test_query_of_lemons_failed_jobs__is_10_min_before_end_to_5_min_after(time: int, counts: bool) -> None:
+    found = run_query(
         *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_sightings=[{**HIT, "time": time}],
         jobs=[FAILED],
@@ -90,8 +90,8 @@ def test_query_of_lemons_failed_jobs__is_ten_minutes_before_the_end_to_five_afte
 
 
 @pytest.mark.parametrize("end", [14_400, 14_401, 15_299, 15_300, 16_199, 16_200])
-def test_query_of_lemons_failed_jobs__meets_a_moment_once_wherever_the_bins_begin(end: int) -> None:
-    found = query(
+def test_query_of_lemons_failed_jobs__meets_moment_once_in_any_time_bin(end: int) -> None:
+    found = run_query(
         *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_sightings=[{**HIT, "time": end + shift} for shift in (-600, -301, 0, 300)],
         jobs=[{**FAILED, "end_time": end}],
@@ -110,15 +110,15 @@ def test_query_of_lemons_failed_jobs__meets_a_moment_once_wherever_the_bins_begi
         ({}, {"state": "COMPLETED"}),
     ],
 )
-def test_query_of_lemons_failed_jobs__leaves_other_times_nodes_and_states(
+def test_query_of_lemons_failed_jobs__skips_other_times_nodes_and_states(
     hit: dict[str, Any], job: dict[str, Any]
 ) -> None:
-    one = {**FAILED, **job}
-    found = query(
+    job_row = {**FAILED, **job}
+    found = run_query(
         *("lemons_failed_jobs", lemon_evidence.FailedJobSighting, WINDOW),
         lemons_sightings=[{**HIT, **hit}],
-        jobs=[one],
-        job_nodes=[{**JOB, "node": "n1", "end_time": one["end_time"]}],
+        jobs=[job_row],
+        job_nodes=[{**JOB, "node": "n1", "end_time": job_row["end_time"]}],
     )
     assert found == []
 
@@ -130,7 +130,7 @@ def test_query_of_lemons_node_fails__has_each_node() -> None:
         {**FAILED, "db_index": 3, "state": "NODE_FAIL", "end_time": 20_000},
     ]
     places = [{**JOB, "node": "n2"}, {**JOB, "node": "n1"}, {**JOB, "db_index": 3, "node": "n1"}]
-    found = query("lemons_node_fails", lemon_evidence.FailedJobSighting, WINDOW, jobs=jobs, job_nodes=places)
+    found = run_query("lemons_node_fails", lemon_evidence.FailedJobSighting, WINDOW, jobs=jobs, job_nodes=places)
     assert found == [("c", 1, 7, "NODE_FAIL", 15_000, 8, 1, node, 15_000, "", "", "unknown") for node in ("n1", "n2")]
 
 
@@ -148,8 +148,8 @@ def test_query_of_lemons_node_fails__has_each_node() -> None:
         ([], False),
     ],
 )
-def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple[int, int | None]], busy: bool) -> None:
-    found = query(
+def test_query_of_lemons_moments__are_busy_while_job_runs(runs: list[tuple[int, int | None]], busy: bool) -> None:
+    found = run_query(
         *("lemons_moments", lemon_evidence.ConditionMoment, WINDOW),
         lemons_sightings=[HIT, HIT, {**HIT, "time": 20_000}, {**HIT, "time": 9999}],
         job_nodes=[{**JOB, "node": "n1", "start_time": start, "end_time": end} for start, end in runs],
@@ -160,7 +160,7 @@ def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple
 def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
     hits = [HIT, {**HIT, "code": "mount/missing"}, {**HIT, "node": "n2"}, {**HIT, "cluster": "d"}]
     jobs = [{**JOB, "node": "n2", "start_time": 14_000, "end_time": 16_000}]
-    found = query("lemons_moments", lemon_evidence.ConditionMoment, WINDOW, lemons_sightings=hits, job_nodes=jobs)
+    found = run_query("lemons_moments", lemon_evidence.ConditionMoment, WINDOW, lemons_sightings=hits, job_nodes=jobs)
     assert [(row.cluster, row.node, row.code, row.busy) for row in found] == [
         ("c", "n1", "gpu_xid/79", False),
         ("c", "n1", "mount/missing", False),
@@ -172,7 +172,7 @@ def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
 # --- outages and external records
 
 
-def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -> None:
+def test_query_of_lemons_outages__has_states_and_drains() -> None:
     states = [
         {**NODE, "start_time": 15_000, "end_time": 16_000, "state": "DOWN", "reason": "x", "set_by": "slurm"},
         {**NODE, "start_time": 9000, "end_time": 10_000},
@@ -186,7 +186,7 @@ def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -
         {**line, "seq": 3, "time": 15_000, "event": "resume", "reason": None},
         {**line, "seq": 4, "time": 19_000, "event": "drain", "reason": None},
     ]
-    found = query("lemons_outages", lemon_evidence.OutageRow, WINDOW, node_states=states, lines=lines)
+    found = run_query("lemons_outages", lemon_evidence.OutageRow, WINDOW, node_states=states, lines=lines)
     assert found == [
         ("c", "n1", 9000, None, "", "", "unknown"),
         ("c", "n1", 15_000, 16_000, "DOWN", "x", "slurm"),
@@ -195,26 +195,33 @@ def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -
     ]
 
 
-def test_query_of_lemons_maintenance__overlaps_the_window() -> None:
-    one = {**NODE, "maintenance": True, "start_time": 9000, "end_time": 10_001}
-    others = [{**one, "maintenance": False}, {**one, "end_time": 10_000}, {**one, "node": None}]
-    rows = [one, *others, {**one, "start_time": 20_000, "end_time": None}, {**one, "end_time": None}]
-    found = query("lemons_maintenance", lemon_evidence.Maintenance, WINDOW, reservations=rows)
+def test_query_of_lemons_maintenance__overlaps_window() -> None:
+    reservation = {**NODE, "maintenance": True, "start_time": 9000, "end_time": 10_001}
+    others = [{**reservation, "maintenance": False}, {**reservation, "end_time": 10_000}, {**reservation, "node": None}]
+    rows = [
+        reservation,
+        *others,
+        {**reservation, "start_time": 20_000, "end_time": None},
+        {**reservation, "end_time": None},
+    ]
+    found = run_query("lemons_maintenance", lemon_evidence.Maintenance, WINDOW, reservations=rows)
     assert found == [("c", "n1", 9000, 10_001), ("c", "n1", 9000, None)]
 
 
-def test_query_of_lemons_external_records__has_tickets_and_failures_of_the_window() -> None:
-    tickets = [{**NODE, "opened_time": time, "text": words} for time, words in ((9999, "a"), (10_000, None))]
+def test_query_of_lemons_external_records__has_tickets_and_failures() -> None:
+    tickets = [{**NODE, "opened_time": time, "text": text} for time, text in ((9999, "a"), (10_000, None))]
     failures = [{**NODE, "time": 19_999, "kind": "hw"}, {**NODE, "time": 20_000}, {"cluster": "c", "time": 15_000}]
-    found = query("lemons_external_records", lemon_evidence.ExternalRecord, WINDOW, tickets=tickets, failures=failures)
+    found = run_query(
+        "lemons_external_records", lemon_evidence.ExternalRecord, WINDOW, tickets=tickets, failures=failures
+    )
     assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
 
 
 # --- first and last times
 
 
-def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None:
-    found = query(
+def test_query_of_lemons_first_seen__uses_jobs_and_lines_with_cluster() -> None:
+    found = run_query(
         *("lemons_first_seen", lemon_evidence.FirstSeen),
         job_nodes=[{**NODE, "start_time": time} for time in (0, None, 70, 60)],
         events=[{"cluster": "c", "node": "n2", "time": 50}, {"cluster": "", "node": "n1", "time": 1}],
@@ -222,8 +229,8 @@ def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None
     assert found == [("c", "n1", 60), ("c", "n2", 50)]
 
 
-def test_query_of_lemons_cluster_starts__is_the_first_of_any_table() -> None:
-    found = query(
+def test_query_of_lemons_cluster_starts__is_first_time_in_any_table() -> None:
+    found = run_query(
         *("lemons_cluster_starts", lemon_evidence.ClusterStart),
         jobs=[{"cluster": "a", "start_time": 0}, {"cluster": "a", "start_time": 9}],
         events=[{"cluster": "b", "time": 8}],
@@ -233,8 +240,8 @@ def test_query_of_lemons_cluster_starts__is_the_first_of_any_table() -> None:
     assert found == [("a", 9), ("b", 8), ("c", 7), ("d", 6)]
 
 
-def test_query_of_lemons_newest__is_before_the_end_of_the_period() -> None:
-    found = query(
+def test_query_of_lemons_newest__is_before_end_of_period() -> None:
+    found = run_query(
         *("lemons_newest", lemons.NewestTime),
         jobs=[{"cluster": "c", "start_time": 5, "end_time": 1000}, {"cluster": "c", "start_time": 4, "end_time": 999}],
         events=[{"cluster": "c", "time": 3}, {"cluster": "d", "time": 4}],
@@ -254,29 +261,29 @@ def test_query_of_lemons_newest__is_before_the_end_of_the_period() -> None:
 def signals(**tables: list[dict[str, Any]]) -> list[lemons.Signals]:
     nothing = {name: [] for name in ("exclusions", "tickets", "job_nodes", "jobs")}
     none = {"cluster": "z", "node": "z"}
-    sights = [{**SIGHT, **none, "check_name": "gpu_xid", "subject": "g"}]
+    sights = [{**SIGHTING, **none, "check_name": "gpu_xid", "subject": "g"}]
     observed = [{**none, "day": 0, "seconds": 1, "observed_seconds": 1}]
     places = {"chosen_nodes": [NODE], "all_nodes": [NODE, {"cluster": "c", "node": "n2"}]}
-    given = {**nothing, "sightings": sights, "observed": observed, **places, **tables}
-    return query("lemons_signals", lemons.Signals, WINDOW, **given)
+    inputs = {**nothing, "sightings": sights, "observed": observed, **places, **tables}
+    return run_query("lemons_signals", lemons.Signals, WINDOW, **inputs)
 
 
-def test_query_of_lemons_signals__is_0_of_a_node_of_which_nothing_is_known() -> None:
+def test_query_of_lemons_signals__is_0_for_node_without_data() -> None:
     assert signals() == [("c", "n1", 2, 0, 0, 0, 0, 0, 0)]
 
 
-def test_query_of_lemons_signals__counts_different_xids_that_drain() -> None:
-    one = {**SIGHT, "check_name": "gpu_xid", "subject": "gpu-0", "time": 15_000}
+def test_query_of_lemons_signals__counts_different_draining_xids() -> None:
+    xid = {**SIGHTING, "check_name": "gpu_xid", "subject": "gpu-0", "time": 15_000}
     rows = [
-        *(one, {**one, "time": 16_000}, {**one, "code": "gpu_xid/48"}, {**one, "subject": None}),
-        *({**one, "code": "gpu_xid/13", "severity": "warning"}, {**one, "code": "mount/x", "check_name": "mount"}),
-        *({**one, "code": "gpu_xid/95", "time": time} for time in (9999, 20_000)),
-        *({**one, "code": "gpu_xid/64", "observed": True}, {**one, "code": "gpu_xid/63", "history": True}),
+        *(xid, {**xid, "time": 16_000}, {**xid, "code": "gpu_xid/48"}, {**xid, "subject": None}),
+        *({**xid, "code": "gpu_xid/13", "severity": "warning"}, {**xid, "code": "mount/x", "check_name": "mount"}),
+        *({**xid, "code": "gpu_xid/95", "time": time} for time in (9999, 20_000)),
+        *({**xid, "code": "gpu_xid/64", "observed": True}, {**xid, "code": "gpu_xid/63", "history": True}),
     ]
     assert [row.xids for row in signals(sightings=rows)] == [3]
 
 
-def test_query_of_lemons_signals__counts_what_lies_in_the_window() -> None:
+def test_query_of_lemons_signals__counts_rows_in_window() -> None:
     times = (9999, 10_000, 15_000, 20_000)
     exclusions = [{**NODE, "job_id": 1, "submit_time": time} for time in times]
     jobs = [
@@ -294,9 +301,9 @@ def test_query_of_lemons_signals__counts_what_lies_in_the_window() -> None:
     assert (found.seconds, found.observed_seconds) == (100, 40)
 
 
-def test_query_of_lemons_large_jobs__ended_in_the_window() -> None:
+def test_query_of_lemons_large_jobs__ended_in_window() -> None:
     rows = [
         {"gpus": gpus, "start_time": start, "end_time": end}
         for gpus, start, end in ((129, 1, 10_000), (128, 1, 10_000), (129, None, 10_000), (129, 1, 20_000))
     ]
-    assert query("lemons_large_jobs", lemons.JobCount, WINDOW, chosen_jobs=rows) == [(1,)]
+    assert run_query("lemons_large_jobs", lemons.JobCount, WINDOW, chosen_jobs=rows) == [(1,)]

@@ -21,15 +21,15 @@ from healthd.fleet.answers.document import Unanswerable
 REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
 # Eight ranks, two tensor parallel groups of four, data parallel pairs; the program of rank 5 stops after 20 calls.
 JOB = Job(
-    [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), *((one, one + 4) for one in range(4))],
+    [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), *((rank, rank + 4) for rank in range(4))],
     [(1, 1), (2, 1), (3, 0), (4, 0), (5, 0), (6, 0), (0, 0)] * 20,
     {5: 20},
     2,
 )
 
 
-def folder(tmp_path, job=JOB, name="nccl_trace_rank_{}", write=stuck_jobs.as_pickle, **how):
-    for rank, dump in stuck_jobs.dumps(job, stuck_jobs.run(job), **how).items():
+def write_dumps(tmp_path, job=JOB, name="nccl_trace_rank_{}", write=stuck_jobs.as_pickle, **options):
+    for rank, dump in stuck_jobs.dumps(job, stuck_jobs.simulate(job), **options).items():
         path = tmp_path / name.format(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(write(dump))
@@ -37,39 +37,39 @@ def folder(tmp_path, job=JOB, name="nccl_trace_rank_{}", write=stuck_jobs.as_pic
 
 
 def answer(path) -> dict:
-    told = nccl.nccl(str(path))
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    return told
+    document = nccl.nccl(str(path))
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    return document
 
 
 # --- a real job
 
 
-def test_of_a_real_job_the_ranks_with_the_gpu_error_are_the_suspects():
+def test_nccl_names_ranks_with_gpu_error_in_real_job():
     """The data is of NVIDIA's own fault injection; none of its numbers was chosen for this test.
 
     Rank 12 never entered the collective that ranks 13 to 15 wait in. Rank 14 did not leave a collective that rank 15
     left.
     """
-    told = answer(REAL)
-    assert (told["kind"], told["suspects"], told["held_up"]) == ("missing", [12, 14], 14)
-    assert [(one["rank"], one["why"]) for one in told["reasons"]] == [(12, "missing"), (14, "stayed")]
-    first = told["groups"][0]
+    document = answer(REAL)
+    assert (document["kind"], document["suspects"], document["held_up"]) == ("missing", [12, 14], 14)
+    assert [(entry["rank"], entry["why"]) for entry in document["reasons"]] == [(12, "missing"), (14, "stayed")]
+    first = document["groups"][0]
     assert first["description"] == "EXPERT_MODEL_PARALLEL_GROUP"
     assert (first["collective"], first["sequence"]) == ("all_to_all", 20537)
     assert (first["entered"], first["missing"]) == ([13, 14, 15], [12])
 
 
 @pytest.mark.parametrize("gone", [0, 3, 4, 7, 8, 11])
-def test_of_a_real_job_it_is_the_same_without_the_dump_of_a_rank_that_waits(tmp_path, gone):
+def test_nccl_finds_same_suspects_without_dump_of_waiting_rank(tmp_path, gone):
     for path in REAL.iterdir():
         if path.name != f"_dump_{gone}":
             shutil.copy(path, tmp_path)
-    told = answer(tmp_path)
-    assert (told["suspects"], told["ranks_without_dump"]) == ([12, 14], [gone])
+    document = answer(tmp_path)
+    assert (document["suspects"], document["ranks_without_dump"]) == ([12, 14], [gone])
 
 
-def test_the_lowest_last_number_over_all_groups_is_not_the_answer():
+def test_lowest_sequence_over_all_groups_is_no_suspect():
     """In the real job ranks 4 to 11 have far lower numbers in their tensor parallel groups than rank 12, and wait."""
     assert not {4, 5, 6, 7, 8, 9, 10, 11} & set(answer(REAL)["suspects"])
 
@@ -90,11 +90,11 @@ def test_the_lowest_last_number_over_all_groups_is_not_the_answer():
         ("{}", ""),
     ],
 )
-def test_the_rank_and_the_host_are_read_from_a_file_s_name(tmp_path, name, host):
-    told = answer(folder(tmp_path, name=name))
-    assert told["suspects"] == [5]
-    assert [one["rank"] for one in told["files"]] == list(range(8))
-    assert told["reasons"][0]["host"] == host
+def test_rank_and_host_are_read_from_file_name(tmp_path, name, host):
+    document = answer(write_dumps(tmp_path, name=name))
+    assert document["suspects"] == [5]
+    assert [entry["rank"] for entry in document["files"]] == list(range(8))
+    assert document["reasons"][0]["host"] == host
 
 
 # Here the groups of a dump do not identify its rank.
@@ -117,19 +117,19 @@ ONE_GROUP = Job([tuple(range(8))], [(0, 0)] * 10, {3: 9})
     ],
 )
 @pytest.mark.parametrize("gone", [(), (1, 2), (0, 1, 2, 4, 5)])
-def test_the_number_that_is_the_rank_is_found_over_all_names_of_the_folder(tmp_path, name, gone):
-    for rank, dump in stuck_jobs.dumps(ONE_GROUP, stuck_jobs.run(ONE_GROUP)).items():
+def test_rank_number_is_found_over_all_names_of_folder(tmp_path, name, gone):
+    for rank, dump in stuck_jobs.dumps(ONE_GROUP, stuck_jobs.simulate(ONE_GROUP)).items():
         if rank not in gone:
             path = tmp_path / name.format(rank=rank, node=rank // 4 + 1, local=rank % 4)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(stuck_jobs.as_pickle(dump))
-    told = answer(tmp_path)
-    assert [one["rank"] for one in told["files"]] == [rank for rank in range(8) if rank not in gone]
-    assert (told["suspects"], told["unread"]) == ([3], [])
+    document = answer(tmp_path)
+    assert [entry["rank"] for entry in document["files"]] == [rank for rank in range(8) if rank not in gone]
+    assert (document["suspects"], document["unread"]) == ([3], [])
 
 
-def test_ranks_that_are_counted_anew_in_each_node_are_told_in_a_sentence(tmp_path, capsys):
-    for rank, dump in stuck_jobs.dumps(ONE_GROUP, stuck_jobs.run(ONE_GROUP)).items():
+def test_repeated_ranks_per_node_are_usage_error(tmp_path, capsys):
+    for rank, dump in stuck_jobs.dumps(ONE_GROUP, stuck_jobs.simulate(ONE_GROUP)).items():
         path = tmp_path / f"node{rank // 4}" / f"nccl_trace_{rank % 4}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(stuck_jobs.as_pickle(dump))
@@ -138,20 +138,20 @@ def test_ranks_that_are_counted_anew_in_each_node_are_told_in_a_sentence(tmp_pat
     assert "node0/nccl_trace_0 and node1/nccl_trace_0 both have rank 0 in their names" in error
 
 
-def test_a_dump_s_groups_say_whose_it_is_where_its_name_has_other_numbers(tmp_path):
+def test_groups_of_dump_decide_rank_when_name_is_ambiguous(tmp_path):
     """The name has the numbers 3 and 99, but only 3 is in the groups of the dump."""
-    told = answer(folder(tmp_path, name="trace-{}-of-99"))
-    assert [one["rank"] for one in told["files"]] == list(range(8))
+    document = answer(write_dumps(tmp_path, name="trace-{}-of-99"))
+    assert [entry["rank"] for entry in document["files"]] == list(range(8))
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.3", "2.4", "2.7", "2.9", "2.10"])
 @pytest.mark.parametrize("write", [stuck_jobs.as_pickle, stuck_jobs.as_json, lambda dump: pickle.dumps(dump, 4)])
-def test_dumps_of_all_versions_are_read_as_pickle_and_as_json(tmp_path, version, write):
-    told = answer(folder(tmp_path, write=write, version=version))
-    assert (told["suspects"], told["files"][0]["version"]) == ([5], version)
+def test_dumps_of_all_versions_are_read_as_pickle_and_json(tmp_path, version, write):
+    document = answer(write_dumps(tmp_path, write=write, version=version))
+    assert (document["suspects"], document["files"][0]["version"]) == ([5], version)
 
 
-def test_dumps_of_versions_1_have_one_sequence_number_and_no_groups(tmp_path):
+def test_dumps_of_version_1_are_read(tmp_path):
     def first_version(dump):
         for entry in dump["entries"]:
             entry["seq_id"] = entry.pop("collective_seq_id")
@@ -160,98 +160,98 @@ def test_dumps_of_versions_1_have_one_sequence_number_and_no_groups(tmp_path):
             entry["process_group"] = entry["process_group"][0]
         return pickle.dumps({"version": "1.3", "entries": dump["entries"]}, 2)
 
-    told = answer(folder(tmp_path, write=first_version))
-    assert (told["kind"], told["suspects"]) == ("missing", [5])
+    document = answer(write_dumps(tmp_path, write=first_version))
+    assert (document["kind"], document["suspects"]) == ("missing", [5])
 
 
-def test_what_a_ring_buffer_wrote_over_is_not_missing(tmp_path):
+def test_overwritten_ring_buffer_entries_are_not_missing(tmp_path):
     """The group of all ranks is used once at the start; later some buffers no longer have that entry."""
     job = Job([(0, 1, 2, 3), (0, 1), (2, 3)], [(0, 0)] + [(1, 0), (2, 0)] * 40, {3: 30}, 2)
-    told = answer(folder(tmp_path, job=job, buffer=5, status=False))
-    assert (told["suspects"], [row["group"] for row in told["groups"]]) == ([3], ["2"])
+    document = answer(write_dumps(tmp_path, job=job, buffer=5, status=False))
+    assert (document["suspects"], [row["group"] for row in document["groups"]]) == ([3], ["2"])
 
 
-def test_the_newer_of_two_dumps_of_a_rank_is_used(tmp_path):
-    folder(tmp_path)
+def test_newer_of_two_dumps_of_rank_is_used(tmp_path):
+    write_dumps(tmp_path)
     old = Job(JOB.groups, JOB.program[:10])
-    dump = stuck_jobs.dumps(old, stuck_jobs.run(old))[5]
+    dump = stuck_jobs.dumps(old, stuck_jobs.simulate(old))[5]
     (tmp_path / "attempt1_rank_5").write_bytes(pickle.dumps(dump, 2))
-    told = answer(tmp_path)
-    assert told["suspects"] == [5]
-    assert [one["file"] for one in told["unread"]] == ["attempt1_rank_5"]
+    document = answer(tmp_path)
+    assert document["suspects"] == [5]
+    assert [entry["file"] for entry in document["unread"]] == ["attempt1_rank_5"]
 
 
-def test_a_rank_whose_process_began_anew_counts_as_gone(tmp_path):
-    folder(tmp_path)
+def test_restarted_rank_counts_as_gone(tmp_path):
+    write_dumps(tmp_path)
     fresh = Job(JOB.groups, JOB.program[:14])
-    dump = stuck_jobs.dumps(fresh, stuck_jobs.run(fresh))[5]
+    dump = stuck_jobs.dumps(fresh, stuck_jobs.simulate(fresh))[5]
     for entry in dump["entries"]:
         entry["time_created_ns"] += 600 * 10**9
     (tmp_path / "nccl_trace_rank_5").write_bytes(pickle.dumps(dump, 2))
-    told = answer(tmp_path)
-    assert (told["suspects"], told["ranks_without_dump"]) == ([5], [5])
-    assert any("restarted" in note for note in told["notes"])
+    document = answer(tmp_path)
+    assert (document["suspects"], document["ranks_without_dump"]) == ([5], [5])
+    assert any("restarted" in note for note in document["notes"])
 
 
-def test_a_dump_of_an_earlier_run_is_not_used(tmp_path):
-    folder(tmp_path)
-    dump = stuck_jobs.dumps(JOB, stuck_jobs.run(JOB))[2]
+def test_dump_of_earlier_run_is_ignored(tmp_path):
+    write_dumps(tmp_path)
+    dump = stuck_jobs.dumps(JOB, stuck_jobs.simulate(JOB))[2]
     for entry in dump["entries"]:
         entry["time_created_ns"] -= 86_400 * 10**9
         entry["collective_seq_id"] += 500
     (tmp_path / "nccl_trace_rank_2").write_bytes(pickle.dumps(dump, 2))
-    told = answer(tmp_path)
-    assert (told["suspects"], told["ranks_without_dump"]) == ([5], [2])
-    assert any("earlier run" in note for note in told["notes"])
+    document = answer(tmp_path)
+    assert (document["suspects"], document["ranks_without_dump"]) == ([5], [2])
+    assert any("earlier run" in note for note in document["notes"])
 
 
 # --- ranks without dump
 
 
-def test_a_rank_without_dump_that_all_others_wait_for_is_the_suspect(tmp_path):
-    folder(tmp_path, status=False)
+def test_awaited_rank_without_dump_is_suspect(tmp_path):
+    write_dumps(tmp_path, status=False)
     (tmp_path / "nccl_trace_rank_5").unlink()
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"], told["ranks_without_dump"]) == ("missing", [5], [5])
-    assert told["reasons"][0]["why"] == "no_dump"
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"], document["ranks_without_dump"]) == ("missing", [5], [5])
+    assert document["reasons"][0]["why"] == "no_dump"
 
 
-def test_a_rank_without_dump_is_no_suspect_where_another_one_explains_the_wait(tmp_path):
-    folder(tmp_path)
+def test_rank_without_dump_is_no_suspect_if_other_rank_explains_wait(tmp_path):
+    write_dumps(tmp_path)
     (tmp_path / "nccl_trace_rank_6").unlink()
-    told = answer(tmp_path)
-    assert (told["suspects"], told["ranks_without_dump"]) == ([5], [6])
+    document = answer(tmp_path)
+    assert (document["suspects"], document["ranks_without_dump"]) == ([5], [6])
 
 
-def test_where_most_ranks_have_no_dump_none_of_them_is_a_suspect(tmp_path):
-    folder(tmp_path)
+def test_no_rank_is_suspect_if_most_dumps_are_missing(tmp_path):
+    write_dumps(tmp_path)
     for rank in (0, 1, 2, 3, 5, 7):
         (tmp_path / f"nccl_trace_rank_{rank}").unlink()
-    told = answer(tmp_path)
-    assert told["suspects"] == []
-    assert told["ranks_without_dump"] == [0, 1, 2, 3, 5, 7]
+    document = answer(tmp_path)
+    assert document["suspects"] == []
+    assert document["ranks_without_dump"] == [0, 1, 2, 3, 5, 7]
 
 
-def test_the_ranks_of_a_node_that_died_are_suspects_though_they_are_half_of_the_job(tmp_path, capsys):
-    folder(tmp_path, job=Job([tuple(range(16))], [(0, 0)] * 10, dict.fromkeys(range(8, 16), 9)))
+def test_ranks_of_dead_node_are_suspects(tmp_path, capsys):
+    write_dumps(tmp_path, job=Job([tuple(range(16))], [(0, 0)] * 10, dict.fromkeys(range(8, 16), 9)))
     for rank in range(8, 16):
         (tmp_path / f"nccl_trace_rank_{rank}").unlink()
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"], told["held_up"]) == ("missing", list(range(8, 16)), 8)
-    assert {one["why"] for one in told["reasons"]} == {"no_dump"}
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"], document["held_up"]) == ("missing", list(range(8, 16)), 8)
+    assert {entry["why"] for entry in document["reasons"]} == {"no_dump"}
     assert main(["fleet", "nccl", str(tmp_path)]) == 1
     assert "most likely they died" in " ".join(capsys.readouterr().out.split())
 
 
-def test_of_two_ranks_the_one_that_was_killed_holds_up_the_other(tmp_path):
-    folder(tmp_path, job=Job([(0, 1)], [(0, 0)] * 10, {1: 9}))
+def test_killed_rank_of_two_is_suspect(tmp_path):
+    write_dumps(tmp_path, job=Job([(0, 1)], [(0, 0)] * 10, {1: 9}))
     (tmp_path / "nccl_trace_rank_1").unlink()
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"], told["held_up"]) == ("missing", [1], 1)
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"], document["held_up"]) == ("missing", [1], 1)
 
 
-def test_a_folder_that_is_far_from_complete_names_nobody_and_is_a_finding(tmp_path, capsys):
-    folder(tmp_path, job=Job([tuple(range(16))], [(0, 0)] * 10, {15: 9}))
+def test_incomplete_folder_names_no_suspect_and_is_finding(tmp_path, capsys):
+    write_dumps(tmp_path, job=Job([tuple(range(16))], [(0, 0)] * 10, {15: 9}))
     for rank in range(4, 16):
         (tmp_path / f"nccl_trace_rank_{rank}").unlink()
     assert main(["fleet", "nccl", str(tmp_path)]) == 1
@@ -264,29 +264,29 @@ def without_groups(dump):
 
 
 @pytest.mark.parametrize(("killed", "kind", "suspects"), [(3, "missing", [3]), (0, "missing", [0]), (7, "network", [])])
-def test_where_no_group_is_told_a_gap_in_the_ranks_is_a_rank_without_dump(tmp_path, killed, kind, suspects):
+def test_gap_in_ranks_counts_as_missing_dump_without_groups(tmp_path, killed, kind, suspects):
     """Without the highest rank there is no gap, so the answer notes that the members of the group are not known."""
-    folder(tmp_path, job=Job([tuple(range(8))], [(0, 0)] * 10, {killed: 9}), write=without_groups)
+    write_dumps(tmp_path, job=Job([tuple(range(8))], [(0, 0)] * 10, {killed: 9}), write=without_groups)
     (tmp_path / f"nccl_trace_rank_{killed}").unlink()
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"], told["ranks_without_dump"]) == (kind, suspects, suspects)
-    assert any("are not recorded" in note for note in told["notes"]) == (kind == "network")
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"], document["ranks_without_dump"]) == (kind, suspects, suspects)
+    assert any("are not recorded" in note for note in document["notes"]) == (kind == "network")
 
 
-def test_of_very_many_ranks_without_dump_the_first_are_listed_and_all_counted(tmp_path):
+def test_missing_dumps_are_listed_up_to_limit_and_all_counted(tmp_path):
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*range(100_000)])}}
     (dump, *_) = stuck_jobs.dumps(
-        Job([(0, 1)], [(0, 0)], {1: 0}), stuck_jobs.run(Job([(0, 1)], [(0, 0)], {1: 0}))
+        Job([(0, 1)], [(0, 0)], {1: 0}), stuck_jobs.simulate(Job([(0, 1)], [(0, 0)], {1: 0}))
     ).values()
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps({**dump, "pg_config": config}, 2))
-    told = answer(tmp_path)
-    assert (len(told["ranks_without_dump"]), told["ranks_without_dump_count"]) == (4096, 99_999)
+    document = answer(tmp_path)
+    assert (len(document["ranks_without_dump"]), document["ranks_without_dump_count"]) == (4096, 99_999)
 
 
 # --- sends and receives
 
 
-def pair_entry(record, sequence, kind, here, there, state="scheduled", **more):
+def pair_entry(record, sequence, kind, own_place, peer_place, state="scheduled", **more):
     arrow = "->" if kind == "send" else "<-"
     return {
         "record_id": record,
@@ -295,7 +295,7 @@ def pair_entry(record, sequence, kind, here, there, state="scheduled", **more):
         "collective_seq_id": 0,
         "p2p_seq_id": sequence,
         "op_id": sequence,
-        "profiling_name": f"nccl:{kind} {here}{arrow}{there}",
+        "profiling_name": f"nccl:{kind} {own_place}{arrow}{peer_place}",
         "input_sizes": [[8]],
         "input_dtypes": ["Float"],
         "output_sizes": [[8]],
@@ -310,16 +310,16 @@ def pair_entry(record, sequence, kind, here, there, state="scheduled", **more):
 
 def pipeline(tmp_path, entries, ranks=(10, 20, 30)):
     config = {"1": {"name": "1", "desc": "PIPELINE", "ranks": str(list(ranks))}}
-    for rank, some in zip(ranks, entries, strict=True):
-        dump = {"version": "2.9", "pg_config": config, "pg_status": {}, "entries": some}
+    for rank, entry_list in zip(ranks, entries, strict=True):
+        dump = {"version": "2.9", "pg_config": config, "pg_status": {}, "entries": entry_list}
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, 2))
     return answer(tmp_path)
 
 
-def test_a_stage_that_sends_nothing_holds_up_the_pipeline(tmp_path):
+def test_stage_without_sends_is_suspect(tmp_path):
     """Places 0, 1, 2 of the group are ranks 10, 20, 30: rank 30 waits for 20, and 20 for 10."""
     done = "completed"
-    told = pipeline(
+    document = pipeline(
         tmp_path,
         [
             [pair_entry(0, 1, "send", 0, 1, done)],
@@ -331,12 +331,12 @@ def test_a_stage_that_sends_nothing_holds_up_the_pipeline(tmp_path):
             [pair_entry(0, 1, "recv", 2, 1, done), pair_entry(1, 2, "recv", 2, 1)],
         ],
     )
-    assert (told["kind"], told["suspects"]) == ("missing", [10])
-    assert told["reasons"][0]["waiting"] == [20]
+    assert (document["kind"], document["suspects"]) == ("missing", [10])
+    assert document["reasons"][0]["waiting"] == [20]
 
 
-def test_a_send_and_its_receive_that_are_both_entered_and_not_done_are_the_network(tmp_path):
-    told = pipeline(
+def test_unfinished_send_and_receive_are_network(tmp_path):
+    document = pipeline(
         tmp_path,
         [
             [pair_entry(0, 1, "send", 0, 1)],
@@ -344,10 +344,10 @@ def test_a_send_and_its_receive_that_are_both_entered_and_not_done_are_the_netwo
             [pair_entry(0, 1, "send", 2, 0, "completed")],
         ],
     )
-    assert (told["kind"], told["suspects"]) == ("network", [])
+    assert (document["kind"], document["suspects"]) == ("network", [])
 
 
-def test_sends_of_a_batch_are_done_when_their_batch_is(tmp_path):
+def test_sends_of_batch_are_done_with_their_batch(tmp_path):
     """The entries of a batch stay "scheduled"; only their "coalesced" entry is completed (ProcessGroupNCCL.cpp)."""
     batch = [
         pair_entry(0, 1, "send", 0, 1),
@@ -359,29 +359,31 @@ def test_sends_of_a_batch_are_done_when_their_batch_is(tmp_path):
         pair_entry(1, 1, "recv", 1, 0),
         {**pair_entry(2, 1, "send", 1, 0, "completed"), "profiling_name": "nccl:coalesced"},
     ]
-    told = pipeline(tmp_path, [batch, other, [pair_entry(0, 1, "send", 2, 0, "completed")]])
-    assert (told["kind"], told["suspects"]) == ("none", [])
+    document = pipeline(tmp_path, [batch, other, [pair_entry(0, 1, "send", 2, 0, "completed")]])
+    assert (document["kind"], document["suspects"]) == ("none", [])
 
 
-def test_a_receive_that_was_entered_early_hides_no_stopped_program(tmp_path):
+def test_early_receive_hides_no_stopped_program(tmp_path):
     """Rank 0 entered its receive and stopped before the collective in which rank 1 waits. So rank 1 never sends."""
-    collective = {**stuck_jobs.dumps(Job([(0, 1)], [(0, 0)]), stuck_jobs.run(Job([(0, 1)], [(0, 0)])))[0]["entries"][0]}
+    collective = {
+        **stuck_jobs.dumps(Job([(0, 1)], [(0, 0)]), stuck_jobs.simulate(Job([(0, 1)], [(0, 0)])))[0]["entries"][0]
+    }
     config = {
         "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
         "1": {"name": "1", "desc": "PIPELINE", "ranks": "[0, 1]"},
     }
-    held = {**collective, "record_id": 1, "collective_seq_id": 2, "state": "scheduled", "retired": False}
-    for rank, entries in enumerate([[collective, pair_entry(1, 1, "recv", 0, 1)], [collective, held]]):
+    waiting = {**collective, "record_id": 1, "collective_seq_id": 2, "state": "scheduled", "retired": False}
+    for rank, entries in enumerate([[collective, pair_entry(1, 1, "recv", 0, 1)], [collective, waiting]]):
         dump = {"version": "2.9", "pg_config": config, "entries": entries}
         (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(dump, 2))
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"]) == ("missing", [0])
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"]) == ("missing", [0])
 
 
 # --- logs
 
 
-def test_the_watchdog_s_lines_tell_who_never_entered(tmp_path):
+def test_watchdog_lines_name_missing_rank(tmp_path):
     """torch 2.6: the rank that times out names the operation; the rank that never entered reports only its progress."""
     for rank in range(3):
         (tmp_path / f"rank_{rank}.log").write_text(
@@ -397,13 +399,13 @@ def test_the_watchdog_s_lines_tell_who_never_entered(tmp_path):
         "dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
         "enqueued NCCL work: 807, last completed NCCL work: 807.This is most likely caused by incorrect usages\n"
     )
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"]) == ("missing", [3])
-    assert told["groups"][0]["description"] == "default_pg"
-    assert (told["groups"][0]["collective"], told["groups"][0]["sequence"]) == ("ALLREDUCE", 808)
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"]) == ("missing", [3])
+    assert document["groups"][0]["description"] == "default_pg"
+    assert (document["groups"][0]["collective"], document["groups"][0]["sequence"]) == ("ALLREDUCE", 808)
 
 
-def test_the_watchdog_s_lines_of_old_versions_are_read_too(tmp_path):
+def test_watchdog_lines_of_torch_1_13_are_read(tmp_path):
     """torch 1.13: one log for all ranks, without groups and sizes. Rank 1 is in another collective."""
     (tmp_path / "job.log").write_text(
         "".join(
@@ -412,36 +414,36 @@ def test_the_watchdog_s_lines_of_old_versions_are_read_too(tmp_path):
             for rank, number, kind in ((0, 12, "ALLREDUCE"), (1, 12, "BROADCAST"), (2, 12, "ALLREDUCE"))
         )
     )
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"]) == ("mismatch", [])
-    assert told["mismatch"]["calls"] == [
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"]) == ("mismatch", [])
+    assert document["mismatch"]["calls"] == [
         {"message": "ALLREDUCE", "ranks": [0, 2]},
         {"message": "BROADCAST", "ranks": [1]},
     ]
 
 
-def test_nccl_s_own_lines_tell_who_entered_fewer(tmp_path):
+def test_nccl_info_lines_name_rank_with_fewer_operations(tmp_path):
     for rank, last in ((0, 0x1B), (1, 0x1B), (2, 0x1A)):
-        who = f"gpu-{rank}:1{rank}:2 [0] NCCL INFO"
+        prefix = f"gpu-{rank}:1{rank}:2 [0] NCCL INFO"
         lines = [
-            f"{who} ncclCommInitRank comm 0x55{rank} rank {rank} nranks 3 cudaDev 0 nvmlDev 0 busId 1b000 "
+            f"{prefix} ncclCommInitRank comm 0x55{rank} rank {rank} nranks 3 cudaDev 0 nvmlDev 0 busId 1b000 "
             "commId 0x9f0a - Init COMPLETE"
         ]
         lines += [
-            f"{who} AllReduce: opCount {count:x} sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 "
+            f"{prefix} AllReduce: opCount {count:x} sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 "
             f"op 0 root 0 comm 0x55{rank} [nranks=3] stream 0x7"
             for count in range(0x10, last + 1)
         ]
         (tmp_path / f"nccl.{rank}.log").write_text("\n".join(lines) + "\n")
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"], told["reasons"][0]["host"]) == ("missing", [2], "gpu-2")
-    assert any("which it left" in note for note in told["notes"])
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"], document["reasons"][0]["host"]) == ("missing", [2], "gpu-2")
+    assert any("which it left" in note for note in document["notes"])
 
 
 # --- hostile folders
 
 
-def hostile(tmp_path):
+def write_hostile_files(tmp_path):
     class Run:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/ran",)
@@ -452,7 +454,7 @@ def hostile(tmp_path):
     (tmp_path / "d_rank_93").write_bytes(b"\x80\x02" + b"]" * 9_000_000)
     (tmp_path / "e_rank_94").write_bytes(b"[" * 100_000)
     (tmp_path / "f_rank_95").write_bytes(b'{"entries": ' + b"[" * 100_000)
-    whole = stuck_jobs.as_pickle(stuck_jobs.dumps(JOB, stuck_jobs.run(JOB))[0])
+    whole = stuck_jobs.as_pickle(stuck_jobs.dumps(JOB, stuck_jobs.simulate(JOB))[0])
     (tmp_path / "g_rank_96").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "h_rank_97").write_bytes(b"")
     with open(tmp_path / "i_rank_98", "wb") as sparse:
@@ -469,14 +471,14 @@ def hostile(tmp_path):
         file.write(b"\x80\x02.")
 
 
-def test_what_can_be_read_of_a_hostile_folder_is_used_and_the_rest_named(tmp_path):
-    folder(tmp_path)
-    hostile(tmp_path)
-    told = answer(tmp_path)
-    assert (told["kind"], told["suspects"]) == ("missing", [5])
-    why = {one["file"][:1]: one["why"] for one in told["unread"]}
+def test_hostile_folder_is_read_as_far_as_possible(tmp_path):
+    write_dumps(tmp_path)
+    write_hostile_files(tmp_path)
+    document = answer(tmp_path)
+    assert (document["kind"], document["suspects"]) == ("missing", [5])
+    why = {entry["file"][:1]: entry["why"] for entry in document["unread"]}
     assert "".join(sorted(why)) == "abcdfghijklmnop"
-    for file, words in {
+    for file, text in {
         "a": "nothing was loaded",
         "b": "nothing was loaded",
         "c": "not a pickle of plain data",
@@ -488,13 +490,13 @@ def test_what_can_be_read_of_a_hostile_folder_is_used_and_the_rest_named(tmp_pat
         "l": "regular file",
         "m": "No such file",
     }.items():
-        assert words in why[file]
+        assert text in why[file]
     assert not (tmp_path / "ran").exists()
-    assert "\x1b" not in text_of(told, Page())
+    assert "\x1b" not in text_of(document, Page())
 
 
-def test_where_nothing_can_be_read_one_sentence_says_so(tmp_path, capsys):
-    hostile(tmp_path)
+def test_unreadable_folder_is_one_sentence(tmp_path, capsys):
+    write_hostile_files(tmp_path)
     assert main(["fleet", "nccl", str(tmp_path)]) == 3
     printed, error = capsys.readouterr()
     assert (printed, error.count("\n")) == ("", 1)
@@ -502,7 +504,7 @@ def test_where_nothing_can_be_read_one_sentence_says_so(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.write_text("x"), lambda path: None])
-def test_an_empty_folder_a_file_and_nothing_at_all_get_a_sentence(tmp_path, capsys, make):
+def test_empty_folder_file_or_missing_path_is_one_sentence(tmp_path, capsys, make):
     make(tmp_path / "dumps")
     assert main(["fleet", "nccl", str(tmp_path / "dumps")]) == 3
     assert str(tmp_path / "dumps") in capsys.readouterr().err
@@ -511,7 +513,7 @@ def test_an_empty_folder_a_file_and_nothing_at_all_get_a_sentence(tmp_path, caps
 # --- the command
 
 
-def test_the_command_says_who_holds_up_whom_and_what_to_do_next(capsys):
+def test_command_prints_suspects_and_next_steps(capsys):
     assert main(["fleet", "nccl", str(REAL)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Ranks 12, 14 hold up the job: 14 of 16 ranks wait for them" in printed
@@ -519,18 +521,18 @@ def test_the_command_says_who_holds_up_whom_and_what_to_do_next(capsys):
     assert "healthd fleet attribution" in printed
 
 
-def test_a_job_that_waits_for_nobody_is_no_finding(tmp_path, capsys):
+def test_job_without_waiting_ranks_is_no_finding(tmp_path, capsys):
     job = Job(JOB.groups, JOB.program)
-    assert main(["fleet", "nccl", str(folder(tmp_path, job=job)), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["suspects"], told["groups"]) == ("none", [], [])
+    assert main(["fleet", "nccl", str(write_dumps(tmp_path, job=job)), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["kind"], document["suspects"], document["groups"]) == ("none", [], [])
 
 
-def test_without_a_folder_is_wrong_use(capsys):
+def test_missing_folder_argument_is_usage_error(capsys):
     assert main(["fleet", "nccl"]) == 64
     assert "DIR" in capsys.readouterr().err
 
 
-def test_the_exception_of_an_empty_folder_is_what_the_report_expects(tmp_path):
+def test_empty_folder_raises_unanswerable(tmp_path):
     with pytest.raises(Unanswerable):
         nccl.nccl(str(tmp_path))

@@ -22,22 +22,22 @@ PLAIN = st.recursive(
     max_leaves=30,
 )
 WHOLE = stuck_jobs.as_pickle(
-    stuck_jobs.dumps(Job([(0, 1)], [(0, 0)] * 6), stuck_jobs.run(Job([(0, 1)], [(0, 0)] * 6)))[0]
+    stuck_jobs.dumps(Job([(0, 1)], [(0, 0)] * 6), stuck_jobs.simulate(Job([(0, 1)], [(0, 0)] * 6)))[0]
 )
 
 
 @given(st.integers(2, len(WHOLE) - 1), st.binary(max_size=8))
-def test_a_dump_that_is_damaged_somewhere_is_read_or_refused(at, put):
+def test_damaged_dump_is_read_or_rejected(at, put):
     try:
-        seen = dump.parse_dump(load_plain(WHOLE[:at] + put + WHOLE[at + len(put) :]))
+        view = dump.parse_dump(load_plain(WHOLE[:at] + put + WHOLE[at + len(put) :]))
     except (UnsafePickle, InvalidDump):
         return
-    seen.rank = 0
-    judge([seen])
+    view.rank = 0
+    judge([view])
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "values",
     [
         {"input_sizes": [[1 << 62, 1 << 62] * 200]},
         {"output_sizes": [[-1]]},
@@ -48,26 +48,26 @@ def test_a_dump_that_is_damaged_somewhere_is_read_or_refused(at, put):
         {"time_created_ns": float("nan")},
     ],
 )
-def test_a_dump_with_a_number_that_cannot_be_is_not_read(wrong):
+def test_dump_with_impossible_number_is_rejected(values):
     whole = load_plain(WHOLE)
-    whole["entries"][-1].update(wrong)
+    whole["entries"][-1].update(values)
     with pytest.raises(InvalidDump):
         dump.parse_dump(whole)
 
 
 @pytest.mark.parametrize("ranks", [[-1, 5], [1 << 17], [0] * ((1 << 17) + 1)])
-def test_a_group_of_ranks_that_cannot_be_is_not_read(ranks):
+def test_dump_with_impossible_group_is_rejected(ranks):
     with pytest.raises(InvalidDump):
         dump.parse_dump({"entries": [], "pg_config": {"0": {"ranks": ranks}}})
 
 
 @given(PLAIN)
-def test_plain_data_that_is_no_dump_is_empty_or_refused(value):
+def test_plain_data_is_empty_dump_or_rejected(value):
     with suppress(InvalidDump):
         dump.parse_dump({"entries": value, "pg_config": value, "pg_status": value})
 
 
-GOOD = (
+VALID_LINES = (
     b"[rank1]:[E626 06:24:44.906457629 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 7 Rank 1] Exception (either an "
     b"error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: 811, last completed NCCL work: 7.",
     b"[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, "
@@ -77,8 +77,8 @@ GOOD = (
 )
 
 
-@given(st.lists(st.sampled_from(GOOD), max_size=4), st.integers(0, 300), st.binary(max_size=20))
-def test_lines_of_others_in_a_log_are_views_or_nothing(lines, at, put):
+@given(st.lists(st.sampled_from(VALID_LINES), max_size=4), st.integers(0, 300), st.binary(max_size=20))
+def test_damaged_log_lines_are_views_or_nothing(lines, at, put):
     broken = [line[:at] + put + line[at:] for line in lines]
     views = {view.rank: view for view in rank_log.parse_views(broken, "x.log", "", 0)}
     judge(views.values())
@@ -120,7 +120,7 @@ def test_lines_of_others_in_a_log_are_views_or_nothing(lines, at, put):
         ),
     ],
 )
-def test_the_watchdog_s_status_is_read_as_each_version_writes_it(line, group, entered, first):
+def test_watchdog_status_is_read_in_each_format(line, group, entered, first):
     (view,) = rank_log.parse_views([line.encode()], "x.log", "")
     lane = view.lanes[group]
     assert (view.rank, lane.entered, lane.first and lane.first.sequence) == (2, entered, first)

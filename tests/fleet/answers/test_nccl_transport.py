@@ -84,16 +84,16 @@ STUCK = (
 def answer(folder: Path, logs: dict[str, list[str]]) -> nccl.Document:
     for name, lines in logs.items():
         (folder / name).write_text("\n".join(lines) + "\n")
-    told = nccl.nccl(str(folder))
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    return told
+    document = nccl.nccl(str(folder))
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    return document
 
 
 # --- lines
 
 
 @pytest.mark.parametrize("version", LINES)
-def test_parse_reads_a_failed_request_as_each_version_writes_it(version: str) -> None:
+def test_parse_reads_failed_request_of_each_version(version: str) -> None:
     line, failed = LINES[version]
     assert transport.parse(HEAD + line) == failed
     assert transport.parse(line) == failed
@@ -107,12 +107,12 @@ def test_parse_reads_a_failed_request_as_each_version_writes_it(version: str) ->
         "Got completion with error 12, opcode 1, len 0, vendor err 129",
     ],
 )
-def test_parse_passes_over_other_lines(line: str) -> None:
+def test_parse_skips_other_lines(line: str) -> None:
     assert transport.parse(HEAD + line) is None
 
 
 @given(st.sampled_from([line for line, _ in LINES.values()]), st.integers(0, 300), st.binary(max_size=30))
-def test_a_damaged_line_is_a_failure_or_nothing(line: str, at: int, put: bytes) -> None:
+def test_damaged_line_is_failure_or_nothing(line: str, at: int, put: bytes) -> None:
     raw = (HEAD + line).encode()
     found = rank_log.parse_log([raw[:at] + put + raw[at:]], "x.log", "", 0)
     for failure in found.failures:
@@ -121,7 +121,7 @@ def test_a_damaged_line_is_a_failure_or_nothing(line: str, at: int, put: bytes) 
 
 
 @given(st.integers(1, 30), st.ip_addresses(), st.ip_addresses(v=6), st.ip_addresses(v=6), st.sampled_from(["s", " "]))
-def test_both_ends_are_read_whatever_their_addresses(
+def test_parse_reads_both_ends_for_any_address(
     status: int, peer: object, local: object, remote: object, glue: str
 ) -> None:
     line = (
@@ -141,11 +141,11 @@ def test_both_ends_are_read_whatever_their_addresses(
         (99, "status 99", "other"),
     ],
 )
-def test_a_status_has_the_name_and_the_source_of_libibverbs(number: int, name: str, source: str) -> None:
+def test_lookup_status_has_name_and_source_of_libibverbs(number: int, name: str, source: str) -> None:
     assert transport.lookup_status(number)[::2] == (name, source)
 
 
-def test_a_host_name_longer_than_any_is_not_taken_for_one() -> None:
+def test_parse_log_ignores_overlong_host_name() -> None:
     line = f"{'gpu.' * 100}:984:1357 [4] {LINES['2.20'][0]}"
     (failure,) = rank_log.parse_log([line.encode()], "x.log", "").failures
     assert failure.host == ""
@@ -154,11 +154,11 @@ def test_a_host_name_longer_than_any_is_not_taken_for_one() -> None:
 # --- the answer
 
 
-def test_a_real_log_with_exhausted_retries_names_both_ends() -> None:
-    told = nccl.nccl(str(CASE))
-    assert (told["kind"], told["suspects"]) == ("network", [])
-    assert [row["status"] for row in told["failures"]] == [12, 5]
-    first = told["failures"][0]
+def test_real_log_with_exhausted_retries_names_both_ends() -> None:
+    document = nccl.nccl(str(CASE))
+    assert (document["kind"], document["suspects"]) == ("network", [])
+    assert [row["status"] for row in document["failures"]] == [12, 5]
+    first = document["failures"][0]
     assert (first["local"], first["remote"], first["peer"]) == (
         "::ffff:198.51.100.182",
         "::ffff:198.51.100.221",
@@ -167,19 +167,19 @@ def test_a_real_log_with_exhausted_retries_names_both_ends() -> None:
     assert (first["host"], first["rank"], first["vendor_error"]) == ("hostname-test", 4, 129)
 
 
-def test_the_command_prints_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "nccl", str(CASE)]) == 1
     out = " ".join(capsys.readouterr().out.split())
     for end in ("::ffff:198.51.100.182", "::ffff:198.51.100.221", "IBV_WC_RETRY_EXC_ERR"):
         assert end in out
 
 
-def test_the_registration_of_memory_is_told_from_the_network(tmp_path: Path) -> None:
+def test_memory_registration_error_is_distinct_from_network(tmp_path: Path) -> None:
     """The adapter of rank 0 has no access to its memory. Then the request of the other end is not acknowledged."""
     logs = {"rank1.log": [HEAD + LINES["2.20"][0]], "rank0.log": [HEAD + LINES["2.18 over IPv6"][0]] * 3}
-    told = answer(tmp_path, logs)
-    assert (told["kind"], told["suspects"]) == ("memory", [])
-    assert [(row["rank"], row["source"], row["count"]) for row in told["failures"]] == [
+    document = answer(tmp_path, logs)
+    assert (document["kind"], document["suspects"]) == ("memory", [])
+    assert [(row["rank"], row["source"], row["count"]) for row in document["failures"]] == [
         (0, "memory", 3),
         (1, "network", 1),
     ]
@@ -189,24 +189,24 @@ def test_the_registration_of_memory_is_told_from_the_network(tmp_path: Path) -> 
     ("status", "kind"),
     [(2, "adapter"), (4, "memory"), (5, "network"), (9, "remote"), (12, "network"), (19, "adapter"), (99, "network")],
 )
-def test_the_kind_is_the_source_of_the_first_failure(tmp_path: Path, status: int, kind: str) -> None:
+def test_kind_is_source_of_first_failure(tmp_path: Path, status: int, kind: str) -> None:
     line = f"{HEAD}NET/IB : Got completion from peer 192.0.2.9<4> with status={status} opcode=1 len=4 vendor err 1"
-    told = answer(tmp_path, {"rank0.log": [line]})
-    assert (told["kind"], told["suspects"]) == (kind, [])
-    assert view.verdict_sentence(told) == nccl_transport.failures_verdict(told)
-    assert view.advice_sentence(told) == nccl_transport.failures_advice(told)
+    document = answer(tmp_path, {"rank0.log": [line]})
+    assert (document["kind"], document["suspects"]) == (kind, [])
+    assert view.verdict_sentence(document) == nccl_transport.failures_verdict(document)
+    assert view.advice_sentence(document) == nccl_transport.failures_advice(document)
 
 
-def test_the_rank_is_that_of_the_process_in_the_job(tmp_path: Path) -> None:
+def test_rank_of_failure_is_rank_of_process_in_job(tmp_path: Path) -> None:
     made = (
         "gpu-1:984:1257 [4] NCCL INFO comm 0x557fe785f7a0 rank 36 nranks 64 cudaDev 4 nvmlDev 4 busId 9b000 commId "
         "0x5ae77eb5ea4ec1ee - Init COMPLETE"
     )
-    told = answer(tmp_path, {"job.log": [made, HEAD + LINES["2.29"][0]]})
-    assert [(row["rank"], row["host"]) for row in told["failures"]] == [(36, "gpu-1")]
+    document = answer(tmp_path, {"job.log": [made, HEAD + LINES["2.29"][0]]})
+    assert [(row["rank"], row["host"]) for row in document["failures"]] == [(36, "gpu-1")]
 
 
-def test_a_rank_whose_watchdog_is_stuck_hangs(tmp_path: Path) -> None:
+def test_rank_with_stuck_watchdog_hangs(tmp_path: Path) -> None:
     waiting = (
         "[rank{0}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception "
         "(either an error or timeout) detected by watchdog at work: 8, last enqueued NCCL work: 8, last completed NCCL "
@@ -214,12 +214,12 @@ def test_a_rank_whose_watchdog_is_stuck_hangs(tmp_path: Path) -> None:
     )
     logs = {f"rank{rank}.log": [waiting.format(rank)] for rank in range(3)}
     logs["rank3.log"] = [waiting.format(3).replace("Exception", "Status,"), STUCK.format(3)]
-    told = answer(tmp_path, logs)
-    assert (told["kind"], told["suspects"]) == ("hang", [3])
-    assert [(row["rank"], row["seconds"]) for row in told["hangs"]] == [(3, 600)]
+    document = answer(tmp_path, logs)
+    assert (document["kind"], document["suspects"]) == ("hang", [3])
+    assert [(row["rank"], row["seconds"]) for row in document["hangs"]] == [(3, 600)]
 
 
-def test_one_log_with_a_stuck_watchdog_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_log_with_stuck_watchdog_is_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.log").write_text(STUCK.format(5) + "\n")
     assert main(["fleet", "nccl", str(tmp_path)]) == 1
     assert "Rank 5 hangs" in capsys.readouterr().out
@@ -234,18 +234,18 @@ def test_one_log_with_a_stuck_watchdog_is_a_finding(tmp_path: Path, capsys: pyte
         "after dumping debug info. workMetaList_.size()=103",
     ],
 )
-def test_the_monitor_s_other_lines_are_read_too(line: str) -> None:
+def test_parse_log_reads_other_monitor_lines(line: str) -> None:
     (hang,) = rank_log.parse_log([line.encode()], "x.log", "").hangs
     assert (hang.rank, hang.seconds) == (7, 0)
 
 
-def test_where_every_rank_hangs_none_is_a_suspect(tmp_path: Path) -> None:
-    told = answer(tmp_path, {f"rank{rank}.log": [STUCK.format(rank)] for rank in range(4)})
-    assert (told["kind"], told["suspects"], len(told["hangs"])) == ("hang", [], 4)
+def test_no_rank_is_suspect_if_all_hang(tmp_path: Path) -> None:
+    document = answer(tmp_path, {f"rank{rank}.log": [STUCK.format(rank)] for rank in range(4)})
+    assert (document["kind"], document["suspects"], len(document["hangs"])) == ("hang", [], 4)
 
 
 @given(st.lists(st.sampled_from([STUCK.format(1), STUCK.format(2), *(line for line, _ in LINES.values())]), max_size=8))
-def test_failures_are_counted_and_each_rank_hangs_once(lines: list[str]) -> None:
+def test_parse_log_counts_failures_and_hangs_once_per_rank(lines: list[str]) -> None:
     found = rank_log.parse_log([line.encode() for line in lines], "x.log", "")
     stuck = {line for line in lines if "stuck" in line}
     assert len(found.hangs) == len(stuck)

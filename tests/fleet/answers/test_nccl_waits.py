@@ -26,18 +26,18 @@ def suspects(judgement: Judgement) -> list[int]:
 
 
 @st.composite
-def jobs(draw, most_stops=1):
+def jobs(draw, max_stops=1):
     """Return a job with groups as in tensor, data and pipeline parallel jobs: rows, columns, all, others."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     ranks = list(range(rows * columns))
     groups = [tuple(ranks)]
     groups += [tuple(ranks[at * columns : (at + 1) * columns]) for at in range(rows)]
     groups += [tuple(ranks[at::columns]) for at in range(columns) if rows > 1]
-    odd = st.lists(st.sampled_from(ranks), min_size=2, unique=True).map(lambda some: tuple(sorted(some)))
+    odd = st.lists(st.sampled_from(ranks), min_size=2, unique=True).map(lambda members: tuple(sorted(members)))
     groups += draw(st.lists(odd, max_size=2))
     steps = st.tuples(st.integers(0, len(groups) - 1), st.integers(0, len(stuck_jobs.NAMES) - 1))
     program = draw(st.lists(steps, min_size=5, max_size=60))
-    stopped = draw(st.lists(st.sampled_from(ranks), min_size=1, max_size=most_stops, unique=True))
+    stopped = draw(st.lists(st.sampled_from(ranks), min_size=1, max_size=max_stops, unique=True))
     stops = {}
     for rank in stopped:
         own = sum(rank in groups[group] for group, _ in program)
@@ -45,16 +45,16 @@ def jobs(draw, most_stops=1):
     return Job(groups, program, stops, draw(st.integers(1, 8)))
 
 
-HOW = st.fixed_dictionaries(
+DUMP_OPTIONS = st.fixed_dictionaries(
     {"buffer": st.sampled_from([12, 30, 2000]), "only_waiting": st.booleans(), "status": st.booleans()}
 )
 
 
-@given(jobs(), HOW)
-def test_the_rank_that_stopped_is_the_only_suspect_wherever_another_one_waits(job, how):
-    state = stuck_jobs.run(job)
-    judgement = judged(stuck_jobs.dumps(job, state, **how))
-    waiting = stuck_jobs.waits(job, state)
+@given(jobs(), DUMP_OPTIONS)
+def test_stopped_rank_is_only_suspect_if_others_wait(job, options):
+    state = stuck_jobs.simulate(job)
+    judgement = judged(stuck_jobs.dumps(job, state, **options))
+    waiting = stuck_jobs.waiting_ranks(job, state)
     if waiting:
         assert suspects(judgement) == list(job.stops)
         assert judgement.kind == "missing"
@@ -63,52 +63,58 @@ def test_the_rank_that_stopped_is_the_only_suspect_wherever_another_one_waits(jo
         assert (judgement.kind, suspects(judgement)) == ("none", [])
 
 
-@given(jobs(most_stops=3), HOW)
-def test_no_rank_that_merely_waits_is_a_suspect(job, how):
-    state = stuck_jobs.run(job)
-    found = suspects(judged(stuck_jobs.dumps(job, state, **how)))
+@given(jobs(max_stops=3), DUMP_OPTIONS)
+def test_waiting_rank_is_never_suspect(job, options):
+    state = stuck_jobs.simulate(job)
+    found = suspects(judged(stuck_jobs.dumps(job, state, **options)))
     assert set(found) <= set(job.stops)
-    assert bool(found) == bool(stuck_jobs.waits(job, state))
+    assert bool(found) == bool(stuck_jobs.waiting_ranks(job, state))
 
 
-@given(jobs(), HOW)
-def test_the_rank_that_stopped_is_a_suspect_without_its_dump(job, how):
-    state = stuck_jobs.run(job)
-    judgement = judged(stuck_jobs.dumps(job, state, **{**how, "status": False}), gone=set(job.stops))
-    if stuck_jobs.waits(job, state) - set(job.stops):
+@given(jobs(), DUMP_OPTIONS)
+def test_stopped_rank_is_suspect_without_its_dump(job, options):
+    state = stuck_jobs.simulate(job)
+    judgement = judged(stuck_jobs.dumps(job, state, **{**options, "status": False}), gone=set(job.stops))
+    if stuck_jobs.waiting_ranks(job, state) - set(job.stops):
         assert suspects(judgement) == list(job.stops)
         assert judgement.ranks_without_view == tuple(job.stops)
-        assert judgement.blocked_ranks == len(stuck_jobs.waits(job, state) - set(job.stops))
+        assert judgement.blocked_ranks == len(stuck_jobs.waiting_ranks(job, state) - set(job.stops))
 
 
-@given(jobs(), HOW, st.data())
-def test_a_rank_whose_gpu_stopped_did_not_leave_what_others_left(job, how, data):
+@given(jobs(), DUMP_OPTIONS, st.data())
+def test_rank_with_stopped_gpu_is_suspect(job, options, data):
     """Its program continues to enter collectives, but its GPU did not complete the last ones."""
     (rank,) = job.stops
-    how["status"] = how["status"] or how["only_waiting"]  # PyTorch writes both; without them no rank's exit is known
-    state = stuck_jobs.run(job)
+    options["status"] = (
+        options["status"] or options["only_waiting"]
+    )  # PyTorch writes both; without them no rank's exit is known
+    state = stuck_jobs.simulate(job)
     late = data.draw(st.integers(1, 3))
-    shared = state.mine[rank][max(0, state.done[rank] - late) : state.done[rank]]
+    shared = state.positions[rank][max(0, state.done[rank] - late) : state.done[rank]]
     if not shared or not any(len(job.groups[job.program[at][0]]) > 1 for at in shared):
         return
-    found = suspects(judged(stuck_jobs.dumps(job, state, late={rank: late}, **how)))
+    found = suspects(judged(stuck_jobs.dumps(job, state, late={rank: late}, **options)))
     assert found == [rank]
 
 
-@given(jobs(), HOW)
-def test_the_answer_is_the_same_in_whatever_order_the_files_come(job, how):
-    dumps = stuck_jobs.dumps(job, stuck_jobs.run(job), **how)
-    one, other = judged(dumps), judged(dict(reversed(dumps.items())))
-    assert (one.kind, one.suspects, one.difference) == (other.kind, other.suspects, other.difference)
-    assert [stall.key.sequence for stall in one.stalls] == [stall.key.sequence for stall in other.stalls]
+@given(jobs(), DUMP_OPTIONS)
+def test_judge_ignores_order_of_dumps(job, options):
+    dumps = stuck_jobs.dumps(job, stuck_jobs.simulate(job), **options)
+    forward, backward = judged(dumps), judged(dict(reversed(dumps.items())))
+    assert (forward.kind, forward.suspects, forward.difference) == (
+        backward.kind,
+        backward.suspects,
+        backward.difference,
+    )
+    assert [stall.key.sequence for stall in forward.stalls] == [stall.key.sequence for stall in backward.stalls]
 
 
 @given(jobs())
-def test_all_entered_and_none_left_is_the_network(job):
+def test_collective_entered_by_all_is_network(job):
     """All ranks enter the last collective of the job, in the group of all; it completes on none."""
     job.stops = {}
     job.program.append((0, 0))
-    state = stuck_jobs.run(job)
+    state = stuck_jobs.simulate(job)
     for rank in job.ranks:
         state.done[rank] -= 1
     judgement = judged(stuck_jobs.dumps(job, state))
@@ -116,11 +122,11 @@ def test_all_entered_and_none_left_is_the_network(job):
 
 
 @given(jobs(), st.data())
-def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(job, data):
+def test_rank_with_gpu_behind_is_suspect(job, data):
     """All programs entered the last collective; the GPU of one rank is in an earlier kernel."""
     job.stops = {}
     job.program.append((0, 0))
-    state = stuck_jobs.run(job)
+    state = stuck_jobs.simulate(job)
     for rank in job.ranks:
         state.done[rank] -= 1
     slow = data.draw(st.sampled_from(job.ranks))
@@ -131,11 +137,11 @@ def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(
 
 
 @given(jobs(), st.data())
-def test_ranks_whose_collectives_differ_are_a_mismatch(job, data):
+def test_different_collectives_are_mismatch(job, data):
     """One rank's last call has another collective, size or type than the job's."""
     job.stops = {}
     job.program.append((0, 0))
-    state = stuck_jobs.run(job)
+    state = stuck_jobs.simulate(job)
     for rank in job.ranks:
         state.done[rank] -= 1
     odd = data.draw(st.sampled_from(job.ranks))
@@ -158,10 +164,10 @@ def test_ranks_whose_collectives_differ_are_a_mismatch(job, data):
 
 
 @given(jobs(), st.sampled_from(range(len(stuck_jobs.NAMES))), st.data())
-def test_a_type_of_one_rank_alone_is_a_mismatch_in_every_collective(job, kind, data):
+def test_different_type_is_mismatch_in_every_collective(job, kind, data):
     job.stops = {}
     job.program.append((0, kind))
-    state = stuck_jobs.run(job)
+    state = stuck_jobs.simulate(job)
     for rank in job.ranks:
         state.done[rank] -= 1
     odd = data.draw(st.sampled_from(job.ranks))

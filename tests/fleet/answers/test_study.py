@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from fleet_history import BEGIN, END, History, history, row, write
+from fleet_history import BEGIN, END, History, history, row, write_parquet
 from fleet_views import text_of
 
 from healthd.common.page import Page
@@ -19,14 +19,14 @@ from healthd.fleet.answers.study import Choice, ChosenNode, Study, open_study
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
-SEEN_WITH_FAILURES = (
+SEEN_COLUMNS = (
     *("job_id", "node", "code", "subject", "severity", "kind", "state", "end_time", "first_seen", "last_seen"),
     *("moments", "from_events", "from_scrapes", "gpus", "nodes", "check_name", "db_index", "cluster"),
 )
 PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}
 
 
-def two_models() -> History:
+def two_node_history() -> History:
     """Return four ended jobs: 1 and 2 on a, 3 on a and b, 4 on b.
 
     Node a is an H100 in partition train; b is an A100 with fewer known facts.
@@ -34,9 +34,9 @@ def two_models() -> History:
     made: History = {name: [] for name in TABLES}
     for number, nodes in ((1, "a"), (2, "a"), (3, "ab"), (4, "b")):
         times = {"submit_time": BEGIN, "start_time": BEGIN, "end_time": BEGIN + 3600 * number}
-        who = {"partition": PARTITIONS[number], "account": "vision" if number == 4 else "speech"}
+        owner = {"partition": PARTITIONS[number], "account": "vision" if number == 4 else "speech"}
         made["jobs"].append(
-            row("jobs", cluster="c1", db_index=number, state="COMPLETED", gpus=8 * len(nodes), **times, **who)
+            row("jobs", cluster="c1", db_index=number, state="COMPLETED", gpus=8 * len(nodes), **times, **owner)
         )
         made["job_nodes"] += [row("job_nodes", cluster="c1", db_index=number, node=node, **times) for node in nodes]
     made["nodes"] = [
@@ -50,7 +50,7 @@ def two_models() -> History:
 @contextmanager
 def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator[Study]:
     folder.mkdir(exist_ok=True)
-    with open_study(write(made, folder), BEGIN, END, chosen) as opened_study:
+    with open_study(write_parquet(made, folder), BEGIN, END, chosen) as opened_study:
         yield opened_study
 
 
@@ -68,13 +68,11 @@ def study(made: History, folder: Path, chosen: Choice | None = None) -> Iterator
         (Choice(partition="idle"), [], ["c1/a"]),
     ],
 )
-def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
-    tmp_path: Path, chosen: Choice, jobs: list[int], nodes: list[str]
-) -> None:
-    with study(two_models(), tmp_path, chosen) as asked:
-        found = asked.database.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL").rows
+def test_choice_selects_jobs_and_nodes(tmp_path: Path, chosen: Choice, jobs: list[int], nodes: list[str]) -> None:
+    with study(two_node_history(), tmp_path, chosen) as opened:
+        found = opened.database.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL").rows
         assert [index for (index,) in found] == jobs
-        assert [f"{one.cluster}/{one.node}" for one in asked.query("chosen_node_names", ChosenNode)] == nodes
+        assert [f"{entry.cluster}/{entry.node}" for entry in opened.query("chosen_node_names", ChosenNode)] == nodes
 
 
 @pytest.mark.parametrize(
@@ -88,22 +86,22 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
         (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
     ],
 )
-def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Choice, sentence: str) -> None:
-    with pytest.raises(WrongChoice) as refused, study(two_models(), tmp_path, chosen):
+def test_unknown_choice_is_rejected_with_known_names(tmp_path: Path, chosen: Choice, sentence: str) -> None:
+    with pytest.raises(WrongChoice) as refused, study(two_node_history(), tmp_path, chosen):
         pass
     assert str(refused.value) == sentence
 
 
-def test_a_store_without_what_an_answer_stands_on_says_what_to_ingest(tmp_path: Path) -> None:
+def test_study_names_missing_source(tmp_path: Path) -> None:
     empty: History = {name: [] for name in TABLES}
     with (
-        study(empty, tmp_path) as asked,
+        study(empty, tmp_path) as opened,
         pytest.raises(Unanswerable, match="the store has no jobs: healthd fleet ingest --sacct"),
     ):
-        states.states(asked)
+        states.states(opened)
 
 
-def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the_same(tmp_path: Path) -> None:
+def test_compute_tables_gives_same_table_in_any_order(tmp_path: Path) -> None:
     for seed in range(5):
         made = history(Random(seed))
         with study(made, tmp_path / f"{seed}a") as once, study(made, tmp_path / f"{seed}b") as twice:
@@ -113,37 +111,37 @@ def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the
             assert once.database.rows(whole) == twice.database.rows(whole)
 
 
-Seen = NamedTuple("Seen", [(name, Any) for name in SEEN_WITH_FAILURES])
+SeenCondition = NamedTuple("Seen", [(name, Any) for name in SEEN_COLUMNS])
 
 
-def test_a_query_with_other_parameters_leaves_the_table_of_the_question(tmp_path: Path) -> None:
-    more = 0
+def test_query_with_other_parameters_keeps_table(tmp_path: Path) -> None:
+    extra = 0
     for seed in range(8):
-        with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
-            wide = {row[:4] for row in asked.query("seen_with_failures", Seen, before_seconds=2 * 86400)}
-            asked.compute_tables("seen_with_failures")
-            table = asked.database.rows("SELECT job_id, node, code, subject FROM seen_with_failures").rows
-            usual = {row[:4] for row in asked.query("seen_with_failures", Seen)}
+        with study(history(Random(seed), 20), tmp_path / str(seed)) as opened:
+            wide = {row[:4] for row in opened.query("seen_with_failures", SeenCondition, before_seconds=2 * 86400)}
+            opened.compute_tables("seen_with_failures")
+            table = opened.database.rows("SELECT job_id, node, code, subject FROM seen_with_failures").rows
+            usual = {row[:4] for row in opened.query("seen_with_failures", SeenCondition)}
             assert usual == set(table)
             assert usual <= wide
-            more += len(wide - usual)
+            extra += len(wide - usual)
             with pytest.raises(ValueError, match="no parameter gap_seconds"):
-                asked.query("seen_with_failures", Seen, gap_seconds=1)
-    assert more > 0
+                opened.query("seen_with_failures", SeenCondition, gap_seconds=1)
+    assert extra > 0
 
 
-def test_what_is_seen_by_chance_is_what_the_rule_finds_an_hour_earlier(tmp_path: Path) -> None:
+def test_seen_by_chance_is_rule_shifted_by_one_hour(tmp_path: Path) -> None:
     found = 0
     for seed in range(8):
-        with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
-            shifted = asked.query("seen_with_failures", Seen, shift_seconds=-3600)
-            assert asked.query("seen_by_chance", Seen) == shifted
+        with study(history(Random(seed), 20), tmp_path / str(seed)) as opened:
+            shifted = opened.query("seen_with_failures", SeenCondition, shift_seconds=-3600)
+            assert opened.query("seen_by_chance", SeenCondition) == shifted
             found += len(shifted)
     assert found > 0
 
 
-def test_the_shares_of_the_states_sum_to_one_and_the_text_has_each(tmp_path: Path) -> None:
-    with study(two_models(), tmp_path) as asked:
-        told = states.states(asked)
-    assert sum(one["share_of_jobs"] for one in told["by_state"]) == pytest.approx(1)
-    assert "COMPLETED     4  100.0 %" in text_of(told, Page())
+def test_states_shares_sum_to_one_and_text_has_each_state(tmp_path: Path) -> None:
+    with study(two_node_history(), tmp_path) as opened:
+        answer = states.states(opened)
+    assert sum(entry["share_of_jobs"] for entry in answer["by_state"]) == pytest.approx(1)
+    assert "COMPLETED     4  100.0 %" in text_of(answer, Page())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from event_lines import NOON, STREAM, line, lines
-from fleet_reading import live
+from fleet_reading import store_rows
 
 from healthd.events.parse import StreamEvent, parse
 from healthd.events.reader import Cursor, Tally, read
@@ -27,12 +27,12 @@ EVENTS_REST = list(EVENTS.columns).index("rest")
 
 
 def row(content: bytes, cluster: str = "c1") -> dict:
-    told = parse(content)
-    assert isinstance(told, StreamEvent)
-    return dict(zip(EVENTS.columns, events.row(told, cluster), strict=True))
+    event = parse(content)
+    assert isinstance(event, StreamEvent)
+    return dict(zip(EVENTS.columns, events.row(event, cluster), strict=True))
 
 
-def known(content: bytes) -> dict:
+def own_columns(content: bytes) -> dict:
     """Return the values that are not None, without the head of the line."""
     head = ("cluster", "node", "boot_id", "stream_id", "seq", "time", "mono", "schema_version", "event")
     return {name: value for name, value in row(content).items() if value is not None and name not in head}
@@ -54,8 +54,8 @@ CONDITION = {
 }
 
 
-def test_a_condition_has_its_columns_and_what_has_none_is_kept():
-    assert known(line(5, "opened", **CONDITION, history=True)) == {
+def test_condition_fills_its_columns():
+    assert own_columns(line(5, "opened", **CONDITION, history=True)) == {
         "condition_id": "9d1c-1763812800",
         "check_name": "gpu_xid",
         "check_instance": "",
@@ -73,7 +73,7 @@ def test_a_condition_has_its_columns_and_what_has_none_is_kept():
     }
 
 
-def test_the_head_of_a_line():
+def test_every_line_has_head_columns():
     found = row(line(5, "alive", at=NOON + 0.9))
     assert found["time"] == AT
     assert (found["cluster"], found["node"], found["boot_id"], found["stream_id"], found["seq"]) == (
@@ -86,47 +86,49 @@ def test_the_head_of_a_line():
     assert (found["mono"], found["schema_version"], found["event"]) == (1.5, 1, "alive")
 
 
-def test_dropped_lines_are_counted_apart_from_sights():
-    assert known(line(9, "dropped", count=4, from_seq=5, to_seq=8)) == {
+def test_dropped_lines_are_counted_separately():
+    assert own_columns(line(9, "dropped", count=4, from_seq=5, to_seq=8)) == {
         "dropped": 4,
         "rest": '{"from_seq":5,"to_seq":8}',
     }
-    of_a_stream_before = known(line(9, "dropped", count=0, from_seq=0, to_seq=0, earlier=4))
-    assert of_a_stream_before["dropped"] == 0, "the lines are missing from an earlier stream"
+    of_earlier_stream = own_columns(line(9, "dropped", count=0, from_seq=0, to_seq=0, earlier=4))
+    assert of_earlier_stream["dropped"] == 0, "the lines are missing from an earlier stream"
 
 
-def test_a_start_has_its_times_and_no_time_is_none():
-    found = known(line(1, "started", version="0.1.0", mode="act", last_alive="2025-11-22T11:00:00.000Z", clean=False))
+def test_start_has_times_and_missing_time_is_none():
+    found = own_columns(
+        line(1, "started", version="0.1.0", mode="act", last_alive="2025-11-22T11:00:00.000Z", clean=False)
+    )
     assert found == {"version": "0.1.0", "last_alive_time": AT - 3600, "rest": '{"mode":"act","clean":false}'}
-    assert "last_alive_time" not in known(line(1, "started", version="0.1.0", last_alive=None))
+    assert "last_alive_time" not in own_columns(line(1, "started", version="0.1.0", last_alive=None))
 
 
-@pytest.mark.parametrize("wrong", [{"count": "many"}, {"first": "noon"}, {"jobs": [1]}, {"code": 7}, {"count": 2**70}])
-def test_a_field_of_another_type_is_kept_and_not_made_into_something(wrong):
-    found = known(line(1, "alive", **wrong))
-    assert found == {"rest": json.dumps(wrong, separators=(",", ":"))}
+@pytest.mark.parametrize("fields", [{"count": "many"}, {"first": "noon"}, {"jobs": [1]}, {"code": 7}, {"count": 2**70}])
+def test_field_of_wrong_type_is_kept_in_rest(fields):
+    found = own_columns(line(1, "alive", **fields))
+    assert found == {"rest": json.dumps(fields, separators=(",", ":"))}
 
 
 @pytest.mark.parametrize("event", ["opened", "seen_again", "worsened", "acknowledged", "cleared"])
-def test_a_flag_that_is_not_said_of_a_condition_is_false(event):
+def test_missing_condition_flag_is_false(event):
     for observed, history in ((False, False), (True, False), (False, True)):
-        said = {**({"observed": True} if observed else {}), **({"history": True} if history else {})}
-        assert known(line(1, event, **said)) == {"observed": observed, "history": history}
+        flags = {**({"observed": True} if observed else {}), **({"history": True} if history else {})}
+        assert own_columns(line(1, event, **flags)) == {"observed": observed, "history": history}
 
 
-def test_a_flag_that_is_none_is_not_known_and_of_other_events_there_is_none():
-    assert known(line(1, "opened", observed="yes")) == {"history": False, "rest": '{"observed":"yes"}'}
-    assert known(line(1, "repaired", who="x")) == {"who": "x"}
+def test_invalid_flag_is_null_and_other_events_have_none():
+    assert own_columns(line(1, "opened", observed="yes")) == {"history": False, "rest": '{"observed":"yes"}'}
+    assert own_columns(line(1, "repaired", who="x")) == {"who": "x"}
 
 
-def test_how_slow_it_is_and_since_when_are_columns_and_what_is_no_number_stays_in_the_rest():
+def test_slowdown_and_onset_are_columns():
     slow = {"history": False, "observed": False}
-    told = known(line(1, "opened", slowdown=0.26, onset="2025-11-22T12:00:00.000Z"))
-    assert told == {**slow, "slowdown": 0.26, "onset_time": int(NOON)}
-    assert known(line(1, "opened", slowdown="much")) == {**slow, "rest": '{"slowdown":"much"}'}
+    values = own_columns(line(1, "opened", slowdown=0.26, onset="2025-11-22T12:00:00.000Z"))
+    assert values == {**slow, "slowdown": 0.26, "onset_time": int(NOON)}
+    assert own_columns(line(1, "opened", slowdown="much")) == {**slow, "rest": '{"slowdown":"much"}'}
 
 
-def test_an_unknown_event_and_an_unknown_schema_are_kept_whole():
+def test_unknown_event_and_schema_are_kept_whole():
     content = line(1, "melted", degrees=900)
     assert (row(content)["event"], row(content)["rest"]) == ("melted", content.decode())
     other = json.dumps({"schema": 2, "who": "n1"}).encode()
@@ -144,23 +146,27 @@ def test_an_unknown_event_and_an_unknown_schema_are_kept_whole():
         ("pass", "pass", "pass"),
     ],
 )
-def test_people_are_kept_as_users_are(text, dropped, hashed):
-    told = parse(line(1, "cleared", who=text, cleared_by=text))
-    assert isinstance(told, StreamEvent)
-    for user, kept in ((lambda name: name, text), (lambda name: None, dropped), (lambda name: f"h({name})", hashed)):
-        found = dict(zip(EVENTS.columns, events.row(told, "c1", user), strict=True))
-        assert (found["who"], found["cleared_by"]) == (kept, kept)
+def test_people_are_stored_as_users(text, dropped, hashed):
+    event = parse(line(1, "cleared", who=text, cleared_by=text))
+    assert isinstance(event, StreamEvent)
+    for user, expected in (
+        (lambda name: name, text),
+        (lambda name: None, dropped),
+        (lambda name: f"h({name})", hashed),
+    ):
+        found = dict(zip(EVENTS.columns, events.row(event, "c1", user), strict=True))
+        assert (found["who"], found["cleared_by"]) == (expected, expected)
 
 
-def test_people_are_not_in_the_rest_of_a_line_that_is_not_known():
+def test_people_are_removed_from_rest_of_unknown_lines():
     for content in (
         line(1, "melted", who="alice (uid 1000)"),
         b'{"schema":2,"cleared_by":"repaired by alice (uid 7)"}',
     ):
-        told = parse(content)
-        assert isinstance(told, StreamEvent)
+        event = parse(content)
+        assert isinstance(event, StreamEvent)
         rest = {
-            name: events.row(told, "c1", user)[EVENTS_REST]
+            name: events.row(event, "c1", user)[EVENTS_REST]
             for name, user in {"keep": str, "drop": lambda name: None, "hash": lambda name: "h1"}.items()
         }
         assert rest["keep"] == content.decode()
@@ -170,22 +176,22 @@ def test_people_are_not_in_the_rest_of_a_line_that_is_not_known():
 
 
 @pytest.mark.parametrize("users", ["drop", "hash"])
-def test_no_name_stands_in_the_manifest_in_any_form(tmp_path, users):
+def test_manifest_contains_no_name(tmp_path, users):
     node, store = tmp_path / "srv" / "n1", tmp_path / "db"
     node.mkdir(parents=True)
     content = b"".join(line(seq, "repaired", who="alice (uid 1000)") + b"\n" for seq in range(1, 9))
     (node / "events.jsonl").write_bytes(content)
-    wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
+    sources = [(events.SOURCE, [str(tmp_path / "srv")])]
     for rows in (8, 0):
-        came = ingest(str(store), wanted, IngestOptions(AT + 86400, "c1", users=users))
-        assert came.unread.rows["events"] == rows
+        result = ingest(str(store), sources, IngestOptions(AT + 86400, "c1", users=users))
+        assert result.unread.rows["events"] == rows
     manifest = (store / "manifest.json").read_text()
     assert "stream" in manifest
     for form in ("alice", b"alice".hex(), hashlib.blake2b(content[-64:], digest_size=16).hexdigest()):
         assert form not in manifest, "a guess of the name must need the key"
 
 
-def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_forgets_them(tmp_path):
+def test_old_cursor_with_bytes_is_read_again_and_replaced(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(content := lines(1, 8))
     cursor = Cursor(key=b"k")
     assert len(list(read(str(tmp_path), cursor, Tally()))) == 8
@@ -196,26 +202,26 @@ def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_fo
     assert (tally.repeats, cursor.marks) == (8, {name: mark})
 
 
-def test_every_field_that_has_a_column_is_one_of_the_contract():
+def test_columns_are_fields_of_schema():
     schema = json.loads((Path(__file__).parents[3] / "docs" / "events.schema.json").read_text())
     assert {*events._FIELDS, *events._HEAD_FIELDS, "count"} <= set(schema["properties"])
 
 
-def test_a_line_that_does_not_know_its_cluster_yet_gets_the_one_that_was_said():
+def test_line_without_cluster_gets_given_cluster():
     assert row(line(1, cluster=""))["cluster"] == "c1"
     assert row(line(1, cluster="c7"))["cluster"] == "c7"
 
 
-def run(store: Path, *folders: Path, said: list[str] | None = None) -> IngestResult:
+def run(store: Path, *folders: Path, messages: list[str] | None = None) -> IngestResult:
     wanted = [(events.SOURCE, [str(folder) for folder in folders])]
     return ingest(str(store), wanted, IngestOptions(AT + 86400, "c1"))
 
 
-def seqs(store: Path) -> list[int]:
-    return sorted(row["seq"] for row in live(store, "events"))
+def sequence_numbers(store: Path) -> list[int]:
+    return sorted(row["seq"] for row in store_rows(store, "events"))
 
 
-def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path):
+def test_rerun_reads_only_new_lines_after_rotation(tmp_path):
     node, store = tmp_path / "srv" / "n1", tmp_path / "db"
     node.mkdir(parents=True)
     file = node / "events.jsonl"
@@ -225,35 +231,35 @@ def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path)
     os.rename(file, node / "events.jsonl.1")
     file.write_bytes(lines(19, 30))  # it begins with lines that were written before
     assert run(store, tmp_path / "srv").unread.rows["events"] == 10
-    assert seqs(store) == list(range(1, 31))
+    assert sequence_numbers(store) == list(range(1, 31))
     shutil.copy(node / "events.jsonl.1", node / "events.jsonl.2")
     assert run(store, tmp_path / "srv").unread.rows["events"] == 0
 
 
-@pytest.mark.parametrize(("files", "again"), [(25, 0), (events.MAX_MARKS + 5, 5)])
-def test_of_as_many_files_as_a_centre_keeps_none_is_read_again_and_of_more_the_oldest(tmp_path, files, again):
+@pytest.mark.parametrize(("files", "read_twice"), [(25, 0), (events.MAX_MARKS + 5, 5)])
+def test_cursor_remembers_limited_number_of_files(tmp_path, files, read_twice):
     text = None
     for number in range(files):
         content = lines(10 * number + 1, 10 * number + 10)
         (tmp_path / f"events.jsonl-{20240101 + number}.gz").write_bytes(gzip.compress(content))
-    for read_again in (10 * files, 10 * again, 10 * again):
+    for read_again in (10 * files, 10 * read_twice, 10 * read_twice):
         cursor, tally = events.load_cursor(text), Tally()
         assert len(list(read(str(tmp_path), cursor, tally))) == (10 * files if text is None else 0)
         assert tally.lines == read_again
         text = events.dump_cursor(cursor)
 
 
-def test_a_truncated_file_is_read_anew_and_adds_only_what_is_new(tmp_path):
+def test_truncated_file_adds_only_new_lines(tmp_path):
     node, store = tmp_path / "n1", tmp_path / "db"
     node.mkdir()
     (node / "events.jsonl").write_bytes(lines(1, 20))
     run(store, tmp_path)
     (node / "events.jsonl").write_bytes(lines(15, 22))
     assert run(store, tmp_path).unread.rows["events"] == 2
-    assert seqs(store) == list(range(1, 23))
+    assert sequence_numbers(store) == list(range(1, 23))
 
 
-def test_lines_that_are_missing_are_told(tmp_path, capsys):
+def test_missing_lines_are_reported_once(tmp_path, capsys):
     node, store = tmp_path / "n1", tmp_path / "db"
     node.mkdir()
     (node / "events.jsonl").write_bytes(lines(1, 5))
@@ -266,21 +272,21 @@ def test_lines_that_are_missing_are_told(tmp_path, capsys):
     assert "missing" not in capsys.readouterr().err, "missing lines are reported once"
 
 
-def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp_path, capsys):
+def test_invalid_lines_are_counted_and_unknown_events_reported(tmp_path, capsys):
     node, store = tmp_path / "n1", tmp_path / "db"
     node.mkdir()
     content = lines(1, 3) + b"{torn\n" + line(4, "melted") + b"\n" + b"\xff\n" + b"x" * (2 << 20) + b"\n" + line(5)[:40]
     (node / "events.jsonl").write_bytes(content)
-    came = run(store, tmp_path)
-    assert came.unread.unread["events"] == 3
-    assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.examples] == ["4", "6", "7"]
+    result = run(store, tmp_path)
+    assert result.unread.unread["events"] == 3
+    assert [entry.split("events.jsonl")[1].split(":")[1] for entry in result.unread.examples] == ["4", "6", "7"]
     assert (
         "events: 1 line of event melted, which this version does not know, stored unchanged" in capsys.readouterr().err
     )
-    assert seqs(store) == [1, 2, 3, 4]
+    assert sequence_numbers(store) == [1, 2, 3, 4]
 
 
-def test_a_stream_that_cannot_be_read_to_its_end_is_told_as_failed_and_the_others_are_read(tmp_path):
+def test_incomplete_stream_fails_and_others_are_read(tmp_path):
     store, srv = tmp_path / "db", tmp_path / "srv"
     for node in ("n1", "n2", "n3"):
         (srv / node).mkdir(parents=True)
@@ -292,15 +298,15 @@ def test_a_stream_that_cannot_be_read_to_its_end_is_told_as_failed_and_the_other
         f"events: {srv}/n2/events.jsonl.1.gz: ends in the middle of compressed data",
         f"events: {srv}/n3/events.jsonl.1: cannot be read: Is a directory",
     ]
-    came = run(store, srv)
-    assert came.failed == why
-    assert seqs(store)[-1] == 200
-    assert len(seqs(store)) >= 600
+    result = run(store, srv)
+    assert result.failed == why
+    assert sequence_numbers(store)[-1] == 200
+    assert len(sequence_numbers(store)) >= 600
     again = run(store, srv)
     assert (again.failed, again.unread.rows["events"]) == (why, 0)
 
 
-def test_what_a_kill_left_of_a_line_that_was_written_again_is_told_and_is_no_row(tmp_path, capsys):
+def test_torn_line_written_again_is_reported_and_no_row(tmp_path, capsys):
     node, store = tmp_path / "n1", tmp_path / "db"
     node.mkdir()
     torn = line(3)[:40] + b"\n"
@@ -308,26 +314,26 @@ def test_what_a_kill_left_of_a_line_that_was_written_again_is_told_and_is_no_row
     assert run(store, tmp_path).unread.unread["events"] == 0
     assert "events: 1 line torn or damaged, but no event is missing\n" in capsys.readouterr().err
     (node / "events.jsonl").write_bytes(lines(5, 6) + line(7)[:40] + b"\n" + lines(8, 9))
-    came = run(store, tmp_path)
-    assert (came.unread.unread["events"], came.unread.is_over_limit()) == (1, True)
-    assert seqs(store) == [1, 2, 3, 4, 5, 6, 8, 9]
+    result = run(store, tmp_path)
+    assert (result.unread.unread["events"], result.unread.is_over_limit()) == (1, True)
+    assert sequence_numbers(store) == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
-def test_what_is_damaged_at_another_time_than_was_asked_for_is_not_told(tmp_path, capsys):
+def test_damage_outside_period_is_not_counted(tmp_path, capsys):
     node = tmp_path / "srv" / "n1"
     node.mkdir(parents=True)
     (node / "events.jsonl").write_bytes(lines(1, 2) + b"{torn\n" + lines(4, 9))
-    wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
+    sources = [(events.SOURCE, [str(tmp_path / "srv")])]
     for begin, unread in ((AT + 6, 0), (AT + 2, 1)):
-        came = ingest(str(tmp_path / str(begin)), wanted, IngestOptions(AT + 86400, "c1", from_time=begin))
-        assert came.unread.unread["events"] == unread
+        result = ingest(str(tmp_path / str(begin)), sources, IngestOptions(AT + 86400, "c1", from_time=begin))
+        assert result.unread.unread["events"] == unread
 
 
-def test_a_folder_without_streams_is_a_sentence(tmp_path):
+def test_missing_folder_is_one_sentence(tmp_path):
     assert run(tmp_path / "db", tmp_path / "gone").failed == [f"events: {tmp_path}/gone: no such file or folder"]
 
 
-def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, monkeypatch):
+def test_killed_ingest_keeps_finished_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(events, "BATCH_EVENTS", 25)
     store, srv = tmp_path / "db", tmp_path / "srv"
     for number in range(5):
@@ -336,41 +342,41 @@ def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, mo
         (srv / f"n{number}" / "events.jsonl").write_bytes(content)
     real, calls = events.row, []
 
-    def killed(told, *how):
-        calls.append(told)
+    def killed(event, *options):
+        calls.append(event)
         if len(calls) == 70:
             raise KeyboardInterrupt
-        return real(told, *how)
+        return real(event, *options)
 
     monkeypatch.setattr(events, "row", killed)
     with pytest.raises(KeyboardInterrupt):
         run(store, srv)
-    assert len(seqs(store)) == 40, "the first batch is kept, the second is not"
+    assert len(sequence_numbers(store)) == 40, "the first batch is kept, the second is not"
     monkeypatch.setattr(events, "row", real)
     assert run(store, srv).unread.rows["events"] == 60
-    assert len(seqs(store)) == 100
+    assert len(sequence_numbers(store)) == 100
 
 
-def test_what_from_and_to_leave_out_is_read_by_the_next_ingest_and_is_not_counted(tmp_path):
+def test_lines_outside_period_are_read_by_next_ingest(tmp_path):
     node, store = tmp_path / "srv" / "n1", tmp_path / "db"
     node.mkdir(parents=True)
     content = b"".join(line(seq, at=NOON + 60 * seq) + b"\n" for seq in range(1, 11))
     (node / "events.jsonl").write_bytes(content)
 
     def read(**times: int) -> int:
-        wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
-        return ingest(str(store), wanted, IngestOptions(AT + 86400, "c1", **times)).unread.rows["events"]
+        sources = [(events.SOURCE, [str(tmp_path / "srv")])]
+        return ingest(str(store), sources, IngestOptions(AT + 86400, "c1", **times)).unread.rows["events"]
 
     assert read(from_time=AT + 60 * 9) == 2
     assert read(from_time=AT + 60 * 9) == 0
     assert read(from_time=AT + 60 * 4, to_time=AT + 60 * 7) == 3
-    assert seqs(store) == [4, 5, 6, 9, 10]
+    assert sequence_numbers(store) == [4, 5, 6, 9, 10]
     assert read() == 5
-    assert seqs(store) == list(range(1, 11))
+    assert sequence_numbers(store) == list(range(1, 11))
     assert read() == 0
 
 
-def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_adds_up(tmp_path):
+def test_coverage_follows_line_times_per_cluster(tmp_path):
     srv, store = tmp_path / "srv", tmp_path / "db"
     for node in ("n1", "n2", "n3"):
         (srv / node).mkdir(parents=True)
@@ -381,8 +387,8 @@ def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_
     (srv / "n3" / "events.jsonl").write_bytes(b"{torn\n")
 
     def covered() -> list[tuple]:
-        told = [tuple(row[name] for name in COVERED) for row in live(store, "ingests")]
-        return sorted(told)
+        rows = [tuple(row[name] for name in COVERED) for row in store_rows(store, "ingests")]
+        return sorted(rows)
 
     run(store, srv)
     first = [("c1", AT + 1, AT + 4, 4, 0), ("c2", AT + 60, AT + 90, 4, 1)]
@@ -395,12 +401,14 @@ def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_
     assert covered() == [first[0], ("c1", AT + 50, AT + 50, 1, 0), first[1]]
 
 
-def test_of_many_steps_each_tells_what_it_covered(tmp_path, monkeypatch):
+def test_each_batch_records_its_coverage(tmp_path, monkeypatch):
     monkeypatch.setattr(events, "BATCH_EVENTS", 5)
     for number in range(3):
         (tmp_path / "srv" / f"n{number}").mkdir(parents=True)
         content = b"".join(line(seq, node=f"n{number}", at=NOON + 100 * number + seq) + b"\n" for seq in range(1, 6))
         (tmp_path / "srv" / f"n{number}" / "events.jsonl").write_bytes(content)
     run(tmp_path / "db", tmp_path / "srv")
-    told = [(row["from_time"] - AT, row["to_time"] - AT, row["rows_read"]) for row in live(tmp_path / "db", "ingests")]
-    assert sorted(told) == [(1, 5, 5), (101, 105, 5), (201, 205, 5)]
+    coverage = [
+        (row["from_time"] - AT, row["to_time"] - AT, row["rows_read"]) for row in store_rows(tmp_path / "db", "ingests")
+    ]
+    assert sorted(coverage) == [(1, 5, 5), (101, 105, 5), (201, 205, 5)]

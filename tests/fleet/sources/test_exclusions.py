@@ -50,7 +50,7 @@ N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
         ("flux submit -x n1", UNKNOWN),
     ],
 )
-def test_a_command_excludes_what_it_says_or_it_is_not_known(line: str, expected: Exclusions) -> None:
+def test_submit_line_gives_exclusions_or_unknown(line: str, expected: Exclusions) -> None:
     assert parse_submit_line(line) == expected
 
 
@@ -72,11 +72,11 @@ def test_a_command_excludes_what_it_says_or_it_is_not_known(line: str, expected:
         ("", NO_EXCLUSIONS),
     ],
 )
-def test_a_script_excludes_what_its_lines_above_the_first_command_say(script: str, expected: Exclusions) -> None:
+def test_script_gives_exclusions_above_first_command(script: str, expected: Exclusions) -> None:
     assert parse_script(script) == expected
 
 
 @given(st.text("-x=n1[], wrapsbatchexclude\"'\\#", max_size=60))
-def test_any_words_are_an_answer(words: str) -> None:
+def test_any_words_give_exclusions(words: str) -> None:
     for answer in (parse_submit_line(f"sbatch {words}"), parse_submit_line(words), parse_script(f"#SBATCH {words}")):
         assert answer.is_complete or answer.nodes == ()

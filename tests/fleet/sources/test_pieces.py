@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fleet_reading import Noted, live
+from fleet_reading import RecordedReading, store_rows
 
 from healthd.fleet import times
 from healthd.fleet.ingest import IngestError, IngestOptions, ingest
@@ -30,68 +30,70 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def program(folder: Path, name: str, text: str) -> None:
+def install_program(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
-def printed(*argv: str) -> list[str]:
-    return [line for _, line in common.command_lines(argv, Noted().reading)]
+def output_of(*argv: str) -> list[str]:
+    return [line for _, line in common.command_lines(argv, RecordedReading().reading)]
 
 
-def test_a_command_is_asked_for_epoch_seconds_and_what_is_set_for_people_does_not_reach_it(slurm, monkeypatch):
+def test_slurm_command_gets_own_environment(slurm, monkeypatch):
     for name in ("SQUEUE_FORMAT", "SLURM_CLUSTERS", "SLURM_TOPO_LEN", "SINFO_FORMAT", "SACCTMGR_X"):
         monkeypatch.setenv(name, "xyzzy")
     monkeypatch.setenv("SLURM_CONF", "/etc/other/slurm.conf")
-    program(slurm, "squeue", 'env | grep -c xyzzy; echo "$SLURM_TIME_FORMAT $SLURM_CONF $LC_ALL"; cat')
-    assert printed("squeue") == ["0", "%s /etc/other/slurm.conf C.UTF-8"]
+    install_program(slurm, "squeue", 'env | grep -c xyzzy; echo "$SLURM_TIME_FORMAT $SLURM_CONF $LC_ALL"; cat')
+    assert output_of("squeue") == ["0", "%s /etc/other/slurm.conf C.UTF-8"]
 
 
-def test_a_command_that_fails_is_one_sentence_and_what_it_printed_is_not_all(slurm):
+def test_failed_command_is_one_sentence_after_its_output(slurm):
     complaint = r"sacctmgr: error: \033[31mslurmdbd\n is away"
-    program(slurm, "sacctmgr", f'echo "Cluster|NodeName"; printf "{complaint}" >&2; exit 1')
-    lines = common.command_lines(["sacctmgr", "show", "event"], Noted().reading)
+    install_program(slurm, "sacctmgr", f'echo "Cluster|NodeName"; printf "{complaint}" >&2; exit 1')
+    lines = common.command_lines(["sacctmgr", "show", "event"], RecordedReading().reading)
     assert next(lines) == (1, "Cluster|NodeName")
     with pytest.raises(IngestError) as error:
         next(lines)
     assert str(error.value) == "sacctmgr failed: sacctmgr: error: ?[31mslurmdbd is away"
 
 
-def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
+def test_missing_or_hanging_command_is_one_sentence(slurm, monkeypatch):
     with pytest.raises(IngestError, match="nosuchcommand: cannot be run: No such file or directory"):
-        printed("nosuchcommand")
+        output_of("nosuchcommand")
     monkeypatch.setattr(slurm_commands, "OUTPUT_TIMEOUT_SECONDS", 0.2)
-    program(slurm, "squeue", "sleep 60")
+    install_program(slurm, "squeue", "sleep 60")
     with pytest.raises(IngestError, match=r"squeue: printed nothing for 0\.2 s and was killed"):
-        printed("squeue")
+        output_of("squeue")
 
 
-def test_a_command_whose_output_nobody_reads_on_is_ended(slurm, tmp_path):
-    program(slurm, "squeue", f"echo $$ > {tmp_path}/pid; while :; do echo line || exit; done")
-    lines = common.command_lines(["squeue"], Noted().reading)
+def test_command_ends_when_reader_stops(slurm, tmp_path):
+    install_program(slurm, "squeue", f"echo $$ > {tmp_path}/pid; while :; do echo line || exit; done")
+    lines = common.command_lines(["squeue"], RecordedReading().reading)
     assert next(lines) == (1, "line")
     lines.close()
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-def test_a_command_that_prints_very_much_and_complains_very_much_does_not_stand_still(slurm):
-    program(slurm, "squeue", "seq 200000; seq 200000 >&2")
-    assert len(printed("squeue")) == 200000
+def test_large_output_and_errors_do_not_block(slurm):
+    install_program(slurm, "squeue", "seq 200000; seq 200000 >&2")
+    assert len(output_of("squeue")) == 200000
 
 
 @pytest.mark.one_python
-def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
-    program(slurm, "scontrol", 'echo "ClusterName             = here"; echo "NodeName=n1 Gres=gpu:h100:8"')
+def test_local_slurm_is_not_used_for_other_cluster(slurm, tmp_path):
+    install_program(slurm, "scontrol", 'echo "ClusterName             = here"; echo "NodeName=n1 Gres=gpu:h100:8"')
     store = str(tmp_path / "db")
-    came = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000, "there"))
-    assert came.failed == [
+    result = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000, "there"))
+    assert result.failed == [
         "nodes: scontrol --all --oneliner show node: the local cluster is here, not there: "
         "run the command there and write a file"
     ]
-    came = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000))
-    assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
-    assert came.unread.unread["nodes"] == 1, "the configuration line is not a node"
+    result = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000))
+    assert [(row["cluster"], row["node"], row["gpus"]) for row in store_rows(tmp_path / "db", "nodes")] == [
+        ("here", "n1", 8)
+    ]
+    assert result.unread.unread["nodes"] == 1, "the configuration line is not a node"
 
 
 NOON = "2026-11-01T12:00:00"
@@ -107,64 +109,64 @@ WITHOUT_A_ZONE = {
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("table", list(WITHOUT_A_ZONE))
-def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_path, table):
+def test_file_is_not_stored_twice_with_other_time_zone(tmp_path, table):
     source, text = WITHOUT_A_ZONE[table]
     file, db = tmp_path / "file", tmp_path / "db"
     file.write_text(text)
 
-    def came(zone: str) -> list[str]:
-        asked = IngestOptions(1795400000, "c1", times.load_zone(zone) if zone else None)
-        return ingest(str(db), [(source, [str(file)])], asked).failed
+    def failures_with_zone(zone: str) -> list[str]:
+        options = IngestOptions(1795400000, "c1", times.load_zone(zone) if zone else None)
+        return ingest(str(db), [(source, [str(file)])], options).failed
 
-    assert came("") == []
-    assert live(db, table) == [], "a time without a zone is not read"
-    assert came("Europe/Rome") == []
-    kept = live(db, table)
-    assert len(kept) == 1
-    for zone, words in (("UTC", "with UTC"), ("", "without it")):
-        assert came(zone) == [
-            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be stored twice: use "
+    assert failures_with_zone("") == []
+    assert store_rows(db, table) == [], "a time without a zone is not read"
+    assert failures_with_zone("Europe/Rome") == []
+    stored = store_rows(db, table)
+    assert len(stored) == 1
+    for zone, hint in (("UTC", "with UTC"), ("", "without it")):
+        assert failures_with_zone(zone) == [
+            f"{source.name}: {file}: was read with --timezone Europe/Rome; {hint} its rows would be stored twice: use "
             "Europe/Rome again, or, if it was wrong, read everything into a new store"
         ]
-        assert live(db, table) == kept
+        assert store_rows(db, table) == stored
         file.write_text(text + text)  # the same holds after the file has grown
-    assert came("Europe/Rome") == []
-    assert live(db, table) == kept
+    assert failures_with_zone("Europe/Rome") == []
+    assert store_rows(db, table) == stored
 
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("table", ["tickets", "jobs"])
-def test_of_a_wrong_time_zone_no_file_is_read_not_those_that_are_new_either(tmp_path, table):
+def test_wrong_time_zone_stops_all_files_of_source(tmp_path, table):
     source, text = WITHOUT_A_ZONE[table]
     for name in ("before", "old", "behind"):
         (tmp_path / name).write_text(text)
 
-    def came(zone: str, *names: str) -> list[str]:
-        wanted = [(source, [str(tmp_path / name) for name in names])]
-        return ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", times.load_zone(zone))).failed
+    def failures_with_zone(zone: str, *names: str) -> list[str]:
+        sources = [(source, [str(tmp_path / name) for name in names])]
+        return ingest(str(tmp_path / "db"), sources, IngestOptions(1795400000, "c1", times.load_zone(zone))).failed
 
-    assert came("Europe/Rome", "old") == []
-    kept = [live(tmp_path / "db", name) for name in (table, "ingests")]
-    (sentence,) = came("UTC", "before", "old", "behind")
+    assert failures_with_zone("Europe/Rome", "old") == []
+    stored = [store_rows(tmp_path / "db", name) for name in (table, "ingests")]
+    (sentence,) = failures_with_zone("UTC", "before", "old", "behind")
     assert sentence.startswith(f"{source.name}: {tmp_path}/old: was read with --timezone Europe/Rome; ")
-    assert [live(tmp_path / "db", name) for name in (table, "ingests")] == kept
+    assert [store_rows(tmp_path / "db", name) for name in (table, "ingests")] == stored
 
 
 @pytest.mark.one_python
-def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
+def test_unknown_nodes_are_kept_and_reported(tmp_path, capsys):
     (tmp_path / "nodes.csv").write_text("node,gpus\nn[1-2],8\n")
     (tmp_path / "tickets.csv").write_text("node,opened\nn1,1795348800\nN2.example.org,1795348800\nn[3-9],1795348800\n")
-    wanted = [(site_tables.TICKETS, [str(tmp_path / "tickets.csv")])]
-    ingest(str(tmp_path / "first"), wanted, IngestOptions(1795400000, "c1"))
+    sources = [(site_tables.TICKETS, [str(tmp_path / "tickets.csv")])]
+    ingest(str(tmp_path / "first"), sources, IngestOptions(1795400000, "c1"))
     assert capsys.readouterr().err == "", "this store knows no nodes"
     ingest(
         str(tmp_path / "db"),
-        [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted],
+        [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *sources],
         IngestOptions(1795400000, "c1"),
     )
-    told = "tickets: 8 nodes that are unknown in their cluster are kept: N2.example.org, n3, n4, n5, n6, ...\n"
-    assert capsys.readouterr().err == told
-    assert len(live(tmp_path / "db", "tickets")) == 9
+    message = "tickets: 8 nodes that are unknown in their cluster are kept: N2.example.org, n3, n4, n5, n6, ...\n"
+    assert capsys.readouterr().err == message
+    assert len(store_rows(tmp_path / "db", "tickets")) == 9
 
 
 SACCTMGR = """for word; do case "$word" in
@@ -177,39 +179,41 @@ echo "$cluster|n1|$((end - 10))|Unknown|DOWN|root(0)|x"
 
 
 @pytest.mark.one_python
-def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earlier_from_adds(slurm, tmp_path, capsys):
-    program(slurm, "sacctmgr", SACCTMGR)
-    program(slurm, "scontrol", 'echo "ClusterName = c1"')
+def test_slurmdbd_is_queried_per_cluster_for_new_and_earlier_times(slurm, tmp_path, capsys):
+    install_program(slurm, "sacctmgr", SACCTMGR)
+    install_program(slurm, "scontrol", 'echo "ClusterName = c1"')
     now, hour = 1795400000, 3600
 
-    def asked(at=now, **values):
-        came = ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], IngestOptions(at, **values))
-        assert came.failed == []
+    def queried_periods(at=now, **values):
+        result = ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], IngestOptions(at, **values))
+        assert result.failed == []
         if not (slurm / "calls").exists():
             return []
         lines = [line.split() for line in (slurm / "calls").read_text().splitlines()]
         (slurm / "calls").unlink()
         return [(cluster, int(begin) - now, int(end) - now) for cluster, begin, end in lines]
 
-    assert asked(from_time=now - 50 * hour) == [("c1", -50 * hour, 0)]
-    assert asked(now + hour, from_time=now - 50 * hour) == [("c1", -hour, hour)]
-    assert asked(now + hour, from_time=now - 60 * hour) == [("c1", -60 * hour, -50 * hour), ("c1", 0, hour)]
-    assert asked(now + hour, cluster="c2", from_time=now - 50 * hour) == [("c2", -50 * hour, hour)]
-    assert asked(now + hour, from_time=now - 9 * hour, to_time=now - 8 * hour) == []
+    assert queried_periods(from_time=now - 50 * hour) == [("c1", -50 * hour, 0)]
+    assert queried_periods(now + hour, from_time=now - 50 * hour) == [("c1", -hour, hour)]
+    assert queried_periods(now + hour, from_time=now - 60 * hour) == [("c1", -60 * hour, -50 * hour), ("c1", 0, hour)]
+    assert queried_periods(now + hour, cluster="c2", from_time=now - 50 * hour) == [("c2", -50 * hour, hour)]
+    assert queried_periods(now + hour, from_time=now - 9 * hour, to_time=now - 8 * hour) == []
     assert capsys.readouterr().err == ""
-    assert asked() == [("c1", -61 * hour + 1, 0)], "after a clock was ahead, the period is read again"
+    assert queried_periods() == [("c1", -61 * hour + 1, 0)], "after a clock was ahead, the period is read again"
     assert "a clock was ahead" in capsys.readouterr().err
 
 
 @pytest.mark.one_python
-def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
-    program(slurm, "sacctmgr", SACCTMGR)
-    program(slurm, "scontrol", 'echo "ClusterName = c1"')
+def test_queries_to_slurmdbd_are_recorded_as_coverage(slurm, tmp_path):
+    install_program(slurm, "sacctmgr", SACCTMGR)
+    install_program(slurm, "scontrol", 'echo "ClusterName = c1"')
     now, hour = 1795400000, 3600
 
     def covered(at: int, **values: int) -> list[tuple]:
         assert ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], IngestOptions(at, **values)).failed == []
-        return sorted((row["cluster"], row["from_time"], row["to_time"]) for row in live(tmp_path / "db", "ingests"))
+        return sorted(
+            (row["cluster"], row["from_time"], row["to_time"]) for row in store_rows(tmp_path / "db", "ingests")
+        )
 
     first = ("c1", common.MIN_SLURM_TIME, now)
     assert covered(now) == [first], "without --from the whole period is queried"
@@ -227,7 +231,7 @@ FILES = {
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("table", FILES)
-def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_left_out(tmp_path, table):
+def test_coverage_of_file_follows_rows_and_period(tmp_path, table):
     source, text = FILES[table]
     begin, end = 1795000000, 1795009000
     file = tmp_path / "file"
@@ -236,21 +240,21 @@ def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_le
     def covered(now: int = end + 60, **values: int) -> list[tuple]:
         assert ingest(str(tmp_path / "db"), [(source, [str(file)])], IngestOptions(now, **values)).failed == []
         names = ("cluster", "from_time", "to_time")
-        return [tuple(row[name] for name in names) for row in live(tmp_path / "db", "ingests")]
+        return [tuple(row[name] for name in names) for row in store_rows(tmp_path / "db", "ingests")]
 
     assert covered() == [("c7", begin, end)]
-    asked = covered(from_time=begin + 10, to_time=end - 10)
+    limited = covered(from_time=begin + 10, to_time=end - 10)
     if table == "failures":
-        assert asked == [("", None, None), ("c7", begin, end)], "the file has no row in that period"
+        assert limited == [("", None, None), ("c7", begin, end)], "the file has no row in that period"
         return
-    assert asked == [("c7", begin + 10, end - 10)]
+    assert limited == [("c7", begin + 10, end - 10)]
     assert covered(now=end - 60) == [("c7", begin, end - 60)], "coverage ends at the time of the ingest"
 
 
 @pytest.mark.one_python
-def test_what_lasts_has_only_a_beginning_and_rows_of_several_clusters_are_of_none_alone(tmp_path):
+def test_coverage_of_open_rows_and_several_clusters(tmp_path):
     file = tmp_path / "tickets.csv"
     file.write_text("cluster,node,opened,closed\nc1,n1,1795000500,\nc2,n1,1795000000,1795000100\nc2,n2,3600,\n")
     assert ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(file)])], IngestOptions(1795400000)).failed == []
-    (row,) = live(tmp_path / "db", "ingests")
+    (row,) = store_rows(tmp_path / "db", "ingests")
     assert (row["cluster"], row["from_time"], row["to_time"], row["rows_read"]) == ("", 1795000000, 1795000500, 3)

@@ -8,7 +8,7 @@ import os
 from datetime import datetime, timezone
 
 import pytest
-from fleet_reading import Noted, live, numbered
+from fleet_reading import RecordedReading, numbered_lines, store_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +19,9 @@ AT = 1795349480  # 2026-11-22 12:11:20 UTC
 STAMP = "[2026-11-22T12:11:20.123] "
 
 
-def parsed(text: str, changed: float = CHANGED) -> tuple[list[tuple], Noted]:
-    noted = Noted()
-    return list(preemptions.parse(numbered(text), noted.reading, changed)), noted
+def parse_log(text: str, changed: float = CHANGED) -> tuple[list[tuple], RecordedReading]:
+    noted = RecordedReading()
+    return list(preemptions.parse(numbered_lines(text), noted.reading, changed)), noted
 
 
 # Jobs are as _jobid2fmt() of log.c writes them: a single job, a task of an array, a part of a het job.
@@ -48,8 +48,8 @@ def parsed(text: str, changed: float = CHANGED) -> tuple[list[tuple], Noted]:
         ("preempted JobId=7 has been checkpointed to reclaim resources for JobId=9", (7, 9, "checkpointed", None)),
     ],
 )
-def test_each_form_of_a_preemption_is_read(message, row):
-    found, noted = parsed(STAMP + message)
+def test_each_preemption_message_is_read(message, row):
+    found, noted = parse_log(STAMP + message)
     assert found == [("c1", AT, *row)]
     assert (noted.unread, noted.read) == ([], [1])
 
@@ -66,8 +66,8 @@ def test_each_form_of_a_preemption_is_read(message, row):
         "Changing PreemptType from preempt/none to preempt/qos",
     ],
 )
-def test_other_lines_and_words_of_users_are_none(message):
-    found, noted = parsed(STAMP + message)
+def test_other_messages_are_ignored(message):
+    found, noted = parse_log(STAMP + message)
     assert (found, noted.unread) == ([], [])
 
 
@@ -90,19 +90,19 @@ MESSAGE = "preempted JobId=7 has been requeued to reclaim resources for JobId=9"
         json.dumps({"log": MESSAGE, "stream": "stdout", "time": "2026-11-22T12:11:20"}),
     ],
 )
-def test_the_time_is_read_in_each_format(line):
-    assert parsed(line)[0] == [("c1", AT, 7, 9, "requeued", None)]
+def test_time_is_read_in_each_format(line):
+    assert parse_log(line)[0] == [("c1", AT, 7, 9, "requeued", None)]
 
 
 @pytest.mark.parametrize("line", [f"[12345678] {MESSAGE}", MESSAGE, f"[Foo 22 12:11:20] {MESSAGE}"])
-def test_a_preemption_without_a_time_is_counted(line):
-    found, noted = parsed(line)
-    assert (found, noted.lines) == ([], [1])
+def test_preemption_without_time_is_counted(line):
+    found, noted = parse_log(line)
+    assert (found, noted.unread_lines) == ([], [1])
 
 
-def test_a_time_without_its_year_is_of_the_latest_that_the_file_can_know():
+def test_time_without_year_is_latest_possible():
     short = f"[Dec 31 23:59:59] {MESSAGE}\n[Jan  1 00:00:01] {MESSAGE}\n[Feb 29 00:00:00] {MESSAGE}"
-    found, _ = parsed(short, datetime(2027, 1, 1, 1, tzinfo=timezone.utc).timestamp())
+    found, _ = parse_log(short, datetime(2027, 1, 1, 1, tzinfo=timezone.utc).timestamp())
     years = [datetime.fromtimestamp(row[1], timezone.utc).isoformat() for row in found]
     assert years == ["2026-12-31T23:59:59+00:00", "2027-01-01T00:00:01+00:00", "2024-02-29T00:00:00+00:00"]
 
@@ -119,20 +119,20 @@ JOB = st.one_of(
 
 
 @given(JOB, JOB, st.integers(1, 4_000_000_000))
-def test_any_two_jobs_at_any_time_come_back(taken, taker, at):
+def test_any_two_jobs_are_read_unchanged(taken, taker, at):
     stamp = datetime.fromtimestamp(at, timezone.utc).strftime("[%Y-%m-%dT%H:%M:%S.000] ")
-    found, noted = parsed(f"{stamp}preempted {taken[0]} has been killed to reclaim resources for {taker[0]}")
+    found, noted = parse_log(f"{stamp}preempted {taken[0]} has been killed to reclaim resources for {taker[0]}")
     assert [row[1:4] for row in found] == [(at, taken[1], taker[1])]
     assert noted.unread == []
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_any_text_is_read_or_passed_over(before, behind):
-    parsed(f"{before}preempted JobId={behind}")
+def test_any_text_is_read_or_ignored(before, behind):
+    parse_log(f"{before}preempted JobId={behind}")
 
 
 @pytest.mark.one_python
-def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
+def test_growing_and_rotated_logs_are_read_once(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
     from healthd.fleet.ingest import IngestOptions, ingest
@@ -146,9 +146,9 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
 
     def run(*paths) -> int:
         files = [str(path) for path in paths]
-        came = ingest(str(store), [(preemptions.SOURCE, files)], IngestOptions(1795400000, "c1", timezone.utc))
-        assert (came.failed, came.unread.unread) == ([], {})
-        return came.unread.rows["preemptions"]
+        result = ingest(str(store), [(preemptions.SOURCE, files)], IngestOptions(1795400000, "c1", timezone.utc))
+        assert (result.failed, result.unread.unread) == ([], {})
+        return result.unread.rows["preemptions"]
 
     log.write_text(filler + first + second[:30])  # slurmctld has written half of a line
     assert run(log) == 1
@@ -166,34 +166,34 @@ def test_a_log_that_grows_is_read_on_and_a_rotated_one_is_known(tmp_path):
     assert run(packed) == 1
     damaged = tmp_path / "slurmctld.log.3.gz"
     damaged.write_bytes(gzip.compress(filler.encode())[:40])
-    came = ingest(str(store), [(preemptions.SOURCE, [str(damaged)])], IngestOptions(1795400000, "c1"))
-    assert [sentence.startswith(f"preemptions: {damaged}: ") for sentence in came.failed] == [True]
+    result = ingest(str(store), [(preemptions.SOURCE, [str(damaged)])], IngestOptions(1795400000, "c1"))
+    assert [sentence.startswith(f"preemptions: {damaged}: ") for sentence in result.failed] == [True]
     log.write_text(filler.replace("filler", "later"))  # after the cut, the log is read from its start
     assert run(log) == 0
-    assert [row["job_id"] for row in live(store, "preemptions")] == [1, 3, 2, 4]
-    about = {row["name"]: (row["from_time"], row["to_time"]) for row in live(store, "ingests")}
-    assert about[str(packed)] == (1795348800, 1795349482)
+    assert [row["job_id"] for row in store_rows(store, "preemptions")] == [1, 3, 2, 4]
+    coverage = {row["name"]: (row["from_time"], row["to_time"]) for row in store_rows(store, "ingests")}
+    assert coverage[str(packed)] == (1795348800, 1795349482)
 
 
 @pytest.mark.one_python
-def test_a_log_that_is_missing_or_damaged_does_not_keep_those_behind_it_from_the_store(tmp_path):
+def test_missing_or_damaged_log_does_not_stop_next_log(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
     from healthd.fleet.ingest import IngestOptions, ingest
 
-    gone, damaged, log = paths = [tmp_path / name for name in ("gone.log", "slurmctld.log.1.gz", "slurmctld.log")]
+    missing, damaged, log = paths = [tmp_path / name for name in ("gone.log", "slurmctld.log.1.gz", "slurmctld.log")]
     damaged.write_bytes(gzip.compress(b"filler\n" * 100)[:12])
     log.write_text(f"{STAMP}{MESSAGE}\n")
-    wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
-    came = ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", timezone.utc))
-    assert came.failed[0] == f"preemptions: {gone}: cannot be read: No such file or directory"
-    assert came.failed[1].startswith(f"preemptions: {damaged}: the compressed file is damaged: ")
-    assert (len(came.failed), came.unread.rows["preemptions"]) == (2, 1)
-    assert [row["job_id"] for row in live(tmp_path / "db", "preemptions")] == [7]
+    sources = [(preemptions.SOURCE, [str(path) for path in paths])]
+    result = ingest(str(tmp_path / "db"), sources, IngestOptions(1795400000, "c1", timezone.utc))
+    assert result.failed[0] == f"preemptions: {missing}: cannot be read: No such file or directory"
+    assert result.failed[1].startswith(f"preemptions: {damaged}: the compressed file is damaged: ")
+    assert (len(result.failed), result.unread.rows["preemptions"]) == (2, 1)
+    assert [row["job_id"] for row in store_rows(tmp_path / "db", "preemptions")] == [7]
 
 
 @pytest.mark.one_python
-def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_none(tmp_path):
+def test_other_file_is_rejected_and_quiet_log_is_accepted(tmp_path):
     import duckdb  # noqa: F401  # the extra
 
     from healthd.fleet.ingest import IngestOptions, ingest
@@ -202,8 +202,8 @@ def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_n
     tickets.write_text("node,opened,closed,text\nn1,2026-11-22,,fans\n")
     quiet.write_text(f"the end of a line that was cut\n{STAMP}sched: Allocate JobId=7 NodeList=n1\n")
     empty.write_text("")
-    wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
-    came = ingest(str(tmp_path / "db"), wanted, IngestOptions(1795400000, "c1", timezone.utc))
-    assert came.failed == [
+    sources = [(preemptions.SOURCE, [str(path) for path in paths])]
+    result = ingest(str(tmp_path / "db"), sources, IngestOptions(1795400000, "c1", timezone.utc))
+    assert result.failed == [
         f"preemptions: {tickets}: neither its first nor its last line begins with a time, unlike a log of slurmctld"
     ]

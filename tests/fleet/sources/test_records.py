@@ -40,18 +40,18 @@ def read(text: bytes | str, delimiter: str = "") -> tuple[list[tuple[int, list[s
 
 
 @pytest.mark.parametrize("delimiter", ["|", "|#", "\x1f", ";;", "\t"])
-def test_the_header_says_what_stands_between_fields(delimiter: str) -> None:
+def test_header_defines_delimiter(delimiter: str) -> None:
     text = "N|A|N2\n1|x|2\n3|y z|4\n".replace("|", delimiter)
     assert read(text) == ([(2, ["1", "x", "2"]), (3, ["3", "y z", "4"])], [])
 
 
-def test_lines_above_the_header_are_a_comment_or_told_once() -> None:
+def test_lines_above_header_are_comments_or_reported_once() -> None:
     assert read("# from somewhere\n\nN|A|N2\n1|x|2\n") == ([(4, ["1", "x", "2"])], [])
     rows, unread = read("1|x|2\n3|y|4\nN|A|N2\n5|z|6\n")
     assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no header line above it")])
 
 
-def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() -> None:
+def test_joined_files_may_have_different_headers() -> None:
     unread: list[int] = []
     text = b"N|A|N2\n1|x|2\nN|A|N2\n3|y|4\nA|N\nz|5\n"
     batches = list(read_records(io.BytesIO(text), Form(), lambda line, why: unread.append(line)))
@@ -63,18 +63,18 @@ def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() ->
     assert unread == []
 
 
-def test_text_that_reads_like_a_header_changes_no_columns() -> None:
+def test_text_like_header_changes_no_columns() -> None:
     assert read("N|A|N2\n1|x\nN|y|2\n3|y|4\n")[0] == [(2, ["1", "x N|y", "2"]), (4, ["3", "y", "4"])]
     with_delimiter = "N;;A;;N2\n1;;x\nN\ny;;2\nN;;A;;N2\n3;;y;;4\n"
     assert [fields for _, fields in read(with_delimiter, ";;")[0]][::2] == [["1", "x N y", "2"], ["3", "y", "4"]]
 
 
-def test_a_line_end_within_a_field_is_part_of_it() -> None:
+def test_line_end_within_field_is_kept_as_blank() -> None:
     assert read("N|A|N2\n1|two\nlines|2\n3|y|4\n") == ([(2, ["1", "two lines", "2"]), (4, ["3", "y", "4"])], [])
     assert read("N|A|N2\n1|\n\n\n|2\n") == ([(2, ["1", "   ", "2"])], [])
 
 
-def test_lines_that_end_as_on_windows_are_read_as_others() -> None:
+def test_windows_line_ends_are_accepted() -> None:
     text = "N|A|N2\n1|x|2\n3|two\nlines|4\n\n5|a|b|6\nA|N\ny|7\nN|A|N2\n8|z\n"
     rows, unread = read(text)
     assert (len(rows), len(unread)) == (4, 1)
@@ -82,7 +82,7 @@ def test_lines_that_end_as_on_windows_are_read_as_others() -> None:
     assert read("A|N\r\n1|a\rb\r\n".replace("A|N", "N|A"))[0] == [(2, ["1", "a\rb"])]
 
 
-def test_lines_that_end_as_on_windows_are_read_where_a_chunk_ends_between_the_two_bytes(
+def test_windows_line_end_may_be_split_between_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for size in range(1, 9):
@@ -90,17 +90,17 @@ def test_lines_that_end_as_on_windows_are_read_where_a_chunk_ends_between_the_tw
         assert read("N|A|N2\r\n1|x|2\r\n3|y|4\r\n") == ([(2, ["1", "x", "2"]), (3, ["3", "y", "4"])], []), size
 
 
-def test_a_record_that_was_cut_takes_no_other_with_it() -> None:
+def test_cut_record_affects_no_other() -> None:
     assert read("N|A|N2\n1|x\n3|y|4\n") == ([(3, ["3", "y", "4"])], [(2, "2 fields, but the header has 3")])
     assert read("N|A|N2\nrest|2\n3|y|4\n")[1] == [(2, "2 fields, but the header has 3")]
 
 
-def test_a_delimiter_within_text_is_part_of_it_where_there_is_one_way() -> None:
+def test_delimiter_in_text_is_kept_if_unambiguous() -> None:
     assert read("N|A|N2\n1|a|b|2\n") == ([(2, ["1", "a|b", "2"])], [])
     assert read("N|A|N2\n1|a\nb|c|2\n") == ([(2, ["1", "a b|c", "2"])], [])
 
 
-def test_a_delimiter_within_text_is_never_guessed() -> None:
+def test_ambiguous_delimiter_is_not_guessed() -> None:
     assert read("N|A|B|N2\n1|a|b|c|2\n") == ([], [(2, "5 fields, but the header has 4")])
     # both splits give the same values for the used columns
     assert read("N|B|C|N2\n1|a|b|c|2\n")[0][0][1][0] == "1"
@@ -108,22 +108,22 @@ def test_a_delimiter_within_text_is_never_guessed() -> None:
     assert read("N|A|N2|B\n1|a|b|2|c\n") == ([(2, ["1", "a|b", "2", "c"])], [])
 
 
-def test_a_file_that_ends_in_a_line_ends_with_an_unread_one() -> None:
+def test_last_line_without_end_is_unread() -> None:
     assert read("N|A|N2\n1|x|2\n3|y|4") == (
         [(2, ["1", "x", "2"])],
         [(3, "the file ends within this line, which may be cut")],
     )
 
 
-def test_too_few_fields_at_the_end_are_told() -> None:
+def test_too_few_fields_are_unread() -> None:
     assert read("N|A|N2\n1|x\n") == ([], [(2, "2 fields, but the header has 3")])
 
 
-def test_bytes_that_are_no_text_are_kept_visible() -> None:
+def test_invalid_utf8_is_escaped() -> None:
     assert read(b"N|A|N2\n1|\xff\xfe|2\n") == ([(2, ["1", "\\xff\\xfe", "2"])], [])
 
 
-def test_a_line_of_any_length_costs_bounded_memory() -> None:
+def test_long_line_needs_bounded_memory() -> None:
     class Endless(io.RawIOBase):
         """A header, a line of 64 MiB, a row."""
 
@@ -151,10 +151,12 @@ TEXT = st.text(st.characters(exclude_characters="\n|", codec="utf-8"), max_size=
 
 
 @given(st.lists(st.tuples(st.integers(0, 999), TEXT, st.integers(0, 999)), max_size=30))
-def test_what_was_written_is_read(rows: list[tuple[int, str, int]]) -> None:
-    text = "N|A|N2\n" + "".join(f"{one}|{words}|{two}\n" for one, words, two in rows)
+def test_written_rows_are_read_unchanged(rows: list[tuple[int, str, int]]) -> None:
+    text = "N|A|N2\n" + "".join(f"{first}|{text_field}|{second}\n" for first, text_field, second in rows)
     found, unread = read(text)
-    assert [fields for _, fields in found] == [[str(one), words, str(two)] for one, words, two in rows]
+    assert [fields for _, fields in found] == [
+        [str(first), text_field, str(second)] for first, text_field, second in rows
+    ]
     assert unread == []
 
 
@@ -163,7 +165,7 @@ def test_what_was_written_is_read(rows: list[tuple[int, str, int]]) -> None:
     st.binary(max_size=300) | st.lists(st.sampled_from([b"1", b"|", b"\n", b"x", b"N|A|N2\n", b"\xff"])).map(b"".join)
 )
 @example(b"N\x00\x00\n\x00\x00\n")  # another header, with two columns
-def test_any_bytes_are_records_or_told_and_every_line_at_most_once(raw: bytes) -> None:
+def test_any_bytes_are_read_or_reported_once(raw: bytes) -> None:
     unread: list[int] = []
     batches = list(read_records(io.BytesIO(b"N|A|N2\n" + raw), Form(), lambda line, why: unread.append(line)))
     found = [(line, fields, batch.header) for batch in batches for line, fields in batch.rows]

@@ -64,27 +64,30 @@ def text(*jobs: dict[str, str], columns: Sequence[str] = tuple(JOB), delimiter: 
     return "".join(delimiter.join(line) + "\n" for line in lines)
 
 
-def asked(**values: Any) -> IngestOptions:
+def ingest_options(**values: Any) -> IngestOptions:
     return IngestOptions(NOW, **{"cluster": "", "users": "keep", **values})
 
 
 def read(tmp_path: Path, *texts: str | bytes, **values: Any) -> tuple[dict[str, list[dict[str, Any]]], Unread]:
     """Ingest files into a new store. Return its rows as dicts, and the unread rows."""
     paths = []
-    for number, its in enumerate(texts):
+    for number, content_of_file in enumerate(texts):
         path = tmp_path / f"{number}.txt"
-        path.write_bytes(its if isinstance(its, bytes) else its.encode())
+        path.write_bytes(content_of_file if isinstance(content_of_file, bytes) else content_of_file.encode())
         paths.append(str(path))
-    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], asked(**values))
-    return rows(tmp_path / "db"), came.unread
+    result = ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], ingest_options(**values))
+    return rows_of_store(tmp_path / "db"), result.unread
 
 
-def rows(db: Path) -> dict[str, list[dict[str, Any]]]:
+def rows_of_store(db: Path) -> dict[str, list[dict[str, Any]]]:
     found = content(db)
-    return {table: [dict(zip(TABLES[table].columns, row, strict=True)) for row in its] for table, its in found.items()}
+    return {
+        table: [dict(zip(TABLES[table].columns, row, strict=True)) for row in table_rows]
+        for table, table_rows in found.items()
+    }
 
 
-def one(tmp_path: Path, **job: str) -> dict[str, Any]:
+def job_row(tmp_path: Path, **job: str) -> dict[str, Any]:
     """Return the row in `jobs` of one job."""
     found, unread = read(tmp_path, text(job))
     assert not unread.examples
@@ -92,15 +95,15 @@ def one(tmp_path: Path, **job: str) -> dict[str, Any]:
     return row
 
 
-def why_not(tmp_path: Path, **job: str) -> str:
+def unread_reason(tmp_path: Path, **job: str) -> str:
     """Return why a job was not read."""
     found, unread = read(tmp_path, text(job))
     assert "jobs" not in found
-    (words,) = unread.examples
-    return words.removeprefix(f"sacct: {tmp_path / '0.txt'}:2: ")
+    (message,) = unread.examples
+    return message.removeprefix(f"sacct: {tmp_path / '0.txt'}:2: ")
 
 
-def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_path: Path) -> None:
+def test_job_has_rows_for_nodes_and_exclusions(tmp_path: Path) -> None:
     found, unread = read(tmp_path, text(JOB))
     assert found["jobs"] == [
         {
@@ -134,18 +137,18 @@ def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_p
             "source": "sacct",
         }
     ]
-    about = {"cluster": "c1", "db_index": 5001, "submit_time": 1793500000}
-    ran = {**about, "start_time": 1793500100, "end_time": 1793503700, "gpus": 8.0}
+    key = {"cluster": "c1", "db_index": 5001, "submit_time": 1793500000}
+    ran = {**key, "start_time": 1793500100, "end_time": 1793503700, "gpus": 8.0}
     assert found["job_nodes"] == [{**ran, "node": "n1"}, {**ran, "node": "n2"}]
-    excluded = {**about, "source": "submit_line", "job_id": 100}
+    excluded = {**key, "source": "submit_line", "job_id": 100}
     assert found["exclusions"] == [{**excluded, "node": "n7"}, {**excluded, "node": "n8"}]
-    (told,) = found["ingests"]
-    assert (told["cluster"], told["from_time"], told["to_time"]) == ("c1", 1793500000, 1793503700)
-    assert (told["rows_read"], told["rows_unread"], unread.examples) == (1, 0, [])
+    (record,) = found["ingests"]
+    assert (record["cluster"], record["from_time"], record["to_time"]) == ("c1", 1793500000, 1793503700)
+    assert (record["rows_read"], record["rows_unread"], unread.examples) == (1, 0, [])
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("fields", "expected"),
     [
         ({"State": "CANCELLED by 1000"}, {"state": "CANCELLED"}),
         ({"State": "OUT_OF_MEMORY", "ExitCode": "0:125"}, {"exit_code": 0, "exit_signal": 125}),
@@ -173,12 +176,12 @@ def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_p
         ({"Partition": 'a "b"\tc'}, {"partition": 'a "b"?c'}),
     ],
 )
-def test_a_field_says(tmp_path: Path, said: dict[str, str], expected: dict[str, Any]) -> None:
-    row = one(tmp_path, **said)
+def test_each_field_is_interpreted(tmp_path: Path, fields: dict[str, str], expected: dict[str, Any]) -> None:
+    row = job_row(tmp_path, **fields)
     assert {name: row[name] for name in expected} == expected
 
 
-def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> None:
+def test_job_cancelled_while_pending_never_ran(tmp_path: Path) -> None:
     """sacct 22.05 reports the time of the cancellation as the start."""
     never = {"State": "CANCELLED by 0", "NodeList": "None assigned", "Start": JOB["End"], "AllocTRES": ""}
     found, _ = read(tmp_path, text(never))
@@ -190,7 +193,7 @@ def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("fields", "reason"),
     [
         ({"End": "1793500099"}, "End is 1 s before Start"),
         ({"End": "9999999999"}, "a time before 1970 or after 2100: '9999999999'"),
@@ -215,12 +218,12 @@ def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> N
         ({"AllocTRES": "cpu=8,gres/gpu=1.3K"}, "AllocTRES: not a number of GPUs: 4 characters"),
     ],
 )
-def test_a_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, said: dict[str, str], why: str) -> None:
-    assert why_not(tmp_path, **said) == why
+def test_unreadable_row_is_reported_with_line(tmp_path: Path, fields: dict[str, str], reason: str) -> None:
+    assert unread_reason(tmp_path, **fields) == reason
 
 
 @pytest.mark.parametrize(
-    ("said", "column", "value"),
+    ("fields", "column", "value"),
     [
         ({"AllocTRES": "cpu=8,gres/gpu=1K"}, "gpus", 1024),
         ({"AllocTRES": "cpu=8,gres/gpu:h100=1.50K"}, "gpus", 1536),
@@ -230,21 +233,21 @@ def test_a_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, said: d
         ({"Suspended": "INVALID"}, "suspended_seconds", None),
     ],
 )
-def test_how_slurm_writes_what_is_large_or_has_no_value(
-    tmp_path: Path, said: dict[str, str], column: str, value: int | None
+def test_large_and_special_values_are_interpreted(
+    tmp_path: Path, fields: dict[str, str], column: str, value: int | None
 ) -> None:
-    found, _ = read(tmp_path, text({**JOB, **said}))
+    found, _ = read(tmp_path, text({**JOB, **fields}))
     assert [row[column] for row in found["jobs"]] == [value]
 
 
-def test_steps_are_no_jobs_and_not_counted(tmp_path: Path) -> None:
+def test_steps_are_skipped_without_counting(tmp_path: Path) -> None:
     steps = [{"JobIDRaw": f"100.{step}", "JobID": f"100.{step}"} for step in ("batch", "extern", "0", "interactive")]
     found, unread = read(tmp_path, text(JOB, *steps))
     assert len(found["jobs"]) == 1
     assert (unread.rows["sacct"], unread.unread["sacct"]) == (1, 0)
 
 
-def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
+def test_columns_may_have_any_order_and_be_missing(tmp_path: Path) -> None:
     columns = list(JOB)
     random.Random(1).shuffle(columns)
     (tmp_path / "a").mkdir()
@@ -264,44 +267,44 @@ def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
     }
 
 
-def cut_off(tmp_path: Path, its: str | bytes) -> tuple[list[dict[str, Any]], str]:
+def read_cut_file(tmp_path: Path, content_of_file: str | bytes) -> tuple[list[dict[str, Any]], str]:
     """Ingest a file that is cut. Return the jobs before the cut, and the error."""
     path = tmp_path / "cut.txt"
-    path.write_bytes(its if isinstance(its, bytes) else its.encode())
-    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked())
-    (words,) = came.failed
-    before = rows(tmp_path / "db").get("jobs", [])
-    assert came.unread.rows["sacct"] - came.unread.unread["sacct"] == len(before)
-    return before, words.removeprefix(f"sacct: {path}: ")
+    path.write_bytes(content_of_file if isinstance(content_of_file, bytes) else content_of_file.encode())
+    result = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], ingest_options())
+    (message,) = result.failed
+    before = rows_of_store(tmp_path / "db").get("jobs", [])
+    assert result.unread.rows["sacct"] - result.unread.unread["sacct"] == len(before)
+    return before, message.removeprefix(f"sacct: {path}: ")
 
 
-def refused(tmp_path: Path, its: str) -> str:
+def rejection(tmp_path: Path, content_of_file: str) -> str:
     """Return the error for a file from which nothing is kept."""
     path = tmp_path / "refused.txt"
-    path.write_text(its)
-    (words,) = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked()).failed
-    assert rows(tmp_path / "db") == {}
-    return words.removeprefix(f"sacct: {path}: ")
+    path.write_text(content_of_file)
+    (message,) = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], ingest_options()).failed
+    assert rows_of_store(tmp_path / "db") == {}
+    return message.removeprefix(f"sacct: {path}: ")
 
 
-def test_a_file_that_cannot_be_jobs_is_one_sentence(tmp_path: Path) -> None:
-    assert refused(tmp_path, text(JOB, columns=("State", "JobID"))) == (
+def test_file_without_jobs_is_one_sentence(tmp_path: Path) -> None:
+    assert rejection(tmp_path, text(JOB, columns=("State", "JobID"))) == (
         "has no column Submit: run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
         "Start,End,..."
     )
     without = text(JOB, columns=("State", "JobID", "Submit"))
-    assert refused(tmp_path, without) == "a job does not name its cluster: add --cluster NAME"
-    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "nowhere")])], asked())
-    assert came.failed == [f"sacct: {tmp_path / 'nowhere'}: cannot be read: No such file or directory"]
+    assert rejection(tmp_path, without) == "a job does not name its cluster: add --cluster NAME"
+    result = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "nowhere")])], ingest_options())
+    assert result.failed == [f"sacct: {tmp_path / 'nowhere'}: cannot be read: No such file or directory"]
 
 
-def test_the_id_of_a_task_without_its_raw_id_is_not_guessed(tmp_path: Path) -> None:
+def test_job_id_of_task_without_raw_id_is_not_guessed(tmp_path: Path) -> None:
     found, unread = read(tmp_path, text({"JobID": "90_7"}, columns=("State", "JobID", "Submit", "Cluster")))
     assert "jobs" not in found
     assert unread.examples[0].endswith(":2: JobIDRaw: missing, and JobID '90_7' does not contain it")
 
 
-def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: Path) -> None:
+def test_times_need_zone_and_ambiguous_hour_is_reported(tmp_path: Path) -> None:
     berlin = {"Submit": "2026-10-25T01:30:00", "Eligible": "2026-10-25T01:30:00", "Start": "2026-10-25T01:59:59"}
     good = {**berlin, "End": "2026-10-25T03:00:00"}
     twice = {**berlin, "End": "2026-10-25T02:30:00", "DBIndex": "5002"}
@@ -314,7 +317,7 @@ def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: 
     )
 
 
-def test_more_than_one_row_in_a_hundred_that_cannot_be_read_is_too_many(tmp_path: Path) -> None:
+def test_unread_limit_is_one_percent(tmp_path: Path) -> None:
     good = [{"DBIndex": str(number), "JobIDRaw": str(number), "JobID": str(number)} for number in range(1, 100)]
     _, unread = read(tmp_path, text(*good, {"State": "?"}))
     assert (unread.rows["sacct"], unread.unread["sacct"], unread.is_over_limit()) == (100, 1, False)
@@ -322,7 +325,7 @@ def test_more_than_one_row_in_a_hundred_that_cannot_be_read_is_too_many(tmp_path
     assert read(tmp_path / "more", text(*good[1:], {"State": "?"}))[1].is_over_limit() is True
 
 
-def test_an_end_replaces_a_running_job_whichever_is_read_first(tmp_path: Path) -> None:
+def test_ended_job_replaces_running_job_in_any_order(tmp_path: Path) -> None:
     runs = text({"State": "RUNNING", "End": "Unknown"})
     for name, texts in (("before", (runs, text(JOB))), ("after", (text(JOB), runs)), ("together", (runs + text(JOB),))):
         (tmp_path / name).mkdir()
@@ -332,7 +335,7 @@ def test_an_end_replaces_a_running_job_whichever_is_read_first(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("last", ["DBIndex", "User", "State", "Start", "AllocTRES"])
-def test_a_file_with_the_line_ends_of_windows_is_the_same_jobs(tmp_path: Path, last: str) -> None:
+def test_windows_line_ends_give_same_jobs(tmp_path: Path, last: str) -> None:
     columns = [*(name for name in JOB if name != last), last]
     for name, end in (("unix", "\n"), ("windows", "\r\n")):
         (tmp_path / name).mkdir()
@@ -342,14 +345,14 @@ def test_a_file_with_the_line_ends_of_windows_is_the_same_jobs(tmp_path: Path, l
         assert (row["user_name"], row["db_index"], row["state"], row["gpus"]) == ("ada", 5001, "COMPLETED", 16), name
 
 
-def test_jobs_of_one_name_whose_work_directory_is_not_known_are_of_no_run(tmp_path: Path) -> None:
+def test_run_key_needs_work_directory(tmp_path: Path) -> None:
     columns = [name for name in JOB if name != "WorkDir"]
     bob = {"User": "bob", "DBIndex": "5002", "JobIDRaw": "101", "JobID": "101"}
     found, _ = read(tmp_path, text(JOB, bob, columns=columns))
     assert [(row["user_name"], row["run_key"]) for row in found["jobs"]] == [("ada", None), ("bob", None)]
 
 
-def test_a_requeued_job_has_a_row_for_each_time_that_it_ran(tmp_path: Path) -> None:
+def test_requeued_job_has_row_for_each_run(tmp_path: Path) -> None:
     again = {"DBIndex": "5002", "Submit": "1793503800", "Start": "1793503900", "End": "1793504000", "Restarts": "1"}
     found, _ = read(tmp_path, text({"State": "REQUEUED"}, again))
     assert [(row["job_id"], row["restarts"], row["state"]) for row in found["jobs"]] == [
@@ -361,38 +364,36 @@ def test_a_requeued_job_has_a_row_for_each_time_that_it_ran(tmp_path: Path) -> N
     assert None not in keys
 
 
-def test_a_file_that_did_not_change_is_not_read_again_and_a_changed_one_is(tmp_path: Path) -> None:
+def test_only_changed_file_is_read_again(tmp_path: Path) -> None:
     _, unread = read(tmp_path, text(JOB))
     assert unread.rows["sacct"] == 1
-    again = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "0.txt")])], asked())
+    again = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "0.txt")])], ingest_options())
     assert again.unread.rows["sacct"] == 0
     found, unread = read(tmp_path, text(JOB, {"DBIndex": "5002", "JobIDRaw": "101", "JobID": "101"}))
     assert (unread.rows["sacct"], len(found["jobs"])) == (2, 2)
 
 
 @pytest.mark.parametrize("together", [1, 1 << 30])
-def test_files_are_committed_together_and_a_broken_one_does_not_keep_the_others_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
-) -> None:
+def test_broken_file_does_not_stop_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(common, "BATCH_BYTES", together)
     paths = [str(tmp_path / f"{number}.txt") for number in range(4)]
-    gone = str(tmp_path / "gone.txt")
+    missing = str(tmp_path / "gone.txt")
     for number, path in enumerate(paths):
-        said = text({"DBIndex": str(6000 + number), "JobIDRaw": str(number + 1), "JobID": str(number + 1)})
-        Path(path).write_text(said if number != 2 else "State|JobID\nCOMPLETED|1\n")
-    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [paths[0], gone, *paths[1:]])], asked())
-    assert came.failed[0] == f"sacct: {gone}: cannot be read: No such file or directory"
-    assert came.failed[1].startswith(f"sacct: {paths[2]}: has no column Submit")
-    assert (len(came.failed), came.sources, came.unread.rows["sacct"]) == (2, ["sacct"], 3)
-    found = rows(tmp_path / "db")
+        content_of_file = text({"DBIndex": str(6000 + number), "JobIDRaw": str(number + 1), "JobID": str(number + 1)})
+        Path(path).write_text(content_of_file if number != 2 else "State|JobID\nCOMPLETED|1\n")
+    result = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [paths[0], missing, *paths[1:]])], ingest_options())
+    assert result.failed[0] == f"sacct: {missing}: cannot be read: No such file or directory"
+    assert result.failed[1].startswith(f"sacct: {paths[2]}: has no column Submit")
+    assert (len(result.failed), result.sources, result.unread.rows["sacct"]) == (2, ["sacct"], 3)
+    found = rows_of_store(tmp_path / "db")
     assert [row["job_id"] for row in found["jobs"]] == [1, 2, 4]
     assert {row["name"]: row["rows_read"] for row in found["ingests"]} == dict.fromkeys((*paths[:2], paths[3]), 1)
     Path(paths[2]).write_text(text({"DBIndex": "6002", "JobIDRaw": "3", "JobID": "3"}))
-    assert ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], asked()).unread.rows["sacct"] == 1
-    assert [row["job_id"] for row in rows(tmp_path / "db")["jobs"]] == [1, 2, 3, 4]
+    assert ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], ingest_options()).unread.rows["sacct"] == 1
+    assert [row["job_id"] for row in rows_of_store(tmp_path / "db")["jobs"]] == [1, 2, 3, 4]
 
 
-def test_only_the_time_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+def test_only_jobs_in_period_are_kept(tmp_path: Path) -> None:
     early = {"DBIndex": "1", "Submit": "1793400000", "Start": "1793400000", "End": "1793400100"}
     late = {"DBIndex": "2", "Submit": "1793600000", "Start": "1793600000", "End": "1793600100"}
     found, unread = read(tmp_path, text(early, JOB, late), from_time=1793500000, to_time=1793600000)
@@ -400,18 +401,18 @@ def test_only_the_time_that_was_asked_for_is_kept(tmp_path: Path) -> None:
     assert unread.rows["sacct"] == 3
 
 
-def test_a_packed_file_is_read_and_one_that_is_cut_is_told(tmp_path: Path) -> None:
+def test_compressed_file_is_read_and_cut_is_reported(tmp_path: Path) -> None:
     jobs = [{"DBIndex": str(n), "JobIDRaw": str(n), "JobID": str(n)} for n in range(1, 4000)]
     packed = gzip.compress(text(*jobs).encode())
     found, unread = read(tmp_path, packed)
     assert (len(found["jobs"]), unread.examples) == (3999, [])
     (tmp_path / "cut").mkdir()
-    before, why = cut_off(tmp_path / "cut", packed[: len(packed) // 2])
+    before, message = read_cut_file(tmp_path / "cut", packed[: len(packed) // 2])
     assert len(before) < 3999
-    assert why.startswith("the compressed file is cut: ")
+    assert message.startswith("the compressed file is cut: ")
 
 
-def test_nothing_that_a_job_was_submitted_with_is_kept_but_the_nodes(tmp_path: Path) -> None:
+def test_store_keeps_no_text_of_submission_except_nodes(tmp_path: Path) -> None:
     secret = "hf_SECRETTOKEN0123456789"
     line = f"sbatch --exclude=n7 --export=TOKEN={secret} --comment={secret} run.sh --token {secret}"
     hidden = {"SubmitLine": line, "JobName": f"train-{secret}", "WorkDir": f"/home/ada/{secret}", "User": secret}
@@ -422,11 +423,13 @@ def test_nothing_that_a_job_was_submitted_with_is_kept_but_the_nodes(tmp_path: P
     for path in (tmp_path / "db").rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
-    assert all(secret not in str(value) for its in found.values() for row in its for value in row.values())
+    assert all(
+        secret not in str(value) for table_rows in found.values() for row in table_rows for value in row.values()
+    )
 
 
 @pytest.mark.parametrize("users", ["keep", "drop", "hash"])
-def test_users_are_kept_dropped_or_hashed_and_runs_hold_together(tmp_path: Path, users: str) -> None:
+def test_users_are_kept_dropped_or_hashed_with_same_runs(tmp_path: Path, users: str) -> None:
     other = {"DBIndex": "5002", "JobIDRaw": "101", "JobID": "101", "WorkDir": "/home/bob"}
     found, _ = read(tmp_path, text(JOB, {**other}), users=users)
     names = {row["user_name"] for row in found["jobs"]}
@@ -436,7 +439,7 @@ def test_users_are_kept_dropped_or_hashed_and_runs_hold_together(tmp_path: Path,
     assert len({row["run_key"] for row in found["jobs"]}) == 2
 
 
-def test_lists_of_very_many_nodes_are_not_remembered() -> None:
+def test_long_node_lists_are_not_cached() -> None:
     reader = JobRowReader(Privacy("hash", KEY), None, "c1", "sacct")
     job = {**dict.fromkeys(FIELDS, ""), **JOB}
     tracemalloc.start()
@@ -452,7 +455,7 @@ def test_lists_of_very_many_nodes_are_not_remembered() -> None:
 # --- captured files
 
 
-def test_the_file_with_line_ends_in_fields_is_two_jobs(tmp_path: Path) -> None:
+def test_captured_file_with_line_ends_in_fields_has_two_jobs(tmp_path: Path) -> None:
     found, unread = read(tmp_path, (DATA / "multiline.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert [(row["job_id"], row["state"], row["nodes"], row["gpus"]) for row in found["jobs"]] == [
         (201729, "FAILED", 128, 1024),
@@ -462,20 +465,20 @@ def test_the_file_with_line_ends_in_fields_is_two_jobs(tmp_path: Path) -> None:
     assert unread.examples == []
 
 
-def test_the_file_with_bytes_that_are_no_text_is_all_its_jobs(tmp_path: Path) -> None:
+def test_captured_file_with_invalid_utf8_keeps_all_jobs(tmp_path: Path) -> None:
     found, unread = read(tmp_path, (DATA / "invalid_utf8.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert [(row["job_id"], row["exit_signal"]) for row in found["jobs"]] == [(3557891, 9), (3557892, 0)]
     assert unread.examples == []
 
 
-def test_the_file_with_the_rest_of_a_line_tells_it(tmp_path: Path) -> None:
+def test_captured_file_with_rest_of_line_reports_it(tmp_path: Path) -> None:
     found, unread = read(tmp_path, (DATA / "invalid_lines.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert "jobs" not in found
     assert unread.examples == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields, but the header has 109"]
     assert unread.is_over_limit()
 
 
-def test_a_file_of_steps_only_has_no_job(tmp_path: Path) -> None:
+def test_captured_file_of_steps_has_no_jobs(tmp_path: Path) -> None:
     found, unread = read(tmp_path, (DATA / "steps.txt").read_bytes(), zone=times.load_zone("UTC"))
     assert "jobs" not in found
     assert unread.examples == []
@@ -531,8 +534,8 @@ def json_job(**values: Any) -> dict[str, Any]:
     }
 
 
-def test_json_says_the_same_as_text(tmp_path: Path) -> None:
-    for name, its in (
+def test_json_gives_same_rows_as_text(tmp_path: Path) -> None:
+    for name, content_of_file in (
         ("text", text(JOB)),
         ("json", json.dumps({"meta": {}, "jobs": [json_job()], "errors": []}, indent=1)),
     ):
@@ -540,8 +543,8 @@ def test_json_says_the_same_as_text(tmp_path: Path) -> None:
         (tmp_path / name / "db").mkdir()
         (tmp_path / name / "db" / "key").write_text("0" * 64)
         (tmp_path / name / "db" / "key").chmod(0o600)
-        read(tmp_path / name, its)
-    as_text, as_json = (rows(tmp_path / name / "db") for name in ("text", "json"))
+        read(tmp_path / name, content_of_file)
+    as_text, as_json = (rows_of_store(tmp_path / name / "db") for name in ("text", "json"))
     assert as_json["jobs"] == [{**as_text["jobs"][0], "source": "sacct_json"}]
     assert as_json["job_nodes"] == as_text["job_nodes"]
     assert as_json["exclusions"] == as_text["exclusions"]
@@ -551,7 +554,7 @@ OLD_EXIT = {"status": "SUCCESS", "return_code": 0}
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("fields", "expected"),
     [
         ({"sluid": None}, {"db_index": hashed_db_index("c1", "100", 1793500000)}),
         ({"state": {"current": "FAILED"}, "exit_code": OLD_EXIT}, {"state": "FAILED", "exit_code": None}),
@@ -572,26 +575,26 @@ OLD_EXIT = {"status": "SUCCESS", "return_code": 0}
         ({"submit_line": "sbatch run.sh", "script": "#SBATCH -x n3\nhostname\n"}, {"exclusions_known": True}),
     ],
 )
-def test_json_of_each_version_says(tmp_path: Path, said: dict[str, Any], expected: dict[str, Any]) -> None:
-    found, unread = read(tmp_path, json.dumps({"jobs": [json_job(**said)]}))
+def test_json_of_each_version_is_interpreted(tmp_path: Path, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found, unread = read(tmp_path, json.dumps({"jobs": [json_job(**fields)]}))
     (row,) = found["jobs"]
     assert {name: row[name] for name in expected} == expected
     assert unread.examples == []
 
 
-def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
+def test_cut_json_keeps_jobs_before_cut(tmp_path: Path) -> None:
     whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
-    for end, said in ((len(whole) - 400, "is cut at line "), (whole.rindex("]"), "ends within its jobs")):
+    for end, message in ((len(whole) - 400, "is cut at line "), (whole.rindex("]"), "ends within its jobs")):
         (tmp_path / str(end)).mkdir()
-        before, why = cut_off(tmp_path / str(end), whole[:end])
+        before, reason = read_cut_file(tmp_path / str(end), whole[:end])
         assert [row["job_id"] for row in before] in ([100], [100, 101])
-        assert f"the document {said}" in why
+        assert f"the document {message}" in reason
 
 
-def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -> None:
-    assert refused(tmp_path, "{}") == 'has no list "jobs" of sacct --json'
-    assert refused(tmp_path, '{"jobs": 5}') == 'has no list "jobs" of sacct --json'
-    assert refused(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
+def test_json_of_other_shape_is_rejected_or_reported(tmp_path: Path) -> None:
+    assert rejection(tmp_path, "{}") == 'has no list "jobs" of sacct --json'
+    assert rejection(tmp_path, '{"jobs": 5}') == 'has no list "jobs" of sacct --json'
+    assert rejection(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
     found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
     assert len(found["jobs"]) == 1
     assert len(unread.examples) == 2
@@ -607,11 +610,11 @@ LINES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400) | LINES.map(lambda lines: "\n".join(lines).encode("utf-8", "replace")))
-def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
-    told: list[int] = []
+def test_any_bytes_are_read_or_reported(raw: bytes) -> None:
+    unread: list[int] = []
     reader = JobRowReader(Privacy("hash", KEY), None, "c1", "sacct")
-    found = list(sacct.text_rows(io.BytesIO(raw), reader, lambda line, why: told.append(line)))
-    assert len(told) + len(found) <= raw.count(b"\n") + 1
+    found = list(sacct.text_rows(io.BytesIO(raw), reader, lambda line, why: unread.append(line)))
+    assert len(unread) + len(found) <= raw.count(b"\n") + 1
     for row in found:
         if row is not None:
             line = f"{row.head}\t{row.exclusions_known}\t{row.tail}"
@@ -629,7 +632,7 @@ WRITTEN = st.lists(TYPED | IMITATION, max_size=4).map(b"".join)
 @pytest.mark.parametrize("delimiter", [b"|", b"\x1f0123456789ab\x1f"], ids=["file", "call"])
 @settings(max_examples=200, deadline=None)
 @given(typed=st.tuples(*[WRITTEN] * len(TYPED_FIELDS)))
-def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes, ...]) -> None:
+def test_typed_text_does_not_change_other_jobs(delimiter: bytes, typed: tuple[bytes, ...]) -> None:
     """The typed job is between two others. It is correct, or it is counted as unread.
 
     In a file, text with line ends and delimiters may look like columns, so only one of the two is typed.
@@ -652,41 +655,41 @@ def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes,
         return list(sacct.text_rows(file, reader, lambda line, why: unread.append(line), own))
 
     last = line(JobIDRaw=b"102", JobID=b"102", DBIndex=b"5003")
-    others = rows_of(line(), last)
+    other_rows = rows_of(line(), last)
     assert unread == []
     found = rows_of(line(), typed_job, last)
-    assert [row for row in found if row.job_id in ("100", "102")] == others
-    of_typed = [row for row in found if row.job_id == "101"]
-    assert len(found) == 2 + len(of_typed)
-    assert all((row.submit_time, row.end_time, row.db_index) == (1793500000, 1793503700, 5002) for row in of_typed)
-    assert of_typed or unread
+    assert [row for row in found if row.job_id in ("100", "102")] == other_rows
+    typed_rows = [row for row in found if row.job_id == "101"]
+    assert len(found) == 2 + len(typed_rows)
+    assert all((row.submit_time, row.end_time, row.db_index) == (1793500000, 1793503700, 5002) for row in typed_rows)
+    assert typed_rows or unread
 
 
-def test_every_field_that_is_read_has_its_place() -> None:
+def test_fields_are_unique() -> None:
     assert len(set(FIELDS)) == len(FIELDS) == 28
 
 
 # --- data that was lost without a message
 
 
-def test_a_node_fail_without_its_nodes_keeps_its_times_and_gpus(tmp_path: Path) -> None:
+def test_node_fail_without_nodes_keeps_times_and_gpus(tmp_path: Path) -> None:
     for number, nodes in enumerate(("None assigned", "")):
         folder = tmp_path / str(number)
         folder.mkdir()
-        row = one(folder, **{**JOB, "State": "NODE_FAIL", "NodeList": nodes})
+        row = job_row(folder, **{**JOB, "State": "NODE_FAIL", "NodeList": nodes})
         times = (row["start_time"], row["end_time"])
         assert (times, row["nodes"], row["gpus"], row["node_list"]) == ((1793500100, 1793503700), 2, 16, None)
 
 
-def test_json_in_which_sacct_reported_an_error_is_not_taken_as_complete(tmp_path: Path) -> None:
+def test_json_with_errors_of_sacct_is_incomplete(tmp_path: Path) -> None:
     errors = [{"description": "slurmdbd down", "error_number": 7000}]
     for number, document in enumerate(({"errors": errors, "jobs": []}, {"jobs": [], "errors": errors})):
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert "slurmdbd down" in refused(folder, json.dumps(document))
-    before, why = cut_off(tmp_path, json.dumps({"jobs": [json_job()], "errors": errors}))
+        assert "slurmdbd down" in rejection(folder, json.dumps(document))
+    before, message = read_cut_file(tmp_path, json.dumps({"jobs": [json_job()], "errors": errors}))
     assert [row["job_id"] for row in before] == [100]
-    assert "slurmdbd down" in why
+    assert "slurmdbd down" in message
     (tmp_path / "empty").mkdir()
     found, unread = read(tmp_path / "empty", json.dumps({"jobs": [], "errors": []}))
     assert "jobs" not in found
@@ -694,7 +697,7 @@ def test_json_in_which_sacct_reported_an_error_is_not_taken_as_complete(tmp_path
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_one_job_without_a_cluster_is_unread_and_the_others_are_kept(tmp_path: Path, form: str) -> None:
+def test_job_without_cluster_is_unread_and_others_are_kept(tmp_path: Path, form: str) -> None:
     if form == "text":
         jobs = [{**JOB, "JobIDRaw": str(n), "JobID": str(n), "DBIndex": str(n)} for n in range(1, 13)]
         jobs[0] = {**jobs[0], "Cluster": ""}
@@ -707,23 +710,21 @@ def test_one_job_without_a_cluster_is_unread_and_the_others_are_kept(tmp_path: P
     found, unread = read(tmp_path, content_of_file)
     assert sorted(row["job_id"] for row in found["jobs"]) == list(range(2, 12))
     assert sum(unread.unread.values()) == 2
-    assert all("--cluster" in words for words in unread.examples)
+    assert all("--cluster" in message for message in unread.examples)
 
 
 @pytest.mark.parametrize("tres", ["gres/gpumem=0", "gres/gpuutil=97", "gres/gpumem=40G,gres/gpu:h100=8"])
-def test_gpu_memory_and_utilisation_are_no_number_of_gpus(tmp_path: Path, tres: str) -> None:
-    row = one(tmp_path, **{**JOB, "AllocTRES": f"cpu=192,{tres},gres/gpu=16"})
+def test_gpu_memory_and_utilisation_are_no_gpu_count(tmp_path: Path, tres: str) -> None:
+    row = job_row(tmp_path, **{**JOB, "AllocTRES": f"cpu=192,{tres},gres/gpu=16"})
     assert row["gpus"] == 16
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("turned", [True, False])
-def test_of_two_rows_of_one_job_without_an_index_the_later_end_or_the_later_read_stays(
-    tmp_path: Path, together: bool, turned: bool
-) -> None:
+@pytest.mark.parametrize("is_reversed", [True, False])
+def test_later_end_or_read_wins_without_db_index(tmp_path: Path, together: bool, is_reversed: bool) -> None:
     early = {**JOB, "DBIndex": "", "State": "TIMEOUT", "NodeList": "n[1-2]"}
     late = {**JOB, "DBIndex": "", "State": "FAILED", "End": "1793507300", "NodeList": "n[3-4]"}
-    jobs = [late, early] if turned else [early, late]
+    jobs = [late, early] if is_reversed else [early, late]
     if together:
         found, _ = read(tmp_path, text(*jobs))
         expected = "FAILED"
@@ -731,15 +732,15 @@ def test_of_two_rows_of_one_job_without_an_index_the_later_end_or_the_later_read
         for number, job in enumerate(jobs):
             path = tmp_path / f"{number}.txt"
             path.write_text(text(job))
-            ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked())
-        found, expected = rows(tmp_path / "db"), jobs[-1]["State"]
+            ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], ingest_options())
+        found, expected = rows_of_store(tmp_path / "db"), jobs[-1]["State"]
     (row,) = found["jobs"]
     assert row["state"] == expected
     nodes = {"FAILED": {"n3", "n4"}, "TIMEOUT": {"n1", "n2"}}
-    assert {its["node"] for its in found["job_nodes"]} == nodes[expected]
+    assert {values["node"] for values in found["job_nodes"]} == nodes[expected]
 
 
-def test_the_revoked_copies_of_a_federated_job_are_no_jobs(tmp_path: Path) -> None:
+def test_revoked_jobs_are_skipped(tmp_path: Path) -> None:
     found, unread = read(tmp_path, text(JOB, {**JOB, "DBIndex": "5002", "State": "REVOKED", "Start": "Unknown"}))
     assert [row["state"] for row in found["jobs"]] == ["COMPLETED"]
     assert not unread.unread

@@ -41,13 +41,13 @@ else:
         (12_500, 2.34, 2, 2, 0, 0.94),
     ],
 )
-def test_published_ratios_come_out(nodes, rate, checkpoint, restart, queue, ettr):
+def test_analytic_matches_published_ratios(nodes, rate, checkpoint, restart, queue, ettr):
     job = Job(nodes, rate, checkpoint * 60, restart * 60, queue * 60)
     assert model.analytic(job) == pytest.approx(ettr, abs=0.005)
 
 
 @pytest.mark.parametrize(("rate", "write", "ettr"), [(1.0, 300, 0.898), (6.5, 10, 0.921), (6.5, 300, 0.74)])
-def test_published_ratios_with_writing_come_out_at_the_best_interval(rate, write, ettr):
+def test_closed_form_matches_published_ratios_at_best_interval(rate, write, ettr):
     job = Job(1500, rate, 3600, 300, 0, write)
     best = model.daly_young_seconds(job)
     assert model.closed_form(model.with_interval(job, best)) == pytest.approx(ettr, abs=0.005)
@@ -57,7 +57,7 @@ def test_published_ratios_with_writing_come_out_at_the_best_interval(rate, write
 @pytest.mark.parametrize("queue", [0.0, 600.0])
 @pytest.mark.parametrize("productive", [None, 1800.0, 40 * 3600.0])
 @pytest.mark.parametrize("nodes", [64, 2048, 6000])
-def test_the_simulation_agrees_with_the_exact_form(nodes, productive, queue, write):
+def test_simulation_agrees_with_exact_form(nodes, productive, queue, write):
     job = Job(nodes, 6.5, 3600, 300, queue, write, productive)
     simulated = model.simulate(job, 7)
     exact = model.exact(job)
@@ -72,14 +72,14 @@ def test_the_simulation_agrees_with_the_exact_form(nodes, productive, queue, wri
 @pytest.mark.parametrize(
     ("nodes", "minutes", "queue", "too_low"), [(2048, 60, 0, 0.054), (2048, 5, 0, 0.003), (12_500, 7, 0, 0.155)]
 )
-def test_the_formula_is_too_low_by_what_is_said(nodes, minutes, queue, too_low):
+def test_analytic_underestimates_exact_form_by_known_share(nodes, minutes, queue, too_low):
     job = Job(nodes, 6.5, minutes * 60, 300, queue)
     assert 1 - model.analytic(job) / model.exact(job) == pytest.approx(too_low, abs=0.005)
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_each_form_is_a_share_and_the_formula_is_never_above_the_exact_one(data):
+def test_forms_are_shares_and_analytic_is_lower_bound(data):
     job = data.draw(JOBS)
     for form in (model.analytic, model.closed_form, model.exact):
         assert 0 <= form(job) <= 1
@@ -89,7 +89,7 @@ def test_each_form_is_a_share_and_the_formula_is_never_above_the_exact_one(data)
 
 
 @given(st.data(), st.floats(1.0, 3.0))
-def test_more_of_what_costs_is_never_better(data, times):
+def test_higher_costs_never_increase_ratio(data, times):
     job = data.draw(JOBS)
     for name in ("nodes", "rate", "restart_seconds", "queue_seconds", "write_seconds"):
         worse = replace(job, **{name: getattr(job, name) * times})
@@ -98,14 +98,14 @@ def test_more_of_what_costs_is_never_better(data, times):
 
 
 @given(st.data())
-def test_a_long_job_is_as_one_that_runs_for_ever(data):
+def test_long_job_approaches_endless_job(data):
     job = replace(data.draw(JOBS), productive_seconds=None)
     long = replace(job, productive_seconds=job.checkpoint_seconds * 1e6)
     assert model.analytic(long) == pytest.approx(model.analytic(job), rel=1e-2)
     assert model.exact(long) == pytest.approx(model.exact(job), rel=1e-2, abs=1e-12)
 
 
-def test_where_nothing_fails_only_start_wait_and_writing_cost():
+def test_job_without_failures_loses_only_start_wait_and_writes():
     job = Job(100, 0.0, 3600, 300, 600, 36, 36_000)
     assert model.analytic(job) == pytest.approx(36_000 / (36_360 + 900))
     assert model.exact(job) == pytest.approx(36_000 / (36_360 - 36 + 900))
@@ -113,20 +113,20 @@ def test_where_nothing_fails_only_start_wait_and_writing_cost():
     assert model.daly_young_seconds(job) is None
 
 
-def test_a_job_that_never_gets_through_makes_no_progress():
+def test_job_with_constant_failures_makes_no_progress():
     job = Job(1e6, 1000.0)
     assert (model.analytic(job), model.closed_form(job)) == (0.0, 0.0)
     assert model.exact(job) < 1e-9
     assert model.simulate(job, 1) == model.Simulation(0.0, 0.0, None, None, 0, 0.0)
 
 
-def test_a_simulation_is_the_same_with_the_same_seed_and_another_with_another():
+def test_simulation_depends_only_on_seed():
     job = Job(2048, 6.5, productive_seconds=86_400.0)
     assert model.simulate(job, 1) == model.simulate(job, 1)
     assert model.simulate(job, 1) != model.simulate(job, 2)
 
 
-def test_the_best_interval_is_the_best():
+def test_daly_young_interval_is_best():
     job = Job(1500, 6.5, 3600, 300, 0, 60)
     best = model.daly_young_seconds(job)
     at_best = model.closed_form(model.with_interval(job, best))
@@ -135,21 +135,21 @@ def test_the_best_interval_is_the_best():
 
 
 @pytest.mark.parametrize("productive", [None, 86_400])
-def test_whole_numbers_of_seconds_are_simulated_as_others_are(productive):
+def test_simulation_accepts_integer_seconds(productive):
     whole = Job(2048, 6.5, 3600, 300, 60, 30, productive)
     broken = Job(2048, 6.5, 3600.0, 300.0, 60.0, 30.0, None if productive is None else float(productive))
     assert model.simulate(whole, 1) == model.simulate(broken, 1)
 
 
-def test_of_a_short_job_the_mean_of_ratios_lies_above_the_ratio_of_means_and_of_a_long_one_they_agree():
+def test_mean_of_short_runs_is_above_exact_ratio():
     job = Job(2048, 6.5, 3600, 300)
     short, long = (replace(job, productive_seconds=hours * 3600.0) for hours in (4, 2000))
-    of_short, of_long = model.simulate(short, 1), model.simulate(long, 1)
-    assert of_short.ettr > model.exact(short) + 4 * of_short.standard_error
-    assert of_long.ettr == pytest.approx(model.exact(long), abs=0.005)
+    short_run, long_run = model.simulate(short, 1), model.simulate(long, 1)
+    assert short_run.ettr > model.exact(short) + 4 * short_run.standard_error
+    assert long_run.ettr == pytest.approx(model.exact(long), abs=0.005)
 
 
-def test_no_interval_is_advised_where_writing_takes_more_than_half_the_time_between_failures():
+def test_daly_young_gives_no_interval_for_slow_writes():
     mttf = 1 / Job(2048, 6.5).failures_per_second
     assert model.daly_young_seconds(Job(2048, 6.5, write_seconds=0.49 * mttf)) == pytest.approx(0.98**0.5 * mttf)
     assert model.daly_young_seconds(Job(2048, 6.5, write_seconds=0.51 * mttf)) is None

@@ -17,18 +17,18 @@ def members(spans: list[Span]) -> set[int]:
 
 
 @given(SPANS, SPANS)
-def test_stretches_are_joined_cut_and_left_out_as_their_seconds_are(one: list[Span], other: list[Span]) -> None:
-    these, those = merge(one), merge(other)
-    assert members(these) == members(one)
-    assert members(intersect(these, those)) == members(one) & members(other)
-    assert members(subtract(these, those)) == members(one) - members(other)
+def test_span_operations_match_sets_of_seconds(first: list[Span], second: list[Span]) -> None:
+    merged_first, merged_second = merge(first), merge(second)
+    assert members(merged_first) == members(first)
+    assert members(intersect(merged_first, merged_second)) == members(first) & members(second)
+    assert members(subtract(merged_first, merged_second)) == members(first) - members(second)
 
 
 @given(SPANS, SPANS)
-def test_what_comes_of_them_is_sorted_and_each_second_is_in_one_alone(one: list[Span], other: list[Span]) -> None:
-    these, those = merge(one), merge(other)
-    for spans in (these, intersect(these, those), subtract(these, those)):
+def test_span_operations_give_sorted_disjoint_spans(first: list[Span], second: list[Span]) -> None:
+    merged_first, merged_second = merge(first), merge(second)
+    for spans in (merged_first, intersect(merged_first, merged_second), subtract(merged_first, merged_second)):
         assert total_seconds(spans) == len(members(spans))
         assert spans == sorted(spans)
         assert all(begin < end for begin, end in spans)
-    assert all(end < begin for (_, end), (begin, _) in pairwise(these))
+    assert all(end < begin for (_, end), (begin, _) in pairwise(merged_first))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fleet_history import BEGIN, DAY
 
-from tests.fleet.answers.test_attribution import ENDED, Made, asked_of
+from tests.fleet.answers.test_attribution import ENDED, Made, attribution_of
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.one_python
 
 
-def described(made: Made) -> View:
+def view_of_history(made: Made) -> View:
     from healthd.fleet.views.attribution import view
 
-    return view(asked_of(made.history))
+    return view(attribution_of(made.history))
 
 
-def spiked() -> Made:
+def history_with_spike() -> Made:
     """Return a history where one node loses its mount five times in one day, and another node once."""
     made = Made("n1", "n2")
     for number in range(6):
@@ -36,18 +36,20 @@ def spiked() -> Made:
     return made
 
 
-def weekly(document: Document, days: Sequence[float]) -> View:
+def view_with_weeks(document: Document, days: Sequence[float]) -> View:
     """Return the view of this document with the causes of its first week in weeks with these numbers of days."""
     from healthd.fleet.views.attribution import view
 
     (first, *_) = document["weeks"]
-    weeks = [{**first, "week": first["week"] + number * 7 * DAY, "days": long} for number, long in enumerate(days)]
+    weeks = [
+        {**first, "week": first["week"] + number * 7 * DAY, "days": day_count} for number, day_count in enumerate(days)
+    ]
     return view({**document, "weeks": weeks})
 
 
-def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
-    document = asked_of(spiked().history)
-    _, weeks = weekly(document, (2.5, 7, 7, 7, 3)).figures
+def test_weekly_chart_skips_partial_weeks_and_names_causes():
+    document = attribution_of(history_with_spike().history)
+    _, weeks = view_with_weeks(document, (2.5, 7, 7, 7, 3)).figures
     points, dates = weeks.layers[0].records, weeks.layers[1].records
     assert len(points) == 3
     assert {point["cause"] for point in points} == {"network file systems"}
@@ -56,38 +58,38 @@ def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
 
 
 @pytest.mark.parametrize("days", [(2.5, 3), (2.5, 7, 3)])
-def test_less_than_two_whole_weeks_are_no_chart(days: tuple[float, ...]):
-    assert len(weekly(asked_of(spiked().history), days).figures) == 1
+def test_weekly_chart_needs_two_whole_weeks(days: tuple[float, ...]):
+    assert len(view_with_weeks(attribution_of(history_with_spike().history), days).figures) == 1
 
 
-def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
-    told = described(spiked())
-    assert told.sentences[0].startswith(
+def test_chapter_has_causes_costs_and_check_dates():
+    chapter = view_of_history(history_with_spike())
+    assert chapter.sentences[0].startswith(
         "Of 6 jobs that failed or lost a node, 6 have a most likely cause: 0 hardware, 6"
     )
-    assert "network file systems cost most: 24 GPU-hours, 100.0 %" in told.sentences[-1]
-    (costs,) = told.figures
+    assert "network file systems cost most: 24 GPU-hours, 100.0 %" in chapter.sentences[-1]
+    (costs,) = chapter.figures
     assert costs.description == "network file systems 24 GPU-hours"
-    tables = {table.title: table for table in told.tables}
+    tables = {table.title: table for table in chapter.tables}
     assert tables["By cause"].cell_texts()[0][:4] == ("mount: network file systems", "system software", "6", "0")
     assert [row[1:3] for row in tables["Checks enabled, disabled or changed"].cell_texts()] == [("mount", "enabled")]
-    assert all(len(row) == len(table.columns) for table in told.tables for row in table.cell_texts())
+    assert all(len(row) == len(table.columns) for table in chapter.tables for row in table.cell_texts())
 
 
-def test_a_chapter_of_nothing_has_a_sentence_and_no_charts():
+def test_chapter_without_failures_is_one_sentence():
     made = Made("n1", observed=False)
     made.job(1, "n1", state="COMPLETED")
-    told = described(made)
-    assert (told.sentences, told.figures, told.tables) == (("No job failed in this period.",), (), ())
+    chapter = view_of_history(made)
+    assert (chapter.sentences, chapter.figures, chapter.tables) == (("No job failed in this period.",), (), ())
 
 
-def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
+def test_spike_of_few_nodes_is_sentence_with_names():
     from healthd.fleet.views.attribution import view
 
-    document = asked_of(spiked().history)
+    document = attribution_of(history_with_spike().history)
     node = {"cluster": "c1", "node": "n1", "incidents": 6}
     spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
-    told = view({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
-    spread, alone = told.sentences[-1], told.sentences[-2]
+    chapter = view({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
+    spread, alone = chapter.sentences[-1], chapter.sentences[-2]
     assert alone.endswith("75.0 % were on 1 node: n1 (6).")
     assert spread.endswith("They are spread over many nodes.")

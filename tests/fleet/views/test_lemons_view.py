@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.answers.test_lemons import BEGIN, DAY, died, empty, fleet, job, told
+from tests.fleet.answers.test_lemons import BEGIN, DAY, died, empty, healthy_fleet, job, lemons_of
 
 pytestmark = pytest.mark.one_python
 
@@ -17,18 +17,18 @@ except ModuleNotFoundError as error:
         raise
 
 
-def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_path: Path) -> None:
-    made = fleet()
+def test_chapter_names_lemons_and_draws_signals(tmp_path: Path) -> None:
+    made = healthy_fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY, others=63)
-    shown = view(told(made, tmp_path))
-    assert shown.sentences[0].startswith("1 of 100 nodes fails far more often")
-    assert "jobs of more than 128 GPUs" in shown.sentences[1]
-    (detail,) = shown.details
+    chapter = view(lemons_of(made, tmp_path))
+    assert chapter.sentences[0].startswith("1 of 100 nodes fails far more often")
+    assert "jobs of more than 128 GPUs" in chapter.sentences[1]
+    (detail,) = chapter.details
     assert detail.lines[0].startswith("scontrol update NodeName=g005")
-    (table,) = shown.tables
+    (table,) = chapter.tables
     assert table.cell_texts()[0][0] == "g005"
-    (drawn,) = shown.figures
+    (drawn,) = chapter.figures
     values = [record for layer in drawn.layers for record in layer.records]
     assert {value["signal"] for value in values} == {
         "times out of service",
@@ -39,11 +39,11 @@ def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_pa
     assert all(0 <= value["nodes"] <= 1 and 0 <= value["part"] <= 1 for value in values)
 
 
-def test_a_chapter_without_a_lemon_says_so_and_one_without_nodes_draws_nothing(tmp_path: Path) -> None:
-    assert view(told(fleet(), tmp_path / "a")).sentences == (
+def test_chapter_without_lemons_or_nodes(tmp_path: Path) -> None:
+    assert view(lemons_of(healthy_fleet(), tmp_path / "a")).sentences == (
         "None of 100 nodes fails far more often than the others in 26 days.",
     )
     made = empty()
     job(made, [], BEGIN, "FAILED")
-    shown = view(told(made, tmp_path / "b"))
-    assert (shown.figures, shown.tables) == ((), ())
+    chapter = view(lemons_of(made, tmp_path / "b"))
+    assert (chapter.figures, chapter.tables) == ((), ())

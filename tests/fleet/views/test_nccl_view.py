@@ -19,12 +19,12 @@ except ModuleNotFoundError as error:
 REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
 
 
-def test_the_chapter_names_the_suspects_and_draws_where_the_ranks_stand() -> None:
-    shown = view(nccl.nccl(str(REAL)))
-    assert shown.sentences[0].startswith("Ranks 12, 14 hold up the job")
-    (table,) = shown.tables
+def test_chapter_names_suspects_and_draws_ranks() -> None:
+    chapter = view(nccl.nccl(str(REAL)))
+    assert chapter.sentences[0].startswith("Ranks 12, 14 hold up the job")
+    (table,) = chapter.tables
     assert table.cell_texts()[0][:2] == ("74 EXPERT_MODEL_PARALLEL_GROUP", "all_to_all 20537")
-    (drawn,) = shown.figures
+    (drawn,) = chapter.figures
     (layer,) = drawn.layers
     first = [value for value in layer.records if value["group"].startswith("74 ")]
     assert {value["rank"]: value["stands"] for value in first} == {

@@ -25,8 +25,11 @@ def recorded(name: str) -> str:
     return (RECORDED / name).read_text("utf-8")
 
 
-def told(found: list[Measurement]) -> list[tuple]:
-    return [(one.test, one.part, one.value and round(one.value, 2), one.state) for one in found]
+def summaries(found: list[Measurement]) -> list[tuple]:
+    return [
+        (measurement.test, measurement.part, measurement.value and round(measurement.value, 2), measurement.state)
+        for measurement in found
+    ]
 
 
 # --- nvbandwidth
@@ -35,35 +38,35 @@ def told(found: list[Measurement]) -> list[tuple]:
 def test_nvbandwidth_0_2_names_gpus_by_number():
     found = nvbandwidth.parse(recorded("nvbandwidth_v0.2_8x4090.txt"))
     assert len(found) == 16
-    assert told(found)[0] == ("pcie_h2d", "gpu 0", 25.5, "measured")
-    assert told(found)[-1] == ("pcie_d2h", "gpu 7", 26.83, "measured")
-    assert {one.source for one in found} == {"nvbandwidth 0.2"}
+    assert summaries(found)[0] == ("pcie_h2d", "gpu 0", 25.5, "measured")
+    assert summaries(found)[-1] == ("pcie_d2h", "gpu 7", 26.83, "measured")
+    assert {measurement.source for measurement in found} == {"nvbandwidth 0.2"}
 
 
-def test_nvbandwidth_of_pairs_gives_each_pair_once_and_no_diagonal():
+def test_nvbandwidth_of_pairs_gives_each_pair_once_without_diagonal():
     found = nvbandwidth.parse(recorded("nvbandwidth_v0.8_6xa6000_pairs.txt"))
-    assert len({one.part for one in found}) == len(found) == 30
-    values = {one.part: one.value for one in found}
+    assert len({measurement.part for measurement in found}) == len(found) == 30
+    values = {measurement.part: measurement.value for measurement in found}
     assert values["gpu 3>gpu 0"] == 21.95  # row 0, column 3: GPU 0 reads from GPU 3
     assert sum(values.values()) == pytest.approx(715.53, abs=0.1)  # the sum that the tool printed
 
 
-def test_nvbandwidth_with_addresses_gives_them_and_a_copy_within_a_gpu_counts_both_ways():
+def test_nvbandwidth_with_addresses_uses_them_and_doubles_local_copy():
     found = nvbandwidth.parse(recorded("nvbandwidth_v0.8_8xh20_memory.txt"))
-    assert told(found)[0] == ("memory", "0000:18:00.0", 2232.6, "measured")
-    assert told(found)[7] == ("memory", "0000:da:00.0", 2232.6, "measured")
+    assert summaries(found)[0] == ("memory", "0000:18:00.0", 2232.6, "measured")
+    assert summaries(found)[7] == ("memory", "0000:da:00.0", 2232.6, "measured")
 
 
-def test_a_wrong_copy_and_an_error_of_cuda_are_failures():
-    (wrong,) = nvbandwidth.parse(recorded("nvbandwidth_v0.7_wrong_copy.txt"))
-    assert (wrong.test, wrong.state) == ("p2p", "failed")
-    assert "Invalid value when checking the pattern" in wrong.message
+def test_nvbandwidth_wrong_copy_and_cuda_error_are_failures():
+    (wrong_copy,) = nvbandwidth.parse(recorded("nvbandwidth_v0.7_wrong_copy.txt"))
+    assert (wrong_copy.test, wrong_copy.state) == ("p2p", "failed")
+    assert "Invalid value when checking the pattern" in wrong_copy.message
     (error,) = nvbandwidth.parse(recorded("nvbandwidth_v0.8_cuda_error.txt"))
     assert (error.test, error.state) == ("pcie_d2h", "failed")
     assert "CUDA_ERROR_INVALID_CONTEXT" in error.message
 
 
-def test_nvbandwidth_is_asked_for_the_cases_of_each_family():
+def test_nvbandwidth_command_has_cases_of_each_family():
     assert nvbandwidth.command("/x/nvbandwidth", ("pcie", "memory")) == (
         *("/x/nvbandwidth", "-t", "host_to_device_memcpy_ce", "-t", "device_to_host_memcpy_ce"),
         *("-t", "device_local_copy"),
@@ -85,13 +88,13 @@ def test_nvbandwidth_is_asked_for_the_cases_of_each_family():
         ("nccl_sendrecv_cut_off.txt", None, "not_measured"),
     ],
 )
-def test_the_bus_bandwidth_of_the_largest_size_counts(name, value, state):
+def test_nccl_uses_bus_bandwidth_of_largest_size(name, value, state):
     (found,) = nccl_tests.parse(recorded(name), "nccl_all_reduce")
     assert (found.value, found.state) == (value, state)
     assert found.message or state == "measured"
 
 
-def test_what_was_wrong_is_told():
+def test_nccl_reports_the_error():
     assert "2 results were wrong" in nccl_tests.parse(recorded("nccl_wrong_results.txt"), "nccl_sendrecv")[0].message
     assert "unhandled cuda error" in nccl_tests.parse(recorded("nccl_cuda_error_2018.txt"), "nccl_sendrecv")[0].message
 
@@ -112,11 +115,11 @@ EXCUSES = [
 ]
 
 
-@pytest.mark.parametrize("words", EXCUSES)
-def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nccl(words):
-    kind = "NCCL" if "NCCL" in words else "CUDA"
-    (found,) = nccl_tests.parse(f"n1: Test {kind} failure common.cu:941 '{words}'\n", "nccl_all_reduce")
-    assert (found.state, words[:20] in found.message) == ("not_measured", True)
+@pytest.mark.parametrize("text", EXCUSES)
+def test_nccl_excuses_busy_gpu_and_old_tool(text):
+    kind = "NCCL" if "NCCL" in text else "CUDA"
+    (found,) = nccl_tests.parse(f"n1: Test {kind} failure common.cu:941 '{text}'\n", "nccl_all_reduce")
+    assert (found.state, text[:20] in found.message) == ("not_measured", True)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +129,23 @@ def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_n
         *("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
     ],
 )
-def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nvbandwidth(name):
+def test_nvbandwidth_excuses_busy_gpu_and_old_tool(name):
     text = recorded("nvbandwidth_v0.8_cuda_error.txt").replace("CUDA_ERROR_INVALID_CONTEXT", name)
     (found,) = nvbandwidth.parse(text)
     assert (found.state, name in found.message) == ("not_measured", True)
 
 
-def test_what_pytorchs_program_excuses_is_excused_of_every_tool():
-    assert [words for words in pytorch_program.EXCUSED if not is_excused(words)] == []
+def test_excuses_of_pytorch_program_apply_to_every_tool():
+    assert [text for text in pytorch_program.EXCUSED if not is_excused(text)] == []
 
 
-def test_an_error_of_a_gpu_is_not_excused():
-    for words in (
+def test_gpu_error_is_not_excused():
+    for text in (
         "an illegal memory access was encountered",
         "uncorrectable ECC error encountered",
         "CUDA_ERROR_LAUNCH_FAILED",
     ):
-        assert not is_excused(words)
+        assert not is_excused(text)
     (found,) = nccl_tests.parse(
         "n1: Test CUDA failure common.cu:502 'an illegal memory access was encountered'\n", "nccl_all_reduce"
     )
@@ -160,19 +163,19 @@ def test_an_error_of_a_gpu_is_not_excused():
         ("perftest_gbits.txt", 0.48),
     ],
 )
-def test_a_ports_average_rate_is_read_in_either_unit(name, value):
+def test_perftest_reads_average_rate_in_both_units(name, value):
     (found,) = perftest.parse(recorded(name), "mlx5_0/1")
-    assert told([found]) == [("ib_loopback", "mlx5_0/1", value, "measured")]
+    assert summaries([found]) == [("ib_loopback", "mlx5_0/1", value, "measured")]
 
 
-def test_a_link_that_does_not_answer_is_a_failure_and_a_server_that_is_not_there_is_none():
+def test_perftest_dead_link_is_a_failure_and_missing_server_is_not():
     (link,) = perftest.parse(recorded("perftest_status_12.txt"), "mlx5_0/1")
     assert (link.state, "Failed status 12" in link.message) == ("failed", True)
     (server,) = perftest.parse(recorded("perftest_no_server.txt"), "mlx5_0/1")
     assert (server.state, "Couldn't connect" in server.message) == ("not_measured", True)
 
 
-def test_server_and_client_are_called_for_the_same_port():
+def test_perftest_server_and_client_use_the_same_port():
     server, client = perftest.commands("ib_write_bw", "mlx5_3/2", 18515)
     assert client == (*server, "127.0.0.1")
     assert server[:7] == ("ib_write_bw", "-d", "mlx5_3", "-i", "2", "-p", "18515")
@@ -181,43 +184,47 @@ def test_server_and_client_are_called_for_the_same_port():
 # --- dcgmi
 
 
-def test_what_fails_on_a_gpu_is_told_of_that_gpu():
+def test_dcgm_failure_belongs_to_its_gpu():
     found = dcgmi.parse(recorded("dcgm_per_gpu_1.7.json"))
-    stress = {one.part: one for one in found if one.test == "dcgm_sm_stress"}
-    assert {part: one.state for part, one in stress.items()} == {
+    stress = {measurement.part: measurement for measurement in found if measurement.test == "dcgm_sm_stress"}
+    assert {part: measurement.state for part, measurement in stress.items()} == {
         "DCGM 0": "failed",
         "DCGM 1": "passed",
         "DCGM 2": "failed",
         "DCGM 3": "failed",
     }
     assert "Max stress level of 2128.7 did not exceed desired stress level of 3000.0" in stress["DCGM 0"].message
-    assert {one.state for one in found if one.test == "dcgm_targeted_stress"} == {"not_measured"}
+    assert {measurement.state for measurement in found if measurement.test == "dcgm_targeted_stress"} == {
+        "not_measured"
+    }
 
 
 def test_dcgm_3_1_passes_all_gpus():
     found = dcgmi.parse(recorded("dcgm_3.1_pass.json.txt"))
-    assert {one.state for one in found} == {"passed"}
-    assert {one.source for one in found} == {"DCGM 3.1.0"}
-    assert [one.part for one in found if one.test == "dcgm_software"] == [f"DCGM {n}" for n in range(8)]
+    assert {measurement.state for measurement in found} == {"passed"}
+    assert {measurement.source for measurement in found} == {"DCGM 3.1.0"}
+    assert [measurement.part for measurement in found if measurement.test == "dcgm_software"] == [
+        f"DCGM {n}" for n in range(8)
+    ]
 
 
-def test_a_gpu_that_somebody_has_is_no_failure_of_dcgms():
-    words = "API call cudaStreamCreate failed for GPU 3: 'CUDA-capable device(s) is/are busy or unavailable'"
-    result = {"entity_group": "GPU", "entity_id": 3, "status": "Fail", "warnings": [{"warning": words}]}
+def test_dcgm_excuses_busy_gpu():
+    warning = "API call cudaStreamCreate failed for GPU 3: 'CUDA-capable device(s) is/are busy or unavailable'"
+    result = {"entity_group": "GPU", "entity_id": 3, "status": "Fail", "warnings": [{"warning": warning}]}
     tests = [{"name": "pcie", "results": [result]}]
-    told = {"DCGM Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]}}
-    (found,) = dcgmi.parse(json.dumps(told))
-    assert (found.state, words in found.message) == ("not_measured", True)
+    document = {"DCGM Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]}}
+    (found,) = dcgmi.parse(json.dumps(document))
+    assert (found.state, warning in found.message) == ("not_measured", True)
 
 
-def test_a_setting_of_the_node_is_no_broken_part_and_what_is_skipped_was_not_looked_at():
-    found = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.2.3_skipped.json"))}
-    assert {test: one.state for test, one in found.items()} == dict.fromkeys(
+def test_dcgm_setting_is_no_failure_and_skipped_is_not_measured():
+    found = {measurement.test: measurement for measurement in dcgmi.parse(recorded("dcgm_4.2.3_skipped.json"))}
+    assert {test: measurement.state for test, measurement in found.items()} == dict.fromkeys(
         ("dcgm_software", "dcgm_memory", "dcgm_pcie"), "not_measured"
     )
     assert "Persistence mode for GPU 0 is disabled" in found["dcgm_software"].message
     assert found["dcgm_pcie"].message == "DCGM reports skip"
-    allowed = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.5.2_allowed.json"))}
+    allowed = {measurement.test: measurement for measurement in dcgmi.parse(recorded("dcgm_4.5.2_allowed.json"))}
     assert (allowed["dcgm_memory"].state, allowed["dcgm_pcie"].state) == ("passed", "passed")
     assert (allowed["dcgm_pcie"].part, allowed["dcgm_pcie"].source) == ("DCGM 0", "DCGM 4.5.2")
 
@@ -225,13 +232,13 @@ def test_a_setting_of_the_node_is_no_broken_part_and_what_is_skipped_was_not_loo
 # --- PyTorch
 
 
-def lines(*some: dict) -> str:
-    return "".join(json.dumps(one) + "\n" for one in some)
+def json_lines(*documents: dict) -> str:
+    return "".join(json.dumps(document) + "\n" for document in documents)
 
 
-def test_what_pytorchs_program_says_is_read_line_by_line():
+def test_pytorch_reads_results_line_by_line():
     part = "0000:1b:00.0"
-    text = lines(
+    text = json_lines(
         {"source": "PyTorch 2.5.1"},
         {"gpus": [part]},
         {"test": "gemm_bf16", "part": part, "value": 700.0, "unit": "TFLOPS"},
@@ -240,7 +247,7 @@ def test_what_pytorchs_program_says_is_read_line_by_line():
         {"test": "memory", "part": part, "error": "RuntimeError: CUDA error: an illegal memory access"},
         {"test": "p2p_64mb", "part": f"{part}>{part}", "value": None},
     )
-    assert told(pytorch.parse(text + '{"test": "memory", "pa')) == [
+    assert summaries(pytorch.parse(text + '{"test": "memory", "pa')) == [
         ("gemm_bf16", part, 700.0, "measured"),
         ("gemm_fp32", part, 50.0, "failed"),
         ("gemm_fp8", part, None, "not_measured"),
@@ -249,9 +256,9 @@ def test_what_pytorchs_program_says_is_read_line_by_line():
     ]
 
 
-def test_without_torch_or_gpu_pytorchs_program_says_why(tmp_path):
+def test_pytorch_program_without_torch_or_gpu_reports_reason(tmp_path):
     with pytest.raises(NotUnderstood, match="sees no GPU"):
-        pytorch.parse(lines({"source": "PyTorch 2.5.1"}, {"missing": "PyTorch sees no GPU here"}))
+        pytorch.parse(json_lines({"source": "PyTorch 2.5.1"}, {"missing": "PyTorch sees no GPU here"}))
     program = f"{TOOLS}/pytorch_program.py"
     command = pytorch.command(sys.executable, program, ("gemm",), 0.1)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -267,17 +274,17 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def test_its_passes_are_rings_of_every_number_of_gpus():
-    wanted = json.loads(pytorch.command("python3", "program", ("p2p", "ib"), 1.0)[-1])
-    assert wanted["families"] == ["p2p"]
-    assert wanted["passes"]["4"] == [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
-    assert set(wanted["passes"]) == {str(count) for count in range(2, 17)}
+def test_pytorch_passes_are_rings_for_every_number_of_gpus():
+    arguments = json.loads(pytorch.command("python3", "program", ("p2p", "ib"), 1.0)[-1])
+    assert arguments["families"] == ["p2p"]
+    assert arguments["passes"]["4"] == [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
+    assert set(arguments["passes"]) == {str(count) for count in range(2, 17)}
 
 
 # --- the CPU
 
 
-def test_a_matrix_product_is_really_done_with_and_without_numpy(tmp_path):
+def test_cpu_program_computes_with_and_without_numpy(tmp_path):
     program = f"{TOOLS}/cpu_program.py"
     values = {}
     for python in (sys.executable, "/usr/bin/python3"):
@@ -290,7 +297,7 @@ def test_a_matrix_product_is_really_done_with_and_without_numpy(tmp_path):
     assert all(value > 0 for value in values.values())
 
 
-def test_the_plain_program_measures_the_same_numbers_again_and_again():
+def test_cpu_program_without_numpy_measures():
     code = (
         "import sys; sys.modules['numpy'] = None; sys.argv = ['x', '0.05']\n"
         f"exec(open({TOOLS + '/cpu_program.py'!r}).read())"
@@ -300,7 +307,7 @@ def test_the_plain_program_measures_the_same_numbers_again_and_again():
     assert (found.state, found.source.split()[0]) == ("measured", "Python")
 
 
-def test_a_product_that_changes_is_a_failure():
+def test_cpu_changed_product_is_a_failure():
     (found,) = cpu.parse(json.dumps({"value": 10.0, "source": "numpy 2", "wrong": 3, "size": 1024}))
     assert found.state == "failed"
     assert "3 of 1048576 numbers" in found.message
@@ -319,20 +326,22 @@ PARSERS = {
 TESTS = {test for tests in FAMILIES.values() for test in tests}
 
 
-def assert_measurements_or_one_error(parse, text):
+def assert_measurements_or_error(parse, text):
     try:
         found = parse(text)
     except NotUnderstood:
         return
     assert found
-    for one in found:
-        assert one.test in TESTS or one.test.startswith("dcgm_")
-        assert one.state in ("measured", "passed", "failed", "not_measured")
-        assert one.value is None or 0 < one.value < float("inf")
-        assert (one.state == "measured") <= (one.value is not None)
-        assert one.message or one.state == "measured"
-        assert len(one.message) <= 400
-        assert all(word.isprintable() for word in (one.part, one.message, one.source, one.unit))
+    for measurement in found:
+        assert measurement.test in TESTS or measurement.test.startswith("dcgm_")
+        assert measurement.state in ("measured", "passed", "failed", "not_measured")
+        assert measurement.value is None or 0 < measurement.value < float("inf")
+        assert (measurement.state == "measured") <= (measurement.value is not None)
+        assert measurement.message or measurement.state == "measured"
+        assert len(measurement.message) <= 400
+        assert all(
+            word.isprintable() for word in (measurement.part, measurement.message, measurement.source, measurement.unit)
+        )
 
 
 KEYS = [
@@ -371,19 +380,19 @@ JSON = st.recursive(
 
 @pytest.mark.parametrize("tool", PARSERS)
 @given(text=st.text(max_size=300) | JSON.map(json.dumps))
-def test_any_text_gives_measurements_or_one_error(tool, text):
-    assert_measurements_or_one_error(PARSERS[tool], text)
+def test_parser_of_any_text_gives_measurements_or_error(tool, text):
+    assert_measurements_or_error(PARSERS[tool], text)
 
 
 @pytest.mark.parametrize("tool", PARSERS)
 @given(value=JSON)
-def test_any_json_below_the_known_keys_gives_measurements_or_one_error(tool, value):
+def test_parser_of_any_json_gives_measurements_or_error(tool, value):
     for root in ({"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}):
-        assert_measurements_or_one_error(PARSERS[tool], json.dumps(root))
+        assert_measurements_or_error(PARSERS[tool], json.dumps(root))
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.iterdir() if path.name != "README.md"))
-def test_recorded_outputs_that_were_damaged_give_measurements_or_one_error(name):
+def test_parser_of_damaged_output_gives_measurements_or_error(name):
     chance, text = random.Random(name), recorded(name)
     for _ in range(60):
         damaged = list(text)
@@ -394,10 +403,10 @@ def test_recorded_outputs_that_were_damaged_give_measurements_or_one_error(name)
             )
         cut = "".join(damaged)[: chance.randint(1, len(text))]
         for parse in PARSERS.values():
-            assert_measurements_or_one_error(parse, cut)
+            assert_measurements_or_error(parse, cut)
 
 
-def test_each_recorded_output_has_its_source():
+def test_each_recorded_output_has_a_source():
     named = (RECORDED / "README.md").read_text("utf-8")
     assert [
         path.name for path in RECORDED.iterdir() if f"`{path.name}`" not in named and path.name != "README.md"

@@ -17,8 +17,8 @@ def read(text: str) -> tuple[str, str, str]:
     event = parse(text)
     if event is None or event.kind != "fs":
         return ("", "", "")
-    known = dict(event.fields)
-    return known["fs"], event.code, known.get("device") or known.get("server", "")
+    event_fields = dict(event.fields)
+    return event_fields["fs"], event.code, event_fields.get("device") or event_fields.get("server", "")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def read(text: str) -> tuple[str, str, str]:
         ),
     ],
 )
-def test_a_local_file_system_says_what_is_wrong(text: str, fs: str, code: str, device: str) -> None:
+def test_parse_reads_local_file_system_faults(text: str, fs: str, code: str, device: str) -> None:
     assert read(text) == (fs, code, device)
 
 
@@ -283,9 +283,7 @@ def test_a_local_file_system_says_what_is_wrong(text: str, fs: str, code: str, d
         ("GPFS Deadman Switch timer [0] has expired; IOs in progress: 2", "gpfs", "client_error", ""),
     ],
 )
-def test_a_file_servers_client_says_what_is_wrong_and_when_it_is_over(
-    text: str, fs: str, code: str, server: str
-) -> None:
+def test_parse_reads_network_file_system_faults_and_recovery(text: str, fs: str, code: str, server: str) -> None:
     assert read(text) == (fs, code, server)
 
 
@@ -338,11 +336,11 @@ def test_a_file_servers_client_says_what_is_wrong_and_when_it_is_over(
         "CIFS: Attempting to mount \\\\nas2\\share",
     ],
 )
-def test_what_a_healthy_file_system_says_is_nothing(text: str) -> None:
+def test_parse_ignores_healthy_file_system_lines(text: str) -> None:
     assert parse(text) is None
 
 
-def test_xfs_may_know_no_device_and_a_process_named_like_its_fault_is_none():
+def test_parse_reads_xfs_fault_without_device():
     line = "XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.  Caller 0x1"
     assert read(line) == ("xfs", "corruption", "")
     assert read("XFS: Internal error (812) possible memory allocation deadlock size 88 in kmem_alloc")[1] == "memory"
@@ -351,7 +349,7 @@ def test_xfs_may_know_no_device_and_a_process_named_like_its_fault_is_none():
 @pytest.mark.parametrize(
     "name", ["EXT4-fs (sda3):", "nfs: server a OK", "XFS (sda): x", "Lustre: a: b", "x): Remounting", "sda3): in x"]
 )
-def test_a_process_that_is_named_like_a_fault_changes_neither_kind_nor_device(name: str) -> None:
+def test_parse_is_not_misled_by_process_names(name: str) -> None:
     text = f"EXT4-fs error (device dm-17): ext4_find_entry:1455: inode #2: comm {name}: Remounting filesystem read-only"
     assert read(text) == ("ext4", "error", "dm-17")
     assert read(f"{name}[77]: segfault at 0 ip 0 sp 0 error 4 in Aborting journal on device sda3-8.") == ("", "", "")
@@ -376,14 +374,21 @@ PIECES = [literal for rule in filesystems.RULES for literal in rule.literals] + 
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12))
-def test_no_line_breaks_the_parser(pieces: list[str]) -> None:
+def test_parse_accepts_any_text(pieces: list[str]) -> None:
     event = parse("".join(pieces))
     if event is not None and event.kind == "fs":
         assert all(len(value) <= 255 and "\n" not in value for _, value in event.fields)
 
 
 @pytest.mark.parametrize("piece", [*PIECES, "Lustre: a-", "BTRFS error (device a", "beegfs: a", "JBD2: a ", "XFS: a"])
-def test_a_line_of_16_kb_takes_no_time(piece: str) -> None:
-    for head in ("", "XFS (sda): ", "Lustre: ", "LustreError: 11-0: ", "BTRFS error (device sda3): ", "libceph: mon0 "):
-        text = head + piece * (16_000 // len(piece))
+def test_parse_is_fast_for_long_line(piece: str) -> None:
+    for prefix in (
+        "",
+        "XFS (sda): ",
+        "Lustre: ",
+        "LustreError: 11-0: ",
+        "BTRFS error (device sda3): ",
+        "libceph: mon0 ",
+    ):
+        text = prefix + piece * (16_000 // len(piece))
         assert cpu_seconds(lambda text=text: [parse(text) for _ in range(20)], 0.5) < 0.5

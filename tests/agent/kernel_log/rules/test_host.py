@@ -23,7 +23,7 @@ LINES = [json.loads(line) for line in DATA.strip().split("\n")]
 CAPTURED = [row for row in LINES if row["kind"] in ("hung_task", "soft_lockup", "oom")]
 
 
-def said(text):
+def summary(text):
     """Return (kind, code, pid, process) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code, event.pid, event.process) if event else None
@@ -39,15 +39,15 @@ def coalesced(*lines):
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in CAPTURED])
-def test_a_captured_line_is_read_with_its_process(row):
+def test_parse_reads_captured_line_with_process(row):
     expected = row["expected"]
     event = parse(strip_prefix(row["text"], time.time()).text)
     assert (event.kind, event.pid, event.process) == (row["kind"], expected.get("pid"), expected.get("comm"))
-    found = dict(event.fields)
-    assert found.get("seconds") == (str(expected["secs"]) if "secs" in expected else None)
-    assert found.get("cpu") == (str(expected["cpu"]) if expected.get("cpu") is not None else None)
+    event_fields = dict(event.fields)
+    assert event_fields.get("seconds") == (str(expected["secs"]) if "secs" in expected else None)
+    assert event_fields.get("cpu") == (str(expected["cpu"]) if expected.get("cpu") is not None else None)
     if "cgroup" in expected:
-        assert found["scope"] == ("cgroup" if expected["cgroup"] else "node")
+        assert event_fields["scope"] == ("cgroup" if expected["cgroup"] else "node")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_captured_line_is_read_with_its_process(row):
         ),
     ],
 )
-def test_lockups_and_hung_tasks_are_read_in_the_words_of_every_kernel(text, event):
-    assert said(text) == event
+def test_parse_reads_lockups_and_hung_tasks_from_all_kernels(text, event):
+    assert summary(text) == event
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_lockups_and_hung_tasks_are_read_in_the_words_of_every_kernel(text, even
         ("Kernel panic - not syncing: Watchdog detected hard LOCKUP on cpu 3", "panic"),
     ],
 )
-def test_errors_of_the_kernel_are_read(text, code):
-    assert said(text) == ("oops", code, None, None)
+def test_parse_reads_kernel_errors(text, code):
+    assert summary(text) == ("oops", code, None, None)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_errors_of_the_kernel_are_read(text, code):
         "ACPI: thermal: Thermal Zone [TZ0] (28 C)",
     ],
 )
-def test_what_is_no_fault_of_the_kernel_is_no_event(text):
+def test_parse_ignores_other_kernel_lines(text):
     assert parse(text) is None
 
 
-def test_the_driver_at_fault_becomes_known_from_the_line_that_says_where_it_happened():
+def test_oops_event_names_driver_from_later_line():
     (oops,) = coalesced(
         "BUG: unable to handle page fault for address: ffffa26487064230",
         "#PF: supervisor read access in kernel mode",
@@ -176,8 +176,8 @@ def test_the_driver_at_fault_becomes_known_from_the_line_that_says_where_it_happ
         "RIP: 0010:_nv032045rm+0x2c/0x70 [nvidia]",
     )
     assert (oops.code, oops.lines, dict(oops.fields)) == ("oops", 3, {"driver": "nvidia"})
-    old = "RIP: 0010:[<ffffffffa0b1c2d3>]  [<ffffffffa0b1c2d3>] mlx5_cmd+0x2c/0x70 [mlx5_core]"
-    assert fields(old) == {"driver": "mlx5_core"}
+    old_kernel_line = "RIP: 0010:[<ffffffffa0b1c2d3>]  [<ffffffffa0b1c2d3>] mlx5_cmd+0x2c/0x70 [mlx5_core]"
+    assert fields(old_kernel_line) == {"driver": "mlx5_core"}
     assert fields("pc : uvm_ioctl+0x2c/0x70 [nvidia_uvm 0123456789abcdef]") == {"driver": "nvidia_uvm"}
     assert fields("kernel BUG at /var/lib/dkms/nvidia/550.54/build/nvidia/nv.c:12!") == {"driver": "nvidia"}
     assert fields("kernel BUG at drivers/net/ethernet/mellanox/mlx5/core/cmd.c:12!") == {"driver": "mlx5"}
@@ -204,8 +204,8 @@ def test_the_driver_at_fault_becomes_known_from_the_line_that_says_where_it_happ
         ),
     ],
 )
-def test_a_process_that_was_killed_for_memory_is_named(text, pid, process, scope):
-    assert said(text) == ("oom", "oom_kill", pid, process)
+def test_parse_names_process_killed_by_oom(text, pid, process, scope):
+    assert summary(text) == ("oom", "oom_kill", pid, process)
     assert fields(text).get("scope") == scope
 
 
@@ -216,17 +216,17 @@ OOM_KILL = (
 )
 
 
-def test_the_cgroup_of_the_victim_is_kept_where_its_names_leave_no_doubt():
+def test_oom_event_keeps_cgroup_only_if_unambiguous():
     text = OOM_KILL.format("task_0", JOB, JOB, "python3")
     assert fields(text) == {"scope": "cgroup", "cgroup": JOB}
     forged = f"{JOB}/x,task_memcg=/system.slice/slurmstepd.scope/job_999"
     assert fields(OOM_KILL.format("task_0", forged, forged, "python3")) == {"scope": "cgroup"}
-    assert said(OOM_KILL.format("task_0", JOB, JOB, "a,pid=1,uid=0"))[1:3] == ("oom_kill", 1234)
-    old = "Task in /slurm/uid_1000/job_42/step_0 killed as a result of limit of /slurm/uid_1000/job_42"
-    assert fields(old)["cgroup"] == "/slurm/uid_1000/job_42/step_0"
+    assert summary(OOM_KILL.format("task_0", JOB, JOB, "a,pid=1,uid=0"))[1:3] == ("oom_kill", 1234)
+    old_kernel_line = "Task in /slurm/uid_1000/job_42/step_0 killed as a result of limit of /slurm/uid_1000/job_42"
+    assert fields(old_kernel_line)["cgroup"] == "/slurm/uid_1000/job_42/step_0"
 
 
-def test_the_lines_of_one_kill_are_one_event_with_its_victim_and_cgroup():
+def test_oom_kill_lines_are_single_event():
     events = coalesced(
         "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
         OOM_KILL.format("task_0", JOB, JOB, "python3"),
@@ -237,10 +237,10 @@ def test_the_lines_of_one_kill_are_one_event_with_its_victim_and_cgroup():
     assert dict(events[1].fields)["cgroup"] == JOB
 
 
-def test_tasks_that_hang_at_the_same_time_are_one_event():
+def test_simultaneous_hung_tasks_are_single_event():
     lines = [f"INFO: task a{n}:{n} blocked for more than {120 + n} seconds." for n in range(10)]
-    more = "INFO: task a0:0 is blocked on a mutex likely owned by task b:9."
-    assert [(event.code, event.pid, event.lines) for event in coalesced(*lines, more)] == [("hung", 0, 11)]
+    detail_line = "INFO: task a0:0 is blocked on a mutex likely owned by task b:9."
+    assert [(event.code, event.pid, event.lines) for event in coalesced(*lines, detail_line)] == [("hung", 0, 11)]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_tasks_that_hang_at_the_same_time_are_one_event():
         ("reboot: HARDWARE PROTECTION shutdown (Temperature too high)", "critical", None),
     ],
 )
-def test_heat_is_read_in_the_words_of_every_kernel(text, code, level):
-    assert said(text)[:2] == ("thermal", code)
+def test_parse_reads_thermal_lines_from_all_kernels(text, code, level):
+    assert summary(text)[:2] == ("thermal", code)
     assert fields(text).get("level") == level
 
 
@@ -267,7 +267,7 @@ def test_heat_is_read_in_the_words_of_every_kernel(text, code, level):
 
 
 # Texts that can follow a process name at the start of a kernel line.
-AFTER_A_NAME = (
+AFTER_PROCESS_NAME = (
     " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
     "[4242]: segfault at 0 ip 0 sp 0 error 4 in libc.so.6[7f00+1000]",
     " (4242): drop_caches: 3",
@@ -278,39 +278,39 @@ AFTER_A_NAME = (
 BEGINNINGS = sorted(
     {strip_prefix(line, 0.0).text[:15] for row in LINES for line in row["text"].split("\n") if strip_prefix(line, 0.0)}
 )
-NASTY = (
+MISLEADING_NAMES = (
     *("Oops: 0000 [#1]", "Kill process 12", "Killed process ", "BUG: Bad page s", "CPU3: Temperatu", "kernel BUG at a"),
     *("NVRM: Xid (PCI:", "a: b Link down", "pc : a+0x1/0x2 ", "EDAC MC0: 1 UE ", "nvme nvme0: con", "INFO: task a:1 "),
 )
 
 
-@pytest.mark.parametrize("comm", [*NASTY, *BEGINNINGS])
-def test_a_process_called_as_the_beginning_of_any_line_gives_nothing_but_its_oom(comm):
-    for rest in AFTER_A_NAME:
-        assert said(comm + rest) in (None, ("oom", "invoked", None, comm))
+@pytest.mark.parametrize("comm", [*MISLEADING_NAMES, *BEGINNINGS])
+def test_process_named_like_kernel_line_yields_only_oom(comm):
+    for suffix in AFTER_PROCESS_NAME:
+        assert summary(comm + suffix) in (None, ("oom", "invoked", None, comm))
 
 
-WORDS = (
+MISLEADING_TEXTS = (
     "NVRM: Xid (PCI:0000:01:00): 79",
     "a:1 blocked for more than 120 seconds. b",
     "1] [",
     "a,pid=1,uid=0",
     "a) total-vm:1kB",
 )
-NAMES = st.text(min_size=1, max_size=15) | st.sampled_from([word[:15] for word in WORDS])
+NAMES = st.text(min_size=1, max_size=15) | st.sampled_from([text[:15] for text in MISLEADING_TEXTS])
 
 
 @given(NAMES)
-def test_what_a_process_calls_itself_changes_neither_kind_nor_code_nor_pid(name):
+def test_process_name_changes_neither_kind_nor_code_nor_pid(name):
     for text, event in (
         (f"INFO: task {name}:42 blocked for more than 120 seconds.", ("hung_task", "hung")),
         (f"watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [{name}:42]", ("soft_lockup", "soft")),
         (f"Memory cgroup out of memory: Killed process 42 ({name}) total-vm:8kB, anon-rss:1kB", ("oom", "oom_kill")),
         (f"Out of memory: Kill process 42 ({name}) score 1000 or sacrifice child", ("oom", "oom_kill")),
     ):
-        assert said(text) == (*event, 42, name)
+        assert summary(text) == (*event, 42, name)
         assert parse(text).pci == ""
-    assert said(OOM_KILL.format("t", JOB, JOB, name))[:3] == ("oom", "oom_kill", 1234)
+    assert summary(OOM_KILL.format("t", JOB, JOB, name))[:3] == ("oom", "oom_kill", 1234)
 
 
 PATHS = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=255) | st.sampled_from(
@@ -323,7 +323,7 @@ PATHS = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs
 
 
 @given(PATHS, PATHS)
-def test_what_a_job_calls_its_cgroups_changes_neither_pid_nor_job(cpuset, name):
+def test_cgroup_name_changes_neither_pid_nor_job(cpuset, name):
     event = parse(OOM_KILL.format(cpuset, f"{JOB}/{name}", f"{JOB}/{name}", "python3"))
     assert (event.kind, event.code, event.pid, event.pci) == ("oom", "oom_kill", 1234, "")
     assert dict(event.fields).get("cgroup", JOB).startswith(JOB)
@@ -358,7 +358,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join))
-def test_any_text_is_read_or_not_but_never_breaks(text):
+def test_parse_accepts_any_text(text):
     event = parse(text)
     assert event is None or event.kind
 
@@ -380,9 +380,9 @@ def test_any_text_is_read_or_not_but_never_breaks(text):
         "CPU1: ",
     ],
 )
-def test_a_long_line_costs_no_more_than_its_length(piece):
-    long = piece * (16384 // len(piece))
-    heads = (
+def test_parse_is_fast_for_long_line(piece):
+    long_text = piece * (16384 // len(piece))
+    prefixes = (
         "",
         "INFO: task ",
         "Oops: ",
@@ -392,12 +392,12 @@ def test_a_long_line_costs_no_more_than_its_length(piece):
         "Task in /",
     )
     end = " [#1] invoked oom-killer: killed as a result of limit of ard LOCKUP BUG: workqueue lockup"
-    assert cpu_seconds(lambda: [parse(f"{head}{long}{end}") for head in heads], 0.5) < 0.5
+    assert cpu_seconds(lambda: [parse(f"{prefix}{long_text}{end}") for prefix in prefixes], 0.5) < 0.5
 
 
 @pytest.mark.parametrize("action", ["shutdown", "reboot"])
-def test_emergency_action_for_heat_is_read(action):
-    assert said(f"reboot: HARDWARE PROTECTION {action} (Temperature too high)")[:2] == ("thermal", "critical")
+def test_parse_reads_hardware_protection_for_heat(action):
+    assert summary(f"reboot: HARDWARE PROTECTION {action} (Temperature too high)")[:2] == ("thermal", "critical")
 
 
 @pytest.mark.parametrize(
@@ -407,5 +407,5 @@ def test_emergency_action_for_heat_is_read(action):
         "INFO: task a:12 blocked on a semaphore likely last held by task b:13",
     ],
 )
-def test_what_a_hung_task_waits_for_is_a_further_line(text):
-    assert said(text)[:2] == ("hung_task", "detail")
+def test_parse_reads_hung_task_lock_owner_as_detail(text):
+    assert summary(text)[:2] == ("hung_task", "detail")

@@ -128,11 +128,11 @@ AMD = [
 
 
 @pytest.mark.parametrize(("text", "code", "operation"), [*INTEL, *AMD])
-def test_parse_names_device_of_every_intel_and_amd_form(text, code, operation):
+def test_parse_names_device_in_every_intel_and_amd_form(text, code, operation):
     assert read(text) == (code, GPU, operation)
 
 
-def test_parse_reads_driver_before_amd_fault_but_not_that_of_the_iommu():
+def test_parse_reads_driver_for_device_and_not_for_iommu():
     fault, table, *_ = (parse(text) for text, _, _ in (AMD[0], AMD[3]))
     assert (fault.field("driver"), table.field("driver")) == ("nvidia", "")
 
@@ -153,7 +153,7 @@ SMMU = "arm-smmu-v3 arm-smmu-v3.3.auto:"
         ("arm-smmu 12600000.iommu: TLB sync timed out -- SMMU may be deadlocked", "stuck", ""),
     ],
 )
-def test_parse_reads_arm_smmu_lines_with_the_unit_that_reports(text, code, pci):
+def test_parse_reads_arm_smmu_lines_with_reporting_unit(text, code, pci):
     event = parse(text)
     assert (event.kind, event.code, event.pci) == ("iommu", code, pci)
     assert event.field("iommu") in ("arm-smmu-v3.3.auto", "12600000.iommu")
@@ -168,7 +168,7 @@ def test_parse_reads_arm_smmu_lines_with_the_unit_that_reports(text, code, pci):
         ("DMAR: VT-d detected Invalidation Queue Error: Reason 1", ""),
     ],
 )
-def test_parse_reads_iommu_that_does_not_carry_out_commands(text, pci):
+def test_parse_reads_iommu_that_does_not_execute_commands(text, pci):
     assert read(text) == ("stuck", pci, "")
 
 
@@ -176,7 +176,7 @@ def test_parse_reads_iommu_that_does_not_carry_out_commands(text, pci):
 @pytest.mark.parametrize(
     ("prefix", "unit"), [("", ""), ("iommu ivhd3: ", "ivhd3"), ("pci 0000:40:00.2: ", "0000:40:00.2")]
 )
-def test_parse_names_the_amd_iommu_that_refused_a_command(prefix, unit, name):
+def test_parse_names_amd_iommu_that_refused_command(prefix, unit, name):
     event = parse(f"{prefix}AMD-Vi: Event logged [{name} address=0x10014a0a0]")
     assert (event.kind, event.code, event.pci, event.field("iommu")) == ("iommu", "stuck", "", unit)
 
@@ -197,12 +197,12 @@ def test_parse_names_the_amd_iommu_that_refused_a_command(prefix, unit, name):
         "python3: DMAR: [DMA Write] Request device [01:00.0] fault addr 0",
     ],
 )
-def test_parse_ignores_lines_of_a_boot_and_of_others(text):
+def test_parse_ignores_boot_lines_and_other_programs(text):
     assert parse(text) is None
 
 
 @given(st.sampled_from([text for text, *_ in (*INTEL, *AMD)]), st.data())
-def test_parse_of_a_cut_or_damaged_line_is_the_same_device_or_none(text, data):
+def test_parse_returns_same_device_or_none_for_damaged_line(text, data):
     cut = data.draw(st.integers(0, len(text)))
     event = parse(text[:cut] + data.draw(st.text(max_size=20)))
     assert event is None or event.kind != "iommu" or event.pci in (GPU, "0000:00:00.2", "") or event.pci.startswith("0")

@@ -14,8 +14,8 @@ from healthd.common.model import KernelEvent
 
 def coalesced(text: str) -> list[KernelEvent]:
     """Return the memory and processor events of lines within one second."""
-    read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
-    recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
+    events = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
+    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
     return [event for event in recent if event.kind == "mce_edac"]
 
 
@@ -37,13 +37,13 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] == "mce_edac"])
-def test_captured_errors_are_one_event_each(row):
+def test_captured_error_is_single_event(row):
     (event,) = coalesced(row["text"])
     assert (event.code, fields(event)) == CAPTURED[row["id"]]
 
 
 @pytest.mark.parametrize(
-    ("status", "polled", "exception"),
+    ("status", "polled_code", "exception_code"),
     [
         ("8c00004000010092", "corrected", "corrected"),
         ("dc2040000400011b", "corrected", "corrected"),
@@ -53,12 +53,12 @@ def test_captured_errors_are_one_event_each(row):
         ("9c2030000001085b", "deferred", "deferred"),
     ],
 )
-def test_the_status_register_says_what_a_machine_check_is(status, polled, exception):
-    for before in ("mce: [Hardware Error]: ", "[Hardware Error]: ", "mce: ", ""):
-        assert code(f"{before}CPU 14: Machine Check: 0 Bank 7: {status}") == polled
-        assert code(f"{before}CPU 14: Machine Check Exception: 0 Bank 7: {status}") == polled  # Linux 3.10
-        assert code(f"{before}CPU 14: Machine Check Exception: 5 Bank 7: {status}") == exception
-    assert code(f"EDAC sbridge MC0: CPU 0: Machine Check Event: 0 Bank 7: {status}") == polled
+def test_machine_check_code_follows_from_status_register(status, polled_code, exception_code):
+    for prefix in ("mce: [Hardware Error]: ", "[Hardware Error]: ", "mce: ", ""):
+        assert code(f"{prefix}CPU 14: Machine Check: 0 Bank 7: {status}") == polled_code
+        assert code(f"{prefix}CPU 14: Machine Check Exception: 0 Bank 7: {status}") == polled_code  # Linux 3.10
+        assert code(f"{prefix}CPU 14: Machine Check Exception: 5 Bank 7: {status}") == exception_code
+    assert code(f"EDAC sbridge MC0: CPU 0: Machine Check Event: 0 Bank 7: {status}") == polled_code
     assert code("CPU 0: Machine Check Exception: 0000000000000004") == "uncorrected"
 
 
@@ -91,11 +91,11 @@ def test_the_status_register_says_what_a_machine_check_is(status, polled, except
         ("mce: [Hardware Error]: Run the above through 'mcelog --ascii'", "detail"),
     ],
 )
-def test_machine_checks_in_words(text, expected):
+def test_parse_reads_machine_check_texts(text, expected):
     assert code(text) == expected
 
 
-def test_what_amds_decoder_prints_of_an_error_is_one_event():
+def test_amd_decoder_lines_are_single_event():
     (event,) = coalesced(
         "[Hardware Error]: Uncorrected, software containable error.\n"
         "[Hardware Error]: CPU:24 (17:31:0) MC17_STATUS[-|UE|MiscV|AddrV|-|-|SyndV|UECC]: 0xbc2040000400011b\n"
@@ -123,14 +123,14 @@ def test_what_amds_decoder_prints_of_an_error_is_one_event():
         ("DEVICE1: CE: thunderx-l2c instance: 0 block: N/A 'L2 ECC'", "corrected", "device1", None),
     ],
 )
-def test_edac_of_all_drivers_and_kernels(text, expected, part, dimm):
+def test_parse_reads_edac_lines_from_all_drivers_and_kernels(text, expected, part, dimm):
     event = parse(f"EDAC {text}")
     assert event is not None
     assert (event.kind, event.code, fields(event).get("part")) == ("mce_edac", expected, part)
     assert dimm is None or fields(event)["dimm"] == dimm
 
 
-def test_the_lines_around_an_edac_error_are_part_of_it():
+def test_lines_around_edac_error_belong_to_error():
     lines = """\
 EDAC sbridge MC1: HANDLING MCE MEMORY ERROR
 EDAC sbridge MC1: CPU 1: Machine Check Event: 0 Bank 11: 8c00004f000800c2
@@ -142,7 +142,7 @@ EDAC MC1: 1 CE memory scrubbing error on CPU_SrcID#1_Ha#0_Chan#0_DIMM#0 (channel
     assert {event.code for event in coalesced(lines)} == {"corrected"}
 
 
-def test_pci_errors_that_edac_polls_for_name_the_device():
+def test_edac_pci_error_names_device():
     event = parse("EDAC PCI: Bridge Master Data Parity Error on 0000:00:1c.0")
     assert event is not None
     assert (event.code, event.pci) == ("pci_parity", "0000:00:1c.0")
@@ -163,22 +163,22 @@ def test_pci_errors_that_edac_polls_for_name_the_device():
         ("soft_offline: 0x7740c0: invalidated", "detail"),
     ],
 )
-def test_pages_with_bad_data(text, expected):
+def test_parse_reads_memory_failures(text, expected):
     assert code(text) == expected
 
 
 @pytest.mark.parametrize(
-    "words", ["Memory failure: 0x7740c0: Killing", "Memory failure: 0x1: Sending SIGBUS to", "MCE 0x7: Killing"]
+    "line_start", ["Memory failure: 0x7740c0: Killing", "Memory failure: 0x1: Sending SIGBUS to", "MCE 0x7: Killing"]
 )
 @pytest.mark.parametrize("name", ["python3", "a b:12", "x:1 due to hard", "Recovered", ": UE"])
-def test_the_process_that_lost_its_memory_is_named(words, name):
-    event = parse(f"{words} {name}:4711 due to hardware memory corruption")
+def test_parse_names_process_killed_by_memory_failure(line_start, name):
+    event = parse(f"{line_start} {name}:4711 due to hardware memory corruption")
     assert event is not None
     assert (event.code, event.pid, event.process) == ("process_killed", 4711, name)
 
 
 @pytest.mark.parametrize("severity", ["recoverable", "fatal", "corrected", "info"])
-def test_a_firmwares_record_is_one_event_with_its_section(severity):
+def test_firmware_record_is_single_event_with_section(severity):
     block = [
         "Hardware error from APEI Generic Hardware Error Source: 4",
         f"event severity: {severity}",
@@ -189,14 +189,14 @@ def test_a_firmwares_record_is_one_event_with_its_section(severity):
         "  physical_address: 0x0000000e16677000",
         "  DIMM location: CPU 1 DIMM 5",
     ]
-    for before in ("{1}[Hardware Error]: ", "[Hardware Error]: {1}"):
-        (event,) = coalesced("\n".join(before + line for line in block))
+    for prefix in ("{1}[Hardware Error]: ", "[Hardware Error]: {1}"):
+        (event,) = coalesced("\n".join(prefix + line for line in block))
         assert (event.code, event.lines) == (severity, 8)
         assert fields(event)["section"] == "memory error"
     assert code(f"{{1}}[Hardware Error]: severity: 2, {severity}") == severity  # Linux 3.10
 
 
-def test_what_the_firmware_kept_of_the_last_boot_is_told_apart():
+def test_firmware_record_from_last_boot_has_own_code():
     assert code("BERT: Error records from previous boot:") == "last_boot"
     assert code("[Hardware Error]: event severity: fatal") == "last_boot"
     assert code("[Hardware Error]:  Error 0, type: fatal") == "detail"
@@ -231,7 +231,7 @@ def test_what_the_firmware_kept_of_the_last_boot_is_told_apart():
         "a Memory failure: 0x7740c0: recovery action for dirty page: Failed",
     ],
 )
-def test_boot_messages_and_programs_that_quote_the_kernel_are_no_event(text):
+def test_parse_ignores_boot_lines_and_quoted_lines(text):
     assert parse(text) is None
 
 
@@ -258,12 +258,12 @@ ENDS = [
 
 
 @given(st.sampled_from(STARTS), st.text(st.sampled_from(" ,'()[]:\"on.0x1aD\n-"), max_size=200), st.sampled_from(ENDS))
-def test_the_rest_of_a_line_may_be_anything(start, rest, end):
-    assert parse(start + rest + end) is None or parse(start + rest + end) is not None
+def test_parse_accepts_any_text(start, middle, end):
+    assert parse(start + middle + end) is None or parse(start + middle + end) is not None
 
 
 @given(st.text(max_size=15), st.integers(1, 4_194_304))
-def test_no_process_name_can_forge_another_pid_or_fault(name, pid):
+def test_process_name_cannot_forge_pid_or_fault(name, pid):
     event = parse(f"Memory failure: 0x1: Killing {name}:{pid} due to hardware memory corruption")
     if event is not None and event.code == "process_killed":
         assert (event.pid, event.process) == (pid, name)
@@ -273,5 +273,5 @@ def test_no_process_name_can_forge_another_pid_or_fault(name, pid):
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("piece", [" ", " on ", "a", "a ", "(", "0", ":", '"', "\n"])
-def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
+def test_parse_is_fast_for_long_line(start, piece):
     assert cpu_seconds(lambda: [parse(start + piece * 50_000 + end) for end in ENDS], 1.0) < 1.0

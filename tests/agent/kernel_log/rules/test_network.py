@@ -24,7 +24,7 @@ PCI = "0000:61:00.0"
 CARD = f"mlx5_core {PCI}: "
 
 
-def said(text):
+def kind_and_code(text):
     """Return (kind, code) of a message, or None if no rule matches."""
     event = parse(text)
     return (event.kind, event.code) if event else None
@@ -35,11 +35,11 @@ def fields(text):
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in CAPTURED])
-def test_a_captured_line_is_read_with_its_card_and_port(row):
+def test_parse_reads_captured_line_with_card_and_port(row):
     expected = row["expected"]
     event = parse(strip_prefix(row["text"], time.time()).text)
     assert (event.kind, event.pci) == (row["kind"], expected.get("pci", ""))
-    found = dict(event.fields)
+    event_fields = dict(event.fields)
     for name, key in (
         ("netdev", "netdev"),
         ("ibdev", "ibdev"),
@@ -47,7 +47,7 @@ def test_a_captured_line_is_read_with_its_card_and_port(row):
         ("port", "port"),
         ("cq_error", "cqn"),
     ):
-        assert found.get(key) == (str(expected[name]) if name in expected else None)
+        assert event_fields.get(key) == (str(expected[name]) if name in expected else None)
     if "link" in expected:
         assert event.code == {"down": "link_down", "up": "link_up", "active": "link_up"}[expected["link"].lower()]
     codes = {
@@ -113,7 +113,7 @@ def test_a_captured_line_is_read_with_its_card_and_port(row):
         ("63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at 0000:16:02.0", "pcie_limited"),
     ],
 )
-def test_what_the_driver_says_of_its_card_is_read_in_the_words_of_every_version(rest, code):
+def test_parse_reads_mlx5_lines_from_all_versions(rest, code):
     event = parse(CARD + rest)
     assert (event.kind, event.code, event.pci) == ("mlx5", code, PCI)
 
@@ -143,7 +143,7 @@ MODULE_ERRORS = {
 
 
 @pytest.mark.parametrize(("error", "code"), MODULE_ERRORS.items())
-def test_every_error_of_a_module_that_the_driver_knows_is_read(error, code):
+def test_parse_reads_every_driver_module_error(error, code):
     event = parse(
         f"mlx5_core 0003:01:00.0: port_module:254:(pid 0): Port module event[error]: module 0, Cable error, {error}"
     )
@@ -151,10 +151,10 @@ def test_every_error_of_a_module_that_the_driver_knows_is_read(error, code):
     assert dict(event.fields) == {"module": "0", "error": error}
 
 
-def test_how_long_the_error_of_a_module_may_be():
-    said = f"{CARD}Port module event[error]: module 1, Cable error, "
-    assert dict(parse(said + "x" * 256).fields)["error"] == "x" * 256
-    assert parse(said + "x" * 257) is None
+def test_module_error_text_is_limited_to_256_characters():
+    line_start = f"{CARD}Port module event[error]: module 1, Cable error, "
+    assert dict(parse(line_start + "x" * 256).fields)["error"] == "x" * 256
+    assert parse(line_start + "x" * 257) is None
 
 
 @pytest.mark.parametrize(
@@ -177,21 +177,24 @@ def test_how_long_the_error_of_a_module_may_be():
         "enp97s0f0np0: renamed from eth0",
     ],
 )
-def test_what_a_card_says_while_it_starts_or_stops_is_no_fault(rest):
+def test_parse_ignores_start_and_stop_lines(rest):
     assert parse(CARD + rest) is None
 
 
-def test_a_card_without_an_address_is_still_read():
-    assert (parse("mlx5_core ADDR: Fatal error 1 detected").pci, said("mlx5_core ADDR: Fatal error 1 detected")) == (
+def test_parse_reads_card_without_address():
+    assert (
+        parse("mlx5_core ADDR: Fatal error 1 detected").pci,
+        kind_and_code("mlx5_core ADDR: Fatal error 1 detected"),
+    ) == (
         "",
         ("mlx5", "health_fatal"),
     )
     assert parse("mlx5_core: probe of 0000:03:00.0 failed with error -22").pci == "0000:03:00.0"
-    old = "mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): INIT_HCA(0x102) timeout. Will cause a leak"
-    assert (parse(old).code, parse(old).pci) == ("command_timeout", "0000:03:00.0")
-    assert said("infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe") == ("mlx5", "cqe_error")
-    assert said("mlx5_0:dump_cqe:262:(pid 1234): dump error cqe") == ("mlx5", "cqe_error")
-    assert said("mlx5_warn:mlx5_0:dump_cqe:270:(pid 24): dump error cqe") == ("mlx5", "cqe_error")
+    old_line = "mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): INIT_HCA(0x102) timeout. Will cause a leak"
+    assert (parse(old_line).code, parse(old_line).pci) == ("command_timeout", "0000:03:00.0")
+    assert kind_and_code("infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe") == ("mlx5", "cqe_error")
+    assert kind_and_code("mlx5_0:dump_cqe:262:(pid 1234): dump error cqe") == ("mlx5", "cqe_error")
+    assert kind_and_code("mlx5_warn:mlx5_0:dump_cqe:270:(pid 24): dump error cqe") == ("mlx5", "cqe_error")
 
 
 @pytest.mark.parametrize(
@@ -256,8 +259,8 @@ def test_a_card_without_an_address_is_still_read():
         ("bond0: link status down for active interface eth0, disabling it in 200 ms", ("mlx5", "link_down")),
     ],
 )
-def test_other_lines_of_the_network_are_read(text, event):
-    assert said(text) == event
+def test_parse_reads_other_network_lines(text, event):
+    assert kind_and_code(text) == event
 
 
 @pytest.mark.parametrize(
@@ -274,11 +277,11 @@ def test_other_lines_of_the_network_are_read(text, event):
         "pcieport 0000:00:01.0: bw_notification: Link Down",
     ],
 )
-def test_good_news_of_the_network_is_no_event(text):
+def test_parse_ignores_working_network_lines(text):
     assert parse(text) is None
 
 
-def test_the_interface_that_lost_its_link_is_named():
+def test_link_event_names_interface():
     assert fields("bonding: bond0: link status definitely down for interface eth0, disabling it") == {
         "bond": "bond0",
         "netdev": "eth0",
@@ -291,7 +294,7 @@ def test_the_interface_that_lost_its_link_is_named():
     }
 
 
-def test_the_lines_of_a_health_report_are_two_events_and_a_storm_of_commands_is_one():
+def test_health_report_is_two_events_and_command_storm_single_event():
     report = [
         "print_health_info:431:(pid 0): Health issue observed, firmware internal error, severity(3) ERROR:",
         *(f"print_health_info:436:(pid 0): assert_var[{n}] 0x{n:08x}" for n in range(6)),
@@ -316,15 +319,15 @@ def test_the_lines_of_a_health_report_are_two_events_and_a_storm_of_commands_is_
 
 
 @given(st.text(max_size=15), st.sampled_from([row["text"] for row in CAPTURED]))
-def test_a_process_called_as_the_beginning_of_a_line_forges_nothing(name, line):
+def test_process_name_forges_no_network_event(name, line):
     message = strip_prefix(line, time.time()).text
     for comm in (name, message[:15], "a: b Link down", "mlx5_core 0:1: "):
-        for rest in (
+        for suffix in (
             " invoked oom-killer: gfp_mask=0x0",
             "[42]: segfault at 0 ip 0 sp 0 error 4",
             " (42): drop_caches: 3",
         ):
-            event = parse(comm[:15] + rest)
+            event = parse(comm[:15] + suffix)
             assert event is None or event.kind == "oom"
 
 
@@ -352,7 +355,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join))
-def test_any_text_is_read_or_not_but_never_breaks(text):
+def test_parse_accepts_any_text(text):
     event = parse(text)
     assert event is None or event.kind
 
@@ -372,7 +375,12 @@ def test_any_text_is_read_or_not_but_never_breaks(text):
         "bond0: (slave ",
     ],
 )
-def test_a_long_line_costs_no_more_than_its_length(piece):
-    long = piece * (16384 // len(piece))
-    texts = (long, CARD + long, f"{long} link status definitely down", f"mlx5_core {long} Link is Down")
+def test_parse_is_fast_for_long_line(piece):
+    long_text = piece * (16384 // len(piece))
+    texts = (
+        long_text,
+        CARD + long_text,
+        f"{long_text} link status definitely down",
+        f"mlx5_core {long_text} Link is Down",
+    )
     assert cpu_seconds(lambda: [parse(text) for text in texts], 0.5) < 0.5

@@ -15,7 +15,7 @@ from healthd.nvidia import codes
 KINDS = ("xid", "sxid", "gpu_fallen_off_bus", "gsp", "nvlink")
 
 
-def one(text: str) -> KernelEvent:
+def parsed(text: str) -> KernelEvent:
     event = parse(text)
     assert event is not None
     return event
@@ -26,7 +26,7 @@ QUOTED = {"k0023"}
 
 
 @pytest.mark.parametrize("row", captured("xid"))
-def test_a_captured_xid_is_read_with_its_gpu_and_process(row):
+def test_parse_reads_captured_xid_with_gpu_and_process(row):
     expected = row["expected"]
     if row["id"] in QUOTED:
         assert events(row["text"]) == []
@@ -42,7 +42,7 @@ def test_a_captured_xid_is_read_with_its_gpu_and_process(row):
 
 
 @pytest.mark.parametrize("row", captured("sxid"))
-def test_a_captured_sxid_is_read_and_its_further_lines_are_known_as_such(row):
+def test_parse_reads_captured_sxid_and_marks_further_lines(row):
     expected = row["expected"]
     (event,) = events(row["text"])
     assert ("further" in fields(event)) == ("Engine instance" in row["text"] or "Data {" in row["text"])
@@ -52,11 +52,11 @@ def test_a_captured_sxid_is_read_and_its_further_lines_are_known_as_such(row):
     assert fields(event).get("link") == (None if expected["link"] is None else str(expected["link"]))
 
 
-def test_a_gpu_that_cannot_be_initialised_is_named():
+def test_rm_init_failure_names_gpu():
     (event,) = events("[  101.209077] NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)")
     assert (event.code, event.pci, fields(event)) == ("rm_init_failed", "0000:a1:00.0", {"status": "0x62:0x40:2168"})
-    (old,) = events("NVRM: RmInitAdapter failed! (0x26:0xffff:1096)")
-    assert (old.code, old.pci) == ("rm_init_failed", "")
+    (old_event,) = events("NVRM: RmInitAdapter failed! (0x26:0xffff:1096)")
+    assert (old_event.code, old_event.pci) == ("rm_init_failed", "")
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_a_gpu_that_cannot_be_initialised_is_named():
         "NVRM: installed in this system has fallen off the bus and is not responding to commands.",
     ],
 )
-def test_a_gpu_that_fell_off_the_bus_is_found_without_an_xid(text):
+def test_gpu_off_the_bus_is_read_without_xid(text):
     event = parse(text)
     assert event is not None
     assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "0000:01:00.0")
 
 
-def test_a_lost_gpu_whose_address_stands_on_another_line_is_still_lost():
+def test_gpu_off_the_bus_is_read_without_address():
     event = parse("NVRM: fallen off the bus and is not responding to commands.")
     assert event is not None
     assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "")
 
 
-def test_a_masked_address_is_no_address_but_the_xid_counts():
+def test_xid_with_masked_address_is_read():
     event = parse("NVRM: Xid (PCI:XXXX:XX:00): 79, pid=1, name=a, GPU has fallen off the bus.")
     assert event is not None
     assert (event.code, event.pci) == ("79", "")
@@ -104,13 +104,13 @@ def test_a_masked_address_is_no_address_but_the_xid_counts():
         ("79 GPU has fallen off the bus.", None, None),
     ],
 )
-def test_process_names_with_blanks_quotes_and_commas(rest, pid, process):
+def test_process_name_may_have_spaces_quotes_and_commas(rest, pid, process):
     event = parse(f"NVRM: Xid (PCI:0000:3b:00): {rest}")
     assert event is not None
     assert (event.pid, event.process) == (pid, process)
 
 
-def test_a_process_name_cannot_pretend_another_code_or_gpu():
+def test_process_name_cannot_forge_code_or_gpu():
     event = parse("NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name=): 79, x, Graphics Exception")
     assert event is not None
     assert (event.code, event.pci) == ("13", "0000:3b:00.0")
@@ -127,24 +127,24 @@ def test_a_process_name_cannot_pretend_another_code_or_gpu():
         "NVRM: Xid (PCI:0000:3b:00): 99999999",
     ],
 )
-def test_what_only_looks_like_an_xid_is_none(text):
+def test_parse_ignores_text_similar_to_xid(text):
     assert parse(text) is None
 
 
-def test_a_mig_instance_is_kept():
+def test_xid_event_keeps_mig_instance():
     event = parse("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:02): 94, pid=7194, Contained: CE User Channel (0x9).")
     assert event is not None
     assert event.pci == "0000:01:00.0"
     assert fields(event) == {"gpu_instance": "05", "compute_instance": "02"}
 
 
-def test_the_recovery_action_is_read_by_its_number_not_its_label():
+def test_recovery_action_is_read_by_number():
     event = parse("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0xa (PF FLR)")
     assert event is not None
     assert fields(event) == {"recovery_from": "0", "recovery_to": "10"}
 
 
-def test_an_nvlink_error_names_its_link_and_what_caused_it():
+def test_nvlink_xid_names_link_and_cause():
     event = parse(
         "NVRM: Xid (PCI:0000:b9:00): 74, pid=<unknown>, name=<unknown>, NVLink: fatal error detected on link "
         "6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0) caused by previous Xid 45"
@@ -158,14 +158,14 @@ def test_an_nvlink_error_names_its_link_and_what_caused_it():
     }
 
 
-def test_an_injected_line_that_journald_split_is_still_read():
+def test_xid_without_nvrm_prefix_is_read():
     event = parse("Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus.")
     assert event is not None
     assert (event.kind, event.code) == ("xid", "79")
 
 
 @pytest.mark.parametrize("row", captured("gsp", "nvlink", "gpu_fallen_off_bus"))
-def test_a_captured_line_in_the_drivers_own_words_is_of_its_kind(row):
+def test_parse_reads_captured_gsp_and_nvlink_lines(row):
     (event,) = events(row["text"])
     expected = row["expected"]
     assert event.kind == row["kind"]
@@ -176,7 +176,7 @@ def test_a_captured_line_in_the_drivers_own_words_is_of_its_kind(row):
 
 
 @pytest.mark.parametrize("row", [row for row in LINES if row["kind"] not in KINDS], ids=lambda row: row["id"])
-def test_no_captured_line_of_another_kind_is_one_of_nvidias(row):
+def test_captured_lines_with_other_kinds_are_not_nvidia_events(row):
     assert {event.kind for event in events(row["text"])} & set(KINDS) == set()
 
 
@@ -187,14 +187,14 @@ def test_no_captured_line_of_another_kind_is_one_of_nvidias(row):
 @pytest.mark.parametrize(
     "rest", [", pid=7, name=a b, Ch 00000008", ", pid=7, Ch 00000008", ", Ch 00000008", ",Ch 00000008", " x", ""]
 )
-def test_every_xid_is_read_in_every_form(number, rest):
-    event = one(f"NVRM: Xid (PCI:0000:3b:00): {number}{rest}")
+def test_parse_reads_every_xid_in_every_form(number, rest):
+    event = parsed(f"NVRM: Xid (PCI:0000:3b:00): {number}{rest}")
     assert (event.kind, event.code, event.pci) == ("xid", str(number), "0000:3b:00.0")
     assert (event.pid, event.process) == (7 if "pid" in rest else None, "a b" if "name" in rest else None)
 
 
 @pytest.mark.parametrize(
-    ("where", "pci"),
+    ("address", "pci"),
     [
         (" (PCI:0000:3b:00)", "0000:3b:00.0"),
         (" (0000:3b:00)", "0000:3b:00.0"),  # to driver 334
@@ -208,8 +208,8 @@ def test_every_xid_is_read_in_every_form(number, rest):
         ("", ""),  # the oldest form
     ],
 )
-def test_the_gpu_of_an_xid_is_read_in_each_form_of_its_address(where, pci):
-    event = one(f"NVRM: Xid{where}: 13, 0003 00000000 00008297 00000e08 00190000 00000040")
+def test_xid_address_is_read_in_every_form(address, pci):
+    event = parsed(f"NVRM: Xid{address}: 13, 0003 00000000 00008297 00000e08 00190000 00000040")
     assert (event.kind, event.code, event.pci) == ("xid", "13", pci)
 
 
@@ -253,17 +253,17 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_process_name_ends_where_the_drivers_message_begins(name, message):
-    event = one(f"NVRM: Xid (PCI:0000:3b:00): 119, pid=12, name={name}, {message}")
+def test_process_name_ends_where_message_begins(name, message):
+    event = parsed(f"NVRM: Xid (PCI:0000:3b:00): 119, pid=12, name={name}, {message}")
     assert (event.pid, event.process) == (12, name)
 
 
 @pytest.mark.parametrize("name", ["): 79, x", "79, GPU has fal", "pid=1, name=b", "(PCI:0000:01:00", "a): 79, Ch 1"])
 @pytest.mark.parametrize("message", MESSAGES)
-def test_no_process_name_forges_code_gpu_pid_or_what_the_registers_say(name, message):
-    event = one(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name={name}, {message}")
+def test_process_name_forges_no_field(name, message):
+    event = parsed(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name={name}, {message}")
     assert (event.kind, event.code, event.pci, event.pid) == ("xid", "145", "0000:3b:00.0", 12)
-    plain = one(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name=a, {message}")
+    plain = parsed(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name=a, {message}")
     assert fields(event) in ({}, fields(plain))
 
 
@@ -287,7 +287,7 @@ XID_NAME = "NVRM: Xid (PCI:0000:01:00): 79"
         "{} invoked oom-killer: gfp_mask=0xcc0",
     ],
 )
-def test_a_process_that_is_named_like_an_xid_is_none(name, line):
+def test_process_named_like_xid_yields_no_event(name, line):
     event = parse(line.replace("{}", name)) if not line.startswith("{}") else parse(f"x{line.replace('{}', name)}")
     assert event is None or event.kind not in KINDS
 
@@ -314,40 +314,48 @@ def test_a_process_that_is_named_like_an_xid_is_none(name, line):
         ("Training error on link 4", {}),
     ],
 )
-def test_an_nvlink_error_says_link_and_registers(message, expected):
-    for who in ("", "pid='<unknown>', name=<unknown>, ", "pid=7, name=python3, "):
-        assert fields(one(f"NVRM: Xid (PCI:0000:3b:00): 74, {who}{message}")) == expected
+def test_nvlink_xid_has_link_and_registers(message, expected):
+    for process in ("", "pid='<unknown>', name=<unknown>, ", "pid=7, name=python3, "):
+        assert fields(parsed(f"NVRM: Xid (PCI:0000:3b:00): 74, {process}{message}")) == expected
 
 
 @pytest.mark.parametrize(
     ("register", "reset"), [("0x40000", "true"), ("0xfffbffff", None), ("0x20000", None), ("0x80000", None)]
 )
-def test_nvlink_error_asks_for_a_reset_by_bit_18_of_its_fourth_register(register, reset):
+def test_nvlink_xid_requires_reset_by_fourth_register_bit_18(register, reset):
     message = f"74, NVLink: fatal error detected on link 2(0x0, 0x0, 0x0, {register}, 0x0, 0x0, 0x0)"
-    assert fields(one(f"NVRM: Xid (PCI:0000:3b:00): {message}")).get("reset") == reset
+    assert fields(parsed(f"NVRM: Xid (PCI:0000:3b:00): {message}")).get("reset") == reset
 
 
 @pytest.mark.parametrize("row", codes.nvlink5_rows(), ids=lambda row: f"{row.code}-{row.units[0]}")
-@pytest.mark.parametrize("word", ["Fatal  ", "Nonfatal", "Link Fatal"])
-def test_every_row_of_the_nvlink5_table_is_decoded_from_its_line(row, word):
+@pytest.mark.parametrize("severity_text", ["Fatal  ", "Nonfatal", "Link Fatal"])
+def test_nvlink5_table_rows_are_decoded_from_lines(row, severity_text):
     for pattern in row.patterns:
         info = int(pattern.replace("-", "0"), 2)
         for status in row.statuses or (0,):
             for unit in row.units:
-                words = f"({info:#010x} {status:#010x} 0x00000000 0x00000000 0x00000000 0x00000000)"
-                event = one(f"NVRM: Xid (PCI:0018:01:00): {row.code}, {unit} {word} XC1 i0 Link -1 {words}")
-                got = fields(event)
-                assert (got["unit"], got["link"], got["fatal"]) == (unit, "-1", str(word != "Nonfatal").lower())
-                found = codes.nvlink5(row.code, unit, int(got["intr_info"], 16), int(got["error_status"], 16))
-                assert found is not None
-                assert (unit in found.units, found.action) == (True, row.action)
+                registers = f"({info:#010x} {status:#010x} 0x00000000 0x00000000 0x00000000 0x00000000)"
+                event = parsed(
+                    f"NVRM: Xid (PCI:0018:01:00): {row.code}, {unit} {severity_text} XC1 i0 Link -1 {registers}"
+                )
+                event_fields = fields(event)
+                assert (event_fields["unit"], event_fields["link"], event_fields["fatal"]) == (
+                    unit,
+                    "-1",
+                    str(severity_text != "Nonfatal").lower(),
+                )
+                row_found = codes.nvlink5(
+                    row.code, unit, int(event_fields["intr_info"], 16), int(event_fields["error_status"], 16)
+                )
+                assert row_found is not None
+                assert (unit in row_found.units, row_found.action) == (True, row.action)
                 assert codes.sub_code(info) == row.sub_code
 
 
-def test_an_rpc_timeout_names_the_drivers_number_of_the_gpu():
+def test_rpc_timeout_names_gpu_number():
     text = "119, pid=1, name=a, Timeout after 45s of waiting for RPC response from GPU4 GSP! Expected function 76"
-    assert fields(one(f"NVRM: Xid (PCI:0000:9b:00): {text}")) == {"gpu": "4"}
-    assert fields(one("NVRM: Xid (PCI:0000:9b:00): 119, Timeout waiting for RPC from GPU0 GSP! Expected")) == {
+    assert fields(parsed(f"NVRM: Xid (PCI:0000:9b:00): {text}")) == {"gpu": "4"}
+    assert fields(parsed("NVRM: Xid (PCI:0000:9b:00): 119, Timeout waiting for RPC from GPU0 GSP! Expected")) == {
         "gpu": "0"
     }
 
@@ -356,8 +364,8 @@ def test_an_rpc_timeout_names_the_drivers_number_of_the_gpu():
 
 
 @pytest.mark.parametrize("number", codes.sxid_numbers())
-def test_every_sxid_is_read_with_switch_severity_and_link(number):
-    event = one(f"nvidia-nvswitch11: SXid (PCI:0000:C3:00.0): {number:05d}, Non-fatal, Link 07 x (First)")
+def test_parse_reads_every_sxid_with_switch_severity_and_link(number):
+    event = parsed(f"nvidia-nvswitch11: SXid (PCI:0000:C3:00.0): {number:05d}, Non-fatal, Link 07 x (First)")
     assert (event.kind, event.code, event.pci) == ("sxid", str(number), "0000:c3:00.0")
     assert fields(event) == {"switch": "11", "fatal": "false", "link": "7"}
 
@@ -373,14 +381,14 @@ def test_every_sxid_is_read_with_switch_severity_and_link(number):
         ("20009", {}),
     ],
 )
-def test_an_sxid_says_what_its_line_has(rest, expected):
-    event = one(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {rest}")
+def test_sxid_fields_match_line(rest, expected):
+    event = parsed(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {rest}")
     assert fields(event) == {"switch": "0", **expected}
 
 
 @pytest.mark.parametrize("rest", ["Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x0000003c, 0x0}"])
-def test_the_further_lines_of_an_sxid_name_its_switch_and_code_and_are_known_as_further(rest):
-    event = one(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, {rest}")
+def test_further_sxid_line_names_switch_and_code(rest):
+    event = parsed(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, {rest}")
     assert (event.code, event.pci, fields(event)) == ("24007", "0000:c3:00.0", {"switch": "0", "further": "true"})
 
 
@@ -418,8 +426,8 @@ def test_the_further_lines_of_an_sxid_name_its_switch_and_code_and_are_known_as_
         ("rm_init_adapter failed for device bearing minor number 0", "rm_init_failed", "", None),
     ],
 )
-def test_a_gpu_that_is_gone_is_read_in_each_wording(text, code, pci, gpu):
-    event = one(f"NVRM: {text}")
+def test_lost_gpu_is_read_in_every_wording(text, code, pci, gpu):
+    event = parsed(f"NVRM: {text}")
     assert (event.kind, event.code, event.pci) == ("gpu_fallen_off_bus", code, pci)
     assert fields(event).get("gpu") == gpu
 
@@ -490,10 +498,10 @@ def test_a_gpu_that_is_gone_is_read_in_each_wording(text, code, pci, gpu):
         ("kgspSomethingNew_GB300: a sentence of tomorrow", "message"),
     ],
 )
-def test_what_the_driver_says_of_the_gsp_has_a_code(text, code):
-    event = one(f"NVRM: {text}")
+def test_gsp_line_has_code(text, code):
+    event = parsed(f"NVRM: {text}")
     assert (event.kind, event.code, fields(event)) == ("gsp", code, {})
-    event = one(f"NVRM: GPU6 {text}")
+    event = parsed(f"NVRM: GPU6 {text}")
     assert (event.kind, event.code, fields(event)) == ("gsp", code, {"gpu": "6"})
 
 
@@ -508,32 +516,32 @@ def test_what_the_driver_says_of_the_gsp_has_a_code(text, code):
         "        mstatus:0x0000000a00000080  mscratch:0x0000000000000000",
     ],
 )
-def test_the_tables_after_a_fault_of_the_gsp_are_its_dump(text):
-    event = one(f"NVRM: {text}")
+def test_gsp_table_lines_are_dump(text):
+    event = parsed(f"NVRM: {text}")
     assert (event.kind, event.code, event.pci) == ("gsp", "dump", "")
 
 
-def test_a_watchdogs_report_of_the_gsp_is_its_dump():
-    event = one("GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3")
+def test_gsp_watchdog_report_is_dump():
+    event = parsed("GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3")
     assert (event.kind, event.code) == ("gsp", "dump")
 
 
-def test_an_assertion_about_something_else_is_no_event():
+def test_parse_ignores_other_assertions():
     assert parse("NVRM: nvAssertOkFailedNoLog: Assertion failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)") is None
     assert parse("NVRM: GPU0 iovaspaceDestruct_IMPL: 1 left-over mappings in IOVAS 0x100") is None
 
 
-def test_a_limited_rate_and_a_firmware_that_was_not_loaded_name_their_gpu():
+def test_rate_limit_and_failed_firmware_load_name_gpu():
     limited = "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  The GPU"
-    event = one(f"{limited} likely needs to be reset.")
+    event = parsed(f"{limited} likely needs to be reset.")
     assert (event.kind, event.code, event.pci) == ("gsp", "rpc_timeout", "0000:9b:00.0")
-    event = one("nvidia 0000:03:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -4")
+    event = parsed("nvidia 0000:03:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -4")
     assert (event.kind, event.code, event.pci) == ("gsp", "boot_error", "0000:03:00.0")
 
 
-def test_a_firmware_log_that_cannot_be_decoded_is_no_fault():
-    words = "Failed to load gsp_log_*.bin, no GSP-RM logs will be printed (non-fatal)"
-    assert parse(f"NVRM: GPU1 RmInitAdapter: {words}") is None
+def test_undecodable_firmware_log_is_no_event():
+    message = "Failed to load gsp_log_*.bin, no GSP-RM logs will be printed (non-fatal)"
+    assert parse(f"NVRM: GPU1 RmInitAdapter: {message}") is None
     assert parse("nvidia 0000:03:00.0: Direct firmware load for nvidia/580.65/gsp_log_ga10x.bin failed") is None
 
 
@@ -574,8 +582,8 @@ def test_a_firmware_log_that_cannot_be_decoded_is_no_fault():
         ("nvidia-nvswitch3: Failed to initialize device", "error", {}),
     ],
 )
-def test_what_the_driver_says_of_nvlink_has_a_code(text, code, expected):
-    event = one(text)
+def test_nvlink_line_has_code(text, code, expected):
+    event = parsed(text)
     assert (event.kind, event.code, fields(event)) == ("nvlink", code, expected)
     assert event.pci == ("0000:65:00.0" if "0000:65" in text else "")
 
@@ -607,7 +615,7 @@ def test_what_the_driver_says_of_nvlink_has_a_code(text, code, expected):
         "nvidia 0000:2c:00.0: probe with driver nvidia failed with error -1",
     ],
 )
-def test_what_the_driver_says_in_a_healthy_life_is_no_event(text):
+def test_parse_ignores_healthy_driver_lines(text):
     assert parse(text) is None
 
 
@@ -677,7 +685,7 @@ PIECES = [
 
 
 @given(st.sampled_from(STARTS), st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=60))
-def test_the_rest_of_a_drivers_line_may_be_anything(start, pieces):
+def test_parse_accepts_any_text_after_driver_prefix(start, pieces):
     text = start + "".join(pieces)
     event = parse(text)
     assert event is None or event.text == text.rstrip()[:1024]
@@ -686,16 +694,16 @@ def test_the_rest_of_a_drivers_line_may_be_anything(start, pieces):
 
 
 @given(st.sampled_from(STARTS[2:8]), st.text(max_size=15), st.sampled_from(MESSAGES))
-def test_a_process_may_have_any_name(start, name, message):
-    head = start.partition("): ")[0] + "): 109, pid=12, name="
-    event = parse(f"{head}{name}, {message}")
+def test_process_may_have_any_name(start, name, message):
+    line_start = start.partition("): ")[0] + "): 109, pid=12, name="
+    event = parse(f"{line_start}{name}, {message}")
     if event is not None and event.kind == "xid":
         assert (event.code, event.pci, event.pid) == ("109", "0000:3b:00.0", 12)
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_very_long_line_takes_no_longer_than_its_length(start):
-    def tried(text: str) -> None:
+def test_rules_match_long_line_in_short_time(start):
+    def match_all(text: str) -> None:
         for rule in nvidia.RULES:
             match = rule.pattern.match(text)
             if match is not None:
@@ -703,7 +711,7 @@ def test_a_very_long_line_takes_no_longer_than_its_length(start):
 
     for piece in PIECES:
         text = start + piece * (16_000 // len(piece))
-        assert cpu_seconds(lambda text=text: tried(text), 0.05) < 0.05, piece
+        assert cpu_seconds(lambda text=text: match_all(text), 0.05) < 0.05, piece
 
 
 @pytest.mark.parametrize(
@@ -717,7 +725,7 @@ def test_a_very_long_line_takes_no_longer_than_its_length(start):
         ("NVRM: No NVIDIA devices probed.", ""),
     ],
 )
-def test_a_gpu_that_the_driver_did_not_take_is_read(text, count):
+def test_failed_probe_is_read_with_count(text, count):
     event = parse(text)
     assert (event.kind, event.code, event.field("count")) == ("gpu_fallen_off_bus", "probe_failed", count)
 
@@ -731,7 +739,7 @@ def test_a_gpu_that_the_driver_did_not_take_is_read(text, count):
         ("NVRM: GPU3 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)", "3"),
     ],
 )
-def test_a_lost_gpu_is_read_without_the_function_that_noticed_it(text, gpu):
+def test_lost_gpu_is_read_without_function_name(text, gpu):
     event = parse(text)
     assert (event.kind, event.code, event.field("gpu")) == ("gpu_fallen_off_bus", "gpu_is_lost", gpu)
 
@@ -746,7 +754,7 @@ def test_a_lost_gpu_is_read_without_the_function_that_noticed_it(text, gpu):
         ("Graphics Exception: ChID 000c, Class 0000cbc0, Offset 00000000, Data 00000000", ""),
     ],
 )
-def test_an_xid_13_names_the_processor_that_raised_it(message, sm):
-    for who in ("", "pid='<unknown>', name=<unknown>, ", "pid=7, name=python3, "):
-        assert parse(f"NVRM: Xid (PCI:0000:cb:00): 13, {who}{message}").field("sm") == sm
+def test_xid_13_names_sm(message, sm):
+    for process in ("", "pid='<unknown>', name=<unknown>, ", "pid=7, name=python3, "):
+        assert parse(f"NVRM: Xid (PCI:0000:cb:00): 13, {process}{message}").field("sm") == sm
     assert parse(f"NVRM: Xid (PCI:0000:cb:00): 31, {message}").field("sm") == ""

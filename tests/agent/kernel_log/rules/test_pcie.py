@@ -16,45 +16,45 @@ PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
 
 def coalesced(text: str) -> list[KernelEvent]:
     """Return the events of lines within one second."""
-    read = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
-    return list(coalesce_events((), [event for event in read if event is not None], 1)[0])
+    parsed = [make_event(RawLine(1000.0, message), "b") for message in messages(text)]
+    return list(coalesce_events((), [event for event in parsed if event is not None], 1)[0])
 
 
-def one(text: str) -> KernelEvent:
+def only_event(text: str) -> KernelEvent:
     (event,) = events(text)
     return event
 
 
-def severity_of(expected: dict[str, object]) -> str:
-    said = str(expected.get("aer_severity"))
-    return "corrected" if said.startswith("Correct") else "fatal" if "(Fatal)" in said else "nonfatal"
+def expected_severity(expected: dict[str, object]) -> str:
+    severity = str(expected.get("aer_severity"))
+    return "corrected" if severity.startswith("Correct") else "fatal" if "(Fatal)" in severity else "nonfatal"
 
 
 @pytest.mark.parametrize("row", captured("pcie_aer"))
-def test_captured_errors_are_read_with_their_severity_device_and_bits(row):
-    found, expected = coalesced(row["text"]), row["expected"]
-    assert {event.kind for event in found} == {"pcie_aer"}
+def test_captured_aer_line_has_severity_device_and_bit(row):
+    coalesced_events, expected = coalesced(row["text"]), row["expected"]
+    assert {event.kind for event in coalesced_events} == {"pcie_aer"}
     if "device" in expected:
-        assert expected["device"] in {event.pci for event in found}
+        assert expected["device"] in {event.pci for event in coalesced_events}
     if "reporter" in expected:
-        assert expected["reporter"] in {fields(event).get("reporter") for event in found}
+        assert expected["reporter"] in {fields(event).get("reporter") for event in coalesced_events}
     if "severity=" in row["text"] or "received" in row["text"].replace("EDR event received", ""):
-        assert severity_of(expected) in {event.code for event in found}
-        assert {event.code for event in found} <= {severity_of(expected), "contained"}
+        assert expected_severity(expected) in {event.code for event in coalesced_events}
+        assert {event.code for event in coalesced_events} <= {expected_severity(expected), "contained"}
     if expected.get("type") and "PCIe Bus Error" in row["text"]:
-        assert expected["type"] in {fields(event).get("layer") for event in found}
+        assert expected["type"] in {fields(event).get("layer") for event in coalesced_events}
     if "(First)" in row["text"] and expected["bits"]:
-        assert expected["bits"][0] in {fields(event).get("bit") for event in found}
+        assert expected["bits"][0] in {fields(event).get("bit") for event in coalesced_events}
 
 
 @pytest.mark.parametrize("row", captured("pcie_hotplug"))
-def test_captured_slot_lines_are_read(row):
-    found, expected = one(row["text"]), row["expected"]
-    assert (found.kind, found.pci) == ("pcie_hotplug", expected.get("port") or expected["pci"])
-    assert found.code == ("link_down" if expected.get("event") == "link_down" else "inaccessible")
+def test_captured_hotplug_line_is_read(row):
+    event, expected = only_event(row["text"]), row["expected"]
+    assert (event.kind, event.pci) == ("pcie_hotplug", expected.get("port") or expected["pci"])
+    assert event.code == ("link_down" if expected.get("event") == "link_down" else "inaccessible")
 
 
-AN_ERROR = f"""\
+AER_ERROR = f"""\
 pcieport {PORT}: AER: Multiple Uncorrected (Non-Fatal) error received: {NIC}
 mlx5_core {NIC}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Requester ID)
 mlx5_core {NIC}:   device [15b3:1021] error status/mask=00100000/00000000
@@ -63,8 +63,8 @@ mlx5_core {NIC}: AER:   TLP Header: 60001004 000000ff 0000007d fe7eb000
 mlx5_core {NIC}: AER: can't recover (no error_detected callback)"""
 
 
-def test_all_lines_of_one_error_are_one_event_that_knows_who_reported_it_and_what_it_was():
-    (event,) = coalesced(AN_ERROR)
+def test_error_lines_are_single_event_with_reporter_and_bit():
+    (event,) = coalesced(AER_ERROR)
     assert (event.code, event.pci, event.lines) == ("nonfatal", NIC, 6)
     assert fields(event) == {
         "reporter": PORT,
@@ -86,7 +86,7 @@ def test_all_lines_of_one_error_are_one_event_that_knows_who_reported_it_and_wha
         ("Uncorrectable (Fatal)", "fatal"),
     ],
 )
-def test_severities_in_the_words_of_every_kernel(severity, code):
+def test_aer_severity_is_read_in_every_wording(severity, code):
     for text in (
         f"pcieport {PORT}: AER: {severity} error received: {NIC}",
         f"pcieport {PORT}: AER: Multiple {severity} error message received from {NIC}",
@@ -97,23 +97,23 @@ def test_severities_in_the_words_of_every_kernel(severity, code):
         f"mlx5_core {NIC}: PCIe Bus Error: severity={severity}, type=Data Link Layer, id=0600(Transmitter ID)",
         f"mlx5_core {NIC}: PCIe Bus Error: {severity}, type=Transaction Layer",
     ):
-        assert (one(text).kind, one(text).code, one(text).pci) == ("pcie_aer", code, NIC)
+        assert (only_event(text).kind, only_event(text).code, only_event(text).pci) == ("pcie_aer", code, NIC)
 
 
-def test_the_bits_of_an_error_are_lines_of_it():
+def test_bit_line_is_detail():
     for bit in ("[ 5] SDES                  ", "[14] CmpltTO                (First)", "[ 0] Receiver Error        "):
-        found = one(f"pcieport {PORT}:    {bit}")
-        assert (found.code, fields(found)["bit"]) == ("detail", bit[5:21].strip())
+        event = only_event(f"pcieport {PORT}:    {bit}")
+        assert (event.code, fields(event)["bit"]) == ("detail", bit[5:21].strip())
 
 
-def test_the_sender_of_an_old_kernel_is_in_the_domain_of_its_port():
-    found = one("pcieport 0004:00:1c.5: AER: Corrected error received: id=00e5")
-    assert (found.pci, fields(found)) == ("0004:00:1c.5", {"reporter": "0004:00:1c.5"})
+def test_sender_in_old_kernel_line_has_port_domain():
+    event = only_event("pcieport 0004:00:1c.5: AER: Corrected error received: id=00e5")
+    assert (event.pci, fields(event)) == ("0004:00:1c.5", {"reporter": "0004:00:1c.5"})
 
 
-def test_a_port_that_lost_the_senders_number_is_blamed_itself():
-    found = one("pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0")
-    assert found.pci == "0000:00:03.1"
+def test_port_without_sender_number_is_the_part():
+    event = only_event("pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0")
+    assert event.pci == "0000:00:03.1"
 
 
 @pytest.mark.parametrize(
@@ -147,22 +147,22 @@ def test_a_port_that_lost_the_senders_number_is_blamed_itself():
         ("PME: Signaling with IRQ 122", None),
     ],
 )
-def test_containment_and_recovery(text, code):
-    found = parse(f"pcieport {PORT}: {text}")
-    assert (found and (found.kind, found.code, found.pci)) == (code and ("pcie_aer", code, PORT))
+def test_containment_and_recovery_lines_are_read(text, code):
+    event = parse(f"pcieport {PORT}: {text}")
+    assert (event and (event.kind, event.code, event.pci)) == (code and ("pcie_aer", code, PORT))
 
 
 @pytest.mark.parametrize(
     "text", ["status:0x1f05 source:0x0608", "status:0x1f03 source:0x0608", "status:0x1f05, ERR_FATAL received from {}"]
 )
-def test_containment_for_a_message_blames_its_sender(text):
-    found = one(f"pcieport {PORT}: DPC: containment event, {text.format('0000:06:01.0')}")
-    assert (found.code, found.pci, fields(found)) == ("contained", "0000:06:01.0", {"reporter": PORT})
+def test_containment_by_message_names_sender(text):
+    event = only_event(f"pcieport {PORT}: DPC: containment event, {text.format('0000:06:01.0')}")
+    assert (event.code, event.pci, fields(event)) == ("contained", "0000:06:01.0", {"reporter": PORT})
 
 
-def test_containment_as_the_first_kernels_with_it_said_it():
-    found = one("dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000")
-    assert (found.code, found.pci) == ("contained", "0000:a9:10.0")
+def test_containment_line_from_first_dpc_kernels_is_read():
+    event = only_event("dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000")
+    assert (event.code, event.pci) == ("contained", "0000:a9:10.0")
 
 
 FIRMWARE_FIRST = f"""\
@@ -173,22 +173,22 @@ tg3 {NIC}: AER: aer_uncor_severity: 0x000ef030
 tg3 {NIC}: AER: TLP Header: 40000001 0000030f 90028090 00000000"""
 
 
-def test_what_the_firmware_heard_first_is_one_uncorrected_error():
+def test_firmware_first_lines_are_single_uncorrected_error():
     (event,) = coalesced(FIRMWARE_FIRST)
     assert (event.code, event.pci, event.lines, fields(event)["bit"]) == ("nonfatal", NIC, 5, "UnsupReq")
-    assert [each.code for each in coalesced("\n".join(FIRMWARE_FIRST.split("\n")[:3]))] == ["detail"]
+    assert [part_event.code for part_event in coalesced("\n".join(FIRMWARE_FIRST.split("\n")[:3]))] == ["detail"]
 
 
-@pytest.mark.parametrize("before", ["{7}[Hardware Error]:", "[Hardware Error]: {7}"])
-def test_a_firmwares_record_names_its_number_and_the_device(before):
-    assert fields(one(f"{before}   section_type: PCIe error")) == {"record": "7"}
-    found = one(f"{before}   device_id: {NIC}")
-    assert (found.code, found.pci, fields(found)) == ("record", NIC, {"record": "7"})
-    assert one(f"{before}   vendor_id: 0x15b3, device_id: 0x1021").kind == "mce_edac"
+@pytest.mark.parametrize("prefix", ["{7}[Hardware Error]:", "[Hardware Error]: {7}"])
+def test_firmware_record_has_number_and_device(prefix):
+    assert fields(only_event(f"{prefix}   section_type: PCIe error")) == {"record": "7"}
+    event = only_event(f"{prefix}   device_id: {NIC}")
+    assert (event.code, event.pci, fields(event)) == ("record", NIC, {"record": "7"})
+    assert only_event(f"{prefix}   vendor_id: 0x15b3, device_id: 0x1021").kind == "mce_edac"
 
 
-def test_a_record_of_the_last_boot_is_no_news():
-    assert one(f"[Hardware Error]:   device_id: {NIC}").code == "detail"
+def test_record_from_last_boot_is_detail():
+    assert only_event(f"[Hardware Error]:   device_id: {NIC}").code == "detail"
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_a_record_of_the_last_boot_is_no_news():
         ("pcieport 0000:00:1c.0: pciehp: Slot(41): Cannot train link: status 0x5841", "no_link"),
     ],
 )
-def test_slots_that_lose_what_is_in_them(text, code):
-    found = one(text)
-    assert (found.kind, found.code, found.pci, fields(found)) == (
+def test_slot_fault_is_read_with_slot_number(text, code):
+    event = only_event(text)
+    assert (event.kind, event.code, event.pci, fields(event)) == (
         "pcie_hotplug",
         code,
         "0000:00:1c.0",
@@ -215,13 +215,13 @@ def test_slots_that_lose_what_is_in_them(text, code):
     )
 
 
-def test_a_slot_whose_card_gets_no_link_is_known_by_its_port_where_the_line_has_no_number():
+def test_slot_without_number_is_named_by_port():
     for text in (
         "pcieport 0000:3c:06.0: pciehp: Failed to check link status",
         "pciehp 0000:3c:06.0:pcie004: Failed to check link status",
     ):
-        found = one(text)
-        assert (found.kind, found.code, found.pci, fields(found)) == ("pcie_hotplug", "no_link", "0000:3c:06.0", {})
+        event = only_event(text)
+        assert (event.kind, event.code, event.pci, fields(event)) == ("pcie_hotplug", "no_link", "0000:3c:06.0", {})
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_slot_whose_card_gets_no_link_is_known_by_its_port_where_the_line_has_
         "Slot #12 AttnBtn- PwrCtrl- MRL- AttnInd- PwrInd- HotPlug+ Surprise+ Interlock- NoCompl+ IbPresDis-",
     ],
 )
-def test_what_people_do_with_slots_is_no_event(text):
+def test_parse_ignores_operator_actions_on_slots(text):
     assert parse(f"pcieport 0000:00:1c.0: pciehp: {text}") is None
     assert parse(f"pciehp 0000:00:1c.0:pcie004: {text}") is None
 
@@ -259,15 +259,15 @@ def test_what_people_do_with_slots_is_no_event(text):
         "Refused to change power state from D3hot to D0",
     ],
 )
-def test_a_device_that_does_not_answer_when_it_is_woken(text):
-    found = one(f"nvidia {NIC}: {text}")
-    assert (found.kind, found.code, found.pci) == ("pcie_hotplug", "inaccessible", NIC)
+def test_inaccessible_device_is_read(text):
+    event = only_event(f"nvidia {NIC}: {text}")
+    assert (event.kind, event.code, event.pci) == ("pcie_hotplug", "inaccessible", NIC)
     assert parse(f"nvidia {NIC}: not ready 1023ms after FLR; waiting") is None
     assert parse(f"xhci_hcd {NIC}: Refused to change power state from D0 to D3hot") is None
 
 
-@pytest.mark.parametrize("text", f"{AN_ERROR}\n{FIRMWARE_FIRST}".split("\n"))
-def test_a_program_that_quotes_the_kernel_is_not_it(text):
+@pytest.mark.parametrize("text", f"{AER_ERROR}\n{FIRMWARE_FIRST}".split("\n"))
+def test_parse_ignores_program_that_quotes_kernel(text):
     assert parse(f"myprog: {text}") is None
 
 
@@ -294,13 +294,13 @@ ENDS = [
 
 
 @given(st.sampled_from(STARTS), st.text(st.sampled_from(" ,'()[]:.0x1aD\n-"), max_size=200), st.sampled_from(ENDS))
-def test_the_rest_of_a_line_may_be_anything(start, rest, end):
-    assert parse(start + rest + end) is None or parse(start + rest + end) is not None
+def test_parse_accepts_any_text(start, middle, end):
+    assert parse(start + middle + end) is None or parse(start + middle + end) is not None
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("piece", [" ", ",", "a", "a ", "(", "0", "0000:00:00.0 ", "\n"])
-def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
+def test_parse_is_fast_for_long_line(start, piece):
     assert cpu_seconds(lambda: [parse(start + piece * 50_000 + end) for end in ENDS], 1.0) < 1.0
 
 
@@ -312,25 +312,29 @@ def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
         ("0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer", "nonfatal"),
     ],
 )
-def test_an_error_is_read_without_its_devices_driver(text, code):
+def test_aer_error_is_read_without_driver(text, code):
     event = parse(text)
     assert (event.kind, event.code, event.pci) == ("pcie_aer", code, "0000:00:1c.5")
     assert event.field("driver") == ""
 
 
-AT = "nvidia 0000:63:00.0: AER: "
+DEVICE_PREFIX = "nvidia 0000:63:00.0: AER: "
 
 
 @pytest.mark.parametrize(
     ("text", "code", "pci"),
     [
-        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
-        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Non-Fatal)", "nonfatal", "0000:63:00.0"),
-        (f"{AT}PCIe Bus Error: severity=Correctable", "corrected", "0000:63:00.0"),
-        (f"{AT}CXL Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
-        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Fatal) (Inaccessible)", "fatal", "0000:63:00.0"),
-        (f"{AT}  [20] UnsupReq          | Requester ID | Transaction Layer (First)", "detail", "0000:63:00.0"),
-        (f"{AT}  TLP Header (Flit): 0x60001004 0x000000ff", "detail", "0000:63:00.0"),
+        (f"{DEVICE_PREFIX}PCIe Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
+        (f"{DEVICE_PREFIX}PCIe Bus Error: severity=Uncorrectable (Non-Fatal)", "nonfatal", "0000:63:00.0"),
+        (f"{DEVICE_PREFIX}PCIe Bus Error: severity=Correctable", "corrected", "0000:63:00.0"),
+        (f"{DEVICE_PREFIX}CXL Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
+        (f"{DEVICE_PREFIX}PCIe Bus Error: severity=Uncorrectable (Fatal) (Inaccessible)", "fatal", "0000:63:00.0"),
+        (
+            f"{DEVICE_PREFIX}  [20] UnsupReq          | Requester ID | Transaction Layer (First)",
+            "detail",
+            "0000:63:00.0",
+        ),
+        (f"{DEVICE_PREFIX}  TLP Header (Flit): 0x60001004 0x000000ff", "detail", "0000:63:00.0"),
         (
             "pcieport 0000:00:1d.3: AER: Uncorrectable (Fatal) Error message received from 0000:06:00.0",
             "fatal",
@@ -343,11 +347,11 @@ AT = "nvidia 0000:63:00.0: AER: "
         ),
     ],
 )
-def test_errors_are_read_in_the_words_of_linux_7_3(text, code, pci):
+def test_aer_lines_from_linux_7_3_are_read(text, code, pci):
     (event,) = events(text)
     assert (event.kind, event.code, event.pci) == ("pcie_aer", code, pci)
 
 
-def test_bit_of_linux_7_3_is_read():
-    (event,) = events(f"{AT}  [20] UnsupReq          | Requester ID | Transaction Layer (First)")
+def test_aer_bit_from_linux_7_3_is_read():
+    (event,) = events(f"{DEVICE_PREFIX}  [20] UnsupReq          | Requester ID | Transaction Layer (First)")
     assert fields(event)["bit"] == "UnsupReq"

@@ -17,9 +17,9 @@ def read(text: str) -> tuple[str, str, str]:
     event = parse(text)
     if event is None:
         return ("", "", "")
-    known = dict(event.fields)
+    event_fields = dict(event.fields)
     names = ("device", "controller", "port", "path", "scsi")
-    return event.kind, event.code, event.pci or next((known[name] for name in names if name in known), "")
+    return event.kind, event.code, event.pci or next((event_fields[name] for name in names if name in event_fields), "")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def read(text: str) -> tuple[str, str, str]:
         ("nvme0: Admin Cmd(0x9), I/O Error (sct 0x0 / sc 0x6) DNR ", "admin_error", "nvme0"),
     ],
 )
-def test_an_nvme_controller_says_what_is_wrong(text: str, code: str, part: str) -> None:
+def test_parse_reads_nvme_faults(text: str, code: str, part: str) -> None:
     assert read(text) == ("nvme", code, part)
 
 
@@ -221,7 +221,7 @@ def test_an_nvme_controller_says_what_is_wrong(text: str, code: str, part: str) 
         (" rport-1:0-3: blocked FC remote port time out: removing target", "path_error", "rport-1:0-3"),
     ],
 )
-def test_a_disk_its_path_or_its_array_says_what_is_wrong(text: str, code: str, part: str) -> None:
+def test_parse_reads_disk_path_and_array_faults(text: str, code: str, part: str) -> None:
     assert read(text) == ("block", code, part)
 
 
@@ -273,7 +273,7 @@ def test_a_disk_its_path_or_its_array_says_what_is_wrong(text: str, code: str, p
         "mpt3sas_cm0: port enable: SUCCESS",
     ],
 )
-def test_what_a_healthy_disk_says_is_nothing(text: str) -> None:
+def test_parse_ignores_healthy_disk_lines(text: str) -> None:
     assert parse(text) is None
 
 
@@ -287,7 +287,7 @@ def test_what_a_healthy_disk_says_is_nothing(text: str) -> None:
         "Memory cgroup out of memory: Killed process 7 (sd 0:0:0:0: rej) total-vm:1kB, rejecting I/O to offline device",
     ],
 )
-def test_what_a_user_wrote_inside_another_message_is_no_disk(text: str) -> None:
+def test_parse_ignores_disk_text_from_users(text: str) -> None:
     event = parse(text)
     assert event is None or event.kind not in ("nvme", "block")
 
@@ -319,27 +319,27 @@ PIECES = [literal for rule in storage.RULES for literal in rule.literals] + [
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12))
-def test_no_line_breaks_the_parser(pieces: list[str]) -> None:
+def test_parse_accepts_any_text(pieces: list[str]) -> None:
     event = parse("".join(pieces))
     if event is not None and event.kind in ("nvme", "block"):
         assert all(len(value) <= 128 for _, value in event.fields)
 
 
 @pytest.mark.parametrize("piece", [*PIECES, "nvme nvme0: I/O 5 (", "end_request: a ", "nvme0: a ", "md/raid1:a"])
-def test_a_line_of_16_kb_takes_no_time(piece: str) -> None:
-    for head in (
+def test_parse_is_fast_for_long_line(piece: str) -> None:
+    for prefix in (
         "",
         "nvme nvme0: I/O 1 ",
         "sd 0:0:0:0: [sda] ",
         "megaraid_sas 0000:03:00.0: ",
         "device-mapper: thin: ",
     ):
-        text = head + piece * (16_000 // len(piece))
+        text = prefix + piece * (16_000 // len(piece))
         assert cpu_seconds(lambda text=text: [parse(text) for _ in range(20)], 0.5) < 0.5
 
 
 @pytest.mark.parametrize("status", ["device resource", "zone open", "nonblocking retry", "of a later kernel"])
-def test_block_status_that_is_not_listed_is_an_io_error(status: str) -> None:
+def test_unlisted_block_status_is_io_error(status: str) -> None:
     assert read(f"{status} error, dev sda, sector 88 op 0x1:(WRITE) flags 0x800") == ("block", "io_error", "sda")
 
 
@@ -351,7 +351,7 @@ def test_block_status_that_is_not_listed_is_an_io_error(status: str) -> None:
         ("sda: detected capacity change from 7814037168 to 0", "sda"),
     ],
 )
-def test_a_disk_that_has_no_sectors_any_more_is_an_io_error(text, device):
+def test_capacity_change_to_zero_is_io_error(text, device):
     event = parse(text)
     assert (event.kind, event.code, event.field("device")) == ("block", "io_error", device)
 
@@ -370,5 +370,5 @@ def test_a_disk_that_has_no_sectors_any_more_is_an_io_error(text, device):
         "nvme2n1: detected capacity change from 800166076416 to 05",
     ],
 )
-def test_another_capacity_and_other_devices_without_one_are_no_fault(text):
+def test_other_capacity_changes_are_no_event(text):
     assert parse(text) is None

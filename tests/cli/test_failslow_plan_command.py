@@ -26,37 +26,39 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("jobs")
-    make_folder(where)
-    return where
+    jobs_folder = tmp_path_factory.mktemp("jobs")
+    make_folder(jobs_folder)
+    return jobs_folder
 
 
 @pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda text: text.partition("\n")[0])
-def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
+def test_terminal_on_page_matches_output(terminal: str, folder: Path) -> None:
     assert block(commands(terminal), lambda command: printed(command, folder)) == terminal
 
 
-def ran(capsys: Captured, *words: str) -> tuple[int, str, str]:
-    status = main.main(["failslow", *words])
-    told = capsys.readouterr()
-    return status, told.out, told.err
+def run_failslow(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    status = main.main(["failslow", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
-def test_split_says_how_many_each_group_computes(capsys: Captured) -> None:
-    status, out, _ = ran(capsys, "split", "--micro-batches", "28", "--times", "1,1,1,2", "--json")
+def test_split_prints_micro_batches_of_each_group(capsys: Captured) -> None:
+    status, out, _ = run_failslow(capsys, "split", "--micro-batches", "28", "--times", "1,1,1,2", "--json")
     assert status == 0
     assert json.loads(out) == {"micro_batches": [8, 8, 8, 4], "makespan": 8.0, "even": 14.0, "saved": 1 - 8 / 14}
 
 
-def test_split_reads_the_times_of_a_file(capsys: Captured, tmp_path: Path) -> None:
+def test_split_reads_times_from_file(capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "times").write_text("1.0\n1.0, 1.0\n2.0\n")
-    status, out, _ = ran(capsys, "split", "--micro-batches", "28", "--times", str(tmp_path / "times"), "--json")
+    status, out, _ = run_failslow(
+        capsys, "split", "--micro-batches", "28", "--times", str(tmp_path / "times"), "--json"
+    )
     assert status == 0
     assert json.loads(out)["micro_batches"] == [8, 8, 8, 4]
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("arguments", "status", "message"),
     [
         (
             ("--micro-batches", "8", "--times", "1,x"),
@@ -76,66 +78,72 @@ def test_split_reads_the_times_of_a_file(capsys: Captured, tmp_path: Path) -> No
         (("--times", "1,1"), 64, "--micro-batches"),
     ],
 )
-def test_a_wrong_split_is_refused_with_one_sentence(
-    capsys: Captured, words: tuple[str, ...], status: int, says: str
+def test_split_rejects_invalid_arguments(
+    capsys: Captured, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    got, out, err = ran(capsys, "split", *words)
-    assert (got, out) == (status, "")
-    assert says in err
+    exit_status, out, err = run_failslow(capsys, "split", *arguments)
+    assert (exit_status, out) == (status, "")
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_plan_tells_when_a_remedy_was_worth_its_cost(capsys: Captured, folder: Path) -> None:
+def test_plan_states_when_remedy_was_worth_its_cost(capsys: Captured, folder: Path) -> None:
     job = str(folder / "gang.csv")
-    status, out, _ = ran(capsys, "plan", job, "--index", "step", "--gpus", "8", "--overhead", "S2=5,s3=60", "--json")
-    told = json.loads(out)
+    status, out, _ = run_failslow(
+        capsys, "plan", job, "--index", "step", "--gpus", "8", "--overhead", "S2=5,s3=60", "--json"
+    )
+    document = json.loads(out)
     assert status == 0  # the slowness has ended
-    assert told["overhead_seconds"] == {"s2": 5.0, "s3": 60.0, "s4": 600.0}
-    (slow,) = told["slow"]
+    assert document["overhead_seconds"] == {"s2": 5.0, "s3": 60.0, "s4": 600.0}
+    (slow,) = document["slow"]
     assert slow["series"] == ["5"]
-    assert [one["action"] for one in slow["actions"]] == ["s2"]
+    assert [action["action"] for action in slow["actions"]] == ["s2"]
     assert slow["actions"][0]["lost_gpu_seconds"] >= slow["actions"][0]["overhead_gpu_seconds"] == 40
-    assert told["now"] == {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
+    assert document["now"] == {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
 
 
-def test_a_remedy_that_is_due_at_the_end_is_exit_status_1(capsys: Captured, folder: Path, tmp_path: Path) -> None:
+def test_plan_with_due_remedy_exits_with_1(capsys: Captured, folder: Path, tmp_path: Path) -> None:
     rows = (folder / "gang.csv").read_text().splitlines()
     cut = [row for row in rows if re.match(r"rank|\d+,[^,]*,(\d|\d\d|[12]\d\d),", row)]  # until step 300
     (tmp_path / "now.csv").write_text("\n".join(cut) + "\n")
-    status, out, _ = ran(capsys, "plan", str(tmp_path / "now.csv"), "--index", "step", "--gpus", "8")
+    status, out, _ = run_failslow(capsys, "plan", str(tmp_path / "now.csv"), "--index", "step", "--gpus", "8")
     assert status == 1
     assert "now: S2, move micro-batches; then S3, change the topology, after" in out
 
 
-def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_path: Path) -> None:
+def test_plan_restarts_for_slow_node_with_whole_stage(capsys: Captured, tmp_path: Path) -> None:
     rows = ["rank,node,stage,step,step_time,busy,wait,transfer"]
     slow = [Fault("busy", range(8, 16), 0.4)]
-    for one in gang(32, slow, per_node=8, groups={rank: f"s{rank // 8}" for rank in range(32)}):
-        for at, value in enumerate(one.value):
-            parts = [times[at] for times in (one.busy, one.wait, one.transfer) if times is not None]
-            rows.append(",".join(map(str, (one.name, one.node, one.group, at, value, *parts))))
+    for series in gang(32, slow, per_node=8, groups={rank: f"s{rank // 8}" for rank in range(32)}):
+        for at, value in enumerate(series.value):
+            parts = [times[at] for times in (series.busy, series.wait, series.transfer) if times is not None]
+            rows.append(",".join(map(str, (series.name, series.node, series.group, at, value, *parts))))
     (tmp_path / "job.csv").write_text("\n".join(rows) + "\n")
-    words = (str(tmp_path / "job.csv"), "--index", "step", "--group", "stage", "--gpus", "32")
-    status, out, _ = ran(capsys, "plan", *words, "--overhead", "s2=0.1,s3=0.1,s4=0.2", "--json")
-    told = json.loads(out)
-    assert (status, told["now"]["action"], [one["series"] for one in told["slow"]]) == (1, "s4", [["gpu-1"]])
+    arguments = (str(tmp_path / "job.csv"), "--index", "step", "--group", "stage", "--gpus", "32")
+    status, out, _ = run_failslow(capsys, "plan", *arguments, "--overhead", "s2=0.1,s3=0.1,s4=0.2", "--json")
+    document = json.loads(out)
+    assert (status, document["now"]["action"], [series["series"] for series in document["slow"]]) == (
+        1,
+        "s4",
+        [["gpu-1"]],
+    )
 
 
-def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:
+def test_plan_notes_series_slow_throughout(capsys: Captured) -> None:
     stall = str(Path(__file__).parents[1] / "data/failslow/input_stall_rank2.csv")
-    status, out, _ = ran(capsys, "plan", stall, "--index", "step", "--gpus", "4", "--json")
+    status, out, _ = run_failslow(capsys, "plan", stall, "--index", "step", "--gpus", "4", "--json")
     assert (status, sum("rank 2 is slower" in note for note in json.loads(out)["notes"])) == (0, 1)
 
 
-def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None:
+def test_plan_without_slowness_exits_with_0(capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step_time\n" + "1.5\n" * 100)
-    status, out, _ = ran(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")
+    status, out, _ = run_failslow(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")
     assert status == 0
     assert "nothing became slow in 100 samples" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("arguments", "status", "message"),
     [
         (("--gpus", "0"), 64, '--gpus: must be a whole number from 1 to 1,000,000, got "0"'),
         (("--gpus", "1000001"), 64, "--gpus: must be"),
@@ -150,16 +158,16 @@ def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None
         (("--gpus", "8", "--value", "none"), 3, "healthd failslow plan:"),
     ],
 )
-def test_a_wrong_plan_is_refused_with_one_sentence(
-    capsys: Captured, folder: Path, words: tuple[str, ...], status: int, says: str
+def test_plan_rejects_invalid_arguments(
+    capsys: Captured, folder: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    got, out, err = ran(capsys, "plan", str(folder / "gang.csv"), *words)
-    assert (got, out) == (status, "")
-    assert says in err
+    exit_status, out, err = run_failslow(capsys, "plan", str(folder / "gang.csv"), *arguments)
+    assert (exit_status, out) == (status, "")
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def job_with_a_slow_rank(tmp_path: Path) -> str:
+def write_job_with_slow_rank(tmp_path: Path) -> str:
     """Write a job of nine ranks, where rank 8 is slow until the end. Return its path."""
     rows = ["rank,step,step_time,busy,wait,transfer"]
     for series in gang(9, [Fault("busy", [8], 0.4)]):
@@ -181,29 +189,29 @@ def job_with_a_slow_rank(tmp_path: Path) -> str:
         ("1x9x1", 0, 0),
     ],
 )
-def test_plan_moves_a_slow_rank_into_an_interior_stage(
+def test_plan_moves_slow_rank_into_interior_stage(
     capsys: Captured, tmp_path: Path, layout: str, stage: int, swaps: int
 ) -> None:
-    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9", "--layout", layout)
-    _, out, _ = ran(capsys, *words, "--json")
-    told = json.loads(out)
-    assert told["slow"][-1]["series"] == ["8"]
-    assert (told["topology"]["stages"], len(told["topology"]["swaps"])) == ([stage], swaps)
+    arguments = ("plan", write_job_with_slow_rank(tmp_path), "--index", "step", "--gpus", "9", "--layout", layout)
+    _, out, _ = run_failslow(capsys, *arguments, "--json")
+    document = json.loads(out)
+    assert document["slow"][-1]["series"] == ["8"]
+    assert (document["topology"]["stages"], len(document["topology"]["swaps"])) == ([stage], swaps)
 
 
-def test_plan_prints_the_swaps_for_slow_links(capsys: Captured, tmp_path: Path) -> None:
-    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
-    _, out, _ = ran(capsys, *words, "--layout", "5x2x1", "--slow-links", "4-5", "--json")
+def test_plan_prints_swaps_for_slow_links(capsys: Captured, tmp_path: Path) -> None:
+    arguments = ("plan", write_job_with_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
+    _, out, _ = run_failslow(capsys, *arguments, "--layout", "5x2x1", "--slow-links", "4-5", "--json")
     swaps = json.loads(out)["topology"]["swaps"]
     assert [swap["why"] for swap in swaps] == ["straggler", "link"]
-    _, out, _ = ran(capsys, *words, "--layout", "5x2x1", "--slow-links", "4-5")
+    _, out, _ = run_failslow(capsys, *arguments, "--layout", "5x2x1", "--slow-links", "4-5")
     assert "S3: swap ranks" in out
-    _, out, _ = ran(capsys, *words, "--json")
+    _, out, _ = run_failslow(capsys, *arguments, "--json")
     assert json.loads(out)["topology"] is None
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (("--layout", "4x2"), "--layout: must be stages x"),
         (("--layout", "0x2x2"), "--layout: must be stages x"),
@@ -214,10 +222,8 @@ def test_plan_prints_the_swaps_for_slow_links(capsys: Captured, tmp_path: Path) 
         (("--slow-links", "0-1"), "--slow-links needs --layout"),
     ],
 )
-def test_a_wrong_layout_is_refused_with_one_sentence(
-    capsys: Captured, tmp_path: Path, flags: tuple[str, ...], says: str
-) -> None:
-    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
-    status, out, err = ran(capsys, *words, *flags)
+def test_plan_rejects_invalid_layout(capsys: Captured, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    arguments = ("plan", write_job_with_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
+    status, out, err = run_failslow(capsys, *arguments, *flags)
     assert (status, out, len(err.splitlines())) == (64, "", 1)
-    assert says in err
+    assert message in err

@@ -24,12 +24,12 @@ def fleet(*arguments: str | Path, program: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(tmp_path):
+def test_missing_duckdb_is_one_sentence(tmp_path):
     without = "import sys\nsys.modules['duckdb'] = None"
     status, out, err = fleet("prune", "--db", tmp_path, "--before", "2026-01-01", program=without)
     assert (status, out) == (3, "")
-    told = 'duckdb is not installed here: docs/deploy.md, "Central host", describes the installation'
-    assert err == f"healthd fleet: {told}\n"
+    message = 'duckdb is not installed here: docs/deploy.md, "Central host", describes the installation'
+    assert err == f"healthd fleet: {message}\n"
 
 
 def test_help_needs_no_extra():
@@ -38,7 +38,7 @@ def test_help_needs_no_extra():
     assert all(source.flag in out for source in ALL)
 
 
-def test_a_folder_that_is_no_store_is_not_pruned(tmp_path):
+def test_prune_rejects_folder_without_store(tmp_path):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
     assert status == 3
     assert err == (
@@ -47,21 +47,21 @@ def test_a_folder_that_is_no_store_is_not_pruned(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "why"), [("2090-01-01", "in the future"), ("May", "not a time"), ("Unknown", "is not a time")]
+    ("before", "reason"), [("2090-01-01", "in the future"), ("May", "not a time"), ("Unknown", "is not a time")]
 )
-def test_a_date_that_cannot_be_meant_prunes_nothing(tmp_path, before, why):
+def test_prune_rejects_invalid_date(tmp_path, before, reason):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", before)
     assert status == 64
-    assert why in err
+    assert reason in err
 
 
-def test_an_ingest_of_nothing_is_wrong_use(tmp_path):
+def test_ingest_without_source_is_usage_error(tmp_path):
     status, _, err = fleet("ingest", "--out", tmp_path / "db")
     assert (status, (tmp_path / "db").exists()) == (64, False)
     assert err.startswith("healthd fleet ingest: name a source:")
 
 
-def test_a_missing_file_is_exit_status_3_and_those_behind_it_are_read(tmp_path):
+def test_ingest_continues_after_missing_file(tmp_path):
     for number in (1, 2):
         line = f"{number}|COMPLETED|1793500000|1793500000|1793500100"
         (tmp_path / f"j{number}.txt").write_text(f"JobID|State|Submit|Start|End\n{line}\n")
@@ -71,13 +71,13 @@ def test_a_missing_file_is_exit_status_3_and_those_behind_it_are_read(tmp_path):
     assert err == f"sacct: {files[1]}: cannot be read: No such file or directory\n"
 
 
-def test_of_many_streams_that_cannot_be_read_twenty_are_named_and_the_rest_counted(tmp_path):
+def test_ingest_names_twenty_unreadable_streams_and_counts_others(tmp_path):
     for number in range(30):
         node = tmp_path / "srv" / f"n{number:02}"
         node.mkdir(parents=True)
         (node / "events.jsonl").symlink_to("/dev/zero")
     status, out, err = fleet("ingest", "--out", tmp_path / "db", "--events", tmp_path / "srv")
-    said = err.splitlines()
-    assert (status, out, len(said)) == (3, "", 21)
-    assert said[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: a symbolic link"
-    assert said[-1] == "... and 10 more that cannot be read"
+    lines = err.splitlines()
+    assert (status, out, len(lines)) == (3, "", 21)
+    assert lines[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: a symbolic link"
+    assert lines[-1] == "... and 10 more that cannot be read"

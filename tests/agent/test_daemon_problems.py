@@ -24,7 +24,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "_last", {})
 
 
-def found(**changes: Any) -> tuple[Problem, ...]:
+def problems_with(**changes: Any) -> tuple[Problem, ...]:
     """Return the problems of a daemon whose parts have these values."""
     parts: dict[str, Any] = {
         "settings_file": "/etc/healthd/healthd.toml",
@@ -42,42 +42,44 @@ def found(**changes: Any) -> tuple[Problem, ...]:
         "slurm": SlurmStatus(),
         **changes,
     }
-    has = SimpleNamespace
-    daemon = has(
+    namespace = SimpleNamespace
+    daemon = namespace(
         settings=Settings(runtime_dir="/run/healthd", state_dir="/var/lib/healthd"),
         settings_file=parts["settings_file"],
         reload_problem=parts["reload_problem"],
-        publisher=has(**{name: parts[name] for name in ("metrics_problems", "web_problem", "verdict_problem")}),
-        replies=has(
-            files=has(problem=parts["files_problem"]),
-            textfile=has(problem=parts["textfile_problem"]),
-            ledger_copy=has(problem=parts["copy_problem"]),
-            delivery=has(status=parts["stream"]),
+        publisher=namespace(**{name: parts[name] for name in ("metrics_problems", "web_problem", "verdict_problem")}),
+        replies=namespace(
+            files=namespace(problem=parts["files_problem"]),
+            textfile=namespace(problem=parts["textfile_problem"]),
+            ledger_copy=namespace(problem=parts["copy_problem"]),
+            delivery=namespace(status=parts["stream"]),
         ),
-        store=has(save_failed=parts["save_failed"], ledger=has(outbox=has(dropped=parts["lost_events"]))),
-        kernel_events=has(listener=has(status=parts["kernel_log"])),
-        controller=has(status=parts["slurm"]),
-        failslow=has(problem=""),
-        before_resume=has(problem=""),
+        store=namespace(
+            save_failed=parts["save_failed"], ledger=namespace(outbox=namespace(dropped=parts["lost_events"]))
+        ),
+        kernel_events=namespace(listener=namespace(status=parts["kernel_log"])),
+        controller=namespace(status=parts["slurm"]),
+        failslow=namespace(problem=""),
+        before_resume=namespace(problem=""),
         now=time.time,
     )
     return Daemon.problems(cast(Daemon, daemon))
 
 
-def test_where_all_is_well_there_is_none():
-    assert found() == ()
+def test_no_problem_by_default():
+    assert problems_with() == ()
 
 
-def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
-    (problem,) = found(reload_problem="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
+def test_failed_reload_suggests_check_and_reload():
+    (problem,) = problems_with(reload_problem="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
     assert problem.sentence == "the settings were not reloaded: x.toml: mode: is wrong"
     assert problem.command == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
 
 
-def test_each_has_its_command_and_what_needs_a_person_comes_first():
+def test_each_problem_has_command_in_urgency_order():
     shortage.record(shortage.THREADS)
     guard.drop(guard.SLURM, ValueError("no number"))
-    every = found(
+    problems = problems_with(
         files_problem="healthd's files were removed",
         reload_problem="no",
         metrics_problems=("no metrics page: 127.0.0.1:9478: Address already in use",),
@@ -91,8 +93,8 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         slurm=SlurmStatus(problem="slurmctld does not answer"),
         verdict_problem="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
-    begin = [(problem.sentence.split(":")[0], (shlex.split(problem.command) or [""])[0]) for problem in every]
-    assert begin == [
+    summary = [(problem.sentence.split(":")[0], (shlex.split(problem.command) or [""])[0]) for problem in problems]
+    assert summary == [
         ("healthd's files were removed", "systemctl"),
         ("the settings were not reloaded", "healthd"),
         ("slurm", "scontrol"),
@@ -110,8 +112,8 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
     ]
 
 
-def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
-    (problem,) = found(kernel_log=KernelLogStatus("off", False, problem="disabled"))
+def test_disabled_kernel_log_suggests_config_show():
+    (problem,) = problems_with(kernel_log=KernelLogStatus("off", False, problem="disabled"))
     assert problem == ("kernel log: disabled", "healthd config show | grep kernel_log")
 
 
@@ -124,6 +126,6 @@ def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
         (KernelLogStatus("kmsg", False, problem="Operation not permitted"), "ls -l /dev/kmsg; dmesg"),
     ],
 )
-def test_of_a_kernel_log_that_is_not_read_or_not_believed_the_command_looks_at_that_log(log, next_command):
-    (problem,) = found(kernel_log=log)
+def test_kernel_log_problem_suggests_command_for_source(log, next_command):
+    (problem,) = problems_with(kernel_log=log)
     assert problem.command.partition(" |")[0] == next_command

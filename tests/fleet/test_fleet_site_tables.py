@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fleet_reading import Noted, live, numbered
+from fleet_reading import RecordedReading, numbered_lines, store_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +14,13 @@ from healthd.fleet.tables import JOBS
 NOON = 1795348800  # 2026-11-22 12:00:00 UTC
 
 
-def told(parse, text: str) -> tuple[list[tuple], Noted]:
-    noted = Noted()
-    return list(parse(numbered(text), noted.reading)), noted
+def parse_table(parse, text: str) -> tuple[list[tuple], RecordedReading]:
+    noted = RecordedReading()
+    return list(parse(numbered_lines(text), noted.reading)), noted
 
 
-def test_a_ticket_is_of_each_node_that_it_names():
-    found, noted = told(
+def test_ticket_names_every_node_of_host_list():
+    found, noted = parse_table(
         site_tables.tickets, "node,opened,closed,text\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
     )
     assert found == [
@@ -31,35 +31,35 @@ def test_a_ticket_is_of_each_node_that_it_names():
     assert (noted.unread, noted.read) == ([], [1, 1])
 
 
-def test_tickets_that_cannot_be_are_counted():
+def test_invalid_tickets_are_counted():
     text = "node,opened,closed\nn1,,\n,1795348800,\nn1,1795348800,1795348799\nn1,soon,\nn[1,1795348800,\nn1,-5,\n"
-    found, noted = told(site_tables.tickets, text)
-    assert (found, noted.lines) == ([], [2, 3, 4, 5, 6, 7])
+    found, noted = parse_table(site_tables.tickets, text)
+    assert (found, noted.unread_lines) == ([], [2, 3, 4, 5, 6, 7])
 
 
-def test_a_failure_is_a_node_a_time_and_a_kind():
-    found, noted = told(
+def test_failure_has_node_time_and_kind():
+    found, noted = parse_table(
         site_tables.failures, "kind;node;time\ngpu;n[1-2];1795348800\n;n3;1795348800\ngpu;;1795348800\n"
     )
     assert found == [("c1", "n1", NOON, "gpu"), ("c1", "n2", NOON, "gpu"), ("c1", "n3", NOON, "")]
-    assert noted.lines == [4]
+    assert noted.unread_lines == [4]
 
 
-def test_a_cluster_in_the_table_goes_before_the_one_that_was_said():
-    assert told(site_tables.failures, "cluster,node,time,kind\nc9,n1,1795348800,x\n")[0][0][0] == "c9"
+def test_cluster_column_overrides_cluster_option():
+    assert parse_table(site_tables.failures, "cluster,node,time,kind\nc9,n1,1795348800,x\n")[0][0][0] == "c9"
 
 
 HEADER = "job_id,nodes,gpus,submit,start,end,state,restarts,user\n"
 
 
-def jobs(text: str) -> tuple[list[dict], Noted]:
-    noted = Noted()
-    lines = numbered(text)
+def jobs(text: str) -> tuple[list[dict], RecordedReading]:
+    noted = RecordedReading()
+    lines = numbered_lines(text)
     found = site_tables._rows(site_tables.rows(lines, site_tables.JOB_COLUMNS, noted.reading), noted.reading)
     return [dict(zip(JOBS.columns, row, strict=True)) for row in found], noted
 
 
-def test_a_job_of_another_tool_has_what_it_says_and_nothing_else():
+def test_job_has_only_given_values():
     (job,), _ = jobs(HEADER + '7,"n[1-2],n9",24,1795348800,1795348860,,running,2,alice\n')
     assert {name: value for name, value in job.items() if value is not None} == {
         "cluster": "c1",
@@ -79,7 +79,7 @@ def test_a_job_of_another_tool_has_what_it_says_and_nothing_else():
     assert 0 <= job["db_index"] < 2**62
 
 
-def test_jobs_that_cannot_be_are_counted():
+def test_invalid_jobs_are_counted():
     bad = [
         "x,n1,,1,2,3,F,,",
         ",n1,,1,2,3,F,,",
@@ -90,12 +90,12 @@ def test_jobs_that_cannot_be_are_counted():
     ]
     bad += ["7,n1,many,1,2,3,F,,", "7,n1,,1,2,3,F,once,"]
     found, noted = jobs(HEADER + "\n".join(bad) + "\n8,None assigned,,1,,,CANCELLED by 0,,\n")
-    assert noted.lines == list(range(2, 10))
+    assert noted.unread_lines == list(range(2, 10))
     assert [(job["job_id"], job["state"], job["nodes"]) for job in found] == [(8, "CANCELLED", None)]
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(0, 9))
-def test_a_rows_number_is_a_bigint_and_its_own(job, submit, restarts):
+def test_db_index_is_bigint_and_unique(job, submit, restarts):
     number = site_tables.db_index("c1", job, submit, restarts)
     assert 0 <= number < 2**62
     assert number != site_tables.db_index("c2", job, submit, restarts)
@@ -103,15 +103,15 @@ def test_a_rows_number_is_a_bigint_and_its_own(job, submit, restarts):
 
 
 @given(st.text(max_size=200), st.sampled_from([site_tables.tickets, site_tables.failures]))
-def test_any_text_is_read_counted_or_a_sentence(text, parse):
+def test_any_text_is_read_or_counted(text, parse):
     header = "node,opened,closed,time,kind\n"
-    found, noted = told(parse, header + text)
+    found, noted = parse_table(parse, header + text)
     assert len(noted.unread) + len(noted.read) <= len(text.splitlines()) + 1
     assert all(row[0] == "c1" for row in found)
 
 
 @pytest.mark.one_python
-def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
+def test_csv_and_parquet_give_same_rows(tmp_path):
     import duckdb
 
     (tmp_path / "jobs.csv").write_text(
@@ -141,16 +141,16 @@ def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
     for name, path in stores.items():
         from datetime import timezone
 
-        came = ingest(
+        result = ingest(
             str(tmp_path / name),
             [(site_tables.JOBS_FILE, [str(path)])],
             IngestOptions(1795400000, "c1", timezone.utc, users="keep"),
         )
-        assert (came.failed, came.unread.unread) == ([], {})
-        rows = live(tmp_path / name, "jobs")
+        assert (result.failed, result.unread.unread) == ([], {})
+        rows = store_rows(tmp_path / name, "jobs")
         for row in rows:
             row["node_list"] = row["node_list"].replace("n[1-2]", "n1,n2")
-        found.append((rows, live(tmp_path / name, "job_nodes")))
+        found.append((rows, store_rows(tmp_path / name, "job_nodes")))
     assert found[0] == found[1] == found[2]
     nodes_of = sorted((row["node"], row["gpus"], row["end_time"]) for row in found[0][1])
     assert nodes_of == [
@@ -161,32 +161,32 @@ def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
 
 
 @pytest.mark.one_python
-def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
+def test_invalid_parquet_and_missing_column_are_one_sentence(tmp_path):
     import duckdb
 
     (tmp_path / "bad").write_bytes(b"PAR1 and nothing more")
     duckdb.connect().execute(f"COPY (SELECT 1 AS job_id) TO '{tmp_path}/few' (FORMAT parquet)")
-    for name, words in (
+    for name, message in (
         ("bad", "bad: cannot be read as Parquet: "),
         ("few", 'few: no column "nodes"'),
         ("gone", "No such file"),
     ):
-        came = ingest(
+        result = ingest(
             str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], IngestOptions(1795400000, "c1")
         )
-        assert [words in sentence for sentence in came.failed] == [True], came.failed
+        assert [message in sentence for sentence in result.failed] == [True], result.failed
 
 
 @pytest.mark.one_python
-def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
+def test_file_is_read_again_only_after_change(tmp_path):
     path, store = tmp_path / "tickets.csv", tmp_path / "db"
-    wanted = [(site_tables.TICKETS, [str(path)])]
+    sources = [(site_tables.TICKETS, [str(path)])]
     path.write_text("node,opened,closed,text\nn1,1795348800,,fan\n")
-    assert ingest(str(store), wanted, IngestOptions(1795400000, "c1")).unread.rows == {"tickets": 1}
-    assert ingest(str(store), wanted, IngestOptions(1795400001, "c1")).unread.rows == {}
+    assert ingest(str(store), sources, IngestOptions(1795400000, "c1")).unread.rows == {"tickets": 1}
+    assert ingest(str(store), sources, IngestOptions(1795400001, "c1")).unread.rows == {}
     path.write_text("node,opened,closed,text\nn1,1795348800,1795348900,fan\n")
-    assert ingest(str(store), wanted, IngestOptions(1795400002, "c1")).unread.rows == {"tickets": 1}
-    assert [row["closed_time"] for row in live(store, "tickets")] == [1795348900]
+    assert ingest(str(store), sources, IngestOptions(1795400002, "c1")).unread.rows == {"tickets": 1}
+    assert [row["closed_time"] for row in store_rows(store, "tickets")] == [1795348900]
 
 
 @pytest.mark.one_python
@@ -202,34 +202,34 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
         ),
     ],
 )
-def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_store(tmp_path, source, text, bad):
-    gone, wrong, good = paths = [str(tmp_path / name) for name in ("gone.csv", "wrong.csv", "good.csv")]
+def test_missing_or_invalid_file_does_not_stop_next_file(tmp_path, source, text, bad):
+    missing, invalid, good = paths = [str(tmp_path / name) for name in ("gone.csv", "wrong.csv", "good.csv")]
     (tmp_path / "wrong.csv").write_text("colour,shape\nred,round\n")
     (tmp_path / "good.csv").write_text(text)
-    came = ingest(str(tmp_path / "db"), [(source, paths)], IngestOptions(1795400000, "c1"))
-    assert came.failed[0] == f"{source.name}: {gone}: cannot be read: No such file or directory"
-    assert came.failed[1].startswith(f"{source.name}: {wrong}: {bad}")
-    assert (len(came.failed), came.unread.rows[source.name]) == (2, 1)
-    assert [row["name"] for row in live(tmp_path / "db", "ingests")] == [good]
+    result = ingest(str(tmp_path / "db"), [(source, paths)], IngestOptions(1795400000, "c1"))
+    assert result.failed[0] == f"{source.name}: {missing}: cannot be read: No such file or directory"
+    assert result.failed[1].startswith(f"{source.name}: {invalid}: {bad}")
+    assert (len(result.failed), result.unread.rows[source.name]) == (2, 1)
+    assert [row["name"] for row in store_rows(tmp_path / "db", "ingests")] == [good]
 
 
 @pytest.mark.one_python
-def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path):
+def test_missing_cluster_is_one_sentence_and_keeps_nothing(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
-    came = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
-    assert came.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
-    assert live(tmp_path / "db", "tickets") == []
+    result = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
+    assert result.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
+    assert store_rows(tmp_path / "db", "tickets") == []
 
 
-def test_a_missing_column_is_named_with_the_file():
+def test_missing_column_is_named_with_file():
     with pytest.raises(IngestError, match='file: no column "kind": the first line must name node, time, kind'):
-        told(site_tables.failures, "node,time\n")
+        parse_table(site_tables.failures, "node,time\n")
 
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("name", ["jobs[12].parquet", "jobs?.parquet", "jobs\udcff.parquet", "a\\jobs.parquet"])
-def test_the_name_of_a_parquet_file_is_no_pattern(tmp_path, name):
+def test_parquet_file_name_is_no_pattern(tmp_path, name):
     import duckdb
 
     with duckdb.connect() as connection:
@@ -239,8 +239,8 @@ def test_the_name_of_a_parquet_file_is_no_pattern(tmp_path, name):
                 f"'PENDING' AS state) TO '{path}' (FORMAT parquet)"
             )
     (tmp_path / "made").rename(tmp_path / name)
-    came = ingest(
+    result = ingest(
         str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], IngestOptions(1795400000, "c1")
     )
-    assert (came.failed, came.unread.unread) == ([], {})
-    assert [row["job_id"] for row in live(tmp_path / "db", "jobs")] == [3]
+    assert (result.failed, result.unread.unread) == ([], {})
+    assert [row["job_id"] for row in store_rows(tmp_path / "db", "jobs")] == [3]

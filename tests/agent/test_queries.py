@@ -29,7 +29,7 @@ JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 DAY = 24 * 3600.0
 
 # Methods of the parts that are queries, in addition to properties.
-ASKED = {"waits", "scheduled", "expected", "completed", "snapshot", "problems", "changed"}
+QUERY_METHODS = {"waits", "scheduled", "expected", "completed", "snapshot", "problems", "changed"}
 
 seconds = st.floats(0.0, 2 * DAY)
 conditions = st.builds(
@@ -58,11 +58,11 @@ conditions = st.builds(
 ALLOCATED, DRAINED = (NodeState("n1", frozenset(flags)) for flags in ({"ALLOCATED"}, {"IDLE", "DRAIN"}))
 
 
-class Made:
+class DaemonNode:
     """A daemon with a fake root and clocks that can be advanced."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.ahead = folder, 0.0
+        self.folder, self.clock_offset = folder, 0.0
         checks = registry.built_in_checks()
         table = {
             **{name: str(folder / name) for name in ("root", "runtime_dir", "state_dir", "checks_dir")},
@@ -73,54 +73,56 @@ class Made:
             "metrics": {"listen": "off"},
             "kernel_log": {"source": "off"},
         }
-        self.jobs(0)
-        clocks = (self.ahead_of(clock) for clock in (time.time, time.monotonic))
+        self.set_jobs(0)
+        clocks = (self.shifted(clock) for clock in (time.time, time.monotonic))
         self.daemon = Daemon(lambda _running: (resolve_settings(table, "test", {}, checks), checks), "", *clocks)
         self.daemon.start()
 
-    def ahead_of(self, clock: Callable[[], float]) -> Callable[[], float]:
-        return lambda: clock() + self.ahead
+    def shifted(self, clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + self.clock_offset
 
-    def jobs(self, number: int) -> None:
+    def set_jobs(self, job_count: int) -> None:
         """Give this number of jobs a process on the node."""
         scope = self.folder / "root" / JOBS
         shutil.rmtree(scope, ignore_errors=True)
         scope.mkdir(parents=True)
-        for job in range(1, number + 1):
+        for job in range(1, job_count + 1):
             (scope / f"job_{job}/step_0").mkdir(parents=True)
             (scope / f"job_{job}/step_0/cgroup.procs").write_text(f"{job}\n")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    node = Made(tmp_path_factory.mktemp("node"))
-    yield node
-    node.daemon.shut_down()
+def daemon_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonNode]:
+    new_node = DaemonNode(tmp_path_factory.mktemp("node"))
+    yield new_node
+    new_node.daemon.shut_down()
 
 
-def parts(whole: object, seen: set[int]) -> Iterator[object]:
+def parts(root_part: object, seen_ids: set[int]) -> Iterator[object]:
     """Yield the daemon and its parts, each once. Skip values, and Host, which reads hardware."""
-    is_value = isinstance(whole, Enum | Host | Struct)
-    if id(whole) in seen or is_value or not type(whole).__module__.startswith("healthd."):
+    is_value = isinstance(root_part, Enum | Host | Struct)
+    if id(root_part) in seen_ids or is_value or not type(root_part).__module__.startswith("healthd."):
         return
-    seen.add(id(whole))
-    yield whole
-    for part in vars(whole).values():
+    seen_ids.add(id(root_part))
+    yield root_part
+    for part in vars(root_part).values():
         if hasattr(part, "__dict__"):
-            yield from parts(part, seen)
+            yield from parts(part, seen_ids)
 
 
-def questions(part: object) -> Iterator[tuple[str, Any]]:
+def iter_queries(part: object) -> Iterator[tuple[str, Any]]:
     """Yield the name and the call of each query of a part."""
     for name, member in inspect.getmembers(type(part)):
         if isinstance(member, property):
             yield name, lambda name=name: getattr(part, name)
-        elif name in ASKED:
+        elif name in QUERY_METHODS:
             yield name, getattr(part, name)
 
 
-def test_the_parts_of_a_daemon_are_found_with_their_questions(made: Made) -> None:
-    asked = {(type(part).__name__, name) for part in parts(made.daemon, set()) for name, _ in questions(part)}
+def test_parts_and_queries_are_found(daemon_node: DaemonNode) -> None:
+    found_queries = {
+        (type(part).__name__, name) for part in parts(daemon_node.daemon, set()) for name, _ in iter_queries(part)
+    }
     assert {
         *(
             ("WorkerQueue", "deadline"),
@@ -140,7 +142,7 @@ def test_the_parts_of_a_daemon_are_found_with_their_questions(made: Made) -> Non
             ("StreamDelivery", "is_due"),
             ("ControlServer", "deadline"),
         ),
-    } <= asked
+    } <= found_queries
 
 
 @given(
@@ -154,8 +156,8 @@ def test_the_parts_of_a_daemon_are_found_with_their_questions(made: Made) -> Non
     reason=st.sampled_from(["", "healthd: gpu_xid/79 : it fell off the bus"]),
     pause=st.none() | st.builds(lambda left: Pause(time.time() + left, "a move", "ann"), st.floats(-DAY, DAY)),
 )
-def test_no_question_changes_the_ledger(
-    made: Made,
+def test_queries_do_not_change_ledger(
+    daemon_node: DaemonNode,
     conditions: list[Condition],
     ended: bool,
     jobs: int,
@@ -166,24 +168,26 @@ def test_no_question_changes_the_ledger(
     reason: str,
     pause: Pause | None,
 ) -> None:
-    daemon, memory = made.daemon, made.daemon.store
-    made.ahead = 0.0
+    daemon, condition_store = daemon_node.daemon, daemon_node.daemon.store
+    daemon_node.clock_offset = 0.0
     daemon.scheduler.reconfigure(daemon.configured)
-    made.jobs(0 if ended else 1)
+    daemon_node.set_jobs(0 if ended else 1)
     daemon.job_ended()
-    made.jobs(jobs)
-    made.ahead = goes_by
+    daemon_node.set_jobs(jobs)
+    daemon_node.clock_offset = goes_by
     daemon.controller.settings = replace(daemon.settings, mode=mode)
     driver = daemon.controller._driver
     driver.status = replace(driver.status, node=node, read_at=time.time() + goes_by - read_ago)
-    memory.set_conditions({})
-    memory.change(slurm=DrainRecord(reason=reason), pause=pause)
-    memory.commit(ledgers.with_conditions(memory.ledger, {c.key: c for c in conditions}))
+    condition_store.set_conditions({})
+    condition_store.change(slurm=DrainRecord(reason=reason), pause=pause)
+    condition_store.commit(ledgers.with_conditions(condition_store.ledger, {c.key: c for c in conditions}))
     for part in parts(daemon, set()):
-        for name, ask in questions(part):
-            ledger, text, past = memory.ledger, encode(memory.ledger), dict(memory.past)
-            answer = ask()
+        for name, query in iter_queries(part):
+            ledger, text, past = condition_store.ledger, encode(condition_store.ledger), dict(condition_store.past)
+            answer = query()
             if inspect.isgenerator(answer):
                 list(answer)
-            assert memory.ledger is ledger, f"{type(part).__name__}.{name} changes it"
-            assert (encode(memory.ledger), memory.past) == (text, past), f"{type(part).__name__}.{name} changes it"
+            assert condition_store.ledger is ledger, f"{type(part).__name__}.{name} changes it"
+            assert (encode(condition_store.ledger), condition_store.past) == (text, past), (
+                f"{type(part).__name__}.{name} changes it"
+            )

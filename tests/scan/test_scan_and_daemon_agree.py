@@ -35,20 +35,22 @@ ROWS: list[dict[str, Any]] = [json.loads(line) for file in FILES for line in fil
 LISTENERS = [(check, check.config()) for check in registry.built_in_checks().values() if check.reads_kernel_log]
 CORRELATE = correlate_all()
 # Code, severity and part. INFO findings open no condition that users see.
-Judgement = tuple[str, Severity, str]
+Assessment = tuple[str, Severity, str]
 # Tests of gpud put a date in brackets before a host. Only scan reads this form, and the daemon has no such source.
 SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
 
 
-def by_scan(text: str) -> set[Judgement]:
+def by_scan(text: str) -> set[Assessment]:
     block = Block.from_lines(1, [line.encode() for line in text.split("\n")])
     found = judge(events([block], time.time(), Tally()), CORRELATE)
     return {
-        (one.code, one.severity, one.meaning.part) for one in found if one.severity > Severity.INFO and not one.unproven
+        (judged.code, judged.severity, judged.meaning.part)
+        for judged in found
+        if judged.severity > Severity.INFO and not judged.unproven
     }
 
 
-def by_daemon(text: str) -> set[Judgement]:
+def by_daemon(text: str) -> set[Assessment]:
     stripped = [strip_prefix(line.rpartition(SCAN_ONLY_PREFIX)[2], time.time()) for line in text.split("\n")]
     read = [make_event(RawLine(1000.0, each.text), BOOT) for each in stripped if each is not None]
     incoming = [event for event in read if event is not None]
@@ -61,29 +63,33 @@ def same_part(part: str, subject: str) -> bool:
     return part == subject or (not subject and not pci_address(part))
 
 
-def differences(text: str) -> list[Judgement]:
+def differences(text: str) -> list[Assessment]:
     """Return the assessments that only one of them makes.
 
     The daemon keeps the worst of several lines about one disk, and scan returns each line: these count unless they are
     worse."""
     scanned, daemon = by_scan(text), by_daemon(text)
     only_daemon = [
-        one for one in daemon if not any(one[:2] == other[:2] and same_part(other[2], one[2]) for other in scanned)
+        assessment
+        for assessment in daemon
+        if not any(
+            assessment[:2] == counterpart[:2] and same_part(counterpart[2], assessment[2]) for counterpart in scanned
+        )
     ]
     only_scan = [
-        one
-        for one in scanned
+        assessment
+        for assessment in scanned
         if not any(
-            same_part(one[2], other[2])
-            and one[1] <= other[1]
-            and (one[0] == other[0] or one[0].startswith("block_device/"))
-            for other in daemon
+            same_part(assessment[2], counterpart[2])
+            and assessment[1] <= counterpart[1]
+            and (assessment[0] == counterpart[0] or assessment[0].startswith("block_device/"))
+            for counterpart in daemon
         )
     ]
     return only_daemon + only_scan
 
 
-def test_every_captured_line_is_judged_alike_by_daemon_and_scan():
+def test_every_captured_line_gives_same_result_in_daemon_and_scan():
     assert len(ROWS) > 1200
     assert {row["text"]: found for row in ROWS if (found := differences(row["text"]))} == {}
 
@@ -119,27 +125,27 @@ def test_firmware_record_of_a_pcie_error_names_the_device_and_is_no_machine_chec
 
 
 @pytest.mark.parametrize("read", [by_scan, by_daemon])
-def test_second_firmware_record_is_a_fault_of_its_own(read):
+def test_second_firmware_record_is_a_separate_fault(read):
     second = RECORD.replace("{1}", "{2}").replace("5e:00.0", "86:00.0").replace("11219", "11220")
     assert {part for _, _, part in read(f"{RECORD}\n{second}")} == {"0000:5e:00.0", "0000:86:00.0"}
 
 
 @pytest.mark.parametrize("read", [by_scan, by_daemon])
-def test_failed_recovery_is_a_fault_only_without_the_error_before_it(read):
+def test_failed_recovery_is_a_fault_only_without_a_preceding_error(read):
     error = (
         "pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)"
     )
     failed = "pcieport 0000:80:1b.4: AER: device recovery failed"
     assert {code for code, _, _ in read(f"[   10.000000] {failed}")} == {"pcie_aer/not_recovered"}
-    both = f"[   10.000000] {error}\n[   11.000000] {failed}"
-    assert {code for code, _, _ in read(both)} == {"pcie_aer/nonfatal"}
+    error_and_recovery = f"[   10.000000] {error}\n[   11.000000] {failed}"
+    assert {code for code, _, _ in read(error_and_recovery)} == {"pcie_aer/nonfatal"}
 
 
 @pytest.mark.parametrize("read", [by_scan, by_daemon])
-def test_iommu_lines_without_a_device_add_no_fault_to_one_that_names_it(read):
+def test_iommu_lines_without_device_add_no_fault_to_one_with_device(read):
     fault = "DMAR: [DMA Write NO_PASID] Request device [00:14.0] fault addr 0x1000 [fault reason 0x05] PTE Write access"
-    many = "dmar_fault: 655 callbacks suppressed"
-    assert read(f"[   10.000000] {fault}\n[   12.000000] {many}") == {
+    suppressed = "dmar_fault: 655 callbacks suppressed"
+    assert read(f"[   10.000000] {fault}\n[   12.000000] {suppressed}") == {
         ("iommu/dma_fault", Severity.WARNING, "0000:00:14.0")
     }
 
@@ -157,8 +163,8 @@ COUPLED = sorted(
 
 
 @given(st.lists(st.sampled_from(COUPLED), min_size=1, max_size=5))
-def test_any_lines_that_checks_judge_together_are_judged_alike_by_daemon_and_scan(lines):
-    assert differences("\n".join(f"[   10.00000{place}] {line}" for place, line in enumerate(lines))) == []
+def test_any_coupled_lines_give_same_result_in_daemon_and_scan(lines):
+    assert differences("\n".join(f"[   10.00000{number}] {line}" for number, line in enumerate(lines))) == []
 
 
 FIELDS = st.lists(
@@ -175,7 +181,7 @@ EVENTS = st.builds(
 
 
 @given(event=EVENTS, other=EVENTS, apart=st.floats(-100, 100))
-def test_an_event_that_needs_no_others_is_coupled_with_none(event, other, apart):
+def test_event_that_cannot_be_coupled_is_coupled_with_none(event, other, apart):
     if (
         event.kind in coupled_events.KINDS
         and other.kind in coupled_events.KINDS

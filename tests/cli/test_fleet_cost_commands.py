@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from fleet_history import DAY, HOUR
-from fleet_rows import NOVEMBER, job, made, row
+from fleet_rows import NOVEMBER, job, row, store_with
 
 from healthd.cli.terminal import json_pieces
-from tests.fleet.test_fleet_cli import fleet
+from tests.cli.test_fleet_command import fleet
 
 pytestmark = pytest.mark.one_python
 
@@ -43,32 +43,32 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for source in ("sacct", "node_states")
         ],
     }
-    return made(tmp_path_factory.mktemp("costs") / "db", rows)
+    return store_with(tmp_path_factory.mktemp("costs") / "db", rows)
 
 
-def asked(db: Path, name: str, *flags: str) -> tuple[int, Any]:
+def run_answer(db: Path, name: str, *flags: str) -> tuple[int, Any]:
     status, out, err = fleet(name, "--db", db, "--from", "2026-11-01", "--to", "2026-11-02", "--json", *flags)
     assert err == ""
     return status, json.loads(out)
 
 
-def test_states_say_what_became_of_the_jobs(db: Path) -> None:
-    status, told = asked(db, "states", "--split", "2026-11-01T12:00:00", "--large", "8")
-    assert (status, told["answer"], told["infrastructure"]["jobs"]) == (0, "states", 1)
-    assert [told["split"][side]["jobs"] for side in ("before", "after")] == [1, 1]
+def test_states_splits_jobs_by_date(db: Path) -> None:
+    status, answer = run_answer(db, "states", "--split", "2026-11-01T12:00:00", "--large", "8")
+    assert (status, answer["answer"], answer["infrastructure"]["jobs"]) == (0, "states", 1)
+    assert [answer["split"][side]["jobs"] for side in ("before", "after")] == [1, 1]
 
 
-def test_goodput_says_what_was_lost_in_hours_and_money(db: Path) -> None:
-    status, told = asked(db, "goodput", "--checkpoint", "30m", "--price", "2.5")
-    assert (status, told["first_order"]["gpu_hours"], told["first_order"]["cost"]) == (0, 2.0, 5.0)
+def test_goodput_reports_loss_in_hours_and_money(db: Path) -> None:
+    status, answer = run_answer(db, "goodput", "--checkpoint", "30m", "--price", "2.5")
+    assert (status, answer["first_order"]["gpu_hours"], answer["first_order"]["cost"]) == (0, 2.0, 5.0)
 
 
-def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> None:
-    assert asked(db, "availability")[0] == 0
-    assert asked(db, "availability", "--sla", "91")[0] == 0
-    status, told = asked(db, "availability", "--sla", "99.5")
-    assert (status, told["fleet"]["shares"]["down"]) == (1, pytest.approx(2 / 24))
-    assert told["fleet"]["repair"]["mean_seconds"] == 2 * HOUR
+def test_availability_exits_with_1_below_sla(db: Path) -> None:
+    assert run_answer(db, "availability")[0] == 0
+    assert run_answer(db, "availability", "--sla", "91")[0] == 0
+    status, answer = run_answer(db, "availability", "--sla", "99.5")
+    assert (status, answer["fleet"]["shares"]["down"]) == (1, pytest.approx(2 / 24))
+    assert answer["fleet"]["repair"]["mean_seconds"] == 2 * HOUR
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,20 @@ def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> 
         ("availability", ("--sla", "101"), "--sla: 101 is not a percentage from 1 to 100"),
     ],
 )
-def test_wrong_use_is_one_sentence(db: Path, name: str, flags: tuple[str, ...], sentence: str) -> None:
+def test_usage_error_is_one_sentence(db: Path, name: str, flags: tuple[str, ...], sentence: str) -> None:
     status, out, err = fleet(name, "--db", db, "--from", "2026-11-01", "--to", "2026-11-02", *flags)
     assert (status, out) == (64, "")
     assert sentence in err
     assert "Traceback" not in err
 
 
-def test_no_folder_of_dumps_is_said() -> None:
+def test_nccl_rejects_empty_folder_argument() -> None:
     status, out, err = fleet("nccl", "")
     assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is empty: name a folder\n")
 
 
 @pytest.mark.parametrize("name", ["states", "goodput", "availability"])
-def test_people_are_told_the_same_on_a_narrow_page(db: Path, name: str) -> None:
+def test_text_fits_page_of_100_columns(db: Path, name: str) -> None:
     status, out, err = fleet(name, "--db", db)
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
@@ -112,18 +112,18 @@ def test_people_are_told_the_same_on_a_narrow_page(db: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"), [("states", "no jobs"), ("goodput", "no jobs"), ("availability", "no node states")]
 )
-def test_a_store_that_lacks_what_the_answer_stands_on_cannot_answer(tmp_path: Path, name: str, sentence: str) -> None:
-    folder = made(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="a")], "tickets": [ticket_of_a()]})
+def test_missing_source_exits_with_3(tmp_path: Path, name: str, sentence: str) -> None:
+    folder = store_with(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="a")], "tickets": [ticket_row()]})
     status, out, err = fleet(name, "--db", folder)
     assert (status, out) == (3, "")
     assert f"the store has {sentence}" in err
 
 
-def ticket_of_a() -> Any:
+def ticket_row() -> Any:
     return row("tickets", cluster="c1", node="a", opened_time=NOVEMBER)
 
 
-def test_a_number_that_json_has_no_word_for_becomes_null_wherever_it_is() -> None:
+def test_json_pieces_writes_null_for_non_finite_numbers() -> None:
     document = {"a": float("nan"), "b": [1, float("inf"), {"c": (-float("inf"), 2.5)}], "d": "nan", "e": True}
     assert json.loads("".join(json_pieces(document))) == {
         "a": None,
@@ -133,7 +133,7 @@ def test_a_number_that_json_has_no_word_for_becomes_null_wherever_it_is() -> Non
     }
 
 
-def test_a_large_document_is_written_in_pieces_that_make_the_same_text() -> None:
+def test_json_pieces_writes_same_text_as_json_dumps() -> None:
     document = {"jobs": [{"job_id": number, "state": "FAILED"} for number in range(20_000)]}
     pieces = list(json_pieces(document))
     assert max(map(len, pieces)) < len("".join(pieces)) / 4

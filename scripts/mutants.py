@@ -59,7 +59,7 @@ AREAS = {
     "checks": ("checks", 13),
 }
 # Slow tests that execute none of the areas, and the test that each mutant applies to the source.
-UNRELATED = re.compile(r"fleet(?!_limit|/answers/test_lemons_drain)|spark|test_mutants")
+UNRELATED = re.compile(r"fleet(?!_limit|_lemons_apply)|spark|test_mutants")
 SECONDS_MORE, TIMES_LONGER = 60, 5  # a run may take this much longer than recorded
 OUT_OF_TIME = "time limit"
 CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand

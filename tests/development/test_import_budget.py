@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.worker import test_installed_files as test_own_files
+from tests.agent.worker import test_installed_files
 
 pytestmark = pytest.mark.one_python
 
@@ -144,8 +144,8 @@ def loaded_without_site(program: str, *argv: str) -> set[str]:
 
 def test_daemon_loads_no_unneeded_library(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    (tmp_path / "healthd.toml").write_text(test_own_files.SETTINGS.format(tmp_path).replace("127.0.0.1:0", "off"))
-    modules = loaded_without_site(test_own_files.READY, str(tmp_path / "healthd.toml"))
+    (tmp_path / "healthd.toml").write_text(test_installed_files.SETTINGS.format(tmp_path).replace("127.0.0.1:0", "off"))
+    modules = loaded_without_site(test_installed_files.READY_DAEMON, str(tmp_path / "healthd.toml"))
     assert "healthd.agent.daemon" in modules
     assert modules & UNNEEDED == set()
 

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs/bad-days.md").read_text("utf-8")
 TESTS = re.compile(r"(?m)^- `(tests/[\w/]+\.py)`: (.*)$")
 
 
-def tests_in(path: str) -> set[str]:
+def names_of_tests(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
@@ -24,7 +24,7 @@ def sections() -> dict[str, str]:
 def test_each_named_test_exists() -> None:
     named = [(path, name) for path, names in TESTS.findall(PAGE) for name in re.findall(r"`(\w+)`", names)]
     assert len(named) > 20
-    assert [(path, name) for path, name in named if name not in tests_in(path)] == []
+    assert [(path, name) for path, name in named if name not in names_of_tests(path)] == []
 
 
 def test_each_day_of_table_has_section_with_tests() -> None:

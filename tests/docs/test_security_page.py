@@ -14,7 +14,7 @@ TEST = re.compile(r"`((?:[a-z0-9_]+/)*test_\w+\.py)(?:::(\w+))?`")
 def test_each_named_test_exists() -> None:
     named = TEST.findall(PAGE)
     assert len(named) > 20
-    missing = [f"{file}::{test}" for file, test in named if test not in tests_in(file)]
+    missing = [f"{file}::{test}" for file, test in named if test not in names_of_tests(file)]
     assert missing == []
 
 
@@ -30,7 +30,7 @@ def promise_rows() -> list[list[str]]:
     return [table.splitlines()[2:] for table in tables if re.match(r"\|.*\| held by \|\n", table)]
 
 
-def tests_in(file: str) -> set[str]:
+def names_of_tests(file: str) -> set[str]:
     """Return the names of a file's tests, and "" for the file itself."""
     path = ROOT / "tests" / file
     if not path.is_file():

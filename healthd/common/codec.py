@@ -102,7 +102,7 @@ def spelling_hint(word: str, candidates: Iterable[str]) -> str:
     import difflib
 
     names = sorted(candidates)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.62)
     if close:
         return f'; did you mean "{close[0]}"?'
     return f"; known here: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""

@@ -106,7 +106,7 @@ def test_requests_are_spread_after_slurmctld_returns() -> None:
 @given(
     nodes=st.integers(1, 80),
     percent=st.sampled_from([0.0, 5.0, 10.0, 33.0]),
-    at_least=st.integers(0, 4),
+    min_nodes=st.integers(0, 4),
     jitter=st.sampled_from([0.0, 1.0, 1800.0]),
     start=st.floats(0, 300),
     own=st.sets(st.integers(0, 79), max_size=6),

@@ -67,7 +67,7 @@ def inodes(percent: float) -> FileSystem:
 
 
 def queried_paths(host: Host) -> list[str]:
-    return host._system.asked  # type: ignore[attr-defined,no-any-return]
+    return host._system.statvfs_paths  # type: ignore[attr-defined,no-any-return]
 
 
 def healthy(tmp_path):

@@ -154,16 +154,16 @@ def test_validate_rejects_invalid_mtu(mtu, error):
     assert validate(LARGE) is None
 
 
-def findings_after_changes(tmp_path, *changes, apart=300.0, config=EXPECTED):
+def findings_after_changes(tmp_path, *changes, interval=300.0, config=EXPECTED):
     hosts = [make(tmp_path / str(n), eth0={"carrier_changes": each}) for n, each in enumerate(changes)]
-    return [item for item in run_rounds(eth_link, hosts, config, apart) if isinstance(item, Finding)]
+    return [item for item in run_rounds(eth_link, hosts, config, interval) if isinstance(item, Finding)]
 
 
 def test_more_than_three_carrier_changes_within_window_warn(tmp_path):
     assert findings_after_changes(tmp_path, 100, 103) == []
     (finding,) = findings_after_changes(tmp_path, 100, 102, 104)
     assert (finding.code, finding.subject, finding.severity) == ("eth_link/flapping", "eth0", Severity.WARNING)
-    assert findings_after_changes(tmp_path, 100, 102, 104, apart=3700.0) == []
+    assert findings_after_changes(tmp_path, 100, 102, 104, interval=3700.0) == []
     lenient = Config(expected_mbps={"eth0": 0}, carrier_changes=4)
     assert findings_after_changes(tmp_path, 100, 104, config=lenient) == []
 

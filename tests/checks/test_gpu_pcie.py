@@ -26,9 +26,9 @@ BUSY = "utilization_percent = 99\n"
 healthy = healthy_gpus(Config())
 
 
-def replay_findings(host, *counts: int, apart: float = 300.0, more: str = "") -> list[Finding]:
+def replay_findings(host, *counts: int, interval: float = 300.0, more: str = "") -> list[Finding]:
     hosts = [host(f"[gpu.3]\npcie_replays = {count}\n{more}") for count in counts]
-    return [item for item in run_rounds(gpu_pcie, hosts, interval=apart) if isinstance(item, Finding)]
+    return [item for item in run_rounds(gpu_pcie, hosts, interval=interval) if isinstance(item, Finding)]
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
@@ -239,12 +239,12 @@ def test_old_replays_and_restarted_counter_give_no_finding(host):
     assert replay_findings(host, 10_000) == []
     assert replay_findings(host, 10_000, 10_000) == []
     assert replay_findings(host, 10_000, 9) == []
-    assert replay_findings(host, 400, 150, apart=40.0) == [], "a GPU reset, which trains the link"
+    assert replay_findings(host, 400, 150, interval=40.0) == [], "a GPU reset, which trains the link"
 
 
 def test_few_replays_within_seconds_are_no_rate(host):
-    assert replay_findings(host, 0, 30, apart=2.0) == []
-    assert len(replay_findings(host, 0, 32, apart=2.0)) == 1
+    assert replay_findings(host, 0, 30, interval=2.0) == []
+    assert len(replay_findings(host, 0, 32, interval=2.0)) == 1
 
 
 @pytest.mark.parametrize("property_name", ["LinkGeneration", "LinkWidth"])

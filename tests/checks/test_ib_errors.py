@@ -53,9 +53,9 @@ ABSENT_IS_FINE = {
 def findings_after(tmp_path):
     """Return a function that gives the findings of the last of several rounds with these counts."""
 
-    def run_steps(*steps, config=None, apart=300.0, state="4: ACTIVE"):
+    def run_steps(*steps, config=None, interval=300.0, state="4: ACTIVE"):
         hosts = [make(tmp_path / str(number), **{"state": state, **step}) for number, step in enumerate(steps)]
-        return [item for item in run_rounds(ib_errors, hosts, config, apart) if isinstance(item, Finding)]
+        return [item for item in run_rounds(ib_errors, hosts, config, interval) if isinstance(item, Finding)]
 
     return run_steps
 
@@ -93,11 +93,11 @@ def test_more_than_120_symbol_errors_in_an_hour_are_degraded(findings_after):
     assert findings_after({}, {"symbol_error": 120}) == []
     (finding,) = findings_after({}, {"symbol_error": 60}, {"symbol_error": 121})
     assert (finding.code, finding.severity) == ("ib_errors/symbols", Severity.DEGRADED)
-    assert findings_after({}, {"symbol_error": 60}, {"symbol_error": 121}, apart=3700.0) == []
+    assert findings_after({}, {"symbol_error": 60}, {"symbol_error": 121}, interval=3700.0) == []
 
 
 @pytest.mark.parametrize(
-    ("counter", "limit", "code", "apart"),
+    ("counter", "limit", "code", "interval"),
     [
         ("symbol_error", 100, "symbol_rate", 10.0),
         ("link_error_recovery", 25, "recovery_rate", 300.0),
@@ -106,9 +106,9 @@ def test_more_than_120_symbol_errors_in_an_hour_are_degraded(findings_after):
         ("roce_slow_restart", 3000, "slow_restart_rate", 300.0),
     ],
 )
-def test_high_rates_warn(findings_after, counter, limit, code, apart):
-    assert findings_after({}, {counter: limit}, apart=apart) == []
-    (finding,) = findings_after({}, {counter: limit + 1}, apart=apart)
+def test_high_rates_warn(findings_after, counter, limit, code, interval):
+    assert findings_after({}, {counter: limit}, interval=interval) == []
+    (finding,) = findings_after({}, {counter: limit + 1}, interval=interval)
     assert (finding.code, finding.severity, finding.clears) == (f"ib_errors/{code}", Severity.WARNING, Clears.WINDOW)
 
 
@@ -202,8 +202,8 @@ def test_replays_of_omni_path_are_not_link_integrity_errors(tmp_path):
 def test_errors_within_half_an_hour_after_boot_are_no_fault(findings_after):
     noise = {"symbol_error": 300, "excessive_buffer_overrun_errors": 14, "local_link_integrity_errors": 1}
     steps = [{"up_seconds": 60}, {"up_seconds": 360, **noise}, {"up_seconds": 1790, **noise, "symbol_error": 900}]
-    assert findings_after(*steps, apart=600.0) == []
-    assert findings_after(*steps, {"up_seconds": 2400, **noise, "symbol_error": 901}, apart=600.0) == []
+    assert findings_after(*steps, interval=600.0) == []
+    assert findings_after(*steps, {"up_seconds": 2400, **noise, "symbol_error": 901}, interval=600.0) == []
     assert codes(findings_after({"up_seconds": 1500}, {"up_seconds": 1810, **noise})) == [
         *("ib_errors/symbols", "ib_errors/link_integrity", "ib_errors/buffer_overrun")
     ]

@@ -54,9 +54,9 @@ ABSENT_IS_FINE = {
 def findings_after(tmp_path):
     """Return a function that gives the findings of the last of several rounds with these nodes."""
 
-    def run_steps(*steps, config=None, apart=300.0):
+    def run_steps(*steps, config=None, interval=300.0):
         hosts = [make(tmp_path / str(number), **step) for number, step in enumerate(steps)]
-        return [item for item in run_rounds(ib_flap, hosts, config, apart) if isinstance(item, Finding)]
+        return [item for item in run_rounds(ib_flap, hosts, config, interval) if isinstance(item, Finding)]
 
     return run_steps
 
@@ -82,13 +82,13 @@ def test_three_link_losses_in_three_hours_are_degraded(findings_after):
 
 
 def test_three_link_losses_over_longer_time_give_no_finding(findings_after):
-    assert findings_after({}, {"downed": 1}, {"downed": 2}, {"downed": 3}, apart=1.5 * 3600) == []
+    assert findings_after({}, {"downed": 1}, {"downed": 2}, {"downed": 3}, interval=1.5 * 3600) == []
 
 
 def test_five_lost_carriers_in_a_day_are_a_finding(findings_after):
     steps = [{"lost": number} for number in range(6)]
-    assert codes(findings_after(*steps, apart=4 * 3600)) == ["ib_flap/carrier_lost"]
-    assert findings_after(*steps, apart=6 * 3600) == []
+    assert codes(findings_after(*steps, interval=4 * 3600)) == ["ib_flap/carrier_lost"]
+    assert findings_after(*steps, interval=6 * 3600) == []
     assert findings_after(*steps[:-1]) == []
 
 
@@ -101,12 +101,12 @@ def test_limits_are_settings(findings_after):
 def test_link_training_after_boot_does_not_count(findings_after):
     assert findings_after({"up_for": 900}, {"downed": 9, "lost": 9, "up_for": 1200}) == []
     training = [{"downed": 9, "lost": 9, "up_for": 1500}, {"downed": 10, "lost": 10, "up_for": 2100}]
-    assert findings_after({"up_for": 900}, *training, apart=600) == []
+    assert findings_after({"up_for": 900}, *training, interval=600) == []
 
 
 def test_growth_after_training_counts(findings_after):
     steps = [{"up_for": 1200}, {"downed": 1, "up_for": 2100}, {"downed": 3, "up_for": 3000}]
-    assert codes(findings_after(*steps, apart=900)) == ["ib_flap/link_downed"]
+    assert codes(findings_after(*steps, interval=900)) == ["ib_flap/link_downed"]
 
 
 def test_flaps_before_boot_do_not_count_after_it(node):

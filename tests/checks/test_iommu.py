@@ -40,7 +40,7 @@ def amd(driver: str, pci: str, flags: str = "0x0020") -> str:
 
 
 findings_from = partial(findings_of, iommu, node=NODE, interval=0.1)
-finding_from = partial(finding_of, iommu, node=NODE, apart=0.1)
+finding_from = partial(finding_of, iommu, node=NODE, interval=0.1)
 
 
 def test_faults_of_two_gpus_that_copy_to_each_other_name_both():

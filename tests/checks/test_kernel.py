@@ -16,7 +16,7 @@ HOUR, DAY = 60.0, 24 * 60.0  # minutes
 
 
 findings_from = partial(findings_of, kernel, interval=0.1, all_events=False)
-finding_from = partial(finding_of, kernel, apart=0.1, all_events=False)
+finding_from = partial(finding_of, kernel, interval=0.1, all_events=False)
 
 
 KernelStory = partial(Story, kernel)

@@ -325,7 +325,7 @@ def test_message_names_killed_process():
 def test_machine_check_near_edac_line_adds_no_finding():
     for lines in ([UE, EXCEPTION, KILLED, RECOVERED], [EXCEPTION, RECOVERED, KILLED, UE]):
         assert summaries(*lines) == [("uncorrected", "mc0", Severity.CRITICAL)]
-    assert summaries(UE, EXCEPTION, apart=60.0) == [
+    assert summaries(UE, EXCEPTION, interval=60.0) == [
         ("uncorrected", "mc0", Severity.CRITICAL),
         ("machine_check", "", Severity.CRITICAL),
     ]
@@ -414,7 +414,7 @@ def test_other_firmware_error_types_and_corrupt_context_are_critical():
 def test_consumed_error_next_to_scrubber_error_is_critical():
     critical = [("uncorrected", "mc0", Severity.CRITICAL)]
     assert summaries(SCRUBBED, UE) == summaries(UE, SCRUBBED) == critical
-    assert summaries(SCRUBBED, UE, apart=600.0) == critical
+    assert summaries(SCRUBBED, UE, interval=600.0) == critical
     assert sorted(summaries(SCRUBBED, KILLED)) == [
         ("machine_check", "", Severity.CRITICAL),
         ("uncorrected", "mc0", Severity.DEGRADED),

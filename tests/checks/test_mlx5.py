@@ -19,7 +19,7 @@ HOUR, DAY = 60.0, 24 * 60.0  # minutes
 
 
 findings_from = partial(findings_of, mlx5, interval=0.1)
-finding_from = partial(finding_of, mlx5, apart=0.1)
+finding_from = partial(finding_of, mlx5, interval=0.1)
 
 
 def finding_codes(*lines, **kw):

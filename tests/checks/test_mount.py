@@ -72,7 +72,7 @@ def test_mounted_file_system_that_responds_gives_no_finding(host):
     node = host()
     (observation,) = run_check(mount, node, DATA)
     assert (observation.name, observation.value) == ("mount_mounted", 1)
-    assert node.asked == ["/data"]
+    assert node.statvfs_paths == ["/data"]
 
 
 def test_missing_mount_is_critical_after_30_seconds_and_not_queried(host):
@@ -80,7 +80,7 @@ def test_missing_mount_is_critical_after_30_seconds_and_not_queried(host):
     finding = single_finding(node, DATA)
     assert (finding.code, finding.subject, finding.shared_cause) == ("mount/missing", "/data", True)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 30.0)
-    assert node.asked == []
+    assert node.statvfs_paths == []
 
 
 def test_stale_file_handle_is_critical_after_30_seconds(host):
@@ -146,7 +146,7 @@ def test_topmost_of_several_mounts_counts(host):
 def test_automounter_is_triggered(host):
     node = host(ROOT + AUTOFS, mounts=NFS)
     assert findings(mount, node, Config(name="/data", fstype="nfs")) == []
-    assert node.asked == ["/data"]
+    assert node.statvfs_paths == ["/data"]
 
 
 def test_automounter_that_does_not_mount_is_missing(host):
@@ -164,7 +164,7 @@ def test_path_in_indirect_map_is_triggered(host):
     indirect = "30 21 0:50 / /home rw,relatime shared:9 - autofs auto.home rw,fd=41,indirect\n"
     node = host(ROOT + indirect, mounts=NFS.replace("/data", "/home/shared"))
     assert findings(mount, node, Config(name="/home/shared")) == []
-    assert node.asked == ["/home/shared"]
+    assert node.statvfs_paths == ["/home/shared"]
     assert single_finding(host(ROOT + indirect), Config(name="/home/shared")).code == "mount/missing"
     assert single_finding(host(ROOT + indirect), Config(name="/homes")).code == "mount/missing"
 
@@ -181,7 +181,7 @@ def test_escaped_characters_in_mount_point_are_decoded(host):
 def test_other_file_systems_are_not_queried(host):
     node = host(ROOT + NFS + NFS.replace("/data", "/other"))
     findings(mount, node, DATA)
-    assert node.asked == ["/data"]
+    assert node.statvfs_paths == ["/data"]
 
 
 def test_mount_tables_of_real_machines_are_read(tmp_path):

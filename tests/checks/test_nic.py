@@ -22,7 +22,7 @@ BNXT, BNXT_RE = f"bnxt_en {PCI} eth0: ", f"bnxt_en {PCI} rocep65s0f0: "
 ICE, IRDMA, ENA = f"ice {PCI}: ", f"ice {PCI} rocep65s0f0: ", f"ena {PCI} eth0: "
 
 findings_from = partial(findings_of, nic, interval=0.1)
-finding_from = partial(finding_of, nic, apart=0.1)
+finding_from = partial(finding_of, nic, interval=0.1)
 
 DEAD = [
     f"{BNXT}Firmware reset aborted, rc = -110",

@@ -57,10 +57,10 @@ def node(tmp_path):
     return make
 
 
-def findings_after(node, *steps, at=GPU, config=None, apart=300.0):
+def findings_after(node, *steps, at=GPU, config=None, interval=300.0):
     """Return the findings of the last of several rounds with these counts."""
     hosts = [node(str(n), at, **step) for n, step in enumerate(steps)]
-    return [item for item in run_rounds(pcie_aer, hosts, config, apart) if isinstance(item, Finding)]
+    return [item for item in run_rounds(pcie_aer, hosts, config, interval) if isinstance(item, Finding)]
 
 
 def test_healthy_node_gives_counters_and_no_finding(node):
@@ -95,9 +95,9 @@ def test_single_nonfatal_error_warns(node):
     assert (finding.clears, finding.window_seconds) == (Clears.WINDOW, 86400.0)
 
 
-@pytest.mark.parametrize(("apart", "repeated"), [(3500.0, True), (3601.0, False)])
-def test_nonfatal_errors_repeated_within_an_hour_are_degraded(node, apart, repeated):
-    found = findings_after(node, {}, {"nonfatal": {"TLP": 1}}, {"nonfatal": {"TLP": 2}}, apart=apart)
+@pytest.mark.parametrize(("interval", "repeated"), [(3500.0, True), (3601.0, False)])
+def test_nonfatal_errors_repeated_within_an_hour_are_degraded(node, interval, repeated):
+    found = findings_after(node, {}, {"nonfatal": {"TLP": 1}}, {"nonfatal": {"TLP": 2}}, interval=interval)
     expected = (
         ("pcie_aer/nonfatal_repeated", Severity.DEGRADED) if repeated else ("pcie_aer/nonfatal", Severity.WARNING)
     )
@@ -109,7 +109,7 @@ def test_more_than_100_corrected_errors_an_hour_warn(node):
     (finding,) = findings_after(node, {}, {"correctable": {"BadTLP": 60}}, {"correctable": {"BadTLP": 101}})
     assert (finding.code, finding.severity) == ("pcie_aer/correctable", Severity.WARNING)
     slow = [{"correctable": {"BadTLP": 60 * n}} for n in range(4)]
-    assert findings_after(node, *slow, apart=3700.0) == []
+    assert findings_after(node, *slow, interval=3700.0) == []
 
 
 def test_limits_are_settings(node):
@@ -253,7 +253,7 @@ def test_message_has_error_place_and_reporter():
 
 def test_errors_of_devices_not_used_by_jobs_only_warn():
     assert summaries(bus_error(OTHER_PCI)) == [("fatal", OTHER_PCI, Severity.WARNING)]
-    assert summaries(bus_error(OTHER_PCI, "Non-Fatal"), bus_error(OTHER_PCI, "Non-Fatal"), apart=60.0) == [
+    assert summaries(bus_error(OTHER_PCI, "Non-Fatal"), bus_error(OTHER_PCI, "Non-Fatal"), interval=60.0) == [
         ("nonfatal", OTHER_PCI, Severity.WARNING)
     ]
     assert summaries(port_line(OTHER_PCI, "AER: subordinate device reset failed")) == [
@@ -265,17 +265,17 @@ def test_other_function_of_card_counts_as_the_card():
     assert summaries(bus_error(AUDIO)) == [("fatal", GPU, Severity.CRITICAL)]
 
 
-@pytest.mark.parametrize(("apart", "repeated"), [(4.0, False), (60.0, True), (3601.0, False)])
-def test_nonfatal_error_in_log_warns_and_repeated_within_an_hour_is_degraded(apart, repeated):
+@pytest.mark.parametrize(("interval", "repeated"), [(4.0, False), (60.0, True), (3601.0, False)])
+def test_nonfatal_error_in_log_warns_and_repeated_within_an_hour_is_degraded(interval, repeated):
     lines = [bus_error(GPU, "Non-Fatal")] * 2
     code, severity = ("nonfatal_repeated", Severity.DEGRADED) if repeated else ("nonfatal", Severity.WARNING)
-    assert summaries(*lines, apart=apart) == [(code, GPU, severity)]
+    assert summaries(*lines, interval=interval) == [(code, GPU, severity)]
 
 
 def test_errors_of_two_functions_within_five_seconds_count_once():
     lines = [bus_error(GPU, "Non-Fatal"), bus_error(AUDIO, "Non-Fatal")]
-    assert summaries(*lines, apart=4.0) == [("nonfatal", GPU, Severity.WARNING)]
-    assert summaries(*lines, apart=6.0) == [("nonfatal_repeated", GPU, Severity.DEGRADED)]
+    assert summaries(*lines, interval=4.0) == [("nonfatal", GPU, Severity.WARNING)]
+    assert summaries(*lines, interval=6.0) == [("nonfatal_repeated", GPU, Severity.DEGRADED)]
 
 
 def test_corrected_errors_and_detail_lines_give_no_finding():
@@ -299,9 +299,9 @@ def test_failed_reset_is_critical_and_failed_recovery_warns():
 
 def test_failed_recovery_after_an_error_adds_no_finding():
     failed = port_line(PORT, "AER: device recovery failed")
-    assert summaries(bus_error(GPU), failed, apart=3.0) == [("fatal", GPU, Severity.CRITICAL)]
-    assert summaries(bus_error(GPU, "Non-Fatal"), failed, apart=3.0) == [("nonfatal", GPU, Severity.WARNING)]
-    assert ("not_recovered", PORT, Severity.WARNING) in summaries(bus_error(GPU), failed, apart=90.0)
+    assert summaries(bus_error(GPU), failed, interval=3.0) == [("fatal", GPU, Severity.CRITICAL)]
+    assert summaries(bus_error(GPU, "Non-Fatal"), failed, interval=3.0) == [("nonfatal", GPU, Severity.WARNING)]
+    assert ("not_recovered", PORT, Severity.WARNING) in summaries(bus_error(GPU), failed, interval=90.0)
 
 
 def firmware_record(number, severity, pci):

@@ -29,7 +29,7 @@ def slot_line(port, text="Link Down", number="7"):
 
 
 findings_from = partial(findings_of, pcie_hotplug, node=NODE, interval=0.0)
-finding_from = partial(finding_of, pcie_hotplug, node=NODE, apart=0.0)
+finding_from = partial(finding_of, pcie_hotplug, node=NODE, interval=0.0)
 
 
 @pytest.mark.parametrize(("port", "pci", "kind"), [(TO_GPU, GPU, "GPU"), (TO_NIC, NIC, "network card")])

@@ -28,11 +28,11 @@ def gauge(value: float) -> Observation:
     return Observation("action", value, GAUGE)
 
 
-def store_after(*readings: Observation, apart: float = 100.0, boots: str = "") -> dict[str, Series]:
+def store_after(*readings: Observation, interval: float = 100.0, boots: str = "") -> dict[str, Series]:
     """Return the store after these readings at 0, 100, 200, ... s, in these boots ("aab"; by default all "a")."""
     store: dict[str, Series] = {}
     for number, reading in enumerate(readings):
-        store = update(store, [reading], number * apart, boots[number] if boots else "a")
+        store = update(store, [reading], number * interval, boots[number] if boots else "a")
     return store
 
 

@@ -31,7 +31,7 @@ def test_metrics_page_is_current() -> None:
     assert text == script.page(text), "run scripts/metrics_page.py: a metric or a check's OBSERVATIONS changed"
 
 
-@pytest.mark.parametrize("name", ["healthy", "troubled"])
+@pytest.mark.parametrize("name", ["healthy", "faulty"])
 def test_each_series_is_documented_with_type_and_labels(name: str, request: pytest.FixtureRequest) -> None:
     listed = {
         metric: (kind, set(re.findall(r"`(\w+)`", labels)))

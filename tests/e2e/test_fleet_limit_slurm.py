@@ -87,8 +87,8 @@ def test_third_node_with_shared_cause_waits_and_reports_it(
         assert "delayed by the fleet limit" in third.log.read_text()
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
         shown = subprocess.run(command, env=third.env, timeout=120, capture_output=True, text=True).stdout
-        assert "delayed by the fleet limit" in shown
-        assert "delayed 1 time; next attempt " in shown
+        assert "delayed by the fleet limit" in " ".join(shown.split())
+        assert "delayed 1 time; next attempt " in " ".join(shown.split())
 
         hold = third.wait_until(
             lambda s: (s["slurm"]["fleet_hold"] or {}).get("until", 0) - s["time"] > 30,

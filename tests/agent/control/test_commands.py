@@ -143,7 +143,7 @@ def test_repaired_refuses_fault_cleared_before_drain(condition_store: ConditionS
     clear_fault(condition_store, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
     assert refusal(condition_store, "repaired", code="gpu_xid/13").endswith("conditions on this node: none")
     clear_fault(condition_store, NOW + 5)
-    message = refusal(condition_store, "ack", code="gpu_xid/79", seconds=60, raised="because")
+    message = refusal(condition_store, "ack", code="gpu_xid/79", seconds=60, why="because")
     assert message.endswith("conditions on this node: none")
 
 
@@ -179,21 +179,21 @@ PAUSE_AND_ACK = pytest.mark.parametrize("command", ["pause", "ack"])
 )
 def test_pause_and_ack_refuse_invalid_duration(condition_store: ConditionStore, command: str, seconds: Any) -> None:
     assert " must last at most 7d" in refusal(
-        condition_store, command, code="gpu_xid/79", seconds=seconds, raised="because"
+        condition_store, command, code="gpu_xid/79", seconds=seconds, why="because"
     )
 
 
 @PAUSE_AND_ACK
 @pytest.mark.parametrize("reason", [None, "", "  "])
 def test_pause_and_ack_require_reason(condition_store: ConditionStore, command: str, reason: Any) -> None:
-    assert "needs a reason" in refusal(condition_store, command, code="gpu_xid/79", seconds=60, raised=reason)
+    assert "needs a reason" in refusal(condition_store, command, code="gpu_xid/79", seconds=60, why=reason)
 
 
 @pytest.mark.parametrize("command", ["pause", "ack", "repaired"])
 def test_reason_is_single_bounded_printable_line(condition_store: ConditionStore, command: str) -> None:
     request: dict[str, Any] = {"code": "gpu_xid/79", "part": "0000:61:00.0", "seconds": 60}
     assert "at most 500 characters" in refusal(
-        condition_store, command, **request, raised="x" * (MAX_REASON_LENGTH + 1)
+        condition_store, command, **request, why="x" * (MAX_REASON_LENGTH + 1)
     )
     reply = run_command(condition_store, command, **request, why=f"ticket\n12 \x1b[2J{'x' * (MAX_REASON_LENGTH - 14)}")
     assert "ticket 12 ?[2J" in reply

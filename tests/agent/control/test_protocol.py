@@ -30,7 +30,7 @@ REQUESTS = [
 def test_every_client_request_is_handled_by_daemon() -> None:
     names = {parse_command(request, "root (uid 0)", may_command=True) for request in REQUESTS}
     assert names == {*protocol.QUERIES, *protocol.COMMANDS}
-    assert {*COMMANDS, *FAILSLOW_COMMANDS} == names - {"status", "looks-left", "job-ended", "reload"}
+    assert {*COMMANDS, *FAILSLOW_COMMANDS} == names - {"status", "pending-runs", "job-ended", "reload"}
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request["command"])
@@ -70,13 +70,13 @@ def test_refusal_is_single_bounded_line(daemon: Daemon) -> None:  # noqa: F811
     reply = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
     assert reply == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
     assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "unknown command 'no'"}
-    assert daemon.answer(protocol.pending_runs("x"), "ann", False)["error"].startswith("asked: must be")
+    assert daemon.answer(protocol.pending_runs("x"), "ann", False)["error"].startswith("requested_at: must be")
 
 
 def test_daemon_answers_every_request(daemon: Daemon) -> None:  # noqa: F811
     for request in REQUESTS:
         reply = daemon.answer(request, "root (uid 0)", True)
-        assert reply.keys() & {"status", "left", "done", "error"}, request
+        assert reply.keys() & {"status", "pending", "done", "error"}, request
     assert daemon.command_counts == {"pause": 1, "failslow-pause": 1}, "a refused command is not counted"
 
 

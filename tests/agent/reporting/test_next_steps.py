@@ -24,7 +24,7 @@ def condition(**changes: Any) -> dict[str, Any]:
 
 def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[tuple[str, str]]:
     c = condition(**changes)
-    return list(next_steps(c, [c], slurm, flags))[1:]
+    return list(next_steps(c, [c], slurm, flags))[:-1]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_next_steps_depend_on_ending_and_state(changes, expected):
     assert steps(**changes) == expected
 
 
-def test_next_steps_start_with_explain():
+def test_next_steps_end_with_explain():
     c = condition()
-    assert next(iter(next_steps(c, [c], ()))) == ("next", "healthd explain gpu_xid/79 0000:61:00.0")
+    assert list(next_steps(c, [c], ()))[-1] == ("details", "healthd explain gpu_xid/79 0000:61:00.0")
 
 
 def test_repaired_command_for_whole_node_has_empty_part():
@@ -79,7 +79,7 @@ def test_condition_text_becomes_no_command_or_argument(code, subject):
         assert command.isprintable()
         assert shlex.split(command)[0] == "healthd"
     reset = condition(code=f"a/{code}", subject=subject, clears="gpu_reset")
-    assert [command for _, command in next_steps(reset, [reset], ())][-1].startswith("nvidia-smi --gpu-reset")
+    assert [command for _, command in next_steps(reset, [reset], ())][-2].startswith("nvidia-smi --gpu-reset")
     parser = Parser("repaired", "", "")
     COMMANDS["repaired"].flags(parser)
     parsed = parser.parse_args(shlex.split(repaired_command(c))[2:])

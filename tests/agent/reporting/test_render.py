@@ -368,7 +368,7 @@ def test_status_shows_problems_above_slurm_with_fix():
         slurm={**status_document()["slurm"], "fleet_hold": hold},
     )
     problems = [
-        "    once no job runs here (power on again at the BMC): systemctl poweroff",
+        "    details: healthd explain gpu_xid/79 0000:61:00.0",
         "",
         "Problems of healthd",
         "  no metrics page: in use",
@@ -387,7 +387,7 @@ def test_status_shows_problems_above_slurm_with_fix():
 def test_status_shows_next_command_unwrapped():
     stale_mount = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
     output = status(Page(40), conditions=[condition(), stale_mount]).splitlines()
-    assert "    next: healthd explain gpu_xid/79 0000:61:00.0" in output
+    assert "    details: healthd explain gpu_xid/79 0000:61:00.0" in output
     assert "    first, save the evidence: healthd record" in output
     assert "    once no job runs here (power on again at the BMC): systemctl poweroff" in output
     assert f"    after the repair: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in output
@@ -417,7 +417,7 @@ def test_check_reports_daemon_state_for_kernel_log_checks():
     text = check(from_daemon={**daemon_report, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only read the kernel log" in text
     assert "\n\n\n" not in check(from_daemon=daemon_report, results=[result(check="gpu_xid")]), "one empty line above"
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in text
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    first, " in text
 
 
 def test_status_before_first_round():

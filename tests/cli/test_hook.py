@@ -23,6 +23,9 @@ from waiting import until
 from healthd.agent.slurm.prolog_files import refusal_times
 from healthd.cli import hook
 
+PENDING = b'{"requested_at": 5, "pending": ["gpu_ecc"]}'
+NONE_PENDING = b'{"requested_at": 5, "pending": []}'
+PENDING_RUNS = b'{"command": "pending-runs", "requested_at": 5}\n'
 ROOT = Path(__file__).parents[2]
 PROLOG, EPILOG = ROOT / "packaging/slurm/prolog", ROOT / "packaging/slurm/epilog"
 SHELLS = [shell for shell in ("/bin/dash", "/bin/bash", "/bin/busybox") if os.path.exists(shell)]
@@ -252,16 +255,16 @@ def _restore_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_epilog_waits_until_checks_have_run(tmp_path: Path) -> None:
-    answers = [b'{"requested_at": 5, "pending": ["gpu_ecc"]}', b'{"requested_at": 5, "pending": ["gpu_ecc"]}', b'{"requested_at": 5, "pending": []}']
+    answers = [PENDING, PENDING, NONE_PENDING]
     with fake_daemon(tmp_path, *answers) as requests:
         assert hook.epilog(str(tmp_path), "12", 60.0) == "the checks have run"
-    assert requests == [b'{"command": "job-ended", "job": "12"}\n', *[b'{"command": "pending-runs", "requested_at": 5}\n'] * 2]
+    assert requests == [b'{"command": "job-ended", "job": "12"}\n', *[PENDING_RUNS] * 2]
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (b'{"requested_at": 5, "pending": ["gpu_ecc"]}', "still running: gpu_ecc"),
+        (PENDING, "still running: gpu_ecc"),
         (b'{"error": "job-ended: refused"}', "job-ended: refused"),
         (b"nonsense", "sent an invalid answer"),
         (None, "no reply"),
@@ -290,7 +293,7 @@ def healthd_program(tmp_path: Path) -> str:
 
 
 def test_epilog_script_ends_after_checks_have_run(tmp_path: Path, healthd_program: str) -> None:
-    with fake_daemon(tmp_path, b'{"requested_at": 5, "pending": []}') as requests:
+    with fake_daemon(tmp_path, NONE_PENDING) as requests:
         status, seconds = run_epilog(tmp_path, healthd_program, 200)
     assert (status, len(requests)) == (0, 1)
     assert seconds < 150
@@ -326,7 +329,7 @@ def answer_with_command(tmp_path: Path, code: str, seconds: float = 40.0) -> byt
 
 
 def test_epilog_runs_validation_and_reports_job_end_again(tmp_path: Path) -> None:
-    with fake_daemon(tmp_path, answer_with_command(tmp_path, "sys.exit(2)"), b'{"requested_at": 5, "pending": []}') as requests:
+    with fake_daemon(tmp_path, answer_with_command(tmp_path, "sys.exit(2)"), NONE_PENDING) as requests:
         assert hook.epilog(str(tmp_path), "12", 60.0) == "the checks have run; validated (status 2)"
     assert (tmp_path / "ran").read_text() == "--seconds 40"
     assert requests == [b'{"command": "job-ended", "job": "12"}\n'] * 2
@@ -373,7 +376,7 @@ def test_epilog_trusts_root_and_its_own_user_only(daemon_uid: int, own_uid: int,
 
 def test_epilog_ends_hanging_validation_in_time(tmp_path: Path) -> None:
     hangs = f"open({str(tmp_path / 'up')!r}, 'w'); import time; time.sleep(600)"
-    with fake_daemon(tmp_path, answer_with_command(tmp_path, hangs), b'{"requested_at": 5, "pending": []}'):
+    with fake_daemon(tmp_path, answer_with_command(tmp_path, hangs), NONE_PENDING):
         assert hook.epilog(str(tmp_path), "12", 12.0).endswith("the validation took too long")
 
 
@@ -392,7 +395,7 @@ def test_epilog_skips_validation_without_enough_time(
     "commands", ['"x"', "[3]", '[{"argv": "sh"}]', '[{"argv": []}]', '[{"argv": [1], "seconds": 1}]']
 )
 def test_epilog_ignores_invalid_command_of_daemon(tmp_path: Path, commands: str) -> None:
-    with fake_daemon(tmp_path, f'{{"requested_at": 5, "pending": [], "then": {commands}}}'.encode(), b'{"requested_at": 5, "pending": []}'):
+    with fake_daemon(tmp_path, f'{{"requested_at": 5, "pending": [], "then": {commands}}}'.encode(), NONE_PENDING):
         assert hook.epilog(str(tmp_path), "12", 60.0).startswith("the checks have run; ")
 
 

@@ -192,9 +192,7 @@ def test_pause_and_ack_require_reason(condition_store: ConditionStore, command: 
 @pytest.mark.parametrize("command", ["pause", "ack", "repaired"])
 def test_reason_is_single_bounded_printable_line(condition_store: ConditionStore, command: str) -> None:
     request: dict[str, Any] = {"code": "gpu_xid/79", "part": "0000:61:00.0", "seconds": 60}
-    assert "at most 500 characters" in refusal(
-        condition_store, command, **request, why="x" * (MAX_REASON_LENGTH + 1)
-    )
+    assert "at most 500 characters" in refusal(condition_store, command, **request, why="x" * (MAX_REASON_LENGTH + 1))
     reply = run_command(condition_store, command, **request, why=f"ticket\n12 \x1b[2J{'x' * (MAX_REASON_LENGTH - 14)}")
     assert "ticket 12 ?[2J" in reply
     assert reply.isprintable()

@@ -16,8 +16,8 @@ from pathlib import Path
 class Figure:
     """One row of the table.
 
-    Without `values`, the figure was not measured, and `name` says so. `aim` is the limit below which the median must
-    stay (None: no target; 0: the median must be 0).
+    Without `values`, the figure was not measured, and `name` gives the reason. `aim` is the limit below which the
+    median must stay (None: no target; 0: the median must be 0).
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Measure Prometheus' node_exporter on this machine in the same run: NODE_EXPORTER=PROGRAM, or one in the PATH.
 
-Without one, a row says so.
+Without one, a row gives the reason.
 """
 
 from __future__ import annotations

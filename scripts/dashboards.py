@@ -277,7 +277,7 @@ NODE = (
         "stat",
         (4, 4),
         [Query(f"healthd_mode_info{{{HERE}}}", "{{mode}}")],
-        "What healthd may change in Slurm for this node.",
+        "Changes that healthd may make in Slurm for this node.",
     ),
     Panel(
         "Decision",

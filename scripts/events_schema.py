@@ -57,8 +57,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "One line of healthd's event stream",
-        "description": "docs/events.md says what each event and field means. A reader keeps an event that it does not "
-        "know, and fields that it does not know.",
+        "description": "docs/events.md documents each event and field. Readers keep unknown events and fields.",
         "type": "object",
         "properties": fields,
         "required": list(event.HEAD),

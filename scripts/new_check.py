@@ -35,7 +35,7 @@ def example() -> tuple[str, str, str]:
 def problem(name: str) -> str:
     """Return why the name is invalid for a new check, or "" if it is valid."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        return f'"{name}" is no name for a check: write small letters, digits and "_", as in "disk_space"'
+        return f'"{name}" is not a valid name for a check: use lower-case letters, digits and "_", as in "disk_space"'
     if len(name) > LONGEST:
         return f'"{name}" is too long for a check: {LONGEST} characters at most'
     for path in (f"checks/{name}.py", f"tests/checks/test_{name}.py"):

@@ -240,7 +240,7 @@ def end(process: psutil.Process) -> None:
 
 
 def processes(run: Path) -> Iterator[psutil.Process]:
-    """Yield the live descendants of this process, the processes of `run`, and the descendants of those."""
+    """Yield the live descendants of this process, and the processes of `run` with their descendants."""
     own = psutil.Process()
     spared = {own, *own.parents()}
     found = set(own.children(recursive=True))

@@ -37,8 +37,8 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
     """Return the points of Bayesian online change-point detection (Adams and MacKay, arXiv 0710.3742).
 
     It has a constant hazard and a Normal-Gamma prior at the scale of the first samples. A point is each time that
-    P(r <= 5) rises above 0.9; P(r = 0) would always be the hazard. The longest run lengths are merged. Nothing is
-    verified: each change is a point, faster or slower.
+    P(r <= 5) rises above 0.9; P(r = 0) would always be the hazard. The longest run lengths are merged.
+    Changes are not verified: each one is a point, faster or slower.
     """
     x = np.asarray(value, dtype=float)
     if len(x) < 2 * RECENT:

@@ -27,7 +27,8 @@ from history.telling import Streams
 from history.truth import Truth
 from history.workload import HOUR, Job, Workload
 
-LOOPS, LOOPS_FROM = 0.02, 32  # share of the node failures of jobs with so many nodes that begin a crash loop
+# Share of the node failures that begin a crash loop, for jobs with at least LOOPS_FROM nodes.
+LOOPS, LOOPS_FROM = 0.02, 32
 LARGE = 128  # GPUs: r_f counts larger jobs
 EXCLUDED_FOR = 7 * DAY
 EXCLUDES, SUPERSTITION = 0.25, 0.001  # share of users who exclude a node: after a fault, after their own mistake

@@ -117,7 +117,8 @@ def told(results: dict[str, list[Outcome]]) -> list[tuple[str, list[list[str]]]]
         sections.append((f"{what}: %, exact 95 % interval, count", grid))
     head = ["", "|onset error|", "within 10", "of 8 to 12 %", "alarm after onset", "|relief error|"]
     for name, of in results.items():
-        title = f"{name}: time, in iterations from the true onset; reports outside of any slowness in {stray(of)}"
+        title = f"{name}: time, in iterations from the true onset; "
+        title += f"reports outside of any slowness in {stray(of)}"
         sections.append((title, [head, *map(list, timing(of))]))
     quiet = [one for one in results["healthd"] if one.made.cv <= QUIET_CV]
     sections.append(("healthd at CV <= 5 %: time", [head, *map(list, timing(quiet))]))

@@ -139,7 +139,8 @@ def windows(seed: int, each: int) -> None:
                             kinds.setdefault(signal.kind, Counter())[f"{noise} {word}"] += 1
             print(
                 f"{threshold:10} {noise:6} {told['no training wrong']:9} of {told['no training']:5}"
-                f" {told['training right'] / told['training']:15.1%} {told['training wrong']:6} of {told['training']:5}"
+                f" {told['training right'] / told['training']:15.1%}"
+                f" {told['training wrong']:6} of {told['training']:5}"
             )
     rule.THRESHOLD = kept
     print(f"\nby kind, at {kept}: found at noise {', '.join(map(str, NOISES))}; wrong or false")

@@ -122,7 +122,8 @@ def main() -> int:
     _line("recall of failures whose fault was detected", ours["recall"], RECALL)
     for words, some in zip(("all open conditions", "open conditions that drain"), standing, strict=True):
         theirs = measured(some, truth)
-        print(f"  naive, {words} in the window: precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
+        print(f"  naive, {words} in the window: ", end="")
+        print(f"precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
     by_chance = sum(cause["by_chance"] for cause in told["causes"] if cause["cause"] != USER_CAUSE)
     wrong = [one for one in found if one.cause != USER_CAUSE and not right(one, truth)]
     print(f"  except the program's: {by_chance} expected by chance, {len(wrong)} wrong")

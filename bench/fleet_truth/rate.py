@@ -89,7 +89,8 @@ def beside_the_truth(db: Path, truth: Path) -> bool:
     for how in END_KINDS:
         print(f"{how:11} {told['by_end'][how]:6,}  {hit[how]:5,}  {looped[how]:14,}")
     print(
-        f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "
+        f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; "
+        f"r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "
         f"truth {true:.2f}, with the crash loops {with_loops:.2f}: {'met' if met else 'MISSED'}\n"
     )
     return met

@@ -95,7 +95,8 @@ class Books:
         self._day.write(
             f"{job.id}|{shown}|{CLUSTER}|{state}{by}|{EXITS.get(state, '0:0')}|"
             f"{job.submitted}|{job.eligible}|"
-            f"{start}|{'Unknown' if end is None else end}|00:00:00|{many}|{nodes}|{cpus}|{tres}|gpu|a{user % 20:02d}|"
+            f"{start}|{'Unknown' if end is None else end}|00:00:00|{many}|{nodes}|{cpus}|{tres}|"
+            f"gpu|a{user % 20:02d}|"
             f"{job.qos}|{job.priority}|u{user:04d}||{job.limit // 60}|{job.restarts}|{job.name}|{job.folder}|"
             f"sbatch --gpus={gpus} --time={job.limit // 60}{unwanted} run.sh|{job.row}\n"
         )

@@ -94,7 +94,8 @@ def _counted(events: Sequence[Event], wanted: Wanted) -> Iterable[str]:
     for name in COUNTED:
         least, most = wanted.told.get(name, (0, 0))
         if not least <= found[name] <= most:
-            yield f'"{name}" is reported {found[name]} times, not {least if least == most else f"{least} to {most}"}'
+            expected_times = least if least == most else f"{least} to {most}"
+            yield f'"{name}" is reported {found[name]} times, not {expected_times}'
 
 
 def _name(event: Event) -> str:

@@ -95,10 +95,8 @@ def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
 def compared(what: str, told: float, true: float) -> tuple[bool, str]:
     off = abs(told - true) / true if true else float(told != 0)
     met = off <= WITHIN
-    return (
-        met,
-        f"{what} {told:,.0f}, truth {true:,.0f}: off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}",
-    )
+    verdict = f"off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}"
+    return met, f"{what} {told:,.0f}, truth {true:,.0f}: {verdict}"
 
 
 def rows(truth: Path, name: str) -> Iterator[dict[str, str]]:

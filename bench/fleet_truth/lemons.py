@@ -148,7 +148,8 @@ def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
     for least in PRECISIONS:
         ours = recall_at([node.probability for node in nodes], nodes, least)
         told, of_all = (recall_at(ratios, nodes, least) for ratios in oracles)
-        print(f"  at precision {least}: ranking of healthd {ours:.2f}, oracle {told:.2f}, of all faults {of_all:.2f}")
+        print(f"  at precision {least}: ranking of healthd {ours:.2f}, ", end="")
+        print(f"oracle {told:.2f}, of all faults {of_all:.2f}")
     return recall, at_precision[0]
 
 

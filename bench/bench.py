@@ -1,8 +1,8 @@
-"""`make bench`: what healthd costs on this machine, as a table. `--json FILE` writes the figures too.
+"""`make bench`: the cost of healthd on this machine, as a table. `--json FILE` also writes the figures.
 
-Nothing is simulated but the hardware: `healthd run` as a user starts it, its worker, a real slurmctld. CPU time is what
-the scheduler counted (a process's own clock, nanoseconds), memory is PSS (smaps_rollup), a wake-up is a time slice that
-a thread got (schedstat). What is measured is in the other files of this folder, a subject each.
+Only the hardware is simulated: `healthd run` as a user starts it, its worker, a real slurmctld. CPU time is what the
+scheduler counts (the clock of the process, in nanoseconds), memory is PSS (smaps_rollup), a wake-up is a time slice of
+a thread (schedstat). The measurements are in the other files of this folder, one subject per file.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
 
 
 def main() -> int:
-    """Exit status 1 if an aim is missed, 2 if something could not be measured."""
-    parser = argparse.ArgumentParser(description="What healthd costs on this machine.")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    """Run the benchmarks. Returns 1 if a target is missed, 2 if something could not be measured."""
+    parser = argparse.ArgumentParser(description="Measure the cost of healthd on this machine.")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", metavar="PART", choices=sorted(PARTS), help=f"one of {', '.join(PARTS)}")
     parser.add_argument(
-        "--rounds", metavar="N", type=int, default=rounds.LAST_ROUND, help="until which it may not grow"
+        "--rounds", metavar="N", type=int, default=rounds.LAST_ROUND, help="last round of the growth measurement"
     )
     args = parser.parse_args()
     PARTS["growth"] = functools.partial(rounds.growth, args.rounds)
     figures: list[Figure] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as compiled:
-        # Compiled modules, as where healthd is installed: without them each start compiles everything again.
+        # Compiled modules, as in an installation: without them each start would compile everything again.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ |= {"PYTHONPYCACHEPREFIX": compiled, "PYTHONPATH": str(REPOSITORY)}
         compile_all()
@@ -77,7 +77,7 @@ def main() -> int:
                 print(f"bench: {name} ...", file=sys.stderr, flush=True)
                 try:
                     figures += part()
-                except Exception:  # the others are measured all the same
+                except Exception:  # measure the other parts nevertheless
                     traceback.print_exc()
                     failed.append(name)
     print(machine())

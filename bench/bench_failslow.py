@@ -1,8 +1,8 @@
-"""How right `healthd failslow` is: what it finds, misses, reports of healthy jobs, and whom it blames, on made sets
-whose truth is known (bench/failslow/), beside plain BOCD and a sliding window on the same sets. `make bench-failslow`;
-docs/bench.md has the figures. Exit status 1: an aim was missed.
+"""Measure the accuracy of `healthd failslow` on generated sets with known faults: `make bench-failslow`.
 
-Seeds below 100 are those that thresholds were chosen on.
+The sets come from bench/failslow/. The script reports detected and missed faults, false alarms on healthy jobs and the
+accuracy of the blame, next to plain BOCD and a sliding window on the same sets. docs/bench.md has the figures. Exit
+status 1: a target was missed. The thresholds were chosen on seeds below 100.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from healthd.failslow.analysis import diagnose
 from healthd.failslow.model import Diagnosis
 
 SEED = 101
-STREAMS = 200  # of operations, whose period is looked for
+STREAMS = 200  # operation streams whose period is searched
 
 
 def healthd(made: Made) -> Diagnosis:
-    """What healthd answers of a set, but for reading its file."""
+    """Return healthd's diagnosis of a set, without reading its file."""
     return diagnose(made.series, made.evidence)
 
 
@@ -41,17 +41,17 @@ DETECTORS: dict[str, Callable[[Made], Diagnosis]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How right healthd failslow is, and what it costs.")
-    parser.add_argument("--seed", type=int, action="append", help=f"of the sets ({SEED}); several are pooled")
-    parser.add_argument("--positive", type=int, default=POSITIVE, help="sets of a seed")
-    parser.add_argument("--negative", type=int, default=NEGATIVE, help="sets of a seed")
-    parser.add_argument("--alone", action="store_true", help="healthd without the two others beside it")
+    parser = argparse.ArgumentParser(description="Measure accuracy and cost of healthd failslow.")
+    parser.add_argument("--seed", type=int, action="append", help=f"seed of the sets ({SEED}); several are pooled")
+    parser.add_argument("--positive", type=int, default=POSITIVE, help="slow sets per seed")
+    parser.add_argument("--negative", type=int, default=NEGATIVE, help="healthy sets per seed")
+    parser.add_argument("--alone", action="store_true", help="measure healthd without the two other detectors")
     parser.add_argument("--sets", action="store_true", help="name each set whose answer is wrong")
     parser.add_argument(
         "--alibaba", type=Path, metavar="DIR", help="mini-batch-time of alibaba/clusterdata, cluster-trace-gpu-v2020"
     )
-    parser.add_argument("--rows", type=int, default=0, help="of files whose cost is measured; periods too (0: neither)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, for docs/bench.md")
+    parser.add_argument("--rows", type=int, default=0, help="rows of the files for cost and period (0: skip both)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for docs/bench.md to FILE")
     asked = parser.parse_args()
     if asked.alibaba and not (asked.alibaba / "job_1_norm.csv").is_file():
         print(f"bench_failslow: --alibaba: {asked.alibaba} has no job_1_norm.csv", file=sys.stderr)
@@ -84,12 +84,12 @@ def main() -> int:
     for met, sentence in verdicts:
         print(sentence if met is None else f"{'met' if met else 'MISSED'}: {sentence}")
     if not asked.alibaba:
-        print("NOT MEASURED: the public trace of Alibaba was not named: make bench-failslow ALIBABA=DIR")
+        print("NOT MEASURED: the public trace of Alibaba; run make bench-failslow ALIBABA=DIR")
     return 1 if any(met is False for met, _ in verdicts) else 0
 
 
 def outcomes(name: str, seeds: Sequence[int], positive: int, negative: int) -> list[Outcome]:
-    """Of all sets, in as many processes as there are cores: each makes its sets itself."""
+    """Return the outcomes of all sets, computed in one process per core. Each process generates its sets itself."""
     parts = [(name, seed, positive, negative, part) for seed in seeds for part in range(PARTS)]
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         return [one for some in pool.imap_unordered(_part, parts) for one in some]
@@ -105,7 +105,7 @@ def _part(asked: tuple[str, int, int, int, int]) -> list[Outcome]:
 
 
 def told(results: dict[str, list[Outcome]]) -> list[tuple[str, list[list[str]]]]:
-    """(title, rows) of each table."""
+    """Return (title, rows) of each table."""
     sections = []
     for nth, what in ((1, "healthy sets with any report (FPR)"), (2, "slow sets that were missed (FNR)")):
         tables = {name: {row[0]: row for row in table(of)} for name, of in results.items()}
@@ -117,12 +117,13 @@ def told(results: dict[str, list[Outcome]]) -> list[tuple[str, list[list[str]]]]
         sections.append((f"{what}: %, exact 95 % interval, count", grid))
     head = ["", "|onset error|", "within 10", "of 8 to 12 %", "alarm after onset", "|relief error|"]
     for name, of in results.items():
-        title = f"{name}: when, in iterations from the true onset; points outside of any slowness in {stray(of)}"
+        title = f"{name}: time, in iterations from the true onset; "
+        title += f"reports outside of any slowness in {stray(of)}"
         sections.append((title, [head, *map(list, timing(of))]))
     quiet = [one for one in results["healthd"] if one.made.cv <= QUIET_CV]
-    sections.append(("healthd at CV <= 5 %: when", [head, *map(list, timing(quiet))]))
+    sections.append(("healthd at CV <= 5 %: time", [head, *map(list, timing(quiet))]))
     blamed = [[str(cell) for cell in row] for row in blame(results["healthd"])]
-    sections.append(("healthd: who is blamed", [["", "sets", "rightly", "wrongly", "nobody", "cause right"], *blamed]))
+    sections.append(("healthd: blame", [["", "sets", "right", "wrong", "none", "cause right"], *blamed]))
     return sections
 
 
@@ -144,7 +145,7 @@ def show(grid: list[list[str]]) -> None:
 
 
 def each(of: Sequence[Outcome]) -> None:
-    """A line a set that is not answered rightly, to look at: `sets(SEED)` makes it again by its name."""
+    """Print one line for each set with a wrong answer. `sets(SEED)` generates it again by its name."""
     print()
     for one in sorted(of, key=lambda one: one.made.name):
         wrong = []

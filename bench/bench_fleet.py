@@ -1,9 +1,11 @@
-"""What the fleet's store costs: ingest of a made history from the text of Slurm's programs, the daily rerun, the
-events, each question, each answer, all answers at once with all sources and without each one; and whether the answers
-are right, as far as the history's truth or public data can tell (bench/fleet_truth/). `make bench-fleet JOBS=400000` is
-a smaller one; docs/bench.md has the figures.
+"""Measure the cost of the fleet store and the accuracy of its answers: `make bench-fleet`.
 
-The history is made once for its size, its seed and its generator, below --folder, and kept; the stores are not.
+Measured are the ingest of a generated history from the text output of Slurm's programs, the daily rerun, the events,
+each query, each answer, and all answers at once, with all sources and without each one. The accuracy is checked against
+the truth of the history or public data (bench/fleet_truth/). `make bench-fleet JOBS=400000` is a smaller run;
+docs/bench.md has the figures.
+
+A history is generated once for its size, seed and generator, below --folder, and kept; the stores are not kept.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from pathlib import Path
 from history.size import FULL, Size, nodes_for, refusal
 
 REPOSITORY = Path(__file__).parents[1]
-# Seconds and MiB. The growth is of twice the jobs.
+# Seconds and MiB. GROWTH is the factor for twice the jobs.
 INGEST_SECONDS, INGEST_MIB, RERUN_SECONDS, GROWTH = 300.0, 1024.0, 10.0, 2.2
-ANSWERS_SECONDS, ANSWERS_MIB = 60.0, 1024.0  # of 4 million jobs
+ANSWERS_SECONDS, ANSWERS_MIB = 60.0, 1024.0  # for 4 million jobs
 RERUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one program: seconds on the clock, of the CPUs (user and system, its children's too), MiB resident at most."""
+    """Cost of one program: wall seconds, CPU seconds (user and system, with children), and peak resident MiB."""
 
     name: str
     wall: float
@@ -43,21 +45,21 @@ class Cost:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the fleet's store costs.")
+    parser = argparse.ArgumentParser(description="Measure the cost of the fleet store.")
     parser.add_argument("--jobs", type=int, default=FULL[0])
-    parser.add_argument("--nodes", type=int, help="of 8 GPUs; as many as keep them busy")
+    parser.add_argument("--nodes", type=int, help="nodes with 8 GPUs each (default: enough for the jobs)")
     parser.add_argument("--months", type=int, default=FULL[2])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "histories", help="where histories lie")
-    parser.add_argument("--no-half", action="store_true", help="do not measure half the jobs too")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "histories", help="folder of histories")
+    parser.add_argument("--no-half", action="store_true", help="skip the measurement with half the jobs")
     parser.add_argument("--lanl", type=Path, metavar="FILE", help="LA-UR-05-7318, the failures of LANL's nodes, as CSV")
-    parser.add_argument("--answers-of", type=Path, metavar="DB", help="measure the answers of this store, nothing else")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, for programs")
+    parser.add_argument("--answers-of", type=Path, metavar="DB", help="measure only the answers of this store")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     asked = parser.parse_args()
     if asked.answers_of:
         return 0 if tell(answers_judged(answers(asked.answers_of))) else 1
     if asked.lanl and not asked.lanl.is_file():
-        print(f"bench_fleet: --lanl: {asked.lanl} is not there", file=sys.stderr)
+        print(f"bench_fleet: --lanl: {asked.lanl} does not exist", file=sys.stderr)
         return 2
     size = Size(asked.jobs, asked.nodes or nodes_for(asked.jobs, asked.months), asked.months, asked.seed)
     half = Size(size.jobs // 2, max(4, size.nodes // 2), size.months, size.seed)
@@ -84,7 +86,7 @@ def main() -> int:
         folder_mib = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / (1 << 20)
     finally:
         shutil.rmtree(store, ignore_errors=True)
-    print(f"the store has {folder_mib:.0f} MiB; load average at the end {load()}\n")
+    print(f"size of the store: {folder_mib:.0f} MiB; load average at the end {load()}\n")
     met = tell(
         judged(ingests, [cost for cost in costs if cost.name == RERUN], size)
         + answers_judged(of_answers)
@@ -99,7 +101,7 @@ def main() -> int:
 
 
 def tell(verdicts: list[tuple[bool, str]]) -> bool:
-    """Whether all are met."""
+    """Print the verdicts. Returns True if all targets are met."""
     for _, sentence in verdicts:
         print(sentence)
     return all(met for met, _ in verdicts)
@@ -109,30 +111,32 @@ def tell(verdicts: list[tuple[bool, str]]) -> bool:
 
 
 def history(size: Size, folder: Path) -> Path:
-    """The history's folder, which is made if it is not there."""
+    """Return the folder of the history. Generate it if it does not exist."""
     made = folder / f"{size.jobs}-jobs-{size.nodes}-nodes-{size.months}-months-seed-{size.seed}-{generator()}"
     if not made.exists():
         flags = (f"--{name}={getattr(size, name)}" for name in ("jobs", "nodes", "months", "seed"))
-        print(f"making {made}", flush=True)
+        print(f"generating {made}", flush=True)
         print(
             row(
-                measured("  made", [sys.executable, str(REPOSITORY / "bench/make_history.py"), f"--out={made}", *flags])
+                measured(
+                    "  total", [sys.executable, str(REPOSITORY / "bench/make_history.py"), f"--out={made}", *flags]
+                )
             )
         )
     return made
 
 
 def generator() -> str:
-    """Of what writes the history: another one makes another history."""
+    """Return a hash of the code that generates the history: other code makes another history."""
     whole = sha256()
     for path in (*sorted((REPOSITORY / "bench/history").glob("*.py")), REPOSITORY / "healthd/events/schema.py"):
         whole.update(path.read_bytes())
     return whole.hexdigest()[:8]
 
 
-# --- what is measured
+# --- measurements
 
-RERUN = "the daily rerun: one day is new"
+RERUN = "daily rerun with one new day"
 
 
 def ingest_of_all_but_the_last_day(size: Size, made: Path, store: Path) -> Cost:
@@ -140,18 +144,18 @@ def ingest_of_all_but_the_last_day(size: Size, made: Path, store: Path) -> Cost:
 
 
 def reruns(made: Path, store: Path) -> list[Cost]:
-    """The same command on the next day; again after that day's file has changed; and with nothing new."""
+    """Return the cost of the same command on the next day, after a change of that day's file, and with nothing new."""
     costs = []
     for number in range(RERUNS):
         if number:
             os.utime(days(made)[-1])
         costs.append(fleet_ingest(RERUN, store, "--sacct", *days(made)))
-    costs.append(fleet_ingest("a rerun with nothing new", store, "--sacct", *days(made)))
+    costs.append(fleet_ingest("rerun with nothing new", store, "--sacct", *days(made)))
     return costs
 
 
 def optional_sources(made: Path) -> dict[str, tuple[str | Path, ...]]:
-    """name -> its flags, of every source beside sacct."""
+    """Return the flags of every source except sacct, by name."""
     return {
         "nodes and topology": ("--nodes", made / "nodes.csv", "--topology", made / "topology.conf"),
         "slurmctld's log": ("--slurmctld-log", made / "slurmctld.log"),
@@ -169,10 +173,11 @@ def others(made: Path, store: Path) -> list[Cost]:
 
 
 def without_each_source(made: Path, jobs: Path) -> list[Cost]:
-    """The report of stores that lack one source each, and of one without jobs. jobs: a store of sacct alone.
+    """Return the cost of the report on stores that lack one source each. `jobs` is a store of sacct alone.
 
-    A query plan depends on which tables are empty: a site without slurmctld's log once paired every job with every
-    pre-empted job, which no history with all sources showed."""
+    A query plan depends on which tables are empty. A site without slurmctld's log once got a plan that paired every job
+    with every pre-empted job; histories with all sources did not show this.
+    """
     sources = optional_sources(made)
     costs = []
     for missing in (*sources, "sacct"):
@@ -191,7 +196,7 @@ def without_each_source(made: Path, jobs: Path) -> list[Cost]:
 
 def questions(store: Path) -> list[Cost]:
     return [
-        fleet(f"question {path.stem}", "query", path.stem, "--db", str(store), "--csv")
+        fleet(f"query {path.stem}", "query", path.stem, "--db", str(store), "--csv")
         for path in sorted((REPOSITORY / "healthd/fleet/sql").glob("*.sql"))
     ]
 
@@ -201,11 +206,11 @@ ALL_ANSWERS = "all answers in one process"
 
 
 def answers(store: Path) -> list[Cost]:
-    """Each answer alone, and all of them on one page; as many threads as there are cores."""
+    """Return the cost of each answer alone, and of all on one page, with as many threads as cores."""
     from healthd.cli.fleet import answers as fleet_answers
     from healthd.cli.fleet import compare, lemons
 
-    # What an answer cannot do without, beside the store.
+    # Required options besides the store.
     flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
     commands = (*fleet_answers.COMMANDS, *lemons.COMMANDS, *compare.COMMANDS)
     names = [name for name in (command.partition(" ")[2] for command in commands) if name not in WITHOUT_A_STORE]
@@ -218,7 +223,7 @@ def answers(store: Path) -> list[Cost]:
 
 
 def halves(store: Path) -> tuple[str, str]:
-    """The first and the second half of what the store tells of, as `compare` is asked of them."""
+    """Return the first and the second half of the period that the store covers, as options of `compare`."""
     from healthd.fleet.engine import covered_period
     from healthd.fleet.store import open_for_reading
     from healthd.fleet.tables import TABLES
@@ -226,21 +231,21 @@ def halves(store: Path) -> tuple[str, str]:
     with open_for_reading(str(store)) as snapshot:
         known = covered_period({table: snapshot.files(table) for table in TABLES})
     if known is None:
-        sys.exit(f"{store}: nothing in it has a time")
+        sys.exit(f"{store}: contains no times")
     times = (known[0], sum(known) // 2, known[1])
     begin, middle, end = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(one)) for one in times)
     return f"{begin}..{middle}", f"{middle}..{end}"
 
 
-# No aim is missed by what was not measured; but who reads that all are met must see it.
+# Counts as met, so that a skipped measurement fails nothing; the text shows that it was skipped.
 NOT_MEASURED = (
     True,
-    "NOT MEASURED: lanl.py: its public data, LA-UR-05-7318, was not named: make bench-fleet LANL=FILE",
+    "NOT MEASURED: lanl.py needs the public data LA-UR-05-7318: make bench-fleet LANL=FILE",
 )
 
 
 def truths(store: Path, truth: Path, lanl: Path | None) -> list[tuple[bool, str]]:
-    """What each bench of bench/fleet_truth says, as it says it, and whether it missed an aim."""
+    """Run each benchmark of bench/fleet_truth. Returns whether each met its targets."""
     of_the_history = ("--db", str(store), "--truth", str(truth))
     asked = {
         "attribution": of_the_history,
@@ -258,7 +263,7 @@ def truths(store: Path, truth: Path, lanl: Path | None) -> list[tuple[bool, str]
             continue
         print(f"\n{path.relative_to(REPOSITORY)}", flush=True)
         done = subprocess.run([sys.executable, str(path), *flags], env=environment(), check=False)
-        verdicts.append(verdict(done.returncode == 0, f"{path.name}, which printed its figures above"))
+        verdicts.append(verdict(done.returncode == 0, f"{path.name} (figures above)"))
     return verdicts
 
 
@@ -277,7 +282,7 @@ def days(made: Path) -> list[Path]:
 
 
 def measured(name: str, argv: Sequence[str], well: Sequence[int] = (0,)) -> Cost:
-    """One program to its end. Its peak is the largest of its processes' (getrusage(2)); a failure ends this one."""
+    """Run one program to its end. The peak is that of its largest process (getrusage(2)); a failure exits."""
     with tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors, env=environment())
@@ -296,7 +301,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'bench'}"}
 
 
-# --- what is said
+# --- output
 
 
 def row(cost: Cost) -> str:
@@ -304,14 +309,14 @@ def row(cost: Cost) -> str:
 
 
 def judged(ingests: list[Cost], daily: list[Cost], size: Size) -> list[tuple[bool, str]]:
-    """(met, sentence) for each aim."""
+    """Return (met, sentence) for each target."""
     whole, peak = ingests[-1], max(cost.mib for cost in ingests)
     rerun = statistics.median(cost.wall for cost in daily)
     spread = f"{min(cost.wall for cost in daily):.1f} to {max(cost.wall for cost in daily):.1f} s, n={len(daily)}"
     said = [
         (whole.wall <= INGEST_SECONDS, f"ingest of {size.jobs:,} jobs: {whole.wall:.0f} s, aim {INGEST_SECONDS:.0f} s"),
-        (peak < INGEST_MIB, f"its memory at most: {peak:.0f} MiB, aim below {INGEST_MIB:.0f} MiB"),
-        (rerun < RERUN_SECONDS, f"the daily rerun: {rerun:.1f} s ({spread}), aim below {RERUN_SECONDS:.0f} s"),
+        (peak < INGEST_MIB, f"peak memory of the ingest: {peak:.0f} MiB, aim below {INGEST_MIB:.0f} MiB"),
+        (rerun < RERUN_SECONDS, f"daily rerun: {rerun:.1f} s ({spread}), aim below {RERUN_SECONDS:.0f} s"),
     ]
     if len(ingests) == 2:
         clock, work = (after / before for before, after in ((ingests[0].wall, whole.wall), (ingests[0].cpu, whole.cpu)))
@@ -327,14 +332,14 @@ def answers_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
         verdict(whole.wall <= ANSWERS_SECONDS, f"{ALL_ANSWERS}: {whole.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
         verdict(
             most.mib < ANSWERS_MIB,
-            f"their memory at most: {most.mib:.0f} MiB ({most.name}), aim below {ANSWERS_MIB:.0f} MiB",
+            f"peak memory of the answers: {most.mib:.0f} MiB ({most.name}), aim below {ANSWERS_MIB:.0f} MiB",
         ),
-        (True, f"the longest alone: {longest.name}, {longest.wall:.1f} s"),
+        (True, f"slowest single answer: {longest.name}, {longest.wall:.1f} s"),
     ]
 
 
 def reports_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
-    """Each report, without one source, meets the aims of the report with all sources."""
+    """Compare each report without one source with the targets of the report with all sources."""
     longest, most = max(costs, key=lambda cost: cost.wall), max(costs, key=lambda cost: cost.mib)
     return [
         verdict(longest.wall <= ANSWERS_SECONDS, f"{longest.name}: {longest.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),

@@ -1,4 +1,4 @@
-"""Writes the logs that `make bench` scans: a GPU node's syslog, with as many faults as is asked for."""
+"""Write the logs that `make bench` scans: a GPU node's syslog with a given share of faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.agent.kernel_log.prefix import strip_prefix
 
 CAPTURES = Path(__file__).parents[1] / "tests/data/kernel_lines.jsonl"
 
-# What a GPU node's syslog is made of. {t}: seconds since the boot, {n}: a number, {h}: 48 bits in hexadecimal, {u}: a
+# Typical lines of a GPU node's syslog. {t}: seconds since the boot, {n}: a number, {h}: 48 bits in hexadecimal, {u}: a
 # user, {k}: a key.
 USUAL = (
     "sshd[{n}]: Accepted publickey for {u} from 10.1.{b}.{b} port {n} ssh2: ED25519 SHA256:{k}",
@@ -42,7 +42,7 @@ MONTH_SECONDS = 28 * 86400
 
 
 def write(path: Path, size: int, fault_each: int, seed: int = 1) -> int:
-    """About `size` bytes, one line in `fault_each` (0: none) a fault; returns the number of lines."""
+    """Write about `size` bytes; one line in `fault_each` is a fault (0: none). Returns the number of lines."""
     chance = random.Random(seed)
     average = 127
     step = MONTH_SECONDS / (size / average)
@@ -59,8 +59,10 @@ def write(path: Path, size: int, fault_each: int, seed: int = 1) -> int:
 
 
 def write_captures(path: Path, size: int, dated: bool) -> None:
-    """The captured kernel lines of the tests, four fifths of them faults, again and again: as they are, or `dated`, as
-    syslog would have them from one node, two seconds apart."""
+    """Write the captured kernel lines of the tests repeatedly; four fifths are faults.
+
+    With `dated`, the lines have syslog's prefix of one node and are two seconds apart.
+    """
     rows = [json.loads(row) for row in CAPTURES.read_text("utf-8").splitlines()]
     lines = [line for row in rows for line in row["text"].split("\n")]
     if dated:
@@ -75,7 +77,7 @@ def write_captures(path: Path, size: int, dated: bool) -> None:
 
 
 def write_storm(path: Path, lines: int) -> None:
-    """The same Xid, ten thousand times a second."""
+    """Write the same Xid, ten thousand lines per second of log time."""
     with open(path, "w") as file:
         for number in range(lines):
             seconds = number / 10_000

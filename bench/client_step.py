@@ -1,10 +1,10 @@
-"""What `healthd.client.step` costs a training loop: with healthd away, reading, and hung with a full queue.
+"""Measure the cost of `healthd.client.step` in a training loop: healthd absent, reading, or hung with a full queue.
 
     python bench/client_step.py [--steps N]
 
-Times are of the calls themselves, by the monotonic clock, whose own cost is measured and stated, not taken off. Half of
-the calls of each case send (SEND_SECONDS is 0 for them), as no real loop does; the other half has it as it is. Exit
-status 1: of a case more than one call of a hundred took longer than AIM_MICROSECONDS.
+Times are those of the calls, by the monotonic clock. The cost of the clock itself is printed and not subtracted. In
+half of the calls of each case every step sends (SEND_SECONDS is 0), which no real loop does; the other half uses the
+default. Exit status 1: in one case more than 1 % of the calls took longer than AIM_MICROSECONDS.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ while True:
 
 
 def measured(steps: int) -> list[float]:
-    """Microseconds of each call, ascending."""
+    """Return the microseconds of each call, ascending."""
     clock, step, took = time.perf_counter_ns, client.step, []
     for _ in range(steps):
         before = clock()
@@ -57,7 +57,7 @@ def row(name: str, took: list[float]) -> str:
 
 
 def both(name: str, steps: int) -> bool:
-    """Whether the aim is reached."""
+    """Measure with and without sending in each step. Returns True if the target is met."""
     reached = True
     for seconds, how in ((0.2, ""), (0.0, ", each step sends")):
         client.SEND_SECONDS = seconds
@@ -71,12 +71,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     steps = parser.parse_args().steps
-    print(f"{'us of one call':<44} {'median':>8} {'p99':>8} {'p99.9':>8} {'most':>9}   load {os.getloadavg()[0]:.1f}")
-    print(row("the clock alone", nothing(steps)))
+    print(f"{'us per call':<44} {'median':>8} {'p99':>8} {'p99.9':>8} {'max':>9}   load {os.getloadavg()[0]:.1f}")
+    print(row("clock only", nothing(steps)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "failslow.sock"
         os.environ["HEALTHD_SOCKET"] = str(path)
-        reached = both("healthd is away", steps)
+        reached = both("healthd absent", steps)
         cgroup = Path(folder) / f"proc/{os.getpid()}/cgroup"
         cgroup.parent.mkdir(parents=True)
         cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
@@ -86,11 +86,11 @@ def main() -> int:
             reader.stdout.readline()
             client.RETRY_SECONDS = 0.0
             client._pid = 0
-            reached &= both("healthd reads", steps)
+            reached &= both("healthd reading", steps)
             reader.send_signal(signal.SIGSTOP)
             for _ in range(2000):
                 client.step()  # fills the queue
-            reached &= both("healthd hangs, its queue is full", steps)
+            reached &= both("healthd hung, queue full", steps)
             reader.kill()
     return 0 if reached else 1
 

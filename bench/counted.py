@@ -1,4 +1,4 @@
-"""What the kernel counts of a daemon: CPU, wake-ups, memory; and how one that runs is waited for."""
+"""Read a daemon's CPU time, wake-ups and memory from the kernel, and wait for a running daemon."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def daemon_pid(daemon: Healthd) -> int:
 
 
 def cpu_ms(pid: int) -> float:
-    """CPU time of a process, ended threads included: its clock (linux/posix-timers.h, CPUCLOCK_SCHED)."""
+    """Return the CPU time of a process, with ended threads, from its clock (linux/posix-timers.h, CPUCLOCK_SCHED)."""
     return time.clock_gettime(~pid << 3 | 2) * 1000
 
 
 def time_slices(pid: int) -> int:
-    """Times that one of its threads got a CPU (Documentation/scheduler/sched-stats.rst, the third field)."""
+    """Return how often its threads got a CPU (Documentation/scheduler/sched-stats.rst, the third field)."""
     tasks = os.listdir(f"/proc/{pid}/task")
     return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[2]) for task in tasks)
 
 
 def tree_pss(daemon: Healthd) -> float:
-    """MiB of the daemon and its worker."""
+    """Return the memory of the daemon and its worker in MiB."""
     return sum(pss(pid) for pid in (daemon_pid(daemon), daemon.worker_pid()))
 
 

@@ -1,4 +1,4 @@
-"""From a line of the kernel log to the drain in a real slurmctld."""
+"""Measure the time from a kernel log line to the drain in a real slurmctld."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slurm_cluster import SlurmCluster
 
 DRAINS = 100
 INJECTED = "[kernel_log]\naccept_injected = true\n"
-# What comes round only on a drained idle node would keep the drain until the next round: nobody waits for that here.
-# Nor for a person, whom a node that drains again and again waits for.
+# The check gpu_processes runs only on a drained idle node and would keep each drain until the next round. A node that
+# drains repeatedly would wait for an operator.
 DRAINED = "[checks.gpu_processes]\nenabled = false\n[slurm]\nown_faults_per_hour = 0\n"
 
 
@@ -32,7 +32,7 @@ def drains_from_kmsg() -> list[Figure]:
 
 
 def drains_under_load() -> list[Figure]:
-    """Beside a loop on each core that never sleeps."""
+    """Measure next to a busy loop on each core."""
     with beside([[sys.executable, "-c", "while True: pass"]] * (os.cpu_count() or 1)):
         return drains("/dev/kmsg, all cores busy", inject, "--kernel-log", "kmsg", config=INJECTED)
 
@@ -42,14 +42,14 @@ line = "<12>NVRM: Xid (PCI:0000:%s:00): 31, pid=%d, name=python3, Ch %08x, intr 
 buses = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 number = 0
 while True:
-    with open("/dev/kmsg", "wb", buffering=0) as file:  # one open a line: more of one writer are held back
+    with open("/dev/kmsg", "wb", buffering=0) as file:  # one open per line: the kernel rate-limits each open file
         file.write((line % (buses[number % 8], number % 32768, number)).encode())
     number += 1
 """
 
 
 def drains_in_a_storm() -> list[Figure]:
-    """While another process writes Xid 31 of all GPUs into /dev/kmsg, without a pause."""
+    """Measure while another process writes Xid 31 of all GPUs to /dev/kmsg without a pause."""
     with beside([[sys.executable, "-c", STORM]]):
         return drains("/dev/kmsg, in a storm", inject, "--kernel-log", "kmsg", config=INJECTED)
 
@@ -61,7 +61,7 @@ def inject(_daemon: Healthd, line: str) -> None:
 
 @contextlib.contextmanager
 def beside(commands: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Programs that run until it is over."""
+    """Run programs during the block."""
     running = [subprocess.Popen(command) for command in commands]
     try:
         yield
@@ -72,7 +72,7 @@ def beside(commands: Sequence[Sequence[str]]) -> Iterator[None]:
 
 
 def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, config: str = "") -> list[Figure]:
-    """From before the line is written until slurmctld has logged the new Reason; a repair in between."""
+    """Measure from just before the write until slurmctld has logged the new Reason, with a repair after each drain."""
     taken = []
     with SlurmCluster(nodes=1) as cluster:
         daemon = Healthd("--mode", "drain", "--node-name", "n1", *flags, config=DRAINED + config, env=cluster.env)
@@ -89,6 +89,6 @@ def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, conf
                 daemon.request(command="repaired", code="gpu_xid/79", part=pci)
                 cluster.wait_state("n1", "IDLE", without=("DRAIN",))
     return [
-        Figure(f"kernel line ({source}) to the drain in slurmctld", "ms", taken, aim=250),
+        Figure(f"kernel line ({source}) to drain in slurmctld", "ms", taken, aim=250),
         Figure("  99th percentile", "ms", [statistics.quantiles(taken, n=100, method="inclusive")[98]], aim=1000),
     ]

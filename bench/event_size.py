@@ -1,11 +1,11 @@
-"""How large a node's event stream becomes: months of a node's life at a made clock, in the real ledger and files.
+"""Measure the size of a node's event stream: months of a node's life on a simulated clock, with real ledger and files.
 
     PYTHONPATH=. .venv/bin/python bench/event_size.py
 
-typical   a boot and an upgrade; three warnings that stand for a day; a fault that drains and is repaired. (Meta counts
-          6.5 failures in 1,000 node-days, arxiv.org/abs/2410.21680, table 2: one in five months would be typical.)
-bad       a boot each day, two faults a day that drain and come back, eight conditions that stand all month
-worst     as many conditions as one code can have by name stand all month and are seen in each round
+typical   a boot and an upgrade; three warnings of one day each; a fault that drains and is repaired. (Meta counts
+          6.5 failures per 1,000 node-days, arxiv.org/abs/2410.21680, table 2: one in five months would be typical.)
+bad       a boot each day, two faults a day that drain and recover, eight conditions that stay open all month
+worst     the maximum number of conditions of one code, open all month and seen in each round
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from healthd.events.schema import Event
 DAY, ROUND = 86400, 300
 DAYS = 30
 CHECKS = [RunName(f"check_number_{n:02d}") for n in range(40)]
-MONTHS = {  # standing all month, warnings of a day, faults that drain, boots
+MONTHS = {  # conditions open all month, warnings of one day, faults that drain, boots
     "typical": (0, 3, 1, 1),
     "bad": (8, 0, 2 * DAYS, DAYS),
     "worst": (64, 0, 0, 1),
@@ -40,7 +40,7 @@ MONTHS = {  # standing all month, warnings of a day, faults that drain, boots
 
 
 class Node:
-    """A node's memory, its clock and its disk."""
+    """A node: its ledger, its clock and its disk."""
 
     def __init__(self, folder: Path) -> None:
         self.run, self.state, self.now, self.boots, self.faults = folder / "run", folder / "state", 1763769600.0, 0, 0
@@ -49,7 +49,7 @@ class Node:
 
     def boot(self) -> None:
         self.boots += 1
-        self.is_new = True  # what it remembers to be unwritten may stand in the file already
+        self.is_new = True  # lines that the ledger has as unwritten may already be in the file
         boot_id = f"00000000-0000-4000-8000-{self.boots:012d}"
         self.memory = ConditionStore(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
         self.memory.load(dict, boot_id, Mode.ACT, self.now - ROUND)
@@ -59,7 +59,7 @@ class Node:
         self.write()
 
     def write(self) -> None:
-        """As the daemon and its worker do: saved, appended, acknowledged."""
+        """Save, append and acknowledge, as the daemon and its worker do."""
         self.memory.save()
         lines = self.memory.ledger.outbox.lines
         if lines:
@@ -83,7 +83,7 @@ class Node:
         self.memory.change(slurm=DrainRecord(reason=reason))
         for stage in ("sent", "confirmed"):
             self.memory.stream.emit([Event("requeue", {"stage": stage, "job": "4711"})])
-        self.memory.stream.emit([events.decision(Leave("drained"), "the drain stands")])
+        self.memory.stream.emit([events.decision(Leave("drained"), "the drain stays")])
         commands.repaired(self.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", self.now)
         self.memory.stream.emit(
             [Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})]
@@ -136,7 +136,7 @@ def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> 
 
 
 def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int, int, float]:
-    """(month, lines, bytes, compressed, seconds of CPU to read it)."""
+    """Return (month, lines, bytes, compressed bytes, CPU seconds to read the stream)."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))
         before = sum(path.stat().st_size for path in node.state.glob(f"{writer.NAME}*"))
@@ -148,14 +148,14 @@ def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int,
         lines = sum(1 for stream in find([str(node.state)], tally) for _ in read(stream, cursor, tally))
         seconds = time.process_time() - began
         if list(cursor.sequences.gaps()) or tally.unread or tally.repeats:
-            sys.exit(f"{name}: the stream is not whole")
+            sys.exit(f"{name}: the stream is incomplete")
         return name, lines, size, packed, seconds
 
 
 def main() -> None:
     logging.disable()
     os.umask(0o077)
-    print("month       lines      size  of a line  as .gz   read in (CPU)")
+    print("month       lines      size    per line   as .gz   read in (CPU)")
     for month_of in MONTHS.items():
         name, lines, size, packed, seconds = measured(*month_of)
         mean = size / lines

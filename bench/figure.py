@@ -1,4 +1,4 @@
-"""One measured thing: a row of the table, and the machine that it was measured on."""
+"""One measured figure: a row of the table. Also the description of the machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row: `values` in `unit` (none: it was not measured, as the name says); `aim` is what their median must stay
-    under (None: no aim; 0: nothing at all)."""
+    """One row of the table.
+
+    Without `values`, the figure was not measured, and `name` gives the reason. `aim` is the limit below which the
+    median must stay (None: no target; 0: the median must be 0).
+    """
 
     name: str
     unit: str

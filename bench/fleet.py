@@ -1,8 +1,8 @@
-"""A fleet of healthds on one clock: the real decisions (look.reconcile with policy.py and fleet_limit.py, and the
-driver's waits) of each node, in the order of time, against a slurmctld that is given.
+"""A fleet of healthds on one clock, with the real decisions of each node, against a given slurmctld.
 
-What is not simulated is the node: a fault is a condition that opens at the node's next round and ends at its second
-round after the fault is gone, as the mount check's does.
+The decisions are `reconcile` with policy.py and fleet_limit.py, and the delays of `SlurmDriver`, in order of time. Only
+the node itself is modelled: a fault is a condition that opens at the node's next round and ends at the second round
+after the fault, as with the mount check.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 
 class Controller(Protocol):
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
-        """The command's result, and when it has ended."""
+        """Return the command's result, and its end time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Of these nodes, in seconds of the simulation. A fault of its own is heard of at once, from the kernel log."""
+    """A fault of these nodes; times in seconds of the simulation. The kernel log reports an own fault at once."""
 
     nodes: frozenset[str]
     start: float
@@ -76,24 +76,24 @@ def condition(fault: Fault, since: float) -> Condition:
 
 @dataclass(slots=True)
 class HealthdNode:
-    """What the daemon of one node has: its verdict, its memory, the look that is under way."""
+    """State of one node's daemon: its verdict, its drain record, the query that is running."""
 
     name: str
     driver: SlurmDriver
     verdict: Verdict = HEALTHY
     memory: DrainRecord = field(default_factory=DrainRecord)
     steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
-    again: int = 0  # the number of the look that is to come; others that were planned are void
-    changed: bool = False  # the verdict, while a look was under way
-    held: int = 0  # how often the limit has held it
+    again: int = 0  # number of the next query; earlier planned queries are void
+    changed: bool = False  # the verdict changed during a query
+    held: int = 0  # how often the fleet limit delayed the drain
 
 
 class Fleet:
-    """`run` until a time. `drained_at`: how many nodes stood drained, by time."""
+    """The nodes and the events of the simulation. `run` advances the clock to a time."""
 
     def __init__(self, names: list[str], controller: Controller, limits: FleetLimits, epoch: float = 1.8e9) -> None:
         self.controller = controller
-        self.now, self.epoch = epoch - 86400.0, epoch  # the daemons run since yesterday
+        self.now, self.epoch = epoch - 86400.0, epoch  # the daemons have run since the day before
         self.policy = Policy(Mode.ACT, fleet=limits)
         self.nodes = {name: HealthdNode(name, self._driver(name)) for name in names}
         self.now = epoch
@@ -114,7 +114,7 @@ class Fleet:
             what()
         self.now = self.epoch + until
 
-    # what happens to nodes
+    # faults of nodes
 
     def break_with(self, fault: Fault) -> None:
         for name in sorted(fault.nodes):
@@ -125,7 +125,7 @@ class Fleet:
             self.at(ends, lambda name=name: self._close(name, fault))  # type: ignore[misc]
 
     def _round(self, name: str, after: float) -> float:
-        """The node's first round from then on."""
+        """Return the node's first round after a time."""
         offset = phase(name, ROUND_SECONDS)
         return offset + ((after - offset) // ROUND_SECONDS + 1) * ROUND_SECONDS
 
@@ -137,7 +137,7 @@ class Fleet:
         if self._faults[name].pop(fault, None):
             self._judge(name)
 
-    # the daemon: when it looks at Slurm, and what it does then
+    # the daemon: when it queries Slurm, and what it does then
 
     def _judge(self, name: str) -> None:
         node = self.nodes[name]

@@ -1,10 +1,10 @@
-"""How long questions take on DuckDB and on Spark of this machine, over made stores of growing size.
+"""Measure queries on DuckDB and on Spark of this machine, over generated stores of growing size.
 
 .venv-spark/bin/python bench/fleet_engines.py [JOBS ...]     default: 100000 1000000 4000000
 
-scripts/test_spark.sh makes that environment. A row for each size, engine and question: wall seconds, and the CPU
-seconds and the peak memory of the process that answered it (of Spark also its Java). Each answer has a process of its
-own, as the command line has.
+scripts/test_spark.sh creates that environment. One row per size, engine and query: wall seconds, and CPU seconds and
+peak memory of the process that answered (for Spark including its Java). Each answer has its own process, as on the
+command line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ THREADS, MEMORY_MIB = 2, 4096
 
 
 def make(folder: Path, jobs: int) -> engine.Files:
-    """Jobs and their nodes, and a condition for each 20 jobs, half of them near a job's end. By hashes: each time the
-    same. Sizes and placement are not a cluster's; how many rows meet in each join is."""
+    """Generate jobs, their nodes, and a condition for each 20 jobs, half of them near a job's end.
+
+    Hashes make the result repeatable. Sizes and placement do not match a real cluster; the number of rows that match in
+    each join does.
+    """
     span = DAYS * 86400
     tables = {
         "jobs": f"""
@@ -74,7 +77,7 @@ def make(folder: Path, jobs: int) -> engine.Files:
 
 
 def answer(engine_name: str, name: str, files: engine.Files) -> dict[str, float]:
-    """In this process: what one question costs."""
+    """Run one query in this process and return its cost."""
     there = queries.builtin_queries()
     needed = queries.with_dependencies(there[name], there)
     asked = engine.QueryParameters(BEGIN, BEGIN + DAYS * 86400, queries.resolve_parameters(needed, {}))
@@ -116,7 +119,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and those below it."""
+    """Return the process and its descendants."""
     found = [pid]
     for one in found:
         for task in Path("/proc", str(one), "task").glob("*/children"):

@@ -1,5 +1,7 @@
-"""A Python as where healthd is installed: the packages make such an environment, without pip and without .pth files. An
-editable install's finder brings pathlib, urllib and ipaddress into each process: 0.5 MiB in both."""
+"""A daemon with a Python as in an installation: like the packages, without pip and without .pth files.
+
+The finder of an editable install imports pathlib, urllib and ipaddress into each process: 0.5 MiB in both.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @contextlib.contextmanager
 def installed(*flags: str, config: str) -> Iterator[Healthd]:
-    """A daemon of it. What lies beside this Python is found by PYTHONPATH, whose folders' .pth files are not read."""
+    """Run a daemon with it. PYTHONPATH names this Python's packages, without reading their .pth files."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
-        # msgspec imports it, with inspect, where it is there. Only tools for development need it.
+        # If typing_extensions exists, msgspec imports it, with inspect. Only development tools need it.
         Path(folder, "typing_extensions.py").write_text("raise ModuleNotFoundError(__name__)\n")
         found = [folder, str(REPOSITORY), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
         paths = os.pathsep.join(found)

@@ -1,8 +1,8 @@
-"""What a save of the ledger costs while faults come one by one, at the bound on conditions: encode and write.
+"""Measure a save of the ledger while faults arrive one by one, at the maximum number of conditions: encode and write.
 
     PYTHONPATH=. python bench/ledger_save.py
 
-The times are user and system time of this process; the file is on the tmpfs of /dev/shm, as /run is one.
+The times are user and system time of this process. The file is on the tmpfs of /dev/shm, because /run is a tmpfs too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ BOOT_ID = "2f6c8f0e-9d7b-4f6e-8b1a-3c5d7e9f1a2b"
 
 
 def rows() -> list[Figure]:
-    """The medians count."""
+    """Return the figures; the medians count."""
     logging.disable()
     saves = {kind: list(saved(clears, observed)) for kind, clears, observed in KINDS}
     ledger = full(Clears.REBOOT)
     encoded = [ms(lambda: values.encode(ledger)) for _ in range(10)]
     return [
-        *(Figure(f"an event's save, {CONDITIONS} conditions{kind}", "ms", values, 3) for kind, values in saves.items()),
-        Figure("  of it the encoding", "ms", encoded),
+        *(
+            Figure(f"save after an event, {CONDITIONS} conditions{kind}", "ms", values, 3)
+            for kind, values in saves.items()
+        ),
+        Figure("  encoding", "ms", encoded),
     ]
 
 
@@ -48,7 +51,7 @@ KINDS = (
 
 
 def saved(clears: Clears, observed: bool) -> Iterator[float]:
-    """One condition after the other is seen again, with a new event. The quiet time of an event passes before each."""
+    """Save after each of a series of events on different conditions. The quiet time of an event passes before each."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/dev/shm") as folder:
         now = NOW + 3600
         memory = ConditionStore(folder, lambda: now)
@@ -125,7 +128,7 @@ def event(number: int, when: float, observed: bool) -> KernelEvent:
 
 
 def with_event(ledger: Ledger, number: int, now: float) -> Ledger:
-    """One condition is seen again, and an event takes the place of the oldest."""
+    """Return the ledger after one condition was seen again and an event replaced the oldest one."""
     seen = replace(ledger.conditions[number], last_seen=now, last_event=now, count=2, severity=Severity.CRITICAL)
     conditions = (*ledger.conditions[:number], seen, *ledger.conditions[number + 1 :])
     events = (*itertools.islice(ledger.events, 1, None), event(ledger.next_sequence, now, seen.observed))

@@ -1,10 +1,10 @@
-"""What hostile users cost the live process, and whether an honest job is still heard beside them.
+"""Measure the cost of hostile users for the live process, and whether an honest job is still received.
 
     python bench/live_flood.py [--floods N] [--seconds S]
 
-Real processes: `python -m healthd.failslow.live` on a made /proc; N jobs, each with 8 connections that send as fast as
-they can, valid messages of alternating times; one job of 8 ranks that steps five times a second. Also what the series
-of 1,024 ranks take in memory after 400 samples each (in this process: the same code).
+Real processes: `python -m healthd.failslow.live` on a fake /proc; N jobs with 8 connections each that send valid
+messages of alternating times as fast as they can; one job of 8 ranks with five steps per second. Also measured: the
+memory for the series of 1,024 ranks after 400 samples each (in this process, with the same code).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def flood(floods: int, seconds: float) -> None:
         took = time.monotonic() - began
         share = (cpu_seconds(live.pid) - used) / took
         print(
-            f"{floods} jobs flood: {100 * share:.1f} % of a core, {resident_mib(live.pid):.0f} MiB; "
-            f"of an honest job {sent} messages taken, {refused} not",
+            f"{floods} flooding jobs: {100 * share:.1f} % of a core, {resident_mib(live.pid):.0f} MiB; "
+            f"honest job: {sent} messages sent, {refused} refused",
             flush=True,
         )
         for sender in senders:
@@ -125,7 +125,7 @@ def memory() -> None:
             jobs.add_step(rank, rank, "1", said, float(at))
     took = time.process_time() - began
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * took / 1024 / 400:.0f} us a message")
+    print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * took / 1024 / 400:.0f} us per message")
 
 
 def main() -> None:

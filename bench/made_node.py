@@ -1,4 +1,4 @@
-"""The node that rounds are measured on."""
+"""The fake node for measuring rounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ GPUS, DISKS, PROCESSES = len(node_tree.GPUS), len(node_tree.DISKS), node_tree.PR
 
 @contextlib.contextmanager
 def node(gpus: int = GPUS, disks: int = DISKS, processes: int = PROCESSES) -> Iterator[tuple[Path, str]]:
-    """The node's tree, and settings with its own baseline: every check has something to hold the node to. The file
-    `gpus.toml` in it says to the fake NVML which GPUs there are."""
+    """Build the node's tree and yield it with settings that include its own baseline, so every check has a reference.
+
+    The file `gpus.toml` in the tree defines the GPUs of the fake NVML.
+    """
     folder = Path(tempfile.mkdtemp(prefix="healthd-bench."))
     try:
         node_tree.build(folder, gpus, disks, processes)

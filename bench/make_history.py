@@ -1,4 +1,4 @@
-"""A history with a known truth, into a folder: `python bench/make_history.py --out DIR --jobs 20000 --months 1`."""
+"""Generate a history with known faults: `python bench/make_history.py --out DIR --jobs 20000 --months 1`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from history.size import FULL, UTILISATION, Size, nodes_for, refusal
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A history of a GPU cluster, as Slurm and healthd would tell it.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
-    parser.add_argument("--jobs", type=int, default=FULL[0], help="records that Slurm accounts, about")
-    parser.add_argument("--nodes", type=int, help="of 8 GPUs; as many as keep them busy")
+    parser = argparse.ArgumentParser(description="Generate the history of a GPU cluster, as Slurm and healthd log it.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--jobs", type=int, default=FULL[0], help="approximate number of Slurm's accounting records")
+    parser.add_argument("--nodes", type=int, help="nodes with 8 GPUs each (default: enough for the jobs)")
     parser.add_argument("--months", type=int, default=FULL[2])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--utilisation", type=float, default=UTILISATION, help="share of the GPU time that jobs have")
-    parser.add_argument("--fault-rate", type=float, default=1.0, help="times the usual rate of faults")
+    parser.add_argument("--utilisation", type=float, default=UTILISATION, help="share of the GPU time used by jobs")
+    parser.add_argument("--fault-rate", type=float, default=1.0, help="factor on the usual rate of faults")
     asked = parser.parse_args()
     size = Size(
         asked.jobs,
@@ -29,7 +29,7 @@ def main() -> int:
         utilisation=asked.utilisation,
         fault_rate=asked.fault_rate,
     )
-    why = f"{asked.out} is there already" if asked.out.exists() else refusal(size)
+    why = f"{asked.out} already exists" if asked.out.exists() else refusal(size)
     if why:
         print(f"make_history: {why}", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""A slurmctld as a model: it answers the commands that healthd sends about nodes, one request after another, each at
-its price, and counts them. For fleets that no test machine carries.
+"""A model of slurmctld for fleets that are too large for a test machine.
 
-Requests are served in the order in which they come, so what one does is done when it is asked; its answer comes when
-those before it are served. Prices are those of slurmctld 22.05 with 10,000 nodes (docs/fleet-limit.md).
+It answers the commands that healthd sends about nodes, one request after another, each at its price, and counts them.
+Requests are served in order of arrival: a request takes effect when it arrives, and its answer comes after the requests
+before it are served. Prices are those of slurmctld 22.05 with 10,000 nodes (docs/fleet-limit.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import groupby
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
 
-SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
+SECONDS_A_COMMAND = 0.01  # start a program, contact munge, connect
 SECONDS_A_REQUEST = 0.0002
 SECONDS_A_NODE_IN_THE_TABLE = 1.3e-6
 MESSAGE_TIMEOUT = 10.0
@@ -24,8 +24,10 @@ LATE = CommandResult(1, b"", "slurm_load error: Socket timed out on send/recv op
 
 
 def requests_of(argv: tuple[str, ...]) -> tuple[int, bool]:
-    """How many requests a command makes, and whether one of them is for the whole table of nodes. sinfo asks for the
-    partitions too, and `scontrol show config` pings each slurmctld."""
+    """Return the number of requests of a command, and whether one of them reads the whole table of nodes.
+
+    sinfo also requests the partitions, and `scontrol show config` pings each slurmctld.
+    """
     if argv[0] == "sinfo":
         return 2, "-n" not in argv
     return (2 if argv == commands.config() else 1), False
@@ -39,11 +41,11 @@ class Node:
 
 @dataclass(slots=True)
 class Slurmctld:
-    """One partition, "all". `away`: (from, until) in which nobody answers.
+    """One slurmctld with one partition, "all". `away` is the interval without answers.
 
-    requests  the second -> how many it was asked, of all kinds; `tables`: of whole tables of nodes
-    busy      the second -> for how many seconds of its own those keep it
-    peak      the most nodes that were drained at one moment
+    requests  by second, the number of requests of all kinds; `tables`: of whole tables of nodes
+    busy      by second, the seconds of processing that the requests of that second take
+    peak      the maximum number of nodes drained at one time
     """
 
     names: list[str]
@@ -55,13 +57,13 @@ class Slurmctld:
     tables: Counter[int] = field(default_factory=Counter)
     busy: Counter[int] = field(default_factory=Counter)
     peak: int = 0
-    table: bytes = b""  # as sinfo shows it now, "" = to be made anew
+    table: bytes = b""  # sinfo's output now, "" = outdated
 
     def __post_init__(self) -> None:
         self.nodes = {name: Node() for name in self.names}
 
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
-        """The command's result, and when it has ended."""
+        """Return the command's result, and its end time."""
         asked = now + SECONDS_A_COMMAND
         if self.away[0] <= asked < self.away[1]:
             return AWAY, asked + 9.0
@@ -105,7 +107,7 @@ class Slurmctld:
         return b""
 
     def _table(self) -> bytes:
-        """sinfo makes one row of nodes that are alike."""
+        """Return sinfo's output: one row for all nodes with equal values."""
         alike = sorted((node.since, node.reason) for node in self.drained.values())
         rows = [
             _row(("all", "idle+drain", str(since), reason[:9], str(len(list(group)))), FLEET_COLUMNS)

@@ -1,7 +1,7 @@
-"""A big DGX H100 as files below a folder: what sysfs and procfs of such a node show, as far as healthd looks.
+"""A large DGX H100 as files below a folder: what sysfs and procfs of such a node show to healthd.
 
-8 GPUs, 10 InfiniBand adapters and 16 NVMe disks, each behind a port of its own with AER counters; 256 CPUs, 32 DIMMs,
-2,000 processes of which 1,400 are the kernel's own, mounts, an Ethernet bond. PCI addresses of the GPUs are those of
+8 GPUs, 10 InfiniBand adapters and 16 NVMe disks, each behind its own port with AER counters; 256 CPUs, 32 DIMMs,
+2,000 processes of which 1,400 are kernel threads, mounts, an Ethernet bond. PCI addresses of the GPUs are those of
 the fake machine dgx-h100; texts as in the captures that tests/data names.
 """
 
@@ -35,19 +35,19 @@ IB_COUNTERS = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
     "excessive_buffer_overrun_errors",
 )
-STAT = (  # of a sleeping process, as Linux 6 prints it: pid, name, parent
+STAT = (  # a sleeping process, as Linux 6 prints it: pid, name, parent
     "{} ({}) S {} 1 1 0 -1 4194560 9153 105 0 0 12 8 0 0 20 0 1 0 {} 23040000 3192 18446744073709551615 "
     "1 1 0 0 0 0 0 4096 671173123 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 )
 
 
 def gpus(number: int) -> tuple[str, ...]:
-    """The PCI addresses of so many; the first ones are a DGX H100's."""
+    """Return this many PCI addresses; the first ones are those of a DGX H100."""
     return (*GPUS, *(f"0002:{more:02x}:00.0" for more in range(number)))[:number]
 
 
 def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), process_count: int = PROCESSES) -> None:
-    """`process_count`: seven tenths of them are the kernel's own threads; at 0 there is none at all."""
+    """Build the tree. Seven tenths of the `process_count` processes are kernel threads; 0 means no processes."""
     ours = gpus(gpu_count)
     of_disks = (*DISKS, *(f"0003:{more:02x}:00.0" for more in range(disks)))[:disks]
     for number, pci in enumerate((*ours, *NICS, *of_disks)):
@@ -68,7 +68,7 @@ def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), proce
                 link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
                 write(root, {f"{PCI}/{device}/{which}_link_{name}": text for name, text in link.items()})
         write(root, {f"/sys/bus/pci/slots/{number + 1}/address": f"{pci.partition('.')[0]}\n"})
-    for number in range(400):  # bridges, uncore and the like, of which a node has hundreds
+    for number in range(400):  # bridges, uncore devices and others; a node has hundreds
         add_pci_device(root, f"0001:{number // 32:02x}:{number % 32:02x}.0", "0x088000", vendor="0x8086")
     for number in range(len(NICS)):
         port = f"/sys/class/infiniband/mlx5_{number}/ports/1"
@@ -95,11 +95,11 @@ def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), proce
 
 
 def hosts_own(root: Path, disks: int = len(DISKS)) -> None:
-    """CPUs, DIMMs, disks, network interfaces, memory."""
+    """Write CPUs, DIMMs, disks, network interfaces and memory."""
     cpu, edac = "/sys/devices/system/cpu", "/sys/devices/system/edac/mc"
     files = {f"{cpu}/online": f"0-{CPUS - 1}\n", "/proc/meminfo": "MemTotal:       2113451320 kB\n"}
     for number in range(CPUS):
-        first = 0 if number % (CPUS // 2) < CPUS // 4 else CPUS // 4  # two packages, two threads a core
+        first = 0 if number % (CPUS // 2) < CPUS // 4 else CPUS // 4  # two packages, two threads per core
         second = first + CPUS // 2
         last = CPUS // 4 - 1
         files[f"{cpu}/cpu{number}/topology/core_siblings_list"] = f"{first}-{first + last},{second}-{second + last}\n"

@@ -1,5 +1,6 @@
-"""What Prometheus' node_exporter costs on this machine, in the same run: NODE_EXPORTER=PROGRAM, or one of the PATH.
-Where there is none a row says so.
+"""Measure Prometheus' node_exporter on this machine in the same run: NODE_EXPORTER=PROGRAM, or one in the PATH.
+
+Without one, a row gives the reason.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ SCRAPES = 20
 
 
 def peers() -> list[Figure]:
-    """Its memory after some scrapes, as of healthd with its page, and what a scrape costs it."""
+    """Return its memory after some scrapes, as for healthd with its metrics page, and the CPU of a scrape."""
     names = ("node_exporter", "prometheus-node-exporter")
     program = os.environ.get("NODE_EXPORTER") or next(filter(None, map(shutil.which, names)), None)
     if not program:
-        return [Figure("node_exporter: not measured, it is neither NODE_EXPORTER nor in the PATH", "", [])]
+        return [Figure("node_exporter: not measured (set NODE_EXPORTER or install it in the PATH)", "", [])]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     argv = [program, f"--web.listen-address=127.0.0.1:{port}"]
@@ -42,7 +43,7 @@ def peers() -> list[Figure]:
         process.wait()
     return [
         Figure("node_exporter: memory, PSS", "MiB", [memory]),
-        Figure("  one scrape of its page: CPU", "ms", spent),
+        Figure("  one scrape: CPU", "ms", spent),
     ]
 
 

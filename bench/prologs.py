@@ -1,4 +1,4 @@
-"""What the prolog costs a job."""
+"""Measure the cost of the prolog for a job."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PROLOGS = 200
 
 
 def prologs() -> list[Figure]:
-    """The prolog as slurmd runs it before each job, of a node that is well and of one that is to be drained."""
+    """Measure the prolog as slurmd runs it before each job, on a healthy node and on a node that is about to drain."""
     figures = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         default, script, verdict = (Path(folder) / name for name in ("default", "prolog", "verdict"))
         default.write_text(f"HEALTHD_RUNTIME_DIR={folder}\nHEALTHD_TELL_JOB=no\n")
         shipped = (REPOSITORY / "packaging/slurm/prolog").read_text()
         script.write_text(shipped.replace("/etc/default/healthd", str(default)))
-        for what, word, status in (("well", "ok", 0), ("to be drained", "drain", 1)):
-            verdict.write_text(f"{word} {int(time.time()) + 3600} gpu_xid/79 0000:61:00.0: of the bench\n")
+        for what, word, status in (("healthy", "ok", 0), ("about to drain", "drain", 1)):
+            verdict.write_text(f"{word} {int(time.time()) + 3600} gpu_xid/79 0000:61:00.0: written by the benchmark\n")
             taken = []
             for _ in range(PROLOGS):
                 began = time.perf_counter()
@@ -32,7 +32,7 @@ def prologs() -> list[Figure]:
                 assert done.returncode == status
             p90 = statistics.quantiles(taken, n=10, method="inclusive")[8]
             figures += [
-                Figure(f"the prolog, the node is {what}: wall", "ms", taken, aim=5),
+                Figure(f"prolog on a node that is {what}: wall time", "ms", taken, aim=5),
                 Figure("  90th percentile", "ms", [p90]),
             ]
     return figures

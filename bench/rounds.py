@@ -1,4 +1,4 @@
-"""What a running daemon costs: rounds, memory, whether it grows, and that nothing wakes it between two rounds."""
+"""Measure a running daemon: rounds, memory, growth, and wake-ups between two rounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WARM_ROUND, LAST_ROUND = 300, 1300
 GROWTH_SAMPLES = 20
 PATIENCE_SECONDS = 120.0
 IDLE_SECONDS = 20.0
-QUIET_SECONDS = 0.5  # after a round: the errands that follow it are over
+QUIET_SECONDS = 0.5  # after a round: time for the tasks that follow it
 
 
 def rounds() -> list[Figure]:
-    """CPU of rounds, one a second; the programs that exec checks start are not in it."""
+    """Measure the CPU of rounds, one per second, without the programs that exec checks start."""
     with node() as (folder, config), Healthd("--interval", "1", "--root", str(folder), config=config) as daemon:
         pids = [daemon_pid(daemon), daemon.worker_pid()]
         settle(daemon)
@@ -30,19 +30,21 @@ def rounds() -> list[Figure]:
             before = [cpu_ms(pid) for pid in pids]
             settle(daemon)
             spent.append([cpu_ms(pid) - was for pid, was in zip(pids, before, strict=True)])
-        assert pids[1] == daemon.worker_pid(), "the worker was replaced while it was measured"
+        assert pids[1] == daemon.worker_pid(), "the worker was replaced during the measurement"
         status = daemon.status()
         assert status["health"] == "healthy", status["conditions"]
     return [
         Figure("one round, daemon and worker: CPU", "ms", [sum(both) for both in spent], aim=20),
-        Figure("  of it the daemon", "ms", [ours for ours, _ in spent]),
-        Figure("  of it the worker", "ms", [theirs for _, theirs in spent]),
+        Figure("  daemon", "ms", [ours for ours, _ in spent]),
+        Figure("  worker", "ms", [theirs for _, theirs in spent]),
     ]
 
 
 def memory() -> list[Figure]:
-    """Of the tree, after some rounds; and the same with the metrics page, after some scrapes. What one of them costs:
-    scrape.py."""
+    """Measure the memory of the process tree after some rounds, and with the metrics page after some scrapes.
+
+    scrape.py measures the cost of one scrape.
+    """
     found = []
     for listen in ("off", "127.0.0.1:0"):
         with node() as (folder, config):
@@ -61,9 +63,9 @@ def memory() -> list[Figure]:
 
 
 def growth(last: int = LAST_ROUND) -> list[Figure]:
-    """Rounds, hardly a pause: by how much the processes grow after the first ones, when all is there that is kept."""
+    """Measure the growth of the processes over many short rounds, after the first ones have filled all caches."""
     with node() as (folder, config), Healthd("--interval", "0.15", "--root", str(folder), config=config) as daemon:
-        pids = {"daemon": daemon_pid(daemon), "its worker": daemon.worker_pid()}
+        pids = {"daemon": daemon_pid(daemon), "worker": daemon.worker_pid()}
         samples: dict[str, list[tuple[int, float]]] = {name: [] for name in pids}
         at = until_round(daemon, WARM_ROUND)
         while True:
@@ -72,31 +74,31 @@ def growth(last: int = LAST_ROUND) -> list[Figure]:
             if at >= last:
                 break
             at = until_round(daemon, min(at + max((last - WARM_ROUND) // GROWTH_SAMPLES, 1), last))
-        assert pids["its worker"] == daemon.worker_pid(), "the worker was replaced while it was measured"
+        assert pids["worker"] == daemon.worker_pid(), "the worker was replaced during the measurement"
     figures = []
     for name, of_one in samples.items():
         (first, before), (at, after) = of_one[0], of_one[-1]
-        figures.append(Figure(f"rounds {first} to {at}: {name} grows by, PSS", "MiB", [after - before], aim=1))
-        figures.append(Figure("  slope of 1,000 rounds", "KiB", [slope(of_one) * 1000 * 1024]))
+        figures.append(Figure(f"growth of the {name} from round {first} to {at}, PSS", "MiB", [after - before], aim=1))
+        figures.append(Figure("  slope per 1,000 rounds", "KiB", [slope(of_one) * 1000 * 1024]))
     return figures
 
 
 def slope(points: Sequence[tuple[int, float]]) -> float:
-    """Of the line of least squares through them."""
+    """Return the slope of the least-squares line through the points."""
     x, y = (statistics.fmean(values) for values in zip(*points, strict=True))
     across = sum((at - x) ** 2 for at, _ in points)
     return sum((at - x) * (value - y) for at, value in points) / across if across else 0.0
 
 
 def until_round(daemon: Healthd, number: int) -> int:
-    """Which one it is then."""
+    """Wait for a round. Returns the number of the last round."""
     while (now := int(daemon.status()["round"]["number"])) < number:
         time.sleep(1)
     return now
 
 
 def settle(daemon: Healthd) -> None:
-    """Wait until the next round and what follows it are over. The verdict file is new after each: nobody is woken."""
+    """Wait until the next round and the tasks after it have ended. Polling the verdict file wakes no process."""
     verdict = daemon.run_dir / "verdict"
     last = verdict.stat().st_mtime_ns
     end = time.monotonic() + PATIENCE_SECONDS
@@ -108,13 +110,13 @@ def settle(daemon: Healthd) -> None:
 
 
 def idle() -> list[Figure]:
-    """Between two rounds nothing may run, on this machine's own /dev/kmsg and udev, with the metrics page on."""
+    """Check that nothing runs between two rounds, with this machine's /dev/kmsg and udev and with the metrics page."""
     flags = ("--interval", "86400", "--kernel-log", "kmsg", "--listen", "127.0.0.1:0", "--node-name", "bench")
     with Healthd(*flags) as daemon:
-        daemon.wait_until(lambda status: status["health"] == "healthy", "all is well")
-        time.sleep(12)  # looks that events of the start asked for are over
+        daemon.wait_until(lambda status: status["health"] == "healthy", "health is healthy")
+        time.sleep(12)  # the checks that events of the start request have ended
         pids = [daemon_pid(daemon), daemon.worker_pid()]
-        for _ in range(5):  # until no kernel line came meanwhile: each is an event and wakes us
+        for _ in range(5):  # until no kernel line arrives meanwhile: each line is an event and wakes the daemon
             lines = daemon.status()["kernel_log"]["lines_total"]
             time.sleep(1)
             before = {pid: time_slices(pid) for pid in pids}
@@ -124,6 +126,6 @@ def idle() -> list[Figure]:
                 break
     hourly = 3600 / IDLE_SECONDS
     return [
-        Figure("wake-ups an hour between rounds, daemon", "", [woken[0] * hourly], aim=0),
-        Figure("  its worker", "", [woken[1] * hourly], aim=0),
+        Figure("wake-ups per hour between rounds, daemon", "", [woken[0] * hourly], aim=0),
+        Figure("  worker", "", [woken[1] * hourly], aim=0),
     ]

@@ -1,10 +1,10 @@
-"""What sampling a node's counters costs, and how right its rhythm is: `python bench/sampling.py` (PYTHONPATH=.).
+"""Measure cost and accuracy of sampling a node's counters: `python bench/sampling.py` (PYTHONPATH=.).
 
-Cost: CPU time of this process for one sample of each source, on made trees (tmpfs, /dev/shm) and a stub of NVML that is
-compiled (tests/support/stub_nvml.c): what Python, ctypes and the kernel take, and neither a driver nor an adapter's
-firmware. On a machine that has InfiniBand ports theirs are read too. Rhythm: made rates whose truth is known
-(bench/failslow/counters.py), at several thresholds; then whole jobs, to the alarm. docs/fail-slow-counters.md has the
-tables. Seeds below 100 are those that thresholds were chosen on.
+Cost: CPU time of this process for one sample of each source, on generated trees (tmpfs, /dev/shm) and a compiled stub
+of NVML (tests/support/stub_nvml.c). This covers Python, ctypes and the kernel, but no driver and no adapter firmware.
+On a machine with InfiniBand ports, these are read too. Accuracy: generated rates with a known period
+(bench/failslow/counters.py) at several thresholds, then whole jobs up to the alarm. docs/fail-slow-counters.md has the
+tables. The thresholds were chosen on seeds below 100.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from healthd.nvidia.fake_nvml import open_fake  # noqa: E402
 SEED = 101
 NOISES = (0.05, 0.2, 0.4)
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
-RIGHT = 0.08  # a period is right that is no farther off
+RIGHT = 0.08  # a period within this relative error is right
 PERCENT = 20.0  # [checks.failslow] counters_percent
 HALF = 300  # iterations
 STUB = """
@@ -57,7 +57,7 @@ print(json.dumps([len(source.read()["nvlink"]), cost_of(source.read)]))
 
 
 def cost_of(what: Callable[[], object], times: int = 300) -> float:
-    """CPU seconds of one call: the least of five means."""
+    """Return the CPU seconds of one call: the minimum of five means."""
     means = []
     for _ in range(5):
         before = time.process_time()
@@ -78,7 +78,7 @@ def costs(folder: Path) -> list[tuple[str, float]]:
                 (counters / name).write_text("123456789012345\n")
         source = IbPorts(Host(str(root)))
         source.open()
-        rows.append((f"ib: {ports} made ports", cost_of(source.read)))
+        rows.append((f"ib: {ports} fake ports", cost_of(source.read)))
         source.close()
     if os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband"):
         source = IbPorts(Host())
@@ -106,7 +106,7 @@ def costs(folder: Path) -> list[tuple[str, float]]:
         state[0], state[1] = state[0] + 0.1, state[1] + next(rates)
         list(iterations.add(*state))
 
-    rows.append(("looking for the rhythm of one source", cost_of(add, 6000)))
+    rows.append(("rhythm search of one source", cost_of(add, 6000)))
     tree = folder / "node"
     node_tree.build(tree)
     job = tree / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0"
@@ -114,13 +114,13 @@ def costs(folder: Path) -> list[tuple[str, float]]:
     (job / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in range(2000, 2200)))
     host = Host(str(tree))
     here = find_jobs(str(tree), False, RunningJobs(frozenset()))
-    rows.append(("a look at the job (each 10 s)", cost_of(lambda: find_jobs(str(tree), False, here))))
-    rows.append(("a reading of the node's evidence (each 60 s)", cost_of(lambda: read_node(host, {}), 25)))
+    rows.append(("finding the job (every 10 s)", cost_of(lambda: find_jobs(str(tree), False, here))))
+    rows.append(("reading the node's evidence (every 60 s)", cost_of(lambda: read_node(host, {}), 25)))
     return rows
 
 
 def windows(seed: int, each: int) -> None:
-    print(f"{'threshold':>10} {'noise':>6} {'no training, told':>18} {'training, found':>16} {'wrong period':>13}")
+    print(f"{'threshold':>10} {'noise':>6} {'false rhythms':>18} {'training, found':>16} {'wrong period':>13}")
     kept = rule.THRESHOLD
     kinds: dict[str, Counter[str]] = {}
     for threshold in THRESHOLDS:
@@ -139,10 +139,11 @@ def windows(seed: int, each: int) -> None:
                             kinds.setdefault(signal.kind, Counter())[f"{noise} {word}"] += 1
             print(
                 f"{threshold:10} {noise:6} {told['no training wrong']:9} of {told['no training']:5}"
-                f" {told['training right'] / told['training']:15.1%} {told['training wrong']:6} of {told['training']:5}"
+                f" {told['training right'] / told['training']:15.1%}"
+                f" {told['training wrong']:6} of {told['training']:5}"
             )
     rule.THRESHOLD = kept
-    print(f"\nby kind, at {kept}: found at noise {', '.join(map(str, NOISES))}; wrong or told without reason")
+    print(f"\nby kind, at {kept}: found at noise {', '.join(map(str, NOISES))}; wrong or false")
     for kind, told in kinds.items():
         shares = [told[f"{noise} right"] / each for noise in NOISES]
         wrong = sum(told[f"{noise} wrong"] for noise in NOISES)
@@ -150,7 +151,7 @@ def windows(seed: int, each: int) -> None:
 
 
 def job(rng: random.Random, period: float, slower: float, noise: float) -> list[float]:
-    """The rate at each sample: 600 iterations, slower from the middle on; evaluations, checkpoints."""
+    """Return the rate at each sample: 600 iterations, slower from the middle on; evaluations, checkpoints."""
     rates: list[float] = []
     duty = rng.uniform(0.1, 0.6)
     half = HALF * period
@@ -162,9 +163,9 @@ def job(rng: random.Random, period: float, slower: float, noise: float) -> list[
 
 
 def jobs(seed: int, each: int, noise: float, seconds: float = 0.5) -> None:
-    """Whole jobs, from readings to the alarm."""
+    """Measure whole jobs, from readings to the alarm."""
     rng = random.Random(seed)
-    print(f"\n{2 * each} jobs of {2 * HALF} iterations, 1 % of the readings are missed, noise {noise}")
+    print(f"\n{2 * each} jobs of {2 * HALF} iterations, 1 % of the readings missing, noise {noise}")
     told, delays, unheard = 0, list[float](), 0
     for number in range(2 * each):
         slower = 1.0 if number < each else rng.uniform(1.3, 2.2)
@@ -186,19 +187,19 @@ def jobs(seed: int, each: int, noise: float, seconds: float = 0.5) -> None:
             told += alarm is not None
         elif alarm is not None and alarm >= onset:
             delays.append((alarm - onset) / (period * seconds * slower))
-    print(f"  told without reason: {told} of {each}; slow ones (30 to 120 %) found: {len(delays)} of {each}")
+    print(f"  false alarms: {told} of {each}; slow jobs (30 to 120 %) found: {len(delays)} of {each}")
     if delays:
         delays.sort()
         middle, late = delays[len(delays) // 2], delays[len(delays) * 9 // 10]
         print(f"  alarm after {middle:.0f} slow iterations (median), {late:.0f} (90th percentile)")
-    print(f"  of {unheard} jobs fewer than 30 times of iterations were heard")
+    print(f"  jobs with fewer than 30 detected iterations: {unheard}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What sampling costs, and how right its rhythm is.")
+    parser = argparse.ArgumentParser(description="Measure cost and accuracy of sampling.")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--each", type=int, default=200, help="windows of each kind, noise and threshold")
-    parser.add_argument("--jobs", type=int, default=30, help="whole jobs of each sort")
+    parser.add_argument("--each", type=int, default=200, help="windows per kind, noise and threshold")
+    parser.add_argument("--jobs", type=int, default=30, help="jobs per sort (healthy, slow)")
     asked = parser.parse_args(arguments)
     print(f"load average {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}\n")
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

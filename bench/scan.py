@@ -1,10 +1,10 @@
-"""How fast `healthd scan` reads three kinds of logs, with google-re2 and without; also beside another tree of healthd.
+"""Measure how fast `healthd scan` reads three kinds of logs, with and without google-re2; optionally for two trees.
 
     .venv/bin/python bench/scan.py [--seed N] [--runs N] [--tree DIRECTORY] [--size-mb N]
 
-User and system time of the whole program, its start included: the machine may be busy with other things. It is held on
-one core, since a large log is read by all otherwise. Runs take turns, so that what slows one slows all; a row is their
-median, the fastest and the slowest.
+Times are user and system time of the whole program, including its start, because other programs may load the machine.
+The program is pinned to one core; otherwise it reads a large log on all cores. Runs alternate, so that a slow moment
+affects all variants. A row has the median, the minimum and the maximum.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import big_log
 HERE = Path(__file__).parents[1]
 STORM_LINE_BYTES = 155
 ONE_CORE = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
-# A program that has no re2, whatever is installed.
+# A program without re2, even if re2 is installed.
 WITHOUT_RE2 = "import sys; sys.modules['re2'] = None; from healthd.cli.main import main; sys.exit(main())"
 WITH_RE2 = "import sys; from healthd.cli.main import main; sys.exit(main())"
 TARGETS = {"storm": 150.0, "mostly benign": 140.0, "mostly benign, re2": 250.0, "all different faults": 4.0}
 
 
 class Row(NamedTuple):
-    """MB of log read in a second of CPU, a figure a run."""
+    """MB of log read per CPU second, one figure per run."""
 
     name: str
     mb_a_second: list[float]
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def rows(seed: int = 1, runs: int = 5, size: int = 150_000_000, tree: Path | None = None) -> Iterator[Row]:
-    """`size`: bytes of a log; that of faults only is a tenth of it. `tree`: another healthd, beside this one."""
+    """Measure logs of `size` bytes (a tenth for faults only). `tree` is another healthd to compare with."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         log = Path(folder) / "syslog"
         for kind in ("storm", "mostly benign", "all different faults"):
@@ -54,7 +54,7 @@ def rows(seed: int = 1, runs: int = 5, size: int = 150_000_000, tree: Path | Non
             for turn in range(runs + 1):
                 for name, (where, program) in ways.items():
                     speed = log.stat().st_size / 1e6 / _cpu_seconds(where, program, log)
-                    if turn:  # the first compiles bytecode and fills the page cache
+                    if turn:  # the first run compiles bytecode and fills the page cache
                         speeds[name].append(speed)
             for name, measured in speeds.items():
                 yield Row(name, measured, TARGETS.get(name))
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--size-mb", type=int, default=150)
     parser.add_argument("--tree", type=Path)
     args = parser.parse_args()
-    print(f"{'':44}{'median':>8}{'least':>8}{'most':>8}  target, MB/s of CPU")
+    print(f"{'':44}{'median':>8}{'min':>8}{'max':>8}  target, MB/s of CPU")
     for name, speeds, target in rows(args.seed, args.runs, args.size_mb * 1_000_000, args.tree):
         aim = "" if target is None else f"{target:g}"
         print(f"{name:44}{statistics.median(speeds):8.1f}{min(speeds):8.1f}{max(speeds):8.1f}  {aim}", flush=True)

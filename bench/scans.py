@@ -1,4 +1,4 @@
-"""What `healthd scan` costs: of the logs of scan.py, and of some more, with its memory."""
+"""Measure `healthd scan` on the logs of scan.py and on some others, with its memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def scans() -> list[Figure]:
-    """CPU of the whole program, its start included. The aims are MB/s, which a median must exceed: so of the time."""
+    """Measure the CPU of the whole program, including its start. The targets are minima in MB/s, here maxima in s."""
     figures = []
     for name, speeds, target in scan.rows(runs=3, size=50_000_000):
         times = [100 / speed for speed in speeds]
         figures += [
             Figure(f"healthd scan, {name}: CPU for 100 MB", "s", times, 100 / target if target else None),
-            Figure("  that is", "MB/s", speeds),
+            Figure("  throughput", "MB/s", speeds),
         ]
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         log = Path(folder) / "syslog"
@@ -32,13 +32,13 @@ def scans() -> list[Figure]:
             else:
                 big_log.write(log, size, each)
             megabytes = log.stat().st_size / 1e6
-            subprocess.run(["cksum", log], stdout=subprocess.DEVNULL, check=True)  # it is in the page cache
+            subprocess.run(["cksum", log], stdout=subprocess.DEVNULL, check=True)  # loads it into the page cache
             runs = [scanned(log) for _ in range(SCANS)]
             speed = [megabytes / seconds for seconds, _ in runs]
             figures += [
                 Figure(f"healthd scan, {name}: CPU for 100 MB", "s", [100 / rate for rate in speed]),
-                Figure("  that is", "MB/s", speed),
-                Figure("  its memory, resident at most", "MiB", [resident for _, resident in runs]),
+                Figure("  throughput", "MB/s", speed),
+                Figure("  peak resident memory", "MiB", [resident for _, resident in runs]),
             ]
     return figures
 
@@ -46,14 +46,14 @@ def scans() -> list[Figure]:
 SCANS = 5
 SCANNED = (
     ("no fault", 100_000_000, 10**9),
-    ("a fault in 10 lines", 20_000_000, 10),
-    ("captured lines again and again", 100_000_000, 0),
+    ("one fault per 10 lines", 20_000_000, 10),
+    ("captured lines, repeated", 100_000_000, 0),
     ("captured lines, dated", 20_000_000, 0),
 )
 
 
 def scanned(log: Path) -> tuple[float, float]:
-    """(CPU seconds, MiB resident at most) of one run."""
+    """Return (CPU seconds, peak resident MiB) of one run."""
     argv = [sys.executable, "-c", scan.ONE_CORE + scan.WITH_RE2, "scan", str(log)]
     process = subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

@@ -1,10 +1,9 @@
-"""What a scrape of the metrics page costs the daemon, HTTP included: where nothing changed since the last one, and
-where a round came in between.
+"""Measure a scrape of the metrics page, HTTP included: with nothing changed since the last scrape, and after a round.
 
     PYTHONPATH=. python bench/scrape.py
 
-The daemon runs on the bench's made node, a round a second. The times are user and system time of its process, ended
-threads included: the clients' threads end with each answer.
+The daemon runs on the fake node of node_tree.py, with one round per second. The times are user and system time of its
+process, with ended threads: the threads of clients end with each answer.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from figure import Figure, table  # noqa: E402
 from healthd_daemon import Healthd  # noqa: E402
 
 SCRAPES = 30
-APART_SECONDS = 1.1  # a page is given to all who ask within a second
-QUIET_SECONDS = 0.3  # after a round: the errands that follow it are over
-# As Prometheus 3 asks (prometheus/prometheus, scrape/scrape.go).
+APART_SECONDS = 1.1  # requests within one second share a page
+QUIET_SECONDS = 0.3  # after a round: time for the tasks that follow it
+# The headers of Prometheus 3 (prometheus/prometheus, scrape/scrape.go).
 PROMETHEUS = {
     "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
     "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
@@ -39,12 +38,12 @@ PLAIN: dict[str, str] = {}
 
 
 def rows() -> list[Figure]:
-    """The medians count."""
+    """Return the figures; the medians count."""
     folder = Path(tempfile.mkdtemp(prefix="healthd-bench."))
     try:
         node_tree.build(folder)
         with node(folder, interval="3600") as daemon:
-            time.sleep(2)  # looks that the start asked for are over
+            time.sleep(2)  # the checks that the start requests have ended
             same = {name: unchanged(daemon, headers) for name, headers in ASKING.items()}
             sizes = {name: len(scrape(daemon, headers)) / 1024 for name, headers in ASKING.items()}
         with node(folder, interval="1") as daemon:
@@ -54,9 +53,9 @@ def rows() -> list[Figure]:
     found = []
     for name in ASKING:
         found += [
-            Figure(f"a scrape, {name}: CPU, nothing changed since the last", "ms", same[name], 1),
+            Figure(f"scrape, {name}, unchanged page: CPU", "ms", same[name], 1),
             Figure("  after a round", "ms", after[name], 4),
-            Figure("  its bytes", "KiB", [sizes[name]]),
+            Figure("  size", "KiB", [sizes[name]]),
         ]
     return found
 
@@ -81,7 +80,7 @@ def unchanged(daemon: Healthd, headers: dict[str, str]) -> list[float]:
 def after_rounds(daemon: Healthd, headers: dict[str, str]) -> list[float]:
     spent = []
     for _ in range(SCRAPES):
-        verdict = daemon.run_dir / "verdict"  # it is new after each round, and nobody is woken who looks at it
+        verdict = daemon.run_dir / "verdict"  # rewritten after each round; polling it wakes no process
         last = verdict.stat().st_mtime_ns
         while verdict.stat().st_mtime_ns == last:
             time.sleep(0.01)

@@ -1,8 +1,9 @@
-"""`make simulate`: what the fleet limit does to a cluster on a bad day.
+"""`make simulate`: simulate the fleet limit of a cluster on a bad day.
 
-First 10,000 nodes against a modelled slurmctld (modelled_slurmctld.py), then 1,000 against a real one, with real
-commands. Both times each node decides by healthd's own code, and only the clock is simulated (fleet.py). `--write` puts
-the tables into docs/fleet-limit.md; scripts/fleet_limit_figure.py draws its picture. Exit status 1 if an aim is missed.
+First 10,000 nodes against a modelled slurmctld (modelled_slurmctld.py), then 1,000 against a real one with real
+commands. In both runs each node decides with healthd's own code; only the clock is simulated (fleet.py). `--write`
+writes the tables to docs/fleet-limit.md; scripts/fleet_limit_figure.py draws the picture. Exit status 1 if a target is
+missed.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ SEED = 5
 HOUR = 3600.0
 STEP = 30.0  # seconds between two points of the plot
 SERVER_DIES, WAVE = 600.0, 1500.0  # seconds
-# The aims. Requests a second are means over ten seconds, of all nodes together.
+# The targets. Requests per second are means over ten seconds, of all nodes together.
 MOST_OF_THE_LIMIT = 1.2
 MOST_REQUESTS = 300.0
-WAVE_SECONDS = 30.0  # in which the wave must be drained
-BACK_SECONDS = 900.0  # in which all must be back when the file server is: two rounds, and one look
+WAVE_SECONDS = 30.0  # by then the wave must be drained
+BACK_SECONDS = 900.0  # by then all nodes must be back after the file server: two rounds and one query
 PAGE = REPOSITORY / "docs/fleet-limit.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """away: from when until when slurmctld is. is_aimed_at: aims hold for it; else it only shows what happens."""
+    """`away` is slurmctld's outage. Without `is_aimed_at`, the scenario has no targets."""
 
     name: str
     faults: tuple[Fault, ...]
@@ -58,13 +59,13 @@ class Scenario:
 
 @dataclass(slots=True)
 class Outcome:
-    """drained: how many nodes stood drained, at each STEP; peak: the most at any moment.
+    """Results of a scenario. `drained` has the number of drained nodes at each STEP, `peak` the maximum at any time.
 
-    shared_peak       of them without a fault of their own
-    wave              nodes with a fault of their own, wave_drained of them were drained, the last after wave_seconds
-    left              nodes that are drained at the end without a fault
-    back_seconds      after the end of the fault: when the last came back
-    requests, tables  the most a second; asked: in all; busy: the most of slurmctld's time, in percent
+    shared_peak       maximum number of drained nodes without an own fault
+    wave              nodes with an own fault; wave_drained of them were drained, the last after wave_seconds
+    left              nodes that are still drained at the end, without a fault
+    back_seconds      time from the end of the fault until the last node is back
+    requests, tables  maximum per second; asked: in total; busy: maximum share of slurmctld's time, in percent
     """
 
     name: str
@@ -86,20 +87,20 @@ class Outcome:
 
     def missed(self) -> list[str]:
         aims = {
-            "drained for a shared cause": self.shared_peak <= MOST_OF_THE_LIMIT * self.shared_limit,
-            "the wave": self.wave_drained == self.wave,
-            "the wave in time": self.wave_seconds <= WAVE_SECONDS,
-            "back": self.left == 0 and self.back_seconds <= BACK_SECONDS,
+            "nodes drained for a shared cause": self.shared_peak <= MOST_OF_THE_LIMIT * self.shared_limit,
+            "wave drained": self.wave_drained == self.wave,
+            "wave drained in time": self.wave_seconds <= WAVE_SECONDS,
+            "all nodes back": self.left == 0 and self.back_seconds <= BACK_SECONDS,
             "requests": self.requests <= MOST_REQUESTS,
         }
         return [name for name, met in aims.items() if not met]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the fleet limit does to a cluster on a bad day.")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/fleet-limit.md")
+    parser = argparse.ArgumentParser(description="Simulate the fleet limit of a cluster on a bad day.")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/fleet-limit.md")
     parser.add_argument("--nodes", type=int, default=NODES)
-    parser.add_argument("--real-nodes", type=int, default=NODES_OF_A_REAL_ONE, help="0: without the real slurmctld")
+    parser.add_argument("--real-nodes", type=int, default=NODES_OF_A_REAL_ONE, help="0: skip the real slurmctld")
     args = parser.parse_args()
     names = [f"n{i:05d}" for i in range(args.nodes)]
     outcomes, missed = [], []
@@ -116,11 +117,11 @@ def main() -> int:
         missed += [f"{outcome.name}: {aim}" for aim in outcome.missed()]
         if counted != outcome.asked:
             missed.append(f"sdiag counted {counted} requests, not {outcome.asked}")
-        real = f"{table([outcome])}\nRequests in all: {counted:,} by slurmctld's own count (`sdiag`), "
-        real += f"{outcome.asked:,} by the commands that were run."
+        real = f"{table([outcome])}\nRequests in total: {counted:,} by slurmctld's own count (`sdiag`), "
+        real += f"{outcome.asked:,} by the commands that ran."
         print(real)
     elif args.real_nodes:
-        say("not root: without the real slurmctld")
+        say("not root: skipping the real slurmctld")
     for aim in missed:
         print(f"missed: {aim}")
     if args.write:
@@ -128,7 +129,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-# Ten thousand nodes read the same table again and again.
+# Ten thousand nodes read the same table.
 parse_fleet_once = functools.lru_cache(maxsize=4)(reconcile.parse_fleet)
 
 
@@ -164,7 +165,7 @@ def simulate(scenario: Scenario, names: list[str]) -> Outcome:
 
 
 def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> Outcome:
-    """Two hours after the file server came back all is over. The same scenario plays the same each time."""
+    """Play a scenario for two and a half hours, which covers the recovery. The result is repeatable."""
     random.seed(SEED)
     reconcile.parse_fleet = parse_fleet_once  # type: ignore[assignment]
     begun, names = time.monotonic(), set(fleet.nodes)
@@ -181,7 +182,7 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
         now = drained()
         if not_yet and not not_yet.isdisjoint(now):
             not_yet -= now
-            outcome.wave_seconds = max(0.0, moment - WAVE)  # the file server had one of them drained before
+            outcome.wave_seconds = max(0.0, moment - WAVE)  # one of them may have been drained for the file server
         outcome.shared_peak = max(outcome.shared_peak, len(now - wave))
         if moment > broken_until and now - standing(scenario, hours):
             outcome.back_seconds = moment - broken_until
@@ -200,7 +201,7 @@ def standing(scenario: Scenario, hours: float) -> set[str]:
 
 
 def most(by_second: Mapping[int, float], seconds: int = 10) -> float:
-    """The highest mean of so many seconds in a row."""
+    """Return the highest mean over this many consecutive seconds."""
     sums: Counter[int] = Counter()
     for second, value in by_second.items():
         for begins in range(second - seconds + 1, second + 1):
@@ -212,7 +213,7 @@ def most(by_second: Mapping[int, float], seconds: int = 10) -> float:
 
 
 class RealSlurmctld:
-    """Runs the commands, one after another; each takes its own time on the simulated clock."""
+    """Run the commands one after another; each takes its real duration on the simulated clock."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -238,7 +239,7 @@ class RealSlurmctld:
 
 
 def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
-    """The nodes have no slurmd: they can be drained all the same. The outcome, and how many requests sdiag counted."""
+    """Play on nodes without slurmd, which can be drained too. Returns the outcome and sdiag's number of requests."""
     names = [f"f{i}" for i in range(1, nodes + 1)]
     lines = [
         f"NodeName=f[1-{nodes}] NodeAddr=127.0.0.1 Port=9 CPUs=1 RealMemory=100 State=UNKNOWN",
@@ -246,7 +247,7 @@ def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
         "SlurmdTimeout=0",
     ]
     with SlurmCluster(nodes=1, gpus=0, extra_conf=lines) as cluster:
-        say(f"{nodes} nodes of a real slurmctld: both ...")
+        say(f"{nodes} nodes on a real slurmctld: both ...")
         slurmctld = RealSlurmctld(cluster)
         looks = 0
 
@@ -266,7 +267,7 @@ def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
 
 
 def counted(cluster: SlurmCluster) -> int:
-    """The requests about nodes, partitions and itself that slurmctld has served."""
+    """Return how many requests about nodes, partitions and itself slurmctld has served."""
     kinds = r"REQUEST_(NODE_INFO|NODE_INFO_SINGLE|PARTITION_INFO|UPDATE_NODE|BUILD_INFO|PING)"
     return sum(number for name, number in cluster.sdiag_counts().items() if re.fullmatch(kinds, name))
 
@@ -276,8 +277,8 @@ def counted(cluster: SlurmCluster) -> int:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     head = (
-        *("", "nodes", "drained at once, most", "half an hour later", "of them for the file server", "of the limit"),
-        *("own faults drained", "the last after", "all back after", "requests/s", "whole tables/s", "slurmctld busy"),
+        *("", "nodes", "max drained", "drained half an hour later", "max for the file server", "of the limit"),
+        *("own faults drained", "last after", "all back after", "requests/s", "whole tables/s", "slurmctld busy"),
     )
     rows = [head, ("---",) * len(head)]
     for o in outcomes:
@@ -300,7 +301,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def text_plot(outcome: Outcome, width: int = 90, height: int = 12) -> str:
-    """Drained nodes over time, in characters."""
+    """Return a text plot of drained nodes over time."""
     top = max(*outcome.drained, 1)
     columns = [outcome.drained[i * len(outcome.drained) // width] for i in range(width)]
     lines = []
@@ -319,7 +320,7 @@ def write(modelled: str, real: str) -> None:
             before, _, rest = text.partition(begin)
             text = before + begin + "\n" + content.strip() + "\n\n" + end + rest.partition(end)[2]
     PAGE.write_text(text, "utf-8")
-    say(f"{PAGE.relative_to(REPOSITORY)} is written")
+    say(f"{PAGE.relative_to(REPOSITORY)}: written")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether a round's cost is linear in what a node has: CPU of daemon and worker by GPUs, disks, processes."""
+"""Measure whether the cost of a round is linear: CPU of daemon and worker by GPUs, disks and processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES_AIM = 10.0
 
 
 def sizes() -> list[Figure]:
-    """The check "processes" looks in all of these; `rounds` has none, since it is off where tests start a daemon."""
+    """Measure with the check `processes`, which `rounds` leaves out because it is off where tests start a daemon."""
     gpus = measured({number: {"gpus": number} for number in OF_GPUS})
     disks = measured({number: {"disks": number} for number in OF_DISKS})
     processes = measured({number: {"processes": number} for number in OF_PROCESSES})
@@ -31,21 +31,21 @@ def sizes() -> list[Figure]:
         *(Figure(f"one round, {number} disks: CPU", "ms", disks[number]) for number in OF_DISKS),
         *fit("disk", disks),
         *(Figure(f"one round, {number} processes: CPU", "ms", processes[number]) for number in OF_PROCESSES),
-        Figure(f"  {PROCESSES} processes add to none", "%", [(many / none - 1) * 100], aim=PROCESSES_AIM),
+        Figure(f"  {PROCESSES} processes, compared with none", "%", [(many / none - 1) * 100], aim=PROCESSES_AIM),
     ]
 
 
 def fit(what: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
-    """The line of least squares through the medians, and how far the farthest of them lies from it."""
+    """Return the slope of the least-squares line through the medians, and the largest deviation from the line."""
     points = [(number, statistics.median(values)) for number, values in rounds.items()]
     each = slope(points)
     middle, level = (statistics.fmean(values) for values in zip(*points, strict=True))
     off = max(abs(ms / (level + each * (number - middle)) - 1) for number, ms in points)
-    return [Figure(f"  each {what}", "ms", [each]), Figure("  the farthest from that line", "%", [off * 100])]
+    return [Figure(f"  per {what}", "ms", [each]), Figure("  largest deviation from the line", "%", [off * 100])]
 
 
 def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
-    """CPU of each round (ms), of nodes that run at the same time: a busy machine makes all of them slower."""
+    """Return the CPU of each round (ms) of nodes that run in parallel, so that a busy machine slows all of them."""
     with contextlib.ExitStack() as stack:
         daemons = {}
         for number, parts in nodes.items():
@@ -62,11 +62,11 @@ def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
         spent: dict[int, list[float]] = {number: [] for number in nodes}
         for _ in range(WINDOWS):
             before = {number: sum(map(cpu_ms, both)) for number, both in pids.items()}
-            time.sleep(WINDOW_ROUNDS)  # one a second, each node's at its own phase of it
+            time.sleep(WINDOW_ROUNDS)  # one round per second; each node has its own phase
             for number, both in pids.items():
                 spent[number].append((sum(map(cpu_ms, both)) - before[number]) / WINDOW_ROUNDS)
         for number, daemon in daemons.items():
-            assert daemon.worker_pid() == pids[number][1], "the worker was replaced while it was measured"
+            assert daemon.worker_pid() == pids[number][1], "the worker was replaced during the measurement"
             status = daemon.status()
             assert status["health"] == "healthy", status["conditions"]
     return spent

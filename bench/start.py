@@ -1,7 +1,7 @@
-"""What a command costs that is run and ends, as user and system time, its children included, and as a multiple of what
-this Python costs that does nothing. Beside them NHC, where NHC=DIR names a checkout of github.com/mej/nhc.
+"""Measure short commands in user and system time, with children, and as a multiple of a Python that does nothing.
 
-They are run in turn, so that each has the machine's good and bad moments alike, and a ratio is of two neighbours.
+NHC is measured too if NHC=DIR names a checkout of github.com/mej/nhc. The commands run in turn, so that a slow moment
+of the machine affects all of them, and each ratio compares two neighbouring runs.
 
     [NHC=DIR] .venv/bin/python bench/start.py [TIMES]
 """
@@ -69,20 +69,22 @@ def rows(times: int = TIMES) -> list[Figure]:
         for number in range(times + 1):
             for what, (argv, _) in commands.items():
                 spent = cpu_ms_of(argv)
-                if number:  # the first run brings the files into memory
+                if number:  # the first run loads the files into memory
                     taken[what].append(spent)
     figures = []
     for what, values in taken.items():
         figures.append(Figure(f"{what}: CPU", "ms", values))
         if what != BARE:
             ratios = [value / bare for value, bare in zip(values, taken[BARE], strict=True)]
-            figures.append(Figure(f"  that is, as {BARE}", "x", ratios, commands[what][1]))
-    return figures if nhc else [*figures, Figure(f"{name}: not measured, NHC=DIR names no checkout", "", [])]
+            figures.append(Figure(f"  ratio to {BARE}", "x", ratios, commands[what][1]))
+    return figures if nhc else [*figures, Figure(f"{name}: not measured (NHC=DIR is not a checkout)", "", [])]
 
 
 def nhc_argv(checkout: Path, conf: Path) -> list[str]:
-    """It changes nothing: no node is marked offline, and its log is standard output. Raises RuntimeError where a check
-    fails, for then it costs something else."""
+    """Return the command line of NHC. It marks no node offline, and logs to standard output.
+
+    Raises RuntimeError if a check fails, because a failing check has another cost.
+    """
     argv = ["bash", str(checkout / "nhc"), "-a", "-c", str(conf), "-l", "-", f"INCDIR={checkout / 'scripts'}"]
     argv += [f"HELPERDIR={checkout / 'helpers'}", "MARK_OFFLINE=0", "NHC_RM=slurm", "TIMEOUT=60"]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -92,7 +94,7 @@ def nhc_argv(checkout: Path, conf: Path) -> list[str]:
 
 
 def cpu_ms_of(argv: Sequence[str]) -> float:
-    """User and system time of one run, children that it waited for included."""
+    """Return the user and system time of one run, with the children that it waited for."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     null = subprocess.DEVNULL
     process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, stdin=null, stdout=null, stderr=null)

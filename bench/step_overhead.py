@@ -1,11 +1,11 @@
-"""What watching a job costs its training step: a made loop with and without `healthd.client.step()`, beside the real
-live process, which also samples made counters of eight InfiniBand ports.
+"""Measure the cost of monitoring for a training step: a loop with and without `healthd.client.step()`.
 
     python bench/step_overhead.py [--blocks N] [--steps N] [--milliseconds M]
 
-Blocks of steps with and without the call follow each other in turn, so that both meet the same machine; a step is a
-fixed piece of hashing. The overhead is the median over pairs of neighbouring blocks; its interval is a bootstrap of the
-pairs (95 %). Exit status 1: its upper end is above 1 %.
+The real live process runs in parallel and samples fake counters of eight InfiniBand ports. Blocks of steps with and
+without the call alternate, so that both see the same machine; a step is a fixed amount of hashing. The overhead is the
+median over pairs of neighbouring blocks; its interval is a bootstrap of the pairs (95 %). Exit status 1: the upper end
+of the interval is above 1 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def made_tree(root: Path) -> None:
-    """This process as a job's, alone on its node, and ports that count nothing new."""
+    """Make this process appear as a job's only process on its node, with ports whose counters do not change."""
     cgroup = root / f"proc/{os.getpid()}/cgroup"
     cgroup.parent.mkdir(parents=True)
     cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
@@ -44,7 +44,7 @@ def made_tree(root: Path) -> None:
 
 
 def live(folder: Path, channel: socket.socket) -> subprocess.Popen[bytes]:
-    """The real process, as the daemon starts it."""
+    """Start the real process as the daemon starts it."""
     watched = {"client": True, "sample": ["ib"], "sample_seconds": 0.5}
     setup = json.dumps(
         {"place": {"runtime_dir": str(folder / "run"), "root": str(folder / "root")}, "watched": watched}
@@ -54,14 +54,14 @@ def live(folder: Path, channel: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def work(rounds: int) -> None:
-    """One step: as much of the same, whatever is around it."""
+    """Do one step: a fixed amount of work."""
     data = b"x" * 65_536
     for _ in range(rounds):
         hashlib.sha256(data)
 
 
 def rounds_of(seconds: float) -> int:
-    """How much work takes so long here."""
+    """Return how many rounds of work take this long on this machine."""
     work(200)
     before = time.perf_counter()
     work(200)
@@ -74,7 +74,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def block(steps: int, rounds: int, told: bool) -> tuple[float, float]:
-    """Seconds of wall clock and of CPU for one step in the mean."""
+    """Return the mean wall-clock and CPU seconds of one step."""
     from healthd.client import step
 
     wall, cpu = time.perf_counter(), time.process_time()
@@ -86,7 +86,7 @@ def block(steps: int, rounds: int, told: bool) -> tuple[float, float]:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of as many pairs, drawn again and again."""
+    """Return the 95 % bootstrap interval of the median."""
     chance = random.Random(1)
     medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
     return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
@@ -95,8 +95,8 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
-    parser.add_argument("--steps", type=int, default=40, help="of a block")
-    parser.add_argument("--milliseconds", type=float, default=5.0, help="of a step")
+    parser.add_argument("--steps", type=int, default=40, help="steps per block")
+    parser.add_argument("--milliseconds", type=float, default=5.0, help="length of a step")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -109,7 +109,7 @@ def main() -> int:
             while not (folder / "run/failslow.sock").exists() and process.poll() is None:
                 time.sleep(0.05)
             rounds = rounds_of(asked.milliseconds / 1000)
-            block(asked.steps, rounds, told=True)  # it connects
+            block(asked.steps, rounds, told=True)  # connects
             began, used = time.perf_counter(), cpu_seconds(process.pid)
             pairs = []
             for number in range(asked.blocks):
@@ -128,7 +128,7 @@ def main() -> int:
         low, high = interval(ratios)
         worst = max(worst, high) if what == "CPU time" else worst
         print(f"{what:<12} {statistics.median(ratios):+8.3%} longer with step()   95 %: {low:+.3%} to {high:+.3%}")
-    print(f"the live process beside it, sampling {PORTS} ports twice a second: {share:.2%} of a core")
+    print(f"live process, sampling {PORTS} ports twice a second: {share:.2%} of a core")
     return 0 if worst <= AIM else 1
 
 

@@ -1,4 +1,4 @@
-"""Kernel lines by the hundred thousand, all at once: when is the fault behind them a condition?"""
+"""Measure floods of kernel lines: the time until the fault behind hundreds of thousands of lines is a condition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BURST_LINES = 1280
 DIFFERENT_LINES = 100_000
 CHECKS, CODES_OF_A_CHECK = 60, 150
 ANSWERS = 20
-# A site's check that finds two parts of each of its codes.
+# A site check that finds two parts for each of its codes.
 CHECK = '''"""Broken."""
 
 from healthd.common.model import Finding, Severity
@@ -30,24 +30,24 @@ from healthd.common.model import Finding, Severity
 def run(host, config, past):
     for number in range({count}):
         code, part = f"{name}/code{{number % {codes}}}", f"part{{number}}"
-        yield Finding(Severity.WARNING, code, part, "a message that is as long as those of others are, with a number")
+        yield Finding(Severity.WARNING, code, part, "a message with the usual length of such a message and a number")
 '''
 
 
 def storms() -> list[Figure]:
-    """A million Xid lines in a followed file, all at once, and another fault as the last: when is it a condition?"""
+    """Measure a million Xid lines in a followed file with another fault as the last line: time to its condition."""
     varying = storm("varying, 8 GPUs", varying_line)
     return [*storm("the same", same_line), *varying, *burst(), *different_parts(), *many_checks()]
 
 
 def different_line(number: int) -> str:
-    """Each of another part, and most of another code."""
+    """Return a line with its own part; most have their own code too."""
     code = 200 + number % 9000
     return xid_line(code, f"{number % 65536:04x}:{number // 65536:02x}:00", "a fault of another part")
 
 
 def burst() -> list[Figure]:
-    """Different faults at once, an Xid 79 in their midst: it has its name, and when?"""
+    """Measure different faults at once with an Xid 79 in the middle: the time until it has its own condition."""
     waited = []
     for _ in range(STORMS):
         lines = [different_line(number) for number in range(BURST_LINES)]
@@ -58,11 +58,11 @@ def burst() -> list[Figure]:
             daemon.kernel_line(*lines)
             wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open")
             waited.append((time.perf_counter() - began) * 1000)
-    return [Figure(f"{BURST_LINES} different faults and one Xid 79, to its condition", "ms", waited, aim=1000)]
+    return [Figure(f"{BURST_LINES} different faults and one Xid 79: delay until it is open", "ms", waited, aim=1000)]
 
 
 def different_parts() -> list[Figure]:
-    """Lines that each name another part: what is kept of them, and how long the daemon takes to say it."""
+    """Measure lines that each name another part: what is kept, and how long the daemon takes to answer."""
     with Healthd("--interval", "3600", "--listen", "127.0.0.1:0") as daemon:
         scrape(daemon)
         place, began = daemon.log.stat().st_size, time.perf_counter()
@@ -79,18 +79,17 @@ def different_parts() -> list[Figure]:
         conditions = len(json.loads(said)["conditions"])
     series = sum(1 for line in page.splitlines() if line and not line.startswith(b"#"))
     return [
-        Figure(f"{DIFFERENT_LINES} lines of different parts, to the fault behind them", "ms", [waited]),
+        Figure(f"{DIFFERENT_LINES} lines of different parts: delay until the last fault is open", "ms", [waited]),
         Figure("  conditions", "", [conditions], aim=200),
-        Figure("  series of the page", "", [series]),
-        Figure("  the ledger", "KiB", [ledger / 1024], aim=512),
-        Figure("  the status, as JSON", "KiB", [len(said) / 1024], aim=512),
-        Figure("  it is answered in", "ms", answers, aim=250),
+        Figure("  series on the metrics page", "", [series]),
+        Figure("  size of the ledger", "KiB", [ledger / 1024], aim=512),
+        Figure("  size of the status as JSON", "KiB", [len(said) / 1024], aim=512),
+        Figure("  time to answer status", "ms", answers, aim=250),
     ]
 
 
 def many_checks() -> list[Figure]:
-    """Each check of the site finds hundreds of parts, and the log names Xids of thousands of codes: what a further Xid
-    costs then, and the status."""
+    """Measure a further Xid and the status while site checks find hundreds of parts and the log thousands of codes."""
     directory = Path(tempfile.mkdtemp(prefix="healthd."))
     checks = directory / "checks.d"
     checks.mkdir()
@@ -117,14 +116,14 @@ def many_checks() -> list[Figure]:
         ledger = (daemon.run_dir / "ledger.json").stat().st_size
     return [
         Figure(
-            f"{CHECKS} checks that find {2 * CODES_OF_A_CHECK} parts each, 12000 codes: conditions",
+            f"{CHECKS} checks with {2 * CODES_OF_A_CHECK} parts each, 12000 codes: conditions",
             "",
             [len(said["conditions"])],
             aim=MAX_CONDITIONS,
         ),
-        Figure("  the ledger", "KiB", [ledger / 1024], aim=1024),
-        Figure("  the status is answered in", "ms", answers, aim=250),
-        Figure("  an Xid written, to its condition", "ms", waited, aim=250),
+        Figure("  size of the ledger", "KiB", [ledger / 1024], aim=1024),
+        Figure("  time to answer status", "ms", answers, aim=250),
+        Figure("  delay from a further Xid to its condition", "ms", waited, aim=250),
     ]
 
 
@@ -161,12 +160,12 @@ def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
             waited.append((time.perf_counter() - began) * 1000)
             spent.append(cpu_ms(daemon_pid(daemon)) - used)
             grown.append(peak_mib(daemon_pid(daemon)) - before)
-            daemon.status()  # what was heard in that pass is saved
+            daemon.status()  # saves what the last pass received
             ledger.append((file.stat().st_size - size) / 1024)
     return [
-        Figure(f"{STORM_LINES} Xid lines ({name}) written, to the fault behind them", "ms", waited, aim=1000),
+        Figure(f"{STORM_LINES} Xid lines ({name}): delay until the last fault is open", "ms", waited, aim=1000),
         Figure("  CPU of the daemon", "ms", spent),
-        Figure("  the daemon's memory grows by, peak RSS", "MiB", grown),
-        Figure("  its ledger grows by", "KiB", ledger),
-        Figure("  the status is answered meanwhile in", "ms", answers),
+        Figure("  growth of the daemon's peak RSS", "MiB", grown),
+        Figure("  growth of the ledger", "KiB", ledger),
+        Figure("  time to answer status meanwhile", "ms", answers),
     ]

@@ -1,8 +1,9 @@
-"""Draws docs/board-fleet.png and docs/board-node.png: the boards of packaging/grafana over a made day.
+"""Draw docs/board-fleet.png and docs/board-node.png: the boards of packaging/grafana with the data of a simulated day.
 
-Their queries are asked of a real Prometheus (Debian's package prometheus, with promtool), which is given the history
-below; matplotlib (`pip install -e '.[docs]'`) draws what it answers where each panel stands, so this is what the
-queries say and not how Grafana looks. `python scripts/board_figure.py`; the same queries give the same pictures.
+The script loads the history below into a real Prometheus (Debian's package prometheus, with promtool), runs the queries
+of each panel, and draws the results with matplotlib (`pip install -e '.[docs]'`) at the position of the panel. The
+pictures show the results of the queries, not Grafana's appearance. Run `python scripts/board_figure.py`; the same
+queries give the same pictures.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ROOT / "packaging/grafana"
 
-# --- the made day
+# --- the simulated day
 
 NODES = [f"gpu-{number:03d}" for number in range(1, 49)]
 END = 1_795_305_600  # 2026-11-22 00:00 UTC
-HOURS, STEP, RESOLUTION = 24, 120, 300  # of the samples, and of what is asked
+HOURS, STEP, RESOLUTION = 24, 120, 300  # STEP: seconds between samples; RESOLUTION: step of the range queries
 BEGIN = END - HOURS * 3600
 SHOWN = "gpu-031"  # the node of the second board
 PCI = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
@@ -36,8 +37,10 @@ HEALTHS = ("healthy", "warning", "degraded", "unhealthy", "unknown")
 
 
 class Fault:
-    """A condition on a node, in hours of the day. levels: (from hour, severity), the last until `end`. drained: from
-    when until when, with that Reason."""
+    """A condition on nodes, with times in hours of the day.
+
+    `levels` has (hour, severity) pairs; the last severity lasts until `end`. `drained` is the interval of the drain.
+    """
 
     def __init__(
         self,
@@ -66,14 +69,14 @@ FAULTS = (
     Fault([SHOWN], "gpu_ecc/uncorrected", "0000:c3:00.0", [(13.9, 2)], drained=None),
     Fault(["gpu-005"], "ib_flap/flapping", "mlx5_3/1", [(2.0, 1)], 8.0),
     Fault(["gpu-040"], "disk_space/low", "/var", [(12.0, 1)]),
-    # A file server that nobody can reach for an hour: all see it, the fleet limit lets few be drained.
+    # A file server fails for an hour: all nodes report it, and the fleet limit lets healthd drain only a few.
     Fault(NODES, "mount/hang", "/data", [(18.0, 1), (18.17, 2)], 19.1, (18.3, 19.2), NODES[9:14]),
 )
-DEAD = "gpu-044", 20.5  # its healthd answers no more from this hour on
+DEAD = "gpu-044", 20.5  # healthd on this node stops answering at this hour
 
 
 def history() -> Iterator[str]:
-    """The day in OpenMetrics' form: one family after another, each sorted by time within its series."""
+    """Yield the day in OpenMetrics format: one family after another, each series sorted by time."""
     rows: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
     def put(name: str, at: int, value: float, target: str, labels: Mapping[str, str]) -> None:
@@ -100,7 +103,7 @@ Told = tuple[str, float, dict[str, str]]
 
 
 def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
-    """What one node's page says at one moment."""
+    """Yield the metrics of one node at one time."""
     standing = [(fault, severity) for fault in FAULTS if node in fault.nodes and (severity := fault.severity(hour))]
     worst = max((severity for _, severity in standing), default=0)
     state = ("healthy", "warning", "degraded", "unhealthy")[worst]
@@ -164,7 +167,7 @@ def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
 
 
 def _gpus(at: int, hour: float) -> Iterator[Told]:
-    """What only the second board asks for."""
+    """Yield the metrics that only the board of one node shows."""
     yield "healthd_gpus", 8, {}
     for gpu, bus in enumerate(PCI):
         pci = {"pci": f"0000:{bus}:00.0"}
@@ -210,12 +213,12 @@ def _gpus(at: int, hour: float) -> Iterator[Told]:
     yield "healthd_process_resident_memory_bytes", 25e6 + 1e6 * math.sin(hour), {"process": "worker"}
 
 
-# --- what a Prometheus says of it
+# --- Prometheus
 
 
 @contextlib.contextmanager
 def prometheus_of(lines: Iterator[str], folder: Path, port: int) -> Iterator[str]:
-    """The address of a real one that has this history."""
+    """Start a Prometheus with this history and yield its address."""
     with open(folder / "history.txt", "w") as file:
         file.writelines(lines)
     blocks = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(folder / "history.txt"))
@@ -245,7 +248,7 @@ def _is_ready(url: str) -> bool:
 def asked(
     url: str, target: Mapping[str, Any], begin: int, end: int, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What a panel's query gives: a table's or a number's at `end`, else over the time between. Raises OSError."""
+    """Run the query of a panel and return its result: an instant query at `end`, or a range query. Raises OSError."""
     query = target["expr"]
     for name, value in variables.items():
         query = query.replace(f"${name}", value)
@@ -268,7 +271,7 @@ def panels(name: str) -> list[dict[str, Any]]:
 VARIABLES = {"cluster": ".*", "job": "healthd", "instance": f"{SHOWN}:9478", "node": SHOWN}
 
 
-# --- drawn
+# --- drawing
 
 INK, DIM, PAPER, CARD, LINE = "#d8d9da", "#8e9296", "#111217", "#181b1f", "#2a2d33"
 COLOURS = {
@@ -284,7 +287,7 @@ COLUMN, ROW = 0.55, 0.30  # inches of one of the 24 columns, and of one row
 
 
 def draw(board: Sequence[Mapping[str, Any]], ask: Any) -> Any:
-    """A figure with each panel where the board has it. ask: gives what one target answers."""
+    """Return a figure with each panel at its position on the board. `ask` returns the result of one target."""
     from matplotlib.figure import Figure
 
     high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board)
@@ -317,7 +320,7 @@ def _legend(target: Mapping[str, Any], series: Mapping[str, Any]) -> str:
     text = str(target["legendFormat"])
     for label, value in series["metric"].items():
         text = text.replace("{{" + label + "}}", value)
-    return re.sub(r"{{\w+}}", "", text).strip()  # a label that a series has not is empty
+    return re.sub(r"{{\w+}}", "", text).strip()  # a label that the series does not have becomes empty
 
 
 def _stat(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
@@ -350,7 +353,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _fixed(panel: Any) -> dict[str, str]:
-    """Of series that have a colour of their own."""
+    """Return the fixed colours of series by name."""
     overrides = panel["fieldConfig"]["overrides"]
     return {one["matcher"]["options"]: COLOURS[one["properties"][0]["value"]["fixedColor"]] for one in overrides}
 
@@ -394,7 +397,7 @@ def _table(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
 
 
 def _plot(figure: Any, box: Any, panel: Any, legend: int) -> Any:
-    """The axes within a card, with room for so many lines of legend."""
+    """Return the axes within a card, with room for `legend` lines of legend."""
     left, bottom, width, height = box
     inches_wide, inches = panel["gridPos"]["w"] * COLUMN, panel["gridPos"]["h"] * ROW
     room = (0.45 / inches_wide, (0.27 + 0.17 * legend) / inches)
@@ -454,7 +457,7 @@ def _timeseries(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> N
 
 
 def _whole(values: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
-    """The stretches without a gap."""
+    """Split the samples at gaps."""
     parts: list[list[tuple[int, str]]] = []
     for at, value in values:
         if not parts or at - parts[-1][-1][0] > RESOLUTION:
@@ -487,7 +490,7 @@ def main() -> None:
             figure = draw(panels(name), lambda target: asked(url, target, BEGIN, END, VARIABLES))
             path = ROOT / f"docs/board-{name}.png"
             figure.savefig(path, facecolor=PAPER, metadata={"Software": None})
-            print(f"docs/{path.name} is written")
+            print(f"docs/{path.name}: written")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Writes from the checks themselves: docs/checks.md, their number in README.md, and which checks docs/peers.md has not.
+"""Write docs/checks.md, the number of checks in README.md, and the checks that docs/peers.md does not list.
 
-Run it after a check changes.
-
-Order and headings are those of conf/healthd.toml. tests/docs/test_checks_page.py fails where a page is older than the
-code.
+Run it after a check changes. Order and headings are those of conf/healthd.toml. tests/docs/test_checks_page.py fails if
+a page is outdated.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ listed below each block. `healthd config check FILE` reports values that are not
 
 
 def groups() -> dict[str, list[str]]:
-    """Heading -> its checks."""
+    """Return the names of the checks by heading."""
     found: dict[str, list[str]] = {}
     for heading, name in re.findall(r"(?m)^# --- (.*)$|^\[checks\.(\w+)\]", SAMPLE.read_text("utf-8")):
         if heading:
@@ -107,7 +105,7 @@ def _when(check: Check) -> str:
 
 
 def _settings(name: str) -> list[str]:
-    """Its table in the sample settings, as a block."""
+    """Return the table of the check in the sample settings, as a Markdown block."""
     _, _, rest = SAMPLE.read_text("utf-8").partition(f"[checks.{name}]")
     lines = rest.partition("\n\n")[0].splitlines()[1:]
     common = ("enabled", "interval_seconds", "timeout_seconds", "clear_after", "enforce", "severity")
@@ -117,7 +115,7 @@ def _settings(name: str) -> list[str]:
 
 
 def _accepted(check: Check) -> list[str]:
-    """What its own numbers may be but for seconds, by the words of the refusal of one that is too large."""
+    """Return the accepted ranges of the check's own numbers, except for seconds, in the words of the error message."""
     common = {field.name for field in fields_of(CheckConfig)}
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)

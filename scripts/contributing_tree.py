@@ -15,12 +15,12 @@ COLUMN = 34
 OTHERS = {
     "checks/NAME.py": "The built-in checks, one per file.",
     "conf/healthd.toml": "Every setting with its default and a comment.",
-    "conf/profiles/": "What machines of a type have, one file per type.",
+    "conf/profiles/": "Expected hardware of machine types, one file per type.",
     "docs/": "Pages for users and developers; docs/adr/ has the decisions.",
     "packaging/": "The unit, packages, Slurm scripts, Prometheus rules, Grafana, Ansible.",
     "man/": "The manual pages.",
     "scripts/": "Demo, set-up, wheel, and the programs that write generated pages.",
-    "bench/": "What healthd costs, a soak test, a simulated fleet, made histories.",
+    "bench/": "Benchmarks, a soak test, a simulated fleet, generated histories.",
     "tests/": "The same tree as healthd/; e2e/ needs root; support/ has helpers and fakes.",
 }
 

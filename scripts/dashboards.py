@@ -1,8 +1,8 @@
-"""Writes packaging/grafana/*.json: the fleet on one board, a node on another.
+"""Write packaging/grafana/*.json: one board for the fleet, one for a node.
 
-A dashboard's JSON is long and says most of it twenty times; here a panel is a few lines. Run it after a change:
-`python scripts/dashboards.py`; tests/packaging/test_dashboards.py fails where a file is stale. The schema is Grafana
-10's (grafana/grafana, kinds/dashboard/dashboard_kind.cue), which newer ones read too.
+Grafana's JSON is long and repetitive; here a panel takes a few lines. Run `python scripts/dashboards.py` after a
+change; tests/packaging/test_dashboards.py fails if a file is outdated. The schema is that of Grafana 10
+(grafana/grafana, kinds/dashboard/dashboard_kind.cue), which newer versions also read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ SEVERITY = {0: ("info", GREY), 1: ("warning", YELLOW), 2: ("degraded", ORANGE), 
 
 
 class Query(NamedTuple):
-    """legend: what a series is called; "{{code}}" is the value of a label."""
+    """A PromQL query. `legend` names each series; "{{code}}" stands for the value of a label."""
 
     expr: str
     legend: str = ""
 
 
 class Panel(NamedTuple):
-    """kind: Grafana's. unit: Grafana's name of one. size: columns of 24, rows of 30 px. says: what is seen, for whom
-    looks at the panel's corner. columns: label -> heading, of a table in their order; "Value" is the query's number."""
+    """A panel of a board.
+
+    `kind` and `unit` are Grafana's names. `size` is in columns (24 per row) and rows of 30 px. `says` is the
+    description in the corner of the panel. `columns` maps labels to the headings of a table, in order; "Value" is the
+    number that the query returns.
+    """
 
     title: str
     kind: str
@@ -42,15 +46,15 @@ class Panel(NamedTuple):
     queries: Sequence[Query]
     says: str
     unit: str = "short"
-    colours: Mapping[float, str] = {}  # from this value on
+    colours: Mapping[float, str] = {}  # colour by threshold
     series: Mapping[str, str] = {}  # the colour of each series, by its legend
-    words: Mapping[int, tuple[str, str]] = {}  # value -> what is shown, in which colour
+    words: Mapping[int, tuple[str, str]] = {}  # value -> text and colour
     columns: Mapping[str, str] = {}
     stacked: bool = False
 
 
 def faults(more: str) -> str:
-    """The conditions that drain: confirmed, not only shown, and nobody knows of them."""
+    """Return a query for the conditions that drain: open, enforced and not acknowledged."""
     where = f"{{{more}}}"
     return (
         f"healthd_condition_severity{where} >= 2 and healthd_condition_open{where} == 1"
@@ -59,7 +63,7 @@ def faults(more: str) -> str:
 
 
 def trouble(expr: str, words: str) -> str:
-    return f'label_replace({expr}, "trouble", "{words}", "", "")'
+    return f'label_replace({expr}, "problem", "{words}", "", "")'
 
 
 TROUBLES = " or ".join(
@@ -188,7 +192,7 @@ FLEET = (
         (12, 8),
         [Query(f"({TROUBLES})")],
         "Nodes that are not fully monitored: their other metrics may be outdated.",
-        columns={"instance": "Target", "trouble": "Problem"},
+        columns={"instance": "Target", "problem": "Problem"},
     ),
     Panel(
         "Fleet limit in use",
@@ -273,7 +277,7 @@ NODE = (
         "stat",
         (4, 4),
         [Query(f"healthd_mode_info{{{HERE}}}", "{{mode}}")],
-        "What healthd may change in Slurm for this node.",
+        "Changes that healthd may make in Slurm for this node.",
     ),
     Panel(
         "Decision",
@@ -448,11 +452,11 @@ NODE = (
 )
 
 
-# --- as Grafana has it
+# --- Grafana's JSON
 
 
 def dashboard(uid: str, title: str, says: str, panels: Sequence[Panel], variables: Sequence[Mapping[str, Any]]) -> str:
-    """The JSON of one board."""
+    """Return the JSON of one board."""
     return (
         json.dumps(
             {
@@ -477,7 +481,7 @@ def dashboard(uid: str, title: str, says: str, panels: Sequence[Panel], variable
 
 
 def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Side by side from the left, a new row where the next does not fit."""
+    """Return the panels with positions: from left to right, with a new row where the next one does not fit."""
     placed, x, y, tallest = [], 0, 0, 0
     for number, panel in enumerate(panels, 1):
         wide, high = panel.size
@@ -551,7 +555,7 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _organized(columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Only these columns, in their order, under their headings."""
+    """Return transformations that show only these columns, in this order, under their headings."""
     order = {label: at for at, label in enumerate(columns)}
     return [
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
@@ -580,14 +584,14 @@ JOBS = _variable(
     "job",
     "Job",
     "label_values(healthd_node_info, job)",
-    # Without allValue: "All" is the jobs of healthd, and no exporter's.
+    # Without allValue, "All" means the jobs of healthd; with it, other exporters would match too.
     {"includeAll": True, "multi": True, "current": {"text": "All", "value": "$__all"}},
 )
 CLUSTERS = _variable(
     "cluster",
     "Cluster",
     "label_values(healthd_node_info, cluster)",
-    # A site with one cluster may have no such label.
+    # A site with one cluster may not have this label.
     {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}},
 )
 OF_A_NODE = (
@@ -597,7 +601,7 @@ OF_A_NODE = (
 
 
 def boards() -> dict[str, str]:
-    """File name -> its text."""
+    """Return the text of each file by name."""
     return {
         "healthd-fleet.json": dashboard(
             "healthd-fleet",
@@ -620,7 +624,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, text in boards().items():
         (FOLDER / name).write_text(text, "utf-8")
-        print(f"{FOLDER.name}/{name} is written")
+        print(f"{FOLDER.name}/{name}: written")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`make demo`: the main job in a few seconds, on this machine, without a GPU and without touching anything.
+"""`make demo`: show the main function of healthd in a few seconds, without a GPU and without changing the machine.
 
-healthd runs on this machine's own /proc, /sys and mounts, with a fake DGX H100 behind NVML and a fifo as its kernel
-log. GPU 3 falls off the bus there (Xid 79); a repair follows. Mode is "observe": nothing is ever changed in Slurm.
-Ends by itself with exit status 0; a terminal is not needed.
+healthd reads this machine's /proc, /sys and mounts, with a fake DGX H100 behind NVML and a fifo as kernel log. GPU 3
+falls off the bus (Xid 79); a repair follows. The mode is "observe": nothing changes in Slurm. The demo ends by itself
+with exit status 0 and needs no terminal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def show(folder: Path) -> int:
         told = Told(log)
         status = wait_for(lambda: ask(common), lambda s: s["round"]["number"] > 0 and s["health"] != "unknown", daemon)
         told.more()
-        before = status["health"]  # "warning" where this machine has a warning of its own
+        before = status["health"]  # "warning" if this machine has a warning
         say(f"health: {before}, {len(status['results'])} checks, {len(status['inventory']['gpus'])} GPUs")
 
         step("a kernel line", XID)
@@ -65,8 +65,8 @@ def show(folder: Path) -> int:
     finally:
         daemon.terminate()
         stopped = daemon.wait(timeout=10)
-    print(f'\n{BOLD}That was the main job.{RESET} In `mode = "act"` healthd would have drained the node, requeued its')
-    print("batch jobs, and resumed the node after the repair. README.md says how to enable it on a node.")
+    print(f'\n{BOLD}End of the demo.{RESET} In mode = "act" healthd would have drained the node, requeued its')
+    print("batch jobs, and resumed the node after the repair. README.md describes how to enable it on a node.")
     return stopped
 
 
@@ -100,7 +100,7 @@ def wait_for(
         time.sleep(0.05)
     log = Path(daemon.args[daemon.args.index("--runtime-dir") + 1]).parent / "healthd.log"  # type: ignore[union-attr,index,operator]
     last = {name: (status or {}).get(name) for name in ("health", "unknown", "problems")}
-    raise SystemExit(f"the demo waited 120 s in vain; the last status: {last}\n{log.read_text()}")
+    raise SystemExit(f"the demo timed out after 120 s; last status: {last}\n{log.read_text()}")
 
 
 def show_metrics(log: Path) -> None:
@@ -113,7 +113,7 @@ def show_metrics(log: Path) -> None:
 
 
 class Told:
-    """The daemon's log, printed as it grows."""
+    """Print the daemon's log as it grows."""
 
     def __init__(self, log: Path) -> None:
         self.log = log

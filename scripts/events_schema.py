@@ -1,6 +1,6 @@
-"""Writes docs/events.schema.json from healthd/events/schema.py. Run it after an event or a field of one changed.
+"""Write docs/events.schema.json from healthd/events/schema.py. Run it after an event or one of its fields changes.
 
-tests/events/test_event.py fails where the schema is older than the code, and where docs/events.md says otherwise.
+tests/events/test_event.py fails if the schema is outdated or docs/events.md contradicts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT: dict[str, Any] = {"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-
 
 
 def of_field(name: str) -> dict[str, Any]:
-    """What the field may hold."""
+    """Return the schema of a field."""
     if name in event.ALLOWED_VALUES:
         return {"enum": list(event.ALLOWED_VALUES[name])}
     kind = event.FIELDS[name]
@@ -42,7 +42,7 @@ def of_field(name: str) -> dict[str, Any]:
 
 
 def of_event(name: str, says: event.EventFields) -> dict[str, Any]:
-    """What holds for lines of this event only. A field that is not named is a newer one: it is no error."""
+    """Return the rules for the lines of one event. Unknown fields are allowed: a newer version may have added them."""
     then: dict[str, Any] = {"required": list(says.required)}
     if says.stages:
         then["properties"] = {"stage": {"enum": list(says.stages)}}
@@ -57,8 +57,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "One line of healthd's event stream",
-        "description": "docs/events.md says what each event and field means. A reader keeps an event that it does not "
-        "know, and fields that it does not know.",
+        "description": "docs/events.md documents each event and field. Readers keep unknown events and fields.",
         "type": "object",
         "properties": fields,
         "required": list(event.HEAD),

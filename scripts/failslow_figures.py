@@ -1,8 +1,8 @@
-"""Writes what docs/fail-slow.md shows: its pictures, and what its commands print: `scripts/failslow_figures.py`.
+"""Write the pictures and the command output of docs/fail-slow.md: `scripts/failslow_figures.py`.
 
-The jobs on that page are made, from a seed, so that their truth is known and every machine has the same files; `--data
-DIR` writes only those. Run it after what finds or draws slowness changed: tests/docs/test_failslow_docs.py fails where
-the page or a picture shows something else.
+The jobs on that page are generated from a seed, so their faults are known and each machine gets the same files. `--data
+DIR` writes only those files. Run it after the detection or the plots change: tests/docs/test_failslow_docs.py fails if
+the page or a picture is outdated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_data(folder: Path) -> None:
 
 
 def _job(made: random.Random) -> str:
-    """Ten workers that do not wait for each other; worker 6 is 65 % slower from iteration 180 to 195."""
+    """Return ten workers that do not wait for each other; worker 6 is 65 % slower in iterations 180 to 195."""
     rows = ["worker,batch_time_norm"]
     for iteration in range(300):
         for worker in range(10):
@@ -48,7 +48,7 @@ def _job(made: random.Random) -> str:
 
 
 def _gang(made: random.Random) -> str:
-    """Eight ranks on two nodes that wait for each other; the GPU of rank 5 computes 40 % longer from 200 to 320."""
+    """Return eight ranks on two nodes that wait for each other; rank 5 computes 40 % longer in steps 200 to 320."""
     rows = ["rank,node,step,seconds,busy,wait,transfer"]
     for step in range(500):
         busy = [0.5 * made.gauss(1, 0.02) * (1.4 if rank == 5 and 200 <= step < 320 else 1) for rank in range(8)]
@@ -61,7 +61,7 @@ def _gang(made: random.Random) -> str:
 
 
 def _sequences(made: random.Random) -> str:
-    """The same gang; from 250 on all compute 30 % longer, as with longer sequences."""
+    """Return the same gang; from step 250 on, all ranks compute 30 % longer, as with longer sequences."""
     rows = ["rank,node,step,seconds,busy,wait,transfer"]
     for step in range(500):
         busy = [0.5 * made.gauss(1, 0.02) * (1.3 if step >= 250 else 1) for _ in range(8)]
@@ -74,7 +74,7 @@ def _sequences(made: random.Random) -> str:
 
 
 def _stall(made: random.Random) -> str:
-    """Four ranks that wait for each other; the input of rank 2 stalls in every step."""
+    """Return four ranks that wait for each other; the input of rank 2 stalls in every step."""
     rows = ["rank,step,step_time,busy,wait"]
     for step in range(300):
         busy = [(352 if rank == 2 else 162) * made.gauss(1, 0.01) for rank in range(4)]
@@ -84,7 +84,7 @@ def _stall(made: random.Random) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """The data, and in `folder`/bin a `healthd` that is this one."""
+    """Write the data, and a command `folder`/bin/healthd that runs this tree."""
     write_data(folder)
     program = folder / "bin/healthd"
     program.parent.mkdir()
@@ -93,7 +93,7 @@ def make_folder(folder: Path) -> None:
 
 
 def draw(folder: Path, to: Path) -> None:
-    """The pictures, of the data in `folder`. Raises CalledProcessError."""
+    """Draw the pictures from the data in `folder`. Raises CalledProcessError."""
     for name, command in FIGURES.items():
         said = printed(f"{command} {shlex.quote(str(to / name))} >/dev/null || test $? = 1 && echo drawn", folder)
         if said != "drawn\n":
@@ -101,8 +101,8 @@ def draw(folder: Path, to: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the pictures and terminals of docs/fail-slow.md.")
-    parser.add_argument("--data", type=Path, help="write only the made jobs, into this folder")
+    parser = argparse.ArgumentParser(description="Write the pictures and command output of docs/fail-slow.md.")
+    parser.add_argument("--data", type=Path, help="write only the generated jobs, to this folder")
     args = parser.parse_args()
     if args.data is not None:
         args.data.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def main() -> int:
         page = PAGE.read_text("utf-8")
         made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
     PAGE.write_text(made, "utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {'the same' if made == page else 'changed'}; {', '.join(FIGURES)} are drawn")
+    print(f"{PAGE.relative_to(ROOT)}: {'unchanged' if made == page else 'changed'}; written: {', '.join(FIGURES)}")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Write healthd/fleet/codes.csv: cause of each code of the built-in checks, when it ends a job, if it is permanent.
+"""Write healthd/fleet/codes.csv: cause, effect on jobs and permanence of each code of the built-in checks.
 
-The checks declare them (CAUSES, ENDS_JOB, PERMANENT). `healthd fleet` runs where no check is imported, so it reads this
+The checks declare these values (CAUSES, ENDS_JOB, PERMANENT). `healthd fleet` imports no checks, so it reads this
 table. Run the script after a check gets a new code; tests/fleet/answers/test_causes.py fails if the table differs.
 """
 
@@ -14,8 +14,8 @@ from healthd.agent.settings.registry import Check, built_in_checks
 from healthd.common.job_failures import EndsJob
 
 TABLE = Path(__file__).resolve().parents[1] / "healthd/fleet/codes.csv"
-UNUSED = 1000  # an Xid below it may be in the catalogue without a use, and so without words
-UNLISTED = 10**6  # a number that no catalogue has: its row, CHECK/*, holds for every number without a row
+UNUSED = 1000  # Xids below this number may be in the catalogue as unused, without a text
+UNLISTED = 10**6  # a number that no catalogue has: its row, CHECK/*, applies to every number without a row
 
 
 def table(checks: Mapping[str, Check]) -> str:
@@ -28,7 +28,7 @@ def _rows(check: Check) -> Iterator[tuple[str, str, str, str]]:
     declares = check.declares
     for code in {*check.codes(), *declares.CAUSES, *declares.ENDS_JOB, *declares.PERMANENT}:
         yield code, *_meaning(check, code)
-    if declares.explain is not None:  # its codes are numbers
+    if declares.explain is not None:  # the codes are numbers
         others = _meaning(check, f"{check.name}/{UNLISTED}")
         yield f"{check.name}/*", *others
         unused = {f"{check.name}/{number}" for number in range(UNUSED)} - {*check.codes()}
@@ -47,7 +47,7 @@ def main() -> int:
     text = table(built_in_checks())
     changed = not TABLE.exists() or TABLE.read_text("utf-8") != text
     TABLE.write_text(text, "utf-8")
-    print(f"{TABLE.name}: {'changed' if changed else 'the same'}, {len(text.splitlines()) - 1} codes")
+    print(f"{TABLE.name}: {'changed' if changed else 'unchanged'}, {len(text.splitlines()) - 1} codes")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Writes what the commands in docs/fleet-answers.md print, each below its command: `scripts/fleet_excerpts.py`.
+"""Write the output of the commands in docs/fleet-answers.md, each below its command: `scripts/fleet_excerpts.py`.
 
-The store that they ask is made anew, from a history with a known truth (bench/history): the same on every machine. Run
-it after an answer changed. tests/docs/test_fleet_answers_docs.py fails where the page shows something else.
+The commands query a store that is built from a generated history with known faults (bench/history). It is the same on
+every machine. Run the script after an answer changes; tests/docs/test_fleet_answers_docs.py fails if the page differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/fleet-answers.md"
 CONSOLE = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
 DUMPS = ROOT / "tests/data/flight_recorder"
-# The page says the same, for who wants to have it.
+# docs/fleet-answers.md names the same options.
 HISTORY = ("--jobs", "60000", "--months", "3", "--seed", "13")
 FILES = {
     "--nodes": "made/nodes.csv",
@@ -35,7 +35,9 @@ INGEST = "healthd fleet ingest --out db --cluster made --timezone UTC " + " ".jo
 
 
 def make_store(folder: Path) -> None:
-    """`folder`/db from `folder`/made; `folder`/bin has a `healthd` that is this one. Raises CalledProcessError."""
+    """Build `folder`/db from `folder`/made, and a command `folder`/bin/healthd that runs this tree.
+
+    Raises CalledProcessError."""
     program = folder / "bin/healthd"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m healthd "$@"\n')
@@ -49,23 +51,23 @@ def make_store(folder: Path) -> None:
 
 
 def printed(command: str, folder: Path) -> str:
-    """What a terminal that is 120 columns wide shows of the command, in a folder where the store is ./db."""
+    """Return the output of the command on a terminal of 120 columns, in a folder where the store is ./db."""
     done = subprocess.run(["sh", "-c", command], cwd=folder, env=_environment(folder), capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
 def commands(block: str) -> list[str]:
-    """Those of one terminal: its lines that begin with "$ "."""
+    """Return the commands of one terminal block: its lines that begin with "$ "."""
     return re.findall(r"(?m)^\$ (.*)$", block)
 
 
 def blocks(page: str) -> list[str]:
-    """The terminals of the page."""
+    """Return the terminal blocks of the page."""
     return CONSOLE.findall(page)
 
 
 def block(those: list[str], say: Callable[[str], str]) -> str:
-    """A terminal with these commands, and below each what `say` makes of it."""
+    """Return a terminal block: each command, and below it its output from `say`."""
     return "".join(f"$ {command}\n{_closed(say(command))}" for command in those)
 
 
@@ -90,7 +92,7 @@ def main() -> int:
         page = PAGE.read_text("utf-8")
         made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
     PAGE.write_text(made, "utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {'the same' if made == page else 'changed'}, {len(blocks(made))} terminals")
+    print(f"{PAGE.relative_to(ROOT)}: {'unchanged' if made == page else 'changed'}, {len(blocks(made))} terminals")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Draws docs/fleet-limit.svg: how many of 10,000 nodes stand drained on a bad day, by the code that decides on each.
+"""Draw docs/fleet-limit.svg: the number of drained nodes among 10,000 on a bad day, as decided by healthd's own code.
 
-Run it after the fleet limit changes: half a minute for the simulation of bench/simulate.py. It needs matplotlib
-(`pip install -e '.[docs]'`, which .venv has). The same simulation gives the same file.
+Run it after the fleet limit changes. The simulation (bench/simulate.py) takes half a minute. It needs matplotlib
+(`pip install -e '.[docs]'`; .venv has it). The same simulation gives the same file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from matplotlib.figure import Figure  # noqa: E402
 from simulate import HOUR, NODES, STEP, Outcome, Scenario, scenarios, simulate  # noqa: E402
 
 FIGURE = ROOT / "docs/fleet-limit.svg"
-DRAWN = 4  # scenarios; the fifth, a bug that hits all nodes, would need another scale
+DRAWN = 4  # scenarios; the fifth, a bug that affects all nodes, would need another scale
 CURVE, LIMIT, LABEL, DEAD, AWAY = "#1f5f9f", "#222222", "#555555", "#eeeeee", "#dddddd"
-# Text stays text; nothing of the moment, so that the same simulation gives the same bytes.
+# Text stays text, and the file contains no date, so the same simulation gives the same bytes.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "fleet limit", "font.family": "sans-serif", "font.size": 9.0}
 METADATA = {"Date": None, "Creator": None}
 
 
 def draw(scenes: Sequence[tuple[Scenario, Outcome]]) -> Figure:
-    """A panel a scenario, named above it: what is wrong when is shaded, GPUs are lost at the dotted line."""
+    """Return a figure with one panel per scenario. A shaded area is an outage; a dotted line marks the loss of GPUs."""
     with matplotlib.rc_context(STYLE):
         figure, panels = pyplot.subplots(2, 2, figsize=(9.0, 5.4), sharex=True, sharey=True)
         figure.subplots_adjust(left=0.08, right=0.985, top=0.94, bottom=0.06, wspace=0.06, hspace=0.22)
@@ -71,7 +71,7 @@ def _say(panel: Any, text: str, hour: float, nodes: float, side: str) -> None:
 
 
 def on_lines(figure: Figure) -> list[str]:
-    """The labels that lie on a line."""
+    """Return the labels that overlap a line."""
     return [
         text.get_text()
         for panel in figure.axes
@@ -93,7 +93,7 @@ def write(figure: Figure, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw how many nodes stand drained on a bad day.")
+    parser = argparse.ArgumentParser(description="Draw the number of drained nodes on a bad day.")
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--to", type=Path, default=FIGURE)
     args = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> int:
     figure = draw([(scenario, simulate(scenario, names)) for scenario in scenarios(names)[:DRAWN]])
     write(figure, args.to)
     wrong = on_lines(figure)
-    print(f"{args.to}: these labels lie on a line: {', '.join(wrong)}" if wrong else f"{args.to} is written")
+    print(f"{args.to}: these labels overlap a line: {', '.join(wrong)}" if wrong else f"{args.to}: written")
     return 1 if wrong else 0
 
 

@@ -1,5 +1,6 @@
-"""Writes docs/kernel-lines.md: what the rules read, and how many of the captured lines they recognise. Run it after a
-rule changes; tests/docs/test_kernel_lines_page.py fails where the page is older than the code.
+"""Write docs/kernel-lines.md: the recognised kernel lines, and how many of the captured lines the rules recognise.
+
+Run it after a rule changes; tests/docs/test_kernel_lines_page.py fails if the page is outdated.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from healthd.scan.lines import Block, Tally  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
-NOW = 1_795_000_000.0  # any: it dates lines without a year
+NOW = 1_795_000_000.0  # any time: it dates lines without a year
 CHECKS = registry.built_in_checks()
-# What a program says of an Xid in a log of its own is not the driver's line.
+# A program's own log that quotes an Xid is not the driver's line.
 QUOTED = {"k0023"}
 HEAD = """\
 # Recognised kernel lines
@@ -83,8 +84,11 @@ def captured() -> list[Captured]:
 
 
 def outcome(row: Captured) -> str:
-    """ "right", "meant" (silent on purpose), "wrong" (an Xid with another code, address, pid or name), "other" or
-    "missed"."""
+    """Classify a captured line.
+
+    Returns "right", "meant" (ignored on purpose), "wrong" (an Xid with another code, address, pid or name), "other" or
+    "missed".
+    """
     found = [event for event, judged in row.events() if not judged.unproven]
     if row.kind == "benign":
         return "right" if not found else "other"
@@ -110,7 +114,7 @@ def _is_right(event: KernelEvent, row: Captured) -> bool:
 
 
 def tally(rows: Sequence[Captured]) -> dict[tuple[str, str], Counter[str]]:
-    """(kind, provenance) -> how many lines ended how."""
+    """Count the outcomes of the lines by (kind, provenance)."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         found.setdefault((row.kind, row.provenance), Counter())[outcome(row)] += 1
@@ -129,7 +133,7 @@ def table(found: Mapping[tuple[str, str], Counter[str]]) -> list[str]:
 
 
 def kinds(rows: Sequence[Captured]) -> Iterator[str]:
-    """Each kind with its codes as captured, and how each is judged."""
+    """Yield the section of each kind: its codes as captured, and how healthd judges each."""
     examples: dict[tuple[str, str], tuple[scan_judged.Judged, int]] = {}
     for row in rows:
         for event, judged in row.events():
@@ -157,7 +161,7 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
 
 
 def _ends(judged: scan_judged.Judged) -> str:
-    """Return what ends the finding of a line, by its code, its severity and the default settings."""
+    """Return the ending of the finding of a line, from its code, its severity and the default settings."""
     check = CHECKS[judged.code.partition("/")[0]]
     explain = check.explain(judged.code)
     assert explain is not None

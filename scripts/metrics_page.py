@@ -1,6 +1,7 @@
-"""Writes docs/metrics.md: what stands there by hand, and a table of every metric, from the code.
+"""Write the table of every metric in docs/metrics.md from the code, and keep the hand-written text around it.
 
-Run it after a metric or a check's OBSERVATIONS changed. tests/docs/test_metrics_doc.py fails where the page is older.
+Run it after a metric or the OBSERVATIONS of a check change. tests/docs/test_metrics_doc.py fails if the page is
+outdated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TABLES = re.compile(r"(?s)(?<=<!-- metrics: scripts/metrics_page.py -->\n).*(?=<
 HEAD = "| Metric | Type | Labels | Unit | Value |\n| --- | --- | --- | --- | --- |\n"
 UNITS = {
     "timestamp_seconds": "seconds since the epoch",
-    "bytes_per_second": "bytes a second",
+    "bytes_per_second": "bytes per second",
     "seconds": "seconds",
     "bytes": "bytes",
     "celsius": "degrees Celsius",
@@ -31,7 +32,7 @@ UNITS = {
 
 
 def unit(name: str) -> str:
-    """By the name's end, as Prometheus has it; "" = a number of things, or 0 and 1."""
+    """Return the unit from the suffix of the name, as Prometheus names it; "" for a count or a flag."""
     plain = name.removesuffix("_total")
     return next((unit for end, unit in UNITS.items() if plain.endswith(f"_{end}")), "")
 

@@ -1,19 +1,20 @@
 """Mutation tests of the decisions: apply one stored fault at a time and run the tests that should notice it.
 
-    scripts/mutants.py draw --seed N          draw the random half of the list anew; the chosen mutants stay
+    scripts/mutants.py draw --seed N          draw the random half of the list again; the chosen mutants stay
     scripts/mutants.py draw --seed N --replace ID ...
-                                              draw others, in other functions, in place of these
+                                              replace these mutants by new ones from other functions
     scripts/mutants.py verify                 check that each mutant of the list still applies
     scripts/mutants.py run [--only ID ...] [--jobs N] [--out FILE] [--tests FILE ...]
 
 The list is tests/data/mutants.json. A mutant names a file, the qualified name of a function ("" for the module level),
-one line of it without indentation, and the line in its place. After a rename or a move, adapt these by hand.
+one line without indentation, and the line that replaces it. After a rename or a move, adapt these by hand.
 
 `run` works in copies of the tree, one for each job. It first records which test executes which function (kept in build/
-until a source or a test changes), then runs for each mutant the test that killed it before, the tests that execute the
-mutated function, the fastest first, and the tests that import its module or start healthd as a program. A killing test
-must pass without the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE, which is then
-compared with the list: exit status 1 if a mutant survives that the list has as killed. End-to-end tests do not run.
+until a source or a test changes). For each mutant it then runs the test that killed it before, the tests that execute
+the mutated function, the fastest first, and the tests that import its module or start healthd as a program. A killing
+test must pass without the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE. FILE is
+then compared with the list: the exit status is 1 if a mutant survives that the list records as killed. End-to-end tests
+do not run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests/data/mutants.json"
 RECORD = ROOT / "build/mutants-record.json"
-# Each area with its folder and the number of mutants drawn in it; as many again, 100 in all, are chosen by hand.
+# Each area with its folder and the number of mutants drawn in it. The same number, 100 in all, is chosen by hand.
 AREAS = {
     "slurm": ("healthd/agent/slurm", 12),
     "conditions": ("healthd/agent/conditions", 13),
@@ -69,7 +70,7 @@ CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One fault. `occurrence`: which of several equal lines of the function, from 1 on; 0 if the line is unique.
+    """One fault. `occurrence` selects one of several equal lines of the function, from 1 on; 0 if the line is unique.
 
     harm    what goes wrong for a user (chosen mutants)
     result  "killed" with the killing test in `tests`, "survived" with the test files that ran, "" if not run
@@ -89,7 +90,7 @@ class Mutant:
 
 
 class NotApplicable(ValueError):
-    """A mutant does not fit the present source."""
+    """A mutant does not fit the current source."""
 
 
 def read(path: Path) -> list[Mutant]:
@@ -115,12 +116,12 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 def first_line(function: Function) -> int:
-    """Return the line on which a function begins, as its code object has it: with its decorators."""
+    """Return the first line of a function as its code object has it: with its decorators."""
     return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def matches(source: str, function: str, line: str) -> list[int]:
-    """Return the indices of these lines of a function. Raises NotApplicable if there is no such function."""
+    """Return the indices of the equal lines of a function. Raises NotApplicable if the function does not exist."""
     lines = source.split("\n")
     begin, end = 0, len(lines)
     if function:
@@ -132,7 +133,7 @@ def matches(source: str, function: str, line: str) -> list[int]:
 
 
 def applied(mutant: Mutant, source: str) -> str:
-    """Return the mutated source. Raises NotApplicable, also if the result does not compile or means the same."""
+    """Return the mutated source. Raises NotApplicable, also if the result does not compile or is equivalent."""
     found = matches(source, mutant.function, mutant.line)
     if len(found) < max(mutant.occurrence, 1) or (len(found) > 1 and not mutant.occurrence):
         raise NotApplicable(f"{len(found)} lines {mutant.line!r} in {mutant.function}")
@@ -150,7 +151,7 @@ def applied(mutant: Mutant, source: str) -> str:
 
 
 def verify(mutants: Sequence[Mutant], root: Path) -> list[str]:
-    """Return what is wrong with the list, one sentence for each mutant that does not apply."""
+    """Return the problems of the list, one sentence for each mutant that does not apply."""
     wrong = [f"{m.id}: twice in the list" for m in mutants if sum(m.id == other.id for other in mutants) > 1]
     for mutant in mutants:
         try:
@@ -164,7 +165,7 @@ def verify(mutants: Sequence[Mutant], root: Path) -> list[str]:
 
 
 class Edit(NamedTuple):
-    """Replace the bytes `start` to `end` of one line (from 1 on) by `text`."""
+    """Replace the bytes `start` to `end` of one line (from 1 on) with `text`."""
 
     kind: str
     line: int
@@ -176,7 +177,7 @@ class Edit(NamedTuple):
 COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
 COMPARISONS |= {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
 COMPARISONS |= {ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
-WORD = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)?")  # a code or a key, no prose
+WORD = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)?")  # a code or a key, not prose
 NOTHING = ("return", "return None", "return False", "return 0.0", "return ''", "return []", "return ()", "return {}")
 LOGGING = ("log", "logging", "warnings", "print", "cast")
 EXTREMES = {"min": "max", "max": "min"}
@@ -184,7 +185,7 @@ NO_LOGIC = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assert, ast
 
 
 def logic(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes below `node` that may be mutated: no texts, logging, annotations or nested functions."""
+    """Yield the nodes below `node` that can be mutated: no texts, logging, annotations or nested functions."""
     for child in ast.iter_child_nodes(node):
         is_text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
         is_type = isinstance(node, ast.AnnAssign) and child is not node.value
@@ -246,7 +247,7 @@ def edits(function: Function, source: Sequence[bytes]) -> Iterator[Edit]:
 
 
 def mutant_of(file: str, function: str, source: str, edit: Edit) -> Mutant:
-    """Raises NotApplicable."""
+    """Return the mutant that an edit makes. Raises NotApplicable."""
     old = source.split("\n")[edit.line - 1]
     data = old.encode()
     new = data[: edit.start] + edit.text.encode() + data[edit.end :]
@@ -256,7 +257,7 @@ def mutant_of(file: str, function: str, source: str, edit: Edit) -> Mutant:
 
 
 def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tuple[str, str]] = ()) -> list[Mutant]:
-    """Return as many mutants of each area as `numbers` has, at most one in a function and none in those `taken`."""
+    """Draw `numbers` mutants for each area, at most one per function and none in the functions `taken`."""
     chance = random.Random(seed)
     drawn: list[Mutant] = []
     for area, (folder, _) in AREAS.items():
@@ -283,15 +284,15 @@ def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tup
 
 
 def redraw(seed: int, root: Path, mutants: Sequence[Mutant], replaced: Sequence[str]) -> list[Mutant]:
-    """Return the list with others in the places, and under the ids, of the mutants `replaced`."""
+    """Return the list with the mutants `replaced` exchanged for others under the same ids."""
     numbers = Counter(mutant.area for mutant in mutants if mutant.id in replaced)
     new = iter(draw(seed, root, numbers, {(mutant.file, mutant.function) for mutant in mutants}))
     return [dataclasses.replace(next(new), id=mutant.id) if mutant.id in replaced else mutant for mutant in mutants]
 
 
-# --- recording: as a plugin of pytest (-p mutants) in its worker processes
+# --- recording: a pytest plugin (-p mutants) in the worker processes
 
-ENOUGH_CALLS = 1_000_000  # after so many calls without a new function, a test has shown what it executes
+ENOUGH_CALLS = 1_000_000  # after this many calls without a new function, stop tracing the test
 _executed: set[tuple[str, int]] = set()
 _times: dict[str, list[Any]] = {}  # test -> seconds, passed, functions
 _began = 0.0
@@ -344,7 +345,7 @@ def pytest_sessionfinish() -> None:
 
 
 class Test(NamedTuple):
-    """A test that passes without a mutant. `functions`: "checks/mount.py:61", by their first lines."""
+    """A test that passes without a mutant. `functions` are named by their first lines: "checks/mount.py:61"."""
 
     seconds: float
     functions: frozenset[str]
@@ -354,7 +355,7 @@ class Test(NamedTuple):
 
 
 def copy_of_tree(folder: Path) -> Path:
-    """Copy the files that git does not ignore. Returns the copy."""
+    """Copy the files that git does not ignore and return the copy."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
         source, target = ROOT / name, folder / name
@@ -365,7 +366,7 @@ def copy_of_tree(folder: Path) -> Path:
 
 
 def run_pytest(copy: Path, arguments: Sequence[str], seconds: float, **environment: str) -> tuple[int | None, str]:
-    """Run pytest in a copy and end all that it started. Returns its exit status, None at the time limit; its output."""
+    """Run pytest in a copy and end all processes that it started. Returns exit status (None at timeout) and output."""
     temporary = copy.with_name(copy.name.removeprefix("tree"))  # short: tests bind sockets below it (unix(7))
     temporary.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": f"{copy}:{copy}/scripts", "TMPDIR": str(temporary), **environment}
@@ -390,14 +391,14 @@ def run_pytest(copy: Path, arguments: Sequence[str], seconds: float, **environme
 
 
 def record(copy: Path, jobs: int) -> dict[str, Test]:
-    """Return the tests that pass, each with the functions that it executes."""
+    """Return the passing tests, each with the functions that it executes."""
     code = sorted(path for folder in ("healthd", "checks", "tests") for path in (ROOT / folder).rglob("*.py"))
     key = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()
     known = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     if known.get("key") != key:
         files = [path.relative_to(copy).as_posix() for path in sorted((copy / "tests").rglob("test_*.py"))]
         wanted = [file for file in files if "/e2e/" not in file and not UNRELATED.search(file)]
-        print(f"recording which tests of {len(wanted)} files execute what", flush=True)
+        print(f"recording which functions the tests of {len(wanted)} files execute", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["-n", str(jobs), "-p", "mutants", *wanted]
             status, output = run_pytest(copy, arguments, 7200.0, MUTANTS_RECORD=folder)
@@ -417,9 +418,12 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
 
 
 def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[list[str]]:
-    """Yield the test that killed the mutant before, then the tests that execute the mutated function (at the module
-    level: a function of the file), then those of files that import the mutated module, have its name or start healthd
-    as a program."""
+    """Yield groups of tests to run against a mutant, the likeliest first.
+
+    The first group is the test that killed the mutant before. The second has the tests that execute the mutated
+    function (at the module level: any function of the file). The third has the tests of files that import the mutated
+    module, have its name, or start healthd as a program.
+    """
     yield [test for test in tests if test.rpartition("/")[2] in mutant.tests]
     nodes = functions(ast.parse((copy / mutant.file).read_text("utf-8")))
     lines = {f"{mutant.file}:{first_line(node)}" for name, node in nodes if mutant.function in ("", name)}
@@ -436,14 +440,14 @@ _stamps = itertools.count(int(time.time()) - 10**8)
 
 
 def set_source(path: Path, text: str) -> None:
-    """Write a source with a time of its own: no bytecode of another text is taken for it."""
+    """Write a source with a new modification time, so Python does not use the bytecode of another text."""
     path.write_text(text, "utf-8")
     stamp = next(_stamps)
     os.utime(path, (stamp, stamp))
 
 
 def failed_test(copy: Path, chosen: Sequence[str], tests: Mapping[str, Test]) -> str:
-    """Run tests, the fastest first, up to the first failure. Returns the test (or file) that failed, "" if none did."""
+    """Run tests, the fastest first, up to the first failure. Returns the failed test (or file), "" if all passed."""
     chosen = sorted(chosen, key=lambda test: tests[test].seconds if test in tests else 0.0)
     if not chosen:
         return ""
@@ -462,9 +466,10 @@ def failed_test(copy: Path, chosen: Sequence[str], tests: Mapping[str, Test]) ->
 
 
 def judge(mutant: Mutant, copy: Path, tests: Mapping[str, Test], named: Sequence[str]) -> Mutant:
-    """Return the mutant with its result. `named`: test files to run instead of those that the record names.
+    """Return the mutant with its result. `named` are test files to run instead of those from the record.
 
-    A test kills the mutant if it fails with the mutant, also when it runs alone, and passes without it."""
+    A test kills the mutant if it fails with the mutant, also when it runs alone, and passes without the mutant.
+    """
     path = copy / mutant.file
     source = path.read_text("utf-8")
 
@@ -528,22 +533,22 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
     print(f"{ended.count('killed')} killed, {ended.count('survived')} survived, {ended.count('')} not run")
     lost = [key for key, m in results.items() if stored[key].result == "killed" and m.result == "survived"]
     if lost:
-        print(f"killed before, and no longer: {', '.join(lost)}")
+        print(f"killed before, survived now: {', '.join(lost)}")
     return 1 if lost else 0
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Mutation tests of the decisions.")
     commands = parser.add_subparsers(dest="command", required=True)
-    draws = commands.add_parser("draw", help="draw the random half anew")
+    draws = commands.add_parser("draw", help="draw the random half again")
     draws.add_argument("--seed", type=int, required=True)
-    draws.add_argument("--replace", nargs="+", default=[], metavar="ID", help="draw others in place of these only")
+    draws.add_argument("--replace", nargs="+", default=[], metavar="ID", help="replace only these mutants")
     commands.add_parser("verify", help="check that each mutant still applies")
     runs = commands.add_parser("run", help="run the tests for each mutant without a result")
-    runs.add_argument("--only", nargs="+", default=[], metavar="ID", help="these mutants, also if they have a result")
-    runs.add_argument("--jobs", type=int, default=1, metavar="N", help="copies of the tree that are tested at a time")
-    runs.add_argument("--out", type=Path, default=LIST, metavar="FILE", help="write results here; default: the list")
-    runs.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run these test files only")
+    runs.add_argument("--only", nargs="+", default=[], metavar="ID", help="run only these, also with a result")
+    runs.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants to test in parallel")
+    runs.add_argument("--out", type=Path, default=LIST, metavar="FILE", help="write results here (default: the list)")
+    runs.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run only these test files")
     given = parser.parse_args(arguments)
     if given.command == "run":
         return run(given.only, given.jobs, given.out, given.tests)

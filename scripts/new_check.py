@@ -1,9 +1,9 @@
-"""Write a new check: the example of docs/development.md under another name, its test, its table, and the pages.
+"""Write a new check: copy the example of docs/development.md under another name, with its test, settings and pages.
 
     .venv/bin/python scripts/new_check.py NAME [--under HEADING]
 
-HEADING is one of conf/healthd.toml. What is there then is whole, and its tests pass: change it from there. Ends with 64
-and one sentence where the name or the heading is wrong.
+HEADING is a heading of conf/healthd.toml. The result is complete and its tests pass; edit it from there. Exits with 64
+and one sentence if the name or the heading is invalid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "conf/healthd.toml"
 EXAMPLE = "open_files"
-LONGEST = 24  # characters of a name: its lines stay within 120
-COLUMN = 40  # of the comments in the sample settings
+LONGEST = 24  # characters of a name, so that lines stay within 120
+COLUMN = 40  # column of the comments in the sample settings
 USAGE = 64
 
 
 def example() -> tuple[str, str, str]:
-    """The check, its test and its table, as docs/development.md shows them."""
+    """Return the check, its test and its settings table from docs/development.md."""
     text = (ROOT / "docs/development.md").read_text("utf-8")
     check, test = re.findall(r"(?s)```python\n(.*?)```", text)[:2]
     (table,) = re.findall(r"(?s)```toml\n(.*?)```", text)
@@ -33,9 +33,9 @@ def example() -> tuple[str, str, str]:
 
 
 def problem(name: str) -> str:
-    """Why this is no name for a new check, "" if it is one."""
+    """Return why the name is invalid for a new check, or "" if it is valid."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        return f'"{name}" is no name for a check: write small letters, digits and "_", as in "disk_space"'
+        return f'"{name}" is not a valid name for a check: use lower-case letters, digits and "_", as in "disk_space"'
     if len(name) > LONGEST:
         return f'"{name}" is too long for a check: {LONGEST} characters at most'
     for path in (f"checks/{name}.py", f"tests/checks/test_{name}.py"):
@@ -45,7 +45,7 @@ def problem(name: str) -> str:
 
 
 def settings(text: str, table: str, heading: str) -> str:
-    """The sample settings with a table at the end of what stands under the heading. Raises ValueError."""
+    """Return the sample settings with the table at the end of the section under the heading. Raises ValueError."""
     headings = re.findall(r"(?m)^# --- (.*)$", text)
     known = headings[headings.index("checks") + 1 :]
     if heading not in known:
@@ -61,13 +61,13 @@ def named(text: str, name: str) -> str:
 
 
 def aligned(table: str) -> str:
-    """Its comments stand where those of the file do."""
+    """Align the comments of the table with those of the sample settings."""
     halves = (line.partition("  #") for line in table.splitlines())
     return "\n".join(f"{left.rstrip().ljust(COLUMN)}#{right}" for left, _, right in halves)
 
 
 def put_back(before: dict[str, str | None]) -> None:
-    """As far as that is possible: nothing is left half written."""
+    """Restore the files as far as possible, so that nothing is half written."""
     for path, text in before.items():
         with contextlib.suppress(OSError):
             if text is None:
@@ -77,9 +77,11 @@ def put_back(before: dict[str, str | None]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write a new check, to be changed.")
+    parser = argparse.ArgumentParser(description="Write a new check as a starting point.")
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--under", metavar="HEADING", default="host", help="of conf/healthd.toml (default: host)")
+    parser.add_argument(
+        "--under", metavar="HEADING", default="host", help="heading of conf/healthd.toml (default: host)"
+    )
     args = parser.parse_args()
     check, test, table = (named(text, args.name) for text in example())
     wrong = problem(args.name)

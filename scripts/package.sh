@@ -1,10 +1,10 @@
 #!/bin/bash
-# dist/healthd_VERSION-REVISION~debNN_ARCH.deb for each RELEASE, built in a throw-away root of that release: mmdebstrap
-# makes the root once, systemd-nspawn builds in an overlay of it. Needs root, those two, Debian's archive and PyPI.
-#   scripts/package.sh [RELEASE ...]   bookworm and trixie if none is named; jammy and noble were never tried
-#   scripts/package.sh here            on this machine for its own release, without root: it names what is to be installed
-# REVISION=2 is the next package of the same version. OUT=DIRECTORY in place of dist. MIRROR=URL in place of Debian's
-# archive, PIP_INDEX_URL=URL of PyPI; proxies are kept.
+# Build dist/healthd_VERSION-REVISION~debNN_ARCH.deb for each RELEASE in a throw-away root of that release: mmdebstrap
+# makes the root once, systemd-nspawn builds in an overlay of it. Needs root, both programs, Debian's archive and PyPI.
+#   scripts/package.sh [RELEASE ...]   default: bookworm and trixie; jammy and noble are untested
+#   scripts/package.sh here            build on this machine for its own release, without root; lists missing packages
+# REVISION=2 is the next package of the same version. OUT=DIRECTORY replaces dist. MIRROR=URL replaces Debian's archive,
+# PIP_INDEX_URL=URL replaces PyPI; proxies are kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TREE=$PWD
@@ -15,7 +15,7 @@ PASSED_ON=(REVISION SOURCE_DATE_EPOCH PIP_INDEX_URL http_proxy https_proxy no_pr
 
 die() { echo "package: $*" >&2; exit 1; }
 
-suffix() { # RELEASE: what its version ends with, so that a newer release's is newer
+suffix() { # RELEASE: print the end of its version; a newer release has a higher one
   case $1 in
     bookworm) echo deb12 ;; trixie) echo deb13 ;;
     jammy) echo ubuntu22.04 ;; noble) echo ubuntu24.04 ;;
@@ -23,15 +23,15 @@ suffix() { # RELEASE: what its version ends with, so that a newer release's is n
   esac
 }
 
-lay_out() { # DIRECTORY: what is to be packed: what git knows or would, or in an sdist all
+lay_out() { # DIRECTORY: copy the files to pack: those that git does not ignore, or all files of an sdist
   if git -c safe.directory='*' ls-files -z --cached --others --exclude-standard >"$1.files" 2>/dev/null; then
-    # one that is deleted but not committed yet is no part of it
+    # a file that is deleted but not yet committed is left out
     while IFS= read -r -d '' file; do if [ -e "$file" ] || [ -L "$file" ]; then printf '%s\0' "$file"; fi; done <"$1.files" |
       tar -c --null -T - | tar -x -C "$1"
   else cp -a . "$1"; fi
 }
 
-build() { # DIRECTORY RELEASE [OPTION]: in a copy of the tree, on a machine of that release; the package is written beside it
+build() { # DIRECTORY RELEASE [OPTION]: build in a copy of the tree on that release; the package is written next to the copy
   local version maintainer
   cd "$1"
   version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)-${REVISION:-1}~$(suffix "$2")
@@ -44,7 +44,7 @@ build() { # DIRECTORY RELEASE [OPTION]: in a copy of the tree, on a machine of t
   cat >debian/changelog <<END
 healthd ($version) $2; urgency=medium
 
-  * /usr/share/doc/healthd/changelog.gz says what is new.
+  * /usr/share/doc/healthd/changelog.gz lists the changes.
 
  -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
 END
@@ -52,7 +52,7 @@ END
   dpkg-buildpackage --build=binary --no-sign "${@:3}" >../log 2>&1 </dev/null || { tail -n 30 ../log >&2; die "the build failed"; }
 }
 
-root_of() { # RELEASE: print the folder of its root, made now if there is none
+root_of() { # RELEASE: print the folder of its root; create it if it does not exist
   local key root mirror=() # --options and URLs of mmdebstrap
   key=$(sha256sum <<<"${BUILD_PACKAGES[*]}" | cut -c -12)
   root=$CACHE/$1-$key
@@ -71,12 +71,12 @@ root_of() { # RELEASE: print the folder of its root, made now if there is none
   echo "$root"
 }
 
-in_root_of() { # RELEASE: build in an overlay of its root, which goes when this ends
+in_root_of() { # RELEASE: build in an overlay of its root; the overlay is removed at the end
   local root options=() name
   root=$(root_of "$1")
   mkdir -p "$CACHE/pip-$1"
   for name in "${PASSED_ON[@]}"; do if [ -n "${!name:-}" ]; then options+=("--setenv=$name=${!name}"); fi; done
-  # The certificates that this machine trusts: a site may have a mirror, or a proxy, of its own.
+  # Use the certificates that this machine trusts: a site may have its own mirror or proxy.
   if [ -e /etc/ssl/certs/ca-certificates.crt ]; then options+=(--bind-ro=/etc/ssl/certs/ca-certificates.crt); fi
   systemd-nspawn --quiet --register=no --keep-unit --volatile=overlay --directory="$root" --machine="healthd-package-$$" \
     --resolv-conf=copy-host --timezone=off --link-journal=no --console=pipe --as-pid2 --bind="$work:/build" \
@@ -87,7 +87,7 @@ in_root_of() { # RELEASE: build in an overlay of its root, which goes when this 
 : "${SOURCE_DATE_EPOCH:=$(git -c safe.directory='*' log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"
 export SOURCE_DATE_EPOCH
 if [ "${1:-}" = inside ]; then
-  build "$TREE" "$2" --no-check-builddeps # Build-Depends and the compiler's package are in the root
+  build "$TREE" "$2" --no-check-builddeps # the root already has Build-Depends and the compiler
   exit
 fi
 

@@ -1,7 +1,7 @@
-"""Writes constraints.txt: the newest of all that healthd's environments are made of, on each Python that it supports.
+"""Write constraints.txt: the newest versions of all packages in healthd's environments, on each supported Python.
 
-`make pins`: nothing else changes what tests, wheel and packages are made with. It needs each of these Pythons.
-The extra `spark` is left out: pyspark is a source package of 456 MB.
+Run it with `make pins`; nothing else changes the versions used for tests, wheel and packages. It needs each of these
+Pythons. The extra `spark` is left out: pyspark is a source package of 456 MB.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ else:
 
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
-# What pip itself takes to build a source package that names nothing: setuptools, which `dev` names, and before 24.1:
+# Build requirements of source packages that declare none: setuptools (listed in `dev`), and before pip 24.1 also:
 BUILD_TOOLS = ("wheel",)
 HEAD = """\
-# Written by `make pins`. What .venv, .venv-3.X, the wheel and the packages are made with, builds included; whoever
-# installs healthd is bound to pyproject.toml alone.
+# Written by `make pins`. The versions used for .venv, .venv-3.X, the wheel and the packages, builds included. An
+# installation of healthd is bound only to pyproject.toml.
 """
 
 
@@ -38,14 +38,14 @@ def main() -> int:
         return 1
     found = {}
     for version in SUPPORTED:
-        print(f"pins: what is newest on Python {version}", flush=True)
+        print(f"pins: resolving the newest versions on Python {version}", flush=True)
         found[version] = newest(pythons[version])
     (ROOT / "constraints.txt").write_text(HEAD + "".join(f"{line}\n" for line in pins(found)))
     return 0
 
 
 def newest(python: str) -> dict[str, str]:
-    """Name -> version of all that pip would install into an empty environment of this Python."""
+    """Return name and version of all packages that pip would install into an empty environment of this Python."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"spark"}
     unbound = {name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")}
     with tempfile.TemporaryDirectory(prefix="healthd-pins-") as folder:
@@ -58,13 +58,16 @@ def newest(python: str) -> dict[str, str]:
 
 
 def pins(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A line for each package, or for each version where the Pythons, the oldest first, have different ones."""
+    """Return one line per package, or one per version if the Pythons (oldest first) have different versions."""
     names = sorted({name for versions in found.values() for name in versions}, key=str.lower)
     return [line for name in names for line in lines(name, {python: found[python].get(name) for python in found})]
 
 
 def lines(name: str, versions: Mapping[str, str | None]) -> list[str]:
-    """A Python that does not need the package may have the pin of its neighbours: a constraint installs nothing."""
+    """Return the lines of one package.
+
+    A Python that does not need the package may get the pin of its neighbours: a constraint installs nothing.
+    """
     needed = {python: version for python, version in versions.items() if version}
     runs = [(version, [*pythons]) for version, pythons in groupby(needed, key=needed.__getitem__)]
     made = []

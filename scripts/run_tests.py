@@ -1,16 +1,16 @@
-"""pytest, what failed once more alone, and nothing left behind.
+"""Run pytest, run failed tests again alone, and clean up everything that the tests started.
 
     PYTHON scripts/run_tests.py [--flaky-is-red] [PYTEST OPTION...]
 
-What fails beside the others runs again in one process with nothing beside it, as CPython's regrtest and LLVM's lit
-have it, if it is of at most `MOST_FILES` files. What passes then is named FLAKY in the closing lines: a defect of the
-test, but none that may keep out a change (`--flaky-is-red`: it may). What is marked `alone` runs after that, once, in
-one process with nothing beside it. Exit status: pytest's own of the run that counts.
+Tests that fail in parallel run again in one process with nothing in parallel, as in CPython's regrtest and LLVM's lit,
+if they belong to at most `MOST_FILES` files. A test that passes then is listed as FLAKY in the last lines. It is a
+defect of the test, but does not fail the run, except with `--flaky-is-red`. Tests marked `alone` run after that, once,
+in one process with nothing in parallel. The exit status is pytest's for the run that counts.
 
-Each run has a folder of its own, `TMPDIR` of all that it starts, named to it as HEALTHD_TEST_RUN. At its end, and at
-the next one's start if this was killed, the processes, mounts, loop devices and cgroups of it are ended, and it is
-removed. A mount elsewhere has the folder as its source, a cgroup the folder's name in its own
-(tests/support/of_this_run.py). SIGTERM ends the run and says which tests were running.
+Each run has its own folder, which is `TMPDIR` for all processes it starts; HEALTHD_TEST_RUN has its path. At the end,
+or at the start of the next run if this one was killed, the script ends the processes, mounts, loop devices and cgroups
+of the run and removes the folder. A mount elsewhere has the folder as its source; a cgroup has the folder's name in its
+own (tests/support/of_this_run.py). SIGTERM ends the run and prints the tests that were running.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ T = TypeVar("T")
 libc = ctypes.CDLL(None, use_errno=True)
 
 MARK, PART = "HEALTHD_TEST_RUN", "HEALTHD_TESTS"
-FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has 107 characters
-OWN = ("lock", "cache", "running", "alone")  # what is a run's own in its folder
-MOST_FILES = 3  # more that fail are no chance
-PASSED, FAILED, NONE_RAN = 0, 1, 5  # pytest's exit statuses; others are no test's
+FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has at most 107 characters
+OWN = ("lock", "cache", "running", "alone")  # files of the run itself in its folder
+MOST_FILES = 3  # failures in more files are not caused by chance
+PASSED, FAILED, NONE_RAN = 0, 1, 5  # exit statuses of pytest; other values are errors of pytest itself
 END_SECONDS = 20.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 FITHAW = 0xC0045878  # linux/fs.h
@@ -49,21 +49,21 @@ MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8  # umount2(2)
 
 
 class Terminated(Exception):
-    """SIGTERM: the time is over."""
+    """SIGTERM was received: the time limit is reached."""
 
 
 def main(arguments: Sequence[str]) -> int:
     flaky_is_red = "--flaky-is-red" in arguments
     options = [option for option in arguments if option != "--flaky-is-red"]
     signal.signal(signal.SIGTERM, _terminated)
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # pytest hears it too, and ends
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # pytest receives it too, and ends
     become_subreaper()
     sweep_dead_runs()
     with run_folder() as run:
         try:
             return tests(run, options, flaky_is_red)
         except Terminated:
-            print(f"run_tests: ended; running were: {', '.join(running(run)) or 'none'}", flush=True)
+            print(f"run_tests: terminated; running tests: {', '.join(running(run)) or 'none'}", flush=True)
             return 128 + signal.SIGTERM
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -75,12 +75,12 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
-    """Those that bear others beside them, then those that do not (tests/support/alone.py)."""
+    """Run the tests that can run in parallel, then those that cannot (tests/support/alone.py)."""
     status = beside(run, options, flaky_is_red)
     if status not in (PASSED, FAILED, NONE_RAN) or not (run / "alone").exists():
         return status
     end_leftovers(run)
-    print("run_tests: what bears nothing beside it", flush=True)
+    print("run_tests: tests that run alone", flush=True)
     alone = pytest(run, (*options, "-n", "0"), "alone")
     return alone if status == NONE_RAN else status or alone
 
@@ -92,10 +92,10 @@ def beside(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
     failed = last_failed(run)
     files = {test.partition("::")[0] for test in failed}
     if not failed or len(files) > MOST_FILES:
-        print(f"run_tests: tests of {len(files)} files failed: not by chance, they do not run again", flush=True)
+        print(f"run_tests: tests of {len(files)} files failed: too many for chance, no second run", flush=True)
         return status
     end_leftovers(run)
-    print(f"run_tests: {len(failed)} failed and run again, alone: {', '.join(failed)}", flush=True)
+    print(f"run_tests: {len(failed)} failed, running them again alone: {', '.join(failed)}", flush=True)
     again = pytest(run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"), "beside")
     if again:
         return again
@@ -105,7 +105,7 @@ def beside(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
 
 
 def pytest(run: Path, options: Sequence[str], part: str) -> int:
-    """Its exit status. Whoever is orphaned meanwhile is ours, and reaped."""
+    """Run pytest and return its exit status. Processes orphaned meanwhile become our children and are reaped."""
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -118,14 +118,14 @@ def pytest(run: Path, options: Sequence[str], part: str) -> int:
 
 
 def last_failed(run: Path) -> list[str]:
-    """The tests that failed, as pytest names them."""
+    """Return the failed tests by their pytest ids."""
     with contextlib.suppress(FileNotFoundError):
         return list(json.loads((run / "cache" / "v" / "cache" / "lastfailed").read_text()))
     return []
 
 
 def running(run: Path) -> list[str]:
-    """The tests that had begun and not ended, from what tests/support/started.py wrote."""
+    """Return the tests that have started and not ended, from the file that tests/support/started.py writes."""
     begun: dict[str, None] = {}
     for line in (run / "running").read_text().splitlines():
         if line.startswith("+"):
@@ -140,9 +140,9 @@ def running(run: Path) -> list[str]:
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Locked for as long as this process lives; it gets its name when it is."""
+    """Create the run's folder, locked while this process lives. It gets its final name once it is locked."""
     being_made = Path(tempfile.mkdtemp(prefix="hdt-", dir=FOLDER))
-    being_made.chmod(0o755)  # other users' commands find munge's socket in it
+    being_made.chmod(0o755)  # commands of other users connect to munge's socket in it
     with open(being_made / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run = being_made.rename(FOLDER / being_made.name.replace("hdt-", PREFIX))
@@ -152,7 +152,7 @@ def run_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def claim(run: Path) -> Iterator[bool]:
-    """Whether the process that made this folder is dead, and nobody else removes it: it is ours for this block."""
+    """Lock a run's folder for this block. Yields True if its process is dead and no other process is removing it."""
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(run / "lock"))
@@ -164,7 +164,7 @@ def claim(run: Path) -> Iterator[bool]:
 
 
 def is_ours(run: Path) -> bool:
-    """A folder of `run_folder`, of this user: /tmp is for everybody to write."""
+    """Return True for a folder of `run_folder` that this user owns: anyone can write to /tmp."""
     with contextlib.suppress(FileNotFoundError):
         found = run.lstat()
         named = run.parent == FOLDER and run.name.startswith(PREFIX)
@@ -173,26 +173,29 @@ def is_ours(run: Path) -> bool:
 
 
 def sweep_dead_runs() -> None:
-    """What earlier runs left that were killed, with all that they had started."""
+    """Remove the folders of killed runs, with everything that those runs started."""
     for run in filter(is_ours, FOLDER.glob(f"{PREFIX}*")):
         with claim(run) as is_dead:
             if is_dead:
-                print(f"run_tests: a run was killed; what it left in {run} is removed", flush=True)
+                print(f"run_tests: an earlier run was killed; removing its processes and {run}", flush=True)
                 end_leftovers(run)
                 shutil.rmtree(run, ignore_errors=True)
 
 
-# --- what is left
+# --- leftovers
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, so that none is lost."""
+    """Make orphans below this process its children, so that none is lost."""
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def end_leftovers(run: Path) -> None:
-    """Mounts and frozen cgroups first: who hangs in one cannot be killed. What is left after END_SECONDS is said."""
+    """End everything that the run started; print what is still there after END_SECONDS.
+
+    Mounts and frozen cgroups come first: a process that hangs in one cannot be killed.
+    """
     unmount(run)
     thaw(run)
     until_none(lambda: list(processes(run)), end)
@@ -209,11 +212,11 @@ def end_leftovers(run: Path) -> None:
 
 
 def until_none(left: Callable[[], list[T]], end: Callable[[T], None]) -> None:
-    """End what is left, again and again: a process may begin another, and takes a moment to leave its cgroup."""
+    """Repeat `end` until nothing is left: a process may start another, and takes a moment to leave its cgroup."""
     deadline = time.monotonic() + END_SECONDS
     while found := left():
         if time.monotonic() > deadline:
-            print(f"run_tests: not to be ended: {', '.join(map(str, found))}", flush=True)
+            print(f"run_tests: cannot end: {', '.join(map(str, found))}", flush=True)
             break
         for each in found:
             end(each)
@@ -237,7 +240,7 @@ def end(process: psutil.Process) -> None:
 
 
 def processes(run: Path) -> Iterator[psutil.Process]:
-    """Who descends from this process or is of `run`, and who descends from those; the dead are not counted."""
+    """Yield the live descendants of this process, and the processes of `run` with their descendants."""
     own = psutil.Process()
     spared = {own, *own.parents()}
     found = set(own.children(recursive=True))
@@ -255,14 +258,14 @@ def processes(run: Path) -> Iterator[psutil.Process]:
 
 
 def environment(process: psutil.Process) -> list[str]:
-    """As it was at its start, NAME=VALUE each; a process may write over the beginning, as slurmstepd does."""
-    with contextlib.suppress(OSError):  # another user's
+    """Return the environment at the start of the process. A process can overwrite its beginning, as slurmstepd does."""
+    with contextlib.suppress(OSError):  # a process of another user
         return os.fsdecode(Path(f"/proc/{process.pid}/environ").read_bytes()).split("\0")
     return []
 
 
 def carries(process: psutil.Process, run: Path) -> bool:
-    """The mark of `run`, or of a run inside it."""
+    """Return True if the process has the mark of `run`, or of a run inside it."""
     return any(f"{each}/".startswith(f"{MARK}={run}/") for each in environment(process))
 
 
@@ -273,11 +276,13 @@ def is_in_cgroup(process: psutil.Process, run: Path) -> bool:
 
 
 def holds(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
-    """Whether it works, has a file open or a socket bound below `run`, and has written over its environment. Who has
-    one without the mark is a stranger: a backup, a person's shell."""
+    """Return True if a process that overwrote its environment has its folder, a file or a bound socket below `run`.
+
+    A process with an intact environment but without the mark is unrelated: a backup, or an interactive shell.
+    """
     if "=" in "".join(environment(process)[:1]):
         return False
-    with contextlib.suppress(OSError):  # another user's, or it has just ended
+    with contextlib.suppress(OSError):  # a process of another user, or it has just ended
         proc = f"/proc/{process.pid}"
         opened = [os.readlink(f"{proc}/cwd"), *(os.readlink(file) for file in Path(f"{proc}/fd").iterdir())]
         return any(path.startswith(f"{run}/") or path in sockets for path in opened)
@@ -285,7 +290,7 @@ def holds(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
 
 
 def bound_below(run: Path) -> set[str]:
-    """The sockets whose path is below `run`, as /proc/PID/fd names them."""
+    """Return the sockets whose path is below `run`, as /proc/PID/fd names them."""
     rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines())
     return {f"socket:[{row[6]}]" for row in rows if row[-1].startswith(f"{run}/")}
 
@@ -294,7 +299,7 @@ def bound_below(run: Path) -> set[str]:
 
 
 def mountinfo() -> Iterator[tuple[str, str, str]]:
-    """(mount point, kind, source) of all that this process sees, the newest first."""
+    """Yield (mount point, kind, source) of all mounts that this process sees, the newest first."""
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         fields, _, more = line.partition(" - ")
         words = (fields.split()[4], *more.split()[:2])
@@ -303,8 +308,10 @@ def mountinfo() -> Iterator[tuple[str, str, str]]:
 
 
 def unmount(run: Path) -> None:
-    """All that is mounted below `run`, or elsewhere with it as its source. A frozen file system is thawed before;
-    only a disk's is opened for that, for others may hang."""
+    """Unmount everything mounted below `run`, or elsewhere with a source below it.
+
+    A frozen file system is thawed first. Only file systems on disks are opened for that, because others may hang.
+    """
     for point, _, source in mountinfo():
         if not point.startswith(f"{run}/") and not f"{source}/".startswith(f"{run}/"):
             continue
@@ -320,9 +327,9 @@ def unmount(run: Path) -> None:
 
 
 def detach(run: Path) -> None:
-    """Loop devices of files below `run`."""
+    """Detach the loop devices of files below `run`."""
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with contextlib.suppress(OSError):  # it has been detached meanwhile
+        with contextlib.suppress(OSError):  # detached meanwhile
             if backing.read_text().startswith(f"{run}/"):
                 subprocess.run(["losetup", "--detach", f"/dev/{backing.parts[3]}"], check=False)
 
@@ -331,7 +338,7 @@ def detach(run: Path) -> None:
 
 
 def cgroups(run: Path) -> Iterator[Path]:
-    """Those with the name of `run` in theirs, and those below them, in each hierarchy; the innermost first."""
+    """Yield the cgroups named after `run` and those below them, in each hierarchy, the innermost first."""
     for root in {point for point, kind, _ in mountinfo() if kind in ("cgroup", "cgroup2")}:
         for folder, _, _ in os.walk(root, topdown=False):
             if run.name in folder.removeprefix(root):

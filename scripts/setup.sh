@@ -1,12 +1,12 @@
 #!/bin/bash
-# What healthd needs to be tried, tested and built, on Debian 12 and Ubuntu 22.04/24.04. Each step does nothing if
-# nothing is missing: no apt, no network.
+# Install what healthd needs for the demo, tests and builds, on Debian 12 and Ubuntu 22.04/24.04. A step with nothing
+# missing does nothing: no apt, no network.
 #   scripts/setup.sh venv           .venv with healthd and its tools, and the system packages to build it
 #   scripts/setup.sh venv-runtime   .venv with healthd alone, for the demo
-#   scripts/setup.sh test-packages  what the end-to-end tests run: a real Slurm, systemd in a container, a browser, gcc
+#   scripts/setup.sh test-packages  packages of the end-to-end tests: a real Slurm, systemd in a container, a browser, gcc
 #   scripts/setup.sh interpreters   print "3.X PATH" for each Python that healthd supports and this machine has
 #   scripts/setup.sh make           make itself
-#   scripts/setup.sh java           a Java that Spark runs on
+#   scripts/setup.sh java           a Java for Spark
 #   scripts/setup.sh venv-3.X       .venv-3.X for that interpreter
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,11 +17,11 @@ TEST_PACKAGES=(slurmctld slurmd slurm-client munge slurmdbd systemd-container ip
 if [ -f /etc/os-release ] && grep -q '^VERSION_CODENAME=jammy' /etc/os-release; then
   TEST_PACKAGES+=(mariadb-server-core-10.6 mariadb-client-core-10.6)
 else TEST_PACKAGES+=(mariadb-server-core mariadb-client-core); fi
-# The browser that opens the report. Ubuntu has it as a snap only, which cannot be installed in this way.
+# The browser that opens the report. Ubuntu has it only as a snap, which apt cannot install.
 if [ -f /etc/os-release ] && grep -q '^ID=debian' /etc/os-release; then TEST_PACKAGES+=(chromium); fi
 DAEMONS=(slurmctld slurmd slurmdbd munge prometheus victoria-metrics rsyslog rsync)
-# What pip installs, and by what it builds in environments of its own: newer pips take that from the second. No whole
-# path, for pip would take one with a space for two.
+# Versions for pip, and for the build environments that pip creates: newer pips read the second variable. Relative paths,
+# because pip splits a path at spaces.
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
 say() { echo "setup: $*"; }
@@ -32,7 +32,7 @@ installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = i
 need() { # PACKAGE...: install those that are missing
   local missing=() package
   if ! command -v dpkg-query >/dev/null; then
-    say "not Debian or Ubuntu; the equivalents of these packages must be there: $*"
+    say "not Debian or Ubuntu; install the equivalents of these packages: $*"
     return
   fi
   for package in "$@"; do installed "$package" || missing+=("$package"); done
@@ -43,12 +43,12 @@ apt_install() {
   local root=() log package
   if [ "$(id -u)" != 0 ]; then
     if command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then root=(sudo)
-    else die "only root can install what is missing: apt-get install $*"; fi
+    else die "missing packages; install them as root: apt-get install $*"; fi
   fi
   say "installing $*"
   log=$(mktemp)
-  # The packages' daemons are only for the tests, which start their own: they are neither started now nor at boot.
-  # A policy that the machine already has is left as it is.
+  # The tests start the packages' daemons themselves, so the daemons start neither now nor at boot. An existing policy
+  # stays unchanged.
   local policy=/usr/sbin/policy-rc.d own_policy=
   if [ ! -e $policy ]; then
     own_policy=1
@@ -57,11 +57,11 @@ apt_install() {
     printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy >/dev/null
     "${root[@]}" chmod 755 $policy
   fi
-  "${root[@]}" apt-get update >"$log" 2>&1 </dev/null || say "apt-get update failed; going on with what apt knows"
+  "${root[@]}" apt-get update >"$log" 2>&1 </dev/null || say "apt-get update failed; continuing with apt's current lists"
   if ! "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
     -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
-    die "apt-get install $* failed; its whole output is in $log"
+    die "apt-get install $* failed; the full output is in $log"
   fi
   rm -f "$log"
   if [ -n "$own_policy" ]; then "${root[@]}" rm -f $policy; trap - EXIT; fi
@@ -72,7 +72,7 @@ apt_install() {
   done
 }
 
-usable() { # PYTHON: print "3.X PATH" (the file behind links, shims and environments) if healthd can be built with it
+usable() { # PYTHON: print "3.X PATH" (the real file behind links, shims and environments) if healthd can be built with it
   "$1" -c 'import ensurepip, os, sysconfig, sys, venv
 v = sys.version_info[:2]
 headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
@@ -91,7 +91,7 @@ interpreters() {
   candidates | while read -r python; do usable "$python" || true; done | sort -s -t. -k2,2n | awk '!seen[$1]++'
 }
 
-choose() { # print the Python that .venv is made with: python3 of the PATH if it will do
+choose() { # print the Python for .venv: python3 of the PATH if it is usable
   local python found
   for python in python3 python3.{11,12,13,10}; do
     if found=$(usable "$python"); then echo "${found#* }"; return; fi
@@ -115,16 +115,16 @@ java_package() { # print the OpenJDK of the distribution that Spark 4 runs on
 make_venv() { # DIRECTORY PYTHON PROJECT STAMP...: install PROJECT (".[dev]") into DIRECTORY, then make the stamps
   local log
   log=$(mktemp)
-  if ! "$1/bin/python" -c pass 2>/dev/null; then # absent, or its interpreter is gone
+  if ! "$1/bin/python" -c pass 2>/dev/null; then # absent, or its interpreter was removed
     say "making $1 with $2"
     "$2" -m venv --clear "$1"
   fi
   say "installing $3 into $1"
-  # Most of what is installed is never imported: Python compiles the rest when it is.
+  # Most installed modules are never imported: Python compiles the others at their first import.
   if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --config-settings editable_mode=compat -e "$3" >"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
-    die "pip install failed; its whole output is in $log"
+    die "pip install failed; the full output is in $log"
   fi
   rm -f "$log"
   touch "${@:4}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Every question and every answer of the fleet's store on DuckDB and on Spark over small stores, and whether they agree.
-# Sets up .venv-spark (pyspark is a source package of 456 MB) and a Java of the distribution, if they are missing.
-# Exit status: 0 they agree, 1 they differ, 75 Java or pyspark cannot be had here.
+# Run every query and every answer of the fleet store on DuckDB and on Spark over small stores, and compare the results.
+# Sets up .venv-spark (pyspark is a source package of 456 MB) and the distribution's Java if they are missing.
+# Exit status: 0 the results are equal, 1 they differ, 75 Java or pyspark is not available.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,7 +10,7 @@ not_here() { echo "spark: $*" >&2; exit $NOT_HERE; }
 
 began=$SECONDS
 if ! java -version >/dev/null 2>&1; then
-  scripts/setup.sh java || not_here "no Java: the questions were not asked of Spark"
+  scripts/setup.sh java || not_here "no Java: the queries did not run on Spark"
 fi
 python=$(scripts/setup.sh interpreters | awk '{ print $2 }' | tail -n 1)
 [ -n "$python" ] || not_here "no Python 3.10 to 3.13"
@@ -19,11 +19,11 @@ if ! .venv-spark/bin/python -c pass 2>/dev/null; then "$python" -m venv --clear 
 if [ "$(cat .venv-spark/.wanted 2>/dev/null)" != "$wanted" ] || [ constraints.txt -nt .venv-spark/.wanted ]; then
   echo "spark: installing into .venv-spark:" $wanted
   log=$(mktemp)
-  # shellcheck disable=SC2086  # a word each
+  # shellcheck disable=SC2086  # one word per package
   if ! .venv-spark/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $wanted >"$log" 2>&1 </dev/null; then
     tail -n 5 "$log" >&2
     rm -f "$log"
-    not_here "pyspark cannot be installed: the questions were not asked of Spark"
+    not_here "pyspark cannot be installed: the queries did not run on Spark"
   fi
   rm -f "$log"
   echo "$wanted" >.venv-spark/.wanted

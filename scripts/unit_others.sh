@@ -1,12 +1,12 @@
 #!/bin/bash
-# Run the unit tests on each supported Python of this machine except that of .venv, side by side.
+# Run the unit tests in parallel on each supported Python of this machine except the one of .venv.
 #   scripts/unit_others.sh [PYTEST OPTION...]
-# Tests that do not depend on the version of Python (marked one_python) run in .venv only, and most random examples too.
-# A test that failed only beside the others fails.
+# Tests that do not depend on the Python version (marked one_python), and most random examples, run in .venv only.
+# A test that fails only in parallel with others counts as failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Thousands of small files, many of them flushed, lie in memory where there is enough and programs may run in it.
+# The tests write thousands of small files and flush many: use memory if it is large enough and programs may run there.
 shm=/dev/shm
 if [ -z "${TMPDIR:-}" ] && [ -w $shm ] && ! findmnt --noheadings --output OPTIONS --target $shm | grep -qw noexec &&
   [ "$(df --output=avail --block-size=M $shm | tail -n 1 | tr -dc 0-9)" -ge 4096 ]; then

@@ -1,2 +1,5 @@
-"""The judge of `healthd failslow`: sets of series with a known truth (generate), plain BOCD and a sliding window on the
-same sets (baselines), what is found, missed and blamed (score), a public trace (alibaba), and what it costs (cost)."""
+"""The benchmark of `healthd failslow`.
+
+generate has sets of series with known faults, baselines has plain BOCD and a sliding window, score counts what is
+found, missed and blamed, alibaba reads a public trace, and cost measures time and memory.
+"""

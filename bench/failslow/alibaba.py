@@ -1,8 +1,8 @@
-"""What is found in a public trace: iteration times of four PyTorch and TensorFlow jobs of ten workers each.
+"""Run the detectors on a public trace: iteration times of four PyTorch and TensorFlow jobs of ten workers each.
 
-The folder holds job_1_norm.csv to job_4_norm.csv of alibaba/clusterdata, cluster-trace-gpu-v2020, mini-batch-time. Its
-`time` counts the rows of all workers of a job, so a worker's row number is its iteration. The rows were looked at while
-thresholds were chosen: they are no evidence, and what is asked of them is that nothing plain is missed or made up.
+The folder contains job_1_norm.csv to job_4_norm.csv of alibaba/clusterdata, cluster-trace-gpu-v2020, mini-batch-time.
+Its `time` counts the rows of all workers of a job, so a worker's row number is its iteration. The rows were inspected
+while thresholds were chosen, so they are no evidence. The test is only that nothing obvious is missed or invented.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from failslow.generate import Made
 from healthd.failslow.model import Diagnosis, Point, Series
 
-OF_WEIGHT = 0.15  # of nothing else in job_1: below it a point is marginal
+OF_WEIGHT = 0.15  # other points in job_1 below this slowdown are marginal
 JOB_4_POINTS = 5
 SLOW_IN_JOB_3 = {"6", "7", "8", "9"}
 JOB_1 = ("6", 181, 194)
@@ -42,7 +42,7 @@ def _job(path: Path) -> Made:
 def verdicts(
     folder: Path, healthd: Callable[[Made], Diagnosis], others: dict[str, Callable[[Made], Diagnosis]]
 ) -> list[tuple[bool | None, str]]:
-    """(as it should be, None where there is no aim; sentence) of each job, then what the others count there."""
+    """Return (met, None without a target; sentence) of each job, then the counts of the other detectors."""
     made = jobs(folder)
     found = [
         {one.name: points for one, points in zip(job.series, healthd(job).points, strict=True) if points}
@@ -59,12 +59,12 @@ def verdicts(
     said: list[tuple[bool | None, str]] = [
         (
             bool(right) and not other,
-            f"job_1: worker {worker} slow from {first} to {last}, nothing of weight else: {_said(found[0])}",
+            f"job_1: worker {worker} slow from {first} to {last}, no other significant point: {_said(found[0])}",
         ),
-        (not found[1], f"job_2: silent: {_said(found[1])}"),
+        (not found[1], f"job_2: no points: {_said(found[1])}"),
         (
             set(found[2]) <= SLOW_IN_JOB_3 and len(found[2]) > 0,
-            f"job_3: of its workers 6 to 9, and no other: {_said(found[2])}",
+            f"job_3: points only of workers 6 to 9: {_said(found[2])}",
         ),
         (count <= JOB_4_POINTS, f"job_4: at most {JOB_4_POINTS} points: {count}: {_said(found[3])}"),
     ]

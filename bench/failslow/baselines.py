@@ -1,6 +1,6 @@
-"""What healthd is measured beside: plain BOCD and a sliding window, as the tables of FALCON have them (2.4).
+"""The detectors that healthd is compared with: plain BOCD and a sliding window, as in the tables of FALCON (2.4).
 
-Both know no regimes, no restarts and no peers: each series is looked at alone, and what is reported is the result.
+Both ignore regimes, restarts and peers. Each series is analysed alone, and each point that they report is the result.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ def sliding_window(made: Made) -> Diagnosis:
 
 
 def _alone(made: Made, points_of: Callable[[Sequence[float]], tuple[Point, ...]]) -> Iterator[tuple[Point, ...]]:
-    """A gang's iteration times are the same for all of its ranks but for the clocks that read them: one is enough."""
+    """Yield the points of each series. A gang's iteration times differ only by the ranks' clocks, so one is enough."""
     for place, series in enumerate(made.series):
         yield points_of(series.value) if place == 0 or not made.gang else ()
 
 
 def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
-    """Adams and MacKay's recursion (arXiv 0710.3742), a constant hazard, a Normal-Gamma prior at the scale of the first
-    samples; a point each time P(r <= 5) rises above 0.9. P(r = 0) would be the hazard, always. The longest run lengths
-    are held together. No verification: whatever changes is a point, faster as well as slower.
+    """Return the points of Bayesian online change-point detection (Adams and MacKay, arXiv 0710.3742).
+
+    It has a constant hazard and a Normal-Gamma prior at the scale of the first samples. A point is each time that
+    P(r <= 5) rises above 0.9; P(r = 0) would always be the hazard. The longest run lengths are merged.
+    Changes are not verified: each one is a point, faster or slower.
     """
     x = np.asarray(value, dtype=float)
     if len(x) < 2 * RECENT:
@@ -57,7 +59,7 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
         grown = weight * predictive
         weight = np.concatenate(([grown.sum() * HAZARD], grown * (1 - HAZARD)))
         total = weight.sum()
-        if not total > 0:  # an outlier beyond all: it begins a run
+        if not total > 0:  # an outlier with probability 0: it begins a run
             weight = np.zeros(len(weight))
             weight[0] = total = 1.0
         weight /= total
@@ -76,7 +78,7 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
 
 
 def window_points(value: Sequence[float]) -> tuple[Point, ...]:
-    """A point where the mean of ten samples is 10 % above that of the ten before; the next after it was not."""
+    """Return a point where the mean of ten samples rises 10 % above that of the ten before."""
     x = np.asarray(value, dtype=float)
     if len(x) < 2 * WINDOW:
         return ()

@@ -1,5 +1,8 @@
-"""What `healthd failslow` costs: time a sample of the detector that a daemon may run, time and memory of the command
-for files of ten million rows. Medians of several runs, each of them a process of its own with compiled bytecode."""
+"""Measure the cost of `healthd failslow`: time per sample of the online detector, time and memory of the command.
+
+The command reads files of ten million rows. Values are medians of several runs, each in its own process with compiled
+bytecode.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SAMPLE_US, MIB, SECONDS = 50.0, 512.0, 60.0
 RUNS = 5
 ROWS = 10_000_000
 SERIES = 100_000
-LIMIT = 900  # seconds of one command
+LIMIT = 900  # seconds, for one command
 
 ONLINE = """
 import random, sys, time
@@ -41,14 +44,14 @@ print(1e6 * (time.process_time() - begun) / (len(series) * len(at)))
 
 
 def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
-    """(met, None where there is no aim; sentence) of each cost."""
+    """Return (met, None without a target; sentence) for each cost."""
     online, together = _repeated(ONLINE), _repeated(TOGETHER)
     said: list[tuple[bool | None, str]] = [
         (
             statistics.median(online) <= SAMPLE_US,
-            f"CPU time a sample, one series (standard library): {_spread(online)} us, aim {SAMPLE_US:.0f} us",
+            f"CPU time per sample, one series (standard library): {_spread(online)} us, aim {SAMPLE_US:.0f} us",
         ),
-        (None, f"CPU time a sample, 500 series at once: {_spread(together)} us"),
+        (None, f"CPU time per sample, 500 series at once: {_spread(together)} us"),
     ]
     with tempfile.TemporaryDirectory() as folder:
         for series in (rows // 10_000, SERIES * rows // ROWS):
@@ -64,12 +67,12 @@ def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
                     (well and seconds <= SECONDS, f"{what}: {seconds:.0f} s{ended}, aim {SECONDS:.0f} s"),
                 )
                 aim = f", aim {MIB:.0f} MiB" if series >= SERIES * rows // ROWS else ""
-                said.append((well and (not aim or mib <= MIB), f"{what}: {mib:.0f} MiB at most{aim}"))
+                said.append((well and (not aim or mib <= MIB), f"{what}: peak {mib:.0f} MiB{aim}"))
     return said
 
 
 def _repeated(program: str) -> list[float]:
-    _run(program)  # its bytecode is compiled now
+    _run(program)  # compiles the bytecode
     return sorted(_run(program) for _ in range(RUNS))
 
 
@@ -83,7 +86,7 @@ def _spread(values: list[float]) -> str:
 
 
 def _written(path: Path, rows: int, series: int) -> None:
-    """Times of healthy workers, noise of 5 %, and of three that become slower half-way; in the order that they come."""
+    """Write the times of healthy workers, with 5 % noise, and of three that slow down half-way, in order of time."""
     import duckdb
 
     each = rows // series
@@ -100,14 +103,14 @@ def _written(path: Path, rows: int, series: int) -> None:
 
 
 def _command(path: Path) -> tuple[float, float, int]:
-    """(seconds on the clock, MiB resident at most, exit status) of one run of the command."""
+    """Run the command. Returns (wall seconds, peak resident MiB, exit status)."""
     argv = [*("timeout", str(LIMIT)), sys.executable, "-m", "healthd", "failslow", str(path), "--json"]
     argv += ["--series", "worker", "--value", "seconds", "--index", "iteration"]
     begun = time.monotonic()
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment())
     assert process.stderr is not None
     error = process.stderr.read().decode(errors="replace")
-    _, status, used = os.wait4(process.pid, 0)  # of the children it waited for too: timeout itself is small
+    _, status, used = os.wait4(process.pid, 0)  # includes the children that it waited for; timeout itself is small
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 1):
         print(f"{path.name}: {error.strip()[-500:]}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Made rates of a link: as a job's iterations give them, and as what is no training does. Their truth is known."""
+"""Generate rates of a link with a known period: those of a job's iterations, and others without training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Signal(NamedTuple):
-    """rate: at each sample. period: samples, 0 of what has no rhythm."""
+    """A generated rate. `rate` has the value at each sample; `period` is in samples, 0 without a rhythm."""
 
     kind: str
     rate: list[float]
@@ -17,7 +17,7 @@ class Signal(NamedTuple):
 
 
 def bursts(rng: random.Random, count: int, period: float, duty: float, jitter: float, micro: int = 1) -> list[float]:
-    """Computing, then talking for a share `duty` of each iteration; micro: so many shorter bursts before that."""
+    """Return bursts of communication for a share `duty` of each iteration, with `micro` shorter bursts before each."""
     edges: list[tuple[float, float, float]] = []
     at = -rng.uniform(0, period)
     while at < count + period:
@@ -31,7 +31,7 @@ def bursts(rng: random.Random, count: int, period: float, duty: float, jitter: f
 
 
 def shares(edges: Sequence[tuple[float, float, float]], count: int) -> list[float]:
-    """The mean height in each sample, of stretches (begin, end, height)."""
+    """Return the mean height in each sample of stretches (begin, end, height)."""
     rate = [0.0] * count
     for begin, end, height in edges:
         for at in range(max(0, math.floor(begin)), min(count, math.ceil(end))):
@@ -53,12 +53,12 @@ def training(rng: random.Random, count: int, noise: float) -> Iterator[Signal]:
     )
     begin = rng.randrange(count - 30)
     paused = [0.0 if begin <= at < begin + rng.randint(8, 30) else one for at, one in enumerate(plain)]
-    yield Signal("a pause within", noisy(rng, paused, noise), period)
+    yield Signal("pause", noisy(rng, paused, noise), period)
     stored = [one + (6.0 if begin <= at < begin + 6 else 0.0) for at, one in enumerate(plain)]
-    yield Signal("a checkpoint within", noisy(rng, stored, noise), period)
+    yield Signal("checkpoint", noisy(rng, stored, noise), period)
     other = bursts(rng, count, period / 3.3, 0.3, 0.05)
     evaluated = [other[at] if begin <= at < begin + 30 else one for at, one in enumerate(plain)]
-    yield Signal("an evaluation within", noisy(rng, evaluated, noise), period)
+    yield Signal("evaluation", noisy(rng, evaluated, noise), period)
 
 
 def no_training(rng: random.Random, count: int, noise: float) -> Iterator[Signal]:
@@ -74,8 +74,8 @@ def no_training(rng: random.Random, count: int, noise: float) -> Iterator[Signal
     for _ in range(count):
         at += rng.gauss(0, 0.2)
         walk.append(abs(at))
-    yield Signal("a random walk", walk, 0)
-    yield Signal("requests that come as they like", noisy(rng, shares(list(requests(rng, count)), count), noise), 0)
+    yield Signal("random walk", walk, 0)
+    yield Signal("requests at random times", noisy(rng, shares(list(requests(rng, count)), count), noise), 0)
     edges, on = [], 0.0
     while on < count:
         off = on + rng.expovariate(1 / 15)
@@ -84,9 +84,9 @@ def no_training(rng: random.Random, count: int, noise: float) -> Iterator[Signal
     yield Signal("transfers on and off", noisy(rng, shares(edges, count), noise), 0)
     step = rng.randrange(count)
     yield Signal("one step", noisy(rng, [1.0 if at < step else 3.0 for at in range(count)], noise), 0)
-    yield Signal("a ramp", noisy(rng, [at / count for at in range(count)], noise), 0)
+    yield Signal("ramp", noisy(rng, [at / count for at in range(count)], noise), 0)
     single = rng.randrange(count)
-    yield Signal("a single burst", noisy(rng, [5.0 if 0 <= at - single < 10 else 0.0 for at in range(count)], noise), 0)
+    yield Signal("single burst", noisy(rng, [5.0 if 0 <= at - single < 10 else 0.0 for at in range(count)], noise), 0)
 
 
 def requests(rng: random.Random, count: int) -> Iterator[tuple[float, float, float]]:

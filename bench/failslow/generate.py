@@ -1,13 +1,13 @@
-"""Sets of series of one job each, made by a seed, with the truth of where they became slow and why.
+"""Generate sets of series of one job each from a seed, with the truth of where and why they became slow.
 
-Half of the sets are synchronous gangs: every rank waits for the slowest, so all have one iteration time, the maximum
-over the ranks of busy + transfer, and each rank tells its busy, wait and transfer time. The others are workers that
-wait for nobody and tell their iteration times alone. Causes, how often each is behind which duration, and how much
-communication varies are those of FALCON (arXiv 2410.12588v1, tables 1 and 2); pauses, warm-up, sequence lengths and
-stages that differ are what "Understanding Stragglers in Large Model Training" (arXiv 2505.05713) found in their place.
+Half of the sets are synchronous gangs: every rank waits for the slowest one. All ranks have the same iteration time,
+the maximum over the ranks of busy + transfer, and each reports its busy, wait and transfer time. The others are workers
+that do not wait for each other and report only their iteration times. Causes, their frequency by duration, and the
+variation of communication are those of FALCON (arXiv 2410.12588v1, tables 1 and 2). Pauses, warm-up, sequence lengths
+and uneven stages follow "Understanding Stragglers in Large Model Training" (arXiv 2505.05713).
 
-Nothing here knows the detector. The height of a slowness is that of the iteration time without noise against the
-regime's baseline, and its onset is the first iteration at which that is 10 % or more.
+This code does not depend on the detector. The height of a slowdown compares the iteration time without noise with the
+baseline of the regime. Its onset is the first iteration with 10 % or more.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from healthd.failslow.model import Cause, Evidence, Series
 Array = NDArray[np.float64]
 
 POSITIVE, NEGATIVE = 250, 250
-SLOW = 0.10  # an onset is the first iteration of this, FALCON 2.2
+SLOW = 0.10  # the onset is the first iteration with this slowdown, FALCON 2.2
 CVS = (0.02, 0.05, 0.10)
 MINUTES = (10, 24, 72)  # FALCON, table 1: the mean duration of the slow jobs of its three probes
 HEIGHTS = (0.15, 0.60)
 SHAPES = ("step", "ramp", "staircase")
 SHAPE_ODDS = (0.6, 0.2, 0.2)
-# What slows, by minutes. FALCON, table 1: CPUs and GPUs in one node, congestion between nodes, and in the largest jobs
+# Causes by minutes. FALCON, table 1: CPUs and GPUs in one node, congestion between nodes, and in the largest jobs
 # several causes at once, which are two events here.
 CAUSES: dict[int, tuple[tuple[Cause, float], ...]] = {
     10: ((Cause.COMPUTE_CPU, 0.5), (Cause.COMPUTE_GPU, 0.3), (Cause.COMMUNICATION_INTRA_NODE, 0.2)),
     24: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMMUNICATION_INTRA_NODE, 0.15), (Cause.COMPUTE_CPU, 0.15)),
     72: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMPUTE_GPU, 0.3)),
 }
-FLUCTUATION = {  # of the height, from iteration to iteration; a throttled GPU is steady, a shared link is not
+FLUCTUATION = {  # relative to the height, by iteration; a throttled GPU is steady, a shared link is not
     Cause.COMPUTE_GPU: 0.03,
     Cause.COMPUTE_CPU: 0.15,
     Cause.COMMUNICATION_INTRA_NODE: 0.10,
@@ -57,7 +57,7 @@ HEALTHY = (
     "small_step",
     "quiet",
 )
-# How often a set has, beside what it is about, what every job may have.
+# Probability that a set also has what any job may have.
 BESIDE = {
     "warm_up": 0.4,
     "pauses": 0.3,
@@ -68,18 +68,21 @@ BESIDE = {
     "bimodal": 0.05,
     "batch_size": 0.07,
 }
-QUIET_BEFORE = 60  # iterations of rest before anything becomes slow, after a warm-up or in a new regime
+QUIET_BEFORE = 60  # iterations without a slowdown at the beginning, after a warm-up or in a new regime
 LONGEST = 3000  # iterations of one event
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One slowness. begin, onset and relief count iterations of the job from 0; relief is None if it lasts.
+    """One slowdown. begin, onset, relief and end are iterations of the job, from 0; relief is None if it lasts.
 
-    begin: the first iteration above rest; onset: the first of 10 % and more, which is begin for a step. height: at its
-    greatest, of the iteration time. early, late: where it crosses 8 and 12 %, which noise does not tell from 10; for a
-    step both are its begin. slow: the names of the series that cause it; names: what else may be blamed
-    rightly (a node, a group). nameable: fewer than half of at least four peers of one role, which told enough.
+    begin        the first iteration above normal
+    onset        the first iteration with 10 % or more; equal to begin for a step
+    early, late  where the slowdown crosses 8 and 12 %, which noise hides from 10 %; for a step both are begin
+    height       maximum slowdown, relative to the iteration time
+    slow         names of the series that cause it
+    names        other correct answers (a node, a group)
+    nameable     fewer than half of at least four peers of one role are slow, and the peers reported enough
     """
 
     cause: Cause
@@ -98,11 +101,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One set: its series, what a node told beside them, and the truth. at: the job's iteration of each sample."""
+    """One set: its series, the evidence of its nodes, and the truth. at: the job's iteration of each sample."""
 
     name: str
     gang: bool
-    about: str  # of HEALTHY, or the shape of the first event
+    about: str  # an entry of HEALTHY, or the shape of the first event
     cv: float
     minutes: int
     iteration_seconds: float
@@ -119,7 +122,7 @@ class Made:
 
 @dataclass(slots=True)
 class _Job:
-    """What is being made. Arrays are iterations x ranks, in iteration times at rest; stall is spent by all alike."""
+    """A job under construction. Arrays are iterations x ranks, in normal iteration times; stall delays all ranks."""
 
     random: np.random.Generator
     gang: bool
@@ -133,7 +136,7 @@ class _Job:
     stall: Array
     regime: list[str] | None = None
     starts: list[int] = field(default_factory=lambda: [0])
-    lost: NDArray[np.bool_] | None = None  # samples that nobody wrote down
+    lost: NDArray[np.bool_] | None = None  # samples that were not recorded
     calm: Array | None = None  # busy + transfer before pauses and jitter
 
     @property
@@ -145,7 +148,7 @@ class _Job:
         return int(self.busy.shape[1])
 
     def time(self) -> Array:
-        """Of each rank, iterations x ranks: in a gang that of the slowest for all."""
+        """Return the time of each rank, iterations x ranks; in a gang, that of the slowest rank for all."""
         own = self.busy + self.transfer
         return (own.max(axis=1, keepdims=True) if self.gang else own) + self.stall
 
@@ -153,8 +156,10 @@ class _Job:
 def sets(
     seed: int, positive: int = POSITIVE, negative: int = NEGATIVE, part: int = 0, parts: int = 1
 ) -> Iterator[Made]:
-    """The sets of one seed. Each has a generator of its own: the first ten of 250 are those of ten, and processes can
-    share them, each its part of so many parts."""
+    """Yield the sets of one seed, or one part of `parts` of them for a process.
+
+    Each set has its own generator, so the first ten of 250 equal the first ten of ten.
+    """
     for kind, count in enumerate((negative, positive)):
         for number in range(part, count, parts):
             random = np.random.default_rng((seed, kind, number))
@@ -162,7 +167,7 @@ def sets(
 
 
 def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Made:
-    # Crossed, not drawn: each half, CV and duration has its share in every seed.
+    # Not drawn at random: each half, CV and duration has the same share in every seed.
     gang, cv, minutes = number % 2 == 0, CVS[number // 2 % 3], MINUTES[number // 6 % 3]
     if slow:
         about = str(random.choice(SHAPES, p=SHAPE_ODDS))
@@ -171,7 +176,7 @@ def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Ma
         cv = CVS[int(random.integers(3))]
     causes, odds = zip(*CAUSES[minutes], strict=True)
     cause = causes[int(random.choice(len(causes), p=odds))]
-    # As many iterations as fit: 72 minutes of 0.3 s each would be 14,400.
+    # The number of iterations is limited: 72 minutes of 0.3 s each would be 14,400.
     fastest = max(0.3, minutes * 60 / LONGEST)
     seconds = float(np.exp(random.uniform(math.log(fastest), math.log(20.0))))
     duration = max(30, round(minutes * 60 / seconds))
@@ -207,7 +212,7 @@ def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Ma
 
 
 def _excluded(about: str) -> tuple[str, ...]:
-    """What would make a healthy set slow together with what it is about, or hide it."""
+    """Return what would make a healthy set slow in combination with its subject, or hide the subject."""
     if about in ("drift", "small_step", "drift_told"):
         return ("batch_size", "restarts", "bimodal")
     if about == "batch_size":
@@ -215,7 +220,7 @@ def _excluded(about: str) -> tuple[str, ...]:
     return ("batch_size",) if about == "restarts" else ()
 
 
-# --- the job at rest
+# --- the job without a slowdown
 
 
 def _job_of(
@@ -226,7 +231,7 @@ def _job_of(
     a_node = int(random.choice((4, 8)))
     nodes = 1 if minutes == 10 else int(random.choice((2, 4))) if minutes == 24 else int(random.choice((2, 4, 8)))
     ranks = a_node * nodes
-    # Tensor parallel within a node, then data parallel, then stages, as Megatron counts its ranks.
+    # Tensor parallel within a node, then data parallel, then stages: the order of ranks in Megatron.
     tensor = int(random.choice((1, 2, 4), p=(0.2, 0.3, 0.5)))
     stages = 2 if imbalance and ranks // tensor >= 4 else 1
     if stages == 2 and ranks >= 32 and random.random() < 0.5:
@@ -234,10 +239,10 @@ def _job_of(
     replicas = ranks // tensor // stages
     order = [(p, d, t) for p in range(stages) for d in range(replicas) for t in range(tensor)]
     level = np.ones(stages)
-    if stages > 1:  # the last has the loss, the first the embedding; both at rest
+    if stages > 1:  # the last stage has the loss, the first the embedding; the slowest has level 1
         level = random.uniform(0.6, 1.0, stages)
         level[random.choice((0, stages - 1))] = 1.0
-    share = random.uniform(0.1, 0.35)  # of communication in the iteration
+    share = random.uniform(0.1, 0.35)  # communication's share of the iteration
     own, between = cv * 0.5, min(random.uniform(0.02, 0.29), 0.5 * cv / share)
     rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
     skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
@@ -245,7 +250,7 @@ def _job_of(
     group = {
         (p, t): _noise(random, between, (iterations, 1), 0.0, "gamma") for p in range(stages) for t in range(tensor)
     }
-    transfer = share * np.hstack([group[p, t] for p, _, t in order])  # a collective takes as long for each of its group
+    transfer = share * np.hstack([group[p, t] for p, _, t in order])  # a collective takes equally long for its group
     slowest = (busy + transfer).max(axis=1)
     shared = math.sqrt(max(cv**2 - (slowest.std() / slowest.mean()) ** 2, (0.3 * cv) ** 2))
     of_all = _noise(random, shared, (iterations, 1), rho, skewed)
@@ -264,11 +269,11 @@ def _job_of(
 
 
 def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: int, imbalance: bool) -> _Job:
-    """Workers that wait for nobody; a quarter of these jobs tells one series only."""
+    """Return workers that do not wait for each other; a quarter of these jobs reports only one series."""
     workers = 1 if random.random() < 0.25 else int(random.choice((4, 6, 8, 10, 16)))
     a_node = 2 if random.random() < 0.3 else 1
     level = random.uniform(0.95, 1.05, workers)
-    if imbalance:  # other GPUs, other shards: Alibaba's job_4 differs 4 times
+    if imbalance:  # other GPUs, other shards: the workers of Alibaba's job_4 differ by a factor of 4
         level *= np.exp(random.uniform(0, math.log(random.uniform(1.3, 4.0)), workers))
     rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
     skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
@@ -280,7 +285,7 @@ def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: i
 
 
 def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: float, family: str) -> Array:
-    """Factors of mean 1 and this CV; rho is the correlation of one iteration with the next."""
+    """Return factors with mean 1 and this CV; rho is the correlation of consecutive iterations."""
     if family == "gamma":
         return random.gamma(1 / cv**2, cv**2, shape)
     sigma = math.sqrt(math.log(1 + cv**2))
@@ -297,7 +302,7 @@ def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: 
 
 
 def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[int, int, int | None]]) -> None:
-    """All of it before a slowness is laid upon it. plan: [begin, end) of what will be slow."""
+    """Add healthy variation before a slowdown is applied. plan: intervals [begin, end) that will be slow."""
     random, iterations, main = job.random, job.iterations, not plan
     first = plan[0][0] if plan else iterations
     if "restarts" in beside:
@@ -317,7 +322,7 @@ def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[
         _batch_sizes(job, first, main)
     if "bimodal" in beside:
         likely, ratio = random.uniform(0.1, 0.5), random.uniform(1.15, 1.8 if main else 1.4)
-        long = random.random((iterations, max(job.replica) + 1)) < likely  # each replica has sequences of its own
+        long = random.random((iterations, max(job.replica) + 1)) < likely  # each replica has its own sequences
         job.busy *= np.where(long[:, job.replica], ratio, 1.0)
     if about == "drift_told":
         _sequence_lengths_told(job)
@@ -325,7 +330,7 @@ def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[
         scale = random.uniform(50, 300)
         walk = _noise(random, 0.5, (iterations, 1), math.exp(-1 / scale), "lognormal")
         away = 0.07 * np.tanh(1.5 * np.log(walk))
-        job.busy *= 1 + (away - np.median(away[: 2 * QUIET_BEFORE])).clip(-0.07, 0.07)  # from where it began
+        job.busy *= 1 + (away - np.median(away[: 2 * QUIET_BEFORE])).clip(-0.07, 0.07)  # relative to the beginning
     if about == "small_step":
         _small_steps(job)
     job.calm = job.busy + job.transfer
@@ -338,12 +343,12 @@ def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[
 
 
 def _batch_sizes(job: _Job, first: int, main: bool) -> None:
-    """Told: each size has a name, and takes longer or shorter from one iteration to the next."""
+    """Change the batch size as a reported regime: each size has a name and its own iteration time."""
     size, begin = int(job.random.choice((16, 32, 64))), 0
     names: list[str] = []
     room = (QUIET_BEFORE, job.iterations - 30) if main else (QUIET_BEFORE, max(QUIET_BEFORE + 1, first - QUIET_BEFORE))
     changes = sorted({int(job.random.integers(*room)) for _ in range(int(job.random.integers(1, 5)) if main else 1)})
-    cost = {size: 1.0}  # what came back takes as long as before
+    cost = {size: 1.0}  # a size that returns takes as long as before
     for end in (*changes, job.iterations):
         names += [f"batch {size}"] * (end - begin)
         job.busy[begin:end] *= cost[size]
@@ -355,11 +360,11 @@ def _batch_sizes(job: _Job, first: int, main: bool) -> None:
 
 
 def _sequence_lengths_told(job: _Job) -> None:
-    """A curriculum: sequences become longer, by buckets, with some of the shorter ones coming back."""
+    """Simulate a curriculum: sequences become longer, by buckets, and some shorter ones return."""
     lengths = 512 * (1 + np.arange(int(job.random.integers(3, 7))))
     names, begin = list[str](), 0
     cost = lengths / lengths[0]
-    share = job.random.uniform(0.2, 0.8)  # of the iteration that grows with the sequence
+    share = job.random.uniform(0.2, 0.8)  # share of the iteration that grows with the sequence
     while begin < job.iterations:
         end = min(job.iterations, begin + int(job.random.integers(30, 200)))
         most = min(len(lengths) - 1, int(len(lengths) * end / job.iterations))
@@ -371,7 +376,7 @@ def _sequence_lengths_told(job: _Job) -> None:
 
 
 def _small_steps(job: _Job) -> None:
-    """One to three of 4 to 7 %, none upon another: each goes back before the next."""
+    """Add one to three steps of 4 to 7 % that do not overlap: each ends before the next."""
     at = QUIET_BEFORE
     for _ in range(int(job.random.integers(1, 4))):
         begin = at + int(job.random.integers(20, 150))
@@ -386,7 +391,7 @@ def _small_steps(job: _Job) -> None:
 
 
 def _jitter(job: _Job, rate: float) -> None:
-    """Heavy tails, and bursts of two to seven iterations; of one rank, as a disturbance of a host is."""
+    """Add heavy tails, and bursts of two to seven iterations, on one rank, as a disturbance of a host does."""
     random = job.random
     hit = np.flatnonzero(random.random(job.iterations) < rate)
     job.busy[hit, random.integers(0, job.ranks, len(hit))] *= 1 + 0.3 * (1 + random.pareto(1.5, len(hit))).clip(max=30)
@@ -396,12 +401,12 @@ def _jitter(job: _Job, rate: float) -> None:
 
 
 def _pauses(job: _Job, main: bool) -> None:
-    """Checkpoints, evaluations, the data loader, garbage collection: one to three iterations of 1.5 to 10 times."""
+    """Add pauses (checkpoints, evaluations, data loader, garbage collection): 1 to 3 iterations of 1.5 to 10 times."""
     random, rest = job.random, float(np.median(job.time()))
     for _ in range(int(random.integers(1, 4)) if main else 1):
         every, length = int(random.integers(20, 500)), int(random.integers(1, 4))
         times, wobble = random.uniform(1.5, 10.0), int(random.integers(0, 3))
-        collected = random.random() < 0.3  # a rank's own, at a time of its own; the others wait for it
+        collected = random.random() < 0.3  # on one rank at its own time; the others wait for it
         for rank in range(job.ranks) if collected and not job.gang else (None,):
             phase = int(random.integers(0, every))
             for at in range(phase, job.iterations, every):
@@ -417,7 +422,7 @@ def _pauses(job: _Job, main: bool) -> None:
 
 
 def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
-    """Samples that were not written: here and there, and one stretch; not where a truth would lose its onset."""
+    """Drop samples: single ones and one stretch, but not around an onset."""
     random = job.random
     lost = random.random((job.iterations, job.ranks)) < random.uniform(0.005, 0.05)
     length = int(random.integers(20, 300))
@@ -430,11 +435,11 @@ def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
     job.lost = lost
 
 
-# --- what makes it slow
+# --- the slowdown
 
 
 def _slowed(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: int | None) -> Event:
-    """Lays one slowness upon the job. What a rank is faster than the slowest it has to lose first."""
+    """Apply one slowdown to the job. A faster rank first loses its lead over the slowest."""
     slow = _culprits(job, cause)
     height = float(job.random.uniform(*HEIGHTS))
     level = _levels(job.random, shape, height, end - begin)
@@ -442,7 +447,7 @@ def _slowed(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: i
     wobble = _noise(job.random, FLUCTUATION[cause], (end - begin, 1), 0.0, "gamma")
     assert job.calm is not None
     own = job.calm[begin:end]
-    if job.gang:  # the slowest of them takes what the slowest of all took, and the height: so the iteration does
+    if job.gang:  # the slowest culprit takes as long as the slowest rank plus the height, and so does the iteration
         slowest = own.max(axis=1, keepdims=True)
         added = slowest - own[:, slow].max(axis=1, keepdims=True) + slowest * level[:, None] * wobble
     else:
@@ -468,7 +473,7 @@ def _groups(job: _Job, ranks: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def _culprits(job: _Job, cause: Cause) -> list[int]:
-    """The ranks whose own time grows."""
+    """Return the ranks whose own time grows."""
     random = job.random
     every = list(range(job.ranks))
     if not job.gang:
@@ -477,7 +482,7 @@ def _culprits(job: _Job, cause: Cause) -> list[int]:
             return every  # the parameter servers, or the fabric
         of_node = [rank for rank in every if job.node[rank] == job.node[one]]
         return of_node if cause is not Cause.COMPUTE_GPU and random.random() < 0.5 else [one]
-    # The heaviest stage mostly: what another one loses is hidden by it.
+    # Mostly the heaviest stage: it would hide the slowdown of another one.
     own = np.median(job.busy + job.transfer, axis=0)
     heaviest = job.stage[int(own.argmax())]
     among = [rank for rank in every if job.stage[rank] == heaviest] if random.random() < 0.8 else every
@@ -485,7 +490,7 @@ def _culprits(job: _Job, cause: Cause) -> list[int]:
     same_node = [rank for rank in every if job.node[rank] == job.node[one] and job.stage[rank] == job.stage[one]]
     if cause is Cause.COMPUTE_GPU:
         return [one]
-    if cause is Cause.COMPUTE_CPU:  # the node's, whatever their stage, or those bound to the cores that are taken
+    if cause is Cause.COMPUTE_CPU:  # all of the node, whatever their stage, or those bound to the occupied cores
         likely = 1.0 if random.random() < 0.75 else 0.4
         of_node = [rank for rank in every if job.node[rank] == job.node[one]]
         return [rank for rank in of_node if rank == one or random.random() < likely]
@@ -493,18 +498,18 @@ def _culprits(job: _Job, cause: Cause) -> list[int]:
         tensor_group = [rank for rank in same_node if job.replica[rank] == job.replica[one]]
         return tensor_group if len(tensor_group) > 1 and random.random() < 0.7 else same_node
     if random.random() < 0.3:
-        return every  # the fabric: all are as slow, nobody is to be named
+        return every  # the fabric: all are equally slow, and no rank is to blame
     return [rank for rank in every if (job.stage[rank], job.tensor[rank]) in _groups(job, [one])]
 
 
 def _levels(random: np.random.Generator, shape: str, height: float, length: int) -> Array:
-    """Of an event's iterations: how much longer they take, without noise."""
+    """Return the relative slowdown of each iteration of an event, without noise."""
     if shape == "step":
         return np.full(length, height)
     if shape == "ramp":
         rise = int(min(length * random.uniform(0.2, 0.7), random.integers(20, 300)))
         return np.minimum(1.0, np.arange(1, length + 1) / max(rise, 1)) * height
-    # Each step is below the limit of 10 %, so none is seen alone: FALCON's own miss.
+    # Each step is below the limit of 10 %, so none is detected alone: FALCON misses these.
     steps, total = list[float](), 0.0
     while total < max(height, 0.15) and len(steps) < 6:
         steps.append(float(random.uniform(0.04, 0.095)))
@@ -514,7 +519,7 @@ def _levels(random: np.random.Generator, shape: str, height: float, length: int)
     return np.cumsum(steps)[done]
 
 
-# --- what is told of it
+# --- what the job reports
 
 
 def _told(
@@ -531,7 +536,7 @@ def _told(
     for rank in range(job.ranks):
         kept = np.flatnonzero(~job.lost[:, rank]) if job.lost is not None else np.arange(job.iterations)
         own = time[kept, rank]
-        # Each rank reads a clock of its own, and a moment later.
+        # Each rank reads its own clock, slightly later.
         own = own * (1 + 1e-4 * random.standard_normal(len(kept))) if job.gang else own
         parts: dict[str, list[float]] = {}
         if job.gang:
@@ -556,7 +561,7 @@ def _told(
         )
         at.append(kept)
     evidence = tuple(one for event in events for one in _evidence(job, event, clock))
-    if not events and random.random() < 0.1:  # a node that was hot and no slower for it
+    if not events and random.random() < 0.1:  # a node that was hot without being slower
         begin = int(random.integers(0, job.iterations - 1))
         evidence = (_hot(_node_name(int(random.choice(job.node))), clock[begin], None),)
     return Made(name, job.gang, about, job.cv, minutes, seconds, beside, events, tuple(series), tuple(at), evidence)

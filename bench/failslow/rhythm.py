@@ -1,8 +1,10 @@
-"""How far the iteration times read from a stream of operations are from the true ones (FALCON 2.2, step 2: at most
-1.2 %), and whether a wrong one says that it is doubtful, on made streams: the calls of a training loop in its order
-(buckets, sharded layers, tensor and pipeline parallel micro-batches), told by their kind alone or with their
-communicator; jitter of each, entries that were lost, a ring that begins anywhere, a start, losses that are logged,
-evaluations and checkpoints, pauses."""
+"""Measure how accurately the iteration time is read from a stream of operations (FALCON 2.2, step 2: at most 1.2 %).
+
+It also counts wrong times without a warning. The generated streams have the calls of a training loop in order: buckets,
+sharded layers, tensor and pipeline parallel micro-batches. A call is named by its kind alone or with its communicator.
+The streams include jitter, lost entries, a ring that begins anywhere, a start, logged losses, evaluations, checkpoints
+and pauses.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import numpy as np
 from failslow.score import share
 from healthd.failslow.period import PeriodNotFound, find_period
 
-AIM, ENOUGH = 0.012, 0.99  # of the time, and in how many streams; one without a period is not one of them
-SURE = 0.5  # of a confidence
+AIM, ENOUGH = 0.012, 0.99  # error of the time, and the share of streams within it; one without a period is outside
+SURE = 0.5  # confidence
 LOST = (0.0, 1e-3, 1e-2)
 LONGEST = 4_000  # operations of an iteration
 
@@ -26,11 +28,11 @@ class Stream:
     lost: float
     operations: list[str]
     times: list[float]
-    seconds: float  # the median of the iterations that are in it
+    seconds: float  # the median of the iterations in the stream
 
 
 def loop(kind: str, random: np.random.Generator) -> list[str]:
-    """The operations of one iteration."""
+    """Return the operations of one iteration."""
     layers, batches = int(random.integers(4, 97)), int(random.choice((1, 2, 4, 8, 16)))
     gather, scatter, reduce = "all_gather", "reduce_scatter", "all_reduce"
     if kind == "buckets":
@@ -74,7 +76,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
     usual = loop(kind, random)
     while len(usual) > LONGEST:
         usual = loop(kind, random)
-    if random.random() < 0.5:  # the communicator is told; that of the last operations is another one
+    if random.random() < 0.5:  # with the communicator, which is another one for the last operations
         usual = [f"{one} dp" if at >= len(usual) - 2 else f"{one} tp" for at, one in enumerate(usual)]
     iterations = int(random.integers(40, 200))
     share_of = random.dirichlet(np.full(len(usual), 5.0))
@@ -92,7 +94,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
         now += random.random()
     for iteration in range(iterations):
         begins.append(now)
-        # The iteration varies as a whole, each operation of it by itself.
+        # The iteration varies as a whole, and each of its operations by itself.
         took = seconds * share_of * random.gamma(1 / cv**2, cv**2) * random.gamma(25.0, 0.04, len(usual))
         for operation, one in zip(usual, took, strict=True):
             operations.append(operation)
@@ -126,7 +128,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
 
 
 def verdicts(seed: int, streams: int) -> list[tuple[bool | None, str]]:
-    """(met, None where there is no aim; sentence) of the errors of this many streams."""
+    """Return (met, None without a target; sentence) for the errors of this many streams."""
     random = np.random.default_rng(seed)
     errors, none, sure_and_wrong, doubtful = list[float](), 0, 0, 0
     missed: dict[str, int] = {}
@@ -151,14 +153,14 @@ def verdicts(seed: int, streams: int) -> list[tuple[bool | None, str]]:
             doubtful += found.confidence < SURE
     median, p95, most = (float(np.quantile(errors, part)) if errors else np.inf for part in (0.5, 0.95, 1.0))
     good = sum(error <= AIM for error in errors)
-    of = f"{streams} streams: median {median:.2%}, p95 {p95:.2%}, most {most:.2%}"
+    of = f"{streams} streams: median {median:.2%}, p95 {p95:.2%}, max {most:.2%}"
     near = f"at most {AIM:.1%} in {share(good, streams)}"
     where = ", ".join(f"{kind}: {number}" for kind, number in missed.items())
     return [
         (good >= ENOUGH * streams, f"error of the iteration time, {of}; {near}, aim {ENOUGH:.0%}"),
-        (not sure_and_wrong, f"{sure_and_wrong} of the others without a warning (confidence {SURE} or more), aim 0"),
-        (None, f"of them {none} without a period, {doubtful} right ones with a warning; missed: {where or 'none'}"),
-        (None, f"{spent / max(1, count) * 1e6:.0f} us an operation, {count:,} operations"),
+        (not sure_and_wrong, f"larger errors without a warning (confidence {SURE} or more): {sure_and_wrong}, aim 0"),
+        (None, f"{none} streams without a period, {doubtful} correct with a warning; missed: {where or 'none'}"),
+        (None, f"{spent / max(1, count) * 1e6:.0f} us per operation, {count:,} operations"),
     ]
 
 

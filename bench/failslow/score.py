@@ -1,4 +1,4 @@
-"""How right answers are, beside the truth of the sets: what is found, missed, reported of healthy jobs, and blamed."""
+"""Score answers against the truth of the sets: what is found, missed, reported for healthy jobs, and blamed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from failslow.generate import Event, Made
 from healthd.failslow.model import Cause, Diagnosis, Point
 
-NEAR, ONSETS = 10, 0.95  # iterations, and of how many onsets
+NEAR, ONSETS = 10, 0.95  # iterations, and the share of onsets within them
 FPR, FNR, DELAY_MEDIAN, DELAY_P95 = 0.01, 0.05, 10, 30
-QUIET_CV = 0.05  # the aims are for noise up to this
+QUIET_CV = 0.05  # the targets apply to noise up to this
 
 COMPUTE = (Cause.COMPUTE, Cause.COMPUTE_CPU, Cause.COMPUTE_GPU)
 COMMUNICATION = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTER_NODE, Cause.COMMUNICATION_INTRA_NODE)
@@ -20,7 +20,7 @@ COMMUNICATION = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTER_NODE, Cause.COMM
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An event that has a point: in iterations, later than the truth above 0. relief: None if there is none in one."""
+    """An event with a point: errors in iterations, later than the truth above 0. relief: None without one."""
 
     event: Event
     onset: int
@@ -29,29 +29,29 @@ class Found:
 
     @property
     def within(self) -> bool:
-        """Of ten iterations around where it is 8 to 12 % slower, without noise: for a step, around the step."""
+        """Return True if the onset is within ten iterations of the range with 8 to 12 % slowdown, without noise."""
         at = self.event.onset + self.onset
         return self.event.early - NEAR <= at <= self.event.late + NEAR
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one set. stray: points in no event, or in series that are not slow. blamed: right, wrong, or nobody."""
+    """Result of one set. stray: points outside events, or of series that are not slow. blamed: right, wrong, nobody."""
 
     made: Made
     alarmed: bool
     found: tuple[Found, ...]
     stray: int
     blamed: str
-    cause_right: bool | None  # of who is blamed rightly
+    cause_right: bool | None  # for a correct blame
 
     def without_samples(self) -> Outcome:
-        """Small enough to be sent from one process to another."""
+        """Return a copy that is small enough to send to another process."""
         return replace(self, made=replace(self.made, series=(), at=()))
 
     @property
     def missed(self) -> bool:
-        """Of a set with two slownesses: that one was not found is enough."""
+        """Return True if any event was not found."""
         return len(self.found) < len(self.made.events)
 
 
@@ -86,7 +86,7 @@ def outcome(made: Made, answer: Diagnosis) -> Outcome:
 
 
 def _told(made: Made, answer: Diagnosis) -> list[list[Point]]:
-    """The points of each series; a slow job that stands in place of them counts in the first series that it names."""
+    """Return the points of each series. A slow job without points counts in the first series that it names."""
     every = [list(points) for points in answer.points]
     place = {series.name: at for at, series in enumerate(made.series)}
     for slow in answer.slow_jobs:
@@ -107,7 +107,7 @@ def _blamed(made: Made, answer: Diagnosis) -> tuple[str, bool | None]:
             return "wrong", None
     causes = {event.cause in COMPUTE for event in made.events}
     told = [one.cause for one in answer.suspects]
-    # Workers that tell their iteration times alone show no difference between computing and communicating.
+    # Workers that report only iteration times show no difference between computing and communicating.
     right = not made.gang or all(
         (of in COMPUTE and True in causes) or (of in COMMUNICATION and False in causes) for of in told
     )
@@ -115,7 +115,7 @@ def _blamed(made: Made, answer: Diagnosis) -> tuple[str, bool | None]:
 
 
 def interval(count: int, of: int) -> tuple[float, float]:
-    """Clopper and Pearson's exact 95 % interval of a share."""
+    """Return Clopper and Pearson's exact 95 % interval of a share."""
     from scipy.stats import beta
 
     low = float(beta.ppf(0.025, count, of - count + 1)) if count else 0.0
@@ -123,7 +123,7 @@ def interval(count: int, of: int) -> tuple[float, float]:
 
 
 def share(count: int, of: int) -> str:
-    """As "1.2 % (0.1 to 4.3), 2 of 167"."""
+    """Format a share as "1.2 % (0.1 to 4.3), 2 of 167"."""
     if not of:
         return "none"
     low, high = interval(count, of)
@@ -163,7 +163,7 @@ def groups() -> list[tuple[str, list[Group]]]:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
-    """(group, FPR, FNR), "" where a group has no such sets."""
+    """Return (group, FPR, FNR) of each group, "" where a group has no such sets."""
     rows = []
     for _, of in groups():
         for name, belongs in of:
@@ -177,7 +177,7 @@ def table(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
 
 
 def quantiles(values: Iterable[float]) -> str:
-    """As "median 3, p95 9, n=20"."""
+    """Format values as "median 3, p95 9, n=20"."""
     ordered = sorted(values)
     if not ordered:
         return "none"
@@ -185,13 +185,16 @@ def quantiles(values: Iterable[float]) -> str:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The least value that this part does not exceed; of none infinity."""
+    """Return the nearest-rank percentile of sorted values, or infinity if there are none."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.inf
 
 
 def timing(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str, str, str]]:
-    """(shape, |onset error|, within 10 iterations, within 10 of where it is 8 to 12 % slower, alarm after the true
-    onset, |relief error|)."""
+    """Return the timing errors by shape.
+
+    Columns: shape, |onset error|, within 10 iterations, within 10 of the range with 8 to 12 % slowdown, alarm after the
+    true onset, |relief error|.
+    """
     rows = []
     every = [found for one in outcomes for found in one.found]
     for name, those in (
@@ -212,14 +215,14 @@ def timing(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str, str, s
 
 
 def blame(outcomes: Sequence[Outcome]) -> list[tuple[str, int, int, int, int, str]]:
-    """(of which sets, how many, blamed rightly, wrongly, nobody, cause class right)."""
+    """Return (kind of sets, number, blamed right, wrong, none, cause class right)."""
     rows = []
     for name, those in (
-        ("gangs, one to be named", [o for o in outcomes if o.made.gang and _nameable(o.made)]),
-        ("gangs, none to be named", [o for o in outcomes if o.made.gang and o.made.positive and not _nameable(o.made)]),
-        ("workers, one to be named", [o for o in outcomes if not o.made.gang and _nameable(o.made)]),
+        ("gangs with a culprit", [o for o in outcomes if o.made.gang and _nameable(o.made)]),
+        ("gangs without", [o for o in outcomes if o.made.gang and o.made.positive and not _nameable(o.made)]),
+        ("workers with a culprit", [o for o in outcomes if not o.made.gang and _nameable(o.made)]),
         (
-            "workers, none to be named",
+            "workers without",
             [o for o in outcomes if not o.made.gang and o.made.positive and not _nameable(o.made)],
         ),
         ("healthy", [o for o in outcomes if not o.made.positive]),
@@ -235,7 +238,7 @@ def _nameable(made: Made) -> bool:
 
 
 def aims(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
-    """(met, sentence): of the sets whose noise is at most 5 %."""
+    """Return (met, sentence) of each target, for the sets with at most 5 % noise."""
     those = [one for one in outcomes if one.made.cv <= QUIET_CV]
     healthy, slow = ([one for one in those if one.made.positive is kind] for kind in (False, True))
     wrong, missed = sum(one.alarmed for one in healthy), sum(one.missed for one in slow)

@@ -1,10 +1,10 @@
-"""Whether the attribution names the right cause and node: against the truth of a made history.
+"""Compare the attribution of causes and nodes with the truth of a generated history.
 
     PYTHONPATH=.:bench python bench/fleet_truth/attribution.py --db DB --truth DIR
 
-Precision: of the jobs with a cause, those whose cause and node are the truth's (a program's: that no fault ended it).
-Told of all causes and of those that are not the program's, which is the harder one and decides. Recall: of the failures
-whose fault a check saw, those that have its cause and node.
+Precision: of the jobs with a cause, the share whose cause and node match the truth (for a program: that no fault ended
+the job). It is printed for all causes, and for all except the program's, which is harder and decides. Recall: of the
+failures whose fault a check detected, the share with the right cause and node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.fleet.answers.study import Study, open_study, table_files
 from healthd.fleet.store import open_for_reading
 
 PRECISION, RECALL = 0.97, 0.95
-# Levels as the naive rule has them: all that stood in the window, whether it began there or not.
+# The naive rule: all conditions that were open in the window, whether they began there or not.
 _STANDING = """
 SELECT jobs.db_index, job_nodes.node, conditions.code, conditions.severity
 FROM jobs JOIN job_nodes USING (cluster, db_index) CROSS JOIN parameters
@@ -37,7 +37,7 @@ WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= parameters.from
 
 
 class Failure(NamedTuple):
-    """seen: by a check that ran there and then; None: no fault ended it"""
+    """One failure. seen: a check detected the fault then and there; None: no fault ended the job."""
 
     state: str
     cause: str
@@ -53,7 +53,7 @@ class Named(NamedTuple):
 
 
 def truth_of(folder: Path) -> dict[int, Failure]:
-    """db_index -> what was so, of the jobs that ended FAILED or NODE_FAIL."""
+    """Return the truth by db_index, for the jobs that ended FAILED or NODE_FAIL."""
     seen = {row["fault"]: row["seen"] == "1" for row in _rows(folder / "faults.csv")}
     return {
         int(row["db_index"]): Failure(row["state"], row["cause"], row["node"], seen.get(row["fault"]))
@@ -68,13 +68,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def right(named: Named, truth: dict[int, Failure]) -> bool:
-    """A program's own fault has no node in the truth: that it was the user's is right on whichever."""
+    """Return True if the answer matches. A program's own fault has no node in the truth, so any node is right."""
     it = truth.get(named.db_index)
     return it is not None and it.cause == named.cause and (named.cause == USER_CAUSE or it.node == named.node)
 
 
 def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, float]:
-    """precision (of causes that are not the program's), precision_all, recall."""
+    """Return precision (of causes other than the program's), precision_all and recall."""
     every = list(found)
     ours = [one for one in every if one.cause != USER_CAUSE]
     hits = {one.db_index for one in ours if right(one, truth)}
@@ -87,7 +87,7 @@ def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, flo
 
 
 def naive(study: Study, isolating: bool) -> list[Named]:
-    """What stands in the window is the cause, the first in the written order. isolating: of what drains at least."""
+    """Return the first cause by CAUSE_ORDER that was open in the window. isolating: only those that drain."""
     study.compute_tables("conditions")
     best: dict[int, tuple[int, str, str]] = {}
     for db_index, node, code, severity in study.database.rows(_STANDING).rows:
@@ -101,14 +101,14 @@ def naive(study: Study, isolating: bool) -> list[Named]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--db", required=True, help="the store of a made history")
-    parser.add_argument("--truth", required=True, type=Path, help="its made/truth")
+    parser.add_argument("--db", required=True, help="store of a generated history")
+    parser.add_argument("--truth", required=True, type=Path, help="truth/ of the history")
     args = parser.parse_args()
     truth = truth_of(args.truth)
     with open_for_reading(args.db) as snapshot:
         files = table_files(snapshot)
         times = engine.covered_period(files)
-        assert times is not None, "the store tells of no time"
+        assert times is not None, "the store has no times"
         with open_study(files, *times, threads=2, memory_mib=1024) as study:
             begun = time.monotonic()
             told = attribution(study)
@@ -118,14 +118,15 @@ def main() -> int:
     ours = measured(found, truth)
     print(f"{told['failures']:,} failures, {len(found):,} with a cause, in {took:.1f} s")
     _line("precision", ours["precision"], PRECISION)
-    print(f"  of all causes, the program's too: {ours['precision_all']:.4f}")
-    _line("recall of failures whose fault was seen", ours["recall"], RECALL)
-    for words, some in zip(("all that stands", "what stands and drains"), standing, strict=True):
+    print(f"  with the program's causes: {ours['precision_all']:.4f}")
+    _line("recall of failures whose fault was detected", ours["recall"], RECALL)
+    for words, some in zip(("all open conditions", "open conditions that drain"), standing, strict=True):
         theirs = measured(some, truth)
-        print(f"  naive, {words} in the window: precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
+        print(f"  naive, {words} in the window: ", end="")
+        print(f"precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
     by_chance = sum(cause["by_chance"] for cause in told["causes"] if cause["cause"] != USER_CAUSE)
     wrong = [one for one in found if one.cause != USER_CAUSE and not right(one, truth)]
-    print(f"  not the program's: {by_chance} expected by chance, {len(wrong)} are wrong")
+    print(f"  except the program's: {by_chance} expected by chance, {len(wrong)} wrong")
     for one in wrong[:20]:
         print(f"    {one} {truth.get(one.db_index)}")
     for confidence in ("high", "medium", "low"):

@@ -1,10 +1,10 @@
-"""How often `healthd fleet compare` reports a difference between two sides that do not differ.
+"""Measure how often `healthd fleet compare` reports a difference between two equal sides.
 
     PYTHONPATH=. python bench/fleet_truth/compare.py [--histories 500] [--seed 1]
 
 Each history has two sides with seven measures of 100 nodes. The counts of a node are negative binomial with a mean of
-0.5 and a variance of 1, 3 or 7 times the mean; LANL's nodes have 3 to 7. The aim is a difference in at most 5 % of the
-histories. Without the adjustment for many measures (an interval of 95 % each) the share is printed beside it.
+0.5 and a variance of 1, 3 or 7 times the mean; LANL's nodes have 3 to 7. The target is a difference in at most 5 % of
+the histories. The share without the adjustment for many measures (an interval of 95 % each) is printed too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAY = 86400
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="False differences of healthd fleet compare.")
+    parser = argparse.ArgumentParser(description="Measure false differences of healthd fleet compare.")
     parser.add_argument("--histories", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What `healthd fleet goodput` and `availability` say of a made history, beside what was so: the losses of first and
-second order, and the time that nodes were out.
+"""Compare `healthd fleet goodput` and `availability` with the truth of a generated history.
 
-`PYTHONPATH=. python bench/fleet_truth/goodput.py --db DB --truth DIR`: DIR is the truth/ beside the history that the
-store was made of (bench/make_history.py).
+Compared are the losses of first and second order, and the time that nodes were out of service.
+`PYTHONPATH=. python bench/fleet_truth/goodput.py --db DB --truth DIR`: DIR is truth/ of the history in the store
+(bench/make_history.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from healthd.fleet.answers.study import Study, open_study, table_files
 from healthd.fleet.statistics.spans import Span, merge, subtract, total_seconds
 from healthd.fleet.store import open_for_reading
 
-WITHIN = 0.05  # of the truth
+WITHIN = 0.05  # relative to the truth
 NO_HARDWARE = ("user", "limit")  # truth/failures.csv, cause
 DOWN = ("node_fail", "crash_loop")  # truth/outages.csv, why
 HALF_AN_HOUR = 1800
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Losses and availability beside the truth.")
+    parser = argparse.ArgumentParser(description="Compare losses and availability with the truth.")
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--truth", type=Path, required=True)
     asked = parser.parse_args()
@@ -49,7 +49,7 @@ def of_the_store(db: Path, whole: Span) -> Iterator[Study]:
 
 
 def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
-    """What was lost in GPU-hours, and of how many jobs."""
+    """Compare the lost GPU-hours and the number of jobs."""
     told = goodput(study)
     runtime = f"least(greatest(end_time - start_time, 0), {HALF_AN_HOUR})"
     ended = study.database.rows(
@@ -73,7 +73,7 @@ def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
 
 
 def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
-    """How long nodes were drained and down, in node-hours that were not planned away."""
+    """Compare how long nodes were drained and down, in node-hours without planned maintenance."""
     told = availability(study)
     planned: dict[str, list[Span]] = defaultdict(list)
     for node, start, end in study.database.rows("SELECT node, start_time, end_time FROM reservations").rows:
@@ -95,10 +95,8 @@ def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
 def compared(what: str, told: float, true: float) -> tuple[bool, str]:
     off = abs(told - true) / true if true else float(told != 0)
     met = off <= WITHIN
-    return (
-        met,
-        f"{what} {told:,.0f}, truth {true:,.0f}: off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}",
-    )
+    verdict = f"off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}"
+    return met, f"{what} {told:,.0f}, truth {true:,.0f}: {verdict}"
 
 
 def rows(truth: Path, name: str) -> Iterator[dict[str, str]]:

@@ -1,15 +1,16 @@
-"""Whether `healthd fleet lemons` finds nodes that go on failing, on public failures of real machines.
+"""Measure whether `healthd fleet lemons` finds nodes that keep failing, on public failure data of real machines.
 
     PYTHONPATH=. python bench/fleet_truth/lanl.py --data LA-UR-05-7318-failure-data-1996-2005.csv.xz
 
-The data are Los Alamos National Laboratory's (LA-UR-05-7318), a CSV, plain or .xz. Every 28 days of 2004 and 2005 two
-rules flag equally many nodes of each system: those with two failures or more in the last 28 days, and as many with the
-highest score of the product (healthd/fleet/statistics/lemon_score.py; its constants were chosen on the years before
-2004). Precision: the share of the flagged that fail in the next 28 days. The lift is the ratio of the two precisions,
-pooled; its interval is a paired bootstrap of whole nodes, and of whole windows beside it.
+The data are from Los Alamos National Laboratory (LA-UR-05-7318), a CSV, plain or .xz. Every 28 days of 2004 and 2005
+two rules flag the same number of nodes of each system: nodes with two or more failures in the last 28 days, and the
+nodes with the highest score (healthd/fleet/statistics/lemon_score.py; its constants were chosen on the years before
+2004). Precision is the share of the flagged nodes that fail in the next 28 days. The lift is the ratio of the two
+precisions, pooled. Its interval is a paired bootstrap of whole nodes; one of whole windows is printed too.
 
-Front ends (node 0 of each cluster, and nodes whose purpose says so) are left out, by name: people log in there, and
-they fail ten times as often as any other. `--write FILE` writes the rest as `healthd fleet ingest --failures` reads it.
+Front ends (node 0 of each cluster, and nodes whose purpose says so) are left out by name: people log in there, and they
+fail ten times as often as other nodes. `--write FILE` writes the rest in the format of `healthd fleet ingest
+--failures`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ RESAMPLED = 4000
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """failures: node -> times, ascending; front_ends: the same of those that are left out."""
+    """One system. failures: times by node, ascending; front_ends: the same for the nodes that are left out."""
 
     name: str
     nodes: int
@@ -66,7 +67,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Flagged:
-    """One node in one window. `old`, `new`: 1 where that rule flags it. `fails`: in the 28 days that follow."""
+    """One node in one window. `old`, `new`: 1 if that rule flags it. `fails`: 1 if it fails in the next 28 days."""
 
     system: str
     window: int
@@ -77,7 +78,7 @@ class Flagged:
 
 
 def read(path: Path) -> tuple[dict[str, System], int]:
-    """(systems by their numbers, records without a time or a node)."""
+    """Return (systems by number, number of records without a time or a node)."""
     opened = lzma.open if path.suffix == ".xz" else open
     with opened(path, "rt", encoding="latin-1", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -106,7 +107,7 @@ def read(path: Path) -> tuple[dict[str, System], int]:
 
 
 def windows(system: System, years: tuple[int, int]) -> Iterator[int]:
-    """The times at which the rules look: 28 days are known before and after each."""
+    """Yield the evaluation times: 28 days of data exist before and after each."""
     at = max(years[0], system.first + WINDOW)
     while at + WINDOW <= min(years[1], system.last):
         yield at
@@ -114,7 +115,7 @@ def windows(system: System, years: tuple[int, int]) -> Iterator[int]:
 
 
 def flagged(system: System, years: tuple[int, int]) -> Iterator[Flagged]:
-    """What each rule flags. Nodes that never failed are in the fleet too."""
+    """Yield the nodes that each rule flags. Nodes that never failed belong to the fleet too."""
     never = system.nodes - len(system.failures) - len(system.front_ends)
     whole = {n: merge_incidents(Observation(at, at, 1.0) for at in times) for n, times in system.failures.items()}
     for window in windows(system, years):
@@ -139,8 +140,11 @@ def _between(times: Sequence[int], begin: int, end: int) -> int:
 
 
 def bounds(rows: Sequence[Flagged], by_window: bool) -> tuple[float, float]:
-    """95 % of the lift, by a paired bootstrap: whole nodes (or windows) are drawn, stratified by system, each with what
-    both rules made of it (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 8.6)."""
+    """Return the 95 % interval of the lift by a paired bootstrap.
+
+    Whole nodes (or windows) are drawn, stratified by system, each with the results of both rules (Efron and Tibshirani,
+    An Introduction to the Bootstrap, 1993, 8.6).
+    """
     clusters: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         sums = clusters[row.system, row.window if by_window else row.node]
@@ -162,13 +166,13 @@ def study(systems: dict[str, System], years: tuple[int, int]) -> list[Flagged]:
 
 
 def precisions(rows: Sequence[Flagged]) -> tuple[int, float, float]:
-    """(flagged by each rule, precision of the two failures, of the score)."""
+    """Return (nodes flagged by each rule, precision of the two failures, precision of the score)."""
     many = sum(row.old for row in rows)
     return many, sum(r.old * r.fails for r in rows) / many, sum(r.new * r.fails for r in rows) / many
 
 
 def show(rows: Sequence[Flagged]) -> tuple[float, float]:
-    """Prints the table. Returns the lift and the lower of its lower bounds."""
+    """Print the table. Returns the lift and the smaller of its lower bounds."""
     for name in sorted({row.system for row in rows}, key=int):
         many, old, new = precisions([row for row in rows if row.system == name])
         print(f"  system {name:>2}  {many:4} flagged   >= 2 failures {old:.3f}   score {new:.3f}")
@@ -183,13 +187,13 @@ def show(rows: Sequence[Flagged]) -> tuple[float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Lemons among LANL's nodes.")
+    parser = argparse.ArgumentParser(description="Find lemons among LANL's nodes.")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="LA-UR-05-7318, CSV or .csv.xz")
-    parser.add_argument("--tuning", action="store_true", help="the years before 2004, on which constants were chosen")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="the failures, as `fleet ingest --failures` reads")
+    parser.add_argument("--tuning", action="store_true", help="use the years before 2004, which set the constants")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the failures for `fleet ingest --failures`")
     asked = parser.parse_args()
     if not asked.data.is_file():
-        print(f"lanl: {asked.data} is not there: nothing is measured", file=sys.stderr)
+        print(f"lanl: {asked.data} does not exist, nothing is measured", file=sys.stderr)
         return 2
     systems, unread = read(asked.data)
     print(f"{len(systems)} systems; {unread} records without a time or a node")
@@ -206,12 +210,12 @@ def main() -> int:
                 for node, times in system.failures.items():
                     file.writelines(f"lanl{system.name},n{node:04d},{at},failure\n" for at in times)
     if asked.tuning:
-        print("before 2004, on which the constants were chosen:")
+        print("before 2004 (years that set the constants):")
         show(study(systems, TUNED_ON))
         return 0
-    print("2004 and 2005, on which nothing was chosen:")
+    print("2004 and 2005 (independent of the constants):")
     _, lowest = show(study(systems, MEASURED_ON))
-    print(f"the lift's lower bound is above 1 (so that of its gain is above 0): {'met' if lowest > 1 else 'MISSED'}")
+    print(f"lower bound of the lift above 1 (of the gain above 0): {'met' if lowest > 1 else 'MISSED'}")
     return 0 if lowest > 1 else 1
 
 

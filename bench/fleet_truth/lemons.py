@@ -1,21 +1,23 @@
-"""How many of a made history's lemons `healthd fleet lemons` finds, beside an oracle and beside ">= 2 events".
+"""Measure how many lemons `healthd fleet lemons` finds in generated histories, next to an oracle and ">= 2 events".
 
-    PYTHONPATH=.:bench python bench/fleet_truth/lemons.py                       # makes 30 histories, measures
-    PYTHONPATH=.:bench python bench/fleet_truth/lemons.py --db DB --truth DIR   # each 28 days of one
+    PYTHONPATH=.:bench python bench/fleet_truth/lemons.py                       # generates 30 histories, measures
+    PYTHONPATH=.:bench python bench/fleet_truth/lemons.py --db DB --truth DIR   # each 28 days of one history
 
-30 windows of 28 days, each of another history: 1.2 % of its nodes fail 5, 10 or 20 times as often as the others, ten
-windows each (seeds 111 to 120, measured once; 101 to 110 were looked at twice before the prior was chosen, on a history
-of seed 1; --tuning: 21 to 24). A lemon is a node that is one for half of the window at least; one that is it for less
-is neither found nor missed.
+There are 30 windows of 28 days, each of another history. 1.2 % of the nodes fail 5, 10 or 20 times as often as the
+others, in ten windows each. Seeds 111 to 120 were measured once. Seeds 101 to 110 were inspected twice before the prior
+was chosen, on a history of seed 1; --tuning uses 21 to 24. A lemon is a node that is one for at least half of the
+window; a shorter one counts neither as found nor as missed.
 
-The oracle knows both rates and how long each node was in service, and which events are faults, but not which nodes are
-lemons. It ranks by the likelihood ratio n log(factor) - (factor - 1) rate days, which no other ranking by these counts
-beats (Neyman and Pearson 1933). There are two. The one that healthd is held to has the evidence that the store has: n
-are the faults that a check saw or that Slurm noted as DOWN, and the rate is theirs. The other one sees each fault
-(truth/faults.csv), hidden or not: that is to know more than the rates, and what no store tells. Neither is misled by
-false alarms, crash loops or drains by people. Recall is the greatest at no less precision than healthd's flags have,
-over all windows together; those of each factor are told too, though of few lemons: at five times the rate a lemon has
-0.8 failures in 28 days, and no oracle finds one in ten of them without more than half of its flags being wrong.
+The oracle knows both rates, how long each node was in service and which events are faults, but not which nodes are
+lemons. It ranks by the likelihood ratio n log(factor) - (factor - 1) rate days. No other ranking by these counts is
+better (Neyman and Pearson 1933). There are two oracles. healthd is compared with the one that has the evidence of the
+store: n counts the faults that a check detected or that Slurm noted as DOWN, and the rate is that of these faults. The
+other oracle uses every fault (truth/faults.csv), hidden or not, which no store contains. Neither is misled by false
+alarms, crash loops or drains by people.
+
+Recall is the maximum at a precision of at least that of healthd's flags, over all windows together. It is printed for
+each factor too, though few lemons support it. At five times the rate a lemon has 0.8 failures in 28 days, and no oracle
+finds one in ten of them unless more than half of its flags are wrong.
 """
 
 from __future__ import annotations
@@ -47,8 +49,13 @@ PRECISIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node in one window. probability: healthd's; flagged: by healthd; events: all that was seen of it, unsorted;
-    ratio: that of the oracle with the evidence of the store; ratio_of_all: that of the one that sees each fault."""
+    """One node in one window.
+
+    probability   by healthd; flagged: by healthd
+    events        everything detected on the node, not weighted
+    ratio         of the oracle with the evidence of the store
+    ratio_of_all  of the oracle with every fault
+    """
 
     is_lemon: bool
     probability: float
@@ -64,12 +71,14 @@ def rows(truth: Path, name: str) -> list[dict[str, str]]:
 
 
 def nodes_of(db: Path, truth: Path, begin: int, factor: float | None) -> Iterator[Node]:
-    """All nodes in the window that begins then. factor: of the lemons; None: each has its own, and the oracle knows
-    their mean."""
+    """Yield all nodes in the window from `begin` on.
+
+    `factor` is that of the lemons. With None each has its own, and the oracle knows their mean.
+    """
     end = begin + WINDOW
     with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
         told = lemons(study)
-    assert told["window"]["to_time"] > end - DAY, "the history ends with the window"
+    assert told["window"]["to_time"] > end - DAY, "the window is beyond the end of the history"
     known = {one["node"]: one for one in told["candidates"]}
     faults = rows(truth, "faults")
     within_window = [fault for fault in faults if begin <= int(fault["time"]) < end]
@@ -103,17 +112,17 @@ def nodes_of(db: Path, truth: Path, begin: int, factor: float | None) -> Iterato
         )
 
 
-LEFT_OUT = ("excl_jobid_count", "single_node_node_failure_rate")  # no events
+LEFT_OUT = ("excl_jobid_count", "single_node_node_failure_rate")  # these are not events
 
 
 def quality(flags: Sequence[bool], nodes: Sequence[Node]) -> tuple[float, float]:
-    """(precision, recall); a rule that flags nobody is never wrong."""
+    """Return (precision, recall). A rule that flags nothing has precision 1."""
     right = sum(flag and node.is_lemon for flag, node in zip(flags, nodes, strict=True))
     return right / max(sum(flags), 1) if any(flags) else 1.0, right / max(sum(node.is_lemon for node in nodes), 1)
 
 
 def recall_at(scores: Sequence[float], nodes: Sequence[Node], precision: float) -> float:
-    """The greatest recall of a threshold on the scores whose precision is no less."""
+    """Return the highest recall of a threshold on the scores with at least this precision."""
     order = sorted(zip(scores, (node.is_lemon for node in nodes), strict=True), reverse=True)
     lemons_in_all, right, best = sum(node.is_lemon for node in nodes), 0, 0
     for place, (value, is_lemon) in enumerate(order):
@@ -125,32 +134,32 @@ def recall_at(scores: Sequence[float], nodes: Sequence[Node], precision: float) 
 
 
 def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
-    """Prints one line for each rule. Returns healthd's recall and, at equal precision, the oracle's with the
-    evidence of the store."""
+    """Print one line for each rule. Returns healthd's recall and that of the store's oracle at equal precision."""
     precision, recall = quality([node.flagged for node in nodes], nodes)
     oracles = ([node.ratio for node in nodes], [node.ratio_of_all for node in nodes])
     at_precision = [recall_at(ratios, nodes, precision) for ratios in oracles]
     naive = quality([node.events >= MIN_APPLY_EVENTS for node in nodes], nodes)
     print(f"{name}: {sum(node.is_lemon for node in nodes)} lemons among {len(nodes):,} nodes")
     print(f"  healthd      precision {precision:.2f}  recall {recall:.2f}")
-    for name_of, oracle in zip(("the evidence of the store", "each fault, hidden or not"), at_precision, strict=True):
+    for name_of, oracle in zip(("evidence of the store", "every fault, hidden or not"), at_precision, strict=True):
         part = f"healthd has {recall / max(oracle, 1e-9):.0%} of it"
         print(f"  oracle       precision {precision:.2f}  recall {oracle:.2f}  with {name_of}: {part}")
     print(f"  >= 2 events  precision {naive[0]:.2f}  recall {naive[1]:.2f}")
     for least in PRECISIONS:
         ours = recall_at([node.probability for node in nodes], nodes, least)
         told, of_all = (recall_at(ratios, nodes, least) for ratios in oracles)
-        print(f"  at precision {least}: healthd's ranking {ours:.2f}, oracle {told:.2f}, of all faults {of_all:.2f}")
+        print(f"  at precision {least}: ranking of healthd {ours:.2f}, ", end="")
+        print(f"oracle {told:.2f}, of all faults {of_all:.2f}")
     return recall, at_precision[0]
 
 
 def made(folder: Path, factor: int, seed: int) -> tuple[Path, Path]:
-    """(store, truth) of a history, made if it is not there yet."""
+    """Return (store, truth) of a history. Generate it if it does not exist."""
     return stored(folder / f"f{factor}-s{seed}", Size(JOBS, nodes_for(JOBS, MONTHS), MONTHS, seed, (factor, factor)))
 
 
 def stored(place: Path, size: Size) -> tuple[Path, Path]:
-    """Make the history in this folder and ingest it, unless that is done. Return (store, truth)."""
+    """Generate the history in this folder and ingest it, unless that is done. Returns (store, truth)."""
     history, db, done = place / "made", place / "db", place / "done"
     if not done.exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -174,19 +183,19 @@ def stored(place: Path, size: Size) -> tuple[Path, Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Lemons of made histories, beside an oracle that knows the rates.")
+    parser = argparse.ArgumentParser(description="Find lemons of generated histories, compared with an oracle.")
     parser.add_argument("--db", type=Path, help="a store")
-    parser.add_argument("--truth", type=Path, help="the truth of the history that is in it")
-    parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="where histories are kept")
-    parser.add_argument("--tuning", action="store_true", help="the seeds on which thresholds were chosen")
+    parser.add_argument("--truth", type=Path, help="truth/ of the history in the store")
+    parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="folder of histories")
+    parser.add_argument("--tuning", action="store_true", help="use the seeds on which thresholds were chosen")
     asked = parser.parse_args()
     if (asked.db is None) != (asked.truth is None):
-        parser.error("--db and --truth go together")
+        parser.error("--db and --truth need each other")
     if asked.db:
         times = [int(fault["time"]) for fault in rows(asked.truth, "faults")]
         first = min(times) - min(times) % DAY
         windows = [first + n * WINDOW for n in range((max(times) - first) // WINDOW)]
-        print("one history, its own factors:")
+        print("one history with its own factors:")
         pooled = [node for begin in windows for node in nodes_of(asked.db, asked.truth, begin, None)]
         recall, oracle = show(f"{len(windows)} windows", pooled)
         return verdict(recall, oracle)

@@ -1,16 +1,16 @@
-"""How many lemons `healthd fleet lemons` finds in a store that holds months: at the default window and with --days 180.
+"""Measure how many lemons `healthd fleet lemons` finds in a store of months: default window and --days 180.
 
-    PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py           # seeds 71 to 78, for the report
-    PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py --tuning  # seeds 61 and 62, to choose by
+    PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py           # seeds 71 to 78, to report
+    PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py --tuning  # seeds 61 and 62, to choose thresholds
 
-Each history has 8 months and 200 nodes, of which 1.2 % fail 5 to 20 times as often as the others, some not from the
-beginning and some not to the end. The three kinds are: busy (83 % of the GPU time used), idle (21 %) and few faults
-(busy, a fifth of the usual rate of faults). The answer is requested three times of each: at the end, and 28 and 56 days
-before it, so that the store always holds more than 180 days.
+Each history has 8 months and 200 nodes. 1.2 % of the nodes fail 5 to 20 times as often as the others, some of them not
+from the beginning, some not until the end. The three kinds are: busy (83 % of the GPU time used), idle (21 %) and few
+faults (busy, a fifth of the usual rate of faults). Each answer is requested three times: at the end, and 28 and 56 days
+before it, so the store always contains more than 180 days.
 
-A node counts as a lemon if it is one for half of the last 28 days at least. Two kinds of nodes are neither right nor
-wrong: a node that was a lemon in another part of the time that is asked for, and is none now (`mended`, if named), and
-the three nodes of a leaf switch whose links fail 70 times as often as usual for 12 days, in that time.
+A node counts as a lemon if it is one for at least half of the last 28 days. Two kinds of nodes are neither right nor
+wrong: a node that was a lemon in another part of the window and no longer is (`mended`, if named), and the three nodes
+of a leaf switch whose links fail 70 times as often as usual for 12 days in that window.
 
 `expected` is the share of lemons that the answer itself expects to name (`share_named` of the document).
 """
@@ -37,7 +37,7 @@ MEASURED, TUNED = range(71, 79), range(61, 63)
 NODES, MONTHS, FACTORS = 200, 8, (5, 20)
 WINDOW = WINDOW_DAYS * DAY
 WINDOWS = (WINDOW_DAYS, 180)  # days
-# name -> jobs (50 GPU-hours each), share of the GPU time that is used, times the usual rate of faults
+# name -> jobs (50 GPU-hours each), share of the GPU time in use, factor on the usual rate of faults
 KINDS = {"busy": (150_000, 0.83, 1.0), "idle": (38_000, 0.21, 1.0), "few faults": (150_000, 0.83, 0.2)}
 
 
@@ -45,10 +45,10 @@ KINDS = {"busy": (150_000, 0.83, 1.0), "idle": (38_000, 0.21, 1.0), "few faults"
 class Counts:
     """Nodes at one end of one history.
 
-    lemons                in truth
-    named, right          by healthd, and how many of them are lemons
-    certain, right_certain  the same of the nodes that --apply drains
-    mended                named nodes that were lemons and are none now, not in `named`
+    lemons                according to the truth
+    named, right          named by healthd, and how many of these are lemons
+    certain, right_certain  the same for the nodes that --apply drains
+    mended                named nodes that were lemons and no longer are, not in `named`
     expected              share of the lemons that the answer expects to name
     """
 
@@ -62,7 +62,7 @@ class Counts:
 
 
 def truth_at(truth: Path, size: Size, end: int, days: float) -> dict[str, str]:
-    """Return what each node is at `end`: a "lemon", "mended" in the days before, in the "spike" of links, or "good"."""
+    """Return the state of each node at `end`: "lemon", "mended" (in the days before), "spike" (of links) or "good"."""
     begin = end - round(days * DAY)
     found: dict[str, str] = {}
     for row in rows(truth, "nodes"):
@@ -80,7 +80,7 @@ def truth_at(truth: Path, size: Size, end: int, days: float) -> dict[str, str]:
 
 
 def spike_nodes(truth: Path, first: int, last: int) -> list[str]:
-    """Return the nodes of the spike: the truth does not name them, but no others have so many faults then."""
+    """Return the nodes of the spike. The truth does not name them, but they have by far the most faults then."""
     *_, cause, _, nodes_of_leaf = SPIKE
     faults = Counter(
         row["node"] for row in rows(truth, "faults") if row["cause"] == cause and first <= int(row["time"]) < last
@@ -106,7 +106,7 @@ def counts(db: Path, truth: Path, size: Size, end: int, days: int) -> Counts:
 
 
 def measured(folder: Path, kind: str, seeds: range) -> Iterator[tuple[int, Counts]]:
-    """(days of the window, counts) of each history and end."""
+    """Yield (days of the window, counts) of each history and end."""
     jobs, utilisation, fault_rate = KINDS[kind]
     for seed in seeds:
         size = Size(jobs, NODES, MONTHS, seed, FACTORS, utilisation, fault_rate)
@@ -121,9 +121,9 @@ def share(part: float, whole: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Lemons of made histories of several months.")
-    parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="where histories are kept")
-    parser.add_argument("--tuning", action="store_true", help="the seeds on which thresholds were chosen")
+    parser = argparse.ArgumentParser(description="Find lemons of generated histories of several months.")
+    parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="folder of histories")
+    parser.add_argument("--tuning", action="store_true", help="use the seeds on which thresholds were chosen")
     asked = parser.parse_args()
     print("history     window    lemons  expected  named: all  right  precision  recall  mended  --apply: all  right")
     for kind in KINDS:

@@ -1,15 +1,14 @@
-"""Whether `healthd fleet rate` is right: r_f of a made history beside what was so, and how often the interval of r_f
-holds the rate that histories were drawn with, and how wide it is.
+"""Check `healthd fleet rate`: r_f of a generated history, and coverage and width of its interval on drawn histories.
 
-`PYTHONPATH=. python bench/fleet_truth/rate.py --db DB --truth DIR`: DIR is the truth/ beside the history that the store
-was made of (bench/make_history.py). Its interval has to hold the rate at which faults ended large jobs. A crash loop,
-which began with a fault and then killed its nodes itself, is beside it: Slurm's NODE_FAIL cannot tell them apart, so
-r_f counts them, and they are what makes it wide.
+`PYTHONPATH=. python bench/fleet_truth/rate.py --db DB --truth DIR`: DIR is truth/ of the history in the store
+(bench/make_history.py). The interval must contain the rate at which faults ended large jobs. Crash loops are printed in
+a separate column: a loop begins with a fault and then takes down its nodes itself. Slurm's NODE_FAIL cannot distinguish
+the two, so r_f counts the loops, and they make the interval wide.
 
-`--histories 1000 --seed 100`: counts of nodes are drawn, once as independent failures and once as clumps (a Gamma
-mixture of rates, as lemons; incidents of several failures, as loops), with variance / mean from 3 to 7; once more as
-clumps, but of six failures, to show how far it fails there. Beside it the exact Poisson interval of the same counts.
-Seeds below 100 were tuned on. Needs no store. Exit status 1: an aim was missed.
+`--histories 1000 --seed 100` draws counts of nodes, once as independent failures and once in clumps (a Gamma mixture of
+rates for lemons; incidents of several failures for loops) with variance / mean from 3 to 7. A third group has the same
+clumps with only six failures, to show how much the coverage drops there. The exact Poisson interval of the same counts
+is printed too. Seeds below 100 were used for tuning. Needs no store. Exit status 1: a target was missed.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from healthd.fleet.answers.study import open_study, table_files
 from healthd.fleet.statistics.intervals import Spread, poisson_interval, rate_estimate
 from healthd.fleet.store import open_for_reading
 
-AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: nothing can be held there, docs/fleet-answers.md
+AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: no guarantee is possible, docs/fleet-answers.md
 NODES = (60, 367, 1000)
-MEAN_COUNTS = (0.2, 0.5, 2.0)  # failures a node; 12 to 2,000 in all
-LEAST_FAILURES = 30  # expected, of a dispersed history: clumps of 7 need some to be told
-FEW_FAILURES = 6  # expected, of "few", in the same clumps
+MEAN_COUNTS = (0.2, 0.5, 2.0)  # failures per node; 12 to 2,000 in total
+LEAST_FAILURES = 30  # expected in a dispersed history: clumps of 7 need several clumps to be recognisable
+FEW_FAILURES = 6  # expected in a history of "few", in the same clumps
 DISPERSIONS = (3.0, 5.0, 7.0)
 
 
 def drawn(random: np.random.Generator, nodes: int, mean: float, dispersion: float, kind: str) -> Spread:
-    """A history: the counts and exposures of its nodes. `mean` is its rate, per unit of exposure."""
+    """Draw a history: the counts and exposures of its nodes. `mean` is its rate per unit of exposure."""
     exposures = random.gamma(4.0, 0.25, nodes)
     expected = mean * exposures
     if kind == "lemons":
@@ -55,13 +54,13 @@ def drawn(random: np.random.Generator, nodes: int, mean: float, dispersion: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--db", type=Path, help="a store of a made history")
-    parser.add_argument("--truth", type=Path, help="its truth/")
-    parser.add_argument("--histories", type=int, default=1000, help="to draw of each kind (1000; 0: none)")
-    parser.add_argument("--seed", type=int, default=100, help="below 100: those that were tuned on (100)")
+    parser.add_argument("--db", type=Path, help="store of a generated history")
+    parser.add_argument("--truth", type=Path, help="truth/ of the history")
+    parser.add_argument("--histories", type=int, default=1000, help="histories to draw per kind (1000; 0: none)")
+    parser.add_argument("--seed", type=int, default=100, help="seed; those below 100 were used for tuning (100)")
     args = parser.parse_args()
     if (args.db is None) != (args.truth is None):
-        parser.error("--db and --truth go together")
+        parser.error("--db and --truth need each other")
     met = args.db is None or beside_the_truth(args.db, args.truth)
     if args.histories:
         met &= drawn_histories(args.histories, args.seed)
@@ -69,7 +68,7 @@ def main() -> int:
 
 
 def beside_the_truth(db: Path, truth: Path) -> bool:
-    """Whether the interval of a store's r_f holds the rate at which faults ended large jobs."""
+    """Return True if the interval of the store's r_f contains the rate at which faults ended large jobs."""
     summary = json.loads((truth / "summary.json").read_text())
     with (
         open_for_reading(str(db)) as snapshot,
@@ -86,18 +85,19 @@ def beside_the_truth(db: Path, truth: Path) -> bool:
     true, with_loops = (RATE_NODE_DAYS * jobs / days for jobs in (hit.total(), hit.total() + looped.total()))
     low, high = told["interval"]
     met = bool(low <= true <= high)
-    print("large jobs   told  truth  in crash loops")
+    print("large jobs  answer  truth  in crash loops")
     for how in END_KINDS:
-        print(f"{how:11} {told['by_end'][how]:5,}  {hit[how]:5,}  {looped[how]:14,}")
+        print(f"{how:11} {told['by_end'][how]:6,}  {hit[how]:5,}  {looped[how]:14,}")
     print(
-        f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "
+        f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; "
+        f"r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "
         f"truth {true:.2f}, with the crash loops {with_loops:.2f}: {'met' if met else 'MISSED'}\n"
     )
     return met
 
 
 def drawn_histories(histories: int, seed: int) -> bool:
-    """Whether both aims are met."""
+    """Draw histories and print the coverage. Returns True if both targets are met."""
     missed = False
     print("failures    histories  holds  aim     width  median  exact holds  exact width  bootstrapped")
     for group, aim in AIMS.items():
@@ -134,7 +134,7 @@ def drawn_histories(histories: int, seed: int) -> bool:
             f"{group:11} {histories:9,}  {holds:5.3f}  {verdict} {width:5.2f}  "
             f"{median:6.2f}  {exact_holds:11.3f}  {exact_width:11.2f}  {bootstrapped:12.3f}"
         )
-    print("width: of the interval / the true rate, the mean and the median; exact: what Poisson alone would say")
+    print("width: interval / true rate, mean and median; exact: the Poisson interval of the same counts")
     return not missed
 
 

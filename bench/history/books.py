@@ -1,8 +1,8 @@
-"""What Slurm's programs would print: sacct a day a file, slurmctld's log, sacctmgr's events and reservations.
+"""Output of Slurm's programs: one sacct file per day, slurmctld's log, sacctmgr's events and reservations.
 
-sacct: --parsable2 --duplicates --allocations with SLURM_TIME_FORMAT=%s, called right after each day, as `healthd fleet
-ingest --sacct` does: a record stands in the file of each day at whose end it waited or ran, as it was then, and at
-last in that of the day in which it ended. The formats of the others stand beside their readers in
+sacct: --parsable2 --duplicates --allocations with SLURM_TIME_FORMAT=%s, called right after each day, as for `healthd
+fleet ingest --sacct`. A record is in the file of each day at whose end the job waited or ran, in its state at that
+time, and finally in the file of the day on which it ended. The other formats are described next to their readers in
 healthd/fleet/sources/.
 """
 
@@ -27,8 +27,10 @@ CPUS_OF_A_GPU = 12
 
 
 class Books:
-    """`states`, `job_nodes`, `gpu_seconds`: of the records that are printed, each counted once; the GPUs' time is that
-    within the history."""
+    """Writes the files. `states`, `job_nodes`, `gpu_seconds` describe the printed records, each counted once.
+
+    `gpu_seconds` covers only the time within the history.
+    """
 
     def __init__(self, size: Size, folder: Path) -> None:
         self._size = size
@@ -45,7 +47,7 @@ class Books:
     # sacct
 
     def day(self, begin: int) -> None:
-        """The day's file is begun."""
+        """Begin the file of a day."""
         self._day = (self._sacct / f"{_date(begin)}.txt").open("w", encoding="ascii", newline="\n", buffering=1 << 16)
         self._day.write(COLUMNS + "\n")
 
@@ -58,13 +60,13 @@ class Books:
         self._day.close()
 
     def ended(self, job: Job, state: str, now: int) -> None:
-        """What ended before the history began is not in it."""
+        """Write a record that ended, unless it ended before the history."""
         if now >= self._size.start:
             self._count(job, state, now)
             self._line(job, state, now)
 
     def left(self, waiting: Iterable[Job], running: Iterable[Job]) -> None:
-        """The history is over."""
+        """Count the jobs that are left at the end of the history."""
         for job in waiting:
             self._count(job, "PENDING", None)
         for job in running:
@@ -93,7 +95,8 @@ class Books:
         self._day.write(
             f"{job.id}|{shown}|{CLUSTER}|{state}{by}|{EXITS.get(state, '0:0')}|"
             f"{job.submitted}|{job.eligible}|"
-            f"{start}|{'Unknown' if end is None else end}|00:00:00|{many}|{nodes}|{cpus}|{tres}|gpu|a{user % 20:02d}|"
+            f"{start}|{'Unknown' if end is None else end}|00:00:00|{many}|{nodes}|{cpus}|{tres}|"
+            f"gpu|a{user % 20:02d}|"
             f"{job.qos}|{job.priority}|u{user:04d}||{job.limit // 60}|{job.restarts}|{job.name}|{job.folder}|"
             f"sbatch --gpus={gpus} --time={job.limit // 60}{unwanted} run.sh|{job.row}\n"
         )
@@ -155,7 +158,7 @@ def pod_list(size: Size, pod: int) -> str:
 
 
 def _p_j(job: Job) -> str:
-    """slurmctld's %pJ."""
+    """Format a job like slurmctld's %pJ."""
     return f"JobId={job.array}_{job.task}({job.id})" if job.array else f"JobId={job.id}"
 
 

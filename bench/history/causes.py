@@ -1,8 +1,8 @@
-"""What breaks, how often, what healthd sees of it, and what becomes of the jobs.
+"""Faults: their rates, the signs that healthd detects, and their effect on jobs.
 
-Largest classes and co-occurrence as in arXiv 2410.21680: links, mounts, GPU memory and PCIe are most; of the PCIe
-faults 43 % come with Xid 79 and 21 % with the BMC's critical interrupt too; where the node dies nobody sees anything.
-Codes and severities are healthd's own (docs/checks.md).
+The largest classes and their co-occurrence follow arXiv 2410.21680: links, mounts, GPU memory and PCIe are the most
+frequent. 43 % of the PCIe faults come with Xid 79 and 21 % also with the BMC's critical interrupt. If the node dies,
+nothing is detected. Codes and severities are healthd's (docs/checks.md).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a check tells of a fault.
+    """The finding of a check about a fault.
 
-    chance  that it does: of one draw for the whole fault, so that the rarer sign comes with the more frequent one
+    chance  probability of the finding, from one draw for the whole fault: a rarer sign implies the more frequent one
     part    gpu, port, mount, disk, node
     clears  reboot, pass, window, operator
     """
@@ -34,9 +34,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """share    of the faults that hit jobs
+    """A kind of fault.
+
+    share    of the faults that hit jobs
     effects  crash: the program fails; requeue: healthd requeues it; node_fail: the node no longer answers Slurm
-    whole    whether all jobs of the node are hit, or those on one GPU
+    whole    True if all jobs of the node are hit, False for those on one GPU
     """
 
     name: str
@@ -132,20 +134,20 @@ CAUSES = (
 )
 BY_NAME = {cause.name: cause for cause in CAUSES}
 
-# A day and node, for nodes that are no lemons: with those it makes r_f = 6.50 / 1000 node-days, the paper's RSC-1.
+# Per day and node, for nodes that are not lemons. With lemons, r_f is 6.50 / 1000 node-days, as RSC-1.
 BASE_RATE = 0.0057
-LEMONS = 0.012  # of the nodes; how bad they are is in size.py
+LEMONS = 0.012  # of the nodes; size.py has their factors
 
-# A program's own faults that look like the hardware's: Xid 13 and 31 are the program's (docs/severity.md).
+# Faults of programs that look like hardware faults: Xid 13 and 31 are the program's (docs/severity.md).
 OF_PROGRAMS = (
     Sign("gpu_xid/31", "warning", "edge", "gpu", "window", "Xid 31: MMU fault"),
     Sign("gpu_xid/13", "warning", "edge", "gpu", "window", "Xid 13: Graphics Engine Exception"),
     Sign("gpu_xid/43", "info", "edge", "gpu", "window", "Xid 43: GPU stopped processing"),
     Sign("gpu_xid/45", "info", "edge", "gpu", "window", "Xid 45: Preemptive cleanup"),
 )
-PROGRAM_TELLS = 0.10  # of the FAILED jobs that no fault hit
+PROGRAM_TELLS = 0.10  # of the FAILED jobs without a fault
 
-# What is seen and hurts no job, a day and node; and how long it lasts, in seconds.
+# Findings that hurt no job, with their rate per day and node and their duration in seconds.
 HARMLESS = (
     (Sign("disk_space/low_space", "warning", "level", "mount", "pass", "little space"), 0.012, (3600, 2 * 86400)),
     (Sign("mount/hang", "warning", "level", "mount", "pass", "the file system does not answer"), 0.020, (300, 10800)),
@@ -165,7 +167,7 @@ HARMLESS = (
     ),
     (Sign("ib_errors/symbol_rate", "warning", "edge", "port", "window", "symbol errors"), 0.012, (3600, 7200)),
 )
-# What drains a node though nothing fails, a day and node.
+# A false alarm that drains, with its rate per day and node.
 FALSE_ALARM = Sign("pcie_link/slow", "degraded", "level", "gpu", "reboot", "the link is slower than it can be")
 FALSE_ALARMS = 0.002
 
@@ -174,7 +176,7 @@ CHECKS = (
     *("gpu_nvlink", "gpu_pcie", "gpu_power", "gpu_temperature", "gpu_xid", "ib_errors", "ib_link", "ipmi_sel"),
     *("kernel", "memory_edac", "pcie_aer", "pcie_link", "processes", "services"),
 )
-# (when, as a share of the history; event; check). Before its date a check sees nothing.
+# (time as a share of the history, event, check). Before that time a check finds nothing.
 ROLL_OUTS = (
     (0.20, "check_enabled", "mount"),
     (0.30, "check_changed", "gpu_ecc"),
@@ -182,7 +184,7 @@ ROLL_OUTS = (
     (0.50, "check_enabled", "ib_flap"),
     (0.70, "check_disabled", "gpu_clocks"),
 )
-# (from, to: shares of the history; cause; times its usual rate): a driver with a fault, until it is replaced.
+# (from, to as shares of the history, cause, factor on its rate): a faulty driver, until it is replaced.
 REGRESSION = (0.45, 0.55, "gsp", 12.0)
-# (from, to; cause; a day and node; how many nodes of one leaf): a few links in a short time.
+# (from, to, cause, rate per day and node, nodes of one leaf): a few links in a short time.
 SPIKE = (0.75, 0.80, "ib_link", 0.4, 3)

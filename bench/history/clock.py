@@ -1,4 +1,4 @@
-"""What is to happen, in the order of time."""
+"""A queue of future events, in order of time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Clock:
         self._number = 0
 
     def at(self, when: int, what: Callable[[int, Any], None], about: Any = None) -> None:
-        """what(when, about); things of one second in the order in which they were said."""
+        """Schedule what(when, about). Events of one second run in the order in which they were scheduled."""
         self._number += 1
         heapq.heappush(self._heap, (when, self._number, what, about))
 
     def run(self, until: int) -> None:
-        """All that is before `until`."""
+        """Run all events before `until`."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] < until:
             when, _, what, about = pop(heap)
             what(when, about)
 
     def by_chance(self, start: int, until: int, a_day: float, draw: Draw, what: Callable[[int, Any], None]) -> None:
-        """what(when, None), so often a day on average, from `start` until `until`."""
+        """Schedule what(when, None) at random times from `start` to `until`, `a_day` times a day on average."""
 
         def happens(now: int, _: None) -> None:
             what(now, None)

@@ -1,7 +1,7 @@
-"""What is free on which node, and where a job goes.
+"""Free GPUs of each node, and the placement of jobs.
 
-A node is `shut` while it is drained, down or in maintenance (for as many reasons as there are), and `closes` when its
-next maintenance begins: no job goes there whose time limit reaches into it.
+A node is `shut` while it is drained, down or in maintenance (a counter, since several reasons can apply). `closes` is
+the start of its next maintenance: a job whose time limit reaches beyond that is not placed there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NEVER = 1 << 40
 MARGIN = 400  # seconds: from a decision to the start, and from the limit to the end
 PREEMPTIBLE_AFTER = 7200
 TRIES = 4
-SPREAD = 0.25  # of the small jobs take an empty node: for its memory and CPUs
+SPREAD = 0.25  # share of the small jobs that take an empty node, for its memory and CPUs
 
 
 class Cluster:
@@ -25,7 +25,7 @@ class Cluster:
         self.closes = [NEVER] * nodes
         self._draw = draw
         self._free = [GPUS_OF_A_NODE] * nodes
-        # Nodes that are open, by their free GPUs: lists, and each node's place in its list.
+        # Open nodes by number of free GPUs: lists, and the position of each node in its list.
         self._with: list[list[int]] = [[] for _ in range(GPUS_OF_A_NODE + 1)]
         self._with[GPUS_OF_A_NODE] = list(range(nodes))
         self._place = list(range(nodes))
@@ -34,7 +34,7 @@ class Cluster:
         return len(self._with[GPUS_OF_A_NODE])
 
     def one_node(self, job: Job, now: int) -> tuple[int, ...]:
-        """The fullest that has room, or now and then an empty one; () if there is none."""
+        """Return the fullest node with room, sometimes an empty one; () if there is none."""
         until, excluded = now + job.limit + MARGIN, job.excluded
         fullest_first = range(job.gpus, GPUS_OF_A_NODE + 1)
         for free in fullest_first if self._draw() > SPREAD else reversed(fullest_first):
@@ -47,7 +47,7 @@ class Cluster:
         return ()
 
     def whole(self, job: Job, now: int) -> tuple[int, ...]:
-        """So many whole nodes side by side, as far as there are."""
+        """Return `wants` whole nodes, consecutive if possible; () if there are too few."""
         if len(self._with[GPUS_OF_A_NODE]) < job.wants:
             return ()
         until, excluded = now + job.limit + MARGIN, job.excluded
@@ -58,10 +58,10 @@ class Cluster:
         return tuple(sorted((nodes + nodes)[first : first + job.wants]))
 
     def by_force(self, job: Job, now: int) -> tuple[tuple[int, ...], tuple[Job, ...]]:
-        """(nodes side by side, free or of jobs that have to give way; those jobs), or ((), ())."""
+        """Return (nodes, jobs to pre-empt): consecutive nodes that are free or have low-priority jobs, or ((), ())."""
         until, excluded = now + job.limit + MARGIN, job.excluded
         ran_from = now - PREEMPTIBLE_AFTER
-        for _ in range(TRIES):  # rather where small jobs are than where a large one would lose everything
+        for _ in range(TRIES):  # prefer nodes with small jobs: a large one would lose everything
             first = int(self._draw() * self.nodes)
             if any(not other.wants for other in self.jobs[first]):
                 break
@@ -125,7 +125,7 @@ class Cluster:
 
 
 def host_list(nodes: tuple[int, ...]) -> str:
-    """n[0001-0004,0007], as Slurm writes it; ascending."""
+    """Format ascending nodes as Slurm does: n[0001-0004,0007]."""
     if len(nodes) == 1:
         return f"n{nodes[0] + 1:04d}"
     parts, first = [], nodes[0]

@@ -1,6 +1,6 @@
-"""Chance that is the same on every Python: only Random.random() of a seed that is text, and plain arithmetic.
+"""Random numbers that are equal on every Python: only Random.random() with a text seed, and plain arithmetic.
 
-Each subject has its own stream, so that more of one thing does not move another.
+Each subject has its own stream, so that a change of one subject does not affect another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def stream(seed: int, subject: str) -> Draw:
 
 
 def even(start: float) -> Draw:
-    """Numbers that fill [0, 1) evenly (a Weyl sequence): totals come out right in a small history too."""
+    """Return numbers that fill [0, 1) evenly (a Weyl sequence), so totals are right in a small history too."""
     at = start
 
     def following() -> float:
@@ -32,17 +32,17 @@ def even(start: float) -> Draw:
 
 
 def wait(draw: Draw, mean: float) -> float:
-    """Until the next of things that come by themselves."""
+    """Return the time until the next event of a Poisson process."""
     return -mean * log(1.0 - draw())
 
 
 def between(draw: Draw, low: int, high: int) -> int:
-    """low <= it < high"""
+    """Return an integer with low <= integer < high."""
     return low + int(draw() * (high - low))
 
 
 def quantile(knots: Sequence[tuple[float, float]], share: float) -> float:
-    """The value below which that share lies; straight lines between (share, value)."""
+    """Return the value below which that share lies, by linear interpolation between (share, value)."""
     i = 1
     while knots[i][0] <= share:
         i += 1
@@ -55,7 +55,7 @@ def mean(knots: Sequence[tuple[float, float]]) -> float:
 
 
 class Choice:
-    """One of several, by their weights."""
+    """One of several values, by their weights."""
 
     def __init__(self, weighed: Sequence[tuple[object, float]]) -> None:
         self._things = [thing for thing, _ in weighed]

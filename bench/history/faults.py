@@ -1,4 +1,4 @@
-"""What breaks, whose jobs it ends, how it is found and mended; and programs that fail as if something had."""
+"""Faults, the jobs that they end, their discovery and repair; and programs that fail as if hardware had failed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from history.telling import Streams
 from history.truth import Truth
 from history.workload import HOUR, Job, Workload
 
-LOOPS, LOOPS_FROM = 0.02, 32  # of the node failures of jobs with so many nodes begin a crash loop
-LARGE = 128  # GPUs: r_f counts the jobs with more
+# Share of the node failures that begin a crash loop, for jobs with at least LOOPS_FROM nodes.
+LOOPS, LOOPS_FROM = 0.02, 32
+LARGE = 128  # GPUs: r_f counts larger jobs
 EXCLUDED_FOR = 7 * DAY
-EXCLUDES, SUPERSTITION = 0.25, 0.001  # of the users after a fault, after a mistake of their own
-QUICK = 0.65  # of the repairs are a reboot
+EXCLUDES, SUPERSTITION = 0.25, 0.001  # share of users who exclude a node: after a fault, after their own mistake
+QUICK = 0.65  # share of the repairs that are only a reboot
 PROGRAM_CODES_LAST = 2 * HOUR
 
 Key = tuple[str, str]
 
 
 class Faults:
-    """`rate_hits`, `rate_node_seconds`: what r_f is made of: jobs of more than 128 GPUs that a fault ended, and how
-    long they had their nodes."""
+    """Generates faults. `rate_hits` and `rate_node_seconds` give r_f.
+
+    They are the jobs of more than 128 GPUs that a fault ended, and the node time of all such jobs.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Faults:
         self._causes = Choice([(cause, cause.share) for cause in CAUSES])
         self._effects = {cause.name: Choice(cause.effects) for cause in CAUSES}
         self._number = 0
-        self._because: tuple[str, int | None, int | None] | None = None  # of the record that is being ended
+        self._because: tuple[str, int | None, int | None] | None = None  # for the record that is ending
         self.rate_hits = self.rate_node_seconds = 0
         scheduler.after_end, scheduler.on_loop = self._job_ended, self._loops
 
@@ -109,7 +112,7 @@ class Faults:
         self._fault(now, self._any(), None)
 
     def _fault(self, now: int, node: int, cause: Any) -> None:
-        """Of a node in service."""
+        """Begin a fault on a node, if the node is in service."""
         if node in self._outages:
             return
         draw = self._how
@@ -118,7 +121,7 @@ class Faults:
         share, part = draw(), draw()
         signs = [sign for sign in cause.signs if share < sign.chance]
         found = [(sign, subject(sign, part)) for sign in signs if self._streams.sees(node, sign)]
-        if effect == "node_fail":  # it is dead before the next round
+        if effect == "node_fail":  # the node dies before the next round
             found = [(sign, part) for sign, part in found if sign.kind == "edge"]
         elif effect == "requeue" and not any(sign.severity == "critical" for sign, _ in found):
             effect = "crash"
@@ -149,7 +152,7 @@ class Faults:
                 self._clock.at(at, self._crash, (job, job.row, cause.name, node, number))
 
     def _hit(self, node: int, cause: Cause) -> list[Job]:
-        """A link hurts no job of one node; a GPU one job alone."""
+        """Return the jobs that a fault hits: a link hurts no single-node job, a GPU only one job."""
         jobs = list(self._cluster.jobs[node])
         if cause.name == "ib_link":
             return [job for job in jobs if job.wants > 1]
@@ -199,7 +202,7 @@ class Faults:
         self._clock.at(back, self._boots, (node, keys, died, False))
 
     def _boots(self, now: int, about: tuple[int, list[Key], int, bool]) -> None:
-        """The node is back, its faults are mended."""
+        """Bring the node back with its faults repaired."""
         node, keys, since, clean = about
         self._truth.row("not_observed", node_name(node), since, now, "node_down")
         self._streams.start(now, node, True, clean, since)
@@ -212,10 +215,10 @@ class Faults:
             self._books.returned(now, node)
         self._outages.over(now, node)
 
-    # healthd drains, people mend
+    # drains by healthd, repairs by people
 
     def alarm(self, now: int, node: int, sign: Sign, of: str) -> None:
-        """Nothing is broken, and yet the node is drained."""
+        """Drain a node without a fault."""
         if node in self._outages or not self._streams.sees(node, sign):
             return
         self._streams.fault(now, node, sign, of, "false_alarm")
@@ -243,7 +246,7 @@ class Faults:
         self._clock.at(now + 5, self._outages.when_empty, (node, self._mend, (node, keys)))
 
     def _found_by_people(self, now: int, about: tuple[int, list[Key]]) -> None:
-        """No check saw it. Half of it goes away by itself."""
+        """Handle a fault that no check detected. Half of them disappear by themselves."""
         node, keys = about
         if node in self._outages or self._repair() < 0.5:
             self._streams.over(now, node, keys, "pass")
@@ -265,10 +268,10 @@ class Faults:
         self._streams.stop(now, node, True)
         self._clock.at(back, self._boots, (node, keys, now, True))
 
-    # what jobs do
+    # jobs
 
     def _loops(self, now: int, job: Job) -> None:
-        """A job in a crash loop began: one of its nodes will die."""
+        """Let one node of a job in a crash loop die."""
         self._clock.at(job.started + between(self._loop, 300, HOUR), self._loop_ends, (job, job.row))
 
     def _loop_ends(self, now: int, about: tuple[Job, int]) -> None:
@@ -307,7 +310,7 @@ class Faults:
             self._unwanted(now, job.user, where, "superstition")
 
     def _window(self, now: int, about: tuple[int, Key]) -> None:
-        """Long enough without news."""
+        """End a window condition after enough time without events."""
         node, key = about
         standing = self._streams.nodes[node].standing.get(key)
         if standing:
@@ -324,7 +327,7 @@ class Faults:
 
 
 def subject(sign: Sign, share: float) -> str:
-    """The part that a sign names; `share` says which of several."""
+    """Return the part that a sign names; `share` selects one of several."""
     number = int(share * 8)
     return {
         "gpu": f"0000:{(0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)[number]:02x}:00.0",

@@ -1,4 +1,4 @@
-"""A history, made into a folder: what the programs print, and truth/ beside it."""
+"""Generate a history in a folder: the output of the programs, and truth/."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from history.truth import Truth
 from history.upkeep import Upkeep
 from history.workload import Job, Workload
 
-WARM_UP = 7 * DAY  # of jobs before the history begins, so that its first day is as full as its others
+WARM_UP = 7 * DAY  # of jobs before the history begins, so that its first day is as full as the others
 
 
 class _Told:
-    """What the scheduler says goes to Slurm's books and into the truth."""
+    """Passes what the scheduler does to Slurm's books and to the truth."""
 
     def __init__(self, size: Size, books: Books, truth: Truth) -> None:
         self._start, self._books, self._truth = size.start, books, truth
@@ -44,7 +44,7 @@ class _Told:
 
 
 def make(size: Size, folder: Path) -> dict[str, Any]:
-    """What truth/summary.json says. The folder must not be there; it is there whole or not at all."""
+    """Generate the history and return truth/summary.json. The folder must not exist; it appears only when complete."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

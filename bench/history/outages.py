@@ -1,4 +1,4 @@
-"""Nodes that are out: drained or down, why, until they are back. One reason at a time, as slurmdbd keeps it."""
+"""Nodes out of service: drained or down, with the reason, until they are back. One reason at a time, as in slurmdbd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from history.size import node_name
 from history.truth import Truth
 
 WORDS = ("swap GPU", "reseat the cable", "RMA", "firmware", "BMC does not answer", "look at the fan", "replace DIMM")
-EMPTY_YET = 1800  # seconds between two looks whether a draining node's jobs are over
+EMPTY_YET = 1800  # seconds between two checks for remaining jobs on a draining node
 
 
 class Outages:
@@ -33,13 +33,13 @@ class Outages:
         return node in self._out or self._cluster.shut[node] > 0
 
     def begin(self, now: int, node: int, state: str, reason: str, user: str, why: str) -> None:
-        """state: DRAIN, or DOWN*; why: the truth's word."""
+        """Take a node out of service. state: DRAIN or DOWN*; why: the reason in the truth."""
         self._out[node] = (now, state, reason, user, why)
         self._cluster.close(node)
 
     def over(self, now: int, node: int) -> None:
         if node not in self._out:
-            return  # it died in a job's crash loop while somebody held it, and its boot ended that
+            return  # it died in a job's crash loop during a drain, and its boot ended the drain
         since, state, reason, user, why = self._out.pop(node)
         self.states += 1
         self._books.node_state(node, since, now, state, reason, user)
@@ -48,7 +48,7 @@ class Outages:
         self._scheduler.opened(now)
 
     def when_empty(self, now: int, about: tuple[int, Callable[[int, Any], None], Any]) -> None:
-        """then(when, what) as soon as no job is on the node."""
+        """Call then(when, what) as soon as no job is on the node."""
         node, then, what = about
         if self._cluster.jobs[node]:
             self._clock.at(now + EMPTY_YET, self.when_empty, about)
@@ -56,7 +56,7 @@ class Outages:
             then(now, what)
 
     def ticket(self, node: int, opened: int, closed: int, until: int) -> None:
-        """One that is open at the end of the history has no end yet."""
+        """Write a ticket. If it is open at the end of the history, it has no end."""
         self.tickets += 1
         words = WORDS[between(self._draw, 0, len(WORDS))]
         self._tickets.write(f"{node_name(node)},{opened},{closed if closed < until else ''},{words}\n")

@@ -1,7 +1,7 @@
-"""What slurmctld does with the jobs: who starts where, who gives way, what a record says when it ends.
+"""A model of slurmctld's scheduling: starts, pre-emption, and the states in which records end.
 
-A job's record ends in one of Slurm's states; a requeue keeps its id and begins a new record (a new db_index), which may
-not start for the 121 s that slurmctld lets the old credentials run out.
+A record ends in one of Slurm's states. A requeue keeps the job id and begins a new record (a new db_index), which
+starts at the earliest after 121 s, when slurmctld considers the old credentials expired.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from history.size import Size
 from history.workload import HOUR, RUNS_FROM, Job, Workload
 
 REQUEUE_DELAY = 121
-CHECKPOINT = 1800  # seconds of work that a disturbed job does again: half of an hour
-PASS = 180  # seconds between two looks for whole nodes (bf_interval)
-STUCK = 6 * HOUR  # a large job that has waited so long holds back the other large ones
+CHECKPOINT = 1800  # seconds of work that a disturbed job repeats: half of an hour
+PASS = 180  # seconds between two passes for whole nodes (bf_interval)
+STUCK = 6 * HOUR  # a large job that waits longer blocks the other large ones
 
 
 class Told(Protocol):
-    """Who hears of what the scheduler does."""
+    """Receives what the scheduler does."""
 
     def ended(self, job: Job, state: str, now: int) -> None: ...
     def preempted(self, victim: Job, preemptor: Job, now: int) -> None: ...
 
 
 class Scheduler:
-    """told        hears of records and pre-emptions
-    after_end   (job, state, now), for the nodes' side
-    on_loop     (now, job): a job in a crash loop began
+    """Schedules jobs.
+
+    told        receives records and pre-emptions
+    after_end   called with (job, state, now), for the nodes' side
+    on_loop     called with (now, job) when a job in a crash loop begins
     """
 
     def __init__(self, size: Size, clock: Clock, workload: Workload, cluster: Cluster, told: Told) -> None:
@@ -75,7 +77,7 @@ class Scheduler:
         self.waiting[job] = None
 
     def _enter(self, now: int, job: Job) -> None:
-        """It may start from now on."""
+        """Make the job eligible to start."""
         if job not in self.waiting or self._start(job, now):
             return
         if job.wants > 1:
@@ -108,7 +110,7 @@ class Scheduler:
         return True
 
     def _look(self, now: int) -> None:
-        """Something became free: small jobs start at once, large ones at the next pass."""
+        """Start jobs after something became free: small jobs at once, large ones at the next pass."""
         for jobs in self._small.values():
             while jobs and (jobs[0] not in self.waiting or self._start(jobs[0], now)):
                 jobs.popleft()
@@ -150,7 +152,7 @@ class Scheduler:
             self._told.ended(job, "CANCELLED", now)
 
     def end(self, job: Job, state: str, now: int) -> None:
-        """Its record ends now. A pre-empted job that may is requeued; any other is up to the caller."""
+        """End the job's record. A pre-empted job is requeued if it may; other jobs are up to the caller."""
         del self.running[job]
         now = max(now, job.started)
         self.cluster.give(job)
@@ -161,14 +163,14 @@ class Scheduler:
             self.requeue(job, now, max(10, job.work - ran + min(ran, CHECKPOINT)), 0)
 
     def requeue(self, job: Job, now: int, work: int, after_failure: int) -> None:
-        """after_failure: the record that failed by the hardware, 0 if none did."""
+        """Requeue a job. after_failure: the record that hardware ended, 0 if none."""
         job.restarts += 1
         job.work, job.after_failure = min(work, job.limit), after_failure
         self._record(job, now, now + REQUEUE_DELAY)
         self._clock.at(job.eligible, self._enter, job)
 
     def fail(self, job: Job, state: str, now: int) -> None:
-        """The node's fault ended it: NODE_FAIL, REQUEUED, or FAILED, which stays."""
+        """End a job because of its node's fault: NODE_FAIL, REQUEUED, or FAILED without a requeue."""
         ran, row = now - job.started, job.row
         self.end(job, state, now)
         left = max(10, job.work - ran + min(ran, CHECKPOINT))
@@ -179,11 +181,11 @@ class Scheduler:
         self._look(now)
 
     def _resubmission(self, now: int, about: tuple[Job, int]) -> None:
-        """Its user goes on with the run, as a new job."""
+        """Submit the run again as a new job."""
         job = self._workload.again(*about)
         self._record(job, now, now)
         self._enter(now, job)
 
     def opened(self, now: int) -> None:
-        """A node is back."""
+        """Schedule after a node is back."""
         self._look(now)

@@ -1,4 +1,4 @@
-"""How large a history is, and when."""
+"""Size and period of a history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 GPUS_OF_A_NODE = 8
 NODES_OF_A_POD = 20  # behind one leaf switch: 10 racks of 2
-FIRST = (2025, 12)  # the month that begins it
+FIRST = (2025, 12)  # the first month
 DAY = 86400
 UTILISATION = 0.83
 FULL = (4_000_000, 2_000, 11)  # jobs, nodes, months
@@ -15,17 +15,19 @@ FULL = (4_000_000, 2_000, 11)  # jobs, nodes, months
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """jobs    records that Slurm accounts, about: what is pre-empted and requeued comes by itself
-    nodes   of 8 GPUs
+    """Parameters of a history.
+
+    jobs    approximate number of accounting records; pre-emptions and requeues add some
+    nodes   with 8 GPUs each
     """
 
     jobs: int
     nodes: int
     months: int
     seed: int
-    lemon_factors: tuple[float, float] = (5, 20)  # how many times as often as others they fail: from, to
-    utilisation: float = UTILISATION  # share of the GPU time that jobs have
-    fault_rate: float = 1.0  # how many times as often as BASE_RATE nodes fail
+    lemon_factors: tuple[float, float] = (5, 20)  # range of the factor on the fault rate of lemons
+    utilisation: float = UTILISATION  # share of the GPU time used by jobs
+    fault_rate: float = 1.0  # factor on BASE_RATE
 
     @property
     def start(self) -> int:
@@ -41,7 +43,7 @@ class Size:
         return (self.end - self.start) // DAY
 
     def at(self, share: float) -> int:
-        """The time when that share of the history is over."""
+        """Return the time at which this share of the history is over."""
         return self.start + int(share * (self.end - self.start))
 
     @property
@@ -54,21 +56,21 @@ def node_name(index: int) -> str:
 
 
 def nodes_for(jobs: int, months: int, utilisation: float = UTILISATION) -> int:
-    """Return how many nodes have that utilisation with jobs as long as in the full size."""
+    """Return the number of nodes with that utilisation for jobs as long as in the full size."""
     full_jobs, full_nodes, full_months = FULL
     return max(4, round(full_nodes * jobs * full_months / full_jobs / months * UTILISATION / utilisation))
 
 
 def refusal(size: Size) -> str:
-    """Why a history of this size cannot be made, or ""."""
+    """Return why a history of this size cannot be generated, or ""."""
     if size.jobs < 100 or size.nodes < 4 or not 1 <= size.months <= 120:
-        return "a history needs 100 jobs, 4 nodes and 1 to 120 months at least"
+        return "a history needs at least 100 jobs and 4 nodes, and 1 to 120 months"
     if not 5 <= size.gpu_hours_of_a_job <= 60:
         fitting = nodes_for(size.jobs, size.months, size.utilisation)
         return (
             f"{size.jobs} jobs on {size.nodes} nodes in {size.months} months are {size.gpu_hours_of_a_job:.1f} "
-            f"GPU-hours a job, where 5 to 60 can be placed: {fitting} nodes would fit"
+            f"GPU-hours per job, and only 5 to 60 can be placed: {fitting} nodes would fit"
         )
     if not 0 < size.utilisation <= 0.95 or not 0 <= size.fault_rate <= 10:
-        return "a history has a utilisation of 0 to 0.95 and a fault rate of 0 to 10"
+        return "the utilisation must be above 0 and at most 0.95, and the fault rate 0 to 10"
     return ""

@@ -1,7 +1,7 @@
-"""The streams of the nodes (docs/events.md), as their daemons would write them.
+"""The nodes' event streams (docs/events.md), as their daemons would write them.
 
-A node's daemon is `on` or not. While its lines are lost it goes on numbering them: a hole, or what one `dropped` event
-names. What it tells late or never stands in the truth.
+A node's daemon is `on` or not. While lines are lost, numbering continues: the result is a gap, or a range that one
+`dropped` event names. The truth contains what a stream reports late or never.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from history.truth import Truth
 ROUND = 300
 CLUSTER = "made"
 VERSION, NEXT_VERSION = "0.1.0", "0.1.1"
-BUFFER = 1 << 14  # bytes of a node that wait for its file
-REPEATED, TORN = 0.0005, 0.1  # of the lines, after a kill; of the starts after one
+BUFFER = 1 << 14  # bytes of a node that are buffered before they are written
+REPEATED, TORN = 0.0005, 0.1  # share of the lines repeated; share of the starts after a kill with a torn line
 
 
 class Standing:
-    """A condition of a node. `onset`: since when it is really so; `because`: whose it is. `opened`: 0 = not told."""
+    """A condition of a node. `onset`: its true start; `because`: its cause. `opened`: 0 = not yet reported."""
 
     __slots__ = (
         *("sign", "subject", "onset", "because", "jobs", "severity", "state", "id"),
@@ -38,15 +38,17 @@ class Standing:
         self.first = self.last = self.count = self.opened = self.written = 0
 
     def look(self, now: int) -> None:
-        """A level is seen by each round."""
+        """Update the count: each round sees a level."""
         if self.sign.kind == "level":
             self.count = 1 + (now - self.first) // ROUND
             self.last = self.first + (self.count - 1) * ROUND
 
 
 class Daemon:
-    """`rolled`: which of ROLL_OUTS it has; `run`: which of its starts this is, so that what was planned in one is void
-    in the next."""
+    """A node's daemon. `rolled`: the ROLL_OUTS it has; `run`: the number of its start.
+
+    Events that were planned in an earlier run are void.
+    """
 
     __slots__ = (
         *("name", "phase", "on", "run", "lost", "seq", "booted", "stopped", "source"),
@@ -63,19 +65,19 @@ class Daemon:
         self.standing: dict[tuple[str, str], Standing] = {}
 
     def round_from(self, now: int) -> int:
-        """Its next look."""
+        """Return the time of its next round."""
         return now + (self.phase - now) % ROUND
 
 
 class Streams:
-    """What the nodes tell. `told`: lines that a reader finds, by event, repeats counted once."""
+    """Writes the streams. `told` counts the lines that a reader finds, by event, without repeats."""
 
     def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth) -> None:
         self._size, self._clock, self._folder, self._truth = size, clock, folder, truth
         self._draw, self._luck = stream(size.seed, "streams"), stream(size.seed, "repeats")
         self.told = Counter[str]()
         self.repeats = self.torn = 0
-        self.missing = Counter[str]()  # lines, by how they are lost
+        self.missing = Counter[str]()  # lost lines, by kind of loss
         self.nodes = [Daemon(node_name(n), between(self._draw, 0, ROUND)) for n in range(size.nodes)]
         for d in self.nodes:
             (folder / d.name).mkdir(parents=True)
@@ -105,7 +107,7 @@ class Streams:
         self._clock.at(now + 30, self._alive, (d, d.run))
 
     def stop(self, now: int, node: int, clean: bool) -> None:
-        """It ends as it should, or is killed, or its node is dead."""
+        """Stop a daemon: it ends cleanly, or is killed with or without its node."""
         d = self.nodes[node]
         if d.on:
             if clean:
@@ -113,7 +115,7 @@ class Streams:
             d.on, d.stopped = False, now
 
     def roll_out(self, now: int, node: int) -> None:
-        """The site's new configuration: the daemon is started anew. One that is off has it at its next start."""
+        """Restart the daemon with the site's new configuration. A daemon that is off gets it at its next start."""
         if self.nodes[node].on:
             self.stop(now, node, True)
             self.start(now + 2, node, False, True, now)
@@ -127,7 +129,7 @@ class Streams:
         self._truth.row("checks", d.name, check, event, now)
 
     def _alive(self, now: int, about: tuple[Daemon, int]) -> None:
-        """At each start, and daily until it ends."""
+        """Write `alive` at each start, and daily until the daemon ends."""
         d, run = about
         if not d.on or d.run != run:
             return
@@ -150,7 +152,7 @@ class Streams:
     # conditions
 
     def fault(self, now: int, node: int, sign: Sign, subject: str, because: str, jobs: tuple[int, ...] = ()) -> None:
-        """It is so from now on. An edge is told at once or never, a level at the next round of a daemon that is on."""
+        """Begin a fault. An edge is reported at once or never, a level at the next round of a running daemon."""
         d = self.nodes[node]
         key = sign.code, subject
         standing = d.standing.get(key)
@@ -177,7 +179,7 @@ class Streams:
         return d.on and sign.check in d.checks
 
     def over(self, now: int, node: int, keys: list[tuple[str, str]], by: str) -> None:
-        """It is so no longer."""
+        """End the conditions of these keys."""
         d = self.nodes[node]
         for key in keys:
             standing = d.standing.pop(key, None)
@@ -206,12 +208,12 @@ class Streams:
             self._condition(now, d, "acknowledged", standing, who=who, why="known", until=until)
 
     def job_ended(self, now: int, node: int) -> None:
-        """Five minutes later what was seen in its last ten minutes is written, if it is not."""
+        """Schedule a write, five minutes later, of what was seen in the job's last ten minutes."""
         if any(s.opened for s in self.nodes[node].standing.values()):
             self._clock.at(now + 300, self._flush, (self.nodes[node], now))
 
     def end(self) -> None:
-        """The history is over: what stands is in the truth, all lines are in their files."""
+        """End the history: write open conditions to the truth and all lines to their files."""
         for d in self.nodes:
             for standing in d.standing.values():
                 self._true_condition(d, standing, None)
@@ -233,7 +235,7 @@ class Streams:
             self._clock.at(now + 9 * ROUND, self._again, (d, key, standing))
 
     def _again(self, now: int, about: tuple[Daemon, tuple[str, str], Standing]) -> None:
-        """Its tenth sight, and one an hour."""
+        """Write the tenth sighting, then one per hour."""
         d, key, standing = about
         if d.standing.get(key) is standing:
             standing.look(now)
@@ -277,12 +279,12 @@ class Streams:
     # lines
 
     def slurm(self, now: int, node: int, event: str, **fields: object) -> None:
-        """decision, drain, resume, requeue, pause, repaired: said if the daemon is on."""
+        """Write a decision, drain, resume, requeue, pause or repaired event if the daemon is on."""
         if self.nodes[node].on:
             self._say(now, self.nodes[node], event, **fields)
 
     def lose(self, now: int, node: int, how: str) -> None:
-        """Its lines from now on are `lost`, or `dropped`, which a line says later; "" = they are written again."""
+        """Begin to lose lines: `lost`, or `dropped`, which a later line reports; "" ends the loss."""
         d = self.nodes[node]
         if how and not d.lost:
             d.lost = (how, d.seq + 1, now)

@@ -1,5 +1,6 @@
-"""What else goes on at the nodes: warnings that hurt nobody, drains by people, maintenance, new checks, daemons that do
-not run, lines that are lost."""
+"""Other events of the nodes: harmless warnings, drains by people, maintenance, new checks, daemons that do not run, and
+lost lines.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from history.telling import ROUND, Standing, Streams
 from history.truth import Truth
 from history.workload import HOUR, LONGEST
 
-MAINTENANCE_EVERY, MAINTENANCE_TAKES = 120 * DAY, (4 * HOUR, 9 * HOUR)  # of a pod
-ANNOUNCED = LONGEST + DAY  # before it begins
-PEOPLES_DRAINS, TICKETS_OF_NOTHING, PAUSES = 0.003, 0.0005, 0.0005  # a day and node
+MAINTENANCE_EVERY, MAINTENANCE_TAKES = 120 * DAY, (4 * HOUR, 9 * HOUR)  # per pod
+ANNOUNCED = LONGEST + DAY  # before maintenance begins
+PEOPLES_DRAINS, TICKETS_OF_NOTHING, PAUSES = 0.003, 0.0005, 0.0005  # per day and node
 DAEMONS_OFF, LINES_LOST = 0.008, 0.003
-WORSE, KNOWN = 0.05, 0.02  # of the warnings
+WORSE, KNOWN = 0.05, 0.02  # share of the warnings
 PEOPLE = ("anna", "ben", "chen", "dora")
 WHY_DRAINED = ("bad node?", "firmware update", "user says slow", "investigating", "keep for debugging", "cable check")
 
@@ -82,7 +83,7 @@ class Upkeep:
         self._streams.roll_out(now, node)
 
     def _daemon_off(self, now: int, _: None) -> None:
-        """Somebody killed it, or it was switched off and forgotten."""
+        """Stop a daemon: someone killed it, or it was switched off and forgotten."""
         node = int(self._daemons() * self._size.nodes)
         takes = (
             between(self._daemons, 600, 6 * HOUR) if self._daemons() < 0.7 else between(self._daemons, DAY, 10 * DAY)
@@ -160,7 +161,7 @@ class Upkeep:
         self._outages.over(now, node)
 
     def _ticket(self, now: int, _: None) -> None:
-        """Of a node that has nothing."""
+        """Write a ticket for a node without a fault."""
         node = int(self._people() * self._size.nodes)
         self._outages.ticket(node, now, now + between(self._people, HOUR, 9 * DAY), self._size.end)
 
@@ -176,7 +177,7 @@ class Upkeep:
     # maintenance
 
     def _announce(self, now: int, about: tuple[int, int]) -> None:
-        """A reservation of a pod: no job goes there that could still run then."""
+        """Reserve a pod: jobs that could still run at that time are not placed there."""
         pod, start = about
         end = start + between(self._maintain, *MAINTENANCE_TAKES)
         self.reserved += len(self._pod(pod))

@@ -1,8 +1,9 @@
-"""Which jobs come: sizes, durations, users, what becomes of a job that nothing disturbs.
+"""The jobs that users submit: sizes, durations, users, and the end of a job that nothing disturbs.
 
-Shares: arXiv 2410.21680, sections on job states and sizes: more than 40 % of the jobs use 1 GPU, more than 90 % at most
-one server with less than 10 % of the GPU time, jobs of 256 GPUs and more 50 to 66 % of it; COMPLETED 60 %, FAILED 24 %,
-PREEMPTED 10 %, REQUEUED 2 %, TIMEOUT 0.6 %, OUT_OF_MEMORY 0.1 %. PREEMPTED and NODE_FAIL come of the simulation.
+Shares follow arXiv 2410.21680, sections on job states and sizes. More than 40 % of the jobs use 1 GPU; more than 90 %
+use at most one server, with less than 10 % of the GPU time; jobs of 256 and more GPUs use 50 to 66 % of it. States:
+COMPLETED 60 %, FAILED 24 %, PREEMPTED 10 %, REQUEUED 2 %, TIMEOUT 0.6 %, OUT_OF_MEMORY 0.1 %. PREEMPTED and NODE_FAIL
+result from the simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from history.size import GPUS_OF_A_NODE, Size
 
 HOUR = 3600
 LONGEST = 7 * 24 * HOUR
-RUNS_FROM = 16  # GPUs from which a job is one of a chain that a user keeps going
+RUNS_FROM = 16  # GPUs from which a job belongs to a chain that a user continues
 
 # (GPUs, share of the jobs, share of the GPU time)
 SIZES = (
@@ -33,9 +34,9 @@ SIZES = (
     (2048, 0.00016, 0.060),
     (4096, 0.00004, 0.020),
 )
-LARGEST = 0.5  # of the cluster
+LARGEST = 0.5  # share of the cluster
 
-# Durations as multiples of a scale: most end in minutes, a few go on for days.
+# Durations as multiples of a scale: most jobs end in minutes, a few run for days.
 DURATIONS = (
     (0.0, 0.002),
     (0.1, 0.01),
@@ -48,30 +49,30 @@ DURATIONS = (
     (1, 25),
 )
 
-# How a job ends that nothing disturbs. REQUEUED: by its user's own program, before its time is up.
+# End of a job that nothing disturbs. REQUEUED: by the user's own program, before its time limit.
 ENDS = Choice(
     (
         *(("COMPLETED", 0.600), ("FAILED", 0.240), ("CANCELLED", 0.032), ("REQUEUED", 0.020)),
         *(("TIMEOUT", 0.006), ("OUT_OF_MEMORY", 0.001)),
     )
 )
-RECORDS = 1.15  # of one job, on average: it is pre-empted or requeued
-AGAIN = 1.035  # how often work is done, on average: what was not yet saved is done twice
+RECORDS = 1.15  # records per job on average, because of pre-emption and requeues
+AGAIN = 1.035  # how often work is done on average: work that was not yet saved is repeated
 BY_HOUR = (
     *(0.55, 0.5, 0.45, 0.45, 0.5, 0.55, 0.65, 0.8, 1.05, 1.3, 1.45, 1.5),
     *(1.45, 1.5, 1.55, 1.55, 1.5, 1.4, 1.25, 1.15, 1.05, 0.95, 0.85, 0.7),
 )
 WEEKEND = 0.6
-NOT_PREEMPTED = 0.1  # of the jobs of at most one node
+NOT_PREEMPTED = 0.1  # share of the jobs of at most one node
 LIMITS = tuple(hours * HOUR for hours in (1, 4, 12, 24, 48, 72, 168))
 SMALL_NAMES = ("wrap", "eval", "interactive", "debug", "sweep", "preprocess", "notebook", "finetune")
-ARRAYS, MOST_TASKS = 0.03, 24  # of the submissions of at most one node; 2 to 23 tasks
-TASKS = 1 + ARRAYS * ((2 + MOST_TASKS - 1) / 2 - 1)  # of such a submission, on average
+ARRAYS, MOST_TASKS = 0.03, 24  # share of the submissions of at most one node; 2 to 23 tasks
+TASKS = 1 + ARRAYS * ((2 + MOST_TASKS - 1) / 2 - 1)  # average tasks of such a submission
 LARGE_NAMES = ("pretrain", "llm", "vision", "diffusion", "speech", "ranking")
 
 
 class Job:
-    """One job through all its records. `row` is the db_index of the one that counts now."""
+    """One job with all its records. `row` is the db_index of the current record."""
 
     __slots__ = (
         *("id", "array", "task", "gpus", "wants", "user", "qos", "name", "folder", "limit", "work", "ends_as"),
@@ -88,7 +89,7 @@ class Job:
 
 
 class Workload:
-    """`exclusions`: the nodes that a user does not want, user -> node -> until when."""
+    """Generates submissions. `exclusions`: the nodes that a user excludes: user -> node -> end time."""
 
     def __init__(self, size: Size) -> None:
         seed = size.seed
@@ -96,7 +97,7 @@ class Workload:
         self._end, self._which = (even(stream(seed, subject)()) for subject in ("ends", "sizes"))
         self._users = max(12, size.nodes // 4)
         self._ids, self._runs = 1000, 0
-        self._broken: dict[int, deque[tuple[int, str, str]]] = {}  # GPUs -> runs that a user will go on with
+        self._broken: dict[int, deque[tuple[int, str, str]]] = {}  # GPUs -> runs that a user will continue
         self.exclusions: dict[int, dict[int, int]] = {}
 
         most = size.nodes * GPUS_OF_A_NODE * LARGEST
@@ -113,18 +114,18 @@ class Workload:
             gpus: time * hours * HOUR / (jobs * gpus) / mean(DURATIONS) for gpus, (jobs, time) in fits.items()
         }
         self._share = {gpus: even(stream(seed, f"durations {gpus}")()) for gpus in fits}
-        # Submissions a second, by the hour since the start of the week of the first day.
+        # Submissions per second, by hours since the week of the first day began.
         week = [BY_HOUR[h % 24] * (WEEKEND if weekend(size.start + h * HOUR) else 1.0) for h in range(168)]
         a_second = size.jobs / RECORDS / (size.end - size.start) * sum(submissions.values())
         self._rate = [share * 168 / sum(week) * a_second for share in week]
         self._start = size.start
 
     def following(self, now: float) -> float:
-        """When the next submission comes."""
+        """Return the time of the next submission."""
         return now + wait(self._arrive, 1 / self._rate[int((now - self._start) // HOUR) % 168])
 
     def submission(self, now: int) -> list[Job]:
-        """A job, or the tasks of an array. Their records are the scheduler's."""
+        """Return a job, or the tasks of an array. The scheduler creates their records."""
         what = self._what
         gpus: Any = self._sizes.at(self._which())
         tasks = 1
@@ -142,7 +143,7 @@ class Workload:
         return jobs
 
     def again(self, job: Job, work: int) -> Job:
-        """The same run as another job, with that much left to do."""
+        """Return the same run as another job, with the remaining work."""
         self._ids += 1
         other = Job(self._ids)
         for name in ("gpus", "wants", "user", "qos", "name", "folder", "limit", "ends_as", "may_requeue", "priority"):
@@ -151,7 +152,7 @@ class Workload:
         return other
 
     def goes_on(self, job: Job) -> None:
-        """Its user will submit the same run again: as one of the next jobs of its size."""
+        """Queue the run to be submitted again as one of the next jobs of its size."""
         if job.gpus >= RUNS_FROM:
             self._broken.setdefault(job.gpus, deque(maxlen=50)).append((job.user, job.name, job.folder))
 
@@ -182,13 +183,13 @@ class Workload:
         if ends_as == "TIMEOUT":
             job.limit = min(LONGEST, max(900, work // 900 * 900))
             work = job.limit
-        elif work >= LONGEST:  # nothing may run longer
+        elif work >= LONGEST:  # no job runs longer
             ends_as, work, job.limit = "TIMEOUT", LONGEST, LONGEST
         else:
             enough = [limit for limit in LIMITS if limit > work]
             job.limit = enough[0] if luck < 0.5 else enough[min(len(enough) - 1, 2)] if luck < 0.8 else LONGEST
         job.gpus, job.wants, job.work, job.ends_as = gpus, gpus // GPUS_OF_A_NODE, work, ends_as
-        # Who is high or normal takes whole nodes from low ones that have run two hours.
+        # A high or normal job takes whole nodes from low ones that have run for two hours.
         if gpus >= 256:
             job.qos, job.priority = "high", 3000
         elif gpus > GPUS_OF_A_NODE:
@@ -200,5 +201,5 @@ class Workload:
 
 
 def weekend(time: int) -> bool:
-    """1970-01-01 was a Thursday."""
+    """Return True for Saturday and Sunday; 1970-01-01 was a Thursday."""
     return (time // 86400 + 3) % 7 >= 5

@@ -1,13 +1,13 @@
-"""`make soak`: a real `healthd run` with a real Slurm for an hour, while all that happens to a node happens at random.
+"""`make soak`: run a real `healthd run` with a real Slurm for an hour under random faults.
 
-Two nodes on one Slurm: of one the daemon is killed and started again, the other's lives all the while, so that growth
-shows. Under one seed the same things happen in the same order.
+Two nodes share one Slurm. The daemon of one is killed and restarted; the other's lives all the time, so that growth
+shows. The same seed gives the same events in the same order.
 
-    node.py      a node, its daemon, and what is done to both
-    happens.py   what happens: one function each, a deck of them
-    model.py     what must have come of it: every event and every decision once
-    growth.py    what may not grow
-    run.py       from the first step to the report
+    node.py      a node, its daemon, and the actions on both
+    happens.py   the events: one function each, and the deck of all
+    model.py     the expected result: every event and every decision once
+    growth.py    values that must not grow
+    run.py       the soak from the first step to the report
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make soak`: SECONDS=3600 is how long, SEED=N what happens. Exit status 1: something did not hold."""
+"""`make soak`: SECONDS=3600 sets the duration, SEED=N the events. Exit status 1: a check failed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from soak.run import SoakError, soaking
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="All that happens to a node, at random, for an hour.")
+    parser = argparse.ArgumentParser(description="Run healthd under random faults for an hour.")
     parser.add_argument("--seconds", type=float, default=3600.0, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="0: another one each time")
-    parser.add_argument("--verbose", action="store_true", help="name each step")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="0: a random seed")
+    parser.add_argument("--verbose", action="store_true", help="print each step")
     args = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # nothing that was started stays behind, also of a job in background
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that all started processes end, also for a background job
         signal.signal(number, signal.default_int_handler)
     seed = args.seed or random.SystemRandom().randrange(1, 10**6)
     print(f"soak: seed {seed}, {args.seconds:.0f} s", file=sys.stderr, flush=True)
@@ -30,7 +30,7 @@ def main() -> int:
             print(f"soak: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print(f"soak: ended at step {soak.steps} ({soak.happening})\n{soak.report()}", file=sys.stderr)
+            print(f"soak: interrupted at step {soak.steps} ({soak.happening})\n{soak.report()}", file=sys.stderr)
             return 130
         print(soak.report())
     return 0

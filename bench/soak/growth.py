@@ -1,4 +1,4 @@
-"""What may not grow while a daemon runs, measured while its node is at rest, and the slope of it."""
+"""Values that must not grow while a daemon runs, measured while its node is at rest, and their slopes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from healthd_daemon import Healthd
 
-# What has to come back to what it was, exactly; the others are memory, which the allocator keeps in pieces.
+# These must return exactly to their earlier values. The others are memory, which the allocator keeps in pieces.
 COUNTED = ("descriptors", "threads", "processes", "files")
-WARM = 0.25  # this share of the time goes by before memory is compared: until then all that is kept comes to be there
+WARM = 0.25  # share of the time before memory is compared; by then all caches are filled
 
 
 class Sample(NamedTuple):
-    """seconds: since the soak began. round: of the daemon, pid its own: another one has begun anew. values: by name."""
+    """One measurement. seconds: since the soak began. round, pid: of the daemon; a new pid is a restart."""
 
     seconds: float
     round: int
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 
 def measure(daemon: Healthd) -> dict[str, float]:
-    """KiB, KB (1,000 bytes), or how many there are."""
+    """Measure a daemon. Values are KiB, KB (1,000 bytes) or counts."""
     assert daemon.process is not None
     ours, worker, text = daemon.process.pid, daemon.worker_pid(), page(daemon)
     tree = [ours, *descendants(ours)]
@@ -41,19 +41,19 @@ def measure(daemon: Healthd) -> dict[str, float]:
         "own memory of the worker, KiB": memory(worker, "Pss_Anon"),
         "PSS of all processes, KiB": sum(memory(pid, "Pss") for pid in tree),
         "ledger, KB": len(json.dumps(ledger, separators=(",", ":"))) / 1000,
-        "series of the page": float(sum(map(is_series, text.splitlines()))),
-        "the page, KB": len(text) / 1000,
+        "series on the metrics page": float(sum(map(is_series, text.splitlines()))),
+        "metrics page, KB": len(text) / 1000,
     }
 
 
 def is_series(line: bytes) -> bool:
-    """Of a page. A counter has a series for each outcome that came once: as many as there are outcomes."""
+    """Return True for a series of a gauge. Counters get a series for each outcome that occurred, so they may grow."""
     name = line.partition(b"{")[0].partition(b" ")[0]
     return bool(name) and not name.startswith(b"#") and not name.endswith(b"_total")
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Of a process that may end meanwhile: those that are found."""
+    """Yield the descendants of a process, which may end meanwhile."""
     with suppress(OSError):
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
             yield child
@@ -61,14 +61,16 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def memory(pid: int, name: str) -> float:
-    """KiB, by /proc/PID/smaps_rollup. Pss_Anon is what a process has made itself: others that come and go do not
-    change it as they change what a shared library's pages count for."""
+    """Return a value of /proc/PID/smaps_rollup in KiB.
+
+    Pss_Anon is what the process itself allocated. Other processes do not change it, unlike the share of libraries.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def address(daemon: Healthd) -> str:
-    """Of the page, as the daemon that runs now logged it last."""
+    """Return the address of the metrics page that the current daemon logged last."""
     return [word for word in daemon.log.read_text(errors="replace").split() if word.startswith("http://")][-1]
 
 
@@ -79,8 +81,10 @@ def page(daemon: Healthd) -> bytes:
 
 
 def what_grew(samples: Sequence[Sample], most_kib: float, most_series: float) -> list[str]:
-    """Sentences of one daemon's samples, the first of which is after everything happened once. Numbers of things: the
-    last against the first. Memory: the last against what was there when it was warm."""
+    """Return one sentence for each value that grew. The first sample is taken after everything happened once.
+
+    For counts, the last sample is compared with the first; for memory, with the first sample after the warm-up.
+    """
     if len(samples) < 2:
         return []
     first, last, warm = samples[0], samples[-1], after_warming(samples)
@@ -89,7 +93,7 @@ def what_grew(samples: Sequence[Sample], most_kib: float, most_series: float) ->
         if name in COUNTED:
             limit, since = 0.0, first
         elif name.startswith("own memory"):
-            # A worker that was killed is another one, which has not yet looked at everything.
+            # After a kill the worker is a new one that has not yet run all checks.
             limit, since = most_kib * (4 if "worker" in name else 1), warm[0]
         elif name.startswith("series"):
             limit, since = most_series, first
@@ -106,7 +110,7 @@ def after_warming(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
-    """By how much it grows in 1,000 rounds: the line of least squares through the samples after the warm-up."""
+    """Return the growth per 1,000 rounds: the least-squares line through the samples after the warm-up."""
     points = [(sample.round / 1000, sample.values[name]) for sample in after_warming(samples)]
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     across = sum((at - x) ** 2 for at, _ in points)
@@ -114,10 +118,10 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """First, warm and last value of each, and its slope."""
+    """Return the first, warm and last value of each name, and its slope."""
     warm = after_warming(samples)[0]
     head = (f"round {sample.round}" for sample in (samples[0], warm, samples[-1]))
-    lines = [f"{'':32} " + " ".join(f"{word:>12}" for word in (*head, "in 1000"))]
+    lines = [f"{'':32} " + " ".join(f"{word:>12}" for word in (*head, "per 1000"))]
     for name in samples[0].values:
         values = (samples[0].values[name], warm.values[name], samples[-1].values[name])
         lines.append(f"{name:32} " + " ".join(f"{value:12.1f}" for value in values) + f" {slope(samples, name):+12.2f}")

@@ -1,4 +1,4 @@
-"""What happens to a node, one function each. Each waits for what must come of it, and never for how soon."""
+"""Events of a node, one function each. Each waits for the expected result, but does not require a duration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTILE = (
     b'{"command":"repaired","code":{"a":[]},"part":{}}',
 )
 NO_REQUEST = (b"", b"\n", b"GET", b"GET /metrics", b"\x16\x03\x01\x02\x00", b"POST / HTTP/1.1\r\n\r\n", b"A" * 100_000)
-# A rank of a job: steps as often as it is told, of so many seconds by its own clock.
+# A rank of a job: makes a step for each number it reads, of that many seconds by its own clock.
 RANK = """
 import os, sys
 from healthd import client
@@ -53,11 +53,11 @@ for line in sys.stdin:
 
 
 def a_fault_that_drains(node: Node, random: Random) -> None:
-    """A job runs, the kernel says Xid 79: drained, the job requeued once; repaired by a command, and resumed."""
+    """Xid 79 while jobs run: the node is drained and each job requeued once; then it is repaired and resumed."""
     jobs = [node.cluster.sbatch("sleep 600", "-w", node.name) for _ in range(random.randrange(1, 3))]
     for job in jobs:
         node.cluster.wait_job(job, "RUNNING")
-    time.sleep(1.1)  # Slurm's times have whole seconds: the jobs surely started before the fault
+    time.sleep(1.1)  # Slurm's times have whole seconds: the jobs must start before the fault
     warnings = [node.xid(31) for _ in range(random.randrange(3))]
     part = node.xid(79)
     meanwhile(node, random)
@@ -66,7 +66,7 @@ def a_fault_that_drains(node: Node, random: Random) -> None:
     for job in jobs:
         node.cluster.wait_job(job, "PENDING", timeout=600)
         node.wanted.requeued.add(job)
-        node.until(lambda s: s["slurm"]["problem"] == "", "Slurm does as it is told")
+        node.until(lambda s: s["slurm"]["problem"] == "", "Slurm has no problem")
     meanwhile(node, random)
     node.cluster.run("scancel", *jobs, check=False)
     for code, parts in (("gpu_xid/31", warnings), ("gpu_xid/79", [part])):
@@ -78,7 +78,7 @@ def a_fault_that_drains(node: Node, random: Random) -> None:
 
 
 def warnings(node: Node, random: Random) -> None:
-    """Lines of the kernel that only warn, each of another part; some are repaired at once, the others at the rest."""
+    """Kernel lines that only warn, each of another part. Some are repaired at once, the others at the next rest."""
     parts = [node.xid(31) for _ in range(random.randrange(1, 5))]
     meanwhile(node, random)
     for part in parts:
@@ -88,7 +88,7 @@ def warnings(node: Node, random: Random) -> None:
 
 
 def a_storm(node: Node, random: Random) -> None:
-    """Thousands of lines of one fault, at once, and another fault behind them."""
+    """Thousands of lines of one fault at once, and another fault behind them."""
     part = node.xid(31)
     for _ in range(random.randrange(1, 4)):
         node.again(31, part, random.randrange(1000, 5000))
@@ -99,7 +99,7 @@ def a_storm(node: Node, random: Random) -> None:
 
 
 def the_kernel_log_is_rotated(node: Node, random: Random) -> None:
-    """As logrotate does: what was in the old file is read to its end, then the new one."""
+    """Rotate the log as logrotate does: healthd reads the old file to its end, then the new one."""
     before = node.xid(31)
     time.sleep(random.uniform(0, 0.1))
     node.daemon.kernel_log.rename(node.daemon.kernel_log.with_suffix(".old"))
@@ -111,12 +111,12 @@ def the_kernel_log_is_rotated(node: Node, random: Random) -> None:
 
 
 def slurm_hangs(node: Node, random: Random) -> None:
-    """slurmctld does not answer when the node is to be drained; it does afterwards."""
+    """slurmctld hangs when the node should be drained, and answers afterwards."""
     node.cluster.signal_slurmctld(signal.SIGSTOP)
     try:
         part = node.xid(79)
         node.until_open("gpu_xid/79", part)
-        time.sleep(random.uniform(0, 8))  # its commands give up after MessageTimeout, which is 5 s
+        time.sleep(random.uniform(0, 8))  # its commands time out after MessageTimeout, which is 5 s
         meanwhile(node, random)
     finally:
         node.cluster.signal_slurmctld(signal.SIGCONT)
@@ -126,7 +126,7 @@ def slurm_hangs(node: Node, random: Random) -> None:
 
 
 def a_gpu_is_lost(node: Node, random: Random) -> None:
-    """NVML says so; drained. It comes back, which is not believed before somebody says that it was repaired."""
+    """NVML reports a lost GPU, and the node is drained. After its return, only `repaired` ends the condition."""
     number = random.randrange(len(GPUS))
     node.machine.gpus(f"[gpu.{number}]\nlost = true")
     node.wanted.opened["gpu_access/lost", GPUS[number]] += 1
@@ -151,7 +151,7 @@ def persistence_goes(node: Node, random: Random) -> None:
 
 
 def the_driver_hangs(node: Node, random: Random) -> None:
-    """A worker is left behind in NVML, a second for each GPU; another one goes on; the driver comes back."""
+    """Workers hang in NVML, one second per GPU; another worker continues; the driver recovers."""
     node.machine.gpus('hang = "nvmlDeviceGetPersistenceMode"\nhang_seconds = 1')
     node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker hangs in NVML")
     meanwhile(node, random)
@@ -160,7 +160,7 @@ def the_driver_hangs(node: Node, random: Random) -> None:
 
 
 def the_driver_crashes(node: Node, random: Random) -> None:
-    """Each worker that calls it dies of it."""
+    """Each worker that calls the driver crashes."""
     node.machine.gpus('crash = "nvmlDeviceGetPersistenceMode"')
     node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker died in NVML")
     meanwhile(node, random)
@@ -181,7 +181,7 @@ def the_worker_is_killed(node: Node, random: Random) -> None:
 
 
 def the_daemon_is_killed(node: Node, random: Random) -> None:
-    """Where it may be; else its worker."""
+    """Kill the daemon, or its worker on the node whose daemon must live."""
     if not node.is_killed:
         return the_worker_is_killed(node, random)
     for _ in range(random.randrange(1, 4)):
@@ -190,7 +190,7 @@ def the_daemon_is_killed(node: Node, random: Random) -> None:
 
 
 def the_daemon_is_stopped(node: Node, random: Random) -> None:
-    """As an upgrade does."""
+    """Stop and start the daemon, as an upgrade does."""
     if not node.is_killed:
         return the_worker_is_killed(node, random)
     assert node.daemon.stop() == 0
@@ -199,7 +199,7 @@ def the_daemon_is_stopped(node: Node, random: Random) -> None:
 
 
 def it_is_killed_at_a_command(node: Node, random: Random) -> None:
-    """A pause that may have been carried out, but nobody was told: it begins once or not at all, and so it ends."""
+    """Kill the daemon during a pause request: the pause may begin once or not at all, and ends equally often."""
     if not node.is_killed:
         return a_pause(node, random)
     with socket.socket(socket.AF_UNIX) as stream:
@@ -237,7 +237,7 @@ def scrapes(node: Node, random: Random) -> None:
 
 
 def nonsense_at_the_page(node: Node, random: Random) -> None:
-    """Clients that say nonsense or nothing, and stay; then one that asks."""
+    """Clients that send nonsense or nothing and stay connected; then a real scrape."""
     host, _, port = growth.address(node.daemon).removeprefix("http://").partition("/")[0].partition(":")
     with contextlib.ExitStack() as held:
         for _ in range(random.randrange(1, 30)):
@@ -251,7 +251,7 @@ def nonsense_at_the_page(node: Node, random: Random) -> None:
 
 
 def nonsense_at_the_socket(node: Node, random: Random) -> None:
-    """Clients that ask what cannot be, go before the answer, or stay and say nothing; then one that asks."""
+    """Clients that send invalid requests, leave before the answer, or stay silent; then a real request."""
     path = str(node.daemon.run_dir / "healthd.sock")
     with contextlib.ExitStack() as held:
         for _ in range(random.randrange(1, 60)):
@@ -267,19 +267,19 @@ def nonsense_at_the_socket(node: Node, random: Random) -> None:
 
 
 def commands_at_the_prompt(node: Node, random: Random) -> None:
-    """`healthd status` and others, as people type them."""
+    """Run `healthd status` and other commands, as people type them."""
     state = ["--state-dir", str(node.folder / "state")]
     run_dir = ["--runtime-dir", str(node.daemon.run_dir)]
     for words in random.sample((["status", *run_dir], ["hook", "epilog", *run_dir], ["explain", "gpu_xid/79"]), 2):
         argv = [sys.executable, "-m", "healthd", *words]
         done = subprocess.run(argv, env=node.daemon.env, capture_output=True, text=True, timeout=600)
-        # 3: unknown, as a check could not look for the moment; or busy, and no answer within the command's patience
+        # 3: unknown, because a check could not run at this moment, or the busy daemon did not answer in time
         assert done.returncode in (0, 1, 2, 3), (argv, state, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
 
 
 def an_ack(node: Node, random: Random) -> None:
-    """Of a fault that only warns: for long, until it is repaired; or for a moment, and it counts again."""
+    """Acknowledge a warning: for a long time, until it is repaired; or briefly, and it counts again."""
     part, is_brief = node.xid(31), random.random() < 0.5
     node.until_open("gpu_xid/31", part)
     request = {"command": "ack", "code": "gpu_xid/31", "part": part, "why": "of the soak"}
@@ -302,7 +302,7 @@ def a_pause(node: Node, random: Random) -> None:
 
 
 def a_job_steps(node: Node, random: Random) -> None:
-    """Ranks tell their steps through healthd.client; some go without a word."""
+    """Ranks send their steps through healthd.client; some end without notice."""
     environment = {**node.daemon.env, "HEALTHD_SOCKET": str(node.daemon.run_dir / "failslow.sock")}
     with contextlib.ExitStack() as held:
         ranks = [held.enter_context(_rank(node, number, environment)) for number in range(random.randrange(1, 5))]
@@ -328,7 +328,7 @@ def _rank(node: Node, number: int, environment: dict[str, str]) -> Iterator[subp
             rank.kill()
 
 
-# Beside another happening, at a moment that chance says.
+# Another event at a random moment during an event.
 def meanwhile(node: Node, random: Random) -> None:
     what = random.choice((None, None, "kill", "kill", "worker", "hup", "status", "warning"))
     time.sleep(random.uniform(0, random.choice((0.01, 0.1, 0.6))))

@@ -1,7 +1,7 @@
-"""What must have come of what happened to a node: every event and every decision once. Pure; [] = all is right.
+"""Check a node's history: every event and every decision once. The functions are pure; [] means that all is right.
 
-Events are the fields of the node's stream (docs/events.md) in the order of their numbers; commands are what healthd ran
-in Slurm, as a wrapper around scontrol noted it.
+Events are the fields of the node's stream (docs/events.md) in order of their numbers. Commands are those that healthd
+ran in Slurm, as recorded by a wrapper around scontrol.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTED = (
 
 
 class Command(NamedTuple):
-    """`what`: drain, resume or requeue; `about`: the Reason, the job, "" of a resume."""
+    """`what`: drain, resume or requeue; `about`: the Reason, the job, or "" for a resume."""
 
     what: str
     about: str
@@ -32,9 +32,12 @@ class Command(NamedTuple):
 
 @dataclass
 class Wanted:
-    """What was done to the node. opened: how often each condition (code, part) was made to open; a code that is not in
-    it may open as it likes, and has to be cleared. told: how often each of COUNTED must be told, at least and at most
-    (a command whose answer a kill took may have been carried out). requeued: jobs, each once."""
+    """Expected results of the actions on a node.
+
+    opened    how often each condition (code, part) must open; other codes may open, and must be cleared
+    told      how often each of COUNTED must be reported, (min, max): a command may have worked before a kill
+    requeued  jobs that must be requeued, each once
+    """
 
     opened: Counter[tuple[str, str]] = field(default_factory=Counter)
     told: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -47,8 +50,8 @@ class Wanted:
 
 
 def what_is_wrong(events: Sequence[Event], commands: Sequence[Command], wanted: Wanted) -> list[str]:
-    """Of a node at rest: nothing stands, nothing waits to be written."""
-    dropped = [f"the stream had no room for lines: {dict(event)}" for event in events if event["event"] == "dropped"]
+    """Return the problems of a node at rest: no condition is open, nothing waits to be written."""
+    dropped = [f"the stream dropped lines: {dict(event)}" for event in events if event["event"] == "dropped"]
     return [
         *dropped,
         *_lives(events),
@@ -59,7 +62,7 @@ def what_is_wrong(events: Sequence[Event], commands: Sequence[Command], wanted: 
 
 
 def _lives(events: Sequence[Event]) -> Iterable[str]:
-    """A condition opens once, and is cleared once, which is the last that is told of it."""
+    """Check that each condition is opened once, first, and cleared once, last."""
     told: defaultdict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}
     for event in events:
@@ -70,7 +73,7 @@ def _lives(events: Sequence[Event]) -> Iterable[str]:
     for name, of_one in told.items():
         for what, place in (("opened", 0), ("cleared", -1)):
             if of_one.count(what) != 1 or of_one[place] != what:
-                yield f"{names[name]} is told as {', '.join(of_one)}"
+                yield f"{names[name]} has the events {', '.join(of_one)}"
                 break
 
 
@@ -91,7 +94,8 @@ def _counted(events: Sequence[Event], wanted: Wanted) -> Iterable[str]:
     for name in COUNTED:
         least, most = wanted.told.get(name, (0, 0))
         if not least <= found[name] <= most:
-            yield f'"{name}" is told {found[name]} times, not {least if least == most else f"{least} to {most}"}'
+            expected_times = least if least == most else f"{least} to {most}"
+            yield f'"{name}" is reported {found[name]} times, not {expected_times}'
 
 
 def _name(event: Event) -> str:
@@ -100,20 +104,20 @@ def _name(event: Event) -> str:
 
 
 def _decided(events: Sequence[Event], commands: Sequence[Command], wanted: Wanted) -> Iterable[str]:
-    """What was run is what was told, in its order; only a kill may come between word and deed."""
+    """Check that the commands match the events, in order. Only a kill may separate an event from its command."""
     changes = [event for event in events if event["event"] in ("drain", "resume", "requeue")]
     told = [_command(event) for event in changes if event["stage"] == "sent"]
     untold = list((Counter(commands) - Counter(told)).elements())
     undone = list((Counter(told) - Counter(commands)).elements())
     if untold:
-        yield f"run, and never told: {untold}"
+        yield f"run, but not reported: {untold}"
     if len(undone) > wanted.kills:
-        yield f"told, and never run, with {wanted.kills} kills: {undone}"
+        yield f"reported, but not run, with {wanted.kills} kills: {undone}"
     if not wanted.kills and not untold and not undone and told != list(commands):
-        yield f"told in another order than run: {told}, {list(commands)}"
+        yield f"reported in another order than run: {told}, {list(commands)}"
     requeues = Counter(about for what, about in commands if what == "requeue")
     confirmed = Counter(str(e["job"]) for e in changes if e["event"] == "requeue" and e["stage"] == "confirmed")
-    for how, counted in (("requeued", requeues), ("told as requeued", confirmed)):
+    for how, counted in (("requeued", requeues), ("reported as requeued", confirmed)):
         if wrong := {job: n for job, n in (counted | Counter(wanted.requeued)).items() if n != 1 or not counted[job]}:
             yield f"{how} not once each: {wrong}"
     if not wanted.kills:
@@ -121,18 +125,20 @@ def _decided(events: Sequence[Event], commands: Sequence[Command], wanted: Wante
 
 
 def _answered(changes: Sequence[Event]) -> Iterable[str]:
-    """To each command that was sent there is one answer before the same is sent again. One that got none, which is told
-    as refused, may have worked: then Slurm shows it later."""
+    """Check that each sent command has one answer before the same command is sent again.
+
+    A command without an answer is reported as refused, but may have worked: then Slurm shows it later.
+    """
     last: dict[str, Event] = {}
     for event in changes:
         what = f"{event['event']} {event['job']}" if event["event"] == "requeue" else str(event["event"])
         before, stage = last.get(what, {}).get("stage"), event["stage"]
         if before == stage == "sent":
-            yield f"a {what} was sent again before an answer to the first: {dict(event)}"
+            yield f"{what} was sent again before an answer to the first: {dict(event)}"
         elif stage != "sent" and before not in (("sent", "refused") if stage == "confirmed" else ("sent",)):
-            yield f"a {what} is {stage} that was not sent: {dict(event)}"
+            yield f"{what} is {stage} but was not sent: {dict(event)}"
         last[what] = event
-    yield from (f"what came of this {what} is not told: {dict(e)}" for what, e in last.items() if e["stage"] == "sent")
+    yield from (f"the result of {what} is not reported: {dict(e)}" for what, e in last.items() if e["stage"] == "sent")
 
 
 def _command(event: Event) -> Command:

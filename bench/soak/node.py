@@ -1,4 +1,4 @@
-"""A node of the soak: its daemon, what it is made of, its jobs, and what it was made to tell."""
+"""A node of the soak: its daemon, its fake hardware, its jobs, and the events that it must report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
 from soak.model import Command, Wanted, what_is_wrong
 
-PATIENCE_SECONDS = 240.0  # for what comes within seconds on an idle machine
+PATIENCE_SECONDS = 240.0  # for what takes seconds on an idle machine
 KEPT = MAX_EVENTS + 100
 FAULTS_AT_ONCE = MAX_CONDITIONS - 4
 CONFIG = """\
@@ -32,7 +32,7 @@ profile = "none"
 baseline_file = ""
 [slurm]
 requeue = "node"
-own_faults_per_hour = 0  # each node breaks again and again, and nobody shall have to resume it
+own_faults_per_hour = 0  # each node breaks repeatedly, and no operator resumes it
 [fleet]
 limit_percent = 100
 own_hardware_limit_percent = 100
@@ -50,7 +50,7 @@ timeout_seconds = 3.0
 client = true
 """
 SITE = '[checks.exec.site]\ncommand = ["/bin/true"]\n'
-# Notes what is changed in Slurm: a line of JSON a command, and the command as it is.
+# Records changes in Slurm, one line of JSON per command, and runs the command unchanged.
 SCONTROL = """\
 #!{python}
 import json, os, sys
@@ -62,7 +62,7 @@ os.execv({scontrol!r}, ["scontrol", *sys.argv[1:]])
 
 
 class Node:
-    """`is_killed`: its daemon may be. `wanted` is what it must have told when it is at rest."""
+    """A node. `is_killed`: its daemon may be killed. `wanted`: what its stream must contain when it is at rest."""
 
     def __init__(self, cluster: SlurmCluster, name: str, folder: Path, is_killed: bool) -> None:
         self.cluster, self.name, self.folder, self.is_killed = cluster, name, folder, is_killed
@@ -71,7 +71,7 @@ class Node:
         self.has_site = False
         self.machine = Machine(folder)
         self.machine.now()
-        run_dir = self.machine.root / str(folder / "run").lstrip("/")  # a check reads all below the tree
+        run_dir = self.machine.root / str(folder / "run").lstrip("/")  # a check reads it below the tree
         run_dir.parent.mkdir(parents=True)
         run_dir.symlink_to(folder / "run")
         for number, pci in enumerate(GPUS):
@@ -96,10 +96,10 @@ class Node:
         (programs / "scontrol").chmod(0o755)
         return programs
 
-    # what is done to it
+    # actions
 
     def xid(self, code: int) -> str:
-        """A kernel line of a part that no other line names; the part. It opens its condition once."""
+        """Write a kernel line of a new part, which opens one condition. Returns the part."""
         self.parts += 1
         pci = f"{self.parts >> 8:04x}:{self.parts & 255:02x}:00"
         self.daemon.kernel_line(xid_line(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
@@ -107,18 +107,18 @@ class Node:
         return f"{pci}.0"
 
     def again(self, code: int, part: str, times: int) -> None:
-        """The same fault, so many times at once: no condition more."""
+        """Repeat the same fault, many times at once: no further condition opens."""
         line = xid_line(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
         self.daemon.kernel_line(*[line] * times)
 
     def command(self, tells: str, **request: Any) -> None:
-        """On the control socket; it is carried out, and the stream has one event of it."""
+        """Send a command to the control socket. It must succeed, and the stream must have one event for it."""
         answer = self.daemon.request(**request)
         assert "done" in answer, f"{request}: {answer}"
         self.wanted.tell(tells)
 
     def configure(self, has_site: bool) -> None:
-        """Another healthd.toml, and a reload that is answered."""
+        """Write another healthd.toml and reload it."""
         before, self.has_site = self.has_site, has_site
         self.write_config(CONFIG + (SITE if has_site else ""))
         assert "done" in self.daemon.request(command="reload")
@@ -131,7 +131,7 @@ class Node:
         new.replace(self.daemon.config)
 
     def kill(self) -> None:
-        """The daemon, in the midst of whatever it does, and start it again."""
+        """Kill the daemon at any moment and start it again."""
         self.daemon.kill()
         self.wanted.kills += 1
         self.daemon.start()
@@ -140,14 +140,14 @@ class Node:
         os.kill(self.daemon.worker_pid(), signal.SIGKILL)
 
     def fill(self) -> None:
-        """So many faults that all is full that is kept of them: from then on memory has no reason to grow."""
+        """Write enough faults to fill everything that keeps them, so memory has no further reason to grow."""
         for _ in range(-(-KEPT // FAULTS_AT_ONCE)):
             parts = [self.xid(31) for _ in range(FAULTS_AT_ONCE)]
             self.until(lambda s, parts=parts: all(condition(s, "gpu_xid/31", part) for part in parts), "all are open")
             self.command("repaired", command="repaired", code="gpu_xid/31")
             self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
 
-    # what is waited for
+    # waiting
 
     def until(self, reached: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
         return self.daemon.wait_until(lambda status: bool(reached(status)), f"{self.name}: {what}", PATIENCE_SECONDS)
@@ -168,38 +168,38 @@ class Node:
         last = self.daemon.status()["round"]["number"] + count
         self.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
-    # at rest
+    # rest
 
     def rest(self) -> None:
-        """All is repaired and over: nothing stands, nothing waits, Slurm has its node."""
+        """Repair everything and wait until no condition is open, nothing waits and the node is in service."""
         self.machine.gpus()
         self.configure(has_site=False)
         for path in self.machine.root.glob("proc/[0-9]*/cgroup"):
             shutil.rmtree(path.parent)
         if self.daemon.status()["pause"] is not None:
             self.command("pause ended", command="unpause")
-        self.rounds(3)  # what ends by itself has ended
+        self.rounds(3)  # conditions that end by themselves have ended
         for found in self.daemon.status()["conditions"]:
             self.command("repaired", command="repaired", code=found["code"], part=found["subject"])
-        self.until(lambda s: not s["conditions"], "nothing stands")
+        self.until(lambda s: not s["conditions"], "no condition is open")
         self.until_resumed()
-        self.until(lambda s: not s["slurm"]["problem"] and s["decision"]["action"] == "leave", "Slurm is left alone")
+        self.until(lambda s: not s["slurm"]["problem"] and s["decision"]["action"] == "leave", "decision is leave")
         wait_for_rounds(self.daemon, 2)
         self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
 
     def what_is_wrong(self) -> list[str]:
-        """Of a node at rest."""
+        """Return the problems of the node at rest."""
         self.events += [
             told.fields
             for s in find([str(self.folder / "state")], self.tally)
             for told in read(s, self.cursor, self.tally)
         ]
-        self.daemon.wait_until(lambda s: not s["problems"], "no trouble is left", PATIENCE_SECONDS)
+        self.daemon.wait_until(lambda s: not s["problems"], "no problem is left", PATIENCE_SECONDS)
         status = self.daemon.status()
         wrong = what_is_wrong(self.events, self.commands(), self.wanted)
-        wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.sequences.gaps()]
+        wrong += [f"gap in the stream: {hole}" for hole in self.cursor.sequences.gaps()]
         wrong += [f"dropped: {status['dropped']}"] if status["dropped"] else []
-        wrong += [f"trouble: {status['problems']}"] if status["problems"] else []
+        wrong += [f"problems: {status['problems']}"] if status["problems"] else []
         log = self.daemon.log.read_text(errors="replace")
         wrong += [log[log.index("Traceback") - 200 :][:3000]] if "Traceback" in log else []
         return wrong

@@ -1,4 +1,4 @@
-"""The soak from its first step to its report."""
+"""Run the soak from its first step to its report."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from soak.growth import Sample, table, what_grew
 from soak.happens import DECK, Happening
 from soak.node import Node
 
-MOST_KIB = 1024.0  # of own memory, in an hour, once it is warm
+MOST_KIB = 1024.0  # growth of own memory in an hour after the warm-up
 MOST_SERIES = 0.0
 FEW = 8
 NO_LIMIT = float("inf")
-SETTLE_SECONDS = 600.0  # until what was opened for a moment is closed again, on a machine that has other things to do
+SETTLE_SECONDS = 600.0  # until temporary descriptors and processes are gone, on a busy machine
 
 
 class SoakError(Exception):
-    """What did not hold, and how it is tried again."""
+    """What failed, and how to repeat it."""
 
 
 @dataclass
 class Soak:
-    """seed: of all that is chosen. done: how often each thing happened. samples: by node, at its rests."""
+    """State of a soak. seed: of all random choices. done: count of each event. samples: by node, at its rests."""
 
     seed: int
     nodes: Sequence[Node]
@@ -43,8 +43,10 @@ class Soak:
     happening: str = "the start"
 
     def live(self, seconds: float, most_kib: float = MOST_KIB, most_series: float = MOST_SERIES, say: int = 0) -> None:
-        """Decks of all happenings, until the time is over; of the first all cards, of the second a few at least. `say`:
-        1 names each rest, 2 each step. Raises SoakError."""
+        """Play decks of all events until the time is over: the first one whole, at least a few cards of the second.
+
+        `say`: 1 prints each rest, 2 each step. Raises SoakError.
+        """
         try:
             if most_kib < NO_LIMIT:
                 for node in self.nodes:
@@ -77,7 +79,7 @@ class Soak:
         self.done[happening.__name__] += 1
 
     def rest(self, say: bool) -> None:
-        """Everything is repaired: all was told once, and what was there before is there now."""
+        """Repair everything, then check the events and that counts are back to their first values."""
         self.rests += 1
         self.happening = f"rest {self.rests}"
         for node in self.nodes:
@@ -92,7 +94,7 @@ class Soak:
             print(f"soak: {seconds:.0f} s, {self.steps} steps, {self.rests} rests", file=sys.stderr, flush=True)
 
     def settled(self, node: Node) -> Sample:
-        """Measured once nothing is there that was not there at the first rest, or it does not go away."""
+        """Measure once nothing exceeds the first rest, or after SETTLE_SECONDS."""
         known = self.samples.get(node.name)
         end = time.monotonic() + SETTLE_SECONDS
         while True:
@@ -100,7 +102,7 @@ class Soak:
             seconds, number = time.monotonic() - self.began, node.daemon.status()["round"]["number"]
             try:
                 values = node.measure()
-            except OSError:  # a process ended while it was measured
+            except OSError:  # a process ended during the measurement
                 if time.monotonic() > end:
                     raise
                 continue
@@ -110,7 +112,7 @@ class Soak:
             time.sleep(1)
 
     def of_last_daemon(self, node: Node) -> list[Sample]:
-        """Its process began anew with each kill: what came before is not compared."""
+        """Return the samples of its last process: each kill starts a new one, and older ones are not compared."""
         samples = self.samples.get(node.name, [])
         return [sample for sample in samples if sample.pid == samples[-1].pid]
 
@@ -136,7 +138,7 @@ class Soak:
 
 @contextlib.contextmanager
 def soaking(seed: int) -> Iterator[Soak]:
-    """Two nodes whose daemons run: n1's lives all the while, n2's is killed."""
+    """Yield a soak with two nodes whose daemons run: n1's lives all the time, n2's is killed."""
     with contextlib.ExitStack() as ends:
         cluster = ends.enter_context(SlurmCluster(nodes=2, message_timeout=5))
         nodes = []
